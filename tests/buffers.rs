@@ -3,20 +3,12 @@
 #[cfg(all(feature = "cudarc", target_os = "linux"))]
 mod cudarc;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Driver;
 use stratalloc::handle::{BufferError, DeviceVec, Handle, Released};
-use stratalloc::ids::StreamId;
-use stratalloc::size::MIB;
+
+use crate::common::prelude::*;
 
 #[cfg(target_os = "linux")]
 use crate::common::machine::HostMachine;
-use crate::common::machine::Machine;
-use crate::common::machine::SimMachine;
 
 const ON: StreamId = StreamId::DEFAULT;
 const CONFS: [&str; 3] =
@@ -28,7 +20,7 @@ fn handle(machine: &impl Machine, conf: &str) -> Handle {
 }
 
 fn live_blocks(handle: &Handle) -> i64 {
-    handle.control().counters.expect("these strategies count").statistics().allocation.all.current
+    handle.stats().allocation.all.current
 }
 
 #[cfg(target_os = "linux")]
@@ -156,7 +148,7 @@ impl Drop for Told {
 fn foreign_memory_is_kept_and_never_freed() {
     let machine = SimMachine::new(64 * MIB);
     let handle = handle(&machine, CONFS[0]);
-    let block = handle.allocate(Request::new(1024, ON)).unwrap();
+    let block = handle.take_on(1024, ON);
     let gone = Arc::new(AtomicBool::new(false));
     let adopt = |address, len| {
         let keeps = Box::new(Told(Arc::clone(&gone)));

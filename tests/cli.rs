@@ -18,8 +18,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-fn trace(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces").join(format!("{name}.pickle.xz"))
+use serde_json::Value;
+
+fn trace(name: &str) -> String {
+    format!("{}/tests/traces/{name}.pickle.xz", env!("CARGO_MANIFEST_DIR"))
 }
 
 fn stratalloc() -> Command {
@@ -30,23 +32,85 @@ fn stratalloc() -> Command {
     command
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("the program runs and writes text")
+/// How a run ended and what it printed.
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
 }
 
-fn run(args: &[&str]) -> Output {
-    stratalloc().args(args).output().expect("the program runs and writes text")
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).expect("the program writes text")
 }
 
-/// The same with something on the standard input.
-fn run_with(args: &[&str], input: &str) -> Output {
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+        Self { code: output.status.code(), stdout, stderr }
+    }
+}
+
+impl Ended {
+    /// The only JSON object that it printed.
+    #[track_caller]
+    fn json(&self) -> Value {
+        let parsed = serde_json::from_str(&self.stdout);
+        parsed.unwrap_or_else(|error| panic!("{error}: {} {}", self.stdout, self.stderr))
+    }
+}
+
+fn ended(command: &mut Command) -> Ended {
+    command.output().expect("the program runs").into()
+}
+
+fn run(args: &[&str]) -> Ended {
+    ended(stratalloc().args(args))
+}
+
+/// A run that succeeds.
+#[track_caller]
+fn ok(args: &[&str]) -> Ended {
+    let ended = run(args);
+    assert_eq!(ended.code, Some(0), "{args:?}: {}", ended.stderr);
+    ended
+}
+
+/// A run that ends with this code and an error that contains `words`.
+#[track_caller]
+fn fails(args: &[&str], code: i32, words: &str) -> Ended {
+    let ended = run(args);
+    assert_eq!(ended.code, Some(code), "{args:?}: {}", ended.stderr);
+    assert!(ended.stderr.contains(words), "{args:?}: {}", ended.stderr);
+    ended
+}
+
+/// The same as `run` with something on the standard input.
+fn run_with(args: &[&str], input: &str) -> Ended {
     let mut command = stratalloc();
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the program runs");
     let mut pipe = child.stdin.take().expect("it is piped");
     pipe.write_all(input.as_bytes()).expect("the program reads");
     drop(pipe);
-    child.wait_with_output().expect("the program ends")
+    child.wait_with_output().expect("the program ends").into()
+}
+
+/// Recordings that are not shipped, with one of these endings: `STRATALLOC_RECORDINGS` names their folder.
+fn recordings_from_elsewhere(endings: &[&str]) -> Vec<String> {
+    let Some(folder) = std::env::var_os("STRATALLOC_RECORDINGS") else {
+        eprintln!("skipped: STRATALLOC_RECORDINGS names no folder");
+        return Vec::new();
+    };
+    let entries = std::fs::read_dir(folder).expect("the folder is there");
+    let paths = entries.map(|entry| entry.expect("it can be read").path());
+    let mut paths: Vec<_> = paths
+        .map(|path| path.to_str().expect("names are text").to_owned())
+        .filter(|path| {
+            endings.iter().any(|end| path.contains(end)) && !path.ends_with("stats.json")
+        })
+        .collect();
+    paths.sort();
+    paths
 }
 
 /// A folder of a test's own, which goes with it.
@@ -79,10 +143,8 @@ impl Drop for Folder {
 
 #[test]
 fn verify_prints_every_field_and_succeeds() {
-    let path = trace("serve.default");
-    let output = run(&["replay", path.to_str().unwrap(), "--verify", "--repeat", "3", "--json"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let path = &trace("serve.default");
+    let row = ok(&["replay", path, "--verify", "--repeat", "3", "--json"]).json();
     let fields = "trace conf device allocations frees peak_requested_bytes peak_allocated_bytes \
                   peak_reserved_bytes device_allocs device_frees retries ooms \
                   empty_caches_inferred device_ms ns_per_op wall_s address_mismatches \
@@ -101,13 +163,10 @@ fn verify_prints_every_field_and_succeeds() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_recording_of_several_streams_reserves_the_same_on_the_host() {
-    let path = trace("multistream.default");
+    let path = &trace("multistream.default");
     for device in ["sim", "host"] {
-        let args =
-            ["replay", path.to_str().unwrap(), "--device", device, "--repeat", "2", "--json"];
-        let output = run(&args);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let args = ["replay", path, "--device", device, "--repeat", "2", "--json"];
+        let row = ok(&args).json();
         assert_eq!(row["peak_reserved_bytes"], 2_187_329_536u64, "{device}");
     }
 }
@@ -123,61 +182,52 @@ fn each_device_of_a_recording_is_told() {
     let recording = format!(r#"{{"segments":[],"device_traces":[{lists}]}}"#);
     let file = folder.file("two.json", &recording);
     let replay = |more: &[&str]| run(&[&["replay", &file, "--json"][..], more].concat());
-    let allocations = |output: &Output| -> Vec<(String, u64)> {
-        let rows = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
-        let rows = rows.map(|row| row.unwrap());
-        rows.map(|row: serde_json::Value| {
+    let rows = |ended: &Ended| -> Vec<Value> {
+        let rows = serde_json::Deserializer::from_str(&ended.stdout).into_iter();
+        rows.map(Result::unwrap).collect()
+    };
+    let allocations = |ended: &Ended| -> Vec<(String, u64)> {
+        let of = |row: &Value| {
             (row["trace"].as_str().unwrap().to_owned(), row["allocations"].as_u64().unwrap())
-        })
-        .collect()
+        };
+        rows(ended).iter().map(of).collect()
     };
     let each = replay(&[]);
     let devices = [("two device 1".to_owned(), 2), ("two device 0".to_owned(), 1)];
-    assert_eq!(allocations(&each), devices, "{}", text(&each.stderr));
-    assert!(text(&each.stderr).contains("events of 2 devices"), "{}", text(&each.stderr));
+    assert_eq!(allocations(&each), devices, "{}", each.stderr);
+    assert!(each.stderr.contains("events of 2 devices"), "{}", each.stderr);
     let piped = run_with(&["replay", "-", "--json"], &recording);
     assert_eq!(allocations(&piped), [("- device 1".to_owned(), 2), ("- device 0".to_owned(), 1)]);
-    let advised = run(&["advise", "--quick", &file, "--json"]);
-    let advised: Vec<serde_json::Value> = serde_json::Deserializer::from_slice(&advised.stdout)
-        .into_iter()
-        .map(Result::unwrap)
-        .collect();
+    let advised = rows(&run(&["advise", "--quick", &file, "--json"]));
     let names: Vec<&str> = advised.iter().map(|said| said["trace"].as_str().unwrap()).collect();
     assert_eq!(names, ["two device 1", "two device 0"]);
     let one = replay(&["--recorded-device", "0"]);
     assert_eq!(allocations(&one), [("two".to_owned(), 1)]);
-    assert_eq!(text(&one.stderr), "");
+    assert_eq!(one.stderr, "");
     // Statistics are one device's.
     let statistics = folder.path("statistics.json");
     let first = replay(&["--stats", &statistics]);
     assert_eq!(allocations(&first), [("two".to_owned(), 2)]);
-    assert!(
-        text(&first.stderr).contains("events of device 1 are taken"),
-        "{}",
-        text(&first.stderr)
-    );
+    assert!(first.stderr.contains("events of device 1 are taken"), "{}", first.stderr);
 }
 
 #[test]
 fn a_mismatch_ends_with_one() {
-    let path = trace("unet.frac045");
-    let output = run(&["replay", path.to_str().unwrap(), "--verify", "--memory-fraction", "0.05"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stdout).contains("first: at event"));
+    let path = &trace("unet.frac045");
+    let ended = fails(&["replay", path, "--verify", "--memory-fraction", "0.05"], 1, "");
+    assert!(ended.stdout.contains("first: at event"));
 }
 
 #[test]
 fn statistics_have_pytorchs_keys() {
     let folder = Folder::new("statistics");
     let file = folder.path("statistics.json");
-    let path = trace("resnet50.default");
-    let args = ["replay", path.to_str().unwrap(), "--verify", "--stats", &file];
-    assert_eq!(run(&args).status.code(), Some(0));
-    let ours: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-    let recorded = path.with_file_name("resnet50.default.stats.json");
-    let recorded: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(recorded).unwrap()).unwrap();
+    let path = &trace("resnet50.default");
+    ok(&["replay", path, "--verify", "--stats", &file]);
+    let read = |path: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    };
+    let (ours, recorded) = (read(&file), read(&path.replace(".pickle.xz", ".stats.json")));
     for (key, value) in recorded.as_object().unwrap() {
         assert_eq!(&ours[key], value, "{key}");
     }
@@ -185,55 +235,41 @@ fn statistics_have_pytorchs_keys() {
 
 #[test]
 fn a_bad_string_gets_a_caret_and_two() {
+    // The trace must exist for a command that reads it before the string.
+    let (path, bad) = (&trace("multistream.default"), "expandable_segmets:True");
     for args in [
-        vec!["explain", "expandable_segmets:True"],
-        vec!["replay", "none", "--conf", "expandable_segmets:True"],
-        vec!["compare", "none", "--conf", "expandable_segmets:True"],
-        vec!["bench", "--conf", "expandable_segmets:True"],
+        &["explain", bad][..],
+        &["replay", path, "--conf", bad],
+        &["compare", path, "--conf", bad],
+        &["bench", "--conf", bad],
     ] {
-        // The trace must exist for a command that reads it before the string.
-        let path = trace("multistream.default");
-        let args: Vec<&str> = args
-            .into_iter()
-            .map(|a| if a == "none" { path.to_str().unwrap() } else { a })
-            .collect();
-        let output = run(&args);
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        let stderr = text(&output.stderr);
-        assert!(stderr.contains("did you mean expandable_segments?"), "{stderr}");
+        let stderr = fails(args, 2, "did you mean expandable_segments?").stderr;
         assert!(stderr.contains("\n^^^^^^^^^^^^^^^^^^"), "{stderr}");
     }
 }
 
 #[test]
 fn unknown_words_end_with_two() {
-    assert_eq!(run(&["repaly"]).status.code(), Some(2));
-    assert_eq!(run(&["replay"]).status.code(), Some(2));
-    assert_eq!(run(&["bench", "--device", "abacus"]).status.code(), Some(2));
+    fails(&["repaly"], 2, "");
+    fails(&["replay"], 2, "");
+    fails(&["bench", "--device", "abacus"], 2, "");
 }
 
 #[test]
 fn a_missing_or_broken_file_is_named_and_ends_with_one() {
-    let output = run(&["replay", "no/such/file.pickle"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("no/such/file.pickle"));
-    let here = file!();
-    let output =
-        run(&["replay", Path::new(env!("CARGO_MANIFEST_DIR")).join(here).to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(!text(&output.stderr).contains("panicked"));
+    fails(&["replay", "no/such/file.pickle"], 1, "no/such/file.pickle");
+    let here = format!("{}/{}", env!("CARGO_MANIFEST_DIR"), file!());
+    let told = fails(&["replay", &here], 1, "").stderr;
+    assert!(!told.contains("panicked"), "{told}");
 }
 
 #[test]
 fn explain_lists_every_key_and_where_it_came_from() {
-    let output = stratalloc()
-        .args(["explain", "--all"])
-        .env("ALLOC_CONF", "max_split_size_mb:40,max_split_size_mb:50")
-        .env("PYTORCH_ALLOC_CONF", "max_split_size_mb:60")
-        .output()
-        .unwrap();
-    let stdout = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(0));
+    let mut command = stratalloc();
+    command.env("ALLOC_CONF", "max_split_size_mb:40,max_split_size_mb:50");
+    command.env("PYTORCH_ALLOC_CONF", "max_split_size_mb:60");
+    let Ended { code, stdout, .. } = ended(command.args(["explain", "--all"]));
+    assert_eq!(code, Some(0));
     assert!(stdout.starts_with("source: ALLOC_CONF\n"), "{stdout}");
     for key in stratalloc::config::BUILT_IN {
         assert!(stdout.lines().any(|line| line.starts_with(key.name)), "{}", key.name);
@@ -245,37 +281,30 @@ fn explain_lists_every_key_and_where_it_came_from() {
 #[test]
 fn explain_tells_first_what_was_set_and_the_rest_on_request() {
     let conf = "PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8,large_segment_size_mb:64MiB";
-    let output = run(&["explain", conf]);
-    assert_eq!(output.status.code(), Some(0));
-    let stdout = text(&output.stdout);
+    let stdout = ok(&["explain", conf]).stdout;
     let keys: Vec<&str> =
         stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
     let told = ["source:", "key", "roundup_power2_divisions", "large_segment_size_mb"];
     assert_eq!(keys[..4], told, "{stdout}");
     assert!(stdout.starts_with("source: PYTORCH_CUDA_ALLOC_CONF\n"), "{stdout}");
     assert!(!stdout.contains("cpu_alignment") && stdout.contains(": --all shows all."));
-    assert!(text(&run(&["explain", conf, "--all"]).stdout).contains("cpu_alignment"));
+    assert!(run(&["explain", conf, "--all"]).stdout.contains("cpu_alignment"));
 }
 
 #[test]
 fn explain_and_info_print_json() {
-    let json = |args: &[&str], code| -> serde_json::Value {
-        let output = run(args);
-        assert_eq!(output.status.code(), Some(code), "{args:?}");
-        serde_json::from_slice(&output.stdout).expect("one JSON object")
-    };
-    let told = json(&["explain", "large_segment_size_mb:32,compat:pytorch", "--json"], 0);
+    let told = ok(&["explain", "large_segment_size_mb:32,compat:pytorch", "--json"]).json();
     assert!(told["source"] == "the argument" && told["error"].is_null(), "{told}");
     let keys = told["keys"].as_array().unwrap();
     let row = |at: usize| ["key", "value", "from", "pytorch"].map(|name| &keys[at][name]);
     let expected = ["large_segment_size_mb", "32", "byte 0", "2.11"];
-    assert_eq!(row(0), expected.map(serde_json::Value::from).each_ref());
+    assert_eq!(row(0), expected.map(Value::from).each_ref());
     assert!(keys[1]["pytorch"].is_null());
-    let all = json(&["explain", "--all", "--format", "json"], 0);
+    let all = ok(&["explain", "--all", "--format", "json"]).json();
     assert_eq!(all["keys"].as_array().unwrap().len(), stratalloc::config::BUILT_IN.len());
-    let refused = json(&["explain", "backend:pluggable", "--json"], 2);
+    let refused = fails(&["explain", "backend:pluggable", "--json"], 2, "").json();
     assert!(refused["error"].is_string(), "{refused}");
-    let info = json(&["info", "--json"], 0);
+    let info = ok(&["info", "--json"]).json();
     let devices = info["devices"].as_array().unwrap();
     let sim = devices.iter().find(|device| device["device"] == "sim").unwrap();
     assert!(sim["memory_bytes"].as_u64().unwrap() > 1 << 30, "{info}");
@@ -285,7 +314,7 @@ fn explain_and_info_print_json() {
 
 #[test]
 fn explain_shows_the_first_version_of_pytorch_that_has_a_key() {
-    let stdout = text(&run(&["explain", "max_non_split_rounding_mb:40,cpu_zero_fill:True"]).stdout);
+    let stdout = run(&["explain", "max_non_split_rounding_mb:40,cpu_zero_fill:True"]).stdout;
     let cells = |key: &str| {
         let line = stdout.lines().find(|line| line.starts_with(key)).unwrap();
         line.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>()
@@ -297,55 +326,46 @@ fn explain_shows_the_first_version_of_pytorch_that_has_a_key() {
 
 #[test]
 fn explain_says_what_cannot_be_built_and_loads_nothing_to_find_out() {
-    let output = run(&["explain", "backend:pluggable"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("this cannot be built: "), "{}", text(&output.stderr));
+    fails(&["explain", "backend:pluggable"], 2, "this cannot be built: ");
     let folder = Folder::new("explain");
     let log = folder.path("log.csv");
-    let output = run(&["explain", &format!("layers:[log:\"{log}\"]")]);
-    assert_eq!((output.status.code(), Path::new(&log).exists()), (Some(0), false));
+    ok(&["explain", &format!("layers:[log:\"{log}\"]")]);
+    assert!(!Path::new(&log).exists());
 }
 
 #[test]
 fn tables_are_sorted_and_printed_as_asked() {
-    let sorted =
-        run(&["explain", "--sort", "value", "--format", "markdown", "compat:pytorch,backend:cpu"]);
-    let stdout = text(&sorted.stdout);
+    let sorted = ["explain", "--sort", "value", "--format", "markdown"];
+    let stdout = run(&[&sorted[..], &["compat:pytorch,backend:cpu"]].concat()).stdout;
     let rows: Vec<&str> = stdout.lines().filter(|line| line.starts_with("| ")).collect();
-    assert!(
-        rows[0].starts_with("| key | value |") && rows[2].starts_with("| backend | cpu |"),
-        "{stdout}"
-    );
-    assert!(rows[3].starts_with("| compat | pytorch |"), "{stdout}");
-    assert_eq!(run(&["explain", "--sort", "price", "backend:cpu"]).status.code(), Some(2));
-    assert_eq!(run(&["completions", "bash", "--format", "json"]).status.code(), Some(2));
+    for (at, row) in [(0, "| key | value |"), (2, "| backend | cpu |"), (3, "| compat | pytorch |")]
+    {
+        assert!(rows[at].starts_with(row), "{stdout}");
+    }
+    fails(&["explain", "--sort", "price", "backend:cpu"], 2, "");
+    fails(&["completions", "bash", "--format", "json"], 2, "");
 }
 
 #[test]
 fn sizes_are_said_in_one_way_everywhere() {
-    let path = trace("multistream.default");
-    let path = path.to_str().unwrap();
+    let path = &trace("multistream.default");
     let reserved = |total: &str| {
-        let output = run(&["replay", path, "--total-memory", total, "--json"]);
-        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let row = run(&["replay", path, "--total-memory", total, "--json"]).json();
         row["retries"].as_u64().unwrap()
     };
     assert_eq!(reserved("1G"), reserved("1073741824"));
     assert!(reserved("1024MiB") > 0 && reserved("40GiB") == 0);
-    assert_eq!(run(&["replay", path, "--total-memory", "8GB"]).status.code(), Some(2));
-    assert_eq!(run(&["replay", path, "--max-input", "1KiB"]).status.code(), Some(1));
-    let told = text(&run(&["explain", "layers:[limit:8]"]).stderr);
-    assert!(told.contains("a number alone does not say what it counts"), "{told}");
+    fails(&["replay", path, "--total-memory", "8GB"], 2, "");
+    fails(&["replay", path, "--max-input", "1KiB"], 1, "");
+    fails(&["explain", "layers:[limit:8]"], 2, "a number alone does not say what it counts");
 }
 
 #[test]
 fn keys_that_do_nothing_with_the_backend_are_named() {
-    let path = trace("multistream.default");
+    let path = &trace("multistream.default");
     let conf = "backend:cudaMallocAsync,expandable_segments:True,per_process_memory_fraction:0.9";
     for command in ["replay", "compare"] {
-        let output = run(&[command, path.to_str().unwrap(), "--conf", conf, "--json"]);
-        assert_eq!(output.status.code(), Some(0), "{command}");
-        let told = text(&output.stderr);
+        let told = ok(&[command, path, "--conf", conf, "--json"]).stderr;
         assert!(told.contains("note: expandable_segments does nothing here"), "{told}");
         assert_eq!(told.lines().filter(|line| line.starts_with("note: ")).count(), 1, "{told}");
     }
@@ -354,12 +374,12 @@ fn keys_that_do_nothing_with_the_backend_are_named() {
 /// A limit that the command line sets is one.
 #[test]
 fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
-    let path = trace("multistream.default");
+    let path = &trace("multistream.default");
     let conf = "backend:native,garbage_collection_threshold:0.5";
     for command in ["replay", "compare"] {
         let told = |more: &[&str]| {
-            let args = [&[command, path.to_str().unwrap(), "--conf", conf, "--json"][..], more];
-            text(&run(&args.concat()).stderr)
+            let args = [&[command, path, "--conf", conf, "--json"][..], more];
+            run(&args.concat()).stderr
         };
         assert!(told(&[]).contains("garbage_collection_threshold does nothing here"), "{command}");
         assert_eq!(told(&["--memory-fraction", "0.5"]), "", "{command}");
@@ -370,23 +390,19 @@ fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
 fn explain_takes_no_built_in_backend_for_a_registered_one() {
     for stratalloc::registry::Backend { name, .. } in stratalloc::registry::BUILT_IN {
         let said = format!("backend:{name},per_process_memory_fraction:0.5");
-        let output = run(&["explain", &said]);
         // Nobody said which functions.
         let expected = if *name == "pluggable" { 2 } else { 0 };
-        assert_eq!(output.status.code(), Some(expected), "{name}");
-        let stdout = text(&output.stdout);
+        let Ended { code, stdout, .. } = run(&["explain", &said]);
+        assert_eq!(code, Some(expected), "{name}");
         assert!(!stdout.contains("not in effect"), "{name}: {stdout}");
     }
 }
 
 #[test]
 fn compare_marks_the_best_and_prints_json() {
-    let path = trace("multistream.default");
-    let output = run(&["compare", path.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).contains('*'));
-    let output = run(&["compare", path.to_str().unwrap(), "--conf", "backend:native", "--json"]);
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let path = &trace("multistream.default");
+    assert!(ok(&["compare", path]).stdout.contains('*'));
+    let row = run(&["compare", path, "--conf", "backend:native", "--json"]).json();
     assert_eq!(row["peak_reserved_bytes"], 2086u64 << 20);
 }
 
@@ -399,12 +415,11 @@ fn needs_of(table: &str) -> Vec<(&str, f64)> {
 
 #[test]
 fn compare_ranks_by_need_and_shows_a_configuration_once() {
-    let path = trace("multistream.default");
-    let path = path.to_str().unwrap();
+    let path = &trace("multistream.default");
     let confs = ["backend:native", "max_split_size_mb:64", "", "expandable_segments:True"];
     let confs = confs.iter().flat_map(|conf| ["--conf", conf]);
     let args: Vec<&str> = ["compare", path].into_iter().chain(confs).collect();
-    let table = text(&run(&args).stdout);
+    let table = run(&args).stdout;
     let rows = needs_of(&table);
     assert_eq!(rows.len(), 3, "the empty configuration is native: {table}");
     assert!(rows.is_sorted_by(|a, b| a.1 <= b.1), "{table}");
@@ -421,39 +436,32 @@ fn the_largest_need_of_a_job_is_told_with_its_rank() {
     std::fs::copy(trace("multistream.default"), &small).unwrap();
     std::fs::copy(trace("resnet50.default"), &large).unwrap();
     let native = ["--conf", "backend:native"];
-    let table = text(&run(&[&["compare", &small, &large][..], &native].concat()).stdout);
+    let table = run(&[&["compare", &small, &large][..], &native].concat()).stdout;
     let most = table.split("job.rankN (2 recordings of one job)").nth(1).unwrap();
     assert!(most.contains("backend:native") && most.contains("job.rank1"), "{table}");
-    let other = trace("serve.default");
-    let other = other.to_str().unwrap();
-    let table = text(&run(&[&["compare", &small, other][..], &native].concat()).stdout);
+    let other = &trace("serve.default");
+    let table = run(&[&["compare", &small, other][..], &native].concat()).stdout;
     assert!(!table.contains("of one job") && !table.contains("sum"), "{table}");
 }
 
 #[test]
 fn compare_counts_the_calls_of_the_drivers_pools() {
-    let path = trace("multistream.default");
+    let path = &trace("multistream.default");
     let conf = ["--conf", "backend:cudaMallocAsync", "--json"];
-    let output = run(&[&["compare", path.to_str().unwrap()][..], &conf].concat());
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = run(&[&["compare", path][..], &conf].concat()).json();
     assert!(row["device_calls"].as_u64().unwrap() > 1000, "{row}");
 }
 
 #[test]
 fn a_limit_is_found_in_the_recording() {
-    let path = trace("unet.frac045");
-    let path = path.to_str().unwrap();
-    let row = |more: &[&str]| -> serde_json::Value {
-        serde_json::from_slice(&run(&[&["replay", path, "--json"][..], more].concat()).stdout)
-            .unwrap()
-    };
+    let path = &trace("unet.frac045");
+    let row =
+        |more: &[&str]| -> Value { run(&[&["replay", path, "--json"][..], more].concat()).json() };
     let with_room = row(&["--memory-fraction", "1"]);
     assert_eq!(with_room["ooms"], 0);
     assert!(with_room["recorded_ooms"].as_u64().unwrap() > 0, "{with_room}");
-    assert!(
-        with_room["limit_bytes"].is_null() && with_room["limit_inferred"] == false,
-        "{with_room}"
-    );
+    let limit = (&with_room["limit_bytes"], &with_room["limit_inferred"]);
+    assert_eq!(limit, (&Value::Null, &false.into()));
     // Without a word the limit is what the recording shows.
     let inferred = row(&[]);
     assert_eq!(inferred["ooms"], inferred["recorded_ooms"], "{inferred}");
@@ -462,48 +470,40 @@ fn a_limit_is_found_in_the_recording() {
     assert!((limit / 6442.0 - 1.0).abs() < 0.02, "{limit}");
     assert_eq!(inferred["needs_bytes"], with_room["needs_bytes"], "no limit decides on needs");
     let exact = row(&["--verify", "--total-memory", "150109880320"]);
-    assert_eq!(exact["first_mismatch"], serde_json::Value::Null, "{exact}");
-    let told = text(&run(&["replay", path]).stdout);
-    assert!(
-        told.contains("limit: ") && told.contains("--memory-fraction 1 turns it off"),
-        "{told}"
-    );
+    assert_eq!(exact["first_mismatch"], Value::Null, "{exact}");
+    let told = run(&["replay", path]).stdout;
+    let words = ["limit: ", "--memory-fraction 1 turns it off"];
+    assert!(words.iter().all(|words| told.contains(words)), "{told}");
     // A device that is smaller than the recorded one is another: all of it may be used.
     let other = row(&["--total-memory", "7516192768"]);
     assert_eq!((&other["ooms"], &other["limit_inferred"]), (&0.into(), &false.into()), "{other}");
     let as_it_was = row(&["--memory-fraction", "0.045", "--verify"]);
     assert_eq!(as_it_was["ooms"], as_it_was["recorded_ooms"], "{as_it_was}");
-    let output = run(&["replay", path, "--memory-fraction", "0.045"]);
-    assert!(!text(&output.stdout).contains("the recorded program"));
-    let refused = run(&["replay", path, "--recorded-device", "7"]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stderr).contains("no device 7"), "{}", text(&refused.stderr));
+    let told = run(&["replay", path, "--memory-fraction", "0.045"]).stdout;
+    assert!(!told.contains("the recorded program"));
+    fails(&["replay", path, "--recorded-device", "7"], 1, "no device 7");
 }
 
 #[test]
 fn a_replay_that_runs_out_of_memory_shows_the_first_report() {
-    let path = trace("resnet50.default");
-    let short = ["replay", path.to_str().unwrap(), "--memory-fraction", "0.02"];
-    let output = run(&short);
-    let shown = text(&output.stdout);
+    let path = &trace("resnet50.default");
+    let short = ["replay", path, "--memory-fraction", "0.02"];
+    let shown = run(&short).stdout;
     let report: Vec<&str> = shown.lines().skip_while(|l| !l.starts_with("  first: ")).collect();
     assert!(report.first().is_some_and(|l| l.contains("out of memory on device 0")), "{shown}");
     let hint = |l: &&&str| l.starts_with("    Hint: ") && l.contains("raise the memory fraction");
     assert_eq!(report.iter().filter(hint).count(), 1, "{shown}");
-    let row: serde_json::Value =
-        serde_json::from_slice(&run(&[&short[..], &["--json"]].concat()).stdout).unwrap();
+    let row = run(&[&short[..], &["--json"]].concat()).json();
     let first = row["first_out_of_memory"].as_str().unwrap();
     assert!(first.starts_with("out of memory on device 0") && first.contains("\nHint: "), "{row}");
-    let with_room = run(&["replay", path.to_str().unwrap()]);
-    assert!(!text(&with_room.stdout).contains("first:"));
+    assert!(!run(&["replay", path]).stdout.contains("first:"));
 }
 
 #[test]
 fn compare_says_where_no_device_suffices() {
-    let path = trace("multistream.default");
+    let path = &trace("multistream.default");
     let confs = ["--conf", "per_process_memory_fraction:0", "--conf", "backend:native"];
-    let output = run(&[&["compare", path.to_str().unwrap()][..], &confs].concat());
-    let table = text(&output.stdout);
+    let table = run(&[&["compare", path][..], &confs].concat()).stdout;
     let rows: Vec<&str> = table.lines().skip(2).take(2).collect();
     assert!(rows[0].starts_with("backend:native") && rows[0].contains('*'), "{table}");
     let last = rows[1].starts_with("per_process") && !rows[1].contains('*');
@@ -512,52 +512,38 @@ fn compare_says_where_no_device_suffices() {
 
 #[test]
 fn a_recording_with_private_pools_replays_without_verification() {
-    let path = trace("cudagraph.default");
-    let output = run(&["replay", path.to_str().unwrap(), "--json"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let path = &trace("cudagraph.default");
+    let row = ok(&["replay", path, "--json"]).json();
     assert_eq!(row["allocations"], 673);
 }
 
 #[test]
 fn a_strategy_that_is_not_there_says_so() {
-    let path = trace("multistream.default");
+    let path = &trace("multistream.default");
     let conf = "backend:cpu,cpu_numa_node:900";
-    let output = run(&["replay", path.to_str().unwrap(), "--conf", conf]);
-    assert_eq!(output.status.code(), Some(1), "{conf}");
-    assert!(text(&output.stderr).starts_with("stratalloc: "), "{}", text(&output.stderr));
-    for (args, said) in [
-        (vec!["explain", "backend:nativ"], "\n        ^^^^^\n"),
-        (
-            vec!["compare", path.to_str().unwrap(), "--conf", "backend: natvie"],
-            "\n         ^^^^^^\n",
-        ),
-        (vec!["bench", "--conf", "backend:Native"], "\n        ^^^^^^\n"),
+    let told = fails(&["replay", path, "--conf", conf], 1, "").stderr;
+    assert!(told.starts_with("stratalloc: "), "{told}");
+    for (args, carets) in [
+        (&["explain", "backend:nativ"][..], "\n        ^^^^^\n"),
+        (&["compare", path, "--conf", "backend: natvie"], "\n         ^^^^^^\n"),
+        (&["bench", "--conf", "backend:Native"], "\n        ^^^^^^\n"),
     ] {
-        let output = run(&args);
-        let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
-        assert!(stderr.contains("; did you mean native?") && stderr.contains(said), "{stderr}");
+        let stderr = fails(args, 2, "; did you mean native?").stderr;
+        assert!(stderr.contains(carets), "{stderr}");
     }
-    let output = run(&["explain", "backend:end"]);
-    assert!(text(&output.stderr).contains("\n        ^^^\n"), "{}", text(&output.stderr));
-    let output = stratalloc().arg("explain").env("ALLOC_CONF", "backend:cudamalloc").output();
-    let output = output.unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("did you mean cudaMallocAsync?"));
+    fails(&["explain", "backend:end"], 2, "\n        ^^^\n");
+    let by_variable = ended(stratalloc().arg("explain").env("ALLOC_CONF", "backend:cudamalloc"));
+    assert_eq!(by_variable.code, Some(2));
+    assert!(by_variable.stderr.contains("did you mean cudaMallocAsync?"));
 }
 
 #[test]
 fn a_reader_that_closes_the_pipe_ends_the_program_quietly() {
-    let mut child = stratalloc()
-        .args(["explain", "backend:native"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = stratalloc();
+    command.args(["explain", "backend:native"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(text(&output.stderr), "");
+    assert_eq!(child.wait_with_output().unwrap().stderr, b"");
 }
 
 #[test]
@@ -565,33 +551,22 @@ fn a_log_that_a_replay_writes_can_be_replayed_and_not_verified() {
     let folder = Folder::new("log");
     let path = &folder.path("log.csv");
     let conf = format!("backend:native,layers:[log:\"{path}\",front]");
-    let recorded = trace("multistream.default");
-    let json = |args: &[&str]| -> serde_json::Value {
-        let output = run(args);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        serde_json::from_str(&text(&output.stdout)).unwrap()
-    };
-    let first = json(&["replay", recorded.to_str().unwrap(), "--conf", &conf, "--json"]);
-    let second = json(&["replay", path, "--json"]);
+    let recorded = &trace("multistream.default");
+    let first = ok(&["replay", recorded, "--conf", &conf, "--json"]).json();
+    let second = ok(&["replay", path, "--json"]).json();
     assert!(first["allocations"].as_u64().unwrap() > 1000);
     assert_eq!(first["allocations"], second["allocations"]);
-    let refused = run(&["replay", path, "--verify"]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stderr).contains("a log of requests"), "{}", text(&refused.stderr));
-    let unverifiable =
-        run(&["replay", recorded.to_str().unwrap(), "--verify", "--conf", "layers:[track]"]);
-    assert_eq!(unverifiable.status.code(), Some(1));
+    fails(&["replay", path, "--verify"], 1, "a log of requests");
+    fails(&["replay", recorded, "--verify", "--conf", "layers:[track]"], 1, "");
 }
 
 /// A driver's own pool on an H200 (driver 580, 2026-11-21) reserved 3,488 MiB for this recording.
 #[test]
 fn simulated_driver_pools_hold_about_what_a_real_one_holds() {
     const H200_BYTES: u64 = 3488 << 20;
-    let path = trace("resnet50.default");
+    let path = &trace("resnet50.default");
     let conf = "backend:cudaMallocAsync";
-    let output = run(&["replay", path.to_str().unwrap(), "--conf", conf, "--json"]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = ok(&["replay", path, "--conf", conf, "--json"]).json();
     let reserved = row["peak_reserved_bytes"].as_u64().unwrap();
     assert!(reserved.abs_diff(H200_BYTES) < H200_BYTES / 8, "{reserved}");
 }

@@ -11,10 +11,9 @@ mod skips;
 mod toy;
 mod users;
 
-use stratalloc::config::Config;
 use stratalloc::conformance::configured;
-use stratalloc::registry::BuildOptions;
-use stratalloc::switch::Switchable;
+
+use crate::common::prelude::*;
 
 stratalloc::conformance_tests!(native, configured("backend:native"));
 stratalloc::conformance_tests!(expandable, configured("backend:native,expandable_segments:True"));

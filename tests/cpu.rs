@@ -4,18 +4,15 @@ mod instances;
 mod random;
 mod rules;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::config::{Config, KeyTable, Settings};
 use stratalloc::driver::DriverResult;
-use stratalloc::error::{DriverError, DriverErrorKind};
-use stratalloc::ids::{DeviceId, StreamId};
-use stratalloc::stats::Statistics;
+use stratalloc::error::DriverError;
 use stratalloc::strategies::system::{Source, SystemBlock, SystemMemory};
 use stratalloc::strategies::{Clock, CpuAllocator};
+
+use crate::common::prelude::*;
 
 const ANY: StreamId = StreamId::DEFAULT;
 
@@ -88,9 +85,9 @@ fn timed(source: &Arc<Counted>, conf: &str, clock: Clock) -> CpuAllocator {
 }
 
 fn take(allocator: &dyn DeviceAllocator, bytes: u64) -> Allocation {
-    allocator.allocate(Request::new(bytes, ANY)).expect("there is enough")
+    allocator.take_on(bytes, ANY)
 }
 
 fn statistics(allocator: &dyn DeviceAllocator) -> Statistics {
-    allocator.control().counters.expect("it counts").statistics()
+    allocator.stats()
 }

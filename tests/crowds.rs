@@ -7,21 +7,16 @@
 mod hammer;
 mod hooks;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Barrier, Mutex};
 use std::thread;
 
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::config::{Compat, Config, Settings};
-use stratalloc::driver::sim::EventMode;
-use stratalloc::driver::{Driver, Intercepted};
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::{KIB, MIB};
+use stratalloc::driver::Intercepted;
+use stratalloc::registry::build;
 
 use crate::common::dice::Dice;
-use crate::common::machine::{Machine, SimMachine};
 use crate::common::meeting::Meeting;
+use crate::common::prelude::*;
 use hammer::{Scene, hammer_on};
 
 /// Threads on streams of their own never meet, except where they free each other's blocks.
@@ -71,8 +66,8 @@ fn under_pressure(threads: usize, settings: Settings) {
     scene.resets_peaks = settings.expandable_segments;
     let done = hammer_on(&scene, &vec![scene.streams.clone(); threads], |over| {
         let mut dice = Dice::new(7);
-        let caching = scene.strategy.control().caching.expect("the native strategy caches");
-        let counters = scene.strategy.control().counters.expect("the native strategy counts");
+        let caching = scene.strategy.caching();
+        let counters = scene.strategy.counters();
         let engine = scene.strategy.engine().expect("the native strategy has an engine");
         while !over.load(SeqCst) {
             match dice.below(11) {
@@ -147,7 +142,7 @@ fn peaks_are_exact_when_threads_take_turns() {
                             scene.strategy.free(block).expect("it is live");
                             (change, -1)
                         } else {
-                            let block = scene.strategy.allocate(Request::new(bytes, stream));
+                            let block = scene.strategy.ask(bytes, stream);
                             held.push((block.expect("there is room"), change));
                             (change, 1)
                         };
@@ -174,7 +169,7 @@ fn overlapping_growth_never_passes_the_limit() {
         let settings =
             Settings { release_lock_on_device_allocate: unlocked, ..Settings::default() };
         let scene = Scene::with_settings(1 << 30, EventMode::Immediate, 4, settings);
-        let caching = scene.strategy.control().caching.expect("the native strategy caches");
+        let caching = scene.strategy.caching();
         caching.set_limit_bytes(Some(90 * MIB));
         let (over, failures) = (AtomicBool::new(false), AtomicUsize::new(0));
         thread::scope(|scope| {
@@ -228,14 +223,14 @@ fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, 
         BuildOptions::default(),
     )
     .expect("the device can do it");
-    strategy.control().caching.expect("it caches").set_limit_bytes(limit_bytes);
+    strategy.caching().set_limit_bytes(limit_bytes);
     let begin = Barrier::new(2);
     let served = thread::scope(|scope| {
         let threads = [3, 7].map(|stream| {
             let (strategy, begin) = (&strategy, &begin);
             scope.spawn(move || {
                 begin.wait();
-                strategy.allocate(Request::new(20 * MIB, StreamId(stream))).is_ok()
+                strategy.ask(20 * MIB, StreamId(stream)).is_ok()
             })
         });
         threads.map(|thread| thread.join().expect("no thread panics"))

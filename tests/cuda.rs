@@ -5,22 +5,13 @@ mod two;
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
-use stratalloc::allocator::{
-    Allocation, Caching, Counters, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
-};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::{Capture, CaptureStatus, Cuda, Driver, Exportable, Peers};
-use stratalloc::error::{AllocError, DriverErrorKind};
-use stratalloc::ids::{DeviceId, PoolId, StreamId};
-use stratalloc::registry::{BuildOptions, build};
+use stratalloc::driver::{CaptureStatus, Cuda, Exportable, Peers};
+use stratalloc::registry::build;
 use stratalloc::sharing::{SharedHandle, SharingError};
-use stratalloc::size::{KIB, MIB};
-use stratalloc::strategies::Strategy;
-use stratalloc::strategies::native::Engine;
 
 use crate::common::gpu::{device, second, skip};
+use crate::common::prelude::*;
 
 fn strategy(cuda: &Arc<Cuda>, conf: &str) -> Strategy {
     let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
@@ -33,7 +24,7 @@ fn engine(strategy: &Strategy) -> &Engine {
 }
 
 fn take(strategy: &Strategy, bytes: u64, stream: StreamId) -> Allocation {
-    strategy.allocate(Request::new(bytes, stream)).expect("it fits")
+    strategy.take_on(bytes, stream)
 }
 
 fn give(strategy: &Strategy, block: Allocation) {
@@ -202,7 +193,7 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
             cuda.fill(slow.address(), value, 256 * MIB, side).unwrap();
         }
         cuda.copy(target.address(), address, bytes, side).unwrap();
-        strategy.control().cross_stream.unwrap().record_stream(&source, side).unwrap();
+        strategy.cross_stream().record_stream(&source, side).unwrap();
         give(&strategy, source);
         let other = take(&strategy, bytes, home);
         assert_ne!(other.address(), address, "{conf}: its other stream works");
@@ -283,7 +274,7 @@ fn a_join_inside_a_capture_frees_what_it_joins() {
         let block = take(&strategy, 8 * MIB, stream);
         let address = block.address();
         cuda.fill(address, 1, 8 * MIB, side).unwrap();
-        strategy.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
+        strategy.cross_stream().record_stream(&block, side).unwrap();
         give(&strategy, block);
         let early = take(&strategy, 8 * MIB, stream);
         assert_ne!(early.address(), address);
@@ -306,7 +297,7 @@ fn a_limit_and_the_device_end_in_reports() {
         let caching: &dyn Caching = engine(&strategy);
         caching.set_limit_bytes(Some(256 * MIB));
         let held: Vec<_> = (0..4).map(|_| take(&strategy, 60 * MIB, StreamId::DEFAULT)).collect();
-        match strategy.allocate(Request::new(60 * MIB, StreamId::DEFAULT)) {
+        match strategy.ask(60 * MIB, StreamId::DEFAULT) {
             Err(AllocError::OutOfMemory(report)) => {
                 assert_eq!(report.limit_bytes, Some(256 * MIB));
                 assert!(report.device_free_bytes.unwrap() > 256 * MIB);
@@ -317,7 +308,7 @@ fn a_limit_and_the_device_end_in_reports() {
         give(&strategy, take(&strategy, 240 * MIB, StreamId::DEFAULT));
         caching.set_limit_bytes(None);
         let total = cuda.info().total_bytes;
-        match strategy.allocate(Request::new(total - total % 512, StreamId::DEFAULT)) {
+        match strategy.ask(total - total % 512, StreamId::DEFAULT) {
             Err(AllocError::OutOfMemory(report)) => println!("{report}"),
             other => panic!("{other:?}"),
         }
@@ -364,7 +355,7 @@ fn a_peer_reaches_what_it_was_let_into() {
         let strategy = strategy(&cuda, conf);
         let stream = cuda.create_stream().unwrap();
         let early = take(&strategy, 4 * MIB, stream);
-        strategy.control().peer_access.unwrap().enable_peer_access(DeviceId(1)).unwrap();
+        strategy.peer_access().enable_peer_access(DeviceId(1)).unwrap();
         let late = take(&strategy, 40 * MIB, stream);
         let there = second.create_stream().unwrap();
         for block in [&early, &late] {
@@ -389,7 +380,7 @@ fn the_other_process_opens_and_answers() {
         .collect();
     let handle = SharedHandle::from_bytes(&bytes).unwrap();
     let strategy = strategy(&cuda, "");
-    let seen = strategy.control().sharing.unwrap().open(&handle).unwrap();
+    let seen = strategy.sharing().open(&handle).unwrap();
     assert!(holds(&cuda, seen.address(), seen.size_bytes(), 77, StreamId::DEFAULT));
     cuda.fill(seen.address(), 78, seen.size_bytes(), StreamId::DEFAULT).unwrap();
     cuda.synchronize_device().unwrap();
@@ -412,7 +403,7 @@ fn a_block_is_shared_between_two_processes() {
         let block = &pair[1];
         cuda.fill(block.address(), 77, 3 * MIB, StreamId::DEFAULT).unwrap();
         cuda.synchronize_device().unwrap();
-        let handle = match strategy.control().sharing.unwrap().share(block) {
+        let handle = match strategy.sharing().share(block) {
             Ok(handle) => handle,
             Err(error) if is_not_supported(&error) => {
                 skip(format_args!("{conf:?} cannot be shared here: {error}"));

@@ -6,20 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use stratalloc::config::{Compat, Config, KeyTable};
-use stratalloc::driver::sim::{EventMode, SimOptions};
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::history::{Action, History, RecordOptions};
-use stratalloc::registry::{self, BuildOptions};
+use stratalloc::history::History;
 use stratalloc::replay::{
     Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify, verify_recording,
 };
-use stratalloc::size::MIB;
-use stratalloc::stats::Statistics;
 
+use crate::common::prelude::*;
 use crate::common::stacks::{Counted, LEVELS};
 
 const H200_BYTES: u64 = 150_109_880_320;

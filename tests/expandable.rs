@@ -6,24 +6,15 @@
 //! left on the device: no memory, no mapping, no address space, no event.
 
 use std::fmt::Debug;
-use std::sync::Arc;
 
 use quickcheck::{Arbitrary, Gen};
-use stratalloc::allocator::{Allocation, Caching, Counters, DeviceAllocator, Request};
-use stratalloc::config::{Compat, Config, KeyTable, Reserve, Settings};
+use stratalloc::config::Reserve;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
-use stratalloc::driver::{Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind};
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::{KIB, MIB};
-use stratalloc::strategies::Strategy;
-use stratalloc::strategies::native::Engine;
 
-use crate::common::base::Base;
+use crate::common::Segments;
 use crate::common::plain::plain;
-use crate::common::{Checked, Segments, law};
+use crate::common::prelude::*;
 
 /// Runs each function on every device.
 macro_rules! on_every_device {
@@ -60,55 +51,18 @@ on_every_device! {
     each_failing_call_leaves_an_allocator_that_works
 }
 
-#[derive(Debug)]
-struct Bed<D> {
-    base: Arc<D>,
-    device: Arc<Faulty<Arc<D>>>,
-    strategy: Strategy,
-}
+type Bed<D> = BedOn<Faulty<Arc<D>>>;
 
 impl<D: Base> Bed<D> {
-    fn new(total_bytes: u64, conf: &str) -> Self {
-        let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
-        let base = Arc::new(D::with_bytes(total_bytes));
-        let device = Arc::new(Faulty::new(Arc::clone(&base)));
-        let driver = Arc::clone(&device) as Arc<dyn Driver>;
-        let options = BuildOptions { raw_addresses: true };
-        let strategy = registry::build(&config, driver, options).expect("it has virtual memory");
-        Self { base, device, strategy }
-    }
-
-    fn engine(&self) -> &Engine {
-        self.strategy.engine().expect("built on the engine")
-    }
-
-    fn used_bytes(&self) -> u64 {
-        let info = self.base.memory_info().expect("it answers");
-        info.total_bytes - info.free_bytes - self.engine().unreleased_bytes()
-    }
-
-    fn take(&self, bytes: u64, stream: u64) -> Allocation {
-        self.strategy.allocate(Request::new(bytes, StreamId(stream))).expect("it fits")
-    }
-
-    fn give(&self, block: Allocation) {
-        self.strategy.free(block).expect("it is live");
-    }
-
     fn apply(&self, conf: &str) {
-        let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
-        self.engine().apply(&config).expect("it has virtual memory");
-    }
-
-    fn check(&self) {
-        law::check_all(self.engine(), self.used_bytes()).expect("every law holds");
+        self.engine().apply(&config(conf)).expect("it has virtual memory");
     }
 
     /// Writes to both ends of a block: device code can reach it.
-    fn touch(&self, block: &Allocation, stream: u64) -> Checked {
+    fn touch(&self, block: &Allocation, stream: StreamId) -> Checked {
         let (start, bytes) = (block.address(), block.size_bytes());
         for at in [start, start + bytes - 1] {
-            let filled = self.base.fill(at, 0xEE, 1, StreamId(stream));
+            let filled = self.device.inner().fill(at, 0xEE, 1, stream);
             filled.map_err(|error| error.to_string())?;
         }
         Ok(())
@@ -116,9 +70,9 @@ impl<D: Base> Bed<D> {
 
     /// Drops the allocator and checks that nothing is left on the device.
     fn end(self) -> Checked {
-        let Self { base, device, strategy } = self;
-        drop((strategy, device));
-        let held = base.held();
+        let Self { device, allocator } = self;
+        drop(allocator);
+        let held = device.held();
         if held.is_nothing() { Ok(()) } else { Err(format!("{held:?} is left")) }
     }
 }
@@ -127,31 +81,31 @@ const ON: &str = "expandable_segments:True";
 
 fn a_segment_grows_in_place_and_large_requests_join_small_holes<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, ON);
-    let first = bed.take(30 * MIB, 0);
-    let second = bed.take(30 * MIB, 0);
+    let first = bed.take(30 * MIB);
+    let second = bed.take(30 * MIB);
     assert_eq!(second.address(), first.address() + 30 * MIB, "one range, no gap");
-    assert_eq!(bed.engine().statistics().reserved_bytes.all.current, 60 << 20);
+    assert_eq!(bed.stats().reserved_bytes.all.current, 60 << 20);
     bed.give(first);
     bed.give(second);
-    let joined = bed.take(60 * MIB, 0);
-    assert_eq!(bed.engine().statistics().num_device_alloc, 2, "nothing more was mapped");
+    let joined = bed.take(60 * MIB);
+    assert_eq!(bed.stats().num_device_alloc, 2, "nothing more was mapped");
     bed.give(joined);
-    assert_eq!(bed.engine().statistics().segment.all.current, 0, "pages are no segments");
+    assert_eq!(bed.stats().segment.all.current, 0, "pages are no segments");
     bed.check();
 }
 
 #[test]
 fn rests_are_cut_off_down_to_512_bytes() {
     let bed = Bed::<Sim>::new(1 << 30, ON);
-    let block = bed.take(20 * MIB - 512, 0);
-    let free = bed.engine().statistics().free_blocks;
+    let block = bed.take(20 * MIB - 512);
+    let free = bed.stats().free_blocks;
     assert_eq!(free, 1);
     bed.give(block);
 }
 
 fn empty_cache_unmaps_whole_free_pages_and_gives_address_space_back<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, ON);
-    let blocks: Vec<_> = (0..4).map(|_| bed.take(20 * MIB, 0)).collect();
+    let blocks: Vec<_> = (0..4).map(|_| bed.take(20 * MIB)).collect();
     let mut blocks = blocks.into_iter();
     let (a, b, c, d) = (blocks.next(), blocks.next(), blocks.next(), blocks.next());
     for block in [b, d].into_iter().flatten() {
@@ -160,33 +114,33 @@ fn empty_cache_unmaps_whole_free_pages_and_gives_address_space_back<D: Base>() {
     bed.engine().empty_cache().expect("the driver works");
     assert_eq!(bed.used_bytes(), 40 * MIB);
     bed.check();
-    let again = bed.take(20 * MIB, 0);
+    let again = bed.take(20 * MIB);
     let first = a.as_ref().map(Allocation::address);
     assert_eq!(Some(again.address()), first.map(|at| at + 20 * MIB), "the lowest gap");
     for block in [a, c, Some(again)].into_iter().flatten() {
         bed.give(block);
     }
     bed.engine().empty_cache().expect("the driver works");
-    assert!(bed.base.held().is_nothing(), "{:?}", bed.base.held());
+    assert!(bed.device.held().is_nothing(), "{:?}", bed.device.held());
     assert_eq!(bed.used_bytes(), 0);
 }
 
 fn a_block_freed_for_another_stream_keeps_its_pages_until_its_work_is_done<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, ON);
-    let block = bed.take(20 * MIB, 0);
+    let block = bed.take(20 * MIB);
     bed.engine().record_stream(&block, StreamId(9)).expect("it is live");
     bed.give(block);
-    assert_eq!(bed.engine().statistics().active.all.current, 1);
+    assert_eq!(bed.stats().active.all.current, 1);
     bed.engine().empty_cache().expect("it waits for the work");
     assert_eq!(bed.used_bytes(), 0);
 }
 
 fn an_allocator_that_goes_waits_for_work_on_its_pages<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, ON);
-    let block = bed.take(40 * MIB, 64);
+    let block = bed.take_on(40 * MIB, StreamId(64));
     for byte in 0..20 {
-        let own = bed.base.fill(block.address(), byte, 10 * MIB, StreamId(64));
-        let other = bed.base.fill(block.address() + 20 * MIB, byte, MIB, StreamId(128));
+        let own = bed.device.fill(block.address(), byte, 10 * MIB, StreamId(64));
+        let other = bed.device.fill(block.address() + 20 * MIB, byte, MIB, StreamId(128));
         own.and(other).expect("the block is live");
     }
     bed.end().expect("nothing is left");
@@ -195,14 +149,14 @@ fn an_allocator_that_goes_waits_for_work_on_its_pages<D: Base>() {
 /// Its pages may still be worked on: the device is waited for.
 fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, ON);
-    let gone = bed.base.create_stream().expect("it has streams");
-    let (first, second) = (bed.take(30 * MIB, gone.0), bed.take(30 * MIB, 0));
-    bed.base.fill(first.address(), 1, 30 * MIB, gone).expect("it takes work");
+    let gone = bed.device.create_stream().expect("it has streams");
+    let (first, second) = (bed.take_on(30 * MIB, gone), bed.take(30 * MIB));
+    bed.device.fill(first.address(), 1, 30 * MIB, gone).expect("it takes work");
     [first, second].into_iter().for_each(|block| bed.give(block));
-    bed.base.destroy_stream(gone).expect("it is ours");
+    bed.device.destroy_stream(gone).expect("it is ours");
     bed.engine().empty_cache().expect("it waits for the device");
     assert_eq!(bed.used_bytes(), 0);
-    bed.give(bed.take(1000 * MIB, 0));
+    bed.give(bed.take(1000 * MIB));
     bed.check();
 }
 
@@ -210,17 +164,16 @@ fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
 fn both_kinds_of_segments_share_a_limit<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, "max_split_size_mb:40");
     bed.engine().set_limit_bytes(Some(120 * MIB));
-    let fixed = bed.take(40 * MIB, 0);
+    let fixed = bed.take(40 * MIB);
     bed.apply("max_split_size_mb:40,expandable_segments:True");
-    let grown = bed.take(40 * MIB, 0);
+    let grown = bed.take(40 * MIB);
     bed.apply("max_split_size_mb:40,expandable_segments:False");
-    let more = bed.take(40 * MIB, 0);
-    let refused = bed.strategy.allocate(Request::new(40 * MIB, StreamId(0)));
-    assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
+    let more = bed.take(40 * MIB);
+    bed.fail(40 * MIB, HOME);
     for block in [fixed, grown, more] {
         bed.give(block);
     }
-    bed.give(bed.take(120 * MIB, 0));
+    bed.give(bed.take(120 * MIB));
     bed.check();
 }
 
@@ -233,12 +186,12 @@ fn the_limit_binds_whole_pages<D: Base>() {
             let bed = Bed::<D>::new(1024 * MIB, conf);
             bed.engine().set_limit_bytes(Some(limit_bytes));
             let mut live = Vec::new();
-            while let Ok(block) = bed.strategy.allocate(Request::new(11 * MIB, StreamId(0))) {
+            while let Ok(block) = bed.ask(11 * MIB, StreamId(0)) {
                 live.push(block);
             }
             bed.check();
-            let reserved = bed.engine().statistics().memory_reserved().unsigned_abs();
-            let released = bed.engine().statistics().num_device_free;
+            let reserved = bed.stats().memory_reserved().unsigned_abs();
+            let released = bed.stats().num_device_free;
             live.into_iter().for_each(|block| bed.give(block));
             bed.end().expect("nothing is left");
             (reserved, released)
@@ -256,14 +209,14 @@ fn the_limit_binds_whole_pages<D: Base>() {
 fn a_block_above_a_lowered_limit_is_waited_for() {
     for (conf, is_over) in [("", false), ("", true), (ON, false), (ON, true)] {
         let bed = Bed::<Sim>::new(1 << 30, conf);
-        let block = bed.take(30 * MIB, 0);
+        let block = bed.take(30 * MIB);
         bed.engine().record_stream(&block, StreamId(9)).expect("it is live");
         bed.give(block);
         bed.engine().set_limit_bytes(Some(10 * MIB));
         if is_over {
-            bed.base.finish_all();
+            bed.device.finish_all();
         }
-        bed.give(bed.take(30 * MIB, 0));
+        bed.give(bed.take(30 * MIB));
         bed.check();
     }
 }
@@ -272,24 +225,24 @@ fn a_block_above_a_lowered_limit_is_waited_for() {
 fn the_collector_works_beside_expandable_segments<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, "garbage_collection_threshold:0.5");
     bed.engine().set_limit_bytes(Some(120 * MIB));
-    let fixed = bed.take(40 * MIB, 0);
+    let fixed = bed.take(40 * MIB);
     bed.apply("garbage_collection_threshold:0.5,expandable_segments:True");
-    let grown = bed.take(40 * MIB, 0);
+    let grown = bed.take(40 * MIB);
     bed.give(fixed);
     bed.give(grown);
-    bed.give(bed.take(80 * MIB, 0));
+    bed.give(bed.take(80 * MIB));
     bed.check();
 }
 
 fn oversize_rules_do_not_leak_reserved_memory<D: Base>() {
     let reserved = |conf: &str| {
         let bed = Bed::<D>::new(64 << 30, conf);
-        let hole = bed.take(100 * MIB, 0);
-        let _wall = bed.take(5 * MIB, 0);
+        let hole = bed.take(100 * MIB);
+        let _wall = bed.take(5 * MIB);
         bed.give(hole);
-        let _small: Vec<_> = (0..3).map(|_| bed.take(30 * MIB, 0)).collect();
+        let _small: Vec<_> = (0..3).map(|_| bed.take(30 * MIB)).collect();
         bed.check();
-        bed.engine().statistics().memory_reserved() >> 20
+        bed.stats().memory_reserved() >> 20
     };
     assert_eq!(reserved(ON), 120);
     assert_eq!(reserved("expandable_segments:True,max_split_size_mb:64"), 120);
@@ -303,23 +256,23 @@ fn an_oversize_fixed_block_does_not_hide_an_expandable_one() {
     for (fixed_mib, compat) in [(24, false), (24, true), (12, false), (12, true)] {
         let bed = Bed::<Sim>::new(1 << 30, "");
         // A fixed block that is refused as oversize: larger than the free expandable one, or smaller.
-        bed.give(bed.take(fixed_mib.max(20) * MIB, 0));
+        bed.give(bed.take(fixed_mib.max(20) * MIB));
         bed.apply(conf);
-        let wall = bed.take(MIB + 512, 0);
-        let more = (fixed_mib == 12).then(|| bed.take(30 * MIB, 0));
+        let wall = bed.take(MIB + 512);
+        let more = (fixed_mib == 12).then(|| bed.take(30 * MIB));
         if let Some(more) = more {
             bed.give(more);
         }
-        let reserved = bed.engine().statistics().memory_reserved();
+        let reserved = bed.stats().memory_reserved();
         bed.apply(if compat {
             "max_split_size_mb:20,expandable_segments:True,compat:pytorch"
         } else {
             conf
         });
         bed.engine().set_limit_bytes(Some(1));
-        let found = bed.strategy.allocate(Request::new(2 * MIB, StreamId(0)));
+        let found = bed.ask(2 * MIB, StreamId(0));
         assert_eq!(found.is_ok(), !compat, "{fixed_mib} MiB: {found:?}");
-        assert!(compat || bed.engine().statistics().memory_reserved() == reserved, "a hit");
+        assert!(compat || bed.stats().memory_reserved() == reserved, "a hit");
         bed.check();
         found.into_iter().chain([wall]).for_each(|block| bed.give(block));
     }
@@ -328,11 +281,11 @@ fn an_oversize_fixed_block_does_not_hide_an_expandable_one() {
 #[test]
 fn a_first_touch_of_a_gibibyte_takes_at_most_sixty_map_calls_and_a_steady_state_none() {
     let bed = Bed::<Sim>::new(8 << 30, ON);
-    bed.give(bed.take(1 << 30, 0));
-    assert!(bed.base.calls("map") <= 60, "{}", bed.base.calls("map"));
-    let before = bed.base.total_calls();
-    (0..1000).for_each(|_| bed.give(bed.take(1 << 30, 0)));
-    assert_eq!(bed.base.total_calls(), before);
+    bed.give(bed.take(1 << 30));
+    assert!(bed.device.inner().calls("map") <= 60, "{}", bed.device.inner().calls("map"));
+    let before = bed.device.inner().total_calls();
+    (0..1000).for_each(|_| bed.give(bed.take(1 << 30)));
+    assert_eq!(bed.device.inner().total_calls(), before);
 }
 
 #[test]
@@ -344,14 +297,14 @@ fn a_request_larger_than_the_reserve_says_which_key_to_raise() {
     };
     let bed = Bed::<Sim>::new(1 << 30, ON);
     bed.engine().apply(&Config::from_settings(settings)).expect("it has virtual memory");
-    match bed.strategy.allocate(Request::new(100 * MIB, StreamId(0))) {
-        Err(AllocError::OutOfMemory(report)) => {
-            assert!(report.to_string().contains("expandable_segments_reserve"), "{report}");
-        }
-        other => panic!("{other:?}"),
-    }
-    let blocks: Vec<_> = (0..4).map(|_| bed.take(40 * MIB, 0)).collect();
-    assert_eq!(bed.base.calls("reserve"), 2, "80 MiB each, in pages: a further one when full");
+    let report = bed.fail(100 * MIB, HOME).to_string();
+    assert!(report.contains("expandable_segments_reserve"), "{report}");
+    let blocks: Vec<_> = (0..4).map(|_| bed.take(40 * MIB)).collect();
+    assert_eq!(
+        bed.device.inner().calls("reserve"),
+        2,
+        "80 MiB each, in pages: a further one when full"
+    );
     blocks.into_iter().for_each(|block| bed.give(block));
     bed.check();
 }
@@ -368,7 +321,7 @@ fn a_device_without_virtual_memory_refuses_and_says_why<D: Base>() {
     let engine = fixed.engine().expect("built on the engine");
     let refused = engine.apply(&config).expect_err("switching needs it too").to_string();
     assert!(refused.contains("no virtual memory"), "{refused}");
-    let block = fixed.allocate(Request::new(MIB, StreamId(0))).expect("nothing has changed");
+    let block = fixed.take(MIB);
     assert_eq!(engine.statistics().segment.all.current, 1, "still fixed segments");
     fixed.free(block).expect("it is live");
 }
@@ -376,7 +329,7 @@ fn a_device_without_virtual_memory_refuses_and_says_why<D: Base>() {
 /// One step of a random history.
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    Take { bytes: u64, stream: u64 },
+    Take { bytes: u64, stream: StreamId },
     Give { pick: u8 },
     GiveInUse { pick: u8 },
     Finish,
@@ -406,7 +359,7 @@ impl Arbitrary for Op {
         match u8::arbitrary(g) % 24 {
             0..10 => {
                 let bytes = *g.choose(&sizes).expect("there are sizes");
-                Self::Take { bytes, stream: u64::from(u8::arbitrary(g) % 3) * 64 }
+                Self::Take { bytes, stream: StreamId(u64::from(u8::arbitrary(g) % 3) * 64) }
             }
             10..16 => Self::Give { pick: u8::arbitrary(g) },
             16 => Self::GiveInUse { pick: u8::arbitrary(g) },
@@ -435,7 +388,7 @@ fn settings(expandable: bool, max_split: bool, collect: bool, compat: bool) -> S
 }
 
 fn check<D: Base>(bed: &Bed<D>, live: &[Allocation]) -> Result<(), String> {
-    let segments = law::check_all(bed.engine(), bed.used_bytes())?;
+    let segments = bed.checked()?;
     let mut ours: Vec<_> = live.iter().map(|a| (a.address(), a.size_bytes())).collect();
     ours.sort_unstable();
     let theirs = law::live_blocks(&segments);
@@ -450,32 +403,30 @@ fn random_history<D: Base>(segments: Segments, ops: Vec<Op>) -> Checked {
     for op in ops {
         let pick = |pick: u8, live: &[Allocation]| usize::from(pick) % live.len().max(1);
         match op {
-            Op::Take { bytes, stream } => {
-                match bed.strategy.allocate(Request::new(bytes, StreamId(stream))) {
-                    Ok(block) => {
-                        bed.touch(&block, stream)?;
-                        live.push(block);
-                    }
-                    Err(AllocError::OutOfMemory(_) | AllocError::Driver(_)) => {}
-                    Err(other) => return Err(other.to_string()),
+            Op::Take { bytes, stream } => match bed.ask(bytes, stream) {
+                Ok(block) => {
+                    bed.touch(&block, stream)?;
+                    live.push(block);
                 }
-            }
+                Err(AllocError::OutOfMemory(_) | AllocError::Driver(_)) => {}
+                Err(other) => return Err(other.to_string()),
+            },
             Op::Give { pick: n } if !live.is_empty() => {
                 // A block that other streams use may be refused when the driver fails.
                 let block = live.swap_remove(pick(n, &live));
-                if let Err(refused) = bed.strategy.free(block) {
+                if let Err(refused) = bed.free(block) {
                     live.push(refused.allocation);
                 }
             }
             Op::GiveInUse { pick: n } if !live.is_empty() => {
                 let block = live.swap_remove(pick(n, &live));
                 bed.engine().record_stream(&block, StreamId(7)).map_err(|e| e.to_string())?;
-                if let Err(refused) = bed.strategy.free(block) {
+                if let Err(refused) = bed.free(block) {
                     live.push(refused.allocation);
                 }
             }
             Op::Give { .. } | Op::GiveInUse { .. } => {}
-            Op::Finish => bed.base.finish_all(),
+            Op::Finish => bed.device.finish_all(),
             // A fault may strike here; what was not released stays.
             Op::EmptyCache => drop(bed.engine().empty_cache()),
             Op::Switch { expandable, max_split, collect, compat } => {
@@ -501,12 +452,12 @@ fn random_history<D: Base>(segments: Segments, ops: Vec<Op>) -> Checked {
         return bed.end();
     }
     for block in live.drain(..) {
-        bed.strategy.free(block).map_err(|error| error.to_string())?;
+        bed.free(block).map_err(|error| error.to_string())?;
     }
-    bed.base.finish_all();
+    bed.device.finish_all();
     bed.engine().empty_cache().map_err(|error| error.to_string())?;
     check(&bed, &live)?;
-    let reserved = bed.engine().statistics().memory_reserved();
+    let reserved = bed.stats().memory_reserved();
     let left = (bed.used_bytes(), bed.engine().unreleased_bytes(), reserved);
     if left != (0, 0, 0) {
         return Err(format!("{left:?} bytes are left"));
@@ -543,7 +494,7 @@ fn each_failing_call_leaves_an_allocator_that_works<D: Base>() {
             .enumerate()
         {
             let stream = StreamId(n as u64 % 2 * 64);
-            live.extend(bed.strategy.allocate(Request::new(bytes, stream)).ok());
+            live.extend(bed.ask(bytes, stream).ok());
             if n % 3 == 2 {
                 bed.give(live.remove(0));
                 drop(bed.engine().empty_cache());

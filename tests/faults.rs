@@ -5,20 +5,10 @@
 //! After each step that met a failure the laws of `common::law` hold and all that is held is still
 //! there; after the workload everything can be freed and the allocator serves as before.
 
-use std::sync::Arc;
+use stratalloc::registry::build;
 
-use stratalloc::allocator::{Allocation, Caching, CrossStream, DeviceAllocator, Request};
-use stratalloc::config::{Compat, Config, Settings};
-use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
-use stratalloc::history::SegmentLayout;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::{KIB, MIB};
-use stratalloc::strategies::Strategy;
-
-use crate::common::{Checked, ensure, ensure_eq, law};
+use crate::common::prelude::*;
+use crate::common::{ensure, ensure_eq};
 
 const A: StreamId = StreamId(0);
 const B: StreamId = StreamId(7);
@@ -124,7 +114,7 @@ impl Bench {
     }
 
     fn caching(&self) -> &dyn Caching {
-        self.strategy.control().caching.expect("the native strategy caches")
+        self.strategy.caching()
     }
 
     fn raw(&self) -> &Strategy {
@@ -132,7 +122,7 @@ impl Bench {
     }
 
     fn cross_stream(&self) -> &dyn CrossStream {
-        self.strategy.control().cross_stream.expect("the native strategy crosses streams")
+        self.strategy.cross_stream()
     }
 
     fn used_bytes(&self) -> u64 {
@@ -147,11 +137,11 @@ impl Bench {
         let failures = self.driver.failed_calls();
         let failed = match step {
             Step::Allocate(name, bytes, stream) => {
-                let made = self.strategy.allocate(Request::new(bytes, stream));
+                let made = self.strategy.ask(bytes, stream);
                 made.map(|allocation| self.held[name] = Some(allocation)).map_err(|e| e.to_string())
             }
             Step::TooMuch(bytes, stream) => {
-                match self.strategy.allocate(Request::new(bytes, stream)) {
+                match self.strategy.ask(bytes, stream) {
                     // What an earlier failure kept from being allocated makes room.
                     Ok(made) if self.driver.failed_calls() > 0 => {
                         self.strategy.free(made).map_err(|error| error.to_string())
@@ -426,11 +416,7 @@ fn a_segment_that_the_driver_refuses_to_take_back_is_used_and_freed_by_address_a
     assert_eq!(bench.perform(Step::Empty), Ok(true), "the release is refused");
     assert_eq!(bench.check().expect("the laws hold"), before, "the segment is back as it was");
     let calls = bench.driver.inner().calls("allocate");
-    let address = bench
-        .strategy
-        .allocate(Request::new(2 * MIB, A))
-        .map(|b| b.address())
-        .expect("a block is cached");
+    let address = bench.strategy.ask(2 * MIB, A).map(|b| b.address()).expect("a block is cached");
     assert_eq!(bench.driver.inner().calls("allocate"), calls, "no new segment");
     bench.raw().record_stream_raw(address, B).expect("it is live");
     bench.raw().free_raw(address).expect("it is found by its address");

@@ -14,17 +14,10 @@ mod on_oom;
 mod reports;
 mod trackers;
 
-use std::sync::Arc;
+use stratalloc::allocator::Recording;
+use stratalloc::history::{Event, History};
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Recording, Request};
-use stratalloc::config::Config;
-use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::history::{Action, Event, History};
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::GIB;
-use stratalloc::switch::Switchable;
+use crate::common::prelude::*;
 
 /// A simulated device.
 fn sim(total_bytes: u64) -> Arc<dyn Driver> {
@@ -47,7 +40,7 @@ fn history(allocator: &dyn DeviceAllocator) -> Arc<History> {
 }
 
 fn recording(allocator: &dyn DeviceAllocator) -> &dyn Recording {
-    allocator.control().recording.expect("everything that is built records")
+    allocator.recording()
 }
 
 fn take(allocator: &dyn DeviceAllocator, bytes: u64, stream: u64) -> Allocation {

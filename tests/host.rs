@@ -2,15 +2,11 @@
 //!
 //! The same program runs twice, on the device itself and on a double that records events on the wrong
 //! stream. Only there does the allocator hand the block out while another stream still writes to it.
-use std::sync::Arc;
 
-use stratalloc::allocator::{CrossStream, DeviceAllocator, Request};
-use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::driver::{Brake, Driver, DriverResult, Gated, Intercepted, Interceptor};
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::MIB;
+use stratalloc::driver::{Brake, DriverResult, Gated, Intercepted, Interceptor};
+
+use crate::common::prelude::*;
 
 const OWNER: StreamId = StreamId(64);
 const OTHER: StreamId = StreamId(128);
@@ -35,15 +31,15 @@ fn host() -> Arc<Host> {
 fn bytes_survive(host: &Arc<Host>, driver: Arc<dyn Driver>) -> bool {
     let allocator =
         registry::build(&Config::default(), driver, BuildOptions::default()).expect("it is built");
-    let cross: &dyn CrossStream = allocator.control().cross_stream.expect("native knows streams");
-    let first = allocator.allocate(Request::new(BYTES, OWNER)).expect("it fits");
+    let cross: &dyn CrossStream = allocator.cross_stream();
+    let first = allocator.take_on(BYTES, OWNER);
     let first_address = first.address();
     let gate = host.hold(OTHER);
     host.fill(first_address, 0xEE, BYTES, OTHER).expect("the block is live");
     cross.record_stream(&first, OTHER).expect("the block is live");
     allocator.free(first).expect("the block is live");
 
-    let second = allocator.allocate(Request::new(BYTES, OWNER)).expect("it fits");
+    let second = allocator.take_on(BYTES, OWNER);
     host.fill(second.address(), 0x11, BYTES, OWNER).expect("the block is live");
     host.synchronize_stream(OWNER).expect("the stream lives");
     gate.open();
@@ -75,11 +71,11 @@ fn a_block_recorded_on_a_stream_that_is_gone_can_be_freed() {
     let driver = Arc::clone(&host) as Arc<dyn Driver>;
     let allocator = registry::build(&Config::default(), driver, BuildOptions::default()).unwrap();
     let stream = host.create_stream().unwrap();
-    let block = allocator.allocate(Request::new(BYTES, OWNER)).unwrap();
-    allocator.control().cross_stream.unwrap().record_stream(&block, stream).unwrap();
+    let block = allocator.take_on(BYTES, OWNER);
+    allocator.cross_stream().record_stream(&block, stream).unwrap();
     host.destroy_stream(stream).unwrap();
     allocator.free(block).unwrap();
-    let statistics = allocator.control().counters.unwrap().statistics();
+    let statistics = allocator.stats();
     assert_eq!(statistics.active.all.current, 0);
 }
 

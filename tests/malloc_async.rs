@@ -11,24 +11,13 @@ mod histories;
 mod pools;
 mod pressure;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use stratalloc::allocator::Recording;
+use stratalloc::driver::MemoryPools;
 
-use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Recording, Request,
-};
-use stratalloc::config::{Compat, Config, Settings};
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Driver, FaultPlan, Faulty, MemoryPools, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind, HandleError, OutOfMemory};
-use stratalloc::history::{Action, RecordOptions};
-use stratalloc::ids::{DeviceId, PoolId, StreamId};
-use stratalloc::size::MIB;
-use stratalloc::strategies::MallocAsyncAllocator;
+use crate::common::prelude::*;
 
 #[cfg(target_os = "linux")]
 use crate::common::machine::HostMachine;
-use crate::common::machine::{Machine, SimMachine};
 
 /// An allocator on a machine.
 struct Bed<M> {
@@ -49,7 +38,7 @@ impl<M: Machine> Bed<M> {
     }
 
     fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
-        self.allocator.allocate(Request::new(bytes, stream)).expect("there is room")
+        self.allocator.take_on(bytes, stream)
     }
 
     fn give(&self, allocation: Allocation) {
@@ -57,7 +46,7 @@ impl<M: Machine> Bed<M> {
     }
 
     fn refused(&self, bytes: u64) -> Box<OutOfMemory> {
-        match self.allocator.allocate(Request::new(bytes, StreamId::DEFAULT)) {
+        match self.allocator.ask(bytes, StreamId::DEFAULT) {
             Err(AllocError::OutOfMemory(report)) => report,
             other => panic!("expected out of memory, got {other:?}"),
         }
@@ -240,7 +229,7 @@ fn the_report_of_a_failure_has_the_numbers_and_observers_see_it() {
     let bed = sim(128);
     let seen = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&seen);
-    bed.allocator.control().hooks.unwrap().add_oom_observer(Arc::new(move |report| {
+    bed.allocator.hooks().add_oom_observer(Arc::new(move |report| {
         assert_eq!(report.requested_bytes, 100 * MIB);
         count.fetch_add(1, Ordering::Relaxed);
     }));
@@ -262,15 +251,15 @@ fn free_memory_callbacks_are_asked_before_anything_is_waited_for() {
     let machine = SimMachine::new(128 * MIB);
     let allocator =
         Arc::new(MallocAsyncAllocator::new(machine.driver(), &Settings::default()).unwrap());
-    let kept = allocator.allocate(Request::new(96 * MIB, StreamId::DEFAULT)).unwrap();
+    let kept = allocator.take(96 * MIB);
     let cell = Arc::new(parking_lot::Mutex::new(Some(kept)));
     let weak = Arc::downgrade(&allocator);
-    allocator.control().hooks.unwrap().add_free_memory_callback(Arc::new(move || {
+    allocator.hooks().add_free_memory_callback(Arc::new(move || {
         let allocator = weak.upgrade().expect("it calls");
         cell.lock().take().is_some_and(|block| allocator.free(block).is_ok())
     }));
     let waits = machine.0.calls("synchronize_device");
-    let block = allocator.allocate(Request::new(96 * MIB, StreamId::DEFAULT)).unwrap();
+    let block = allocator.take(96 * MIB);
     assert_eq!(machine.0.calls("synchronize_device"), waits);
     allocator.free(block).unwrap();
 }
@@ -385,12 +374,9 @@ fn stale_foreign_and_wild_handles_are_refused() {
     }
     bed.allocator.free_raw(address).unwrap();
     assert_eq!(bed.allocated(), (0, 0, 0));
+    assert!(matches!(bed.allocator.ask(0, StreamId::DEFAULT), Err(AllocError::ZeroBytes)));
     assert!(matches!(
-        bed.allocator.allocate(Request::new(0, StreamId::DEFAULT)),
-        Err(AllocError::ZeroBytes)
-    ));
-    assert!(matches!(
-        bed.allocator.allocate(Request::new(u64::MAX, StreamId::DEFAULT)),
+        bed.allocator.ask(u64::MAX, StreamId::DEFAULT),
         Err(AllocError::TooLarge { .. })
     ));
 }
@@ -412,7 +398,7 @@ fn every_call_of_the_driver_may_fail_and_nothing_is_lost() {
         let mut held = Vec::new();
         for step in 0..12u64 {
             let stream = streams[usize::from(step % 2 == 1)];
-            if let Ok(block) = allocator.allocate(Request::new((step + 1) * MIB, stream)) {
+            if let Ok(block) = allocator.ask((step + 1) * MIB, stream) {
                 let _ = allocator.record_stream(&block, streams[0]);
                 held.push(block);
             }
@@ -485,19 +471,14 @@ fn peers_reach_pools_of_before_and_after() {
     let sim = Arc::new(Sim::new(options));
     let driver = Arc::clone(&sim) as Arc<dyn Driver>;
     let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
-    let peers = allocator.control().peer_access.expect("the device has peers");
+    let peers = allocator.peer_access();
     assert!(peers.enable_peer_access(DeviceId(0)).is_err());
     assert!(peers.enable_peer_access(DeviceId(5)).is_err());
     peers.enable_peer_access(DeviceId(1)).unwrap();
     peers.enable_peer_access(DeviceId(1)).unwrap();
     assert_eq!(peers.peers(), [DeviceId(1)]);
     let opened = sim.calls("open_pool");
-    allocator
-        .control()
-        .private_pools
-        .unwrap()
-        .create_pool(PoolId::next_user(), Default::default())
-        .unwrap();
+    allocator.private_pools().create_pool(PoolId::next_user(), Default::default()).unwrap();
     assert_eq!(sim.calls("open_pool"), opened + 1);
 }
 

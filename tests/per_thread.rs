@@ -6,46 +6,20 @@
 
 mod captures;
 
-use std::sync::Arc;
+use stratalloc::driver::{Interceptor, Recorded, RecordedAddresses};
+use stratalloc::ids::EventId;
+use stratalloc::registry::build;
 
-use stratalloc::allocator::{
-    Allocation, DeviceAllocator, PoolOptions, PoolScope, Request, ScopeFilter,
-};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::{
-    Capture, Driver, FaultPlan, Faulty, Interceptor, Recorded, RecordedAddresses,
-};
-use stratalloc::ids::{EventId, PoolId, StreamId};
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::MIB;
-use stratalloc::strategies::Strategy;
-
-use crate::common::law;
+use crate::common::prelude::*;
 use crate::common::threaded::{OWN, Threaded, threaded};
 
-const BOTH: [&str; 2] = ["", "expandable_segments:True"];
-
-/// Bytes of a device that nobody fills.
-const ROOMY: u64 = 4 << 30;
-
-struct Bed {
-    device: Arc<Threaded>,
-    strategy: Strategy,
-}
+type Bed = BedOn<Threaded>;
 
 impl Bed {
-    fn new(total_bytes: u64, conf: &str) -> Self {
-        let device = threaded(total_bytes);
-        let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
-        let driver = Arc::clone(&device) as Arc<dyn Driver>;
-        let strategy = build(&config, driver, BuildOptions { raw_addresses: true });
-        Self { device, strategy: strategy.expect("the device can do it") }
-    }
-
     /// Takes a block and gives the calling thread's stream work on it.
     #[track_caller]
     fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
-        self.worked(self.strategy.allocate(Request::new(bytes, stream)).expect("it fits"), stream)
+        self.worked(self.take_on(bytes, stream), stream)
     }
 
     fn worked(&self, block: Allocation, stream: StreamId) -> Allocation {
@@ -54,20 +28,8 @@ impl Bed {
     }
 
     /// Makes a stream wait for an event; if that is of a capture, it draws the stream in.
-    fn join(&self, stream: StreamId, event: EventId) {
+    fn behind(&self, stream: StreamId, event: EventId) {
         self.device.wait_event(stream, event).expect("it takes work");
-    }
-
-    /// An event behind all that a stream has been given.
-    fn mark(&self, stream: StreamId) -> EventId {
-        let event = self.device.create_event().expect("sim has events");
-        self.device.record_event(event, stream).expect("it takes work");
-        event
-    }
-
-    #[track_caller]
-    fn give(&self, block: Allocation) {
-        self.strategy.free(block).expect("it is live");
     }
 
     /// Takes a block and frees it at once; where it was.
@@ -87,17 +49,9 @@ impl Bed {
 
     /// Bytes in callers' hands, and those that wait besides.
     fn live_and_draining(&self) -> (i64, i64) {
-        let statistics = self.strategy.control().counters.expect("it counts").statistics();
+        let statistics = self.stats();
         let live = statistics.allocated_bytes.all.current;
         (live, statistics.active_bytes.all.current - live)
-    }
-
-    #[track_caller]
-    fn check(&self) {
-        let engine = self.strategy.engine().expect("built on the engine");
-        let info = self.device.memory_info().expect("it answers");
-        let used = info.total_bytes - info.free_bytes - engine.unreleased_bytes();
-        law::check_all(engine, used).expect("every law holds");
     }
 }
 
@@ -119,7 +73,7 @@ fn a_block_changes_threads_only_when_the_freeing_threads_work_is_done() {
             bed.give(other);
             bed.give(third);
             bed.device.inner().complete_all();
-            bed.strategy.control().caching.unwrap().empty_cache().unwrap();
+            bed.empty_cache();
             assert_eq!(bed.live_and_draining(), (0, 0));
             bed.check();
         }
@@ -180,14 +134,14 @@ fn a_request_that_needs_the_memory_waits_for_the_other_threads_work() {
 fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let raw = &bed.strategy;
-        let address = bed.strategy.allocate(Request::new(MIB, OWN)).map(|b| b.address()).unwrap();
+        let raw = &bed;
+        let address = bed.ask(MIB, OWN).map(|b| b.address()).unwrap();
         bed.device.fill(address, 1, MIB, OWN).unwrap();
         raw.free_raw(address).unwrap();
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by address");
         bed.device.inner().complete_all();
-        bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
-        let there = bed.strategy.allocate(Request::new(MIB, OWN).at(address)).unwrap();
+        bed.process_events();
+        let there = bed.allocate(Request::new(MIB, OWN).at(address)).unwrap();
         bed.give(bed.worked(there, OWN));
         assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: at an address");
         bed.check();
@@ -198,12 +152,10 @@ fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
 fn a_private_pool_keeps_threads_apart_too() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pools = bed.strategy.control().private_pools.expect("it has pools");
+        let pools = bed.private_pools();
         let pool = PoolId::next_user();
         pools.create_pool(pool, PoolOptions::default()).unwrap();
-        let take = || {
-            bed.worked(bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap(), OWN)
-        };
+        let take = || bed.worked(bed.take_in(pool, MIB, OWN), OWN);
         let block = take();
         let address = block.address();
         bed.give(block);
@@ -227,15 +179,15 @@ fn a_private_pool_keeps_threads_apart_too() {
 #[test]
 fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
     let bed = Bed::new(20 * MIB, "");
-    let pools = bed.strategy.control().private_pools.expect("it has pools");
+    let pools = bed.private_pools();
     let pool = PoolId::next_user();
     let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     pools.create_pool(pool, options).unwrap();
-    let idle = bed.strategy.allocate(Request::new(20 * MIB, OWN).in_pool(pool)).unwrap();
+    let idle = bed.take_in(pool, 20 * MIB, OWN);
     bed.give(idle);
-    bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
+    bed.process_events();
     bed.device.inner().complete_all();
-    bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
+    bed.process_events();
     let helped = bed.take(20 * MIB, OWN);
     bed.give(helped);
     assert_eq!(bed.live_and_draining(), (0, 20 << 20), "work runs on it still");
@@ -246,7 +198,7 @@ fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
 fn what_is_freed_inside_its_capture_waits_for_the_end() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pools = bed.strategy.control().private_pools.expect("it has pools");
+        let pools = bed.private_pools();
         let eager = bed.take(MIB, OWN);
         let capture = Capture::begin(&*bed.device, OWN).unwrap();
         let pool = PoolId::next_capture();
@@ -269,7 +221,7 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         assert_eq!(bed.look(MIB, OWN), address, "{conf}");
         drop(graph);
         bed.device.inner().complete_all();
-        bed.strategy.control().caching.unwrap().empty_cache().unwrap();
+        bed.empty_cache();
         bed.check();
     }
 }
@@ -277,7 +229,7 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
 #[test]
 fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off() {
     let bed = Bed::new(ROOMY, "");
-    let pools = bed.strategy.control().private_pools.expect("it has pools");
+    let pools = bed.private_pools();
     let [user, captured] = [0; 2].map(|_| bed.device.create_stream().unwrap());
     let begin = |stream, pool| {
         let capture = Capture::begin(&*bed.device, stream).unwrap();
@@ -289,16 +241,16 @@ fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off()
     Capture::end(&*bed.device, OWN).unwrap();
     let graph = scope.finish();
     let address = result.address();
-    bed.strategy.control().cross_stream.unwrap().record_stream(&result, user).unwrap();
+    bed.cross_stream().record_stream(&result, user).unwrap();
     let result = bed.worked(bed.worked(result, user), OWN);
     let scope = begin(captured, PoolId::next_capture());
     bed.give(result);
     Capture::end(&*bed.device, captured).unwrap();
     drop(scope.finish());
-    let process = || bed.strategy.control().cross_stream.unwrap().process_events().unwrap();
+    let process = || bed.process_events();
     let there = || {
         process();
-        let block = bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap();
+        let block = bed.take_in(pool, MIB, OWN);
         (block.address() == address, block)
     };
     process();
@@ -317,44 +269,25 @@ fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off()
 fn what_a_checkpoint_brings_back_obeys_too() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pools = bed.strategy.control().private_pools.expect("it has pools");
+        let pools = bed.private_pools();
         let capture = Capture::begin(&*bed.device, OWN).unwrap();
         let pool = PoolId::next_capture();
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
         let result = bed.take(MIB, OWN);
         Capture::end(&*bed.device, OWN).unwrap();
         let graph = scope.finish();
-        let checkpoint = bed
-            .strategy
-            .control()
-            .checkpoints
-            .expect("it has checkpoints")
-            .checkpoint(pool)
-            .unwrap();
+        let checkpoint = bed.checkpoints().checkpoint(pool).unwrap();
         let address = result.address();
         // Twice: what came back does not stand in the way of the next time.
         assert_eq!(
-            bed.strategy
-                .control()
-                .checkpoints
-                .expect("it has checkpoints")
-                .restore(&checkpoint)
-                .unwrap()
-                .freed[0]
-                .address,
+            bed.checkpoints().restore(&checkpoint).unwrap().freed[0].address,
             address,
             "{conf}"
         );
-        let mut restored = bed
-            .strategy
-            .control()
-            .checkpoints
-            .expect("it has checkpoints")
-            .restore(&checkpoint)
-            .unwrap();
+        let mut restored = bed.checkpoints().restore(&checkpoint).unwrap();
         let again = restored.live.pop().expect("it was live");
         bed.give(bed.worked(again, OWN));
-        let take = || bed.strategy.allocate(Request::new(MIB, OWN).in_pool(pool)).unwrap();
+        let take = || bed.take_in(pool, MIB, OWN);
         let other = bed.elsewhere(take);
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
         bed.device.interceptor().finish_own();
@@ -369,7 +302,7 @@ fn what_a_checkpoint_brings_back_obeys_too() {
 #[test]
 fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
     let bed = Bed::new(ROOMY, "expandable_segments:True");
-    let pools = bed.strategy.control().private_pools.expect("it has pools");
+    let pools = bed.private_pools();
     bed.elsewhere(|| {
         let capture = Capture::begin(&*bed.device, OWN).unwrap();
         let filter = ScopeFilter::Capture(capture);
@@ -380,7 +313,7 @@ fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
     });
     // A launch of the graph may run still, on a stream that only its thread can name.
     bed.device.interceptor().take_order();
-    bed.strategy.control().caching.unwrap().empty_cache().unwrap();
+    bed.empty_cache();
     assert_eq!(bed.device.interceptor().take_order(), ["synchronize_device", "unmap"]);
     bed.check();
 }
@@ -391,7 +324,7 @@ fn use_by_a_threads_own_stream_of_another_streams_block_is_waited_for() {
     let stream = bed.device.create_stream().unwrap();
     let block = bed.take(MIB, stream);
     let address = block.address();
-    bed.strategy.control().cross_stream.unwrap().record_stream(&block, OWN).unwrap();
+    bed.cross_stream().record_stream(&block, OWN).unwrap();
     bed.give(bed.worked(block, OWN));
     bed.device.inner().complete_stream(stream);
     assert_ne!(bed.elsewhere(|| bed.look(MIB, stream)), address);
@@ -406,7 +339,7 @@ fn a_driver_that_fails_to_record_leaves_the_block_with_its_caller() {
     let device = Arc::new(Faulty::new(threaded(ROOMY)));
     let driver = Arc::clone(&device) as Arc<dyn Driver>;
     let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
-    let block = strategy.allocate(Request::new(MIB, OWN)).unwrap();
+    let block = strategy.take_on(MIB, OWN);
     let kind = stratalloc::error::DriverErrorKind::Other;
     device.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("record_event") });
     let error = strategy.free(block).unwrap_err();
@@ -423,7 +356,7 @@ fn on_a_device_without_such_a_stream_the_number_is_a_plain_one() {
     let driver = Arc::clone(&sim) as Arc<dyn Driver>;
     let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
     let look = || {
-        let block = strategy.allocate(Request::new(MIB, OWN)).unwrap();
+        let block = strategy.take_on(MIB, OWN);
         let address = block.address();
         strategy.free(block).unwrap();
         address
@@ -456,7 +389,7 @@ fn a_gpus_per_thread_stream_is_one() {
     );
     let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
     let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
-    let take = || strategy.allocate(Request::new(512, OWN)).unwrap();
+    let take = || strategy.take_on(512, OWN);
     let elsewhere = || std::thread::scope(|scope| scope.spawn(take).join().unwrap());
     // The segment is there, so that nothing is asked of the device while work is held back.
     let block = take();

@@ -16,17 +16,12 @@ mod per_thread;
 mod pools;
 mod registered;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use parking_lot::Mutex;
 
-use stratalloc::config::{Config, Settings};
-use stratalloc::driver::sim::{EventMode, SimOptions};
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::registry::{self, BuildError, BuildOptions};
+use stratalloc::registry::BuildError;
 use stratalloc::strategies::plugin::Callbacks;
-use stratalloc::strategies::{PluggableAllocator, Strategy};
+
+use crate::common::prelude::*;
 
 /// A simulated device whose events finish when the test says so.
 fn sim() -> Arc<Sim> {

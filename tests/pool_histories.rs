@@ -11,30 +11,16 @@
 mod failing;
 mod ops;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use quickcheck::Gen;
-use stratalloc::allocator::{
-    Allocation, Caching, Counters, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools,
-    Request, ScopeFilter, SegmentAllocator,
-};
-use stratalloc::config::{Config, Settings};
+use stratalloc::allocator::{PoolCheckpoint, SegmentAllocator};
+use stratalloc::driver::Held;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
-use stratalloc::driver::{Driver, FaultPlan, Faulty, Held, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind, PoolError};
-use stratalloc::history::SegmentLayout;
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::MIB;
-use stratalloc::strategies::Strategy;
-use stratalloc::strategies::native::Engine;
 
-use crate::common::base::Base;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use crate::common::gpu::{Gpu, turn};
-use crate::common::{Checked, Segments, ensure, ensure_eq, law};
+use crate::common::prelude::*;
+use crate::common::{Segments, ensure, ensure_eq};
 use ops::Op;
 
 /// A pool's own allocator: addresses far from the device's, never given twice.
@@ -207,7 +193,7 @@ impl<D: Base> History<D> {
     }
 
     fn use_elsewhere(&mut self, at: usize, stream: StreamId) -> Checked {
-        let others = self.strategy.control().cross_stream.expect("it knows streams");
+        let others = self.strategy.cross_stream();
         // Uses inside a capture end with it or by a join; only those outside are followed here.
         let captured = self.is_captured(stream);
         let mine = &mut self.held[at];
@@ -226,13 +212,7 @@ impl<D: Base> History<D> {
         let Some(at) = usize::from(pick).checked_rem(self.checkpoints.len()) else {
             return Ok(());
         };
-        let Some(restored) = told(
-            self.engine()
-                .control()
-                .checkpoints
-                .expect("it has checkpoints")
-                .restore(&self.checkpoints[at]),
-        )?
+        let Some(restored) = told(self.engine().checkpoints().restore(&self.checkpoints[at]))?
         else {
             return Ok(());
         };
@@ -312,7 +292,7 @@ impl<D: Base> History<D> {
         let stream = |n: u8| self.streams[usize::from(n) % 4];
         match op {
             Op::Take { bytes, stream: n } => {
-                let made = self.strategy.allocate(Request::new(bytes, stream(n)));
+                let made = self.strategy.ask(bytes, stream(n));
                 self.took(made, stream(n), self.routed(stream(n)))?;
             }
             Op::TakeIn { pool, bytes, stream: n } => {
@@ -365,13 +345,7 @@ impl<D: Base> History<D> {
             }
             Op::Checkpoint { pool } => {
                 if let Some(pool) = self.pool(pool)
-                    && let Some(taken) = told(
-                        self.engine()
-                            .control()
-                            .checkpoints
-                            .expect("it has checkpoints")
-                            .checkpoint(pool),
-                    )?
+                    && let Some(taken) = told(self.engine().checkpoints().checkpoint(pool))?
                 {
                     self.checkpoints.truncate(3);
                     self.checkpoints.insert(0, taken);

@@ -20,13 +20,12 @@ use quickcheck::{Gen, QuickCheck};
 use stratalloc::conformance::part::Part;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::size::MIB;
 
-use crate::common::machine::SimMachine;
+use crate::common::Segments;
 #[cfg(target_os = "linux")]
 use crate::common::machine::{HostMachine, RealMachine};
+use crate::common::prelude::*;
 use crate::common::runs::runs;
-use crate::common::{Checked, Segments};
 use ops::Script;
 
 fn check(tests: u64, longest: usize, property: fn(Script) -> Checked) {

@@ -3,11 +3,8 @@
 use object::Endianness;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, SectionHeader};
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Sim;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions};
+
+use crate::common::prelude::*;
 
 /// Provider, name and arguments of a note of SystemTap's SDT: behind three addresses three texts.
 fn texts_of(note: &[u8]) -> Vec<String> {
@@ -22,7 +19,7 @@ fn the_program_has_notes_of_malloc_with_four_arguments_and_of_free_with_one() {
         let config = Config::parse(conf, &KeyTable::default()).unwrap();
         let device = std::sync::Arc::new(Sim::new(Default::default()));
         let allocator = registry::build(&config, device, BuildOptions::default()).unwrap();
-        let block = allocator.allocate(Request::new(512, StreamId::DEFAULT)).unwrap();
+        let block = allocator.take(512);
         allocator.free(block).unwrap();
     }
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();

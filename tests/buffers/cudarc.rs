@@ -1,18 +1,13 @@
 //! Buffers in cudarc's hands, on a real device.
 
-use std::sync::Arc;
-
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 use parking_lot::MutexGuard;
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Cuda, Driver, Sim};
+use stratalloc::driver::Cuda;
 use stratalloc::handle::{BufferError, DeviceVec, Handle};
-use stratalloc::ids::StreamId;
 
 use super::{CONFS, live_blocks};
 use crate::common::gpu::device;
+use crate::common::prelude::*;
 
 fn handle(conf: &str) -> Option<(MutexGuard<'static, ()>, Handle)> {
     let (alone, cuda) = device()?;
@@ -82,7 +77,7 @@ fn cudarcs_own_buffers_can_be_taken_over() {
     assert_eq!(ours.to_vec().unwrap(), [1.5, 2.5]);
     assert_eq!(live_blocks(&handle), 0);
     drop(ours);
-    let s = handle.control().counters.unwrap().statistics();
+    let s = handle.stats();
     assert_eq!(s.memory_allocated(), 0);
 }
 
@@ -190,7 +185,7 @@ fn another_context_of_the_thread_is_in_nobodys_way() {
     for stream in [stream, StreamId::DEFAULT, StreamId(2)] {
         for value in 1..=20u8 {
             other.bind_to_thread().unwrap();
-            let block = handle.allocate(Request::new(4 << 20, stream)).unwrap();
+            let block = handle.take_on(4 << 20, stream);
             driver.fill(block.address(), value, 4 << 20, stream).unwrap();
             let mut seen = vec![0; 4 << 20];
             driver.copy_to_host(&mut seen, block.address(), stream).unwrap();

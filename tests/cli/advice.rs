@@ -1,11 +1,9 @@
 //! What `advise` comes to, over all shipped recordings: no headline contradicts its table, a need has one
 //! value in all outputs, and a line to paste has only keys that the version of PyTorch has.
 
-use serde_json::Value;
-use stratalloc::config::{Config, KeyTable};
-
 use super::made::{MIB, Made};
-use super::{Folder, run, text, trace};
+use super::*;
+use crate::common::prelude::*;
 use crate::common::runs::runs;
 
 /// In the full size every shipped recording; otherwise some that are searched quickly: without a limit, and
@@ -19,8 +17,8 @@ fn names() -> Vec<String> {
 }
 
 fn all_names() -> Vec<String> {
-    let folder = trace("").parent().expect("it has a folder").to_owned();
-    let entries = std::fs::read_dir(folder).expect("recordings are shipped");
+    let entries = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces"))
+        .expect("recordings are shipped");
     let file =
         |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
     let name = |file: String| file.strip_suffix(".pickle.xz").map(ToOwned::to_owned);
@@ -31,10 +29,7 @@ fn all_names() -> Vec<String> {
 }
 
 fn json(args: &[&str]) -> Value {
-    let output = run(args);
-    let told = text(&output.stderr);
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{args:?}: {error} {told}"))
+    run(args).json()
 }
 
 fn bytes(value: &Value) -> u64 {
@@ -133,8 +128,7 @@ fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
     let page = folder.path("page.html");
     let version = VERSIONS[0];
     for name in names() {
-        let path = trace(&name);
-        let path = path.to_str().unwrap();
+        let path = &trace(&name);
         let search = search_of(&name);
         let told = json(&[&["advise", path, "--torch", version, "--json"][..], search].concat());
         agrees(&name, &told);
@@ -147,8 +141,7 @@ fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
         assert_eq!(&compared["needs_bytes"], needs, "{name}");
         if search.is_empty() {
             // A page searches again: others in the full size.
-            let output = run(&["report", path, "--torch", version, "-o", &page]);
-            assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+            ok(&["report", path, "--torch", version, "-o", &page]);
             let page = std::fs::read_to_string(&page).unwrap();
             assert_eq!(need_on_page(&page), bytes(needs), "{name}");
         }
@@ -161,8 +154,8 @@ fn every_key_of_the_line_to_paste_is_one_that_the_version_has() {
     for name in names().into_iter().filter(|name| search_of(name).is_empty()) {
         let versions = if runs(1) > 1 { &VERSIONS[..] } else { &["2.8", "2.15"] };
         for &version in versions {
-            let path = trace(&name);
-            let told = json(&["advise", path.to_str().unwrap(), "--torch", version, "--json"]);
+            let path = &trace(&name);
+            let told = json(&["advise", path, "--torch", version, "--json"]);
             let newest = has_keys_of(version, &name, &told);
             let has_it = ["2.11", "2.13", "2.15"].contains(&version);
             assert!(has_it || newest == 0, "{name} {version}");
@@ -173,11 +166,10 @@ fn every_key_of_the_line_to_paste_is_one_that_the_version_has() {
 
 #[test]
 fn the_version_is_named_beside_the_line_and_its_absence_with_the_option() {
-    let path = trace("multistream.default");
-    let path = path.to_str().unwrap();
+    let path = &trace("multistream.default");
     let printed = |more: &[&str]| {
         let args = [&["advise", "--quick", path][..], more].concat();
-        text(&run(&args).stdout)
+        run(&args).stdout
     };
     let set = printed(&["--torch", "2.8"]);
     assert!(set.contains("\n  PyTorch 2.8:  ") && !set.contains("its version"), "{set}");
@@ -188,18 +180,17 @@ fn the_version_is_named_beside_the_line_and_its_absence_with_the_option() {
     assert!(unknown.contains("  - its memory limit: --total-memory"), "{unknown}");
     for command in ["advise", "compare", "report"] {
         let refused = run(&[command, path, "--torch", "1.13"]);
-        assert_eq!(refused.status.code(), Some(2), "{command}");
+        assert_eq!(refused.code, Some(2), "{command}");
     }
 }
 
 /// A key that the version lacks is not compared unless the caller chose it.
 #[test]
 fn compare_has_only_keys_of_the_version() {
-    let path = trace(SHORT);
-    let path = path.to_str().unwrap();
+    let path = &trace(SHORT);
     let compared = |more: &[&str]| {
         let output = run(&[&["compare", path, "--json"][..], more].concat());
-        (text(&output.stdout), text(&output.stderr))
+        (output.stdout, output.stderr)
     };
     let new = "large_segment_size_mb";
     assert!(!compared(&["--torch", "2.8"]).0.contains(new));
@@ -213,24 +204,23 @@ fn compare_has_only_keys_of_the_version() {
 
 #[test]
 fn the_version_is_taken_from_a_recording_that_shows_it() {
-    let path = trace("2.12.1.default");
-    let told = json(&["advise", "--quick", "--json", path.to_str().unwrap()]);
+    let path = &trace("2.12.1.default");
+    let told = json(&["advise", "--quick", "--json", path]);
     assert_eq!(told["torch"], "2.12");
     let not_shown = told["not_shown"].to_string();
     assert!(!not_shown.contains("version"), "{not_shown}");
     // Its configuration has a key of 2.6.
-    let path = trace("unet.frac045");
-    let told = json(&["advise", "--quick", "--json", path.to_str().unwrap()]);
+    let path = &trace("unet.frac045");
+    let told = json(&["advise", "--quick", "--json", path]);
     assert_eq!((&told["torch"], &told["not_shown"]), (&"2.6".into(), &Value::Array(Vec::new())));
 }
 
 #[test]
 fn whether_a_program_fits_is_answered_with_the_cheapest_setting_and_by_the_exit_code() {
-    let path = trace("2.12.1.default");
-    let path = path.to_str().unwrap();
+    let path = &trace("2.12.1.default");
     let said = |more: &[&str]| {
         let output = run(&[&["advise", "--quick", path][..], more].concat());
-        (output.status.code(), text(&output.stdout))
+        (output.code, output.stdout)
     };
     let (code, told) = said(&["--fits", "4GiB"]);
     assert_eq!(code, Some(0), "{told}");
@@ -253,8 +243,8 @@ fn whether_a_program_fits_is_answered_with_the_cheapest_setting_and_by_the_exit_
     }
     let conditions = ["--fits", "3200MiB", "--assert", "live_peak<1MiB", "--json"];
     let output = run(&[&["advise", "--quick", path][..], &conditions].concat());
-    assert_eq!(output.status.code(), Some(1));
-    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.code, Some(1));
+    let told = output.json();
     let (fits, live) = (&told["assertions"][0], &told["assertions"][1]);
     assert_eq!((&fits["assertion"], &fits["holds"]), (&"needs<=3200MiB".into(), &true.into()));
     assert!(bytes(&fits["needs_bytes"]) <= 3200 * MIB && fits["is_recorded"] == false, "{fits}");
@@ -279,7 +269,7 @@ fn live_bytes_beyond_the_limit_name_the_excess_and_the_largest_holder() {
     );
     assert_eq!((&told["headline"], &told["choice"]), (&"cannot help".into(), &Value::Null));
     assert!(told["set"].as_array().unwrap().is_empty());
-    let printed = text(&run(&["advise", "--quick", &file]).stdout);
+    let printed = run(&["advise", "--quick", &file]).stdout;
     assert!(!printed.contains("ALLOC_CONF="), "{printed}");
     assert!(
         printed.contains("live bytes alone: 160.0 MiB, with the request that failed\n"),

@@ -1,23 +1,20 @@
 //! What to set, why, and who holds the memory: `advise` as a script and as a person sees it.
 
-use super::{Folder, run, run_with, text, trace};
+use super::*;
 
 const MIB: u64 = 1 << 20;
 
-fn advised(args: &[&str]) -> serde_json::Value {
-    let output = run(&[&["advise", "--quick", "--json"][..], args].concat());
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
+fn advised(args: &[&str]) -> Value {
+    ok(&[&["advise", "--quick", "--json"][..], args].concat()).json()
 }
 
-fn number(value: &serde_json::Value) -> u64 {
+fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no size"))
 }
 
 #[test]
 fn the_setting_that_needs_least_is_named_and_runs_there() {
-    let path = trace("serve.default");
-    let path = path.to_str().unwrap();
+    let path = &trace("serve.default");
     let said = advised(&[path]);
     let (recorded, best) = (number(&said["recorded"]["needs_bytes"]), &said["best"]);
     let needs = number(&best["needs_bytes"]);
@@ -28,15 +25,14 @@ fn the_setting_that_needs_least_is_named_and_runs_there() {
     // What it says was replayed, and can be again.
     let conf = best["conf"].as_str().unwrap();
     let total = needs.to_string();
-    let again = run(&["replay", path, "--conf", conf, "--total-memory", &total, "--json"]);
-    let row: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
+    let row = run(&["replay", path, "--conf", conf, "--total-memory", &total, "--json"]).json();
     assert_eq!((row["ooms"].as_u64(), &row["retries"]), (Some(0), &best["retries"]));
 }
 
 #[test]
 fn causes_add_up_to_what_was_recorded() {
-    let path = trace("multistream.default");
-    let said = advised(&[path.to_str().unwrap()]);
+    let path = &trace("multistream.default");
+    let said = advised(&[path]);
     let causes = &said["causes"];
     let peak_reserved = &causes["peak_reserved"];
     let kinds = [
@@ -47,7 +43,7 @@ fn causes_add_up_to_what_was_recorded() {
         "idle_segment_bytes",
         "driver_bytes",
     ];
-    let sum = |causes: &serde_json::Value| kinds.iter().map(|kind| number(&causes[kind])).sum();
+    let sum = |causes: &Value| kinds.iter().map(|kind| number(&causes[kind])).sum();
     let reserved: u64 = sum(peak_reserved);
     assert_eq!(
         (reserved, number(&peak_reserved["reserved_bytes"])),
@@ -94,9 +90,7 @@ fn holders_are_told_by_the_users_own_frame_and_cannot_speak_to_the_terminal() {
     assert_eq!(holders[0]["asked_for_by"], "train.py:20 grow, in torch/nn.py:7 forward");
     assert_eq!(holders[0]["frames"].as_array().unwrap().len(), 2);
 
-    let output = run(&["advise", "--quick", &file]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let stdout = text(&output.stdout);
+    let stdout = ok(&["advise", "--quick", &file]).stdout;
     assert!(stdout.contains("train.py:20 grow, in torch/nn.py:7 forward"), "{stdout}");
     assert!(stdout.contains("train.py:10 keep"), "{stdout}");
     assert!(!stdout.contains('\u{1b}'), "{stdout:?}");
@@ -214,12 +208,10 @@ fn the_code_of_the_program_is_named_at_the_peak_of_live_bytes_and_what_lived_bef
     let printed = said.to_string();
     assert!(machinery.iter().all(|part| !printed.contains(part)), "{printed}");
 
-    let output = run(&["advise", "--quick", &file]);
-    let plain = text(&output.stdout);
+    let plain = run(&["advise", "--quick", &file]).stdout;
     assert!(machinery.iter().all(|part| !plain.contains(part)), "{plain}");
     assert!(plain.contains("At the peak of live bytes, "), "{plain}");
-    let output = run(&["advise", "--quick", "--all-frames", &file]);
-    let all = text(&output.stdout);
+    let all = run(&["advise", "--quick", "--all-frames", &file]).stdout;
     assert!(machinery.iter().all(|part| all.contains(part)), "{all}");
 }
 
@@ -249,10 +241,8 @@ fn a_bad_file_does_not_stop_the_others() {
     let folder = Folder::new("bad");
     let good = folder.file("good.json", &recording_with_stacks());
     let bad = folder.file("bad.json", "{");
-    let output = run(&["advise", "--quick", &bad, &good, "--format", "json"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("bad.json"));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let output = fails(&["advise", "--quick", &bad, &good, "--format", "json"], 1, "bad.json");
+    let said = output.json();
     assert_eq!(said["trace"], "good");
 }
 
@@ -262,10 +252,8 @@ fn a_bad_file_stops_no_other_of_a_comparison_or_a_replay() {
     let good = folder.file("good.json", &recording_with_stacks());
     let missing = folder.path("missing.pickle");
     for command in [&["replay"][..], &["compare", "--conf", "backend:native"]] {
-        let output = run(&[command, &["--json", &missing, &good]].concat());
-        assert_eq!(output.status.code(), Some(1), "{command:?}");
-        assert!(text(&output.stderr).contains("missing.pickle"), "{command:?}");
-        let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let output = fails(&[command, &["--json", &missing, &good]].concat(), 1, "missing.pickle");
+        let row = output.json();
         assert_eq!(row["trace"], "good");
     }
 }
@@ -273,6 +261,6 @@ fn a_bad_file_stops_no_other_of_a_comparison_or_a_replay() {
 #[test]
 fn a_recording_comes_through_standard_input() {
     let output = run_with(&["replay", "-", "--json"], &recording_with_stacks());
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((output.status.code(), row["allocations"].as_u64()), (Some(0), Some(3)));
+    let row = output.json();
+    assert_eq!((output.code, row["allocations"].as_u64()), (Some(0), Some(3)));
 }

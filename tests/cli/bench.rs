@@ -3,13 +3,11 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
-use super::{run, stratalloc, text};
+use super::*;
 
 #[test]
 fn bench_prints_the_fixed_fields() {
-    let output = run(&["bench", "--conf", "backend:native", "--case", "pair:512B", "--json"]);
-    assert_eq!(output.status.code(), Some(0));
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = ok(&["bench", "--conf", "backend:native", "--case", "pair:512B", "--json"]).json();
     let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, ["case", "threads", "conf", "device", "ns_per_op", "mops", "spread"]);
 }
@@ -19,7 +17,7 @@ fn bench_prints_configurations_side_by_side() {
     let confs = ["--conf", "backend:native", "--conf", "backend:native,expandable_segments:True"];
     let output =
         run(&[&["bench", "--case", "pair:512B", "--case", "pair_raw:512B"][..], &confs].concat());
-    let printed = text(&output.stdout);
+    let printed = &output.stdout;
     let lines: Vec<Vec<&str>> =
         printed.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["case", "threads", "A", "B"], "{printed}");
@@ -57,7 +55,7 @@ fn bench_in_turns_answers_each_line_with_a_line() {
     ] {
         writeln!(asked, "{line}").unwrap();
         let answer = answers.next().unwrap().unwrap();
-        let row: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        let row: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!((row["case"].as_str(), row["conf"].as_str()), (Some(case), Some(conf)));
         assert!(row["ns_per_op"].as_f64().unwrap() > 0.0, "{answer}");
     }
@@ -65,7 +63,7 @@ fn bench_in_turns_answers_each_line_with_a_line() {
     assert_eq!(answers.next().unwrap().unwrap(), "null", "the driver alone has no such case");
     writeln!(asked, "pear:512B backend:native").unwrap();
     assert!(answers.next().is_none());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("\"pear:512B\""), "{}", text(&output.stderr));
+    let output = Ended::from(child.wait_with_output().unwrap());
+    assert_eq!(output.code, Some(2));
+    assert!(output.stderr.contains("\"pear:512B\""), "{}", output.stderr);
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Folder, run, text};
+use super::*;
 
 /// A recording of one request for each device that has one, made with this configuration.
 fn recording(devices: &[bool], conf: &str) -> String {
@@ -35,16 +35,15 @@ fn a_recording_is_not_overwritten_whatever_it_is_called() {
             vec!["compare", &other, &keep, "--conf", &new_first, "--conf", &log],
         ] {
             let output = run(&args);
-            let told = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
+            let told = &output.stderr;
+            assert_eq!(output.code, Some(2), "{args:?}: {told}");
             assert!(told.contains(" would be written over the recording "), "{told}");
-            assert_eq!(text(&output.stdout), "", "{args:?}");
+            assert_eq!(output.stdout, "", "{args:?}");
             assert_eq!(std::fs::read_to_string(&keep).unwrap(), content, "{args:?}");
             assert!(!Path::new(&fresh).exists(), "{args:?}");
         }
     }
-    let output = run(&["replay", &keep, "--stats", &fresh]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    ok(&["replay", &keep, "--stats", &fresh]);
 }
 
 /// Recordings come from anybody.
@@ -59,16 +58,15 @@ fn what_a_recording_says_of_its_configuration_writes_no_file_and_loads_no_code()
         let path = folder.file("hostile.json", &recording(&[true], &conf));
         for args in [vec!["replay", &path], vec!["replay", &path, "--verify"]] {
             let output = run(&args);
-            let told = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
+            let told = &output.stderr;
+            assert_eq!(output.code, Some(2), "{args:?}: {told}");
             assert!(
                 told.contains("the trace's configuration") && told.contains("--conf"),
                 "{told}"
             );
         }
         for args in [vec!["replay", &path, "--conf", ""], vec!["compare", &path, "--conf", ""]] {
-            let output = run(&args);
-            assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+            ok(&args);
         }
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
     }
@@ -93,21 +91,19 @@ fn a_recording_of_nothing_is_refused_and_says_what_may_be_missing() {
         for args in [vec!["replay", path], vec!["replay", path, "--verify"], vec!["compare", path]]
         {
             let output = run(&args);
-            let told = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{args:?}: {told}");
+            let told = &output.stderr;
+            assert_eq!(output.code, Some(1), "{args:?}: {told}");
             assert!(told.contains(path.as_str()) && told.contains("holds no events"), "{told}");
             assert!(told.contains("torch.cuda.memory._record_memory_history"), "{told}");
-            assert_eq!(text(&output.stdout), "", "{args:?}");
+            assert_eq!(output.stdout, "", "{args:?}");
         }
     }
     let log = folder.file("log.csv", "Thread,Time,Action,Pointer,Size,Stream\n");
-    let output = run(&["replay", &log]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("holds no requests"), "{}", text(&output.stderr));
+    fails(&["replay", &log], 1, "holds no requests");
     // Blocks that live can be taken, though nobody knows how they came.
     let output = run(&["replay", &folder.file("live.json", &block("active_allocated"))]);
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{told}");
+    let told = &output.stderr;
+    assert_eq!(output.code, Some(0), "{told}");
     assert!(told.starts_with("note: ") && told.contains("_record_memory_history"), "{told}");
 }
 
@@ -115,10 +111,10 @@ fn a_recording_of_nothing_is_refused_and_says_what_may_be_missing() {
 fn a_device_without_events_beside_one_that_has_some_is_refused_only_when_asked_for() {
     let folder = Folder::new("beside");
     let path = folder.file("two.json", &recording(&[false, true], ""));
-    assert_eq!(run(&["replay", &path]).status.code(), Some(0));
+    ok(&["replay", &path]);
     let output = run(&["replay", &path, "--recorded-device", "0"]);
-    let told = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
+    let told = &output.stderr;
+    assert_eq!(output.code, Some(1), "{told}");
     assert!(told.contains("no events of device 0; others may have some"), "{told}");
 }
 
@@ -144,15 +140,12 @@ fn names_of_files_cannot_speak_to_the_terminal() {
         (vec!["explain", "layers:[track,\"\u{1b}[31m"], "?[31m", false),
     ] {
         let output = run(&args);
-        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        let (stdout, stderr) = (output.stdout, output.stderr);
         let speaks = |c: char| c.is_control() && c != '\n';
         assert!(!stdout.contains(speaks) && !stderr.contains(speaks), "{stdout:?} {stderr:?}");
         let said = if on { stdout } else { stderr };
         assert!(said.contains(shown), "{shown}: {said}");
     }
-    let row: serde_json::Value = serde_json::from_slice(
-        &run(&["replay", &whole, "--recorded-device", "0", "--json"]).stdout,
-    )
-    .unwrap();
+    let row = run(&["replay", &whole, "--recorded-device", "0", "--json"]).json();
     assert_eq!(row["trace"], name(""), "for programs the name is what it is");
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Folder, stratalloc, text, trace};
+use super::*;
 
 /// The lines of a page's shell blocks that call the program.
 fn commands(page: &str) -> Vec<String> {
@@ -24,10 +24,8 @@ fn each_command_of_the_guide_runs() {
         let page = std::fs::read_to_string(&path).expect("it is text");
         for line in commands(&page) {
             let words = line.split('#').next().expect("one part").split_whitespace().skip(1);
-            let output = stratalloc().args(words).current_dir(folder.path("")).output();
-            let output = output.expect("it runs");
-            let errors = text(&output.stderr);
-            assert!(output.status.success(), "{}: {line}: {errors}", path.display());
+            let ended = ended(stratalloc().args(words).current_dir(folder.path("")));
+            assert_eq!(ended.code, Some(0), "{}: {line}: {}", path.display(), ended.stderr);
             count += 1;
         }
     }

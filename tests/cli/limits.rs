@@ -1,7 +1,7 @@
 //! Recordings of programs that ran out of memory: what limited them, and which setting would have helped.
 
 use super::made::{MIB, Made};
-use super::{Folder, run, text};
+use super::*;
 
 /// 40 segments of 20 MiB, a quarter of each live; then a request of 300 MiB fails.
 fn fragmented(device_free_bytes: u64) -> String {
@@ -28,10 +28,8 @@ fn one_block(device_free_bytes: u64) -> String {
 }
 
 /// The only JSON object that a command prints.
-fn printed(args: &[&str]) -> serde_json::Value {
-    let output = run(&[args, &["--json"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("one JSON object")
+fn printed(args: &[&str]) -> Value {
+    ok(&[args, &["--json"]].concat()).json()
 }
 
 #[test]
@@ -60,7 +58,7 @@ fn a_full_device_limits_to_what_was_reserved_and_free() {
     assert_eq!((&row["limit_bytes"], &row["ooms"]), (&(550 * MIB).into(), &1.into()), "{row}");
     // A setting that needs less than the full device had is named as one that would have helped.
     let file = folder.path("fragmented.json");
-    let told = text(&run(&["advise", &file]).stdout);
+    let told = run(&["advise", &file]).stdout;
     let runs = "Under the limit of 1,000 MiB, where 1 request failed when it was recorded, it runs";
     assert!(told.contains(runs), "{told}");
     assert!(told.contains("The limit is 1000.0 MiB: the device was full, "), "{told}");
@@ -99,12 +97,12 @@ fn the_memory_that_is_set_holds_over_what_a_recording_shows() {
                 (&from.into(), &false.into())
             );
         }
-        let told = text(&run(&[&["advise", "--quick"][..], &[file], set].concat()).stdout);
+        let told = run(&[&["advise", "--quick"][..], &[file], set].concat()).stdout;
         assert!(told.contains(&format!("The limit is 1200.0 MiB: {from}.")), "{told}");
     }
     let page = folder.path("page.html");
     let args = ["report", "--quick", &by_device, "-o", &page, "--total-memory", "1200MiB"];
-    assert_eq!(run(&args).status.code(), Some(0));
+    ok(&args);
     let page = std::fs::read_to_string(&page).unwrap();
     assert!(page.contains("The limit is 1200.0 MiB: set as the memory of the device."));
 }

@@ -1,18 +1,14 @@
 //! Needs that depend on the addresses that a device gives out.
 
-use std::sync::Arc;
-
 use stratalloc::analysis::{Memory, Need, Recording, SearchOptions};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::sim::{EventMode, SimOptions};
-use stratalloc::driver::{Recorded, RecordedAddresses, Sim};
-use stratalloc::history::Action;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{BuildOptions, build};
+use stratalloc::driver::{Recorded, RecordedAddresses};
+use stratalloc::registry::build;
 use stratalloc::replay::{Trace, TraceEvent, is_served};
 
-use super::made::MIB;
+use super::made::{MIB, Made};
+use super::{Folder, run};
 use crate::common::dice::Dice;
+use crate::common::prelude::*;
 
 /// `+BYTES` is a request on the default stream, `+BYTES@7` one on stream 7, `-N` frees the block of request
 /// N. Shrunk from 800 random requests: which of two free segments the last requests use depends on
@@ -78,7 +74,7 @@ fn no_order_of_addresses_needs_more_than_the_need() {
 /// Settings that are printed are checked, and only those.
 #[test]
 fn a_need_that_depends_on_addresses_is_printed_with_both_numbers() {
-    let mut made = super::made::Made::default();
+    let mut made = Made::default();
     for event in trace().events {
         made.on_stream(event.stream.0);
         match event.action {
@@ -87,21 +83,17 @@ fn a_need_that_depends_on_addresses_is_printed_with_both_numbers() {
             _ => {}
         }
     }
-    let folder = super::Folder::new("luck");
+    let folder = Folder::new("luck");
     let file = folder.file("luck.json", &made.json());
     let conf = ["--conf", "max_split_size_mb:20,compat:pytorch"];
-    let row = |command: &str| -> serde_json::Value {
-        let output = super::run(&[&[command, &file, "--json"], &conf[..]].concat());
-        serde_json::from_slice(&output.stdout).unwrap()
-    };
+    let row = |command: &str| run(&[&[command, &file, "--json"], &conf[..]].concat()).json();
     for row in [row("compare"), row("replay")] {
         let (needs, luck) = (row["needs_bytes"].as_u64(), row["needs_with_luck_bytes"].as_u64());
         assert!(luck.zip(needs).is_some_and(|(luck, needs)| luck + 16 * MIB <= needs), "{row}");
     }
-    let table = super::text(&super::run(&[&["compare", &file], &conf[..]].concat()).stdout);
+    let table = run(&[&["compare", &file], &conf[..]].concat()).stdout;
     assert!(table.contains(" with luck)") && table.contains("with luck: which of two"), "{table}");
-    let advised = super::run(&["advise", "--quick", "--json", &file]);
-    let advised: serde_json::Value = serde_json::from_slice(&advised.stdout).unwrap();
+    let advised = run(&["advise", "--quick", "--json", &file]).json();
     let best = &advised["best"];
     assert_eq!(best["all_address_orders"], true, "{best}");
 }

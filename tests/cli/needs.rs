@@ -1,16 +1,13 @@
 //! What recordings need, and recordings as people have them: with a limit, and without their beginning.
 
-use std::path::Path;
-
 use stratalloc::analysis::{Figures, Memory, Recording, Room, measure};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::ids::PoolId;
 use stratalloc::replay::{Limits, Op, Trace, reader};
 
-use super::{run, text, trace};
+use super::*;
+use crate::common::prelude::*;
 
 fn read(name: &str) -> Trace {
-    reader::read(Path::new(&trace(name)), &Limits::default()).expect("shipped recordings are sound")
+    reader::read(trace(name).as_ref(), &Limits::default()).expect("shipped recordings are sound")
 }
 
 fn recording(trace: Trace) -> Recording {
@@ -20,8 +17,7 @@ fn recording(trace: Trace) -> Recording {
 
 /// The program is asked about each device by itself: it fits from the need on, and not just below.
 fn fits_from_its_need_on(path: &str, conf: &str, known_mib: Option<f64>) {
-    let output = run(&["compare", path, "--conf", conf, "--json"]);
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a row");
+    let row = run(&["compare", path, "--conf", conf, "--json"]).json();
     let need = row["needs_bytes"].as_u64().unwrap_or_else(|| panic!("{path}, {conf}: {row}"));
     if let Some(mib) = known_mib {
         let off = (need as f64 / (mib * 1_048_576.0) - 1.0).abs();
@@ -30,8 +26,7 @@ fn fits_from_its_need_on(path: &str, conf: &str, known_mib: Option<f64>) {
     let ooms = |bytes: u64| {
         let bytes = bytes.to_string();
         let more = ["--memory-fraction", "1", "--total-memory", &bytes];
-        let output = run(&[&["replay", path, "--conf", conf][..], &more].concat());
-        let told = text(&output.stdout);
+        let told = run(&[&["replay", path, "--conf", conf][..], &more].concat()).stdout;
         !told.contains(" 0 out of memory")
     };
     for thousandths in [1000, 1012, 1050, 1100, 1300, 2000] {
@@ -58,7 +53,7 @@ fn a_need_is_where_the_program_begins_to_run() {
     // The others in the full size.
     let cases = usize::try_from(crate::common::runs::runs(3)).unwrap();
     for (name, conf, known_mib) in known.into_iter().take(cases) {
-        fits_from_its_need_on(trace(name).to_str().unwrap(), conf, known_mib);
+        fits_from_its_need_on(&trace(name), conf, known_mib);
     }
 }
 
@@ -66,23 +61,13 @@ fn a_need_is_where_the_program_begins_to_run() {
 /// pools are left out, because who captures into a pool of its own may hold it without a request.
 #[test]
 fn needs_hold_on_recordings_from_elsewhere() {
-    let Some(folder) = std::env::var_os("STRATALLOC_RECORDINGS") else {
-        eprintln!("skipped: STRATALLOC_RECORDINGS names no folder");
-        return;
-    };
-    let entries = std::fs::read_dir(folder).expect("the folder is there");
-    let paths = entries.map(|entry| entry.expect("it can be read").path());
-    let mut paths: Vec<_> =
-        paths.filter(|path| path.to_string_lossy().contains(".pickle")).collect();
-    paths.sort();
-    for path in paths {
-        let trace = reader::read(&path, &Limits::default()).expect("it is a recording");
+    for path in &recordings_from_elsewhere(&[".pickle"]) {
+        let trace = reader::read(path.as_ref(), &Limits::default()).expect("it is a recording");
         // Recordings of PyTorch 2.11 say no pools: they are found in the final layout.
         let private = |op: &Op| matches!(op, Op::Allocate { pool, .. } if *pool != PoolId::DEFAULT);
         if recording(trace).workload.ops.iter().any(private) {
             continue;
         }
-        let path = path.to_str().expect("names are text");
         let known = |conf: &str| match path.rsplit('/').next() {
             Some("unet.default.pickle.xz") => match conf {
                 "backend:native" => Some(6650.0),

@@ -1,7 +1,7 @@
 //! Recordings of newer versions, and errors that name the file of a recording.
 
 use super::made::{MIB, Made};
-use super::{Folder, run, text};
+use super::*;
 
 #[test]
 fn entries_with_unknown_actions_are_counted_and_ignored() {
@@ -22,12 +22,12 @@ fn entries_with_unknown_actions_are_counted_and_ignored() {
         (&["report", "--quick", &file, "-o", &page], false),
     ] {
         let output = run(command);
-        let told = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{command:?}: {told}");
+        let told = &output.stderr;
+        assert_eq!(output.code, Some(0), "{command:?}: {told}");
         let note = "note: newer: 2 entries are ignored: unknown actions, the first \"teleport\"\n";
         assert_eq!(told, note, "{command:?}");
         if prints {
-            let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let said = output.json();
             assert_eq!(said["unknown_entries"], 2, "{command:?}");
         }
     }
@@ -55,8 +55,8 @@ fn errors_of_a_recording_name_its_file() {
             &["report", "--quick", &file, "-o", &page],
         ] {
             let output = run(command);
-            let told = text(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{command:?}");
+            let told = &output.stderr;
+            assert_eq!(output.code, Some(1), "{command:?}");
             let error = told.lines().find(|line| line.starts_with("stratalloc: ")).unwrap();
             assert!(error.starts_with(&format!("stratalloc: {file}: ")), "{command:?}: {error}");
         }
@@ -77,10 +77,10 @@ fn annotations_are_marks_and_host_memory_is_a_line() {
     let file = folder.file("annotated.json", &content);
     let sentence = "Pinned host memory: 4 MiB at most; 4 MiB at the end, 4 MiB of them live.";
     let output = run(&["advise", "--quick", &file]);
-    assert_eq!(text(&output.stderr), "");
-    assert!(text(&output.stdout).contains(sentence));
+    assert_eq!(output.stderr, "");
+    assert!(output.stdout.contains(sentence));
     let page = folder.path("page.html");
-    assert_eq!(run(&["report", "--quick", &file, "-o", &page]).status.code(), Some(0));
+    ok(&["report", "--quick", &file, "-o", &page]);
     let page = std::fs::read_to_string(&page).unwrap();
     assert!(page.contains(r#""annotations":[[2,"the weights",20971520]]"#));
     assert!(page.contains(sentence));

@@ -4,9 +4,7 @@ mod browser;
 mod large;
 mod made;
 
-use serde_json::Value;
-
-use super::{Folder, run, text, trace};
+use super::*;
 
 /// The data of a page: what stands in its script elements.
 pub(super) fn recordings(page: &str) -> Vec<Value> {
@@ -16,9 +14,7 @@ pub(super) fn recordings(page: &str) -> Vec<Value> {
 }
 
 fn written(args: &[&str], page: &str) -> String {
-    let output = run(args);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let told = text(&output.stdout);
+    let told = ok(args).stdout;
     assert!(told.contains(page) && told.lines().count() == 1, "{told}");
     std::fs::read_to_string(page).expect("it was written")
 }
@@ -27,8 +23,7 @@ fn written(args: &[&str], page: &str) -> String {
 fn a_page_has_its_panels_its_data_and_no_address_to_ask() {
     let folder = Folder::new("report");
     let out = folder.path("out.html");
-    let path = trace("multistream.default");
-    let path = path.to_str().unwrap();
+    let path = &trace("multistream.default");
     let conf = "expandable_segments:True,roundup_power2_divisions:4";
     let page = written(&["report", path, "--quick", "--conf", conf, "-o", &out], &out);
     for id in ["timeline", "segments", "holders", "needs", "advice"] {
@@ -46,8 +41,7 @@ fn a_page_has_its_panels_its_data_and_no_address_to_ask() {
             && rows.iter().any(|row| row["recorded"] == true)
     );
     // The sentences are those of `advise`.
-    let advise = run(&["advise", path, "--quick", "--json"]);
-    let advise: Value = serde_json::from_slice(&advise.stdout).unwrap();
+    let advise = run(&["advise", path, "--quick", "--json"]).json();
     assert_eq!(data["advice"]["sentence"], advise["sentence"]);
     assert_eq!(data["advice"]["unknown"], advise["not_shown"]);
     let (pictures, causes) = (&data["advice"]["pictures"], &advise["causes"]);
@@ -83,8 +77,7 @@ fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
         serde_json::json!([["activations", mib(132), 24], [before, mib(80), 2]])
     );
     // The names of the rows are those of `advise`.
-    let advise = run(&["advise", &late, "--quick", "--json"]);
-    let advise: Value = serde_json::from_slice(&advise.stdout).unwrap();
+    let advise = run(&["advise", &late, "--quick", "--json"]).json();
     let rows = advise["holders"]["by_stack"].as_array().unwrap();
     let list = data["holders"][0]["list"].as_array().unwrap();
     let place = |number: &Value| number.as_u64().and_then(|number| usize::try_from(number).ok());
@@ -105,8 +98,8 @@ fn without_a_name_the_page_stands_beside_the_first_recording() {
     let page = folder.path("run.html");
     written(&["report", &first, &second, "--quick"], &page);
     let ended = super::run_with(&["report", "--quick", "-"], "");
-    assert_eq!(ended.status.code(), Some(2), "{}", text(&ended.stderr));
-    assert!(text(&ended.stderr).contains("-o names the page"), "{}", text(&ended.stderr));
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("-o names the page"), "{}", ended.stderr);
 }
 
 #[test]
@@ -128,9 +121,7 @@ fn each_device_and_each_file_is_on_the_page_and_a_bad_one_stops_no_other() {
     let two = folder.file("two.json", &made::two_devices());
     let plain = folder.file("plain.json", &made::without_history());
     let (bad, out) = (folder.file("bad.json", "{}"), folder.path("out.html"));
-    let output = run(&["report", &two, &bad, &plain, "--quick", "-o", &out]);
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("bad.json"));
+    fails(&["report", &two, &bad, &plain, "--quick", "-o", &out], 1, "bad.json");
     let data = recordings(&std::fs::read_to_string(&out).unwrap());
     let names: Vec<&str> = data.iter().filter_map(|data| data["name"].as_str()).collect();
     assert_eq!(names, ["two device 1", "two device 0", "plain"]);
@@ -144,24 +135,20 @@ fn a_page_goes_over_no_recording_and_is_there_only_when_it_is_whole() {
     let content = std::fs::read_to_string(&file).unwrap();
     let roundabout = folder.path("./keep.json");
     for output in [&file, &roundabout] {
-        let ended = run(&["report", &file, "-o", output]);
-        assert_eq!(ended.status.code(), Some(2), "{}", text(&ended.stderr));
-        assert!(text(&ended.stderr).contains("would be written over the recording"));
+        fails(&["report", &file, "-o", output], 2, "would be written over the recording");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), content);
     }
     let old = folder.file("old.html", "an older page");
     let broken = folder.file("broken.json", "{");
-    assert_eq!(run(&["report", &broken, "-o", &old]).status.code(), Some(1));
+    fails(&["report", &broken, "-o", &old], 1, "");
     assert_eq!(std::fs::read_to_string(&old).unwrap(), "an older page");
-    assert_eq!(run(&["report", &file, "--quick", "-o", &old]).status.code(), Some(0));
+    ok(&["report", &file, "--quick", "-o", &old]);
     assert!(std::fs::read_to_string(&old).unwrap().starts_with("<!doctype html>"));
     let nowhere = folder.path("no/such/folder/out.html");
-    let ended = run(&["report", &file, "-o", &nowhere]);
-    assert_eq!(ended.status.code(), Some(1));
-    assert!(text(&ended.stderr).contains("no/such/folder"), "{}", text(&ended.stderr));
-    assert_eq!(run(&["report", &file, "-o", "x", "--format", "json"]).status.code(), Some(2));
+    fails(&["report", &file, "-o", &nowhere], 1, "no/such/folder");
+    fails(&["report", &file, "-o", "x", "--format", "json"], 2, "");
     let printed = run(&["report", &file, "--quick", "-o", "-"]);
-    assert!(text(&printed.stdout).starts_with("<!doctype html>"));
+    assert!(printed.stdout.starts_with("<!doctype html>"));
     let mut names: Vec<_> =
         std::fs::read_dir(folder.path("")).unwrap().map(|f| f.unwrap().file_name()).collect();
     names.sort();

@@ -1,13 +1,20 @@
 //! What `replay --verify` reads out of recordings of programs that were short of memory.
 
 use super::made::{MIB, Made};
-use super::{Folder, run, text, trace};
+use super::*;
 
 const BASE: u64 = 0x7f00_0000_0000;
 
-fn verified(file: &str, set: &[&str]) -> serde_json::Value {
-    let output = run(&[&["replay", "--verify", "--json", file], set].concat());
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
+fn verified(file: &str, set: &[&str]) -> Value {
+    run(&[&["replay", "--verify", "--json", file], set].concat()).json()
+}
+
+/// Checks that no decision differs, and how often the cache was emptied by a request and by a call.
+#[track_caller]
+fn is_exact(row: &Value, retries: u64, calls: u64) {
+    assert_eq!(row["first_mismatch"], Value::Null, "{row}");
+    let found = (&row["retries"], &row["empty_caches_inferred"]);
+    assert_eq!(found, (&retries.into(), &calls.into()), "{row}");
 }
 
 /// Limit 1,000 MiB; the collector is due from 500 MiB on.
@@ -59,12 +66,10 @@ fn a_retry_on_a_full_device_is_no_empty_cache() {
     let folder = Folder::new("retried");
     let file = folder.file("retried.json", &made.json());
     let row = verified(&file, &["--total-memory", "1000MiB"]);
-    assert_eq!(row["first_mismatch"], serde_json::Value::Null, "{row}");
-    assert_eq!((&row["retries"], &row["empty_caches_inferred"]), (&1.into(), &0.into()), "{row}");
+    is_exact(&row, 1, 0);
     // With more memory the release is no request's own.
     let row = verified(&file, &["--total-memory", "2000MiB"]);
-    assert_eq!(row["first_mismatch"], serde_json::Value::Null, "{row}");
-    assert_eq!((&row["retries"], &row["empty_caches_inferred"]), (&0.into(), &1.into()), "{row}");
+    is_exact(&row, 0, 1);
 }
 
 /// A block of another stream's completes, so it fits; but it completed when the request had waited for it.
@@ -86,8 +91,7 @@ fn a_request_that_waits_for_events_does_not_search_again() {
     let folder = Folder::new("waited");
     let file = folder.file("waited.json", &made.json());
     let row = verified(&file, &["--total-memory", "700MiB"]);
-    assert_eq!(row["first_mismatch"], serde_json::Value::Null, "{row}");
-    assert_eq!((&row["retries"], &row["empty_caches_inferred"]), (&1.into(), &0.into()), "{row}");
+    is_exact(&row, 1, 0);
 }
 
 /// An allocator that waits for all events goes from stream to stream in an order that nothing shows.
@@ -110,7 +114,7 @@ fn events_that_are_waited_for_complete_in_any_order() {
         let folder = Folder::new("any_order");
         let file = folder.file("any_order.json", &made.json());
         let row = verified(&file, &["--total-memory", "700MiB"]);
-        assert_eq!(row["first_mismatch"], serde_json::Value::Null, "{row}");
+        assert_eq!(row["first_mismatch"], Value::Null, "{row}");
     }
 }
 
@@ -125,8 +129,7 @@ fn a_replay_that_differs_names_what_the_recording_probably_lacks() {
     made.segment(BASE, 20 * MIB);
     made.alloc(BASE + 4 * MIB, 3 * MIB);
     let odd = folder.file("odd.json", &made.json());
-    let frac = trace("unet.frac045");
-    let frac = frac.to_str().unwrap();
+    let frac = &trace("unet.frac045");
     for (file, set, lacks) in [
         (frac, &["--memory-fraction", "0.05"][..], "its limit, which is not the one that is set"),
         (
@@ -139,12 +142,11 @@ fn a_replay_that_differs_names_what_the_recording_probably_lacks() {
         let row = verified(file, set);
         let found = row["probably_lacks"].as_str().unwrap_or_default();
         assert!(found.starts_with(lacks), "{file}: {found}");
-        let output = run(&[&["replay", "--verify", file], set].concat());
-        let told = text(&output.stdout);
+        let told = run(&[&["replay", "--verify", file], set].concat()).stdout;
         assert!(told.contains(&format!("  the recording probably lacks {lacks}")), "{told}");
     }
-    let told = text(&run(&["replay", &collects]).stderr);
+    let told = run(&["replay", &collects]).stderr;
     assert!(told.contains("garbage_collection_threshold acts near a limit"), "{told}");
-    let exact = verified(trace("serve.default").to_str().unwrap(), &[]);
-    assert_eq!(exact["probably_lacks"], serde_json::Value::Null);
+    let exact = verified(&trace("serve.default"), &[]);
+    assert_eq!(exact["probably_lacks"], Value::Null);
 }

@@ -1,14 +1,13 @@
 //! What is said: where it goes when nobody can read it, and in which words.
 
-use super::{run, stratalloc, text, trace};
+use super::*;
 
 /// The outcome is told by the exit code, whoever can read the words.
 #[cfg(target_os = "linux")]
 #[test]
 fn streams_that_cannot_be_written_change_no_exit_code_into_a_panic() {
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let path = trace("multistream.default");
-    let path = path.to_str().unwrap();
+    let path = &trace("multistream.default");
     let idle = "expandable_segments_reserve:0.5";
     for (args, code) in [
         (vec!["explain", "backend:foo"], 2),
@@ -19,16 +18,15 @@ fn streams_that_cannot_be_written_change_no_exit_code_into_a_panic() {
         (vec!["bogus"], 2),
         (vec!["--help"], 0),
     ] {
-        let output = stratalloc().args(&args).stderr(full()).output().unwrap();
-        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        assert_eq!(ended(stratalloc().args(&args).stderr(full())).code, Some(code), "{args:?}");
     }
     let compare = vec!["compare", path, "--conf", ""];
     for args in [vec!["explain"], vec!["info"], vec!["replay", path], compare] {
-        let output = stratalloc().args(&args).stdout(full()).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{args:?}");
-        assert!(text(&output.stderr).starts_with("stratalloc: "), "{args:?}");
-        let output = stratalloc().args(&args).stdout(full()).stderr(full()).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let output = ended(stratalloc().args(&args).stdout(full()));
+        assert_eq!(output.code, Some(1), "{args:?}");
+        assert!(output.stderr.starts_with("stratalloc: "), "{args:?}");
+        let mute = ended(stratalloc().args(&args).stdout(full()).stderr(full()));
+        assert_eq!(mute.code, Some(1), "{args:?}");
     }
 }
 
@@ -44,21 +42,19 @@ fn arguments_that_cannot_be_are_the_callers_to_mend() {
         &["replay", "x", "--verify", "--device", "host"],
         &["replay", "x", "y", "--stats", "z"],
     ] {
-        assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
+        fails(wrong, 2, "");
     }
 }
 
 #[test]
 fn shells_complete_every_command() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let output = run(&["completions", shell]);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let script = text(&output.stdout);
+        let script = ok(&["completions", shell]).stdout;
         for word in ["advise", "compare", "recorded-device"] {
             assert!(script.contains(word), "{shell} does not know {word}");
         }
     }
-    assert_eq!(run(&["completions", "dos"]).status.code(), Some(2));
+    fails(&["completions", "dos"], 2, "");
 }
 
 #[cfg(unix)]
@@ -66,9 +62,9 @@ fn shells_complete_every_command() {
 fn a_variable_that_is_no_text_is_named_once() {
     use std::os::unix::ffi::OsStrExt;
     let no_text = std::ffi::OsStr::from_bytes(b"backend:\xff");
-    let output = stratalloc().arg("explain").env("ALLOC_CONF", no_text).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    let told = text(&output.stderr);
+    let output = ended(stratalloc().arg("explain").env("ALLOC_CONF", no_text));
+    assert_eq!(output.code, Some(2));
+    let told = &output.stderr;
     assert!(
         told.starts_with("stratalloc: ALLOC_CONF: expected text in UTF-8 (byte 8)\n"),
         "{told}"
@@ -77,20 +73,18 @@ fn a_variable_that_is_no_text_is_named_once() {
 
 #[test]
 fn an_empty_configuration_has_a_name_in_tables() {
-    let path = trace("multistream.default");
-    let path = path.to_str().unwrap();
-    let compared = text(&run(&["compare", path, path, "--conf", ""]).stdout);
+    let path = &trace("multistream.default");
+    let compared = run(&["compare", path, path, "--conf", ""]).stdout;
     assert_eq!(compared.matches("\n(default) ").count(), 3, "{compared}");
-    let timed = text(&run(&["bench", "--case", "pair:512B", "--conf", ""]).stdout);
+    let timed = run(&["bench", "--case", "pair:512B", "--conf", ""]).stdout;
     assert!(timed.contains("\nA: (default) on sim\n"), "{timed}");
 }
 
 #[test]
 fn mismatches_show_sizes_as_numbers_and_addresses_as_such() {
-    let path = trace("unet.frac045");
-    let args =
-        ["replay", path.to_str().unwrap(), "--verify", "--memory-fraction", "0.02", "--json"];
-    let row: serde_json::Value = serde_json::from_slice(&run(&args).stdout).unwrap();
+    let path = &trace("unet.frac045");
+    let args = ["replay", path, "--verify", "--memory-fraction", "0.02", "--json"];
+    let row = run(&args).json();
     let first = row["first_mismatch"].as_str().unwrap();
     let words: Vec<&str> = first.split(|c: char| !c.is_ascii_alphanumeric()).collect();
     let addresses = words.iter().filter(|word| word.starts_with("0x")).count();
@@ -104,12 +98,10 @@ fn mismatches_show_sizes_as_numbers_and_addresses_as_such() {
 
 #[test]
 fn a_largest_split_that_does_nothing_in_expandable_segments_is_named() {
-    let path = trace("multistream.default");
+    let path = &trace("multistream.default");
     let conf = "expandable_segments:True,max_split_size_mb:64";
     for command in ["replay", "compare"] {
-        let told = |conf: &str| {
-            text(&run(&[command, path.to_str().unwrap(), "--conf", conf, "--json"]).stderr)
-        };
+        let told = |conf: &str| run(&[command, path, "--conf", conf, "--json"]).stderr;
         let idle = "note: max_split_size_mb does nothing here: ";
         assert!(told(conf).starts_with(idle), "{}", told(conf));
         assert_eq!(told(&format!("{conf},compat:pytorch")), "", "{command}");

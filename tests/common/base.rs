@@ -1,9 +1,11 @@
 //! Devices that tests build bare, wrap as they like, and ask at the end what is still out.
 
+use std::sync::Arc;
+
 #[cfg(target_os = "linux")]
 use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, Held, Sim};
+use stratalloc::driver::{Driver, Faulty, Held, Sim};
 
 /// A device that can say what it has given out.
 pub(crate) trait Base: Driver + Sized + 'static {
@@ -11,7 +13,37 @@ pub(crate) trait Base: Driver + Sized + 'static {
     fn finish_all(&self);
     fn held(&self) -> Held;
     /// How often somebody waited for work so far; `None` when the device does not count.
-    fn waits(&self) -> Option<u64>;
+    fn waits(&self) -> Option<u64> {
+        None
+    }
+    /// Bytes that it has given out.
+    fn used_bytes(&self) -> u64 {
+        let info = self.memory_info().expect("the device works");
+        info.total_bytes - info.free_bytes
+    }
+}
+
+/// Another device whose calls can fail, but not those of a test's own questions.
+impl<D: Base> Base for Faulty<Arc<D>> {
+    fn with_bytes(total_bytes: u64) -> Self {
+        Self::new(Arc::new(D::with_bytes(total_bytes)))
+    }
+
+    fn finish_all(&self) {
+        self.inner().finish_all();
+    }
+
+    fn held(&self) -> Held {
+        self.inner().held()
+    }
+
+    fn waits(&self) -> Option<u64> {
+        self.inner().waits()
+    }
+
+    fn used_bytes(&self) -> u64 {
+        self.inner().used_bytes()
+    }
 }
 
 impl Base for Sim {
@@ -47,10 +79,6 @@ impl Base for Host {
     fn held(&self) -> Held {
         self.held()
     }
-
-    fn waits(&self) -> Option<u64> {
-        None
-    }
 }
 
 #[cfg(all(feature = "cuda", target_os = "linux"))]
@@ -65,9 +93,5 @@ impl Base for super::gpu::Gpu {
 
     fn held(&self) -> Held {
         self.held()
-    }
-
-    fn waits(&self) -> Option<u64> {
-        None
     }
 }

@@ -11,6 +11,7 @@
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
 pub(crate) mod base;
+pub(crate) mod bed;
 pub(crate) mod claims;
 pub(crate) mod crowded;
 pub(crate) mod dice;
@@ -19,6 +20,7 @@ pub(crate) mod gpu;
 pub(crate) mod law;
 pub(crate) mod meeting;
 pub(crate) mod plain;
+pub(crate) mod prelude;
 pub(crate) mod racing;
 pub(crate) mod runs;
 #[cfg(feature = "ffi")]

@@ -3,17 +3,16 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Capture, DriverResult, Intercepted, Interceptor, Sim};
 use stratalloc::ids::StreamId;
+
+use super::base::Base;
 
 /// Work finishes when a test says so.
 pub(crate) type Racing = Intercepted<Arc<Sim>, Before>;
 
 pub(crate) fn racing(total_bytes: u64) -> Arc<Racing> {
-    let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
-    let sim = SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() };
-    Arc::new(Intercepted::with(Arc::new(Sim::new(sim)), Before::default()))
+    Arc::new(Intercepted::with(Arc::new(Sim::with_bytes(total_bytes)), Before::default()))
 }
 
 /// Another thread begins to capture `stream` just before the next event is recorded.

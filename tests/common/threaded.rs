@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
-use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, DriverResult, Intercepted, Interceptor, Sim};
+use stratalloc::driver::{Driver, DriverResult, Held, Intercepted, Interceptor, Sim};
 use stratalloc::ids::StreamId;
+
+use super::base::Base;
 
 /// The number that means the calling thread's own stream.
 pub(crate) const OWN: StreamId = StreamId(2);
@@ -15,11 +16,23 @@ pub(crate) const OWN: StreamId = StreamId(2);
 pub(crate) type Threaded = Intercepted<Arc<Sim>, OwnStreams>;
 
 pub(crate) fn threaded(total_bytes: u64) -> Arc<Threaded> {
-    let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
-    let sim = SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() };
-    let sim = Arc::new(Sim::new(sim));
-    let (own, order) = (Mutex::default(), Mutex::default());
-    Arc::new(Intercepted::with(Arc::clone(&sim), OwnStreams { sim, own, order }))
+    Arc::new(Base::with_bytes(total_bytes))
+}
+
+impl Base for Threaded {
+    fn with_bytes(total_bytes: u64) -> Self {
+        let sim = Arc::new(Sim::with_bytes(total_bytes));
+        let (own, order) = (Mutex::default(), Mutex::default());
+        Intercepted::with(Arc::clone(&sim), OwnStreams { sim, own, order })
+    }
+
+    fn finish_all(&self) {
+        self.inner().complete_all();
+    }
+
+    fn held(&self) -> Held {
+        self.inner().held()
+    }
 }
 
 /// A stream for each thread.

@@ -1,21 +1,12 @@
 //! `backend:native`, with one capability that it offers and that does nothing.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
-use stratalloc::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Control, DeviceAllocator, Hooks, Place,
-    PoolOptions, PrivatePools, Request, ScopeFilter,
-};
-use stratalloc::config::Config;
+use stratalloc::allocator::{BaseAllocation, CacheInfo, Control, Hooks, Place};
 use stratalloc::conformance::configured;
-use stratalloc::driver::Driver;
-use stratalloc::error::{
-    AllocError, DriverError, FractionError, FreeError, HandleError, PoolError,
-};
-use stratalloc::history::SegmentLayout;
-use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::error::{DriverError, FractionError};
 use stratalloc::registry::Constructed;
+
+use crate::common::prelude::*;
 
 /// What does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +58,11 @@ pub(crate) fn bent(bend: Bend, counts: bool) -> impl Fn(Arc<dyn Driver>) -> Cons
 
 impl Bent {
     fn inner(&self) -> &dyn Caching {
-        self.inner.control().caching.expect("the native strategy caches")
+        self.inner.caching()
     }
 
     fn pools(&self) -> &dyn PrivatePools {
-        self.inner.control().private_pools.expect("the native strategy has pools")
+        self.inner.private_pools()
     }
 }
 

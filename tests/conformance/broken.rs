@@ -5,10 +5,11 @@ use stratalloc::conformance::{
 };
 use stratalloc::layers::statistics::statistics;
 use stratalloc::registry::Constructed;
-use stratalloc::stats::{Counter, PerPool, Statistics};
+use stratalloc::stats::{Counter, PerPool};
 
 use super::bent::{Bend, bent};
 use super::toy::{Defect, misstating, toy};
+use crate::common::prelude::*;
 
 /// Changes what an allocator tells.
 type Misstate = fn(&mut Statistics);

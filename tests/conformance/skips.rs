@@ -4,7 +4,9 @@ use std::process::{Command, Output};
 
 use stratalloc::conformance::gpu::is_absent;
 use stratalloc::conformance::skip::REQUIRE_CUDA;
-use stratalloc::error::{DriverError, DriverErrorKind};
+use stratalloc::error::DriverError;
+
+use crate::common::prelude::*;
 
 /// One test of this program in a process that sees no device, whatever the machine has.
 fn without_a_device(test: &str, required: &str) -> Output {

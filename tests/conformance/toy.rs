@@ -1,19 +1,17 @@
 //! A small caching allocator that can be told to be wrong in one way.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::thread::ThreadId;
 
 use parking_lot::Mutex;
-use stratalloc::allocator::{
-    Allocation, Control, Counters, CrossStream, DeviceAllocator, Request, Token,
-};
-use stratalloc::driver::Driver;
-use stratalloc::error::{AllocError, DriverError, FreeError, HandleError, OutOfMemory};
-use stratalloc::ids::{EventId, OwnerId, StreamId};
+use stratalloc::allocator::Control;
+use stratalloc::error::DriverError;
+use stratalloc::ids::{EventId, OwnerId};
 use stratalloc::registry::Constructed;
-use stratalloc::size::{MIB, REQUEST_MAX_BYTES};
-use stratalloc::stats::{PerPool, Statistics};
+use stratalloc::size::REQUEST_MAX_BYTES;
+use stratalloc::stats::PerPool;
+
+use crate::common::prelude::*;
 
 /// What is wrong with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,17 +1,15 @@
 //! Allocators of users: a Rust type under a registered name, closures, a compiled library.
 
-use std::sync::{Arc, Once};
+use std::sync::Once;
 
 use parking_lot::Mutex;
 
-use stratalloc::config::Settings;
 use stratalloc::conformance::configured;
-use stratalloc::driver::Driver;
-use stratalloc::registry::{self, Constructed};
-use stratalloc::strategies::PluggableAllocator;
+use stratalloc::registry::Constructed;
 use stratalloc::strategies::plugin::Callbacks;
 
 use super::toy::{Defect, toy};
+use crate::common::prelude::*;
 
 /// Chosen by its name, as a configuration does it.
 fn registered(driver: Arc<dyn Driver>) -> Constructed {

@@ -1,23 +1,19 @@
 //! Several instances: one map, threads, guards, and what outlives its instance.
 
-use std::sync::atomic::Ordering;
+use std::sync::Barrier;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier};
 
-use stratalloc::allocator::{Caching, DeviceAllocator, Request};
-use stratalloc::config::Settings;
 use stratalloc::driver::DriverResult;
-use stratalloc::error::HandleError;
-use stratalloc::ids::DeviceId;
 use stratalloc::strategies::system::{Fill, Source, SystemBlock};
 use stratalloc::strategies::{
     CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
 };
 
 use super::{ANY, Counted, hand_clock, over, statistics, take};
+use crate::common::prelude::*;
 
 fn take_raw(own: &CpuAllocator, bytes: u64) -> u64 {
-    own.allocate(Request::new(bytes, ANY)).map(|b| b.address()).expect("there is enough")
+    own.ask(bytes, ANY).map(|b| b.address()).expect("there is enough")
 }
 
 #[test]

@@ -2,14 +2,12 @@
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use quickcheck::{Arbitrary, Gen, QuickCheck};
-use stratalloc::allocator::{Allocation, Caching, Counters, DeviceAllocator, Request};
 use stratalloc::strategies::{CpuAllocator, CpuBuffer};
 
 use super::{ANY, Counted, hand_clock, statistics, timed};
+use crate::common::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -128,7 +126,7 @@ fn run(steps: &[Step]) -> Result<(), String> {
                 let hits = model.idle.get(&size).is_some_and(|stack| !stack.is_empty());
                 let retries = statistics(&own).num_alloc_retries;
                 let taken = if matches!(step, Step::Take(_)) {
-                    own.allocate(Request::new(size, ANY)).map(Held::Typed)
+                    own.ask(size, ANY).map(Held::Typed)
                 } else {
                     own.buffer(size).map(Held::Buffer)
                 };
@@ -238,7 +236,7 @@ fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
                     buffer.fill(stratalloc::strategies::system::Fill::Zero);
                     buffer.initialized().unwrap().fill(mark);
                     kept.push(buffer);
-                    let address = own.allocate(Request::new(64, ANY)).map(|b| b.address()).unwrap();
+                    let address = own.ask(64, ANY).map(|b| b.address()).unwrap();
                     // By whichever instance.
                     shared.free_raw(address).unwrap();
                     if kept.len() > 16 {

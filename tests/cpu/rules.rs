@@ -1,21 +1,14 @@
 //! One instance: what is reused, what goes back, what is refused.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
-use stratalloc::allocator::{Allocation, Caching, DeviceAllocator, Recording, Request, Token};
-use stratalloc::config::{Config, KeyTable, Settings};
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{DriverResult, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind, HandleError};
-use stratalloc::history::{Action, BlockStateName, RecordOptions};
-use stratalloc::ids::{DeviceId, StreamId};
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::{KIB, MIB};
+use stratalloc::allocator::Recording;
+use stratalloc::driver::DriverResult;
+use stratalloc::strategies::CpuAllocator;
 use stratalloc::strategies::system::{Source, SystemBlock};
-use stratalloc::strategies::{CpuAllocator, Strategy};
 
 use super::{ANY, Counted, hand_clock, over, settings, statistics, take, timed};
+use crate::common::prelude::*;
 
 #[test]
 fn only_the_exact_size_is_reused_and_the_last_freed_comes_first() {
@@ -37,10 +30,10 @@ fn only_the_exact_size_is_reused_and_the_last_freed_comes_first() {
 fn streams_do_not_matter() {
     let own = over(&Counted::new(), "");
     assert!(own.control().cross_stream.is_none());
-    let block = own.allocate(Request::new(64, StreamId(64))).unwrap();
+    let block = own.take_on(64, StreamId(64));
     let address = block.address();
     own.free(block).unwrap();
-    assert_eq!(own.allocate(Request::new(64, StreamId(128))).unwrap().address(), address);
+    assert_eq!(own.take_on(64, StreamId(128)).address(), address);
 }
 
 #[test]
@@ -98,12 +91,9 @@ fn a_failed_request_has_every_number_in_its_report_and_changes_nothing() {
     let own = over(&source, "");
     let told = Arc::new(AtomicU32::new(0));
     let heard = Arc::clone(&told);
-    own.control()
-        .hooks
-        .unwrap()
-        .add_oom_observer(Arc::new(move |_| _ = heard.fetch_add(1, Ordering::SeqCst)));
+    own.hooks().add_oom_observer(Arc::new(move |_| _ = heard.fetch_add(1, Ordering::SeqCst)));
     let kept = take(&own, 900);
-    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(101, ANY)) else {
+    let Err(AllocError::OutOfMemory(report)) = own.ask(101, ANY) else {
         panic!("1001 bytes of 1000");
     };
     assert_eq!((report.requested_bytes, report.allocated_bytes), (101, 900));
@@ -121,7 +111,7 @@ fn a_callback_that_frees_saves_the_request() {
     let own = Arc::new(over(&source, ""));
     let spare = parking_lot::Mutex::new(Some(take(&*own, 800)));
     let weak = Arc::downgrade(&own);
-    own.control().hooks.unwrap().add_free_memory_callback(Arc::new(move || {
+    own.hooks().add_free_memory_callback(Arc::new(move || {
         let (own, spare) = (weak.upgrade().unwrap(), spare.lock().take());
         spare.is_some_and(|block| own.free(block).is_ok())
     }));
@@ -139,7 +129,7 @@ fn a_limit_counts_what_is_cached_and_gives_it_up() {
     own.free(block).unwrap();
     let block = take(&own, 700);
     assert_eq!(source.held(), (1, 700));
-    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(301, ANY)) else {
+    let Err(AllocError::OutOfMemory(report)) = own.ask(301, ANY) else {
         panic!("1001 bytes of 1000");
     };
     assert_eq!((report.limit_bytes, report.driver), (Some(1000), None));
@@ -212,7 +202,7 @@ fn a_source_that_panics_or_answers_with_another_size_leaves_nothing_behind() {
     own.set_limit_bytes(Some(100));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| take(&own, 80)));
     assert!(panicked.is_err());
-    let error = own.allocate(Request::new(80, ANY)).unwrap_err();
+    let error = own.ask(80, ANY).unwrap_err();
     assert!(matches!(&error, AllocError::Driver(e) if e.message().contains("81 bytes")), "{error}");
     assert_eq!(source.held(), (0, 0));
     assert_eq!(take(&own, 80).size_bytes(), 80);
@@ -221,7 +211,7 @@ fn a_source_that_panics_or_answers_with_another_size_leaves_nothing_behind() {
 #[test]
 fn what_the_machine_cannot_fill_is_refused_before_it_is_touched() {
     let own = CpuAllocator::new(DeviceId(0), &settings("cpu_junk_fill:True")).unwrap();
-    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(1 << 45, ANY)) else {
+    let Err(AllocError::OutOfMemory(report)) = own.ask(1 << 45, ANY) else {
         panic!("32 TiB");
     };
     assert_eq!(
@@ -357,7 +347,7 @@ fn wrong_handles_are_refused_and_come_back() {
     own.free(again).unwrap();
     assert_eq!(statistics(&own).allocated_bytes.all.current, before.allocated_bytes.all.current);
     for (bytes, error) in [(0, "zero"), (u64::MAX, "1 EiB"), (1 << 60, "out of memory")] {
-        let refused = own.allocate(Request::new(bytes, ANY)).unwrap_err();
+        let refused = own.ask(bytes, ANY).unwrap_err();
         assert!(refused.to_string().contains(error), "{refused}");
     }
 }

@@ -2,24 +2,15 @@
 //!
 //! Each thread draws its own numbers, so a failing schedule is luck but the work is always the same.
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::config::{Config, Settings};
-use stratalloc::driver::sim::EventMode;
-use stratalloc::error::AllocError;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::MIB;
-use stratalloc::stats::Statistics;
-use stratalloc::strategies::Strategy;
+use stratalloc::registry::build;
 
 use crate::common::claims::Claims;
 use crate::common::dice::Dice;
-use crate::common::law;
-use crate::common::machine::{Machine, SimMachine};
+use crate::common::prelude::*;
 
 /// How many operations each thread performs.
 const OPERATIONS: usize = 1500;
@@ -75,7 +66,7 @@ impl Scene {
     }
 
     pub(crate) fn statistics(&self) -> Statistics {
-        self.strategy.control().counters.expect("the native strategy counts").statistics()
+        self.strategy.stats()
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -90,7 +81,7 @@ impl Scene {
 
     fn allocate(&self, bytes: u64, stream: StreamId) -> Option<Block> {
         self.claims.at_most.add(1);
-        match self.strategy.allocate(Request::new(bytes, stream)) {
+        match self.strategy.ask(bytes, stream) {
             Ok(allocation) => {
                 self.claims.at_least.add(1);
                 self.claims.claim(allocation.address(), bytes);
@@ -125,8 +116,7 @@ impl Scene {
     }
 
     fn announce(&self, block: &mut Block, stream: StreamId) {
-        let cross =
-            self.strategy.control().cross_stream.expect("the native strategy crosses streams");
+        let cross = self.strategy.cross_stream();
         cross.record_stream(&block.allocation, stream).expect("it is live");
         if stream != block.stream && !block.others.contains(&stream) {
             block.others.push(stream);
@@ -147,7 +137,7 @@ impl Scene {
             self.free(block);
         }
         self.machine.0.complete_all();
-        let caching = self.strategy.control().caching.expect("the native strategy caches");
+        let caching = self.strategy.caching();
         caching.empty_cache().expect("the driver works");
         self.check();
         assert_eq!(self.used_bytes(), 0, "nothing is lost");

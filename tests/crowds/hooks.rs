@@ -1,18 +1,15 @@
 //! Callbacks and observers run with no lock held: they may allocate, free and panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, OnceLock, Weak};
 use std::thread;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Hooks, Request};
-use stratalloc::driver::sim::EventMode;
-use stratalloc::error::{AllocError, OutOfMemory};
-use stratalloc::ids::StreamId;
-use stratalloc::size::MIB;
+use stratalloc::allocator::Hooks;
 
 use super::hammer::Scene;
 use crate::common::dice::Dice;
+use crate::common::prelude::*;
 
 const DEVICE_BYTES: u64 = 100 * MIB;
 
@@ -29,11 +26,11 @@ fn within(reach: &OnceLock<Weak<Scene>>) -> Arc<Scene> {
 }
 
 fn hooks(scene: &Scene) -> &Hooks {
-    scene.strategy.control().hooks.expect("the native strategy has hooks")
+    scene.strategy.hooks()
 }
 
 fn allocate(scene: &Scene, bytes: u64, stream: usize) -> Result<Allocation, AllocError> {
-    scene.strategy.allocate(Request::new(bytes, scene.streams[stream]))
+    scene.strategy.ask(bytes, scene.streams[stream])
 }
 
 /// A callback that frees everything in `stash`.
@@ -192,6 +189,6 @@ fn an_allocator_whose_observer_panics_stays_usable() {
     for block in [held, other] {
         scene.strategy.free(block).expect("it is live");
     }
-    scene.strategy.control().caching.expect("it caches").empty_cache().expect("the driver works");
+    scene.strategy.caching().empty_cache().expect("the driver works");
     assert_eq!(scene.used_bytes(), 0);
 }

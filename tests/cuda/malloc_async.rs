@@ -1,18 +1,10 @@
 //! `backend:cudaMallocAsync` on a real device.
 
-use std::sync::Arc;
-use stratalloc::allocator::{
-    Caching, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
-};
-use stratalloc::config::Settings;
-use stratalloc::driver::{Capture, Cuda, Driver};
-use stratalloc::error::AllocError;
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::MIB;
-use stratalloc::strategies::MallocAsyncAllocator;
+use stratalloc::driver::Cuda;
 
 use super::holds;
 use crate::common::gpu::device;
+use crate::common::prelude::*;
 use crate::malloc_async::note;
 
 /// An allocator over a pool of its own, so that tests that run beside each other do not meet.
@@ -30,7 +22,7 @@ fn blocks_hold_bytes_and_the_cache_can_be_emptied() {
     let blocks: Vec<_> = (1..=32u8)
         .map(|value| {
             let bytes = u64::from(value) * MIB + 17;
-            let block = allocator.allocate(Request::new(bytes, stream)).unwrap();
+            let block = allocator.take_on(bytes, stream);
             cuda.fill(block.address(), value, bytes, stream).unwrap();
             (block, value)
         })
@@ -39,7 +31,7 @@ fn blocks_hold_bytes_and_the_cache_can_be_emptied() {
         assert!(holds(&cuda, block.address(), block.size_bytes(), value, stream));
         allocator.free(block).unwrap();
     }
-    let counters = allocator.control().counters.unwrap();
+    let counters = allocator.counters();
     assert!(counters.statistics().reserved_bytes.all.current > 0);
     allocator.empty_cache().unwrap();
     let s = counters.statistics();
@@ -55,7 +47,7 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
     let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     let (home, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
-    let take = |bytes, stream| allocator.allocate(Request::new(bytes, stream)).unwrap();
+    let take = |bytes, stream| allocator.take_on(bytes, stream);
     let (target, slow) = (take(64 * MIB, home), take(256 * MIB, side));
     for round in 1..=8u8 {
         let source = take(64 * MIB, home);
@@ -84,7 +76,7 @@ fn a_graph_is_captured_launched_and_freed() {
     let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     let (main, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
-    let take = |bytes, stream| allocator.allocate(Request::new(bytes, stream)).unwrap();
+    let take = |bytes, stream| allocator.take_on(bytes, stream);
     let order = |before: StreamId, after: StreamId| {
         let event = cuda.create_event().unwrap();
         cuda.record_event(event, before).unwrap();
@@ -112,13 +104,13 @@ fn a_graph_is_captured_launched_and_freed() {
     assert_eq!(note(&allocator, "deferred_frees"), 1);
     let graph = cuda.end_capture(main).expect("every free is joined");
     let hold = scope.finish();
-    assert_eq!(allocator.control().counters.unwrap().statistics().active.all.current, 1);
+    assert_eq!(allocator.stats().active.all.current, 1);
     for _ in 0..3 {
         cuda.fill(result.address(), 0, 4 * MIB, main).unwrap();
         graph.launch(main).unwrap();
         assert!(holds(&cuda, result.address(), 4 * MIB, 6, main));
     }
-    let reserved = allocator.control().counters.unwrap().statistics().reserved_bytes.all.peak;
+    let reserved = allocator.stats().reserved_bytes.all.peak;
     println!("graph and pool together: {reserved} bytes");
     assert!(reserved < 1 << 30, "50 blocks of 64 MiB shared their memory");
     allocator.free(result).unwrap();
@@ -132,15 +124,15 @@ fn the_limit_and_the_device_end_in_reports() {
     let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     allocator.set_limit_bytes(Some(64 * MIB));
-    let refused = allocator.allocate(Request::new(65 * MIB, StreamId::DEFAULT));
+    let refused = allocator.ask(65 * MIB, StreamId::DEFAULT);
     assert!(matches!(refused, Err(AllocError::OutOfMemory(_))));
     allocator.set_limit_bytes(None);
     let total = cuda.info().total_bytes;
-    match allocator.allocate(Request::new(total, StreamId::DEFAULT)) {
+    match allocator.ask(total, StreamId::DEFAULT) {
         Err(AllocError::OutOfMemory(report)) => println!("{report}"),
         other => panic!("{other:?}"),
     }
-    let block = allocator.allocate(Request::new(MIB, StreamId::DEFAULT)).unwrap();
+    let block = allocator.take(MIB);
     allocator.free(block).unwrap();
 }
 
@@ -156,7 +148,7 @@ fn a_thread_without_a_context_allocates_and_frees() {
             let (allocator, cuda) = (&allocator, &cuda);
             threads.spawn(move || {
                 for value in 1..=50u8 {
-                    let block = allocator.allocate(Request::new(MIB, stream)).unwrap();
+                    let block = allocator.take_on(MIB, stream);
                     cuda.fill(block.address(), value, MIB, stream).unwrap();
                     assert!(holds(cuda, block.address(), MIB, value, stream), "{stream}");
                     allocator.free(block).unwrap();
@@ -164,6 +156,6 @@ fn a_thread_without_a_context_allocates_and_frees() {
             });
         }
     });
-    assert_eq!(allocator.control().counters.unwrap().statistics().allocation.all.current, 0);
+    assert_eq!(allocator.stats().allocation.all.current, 0);
     cuda.destroy_stream(own).unwrap();
 }

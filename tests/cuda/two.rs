@@ -23,7 +23,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
     let pools = "backend:cudaMallocAsync,malloc_async_own_pool:True";
     for conf in ["", "expandable_segments:True", pools] {
         let strategy = strategy(&cuda, conf);
-        strategy.control().peer_access.unwrap().enable_peer_access(DeviceId(1)).unwrap();
+        strategy.peer_access().enable_peer_access(DeviceId(1)).unwrap();
         let (home, there) = (cuda.create_stream().unwrap(), other.create_stream().unwrap());
         let bytes = 4 * MIB;
         let block = take(&strategy, bytes, home);
@@ -35,7 +35,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         other.synchronize_stream(there).unwrap();
         let gate = other.hold_back(there).unwrap();
         other.fill(address, 4, bytes, there).unwrap();
-        strategy.control().cross_stream.unwrap().record_stream(&block, there).unwrap();
+        strategy.cross_stream().record_stream(&block, there).unwrap();
         give(&strategy, block);
         // The driver's pool may give the same memory, behind that work.
         let next = take(&strategy, bytes, home);
@@ -45,13 +45,13 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         other.synchronize_stream(there).unwrap();
         assert!(holds(&cuda, next.address(), bytes, 2, home), "{conf}");
         if conf != pools {
-            strategy.control().cross_stream.unwrap().process_events().unwrap();
+            strategy.cross_stream().process_events().unwrap();
             let again = take(&strategy, bytes, home);
             assert_eq!(again.address(), address, "{conf}: free by now");
             give(&strategy, again);
         }
         give(&strategy, next);
-        strategy.control().caching.unwrap().empty_cache().unwrap();
+        strategy.caching().empty_cache().unwrap();
         other.destroy_stream(there).unwrap();
     }
 }

@@ -1,19 +1,15 @@
 //! Who asked: levels, scopes, providers that misbehave.
 
 use std::panic;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 #[cfg(feature = "stacks")]
 use stratalloc::history::RustStacks;
-use stratalloc::history::{Action, Context, Frame, RecordOptions, Stack, StackLevel};
-use stratalloc::ids::StreamId;
-use stratalloc::switch::Switchable;
+use stratalloc::history::{Context, Frame, Stack, StackLevel};
 
 use super::{build, history, recording, take};
+use crate::common::prelude::*;
 use crate::common::stacks::Counted;
 
 #[test]
@@ -135,7 +131,7 @@ fn providers_and_their_stacks_may_allocate_and_free() {
         let history = history(&allocator);
         let own = allocator.clone();
         let gather = move || -> Option<Arc<dyn Stack>> {
-            let block = own.allocate(Request::new(512, StreamId(0))).ok();
+            let block = own.ask(512, StreamId(0)).ok();
             Some(Arc::new(Holding { allocator: own.clone(), block: Mutex::new(block) }))
         };
         history.set_stack_provider(Some(Arc::new(gather)));

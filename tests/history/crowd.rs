@@ -1,15 +1,11 @@
 //! Eight threads that record at once: nothing is lost that was not told, and each heap's order is exact.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::history::{Action, Entry, RecordOptions, StackLevel};
-use stratalloc::ids::StreamId;
-use stratalloc::size::MIB;
+use stratalloc::history::{Entry, StackLevel};
 
 use super::{build, build_over, events, history, recording, sim, take};
+use crate::common::prelude::*;
 use crate::common::runs::runs;
 use crate::common::stacks::Counted;
 
@@ -23,7 +19,7 @@ fn work(allocator: &dyn DeviceAllocator, stream: u64, steps: u64) -> Vec<(Action
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         if dice >> 63 == 0 || live.is_empty() {
             let bytes = 1 + (dice >> 40) % 100_000;
-            let Ok(block) = allocator.allocate(Request::new(bytes, StreamId(stream))) else {
+            let Ok(block) = allocator.ask(bytes, StreamId(stream)) else {
                 continue;
             };
             done.push((Action::Alloc, block.address()));

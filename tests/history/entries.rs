@@ -1,15 +1,10 @@
 //! What is recorded, and which entries are kept.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
-use stratalloc::error::{AllocError, FreeError};
-use stratalloc::history::{Action, BlockStateName, Entry, Event, History, RecordOptions, Snapshot};
-use stratalloc::ids::{OwnerId, PoolId, StreamId};
-use stratalloc::registry;
+use stratalloc::history::{Entry, Event, History, Snapshot};
+use stratalloc::ids::OwnerId;
 
 use super::{actions, build, events, history, recording, take};
+use crate::common::prelude::*;
 
 /// The least that an allocator can be.
 #[derive(Debug)]
@@ -208,7 +203,7 @@ fn a_request_that_fails_is_recorded_with_what_was_free() {
     let allocator = build("backend:native");
     let history = history(&allocator);
     history.start(&RecordOptions::default());
-    allocator.allocate(Request::new(1 << 40, StreamId(3))).unwrap_err();
+    allocator.ask(1 << 40, StreamId(3)).unwrap_err();
     let last = *events(&history).last().expect("it is recorded");
     assert_eq!(
         (last.action, last.address, last.size_bytes),

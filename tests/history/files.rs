@@ -2,19 +2,14 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::thread;
 
-use stratalloc::allocator::{CrossStream, DeviceAllocator, MemoryPool, PoolOptions};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Driver;
 use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::history::{Context, Format, RecordOptions, Snapshot, StackLevel};
-use stratalloc::ids::StreamId;
+use stratalloc::history::{Context, Format, Snapshot, StackLevel};
 use stratalloc::replay::{Limits, Trace, reader, verify};
-use stratalloc::size::{GIB, MIB};
 
 use super::{build, build_over, history, recording, take};
+use crate::common::prelude::*;
 use crate::common::stacks::Counted;
 
 fn written(snapshot: &Snapshot, format: Format) -> Trace {
@@ -177,7 +172,7 @@ fn pools_other_streams_and_limits_are_repeated_exactly() {
         let allocator = build(conf);
         history(&allocator).start(&RecordOptions::default());
         let held = take(&allocator, 5 * MIB, 0);
-        let pools = allocator.control().private_pools.expect("it has some");
+        let pools = allocator.private_pools();
         let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
         let inside = {
             let _scope = pool.enter().unwrap();

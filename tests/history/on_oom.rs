@@ -3,16 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::error::{AllocError, OutOfMemory};
-use stratalloc::ids::StreamId;
 use stratalloc::replay::{Limits, reader};
-use stratalloc::size::MIB;
 
 use super::{build_over, sim, take};
+use crate::common::prelude::*;
 
 fn refused(allocator: &dyn DeviceAllocator, bytes: u64) -> OutOfMemory {
-    match allocator.allocate(Request::new(bytes, StreamId(0))) {
+    match allocator.ask(bytes, StreamId(0)) {
         Err(AllocError::OutOfMemory(report)) => *report,
         other => panic!("there is no room: {other:?}"),
     }

@@ -1,18 +1,12 @@
 //! The report of a request that fails: who holds the memory, and under which configuration.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::error::{AllocError, OutOfMemory};
-use stratalloc::history::{Context, Frame, RecordOptions, Stack, StackLevel};
-use stratalloc::ids::StreamId;
-use stratalloc::size::MIB;
+use stratalloc::history::{Context, Frame, Stack, StackLevel};
 
 use super::{build_over, history, sim, take};
+use crate::common::prelude::*;
 
 fn refused(allocator: &dyn DeviceAllocator, bytes: u64) -> OutOfMemory {
-    match allocator.allocate(Request::new(bytes, StreamId(0))) {
+    match allocator.ask(bytes, StreamId(0)) {
         Err(AllocError::OutOfMemory(report)) => *report,
         other => panic!("there is no room: {other:?}"),
     }

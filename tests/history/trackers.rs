@@ -1,21 +1,16 @@
 //! When trackers get memory of the driver, and what they may do.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use parking_lot::Mutex;
-use stratalloc::allocator::{Caching, DeviceAllocator, Request};
 use stratalloc::driver::host::HostOptions;
-use stratalloc::driver::{Driver, DriverResult, Host, Intercepted, Interceptor, Sim};
-use stratalloc::history::{Action, Entry, RecordOptions};
-use stratalloc::ids::StreamId;
-use stratalloc::size::{GIB, MIB};
-use stratalloc::switch::Switchable;
+use stratalloc::driver::{DriverResult, Host, Intercepted, Interceptor};
+use stratalloc::history::Entry;
 
 use super::{actions, build, build_over, history, recording, sim, take};
+use crate::common::prelude::*;
 use crate::common::runs::runs;
 
 const CONFS: [&str; 3] =
@@ -27,7 +22,7 @@ fn host() -> Arc<dyn Driver> {
 }
 
 fn caching(allocator: &Switchable) -> &dyn Caching {
-    allocator.control().caching.expect("it caches")
+    allocator.caching()
 }
 
 /// A cache of registered memory, as a network library has one: what was announced and has not gone.
@@ -185,7 +180,7 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
                 let before = checked.pages.lock().len();
                 own.free(take(&own, bytes, 3)).expect("it is live");
                 caching(&own).empty_cache().expect("it does nothing");
-                let _ = own.allocate(Request::new(GIB << 4, StreamId(0))).expect_err("too much");
+                let _ = own.ask(GIB << 4, StreamId(0)).expect_err("too much");
                 let _ = recording(&own).snapshot();
                 assert_eq!(checked.pages.lock().len(), before);
             }
@@ -242,7 +237,7 @@ fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
     thread::scope(|scope| {
         let empties = scope.spawn(|| caching(&allocator).empty_cache());
         is_stopped.recv().expect("something goes");
-        let other = allocator.allocate(Request::new(32 * MIB, StreamId(7)));
+        let other = allocator.ask(32 * MIB, StreamId(7));
         allocator.free(other.expect("the memory on its way serves it")).unwrap();
         empties.join().expect("it ends").unwrap();
     });

@@ -1,18 +1,11 @@
 //! Allocators to put layers around: a user's with two methods, and the native strategy on a simulated device.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use parking_lot::Mutex;
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
-use stratalloc::config::{Config, KeyTable, Settings};
-use stratalloc::driver::sim::{EventMode, SimOptions};
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::error::{AllocError, FreeError, HandleError, OutOfMemory};
-use stratalloc::ids::{OwnerId, StreamId};
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::strategies::Strategy;
-use stratalloc::strategies::native::{Engine, EngineOptions};
+use stratalloc::ids::OwnerId;
+
+use crate::common::prelude::*;
 
 pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;
 
@@ -92,9 +85,9 @@ pub(crate) fn built(text: &str, driver: Arc<dyn Driver>, raw_addresses: bool) ->
 }
 
 pub(crate) fn take<A: DeviceAllocator>(allocator: &A, bytes: u64, stream: StreamId) -> Allocation {
-    allocator.allocate(Request::new(bytes, stream)).expect("there is memory")
+    allocator.take_on(bytes, stream)
 }
 
 pub(crate) fn allocated<A: DeviceAllocator>(allocator: &A) -> i64 {
-    allocator.control().counters.expect("it counts").statistics().allocation.all.current
+    allocator.stats().allocation.all.current
 }

@@ -1,21 +1,12 @@
 //! The cache of each thread: what it keeps, and when it lets go.
 
-use std::sync::Arc;
 use std::sync::mpsc;
 
-use stratalloc::allocator::{
-    Allocation, DeviceAllocator, MemoryPool, PoolOptions, Request, ScopeFilter,
-};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind, HandleError, PoolError};
-use stratalloc::ids::StreamId;
 use stratalloc::layers::front::{FrontCounts, front};
 use stratalloc::layers::limit;
-use stratalloc::registry::{self, BuildOptions};
 
 use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use crate::common::prelude::*;
 
 const KEPT_MAX: u64 = 64 << 10;
 const SIDE: StreamId = StreamId(64);
@@ -29,7 +20,7 @@ fn a_freed_block_serves_the_next_request_of_its_size_and_the_strategy_never_hear
     assert_eq!(allocated(&fronted), 1, "for the strategy it is allocated");
     let kept = FrontCounts { hits: 0, misses: 1, frees: 1, held_blocks: 1, held_bytes: 512 };
     assert_eq!(fronted.here(), kept);
-    let hits = || fronted.control().counters.unwrap().statistics().hits;
+    let hits = || fronted.stats().hits;
     let before = hits();
     let again = take(&fronted, 300, DEFAULT);
     assert_eq!((again.address(), again.size_bytes()), (address, 300));
@@ -92,7 +83,7 @@ fn empty_cache_lets_go_at_once_here_and_at_the_next_call_elsewhere() {
     fronted.free(take(&*fronted, 512, DEFAULT)).unwrap();
     assert_eq!(from_other.recv().unwrap().held_bytes, 512);
     assert_eq!(allocated(&*fronted), 2);
-    fronted.control().caching.unwrap().empty_cache().unwrap();
+    fronted.caching().empty_cache().unwrap();
     assert_eq!((allocated(&*fronted), fronted.here().held_blocks), (1, 0));
     to_other.send(()).unwrap();
     assert_eq!(from_other.recv().unwrap().held_bytes, 2048, "the old block went back first");
@@ -113,7 +104,7 @@ fn kept_blocks_go_back_before_a_request_fails() {
     blocks.into_iter().for_each(|block| fronted.free(block).unwrap());
     assert_eq!(two.live_bytes(), 4096);
     let whole = take(&fronted, 4096, DEFAULT);
-    let failed = fronted.allocate(Request::new(1, DEFAULT));
+    let failed = fronted.ask(1, DEFAULT);
     assert!(matches!(failed, Err(AllocError::OutOfMemory(_))));
     fronted.free(whole).unwrap();
 }
@@ -136,15 +127,14 @@ fn a_block_that_another_stream_uses_is_not_kept() {
     let sim = sim();
     let fronted = front(native(&sim, false), KEPT_MAX);
     let (used, plain) = (take(&fronted, 512, DEFAULT), take(&fronted, 512, DEFAULT));
-    fronted.control().cross_stream.unwrap().record_stream(&used, SIDE).unwrap();
+    fronted.cross_stream().record_stream(&used, SIDE).unwrap();
     fronted.free(used).unwrap();
-    let told = fronted.control().counters.unwrap().statistics();
+    let told = fronted.stats();
     assert_eq!((told.allocation.all.current, told.active.all.current), (1, 2), "it drains below");
     fronted.free(plain).unwrap();
     assert_eq!(fronted.here().held_blocks, 1, "the mark was that block's alone");
     let foreign = take(&Two::new(10), 1, DEFAULT);
-    let refused =
-        fronted.control().cross_stream.unwrap().record_stream(&foreign, SIDE).unwrap_err();
+    let refused = fronted.cross_stream().record_stream(&foreign, SIDE).unwrap_err();
     assert!(matches!(refused, HandleError::Foreign { .. }));
 }
 
@@ -152,20 +142,19 @@ fn a_block_that_another_stream_uses_is_not_kept() {
 fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
     let fronted = front(native(&sim(), false), KEPT_MAX);
     fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
-    let pool =
-        MemoryPool::new(fronted.control().private_pools.unwrap(), PoolOptions::default()).unwrap();
+    let pool = MemoryPool::new(fronted.private_pools(), PoolOptions::default()).unwrap();
     let scope = pool.enter().unwrap();
     let inside = take(&fronted, 512, DEFAULT);
-    let live = fronted.control().private_pools.unwrap().live_addresses(pool.id()).unwrap();
+    let live = fronted.private_pools().live_addresses(pool.id()).unwrap();
     assert_eq!(live, [inside.address()], "the kept block did not serve it");
     drop(scope);
     let before = fronted.here();
     fronted.free(inside).unwrap();
-    assert!(fronted.control().private_pools.unwrap().live_addresses(pool.id()).unwrap().is_empty());
+    assert!(fronted.private_pools().live_addresses(pool.id()).unwrap().is_empty());
     assert_eq!(fronted.here().frees, before.frees, "a pool's block is not kept");
     fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
     assert_eq!(fronted.here().held_blocks, 1, "it goes on when the scope is closed");
-    let refused = fronted.control().private_pools.unwrap().close_scope(pool.id());
+    let refused = fronted.private_pools().close_scope(pool.id());
     assert!(refused.is_err());
 }
 
@@ -178,10 +167,10 @@ fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
     let below = registry::build(&config, driver, BuildOptions::default()).unwrap();
     let fronted = front(below, KEPT_MAX);
     let [own, side] = [(); 2].map(|()| device.create_stream().unwrap());
-    let pools = fronted.control().private_pools.unwrap();
+    let pools = fronted.private_pools();
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
-    let block = fronted.allocate(Request::new(4096, own).in_pool(pool.id())).unwrap();
-    fronted.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
+    let block = fronted.take_in(pool.id(), 4096, own);
+    fronted.cross_stream().record_stream(&block, side).unwrap();
     let capture = Capture::begin(&*device, own).unwrap();
     pools.open_scope(pool.id(), ScopeFilter::Capture(capture)).unwrap();
     fronted.free(block).unwrap();
@@ -207,8 +196,8 @@ fn foreign_handles_and_odd_requests_pass_unkept() {
     let refused = fronted.free(take(&other, 512, DEFAULT)).unwrap_err();
     assert!(matches!(refused.reason, HandleError::Foreign { .. }));
     other.free(refused.allocation).unwrap();
-    assert!(matches!(fronted.allocate(Request::new(0, DEFAULT)), Err(AllocError::ZeroBytes)));
-    let huge = fronted.allocate(Request::new(u64::MAX, DEFAULT));
+    assert!(matches!(fronted.ask(0, DEFAULT), Err(AllocError::ZeroBytes)));
+    let huge = fronted.ask(u64::MAX, DEFAULT);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
     let large = take(&fronted, KEPT_MAX + 1, DEFAULT);
     fronted.free(large).unwrap();

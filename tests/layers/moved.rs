@@ -1,13 +1,9 @@
 //! Alignment and guards: blocks that start elsewhere than below.
 
-use std::sync::Arc;
-
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::error::{AllocError, HandleError};
-use stratalloc::ids::StreamId;
 use stratalloc::layers::align;
 
 use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use crate::common::prelude::*;
 
 #[test]
 fn every_block_starts_at_a_multiple_and_lies_inside_what_was_taken() {
@@ -23,16 +19,16 @@ fn every_block_starts_at_a_multiple_and_lies_inside_what_was_taken() {
     }
     blocks.into_iter().for_each(|block| aligned.free(block).unwrap());
     assert_eq!(two.live_bytes(), 0);
-    let huge = aligned.allocate(Request::new(u64::MAX - 10, DEFAULT));
+    let huge = aligned.ask(u64::MAX - 10, DEFAULT);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
-    assert!(matches!(aligned.allocate(Request::new(0, DEFAULT)), Err(AllocError::ZeroBytes)));
+    assert!(matches!(aligned.ask(0, DEFAULT), Err(AllocError::ZeroBytes)));
 }
 
 #[test]
 fn an_allocator_that_keeps_less_than_was_said_is_found_out() {
     let two = Two::new(u64::MAX);
     let aligned = align::align(Arc::clone(&two), 4096, 2048);
-    let refused = aligned.allocate(Request::new(10, DEFAULT)).unwrap_err();
+    let refused = aligned.ask(10, DEFAULT).unwrap_err();
     assert!(matches!(refused, AllocError::Driver(_)), "{refused}");
     assert_eq!(two.live_bytes(), 0, "the block went back");
 }
@@ -60,17 +56,17 @@ fn handles_of_moved_blocks_are_checked() {
 fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below() {
     let aligned = align::align(native(&sim(), true), 4096, 512);
     let (block, raw) = (take(&aligned, 100, DEFAULT), &aligned);
-    let bare = aligned.allocate(Request::new(100, DEFAULT)).map(|b| b.address()).unwrap();
+    let bare = aligned.ask(100, DEFAULT).map(|b| b.address()).unwrap();
     assert!(block.address().is_multiple_of(4096) && bare.is_multiple_of(4096));
-    let crossing = aligned.control().cross_stream.unwrap();
+    let crossing = aligned.cross_stream();
     crossing.record_stream(&block, StreamId(64)).unwrap();
     raw.record_stream_raw(bare, StreamId(64)).unwrap();
-    let base = aligned.control().caching.unwrap().base_allocation(&block).unwrap();
+    let base = aligned.caching().base_allocation(&block).unwrap();
     assert!((base.address..base.address + base.size_bytes).contains(&block.address()));
     aligned.free(block).unwrap();
     raw.free_raw(bare).unwrap();
     assert_eq!(raw.free_raw(bare), Err(HandleError::UnknownAddress { address: bare }));
-    let told = aligned.control().counters.unwrap().statistics();
+    let told = aligned.stats();
     assert_eq!((told.allocation.all.current, told.active.all.current), (0, 2), "both drain");
     assert!(aligned.control().private_pools.is_none() && aligned.control().sharing.is_none());
     let at = aligned.allocate(Request::new(1, DEFAULT).at(4096));
@@ -208,7 +204,7 @@ mod guards {
         for (on, gone, writes) in [(own, own, false), (DEFAULT, side, true)] {
             let block = take(&bed.guarded, 1001, on);
             let (start, end) = (block.address(), block.address() + 1001);
-            bed.guarded.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
+            bed.guarded.cross_stream().record_stream(&block, side).unwrap();
             bed.host.fill(start, 3, 1001 + u64::from(writes), side).unwrap();
             bed.host.destroy_stream(gone).unwrap();
             bed.guarded.free(block).unwrap();

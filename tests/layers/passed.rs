@@ -1,19 +1,15 @@
 //! What a layer passes on of the allocator below, and what is absent.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use stratalloc::allocator::{Allocation, Control, DeviceAllocator, Request};
-use stratalloc::config::{Config, FaultSetting, LayerSetting, Settings};
-use stratalloc::driver::Driver;
-use stratalloc::error::{AllocError, FreeError, HandleError, PoolError};
-use stratalloc::ids::{DeviceId, PoolId, StreamId};
+use stratalloc::allocator::Control;
+use stratalloc::config::{FaultSetting, LayerSetting};
 use stratalloc::layers::{self, align, front, limit, oom_retry};
-use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Usage;
-use stratalloc::strategies::{CpuAllocator, Strategy};
-use stratalloc::switch::Switchable;
+use stratalloc::strategies::CpuAllocator;
 
 use super::bed::{DEFAULT, native, sim, take};
+use crate::common::prelude::*;
 use crate::common::racing::racing;
 
 /// Which capabilities there are.
@@ -40,7 +36,7 @@ fn passes_on(layered: &impl DeviceAllocator, what: &str) {
     layered.record_stream_raw(address, StreamId(7)).expect("it is live");
     let usage = layered.usage();
     assert_eq!((usage.live_blocks, usage.reserved_bytes), (1, 2 << 20), "{what}");
-    assert_eq!(usage, Usage::of(&layered.control().counters.expect(what).statistics()), "{what}");
+    assert_eq!(usage, Usage::of(&layered.stats()), "{what}");
     assert_eq!(layered.free_raw(address), Ok(4096), "{what}");
     let unknown = HandleError::UnknownAddress { address };
     assert_eq!(layered.free_raw(address), Err(unknown), "{what}");
@@ -113,14 +109,10 @@ fn usage_waits_for_no_call_of_the_driver_whatever_the_layer() {
             let usage = move || own.usage();
             seen.set(std::thread::spawn(usage).join().unwrap()).unwrap();
         });
-        let block = allocator.allocate(Request::new(4096, StreamId::DEFAULT)).unwrap();
+        let block = allocator.take(4096);
         assert_eq!(found.get().unwrap().reserved_bytes, 0, "{layers}");
         let usage = allocator.usage();
-        assert_eq!(
-            usage,
-            Usage::of(&allocator.control().counters.unwrap().statistics()),
-            "{layers}"
-        );
+        assert_eq!(usage, Usage::of(&allocator.stats()), "{layers}");
         assert_eq!(usage.reserved_bytes, 2 << 20, "{layers}");
         allocator.free(block).unwrap();
     }

@@ -3,18 +3,10 @@
 //! After each history everything is freed, and every layer, the strategy and the device must agree that
 //! nothing is left.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use quickcheck::{Arbitrary, Gen};
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::error::AllocError;
-use stratalloc::ids::StreamId;
-use stratalloc::strategies::Strategy;
 
 use super::bed::{allocated, built};
-use crate::common::base::Base;
+use crate::common::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
@@ -62,20 +54,18 @@ impl Player<'_> {
 
     fn step(&mut self, op: Op) {
         let by_address = self.strategy.control().by_address;
-        let crossing = self.strategy.control().cross_stream.expect("the strategy knows streams");
+        let crossing = self.strategy.cross_stream();
         match op {
-            Op::Take { bytes, stream } => {
-                match self.strategy.allocate(Request::new(bytes, StreamId(stream))) {
-                    Ok(block) => {
-                        assert_eq!(block.size_bytes(), bytes);
-                        assert!(block.address().is_multiple_of(4096));
-                        self.check_apart(block.address(), bytes);
-                        self.typed.push(block);
-                    }
-                    Err(AllocError::OutOfMemory(_)) => {}
-                    Err(error) => panic!("{error}"),
+            Op::Take { bytes, stream } => match self.strategy.ask(bytes, StreamId(stream)) {
+                Ok(block) => {
+                    assert_eq!(block.size_bytes(), bytes);
+                    assert!(block.address().is_multiple_of(4096));
+                    self.check_apart(block.address(), bytes);
+                    self.typed.push(block);
                 }
-            }
+                Err(AllocError::OutOfMemory(_)) => {}
+                Err(error) => panic!("{error}"),
+            },
             Op::TakeRaw { bytes, stream } if by_address => {
                 let request = Request::new(bytes, StreamId(stream));
                 match self.strategy.allocate(request).map(|block| block.address()) {
@@ -102,12 +92,7 @@ impl Player<'_> {
                 crossing.record_stream(block, StreamId(stream)).expect("it is live");
             }
             Op::Empty => {
-                self.strategy
-                    .control()
-                    .caching
-                    .expect("it has a cache")
-                    .empty_cache()
-                    .expect("it works");
+                self.strategy.caching().empty_cache().expect("it works");
             }
             Op::TakeRaw { .. } | Op::Free { .. } | Op::FreeRaw { .. } | Op::Record { .. } => {}
         }
@@ -158,9 +143,9 @@ fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
     });
     assert_eq!(allocated(&strategy), 0, "callers hold nothing");
     device.finish_all();
-    strategy.control().caching.expect("it has a cache").empty_cache().expect("it works");
+    strategy.caching().empty_cache().expect("it works");
     assert_eq!(device.held().segments.len(), 0, "all idle memory went back");
-    assert_eq!(strategy.control().counters.expect("it counts").statistics().memory_reserved(), 0);
+    assert_eq!(strategy.stats().memory_reserved(), 0);
     drop(strategy);
     read_back(&path);
     std::fs::remove_file(&path).expect("the log is there");

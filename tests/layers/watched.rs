@@ -2,21 +2,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use stratalloc::allocator::{
-    Allocation, Counters, DeviceAllocator, MemoryPool, PoolOptions, Request,
-};
-use stratalloc::config::{Config, FaultSetting, KeyTable};
-use stratalloc::error::{AllocError, FreeError, HandleError};
+use stratalloc::config::FaultSetting;
 use stratalloc::handle::Handle;
 use stratalloc::history::LiveReport;
-use stratalloc::ids::StreamId;
 use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
 
 use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use crate::common::prelude::*;
 
 fn is_oom<T>(result: Result<T, AllocError>) -> bool {
     matches!(result, Err(AllocError::OutOfMemory(_)))
@@ -27,7 +21,7 @@ fn a_limit_refuses_with_its_numbers_and_lets_go_with_each_free() {
     let two = Two::new(u64::MAX);
     let limited = limit::limit(Arc::clone(&two), 1000);
     let first = take(&limited, 600, DEFAULT);
-    let Err(AllocError::OutOfMemory(report)) = limited.allocate(Request::new(401, DEFAULT)) else {
+    let Err(AllocError::OutOfMemory(report)) = limited.ask(401, DEFAULT) else {
         panic!("401 bytes are one too many");
     };
     assert_eq!((report.limit_bytes, report.allocated_bytes), (Some(1000), 600));
@@ -35,8 +29,8 @@ fn a_limit_refuses_with_its_numbers_and_lets_go_with_each_free() {
     let second = take(&limited, 400, DEFAULT);
     limited.free(first).unwrap();
     assert_eq!(limited.held_bytes(), 400);
-    assert!(limited.allocate(Request::new(0, DEFAULT)).is_err());
-    assert!(is_oom(limited.allocate(Request::new(u64::MAX, DEFAULT))));
+    assert!(limited.ask(0, DEFAULT).is_err());
+    assert!(is_oom(limited.ask(u64::MAX, DEFAULT)));
     limited.free(second).unwrap();
     assert_eq!(limited.held_bytes(), 0);
 }
@@ -45,7 +39,7 @@ fn a_limit_refuses_with_its_numbers_and_lets_go_with_each_free() {
 fn what_the_allocator_below_refuses_is_not_counted() {
     let two = Two::new(100);
     let limited = limit::limit(Arc::clone(&two), 1000);
-    assert!(is_oom(limited.allocate(Request::new(101, DEFAULT))));
+    assert!(is_oom(limited.ask(101, DEFAULT)));
     assert_eq!(limited.held_bytes(), 0);
     let block = take(&limited, 50, DEFAULT);
     two.state.lock().stubborn = true;
@@ -72,7 +66,7 @@ fn a_request_that_panics_below_is_not_counted() {
     }
 
     let limited = limit::limit(Panics, 1000);
-    let asked = || limited.allocate(Request::new(600, DEFAULT));
+    let asked = || limited.ask(600, DEFAULT);
     for _ in 0..2 {
         assert!(catch_unwind(AssertUnwindSafe(asked)).is_err(), "the limit did not refuse it");
         assert_eq!(limited.held_bytes(), 0);
@@ -100,7 +94,7 @@ fn a_handle_of_another_allocator_at_the_same_address_changes_no_count() {
 fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     let counted = statistics::statistics(limit::limit(native(&sim(), true), 10_000));
     let raw = &counted;
-    let first = counted.allocate(Request::new(700, DEFAULT)).map(|b| b.address()).unwrap();
+    let first = counted.ask(700, DEFAULT).map(|b| b.address()).unwrap();
     let typed = take(&counted, 600, DEFAULT);
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (1300, 2));
     raw.free_raw(typed.address()).unwrap();
@@ -110,16 +104,13 @@ fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     assert_eq!(allocated(&counted), 0);
 
     let at = counted.allocate(Request::new(512, DEFAULT).at(first + 1024)).unwrap();
-    let pool =
-        MemoryPool::new(counted.control().private_pools.unwrap(), PoolOptions::default()).unwrap();
-    let inside = counted.allocate(Request::new(100, DEFAULT).in_pool(pool.id())).unwrap();
+    let pool = MemoryPool::new(counted.private_pools(), PoolOptions::default()).unwrap();
+    let inside = counted.take_in(pool.id(), 100, DEFAULT);
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
-    let checkpoint =
-        counted.control().checkpoints.expect("it has checkpoints").checkpoint(pool.id()).unwrap();
-    let later = counted.allocate(Request::new(200, StreamId(1)).in_pool(pool.id())).unwrap();
+    let checkpoint = counted.checkpoints().checkpoint(pool.id()).unwrap();
+    let later = counted.take_in(pool.id(), 200, StreamId(1));
     assert_eq!(allocated(&counted), 3);
-    let mut restored =
-        counted.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).unwrap();
+    let mut restored = counted.checkpoints().restore(&checkpoint).unwrap();
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
     assert!(counted.free(later).is_err() && counted.free(inside).is_err(), "both are stale");
     assert_eq!(allocated(&counted), 2);
@@ -135,9 +126,9 @@ fn an_allocator_of_two_methods_gets_counters() {
     assert!(two.control().counters.is_none());
     let counted = statistics::statistics(Arc::clone(&two));
     let (small, large) = (take(&counted, 5, DEFAULT), take(&counted, 2 << 20, DEFAULT));
-    assert!(is_oom(counted.allocate(Request::new(2 << 20, DEFAULT))));
+    assert!(is_oom(counted.ask(2 << 20, DEFAULT)));
     counted.free(large).unwrap();
-    let counters = counted.control().counters.unwrap();
+    let counters = counted.counters();
     let told = counters.statistics();
     assert_eq!((told.allocation.all.current, told.allocation.all.peak, told.num_ooms), (1, 2, 1));
     assert_eq!((told.allocated_bytes.small.current, told.allocated_bytes.large.current), (5, 0));
@@ -165,7 +156,7 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
     for _ in 0..2 {
         the_place_that_forgets(&tracked, 77);
     }
-    let history = Arc::clone(tracked.control().recording.expect("it records now").history());
+    let history = Arc::clone(tracked.recording().history());
     let live = history.live();
     assert_eq!((live.bytes, live.blocks, live.holders.len()), (164, 3, 2));
     assert_eq!(live.holders[0].blocks, 2, "one place is one line");
@@ -223,7 +214,7 @@ fn a_log_has_a_row_for_every_attempt_and_every_free() {
     let path = file("rows.csv");
     let logged = log::log(Two::new(100), &path).unwrap();
     let block = take(&logged, 60, StreamId(255));
-    assert!(is_oom(logged.allocate(Request::new(61, StreamId(2)))));
+    assert!(is_oom(logged.ask(61, StreamId(2))));
     let address = block.address();
     logged.free(block).unwrap();
     logged.flush().unwrap();
@@ -302,14 +293,14 @@ fn chosen_requests_fail_and_never_reach_the_allocator_below() {
     let when = FaultSetting { call: Some(2), above_bytes: Some(100), ..FaultSetting::default() };
     let faulty = fault::fault(Arc::clone(&two), when);
     let outcomes: Vec<bool> =
-        [10, 10, 10, 101].map(|bytes| is_oom(faulty.allocate(Request::new(bytes, DEFAULT)))).into();
+        [10, 10, 10, 101].map(|bytes| is_oom(faulty.ask(bytes, DEFAULT))).into();
     assert_eq!(outcomes, [false, true, false, true]);
     assert_eq!((faulty.injected(), two.live_bytes()), (2, 20));
 
     let chances = |seed| {
         let when = FaultSetting { probability: 0.3, seed, ..FaultSetting::default() };
         let faulty = fault::fault(Two::new(u64::MAX), when);
-        (0..200).map(|_| is_oom(faulty.allocate(Request::new(1, DEFAULT)))).collect::<Vec<_>>()
+        (0..200).map(|_| is_oom(faulty.ask(1, DEFAULT))).collect::<Vec<_>>()
     };
     let failed = chances(1).iter().filter(|failed| **failed).count();
     assert!((40..80).contains(&failed), "{failed}");
@@ -334,7 +325,7 @@ fn a_callback_frees_something_and_the_request_is_made_again() {
     let block = take(&retrying, 50, DEFAULT);
     // The second callback has nothing to free and says so.
     let second = take(&retrying, 50, DEFAULT);
-    assert!(is_oom(retrying.allocate(Request::new(50, DEFAULT))));
+    assert!(is_oom(retrying.ask(50, DEFAULT)));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     retrying.free(block).unwrap();
     retrying.free(second).unwrap();
@@ -349,13 +340,13 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
         counted.fetch_add(1, Ordering::Relaxed);
         // A callback that allocates from an allocator that retries gets its answer at once.
         let nested = oom_retry::retry(Arc::clone(&inner), 1000);
-        assert!(is_oom(nested.allocate(Request::new(11, DEFAULT))));
+        assert!(is_oom(nested.ask(11, DEFAULT)));
         true
     };
     let retrying = oom_retry::retry_with(Arc::clone(&two), 3, Arc::new(callback));
-    assert!(is_oom(retrying.allocate(Request::new(11, DEFAULT))));
+    assert!(is_oom(retrying.ask(11, DEFAULT)));
     assert_eq!(calls.load(Ordering::Relaxed), 3);
-    assert!(matches!(retrying.allocate(Request::new(0, DEFAULT)), Err(AllocError::ZeroBytes)));
+    assert!(matches!(retrying.ask(0, DEFAULT), Err(AllocError::ZeroBytes)));
     assert_eq!(calls.load(Ordering::Relaxed), 3, "only memory is worth asking twice");
 }
 
@@ -363,16 +354,14 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
 fn the_first_layer_of_the_list_is_asked_first() {
     // The limit refuses before the fault counts the call.
     let outer_limit = built("layers:[limit:100B,fault:[call:1]]", sim(), false);
-    let Err(AllocError::OutOfMemory(report)) = outer_limit.allocate(Request::new(101, DEFAULT))
-    else {
+    let Err(AllocError::OutOfMemory(report)) = outer_limit.ask(101, DEFAULT) else {
         panic!("it is too much");
     };
     assert_eq!(report.limit_bytes, Some(100));
     let outer_fault = built("layers:[fault:[call:1],limit:100B]", sim(), false);
-    let Err(AllocError::OutOfMemory(report)) = outer_fault.allocate(Request::new(101, DEFAULT))
-    else {
+    let Err(AllocError::OutOfMemory(report)) = outer_fault.ask(101, DEFAULT) else {
         panic!("it fails on purpose");
     };
     assert_eq!(report.limit_bytes, None);
-    assert!(outer_fault.allocate(Request::new(100, DEFAULT)).is_ok());
+    assert!(outer_fault.ask(100, DEFAULT).is_ok());
 }

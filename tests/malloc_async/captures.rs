@@ -1,25 +1,14 @@
 //! Graphs: memory of their own, frees that must not keep a capture from ending, frees that wait.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 
 use parking_lot::Mutex;
 
-use stratalloc::allocator::{
-    Caching, Counters, CrossStream, DeviceAllocator, PoolScope, PrivatePools, Request, ScopeFilter,
-};
-use stratalloc::config::Settings;
-use stratalloc::driver::{
-    Capture, CaptureStatus, Driver, FaultPlan, Faulty, Intercepted, MemoryPools, NodeId,
-};
-use stratalloc::error::DriverErrorKind;
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::MIB;
-use stratalloc::strategies::MallocAsyncAllocator;
+use stratalloc::driver::{CaptureStatus, Intercepted, MemoryPools, NodeId};
 
 use super::{Bed, note, sim};
-use crate::common::machine::{Machine, SimMachine};
+use crate::common::prelude::*;
 use crate::common::racing::Before;
 
 impl Bed<SimMachine> {
@@ -77,7 +66,7 @@ fn a_graph_reuses_what_was_freed_before_on_the_same_stream() {
     assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
     bed.end(stream);
     drop(scope);
-    bed.allocator.control().caching.unwrap().empty_cache().unwrap();
+    bed.allocator.caching().empty_cache().unwrap();
     assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 0);
 }
 
@@ -187,7 +176,7 @@ fn a_graphs_block_that_is_freed_later_is_noted() {
     bed.end(stream);
     let graph = scope.finish();
     assert_eq!(
-        bed.allocator.control().private_pools.unwrap().live_addresses(graph.pool()).unwrap(),
+        bed.allocator.private_pools().live_addresses(graph.pool()).unwrap(),
         [result.address()]
     );
     bed.give(result);
@@ -202,7 +191,7 @@ fn a_failed_request_inside_a_capture_leaves_the_capture_sound() {
     let scope = bed.capture(stream, PoolId::next_capture());
     let block = bed.take(8 * MIB, stream);
     bed.give(block);
-    assert!(bed.allocator.allocate(Request::new(100 * MIB, stream)).is_err());
+    assert!(bed.allocator.ask(100 * MIB, stream).is_err());
     let block = bed.take(8 * MIB, stream);
     bed.give(block);
     bed.end(stream);
@@ -252,7 +241,7 @@ fn what_was_freed_is_found_again_after_a_request_that_failed() {
     let (kept, block) = (bed.take(MIB, stream), bed.take(48 * MIB, stream));
     let address = block.address();
     bed.give(block);
-    assert!(bed.allocator.allocate(Request::new(100 * MIB, stream)).is_err());
+    assert!(bed.allocator.ask(100 * MIB, stream).is_err());
     let again = bed.take(48 * MIB, stream);
     assert_eq!(again.address(), address);
     bed.give(again);
@@ -352,7 +341,7 @@ fn a_free_that_comes_to_wait_is_charged_all_the_time() {
             Arc::new(MallocAsyncAllocator::new(dyn_driver, &Settings::default()).unwrap());
         allocator.set_limit_bytes(Some(2 * MIB));
         let [side, other] = [(); 2].map(|()| sim.create_stream().unwrap());
-        let block = allocator.allocate(Request::new(MIB, side)).unwrap();
+        let block = allocator.take_on(MIB, side);
         let id = Capture::begin(&**sim, side).unwrap();
         let scope = told.then(|| {
             let pool = PoolId::next_capture();
@@ -361,14 +350,14 @@ fn a_free_that_comes_to_wait_is_charged_all_the_time() {
         let (asks, tried) = (Arc::clone(&allocator), Arc::new(Mutex::new(None)));
         let result = Arc::clone(&tried);
         driver.interceptor().next("capture_status", move || {
-            *result.lock() = Some(asks.allocate(Request::new(2 * MIB, other)).is_ok());
+            *result.lock() = Some(asks.ask(2 * MIB, other).is_ok());
         });
         allocator.free(block).unwrap();
         assert_eq!(*tried.lock(), Some(false), "told: {told}");
         Capture::end(&**sim, side).unwrap();
         drop(scope);
         allocator.process_events().unwrap();
-        let whole = allocator.allocate(Request::new(2 * MIB, other)).expect("nothing is charged");
+        let whole = allocator.take_on(2 * MIB, other);
         allocator.free(whole).unwrap();
     }
 }
@@ -436,7 +425,7 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
         let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
         let (main, side) = (sim.create_stream().unwrap(), sim.create_stream().unwrap());
         let take = |stream, held: &mut Vec<_>| {
-            held.extend(allocator.allocate(Request::new(MIB, stream)).ok());
+            held.extend(allocator.ask(MIB, stream).ok());
         };
         let mut held = Vec::new();
         (0..4).for_each(|n| take([main, side][n % 2], &mut held));
@@ -469,7 +458,7 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
         held.into_iter().for_each(|block| allocator.free(block).unwrap());
         assert_eq!(allocator.statistics().active.all.current, 0, "call {at}, {kind:?}");
         allocator.set_limit_bytes(Some(MIB));
-        let last = allocator.allocate(Request::new(MIB, side)).expect("nothing is charged");
+        let last = allocator.take_on(MIB, side);
         allocator.free(last).unwrap();
         drop(allocator);
         [main, side].into_iter().for_each(|stream| sim.destroy_stream(stream).unwrap());

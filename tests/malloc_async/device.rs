@@ -1,21 +1,12 @@
 //! On a real device. Without one each test prints `skipped: no CUDA device` and ends.
 
-use std::sync::Arc;
-
 use parking_lot::MutexGuard;
 
-use stratalloc::allocator::{
-    Caching, Counters, CrossStream, DeviceAllocator, PoolScope, Request, ScopeFilter,
-};
-use stratalloc::config::Settings;
-use stratalloc::driver::{Capture, Cuda, Driver};
-use stratalloc::error::AllocError;
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::MIB;
-use stratalloc::strategies::MallocAsyncAllocator;
+use stratalloc::driver::Cuda;
 
 use super::note;
 use crate::common::gpu::device;
+use crate::common::prelude::*;
 
 fn on_a_device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, MallocAsyncAllocator)> {
     let (alone, cuda) = device()?;
@@ -29,11 +20,11 @@ fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
     let Some((_alone, cuda, allocator)) = on_a_device() else { return };
     let (main, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
     let event = cuda.create_event().unwrap();
-    let result = allocator.allocate(Request::new(MIB, main)).unwrap();
+    let result = allocator.take_on(MIB, main);
     let capture = Capture::begin(&*cuda, main).unwrap();
     let filter = ScopeFilter::Capture(capture);
     let scope = PoolScope::open(&allocator, PoolId::next_capture(), filter).unwrap();
-    let first = allocator.allocate(Request::new(8 * MIB, main)).unwrap();
+    let first = allocator.take_on(8 * MIB, main);
     let address = first.address();
     cuda.fill(address, 7, 8 * MIB, main).unwrap();
     cuda.record_event(event, main).unwrap();
@@ -43,7 +34,7 @@ fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
     let frontier = cuda.frontier(main).unwrap();
     allocator.free(first).unwrap();
     assert_eq!(cuda.frontier(main).unwrap(), frontier, "a free does not move its stream");
-    let second = allocator.allocate(Request::new(8 * MIB, main)).unwrap();
+    let second = allocator.take_on(8 * MIB, main);
     assert_eq!(second.address(), address);
     cuda.fill(address, 9, 8 * MIB, main).unwrap();
     allocator.free(second).unwrap();
@@ -66,15 +57,15 @@ fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
 fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
     let Some((_alone, cuda, allocator)) = on_a_device() else { return };
     let (stream, other) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
-    let outside = allocator.allocate(Request::new(MIB, stream)).unwrap();
+    let outside = allocator.take_on(MIB, stream);
     let capture = Capture::begin(&*cuda, stream).unwrap();
     let filter = ScopeFilter::Capture(capture);
     let scope = PoolScope::open(&allocator, PoolId::next_capture(), filter).unwrap();
-    let inside = allocator.allocate(Request::new(MIB, stream)).unwrap();
+    let inside = allocator.take_on(MIB, stream);
     std::thread::scope(|threads| {
         threads.spawn(|| {
             let too_much = cuda.info().total_bytes * 2;
-            let refused = allocator.allocate(Request::new(too_much, other));
+            let refused = allocator.ask(too_much, other);
             assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
             allocator.empty_cache().unwrap();
             allocator.cache_info().unwrap();
@@ -88,6 +79,6 @@ fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
     allocator.free(inside).unwrap();
     let counts = allocator.statistics();
     assert_eq!((counts.active.all.current, counts.active_bytes.all.current), (0, 0));
-    let after = allocator.allocate(Request::new(MIB, StreamId::DEFAULT)).unwrap();
+    let after = allocator.take(MIB);
     allocator.free(after).unwrap();
 }

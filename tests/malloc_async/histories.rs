@@ -6,28 +6,20 @@
 //! old blocks are held. A GPU gets short histories without captures, on a part of it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use parking_lot::Mutex;
 use quickcheck::{Arbitrary, Gen, QuickCheck};
-use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PrivatePools,
-    Request, ScopeFilter,
-};
 #[cfg(target_os = "linux")]
 use stratalloc::conformance::part::Part;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::error::HandleError;
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::MIB;
 
 use super::Bed;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use crate::common::gpu;
 #[cfg(target_os = "linux")]
 use crate::common::machine::{HostMachine, RealMachine};
-use crate::common::machine::{Machine, SimMachine};
+use crate::common::prelude::*;
 
 const THREADS: usize = 3;
 

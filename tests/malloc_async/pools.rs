@@ -1,21 +1,10 @@
 //! Private pools, each a driver pool.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use stratalloc::allocator::{
-    Caching, Counters, DeviceAllocator, MemoryPool, PoolOptions, PoolScope, PrivatePools, Request,
-    ScopeFilter, SegmentAllocator,
-};
-use stratalloc::config::Settings;
-use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, MemoryPools, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind, PoolError};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::MIB;
-use stratalloc::strategies::MallocAsyncAllocator;
+use stratalloc::allocator::SegmentAllocator;
+use stratalloc::driver::MemoryPools;
 
 use super::{Bed, sim};
-use crate::common::machine::{Machine, SimMachine};
+use crate::common::prelude::*;
 
 const ON: StreamId = StreamId::DEFAULT;
 
@@ -60,7 +49,7 @@ fn a_released_pool_lives_as_long_as_its_blocks() {
         bed.allocator.create_pool(id, PoolOptions::default()),
         Err(PoolError::Taken { pool: id })
     );
-    let block = bed.allocator.allocate(Request::new(MIB, ON).in_pool(id)).unwrap();
+    let block = bed.allocator.take_in(id, MIB, ON);
     bed.allocator.release_pool(id).unwrap();
     assert_eq!(bed.allocator.pool_users(id), Some(0));
     assert_eq!(bed.allocator.retain_pool(id), Err(PoolError::Released { pool: id }));
@@ -90,7 +79,7 @@ fn reserved_bytes_count_a_released_pool_until_its_last_block_has_gone() {
     let pools = [(); 2].map(|()| PoolId::next_user());
     let blocks = pools.map(|id| {
         bed.allocator.create_pool(id, PoolOptions::default()).unwrap();
-        bed.allocator.allocate(Request::new(64 * MIB, ON).in_pool(id)).unwrap()
+        bed.allocator.take_in(id, 64 * MIB, ON)
     });
     for id in pools {
         bed.allocator.release_pool(id).unwrap();
@@ -117,7 +106,7 @@ fn the_peak_of_reserved_bytes_outlives_pools_and_does_not_add_them_up() {
     let bed = sim(256);
     for round in 0..4 {
         let pool = MemoryPool::new(&bed.allocator, PoolOptions::default()).unwrap();
-        let block = bed.allocator.allocate(Request::new(64 * MIB, ON).in_pool(pool.id())).unwrap();
+        let block = bed.allocator.take_in(pool.id(), 64 * MIB, ON);
         bed.give(block);
         drop(pool);
         bed.machine.driver().synchronize_device().unwrap();
@@ -135,7 +124,7 @@ fn what_a_graph_holds_is_counted_once_when_its_pool_has_gone() {
     let id = PoolId::next_capture();
     let scope = PoolScope::open(&bed.allocator, id, ScopeFilter::Capture(capture)).unwrap();
     let inside = bed.take(MIB, stream);
-    let outside = bed.allocator.allocate(Request::new(MIB, ON).in_pool(id)).unwrap();
+    let outside = bed.allocator.take_in(id, MIB, ON);
     let reserved = || bed.allocator.statistics().reserved_bytes.all.current >> 20;
     assert_eq!(reserved(), 64);
     drop(scope);
@@ -156,9 +145,9 @@ fn idle_memory_of_a_pool_that_was_opted_in_saves_others() {
         let id = PoolId::next_user();
         let options = PoolOptions { use_on_oom: opted, ..PoolOptions::default() };
         bed.allocator.create_pool(id, options).unwrap();
-        let block = bed.allocator.allocate(Request::new(64 * MIB, ON).in_pool(id)).unwrap();
+        let block = bed.allocator.take_in(id, 64 * MIB, ON);
         bed.give(block);
-        let wanted = bed.allocator.allocate(Request::new(96 * MIB, ON));
+        let wanted = bed.allocator.ask(96 * MIB, ON);
         match (opted, wanted) {
             (true, Ok(block)) => bed.give(block),
             (false, Err(AllocError::OutOfMemory(report))) => {
@@ -234,7 +223,7 @@ fn a_captures_pool_takes_no_driver_pool_before_it_needs_one() {
     let inside = bed.take(MIB, stream);
     bed.give(inside);
     assert_eq!(driver.calls("create_pool"), 0);
-    let outside = bed.allocator.allocate(Request::new(MIB, ON).in_pool(id)).unwrap();
+    let outside = bed.allocator.take_in(id, MIB, ON);
     assert_eq!(driver.calls("create_pool"), 1, "this one comes from no graph");
     let idle = driver.usage(driver.default_pool().unwrap()).unwrap();
     assert_eq!(idle.used_bytes, 0, "and from nobody else's pool");
@@ -311,10 +300,10 @@ fn a_pool_that_cannot_be_made_when_it_is_needed_fails_the_request_alone() {
     for only in ["create_pool", "keep_memory", "allow_reuse"] {
         let kind = DriverErrorKind::Other;
         faulty.arm(FaultPlan { at: 0, kind, repeat: false, only: Some(only) });
-        let refused = allocator.allocate(Request::new(MIB, ON));
+        let refused = allocator.ask(MIB, ON);
         assert!(matches!(refused, Err(AllocError::Driver(_))), "{only}: {refused:?}");
     }
-    let block = allocator.allocate(Request::new(MIB, ON)).unwrap();
+    let block = allocator.take_on(MIB, ON);
     assert_eq!(allocator.live_addresses(id).unwrap(), [block.address()]);
     allocator.free(block).unwrap();
     drop(scope);

@@ -1,20 +1,10 @@
 //! What a request that is refused ends in: the report, whatever else fails on the way to it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use stratalloc::allocator::{Counters, DeviceAllocator, Request};
-use stratalloc::config::Settings;
-use stratalloc::driver::sim::{CallCosts, SimOptions};
-use stratalloc::driver::{Driver, FaultPlan, Faulty, ProcessUsage, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind, OutOfMemory};
-use stratalloc::ids::StreamId;
-use stratalloc::size::MIB;
-use stratalloc::strategies::MallocAsyncAllocator;
+use stratalloc::driver::ProcessUsage;
 
 use super::note;
 use crate::common::crowded::crowded;
-use crate::common::machine::SimMachine;
+use crate::common::prelude::*;
 
 const ON: StreamId = StreamId::DEFAULT;
 
@@ -28,8 +18,8 @@ fn report_among_others(limit_bytes: Option<u64>) -> OutOfMemory {
     let list = vec![usage(std::process::id(), 30), usage(9, 70), usage(8, 0)];
     let allocator =
         MallocAsyncAllocator::new(crowded(sim, Ok(list)), &Settings::default()).expect("it works");
-    allocator.control().caching.expect("it works").set_limit_bytes(limit_bytes);
-    match allocator.allocate(Request::new(40 * MIB, ON)) {
+    allocator.caching().set_limit_bytes(limit_bytes);
+    match allocator.ask(40 * MIB, ON) {
         Err(AllocError::OutOfMemory(report)) => *report,
         other => panic!("{other:?}"),
     }
@@ -66,11 +56,11 @@ impl Bed {
         let driver = Arc::<Faulty<Arc<Sim>>>::clone(&faulty) as Arc<dyn Driver>;
         let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).expect("it works");
         let other = faulty.create_stream().expect("it works");
-        let block = allocator.allocate(Request::new(64 * MIB, other)).expect("it works");
+        let block = allocator.take_on(64 * MIB, other);
         allocator.free(block).expect("it works");
         let told = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&told);
-        allocator.control().hooks.expect("it has hooks").add_oom_observer(Arc::new(move |_| {
+        allocator.hooks().add_oom_observer(Arc::new(move |_| {
             count.fetch_add(1, Ordering::Relaxed);
         }));
         Self { allocator, faulty, told }
@@ -96,7 +86,7 @@ fn a_call_that_fails_on_the_way_does_not_replace_the_report() {
         for kind in [DriverErrorKind::Other, DriverErrorKind::NotSupported] {
             let bed = Bed::new();
             bed.fail(only, at, kind);
-            let refused = bed.allocator.allocate(Request::new(160 * MIB, ON));
+            let refused = bed.allocator.ask(160 * MIB, ON);
             let Err(AllocError::OutOfMemory(report)) = refused else {
                 panic!("{only}: {refused:?}");
             };
@@ -114,7 +104,7 @@ fn a_device_that_is_lost_on_the_way_is_told_as_itself() {
     for (only, at) in ON_THE_WAY {
         let bed = Bed::new();
         bed.fail(only, at, DriverErrorKind::DeviceLost);
-        match bed.allocator.allocate(Request::new(160 * MIB, ON)) {
+        match bed.allocator.ask(160 * MIB, ON) {
             Err(AllocError::Driver(error)) => {
                 assert_eq!(error.kind(), DriverErrorKind::DeviceLost, "{only}");
             }
@@ -129,7 +119,7 @@ fn a_device_that_is_lost_on_the_way_is_told_as_itself() {
 fn a_driver_that_cannot_tell_of_captures_is_waited_for_all_the_same() {
     let bed = Bed::new();
     bed.fail("capture_status", 0, DriverErrorKind::NotSupported);
-    let block = bed.allocator.allocate(Request::new(96 * MIB, ON)).unwrap();
+    let block = bed.allocator.take_on(96 * MIB, ON);
     assert_eq!(note(&bed.allocator, "trims_that_helped"), 1);
     bed.allocator.free(block).unwrap();
 }

@@ -11,36 +11,15 @@ struct Graph<'a> {
 }
 
 impl Bed {
-    fn capture(&self, stream: StreamId) -> Graph<'_> {
-        let capture = Capture::begin(&*self.device, stream).expect("nobody captures it");
-        let pools = self.strategy.control().private_pools.expect("it has pools");
+    fn graph(&self, stream: StreamId) -> Graph<'_> {
         let pool = PoolId::next_capture();
-        let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).expect("it is new");
+        let scope = self.capture(stream, pool);
         Graph { scope, pool, stream }
     }
 
     #[track_caller]
-    fn take_in(&self, pool: PoolId, bytes: u64, stream: StreamId) -> Allocation {
-        self.worked(
-            self.strategy.allocate(Request::new(bytes, stream).in_pool(pool)).expect("it fits"),
-            stream,
-        )
-    }
-
-    #[track_caller]
-    fn process(&self) {
-        let cross_stream = self.strategy.control().cross_stream.expect("it knows other streams");
-        cross_stream.process_events().expect("the device answers");
-    }
-
-    #[track_caller]
-    fn use_by(&self, block: &Allocation, stream: StreamId) {
-        let cross_stream = self.strategy.control().cross_stream.expect("it knows other streams");
-        cross_stream.record_stream(block, stream).expect("it is live");
-    }
-
-    fn stream(&self) -> StreamId {
-        self.device.create_stream().expect("sim has streams")
+    fn use_in(&self, pool: PoolId, bytes: u64, stream: StreamId) -> Allocation {
+        self.worked(self.take_in(pool, bytes, stream), stream)
     }
 }
 
@@ -58,22 +37,22 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
     for conf in BOTH {
         let bed = Bed::new(20 * MIB, conf);
         let [captured, user] = [bed.stream(), bed.stream()];
-        let graph = bed.capture(captured);
+        let graph = bed.graph(captured);
         // From before the capture, for all that the allocator knows.
         bed.elsewhere(|| {
             let block = bed.take(20 * MIB, OWN);
-            bed.use_by(&block, user);
+            bed.record(&block, user);
             bed.give(block);
         });
         drop(graph.end(&bed));
-        bed.process();
+        bed.process_events();
         let size = 20 << 20;
         assert_eq!(bed.live_and_draining(), (0, size), "{conf}: only its thread could tell");
         bed.device.interceptor().take_order();
         let events = bed.device.inner().calls("record_event");
         // Who needs the memory waits, for the device once, and for the other stream by an event: it may
         // be of another device.
-        bed.strategy.control().caching.unwrap().empty_cache().unwrap();
+        bed.empty_cache();
         assert_eq!(bed.device.interceptor().take_order()[0], "synchronize_device", "{conf}");
         assert_eq!(bed.device.inner().calls("record_event"), events + 1, "{conf}");
         assert_eq!(bed.live_and_draining(), (0, 0), "{conf}");
@@ -88,7 +67,7 @@ fn what_a_thread_freed_in_its_capture_is_settled_when_it_ends_that() {
         let (address, stream) = bed.elsewhere(|| {
             let eager = bed.take(MIB, OWN);
             let address = eager.address();
-            let graph = bed.capture(OWN);
+            let graph = bed.graph(OWN);
             bed.give(eager);
             drop(graph.end(&bed));
             (address, bed.device.interceptor().stream(OWN).unwrap())
@@ -106,21 +85,21 @@ fn what_a_thread_freed_in_its_capture_is_settled_when_it_ends_that() {
 fn a_thread_that_ends_its_capture_ends_no_use_in_anothers() {
     let bed = Bed::new(ROOMY, "");
     let [stream, user] = [bed.stream(), bed.stream()];
-    let graph = bed.capture(stream);
+    let graph = bed.graph(stream);
     let block = bed.take(MIB, stream);
     let address = block.address();
-    bed.join(user, bed.mark(stream));
-    bed.use_by(&block, user);
+    bed.behind(user, bed.mark(stream));
+    bed.record(&block, user);
     let block = bed.worked(block, user);
     bed.elsewhere(|| {
-        bed.use_by(&block, OWN);
+        bed.record(&block, OWN);
         bed.give(block);
-        drop(bed.capture(OWN).end(&bed));
+        drop(bed.graph(OWN).end(&bed));
         bed.device.interceptor().finish_own();
-        bed.process();
+        bed.process_events();
     });
     assert_ne!(bed.look(MIB, stream), address, "the streams are not joined");
-    bed.join(stream, bed.mark(user));
+    bed.behind(stream, bed.mark(user));
     drop(graph.end(&bed));
     bed.check();
 }
@@ -129,20 +108,20 @@ fn a_thread_that_ends_its_capture_ends_no_use_in_anothers() {
 fn a_captured_use_by_a_gone_threads_stream_ends_with_the_capture() {
     let bed = Bed::new(ROOMY, "");
     let stream = bed.stream();
-    let graph = bed.capture(stream);
+    let graph = bed.graph(stream);
     let pool = graph.pool;
     let block = bed.take(MIB, stream);
     let address = block.address();
     let begun = bed.mark(stream);
     let done = bed.elsewhere(|| {
-        bed.join(OWN, begun);
-        bed.use_by(&block, OWN);
+        bed.behind(OWN, begun);
+        bed.record(&block, OWN);
         bed.give(bed.worked(block, OWN));
         bed.mark(OWN)
     });
-    bed.join(stream, done);
+    bed.behind(stream, done);
     let _kept = graph.end(&bed);
-    assert_eq!(bed.take_in(pool, MIB, stream).address(), address);
+    assert_eq!(bed.use_in(pool, MIB, stream).address(), address);
 }
 
 #[test]
@@ -150,22 +129,22 @@ fn a_captured_use_by_another_threads_stream_outlasts_a_free_by_this_one() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
         let stream = bed.stream();
-        let graph = bed.capture(stream);
+        let graph = bed.graph(stream);
         let pool = graph.pool;
         let block = bed.take(MIB, stream);
         let address = block.address();
-        bed.join(OWN, bed.mark(stream));
-        bed.use_by(&block, OWN);
+        bed.behind(OWN, bed.mark(stream));
+        bed.record(&block, OWN);
         let block = bed.worked(block, OWN);
         bed.elsewhere(|| {
             bed.give(block);
             bed.device.interceptor().finish_own();
-            bed.process();
+            bed.process_events();
         });
         assert_ne!(bed.look(MIB, stream), address, "{conf}: the streams are not joined");
-        bed.join(stream, bed.mark(OWN));
+        bed.behind(stream, bed.mark(OWN));
         let _kept = graph.end(&bed);
-        assert_eq!(bed.take_in(pool, MIB, stream).address(), address, "{conf}");
+        assert_eq!(bed.use_in(pool, MIB, stream).address(), address, "{conf}");
         bed.check();
     }
 }
@@ -174,21 +153,21 @@ fn a_captured_use_by_another_threads_stream_outlasts_a_free_by_this_one() {
 fn a_captured_use_by_one_threads_stream_is_not_joined_by_way_of_anothers() {
     let bed = Bed::new(ROOMY, "graph_capture_record_stream_reuse:True");
     let stream = bed.stream();
-    let graph = bed.capture(stream);
+    let graph = bed.graph(stream);
     let block = bed.take(MIB, stream);
     let address = block.address();
     let begun = bed.mark(stream);
-    bed.join(OWN, begun);
-    bed.use_by(&block, OWN);
+    bed.behind(OWN, begun);
+    bed.record(&block, OWN);
     let block = bed.worked(block, OWN);
     let done = bed.elsewhere(|| {
-        bed.join(OWN, begun);
+        bed.behind(OWN, begun);
         bed.give(block);
         bed.mark(OWN)
     });
-    bed.join(stream, done);
+    bed.behind(stream, done);
     assert_ne!(bed.look(MIB, stream), address, "this thread's own stream is not joined");
-    bed.join(stream, bed.mark(OWN));
+    bed.behind(stream, bed.mark(OWN));
     drop(graph.end(&bed));
     bed.check();
 }
@@ -197,21 +176,21 @@ fn a_captured_use_by_one_threads_stream_is_not_joined_by_way_of_anothers() {
 fn a_graph_orders_only_what_was_taken_in_it() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let first = bed.capture(OWN);
+        let first = bed.graph(OWN);
         let pool = first.pool;
         let result = bed.take(MIB, OWN);
         let address = result.address();
         let _kept = first.end(&bed);
         // Work that runs, and is in no graph.
         let result = bed.worked(result, OWN);
-        let second = bed.capture(OWN);
+        let second = bed.graph(OWN);
         bed.look(512, OWN);
         bed.give(result);
-        let other = bed.elsewhere(|| bed.take_in(pool, MIB, OWN));
+        let other = bed.elsewhere(|| bed.use_in(pool, MIB, OWN));
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
         drop(second.end(&bed));
         bed.device.inner().complete_all();
-        assert_eq!(bed.take_in(pool, MIB, OWN).address(), address, "{conf}");
+        assert_eq!(bed.use_in(pool, MIB, OWN).address(), address, "{conf}");
         bed.check();
     }
 }
@@ -220,7 +199,7 @@ fn a_graph_orders_only_what_was_taken_in_it() {
 fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let graph = bed.capture(OWN);
+        let graph = bed.graph(OWN);
         bed.look(4 * MIB, OWN);
         let begun = bed.mark(OWN);
         let block = bed.take(MIB, OWN);
@@ -228,11 +207,11 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
         let ends = Capture::frontier(&*bed.device, OWN).unwrap();
         let address = block.address();
         let done = bed.elsewhere(|| {
-            bed.join(OWN, begun);
+            bed.behind(OWN, begun);
             bed.give(block);
             assert_ne!(bed.look(MIB, OWN), address, "{conf}: the other's work is not before it");
             // What the first thread freed may be taken, but then comes before.
-            let taken = bed.strategy.allocate(Request::new(2 * MIB, OWN)).unwrap();
+            let taken = bed.take_on(2 * MIB, OWN);
             let before = Capture::frontier(&*bed.device, OWN).unwrap();
             let is_behind = ends.iter().all(|node| {
                 let mut todo = before.clone();
@@ -251,9 +230,9 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
         // From now on both take from the pool.
         let again = bed.look(3 * MIB, OWN);
         assert_ne!(bed.look(3 * MIB, OWN), again, "{conf}: the other could have taken it");
-        bed.join(OWN, done);
+        bed.behind(OWN, done);
         drop(graph.end(&bed));
-        bed.process();
+        bed.process_events();
         bed.check();
     }
 }
@@ -279,9 +258,9 @@ fn frees_put_off_in_a_capture_that_nobody_told_of_cost_no_question_each() {
     Capture::end(&*bed.device, OWN).unwrap();
     assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), first, "it waits for its own thread");
     bed.device.inner().complete_all();
-    bed.process();
+    bed.process_events();
     bed.device.inner().complete_all();
-    bed.process();
+    bed.process_events();
     assert_eq!(bed.live_and_draining().1, 0);
     bed.check();
 }
@@ -293,8 +272,8 @@ fn cached_memory_of_such_a_stream_is_released_while_another_thread_captures() {
         let [captured, other] = [bed.stream(), bed.stream()];
         bed.look(20 * MIB, OWN);
         bed.device.interceptor().finish_own();
-        bed.process();
-        let graph = bed.capture(captured);
+        bed.process_events();
+        let graph = bed.graph(captured);
         bed.elsewhere(|| bed.look(20 * MIB, other));
         drop(graph.end(&bed));
         bed.check();
@@ -309,8 +288,8 @@ fn pages_whose_work_is_known_to_be_done_are_unmapped_without_a_wait() {
         if at % 2 == 0 { bed.give(block) } else { drop(block) }
     }
     bed.device.interceptor().finish_own();
-    bed.process();
+    bed.process_events();
     bed.device.interceptor().take_order();
-    bed.strategy.control().caching.unwrap().empty_cache().unwrap();
+    bed.empty_cache();
     assert_eq!(bed.device.interceptor().take_order(), ["unmap"; 3]);
 }

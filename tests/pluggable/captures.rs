@@ -1,28 +1,18 @@
 //! Blocks of a user's functions while somebody captures a graph.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use stratalloc::allocator::{
-    CrossStream, DeviceAllocator, PoolOptions, PoolScope, Request, ScopeFilter,
-};
-use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{AllocError, DriverErrorKind};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::strategies::PluggableAllocator;
-
 use super::{User, over, sim};
+use crate::common::prelude::*;
 use crate::common::racing::{Racing, capture_before_next_event, end_capture, racing};
 
 const MAIN: StreamId = StreamId::DEFAULT;
 
 fn others(own: &PluggableAllocator) -> &dyn CrossStream {
-    own.control().cross_stream.expect("it knows streams")
+    own.cross_stream()
 }
 
 /// Frees a block that `side` has used.
 fn free_after(own: &PluggableAllocator, side: StreamId) {
-    let block = own.allocate(Request::new(4096, MAIN)).expect("there is enough");
+    let block = own.take_on(4096, MAIN);
     others(own).record_stream(&block, side).expect("it is live");
     own.free(block).expect("it is live");
 }
@@ -32,7 +22,7 @@ fn active_in_the_end(own: &PluggableAllocator, sim: &Sim) -> i64 {
     others(own).process_events().expect("no event is a graph's");
     sim.complete_all();
     others(own).process_events().expect("no event is a graph's");
-    own.control().counters.expect("it counts").statistics().active.all.current
+    own.stats().active.all.current
 }
 
 /// An event that is recorded inside a capture never passes.
@@ -68,11 +58,11 @@ fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     let device = sim();
     let own = over(Arc::<Sim>::clone(&device), User::with_bytes(1 << 30).callbacks());
     let (gone, captured) = (device.create_stream().unwrap(), device.create_stream().unwrap());
-    let block = own.allocate(Request::new(4096, MAIN)).unwrap();
+    let block = own.take_on(4096, MAIN);
     others(&own).record_stream(&block, gone).unwrap();
     device.destroy_stream(gone).unwrap();
     let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
-    let pools = own.control().private_pools.unwrap();
+    let pools = own.private_pools();
     let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
     own.free(block).unwrap();
     Capture::end(&*device, captured).expect("nobody broke it");
@@ -93,16 +83,16 @@ fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     let (side, captured) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     free_after(&own, side);
     let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
-    let pools = own.control().private_pools.unwrap();
+    let pools = own.private_pools();
     let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
-    let refused = own.allocate(Request::new(4096, MAIN));
+    let refused = own.ask(4096, MAIN);
     assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
-    own.control().caching.unwrap().empty_cache().unwrap();
+    own.caching().empty_cache().unwrap();
     assert_eq!(resets.load(Ordering::Relaxed), 0);
     Capture::end(&*device, captured).expect("nobody broke it");
     drop(scope);
-    own.free(own.allocate(Request::new(4096, MAIN)).expect("it may wait again")).unwrap();
-    own.control().caching.unwrap().empty_cache().unwrap();
+    own.free(own.take_on(4096, MAIN)).unwrap();
+    own.caching().empty_cache().unwrap();
     assert_eq!(resets.load(Ordering::Relaxed), 2);
 }
 
@@ -113,7 +103,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         let device = sim();
         let user = User::with_bytes(8192);
         let own = over(Arc::<Sim>::clone(&device), user.callbacks());
-        let (pools, pool) = (own.control().private_pools.unwrap(), PoolId::next_user());
+        let (pools, pool) = (own.private_pools(), PoolId::next_user());
         let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
         pools.create_pool(pool, options).unwrap();
         let side = device.create_stream().unwrap();
@@ -126,7 +116,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         let scope = || filter.clone().map(|filter| PoolScope::open(pools, pool, filter).unwrap());
         let take = |bytes| match way {
             3 => own.allocate(Request::new(bytes, side).in_pool(pool)),
-            _ => own.allocate(Request::new(bytes, side)),
+            _ => own.ask(bytes, side),
         };
         let open = scope();
         Capture::begin(&*device, side).unwrap();
@@ -136,7 +126,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         Capture::end(&*device, side).unwrap();
         drop(open);
         user.heard();
-        let outside = own.allocate(Request::new(8192, side));
+        let outside = own.ask(8192, side);
         assert!(matches!(outside, Err(AllocError::OutOfMemory(_))), "{way}: {outside:?}");
         let open = scope();
         let larger = take(9000);
@@ -147,7 +137,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         own.free(again).unwrap();
         drop(open);
         pools.release_pool(pool).unwrap();
-        own.control().caching.unwrap().empty_cache().unwrap();
+        own.caching().empty_cache().unwrap();
         assert_eq!(user.heard(), [format!("free 8192 {side}")], "{way}");
     }
 }

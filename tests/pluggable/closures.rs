@@ -1,32 +1,24 @@
 //! What the framework does around a user's functions.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Recording, Request, Token};
-use stratalloc::config::Settings;
-use stratalloc::driver::Driver;
-use stratalloc::error::{AddressFault, AllocError, HandleError};
-use stratalloc::history::{Action, RecordOptions};
-use stratalloc::ids::{DeviceId, OwnerId, StreamId};
-use stratalloc::registry;
-use stratalloc::size::MIB;
-use stratalloc::stats::Statistics;
-use stratalloc::strategies::PluggableAllocator;
+use stratalloc::allocator::Recording;
+use stratalloc::error::AddressFault;
+use stratalloc::ids::OwnerId;
 use stratalloc::strategies::plugin::{Base, Callbacks};
 
 use super::{User, build, over, sim};
+use crate::common::prelude::*;
 
 const MAIN: StreamId = StreamId(64);
 const SIDE: StreamId = StreamId(128);
 
 fn statistics(allocator: &dyn DeviceAllocator) -> Statistics {
-    allocator.control().counters.expect("it counts").statistics()
+    allocator.stats()
 }
 
 fn take(allocator: &dyn DeviceAllocator, bytes: u64) -> Allocation {
-    allocator.allocate(Request::new(bytes, MAIN)).expect("there is enough")
+    allocator.take_on(bytes, MAIN)
 }
 
 #[test]
@@ -58,15 +50,15 @@ fn counters_peaks_layout_and_history_follow_every_block() {
     for family in [&s.allocated_bytes, &s.active_bytes, &s.requested_bytes, &s.reserved_bytes] {
         assert_eq!((family.all.current, family.all.peak, family.all.freed), (all, all, 0));
     }
-    let layout = own.control().caching.unwrap().layout();
+    let layout = own.caching().layout();
     assert_eq!(layout.len(), 5);
     assert!(layout.windows(2).all(|pair| pair[0].address < pair[1].address));
     blocks.into_iter().for_each(|block| own.free(block).unwrap());
     let s = statistics(&own);
     assert_eq!((s.reserved_bytes.all.current, s.reserved_bytes.all.peak), (0, all));
     assert_eq!((s.num_device_alloc, s.num_device_free), (5, 5));
-    own.control().counters.unwrap().reset_peaks();
-    own.control().counters.unwrap().reset_accumulated();
+    own.counters().reset_peaks();
+    own.counters().reset_accumulated();
     assert_eq!(statistics(&own), Statistics::default());
     let mut events = Vec::new();
     own.history().drain_into(&mut events);
@@ -95,7 +87,7 @@ quickcheck::quickcheck! {
             for family in [s.allocated_bytes, s.active_bytes, s.requested_bytes, s.reserved_bytes] {
                 assert_eq!((family.all.current, family.all.peak), (now, peak));
             }
-            assert_eq!(own.control().caching.unwrap().layout().len(), live.len());
+            assert_eq!(own.caching().layout().len(), live.len());
         }
         true
     }
@@ -122,10 +114,10 @@ fn wrong_handles_are_clean_errors_and_the_users_free_is_not_called() {
         assert_eq!(raw.free_raw(address), Err(unknown.clone()));
         assert_eq!(raw.record_stream_raw(address, SIDE), Err(unknown));
     }
-    let cross = own.control().cross_stream.unwrap();
+    let cross = own.cross_stream();
     assert_eq!(cross.record_stream(&twin(), SIDE), Err(HandleError::Stale { address }));
-    assert!(own.control().caching.unwrap().base_allocation(&twin()).is_err());
-    let inside = own.allocate(Request::new(4096, MAIN)).map(|b| b.address()).unwrap();
+    assert!(own.caching().base_allocation(&twin()).is_err());
+    let inside = own.ask(4096, MAIN).map(|b| b.address()).unwrap();
     assert!(raw.free_raw(inside + 512).is_err(), "no block starts inside a block");
     raw.free_raw(inside).unwrap();
     assert!(raw.free_raw(inside).is_err());
@@ -166,7 +158,7 @@ fn answers_that_cannot_be_handed_out_are_errors_with_the_address() {
         let own = over(sim(), Callbacks::new(allocate, free));
         let first = take(&own, 100);
         returned.store(0, Ordering::Relaxed);
-        match own.allocate(Request::new(100, MAIN)).unwrap_err() {
+        match own.ask(100, MAIN).unwrap_err() {
             AllocError::BadAddress { address, requested_bytes: 100, fault } => {
                 assert_eq!((address, fault), (answer, expected));
             }
@@ -188,9 +180,9 @@ fn null_is_an_out_of_memory_error_with_every_number() {
     let observer = move |report: &stratalloc::error::OutOfMemory| {
         told.store(report.requested_bytes, Ordering::Relaxed);
     };
-    own.control().hooks.unwrap().add_oom_observer(Arc::new(observer));
+    own.hooks().add_oom_observer(Arc::new(observer));
     let held = take(&own, 60 * MIB);
-    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(50 * MIB, SIDE)) else {
+    let Err(AllocError::OutOfMemory(report)) = own.ask(50 * MIB, SIDE) else {
         panic!("there is not as much")
     };
     assert_eq!((report.requested_bytes, report.stream), (50 * MIB, SIDE));
@@ -201,8 +193,8 @@ fn null_is_an_out_of_memory_error_with_every_number() {
     let s = statistics(&own);
     assert_eq!((s.num_ooms, s.num_alloc_retries), (1, 1));
     own.free(held).unwrap();
-    assert!(matches!(own.allocate(Request::new(0, MAIN)), Err(AllocError::ZeroBytes)));
-    let huge = own.allocate(Request::new(u64::MAX, MAIN));
+    assert!(matches!(own.ask(0, MAIN), Err(AllocError::ZeroBytes)));
+    let huge = own.ask(u64::MAX, MAIN);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
 }
 
@@ -216,7 +208,7 @@ fn callbacks_free_blocks_and_the_request_succeeds() {
         Some(block) => allocator.free(block).is_ok(),
         None => false,
     };
-    own.control().hooks.unwrap().add_free_memory_callback(Arc::new(free_some));
+    own.hooks().add_free_memory_callback(Arc::new(free_some));
     let block = take(&*own, 80 * MIB);
     assert_eq!(statistics(&*own).num_ooms, 0);
     own.free(block).unwrap();
@@ -226,11 +218,11 @@ fn callbacks_free_blocks_and_the_request_succeeds() {
 fn our_own_limit_refuses_before_the_user_is_asked() {
     let user = User::with_bytes(u64::MAX / 2);
     let own = over(sim(), user.callbacks());
-    let caching = own.control().caching.unwrap();
+    let caching = own.caching();
     caching.set_limit_bytes(Some(10 * MIB));
     let block = take(&own, 10 * MIB);
     user.heard();
-    let Err(AllocError::OutOfMemory(report)) = own.allocate(Request::new(1, MAIN)) else {
+    let Err(AllocError::OutOfMemory(report)) = own.ask(1, MAIN) else {
         panic!("the limit is reached")
     };
     assert!(report.hints[0].contains("the limit of"), "{report}");
@@ -257,11 +249,11 @@ fn optional_functions_are_called_and_a_fraction_of_the_string_counts() {
     let settings = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
     let own = PluggableAllocator::new("mine", sim(), callbacks, &settings, 4);
     assert_eq!(user.heard(), ["init 4", "fraction 0.5 0"]);
-    assert!(own.control().caching.unwrap().limit_bytes().is_some());
-    own.control().caching.unwrap().empty_cache().unwrap();
+    assert!(own.caching().limit_bytes().is_some());
+    own.caching().empty_cache().unwrap();
     assert_eq!(user.heard(), ["reset"]);
     let block = take(&own, 64);
-    let base = own.control().caching.unwrap().base_allocation(&block).unwrap();
+    let base = own.caching().base_allocation(&block).unwrap();
     assert_eq!((base.address, base.size_bytes), (block.address() - 512, 8192));
     own.free(block).unwrap();
 }
@@ -271,8 +263,8 @@ fn a_block_that_another_stream_uses_is_held_back_until_that_stream_is_done() {
     let (device, user) = (sim(), User::with_bytes(u64::MAX / 2));
     let own = over(device.clone(), user.callbacks());
     let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
-    let block = own.allocate(Request::new(64, main)).unwrap();
-    let cross = own.control().cross_stream.unwrap();
+    let block = own.take_on(64, main);
+    let cross = own.cross_stream();
     cross.record_stream(&block, side).unwrap();
     cross.record_stream(&block, main).unwrap();
     user.heard();
@@ -282,7 +274,7 @@ fn a_block_that_another_stream_uses_is_held_back_until_that_stream_is_done() {
     let s = statistics(&own);
     assert_eq!((s.allocation.all.current, s.active.all.current), (0, 1));
     device.complete_stream(side);
-    let next = own.allocate(Request::new(32, main)).unwrap();
+    let next = own.take_on(32, main);
     assert_eq!(user.heard()[0], format!("free 64 {main}"));
     own.free(next).unwrap();
 }
@@ -292,10 +284,10 @@ fn under_pressure_other_streams_are_waited_for() {
     let (device, user) = (sim(), User::with_bytes(100 * MIB));
     let own = over(device.clone(), user.callbacks());
     let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
-    let block = own.allocate(Request::new(80 * MIB, main)).unwrap();
-    own.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
+    let block = own.take_on(80 * MIB, main);
+    own.cross_stream().record_stream(&block, side).unwrap();
     own.free(block).unwrap();
-    let next = own.allocate(Request::new(80 * MIB, main)).unwrap();
+    let next = own.take_on(80 * MIB, main);
     assert_eq!(statistics(&own).num_sync_all_streams, 1);
     own.free(next).unwrap();
     drop(own);
@@ -310,7 +302,7 @@ fn who_waits_himself_is_told_and_gets_the_block_at_once() {
     let callbacks = callbacks.on_record_stream(move |_, stream| told.say(format!("uses {stream}")));
     let own = over(device, callbacks);
     let block = take(&own, 64);
-    own.control().cross_stream.unwrap().record_stream(&block, SIDE).unwrap();
+    own.cross_stream().record_stream(&block, SIDE).unwrap();
     own.free(block).unwrap();
     assert_eq!(user.heard(), ["alloc 64 64", "uses 128", "free 64 64"]);
 }
@@ -320,18 +312,18 @@ fn a_use_inside_a_capture_is_waited_for_after_the_capture() {
     let (device, user) = (sim(), User::with_bytes(u64::MAX / 2));
     let own = over(device.clone(), user.callbacks());
     let [main, side] = [(); 2].map(|()| device.create_stream().unwrap());
-    let block = own.allocate(Request::new(64, main)).unwrap();
-    own.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
+    let block = own.take_on(64, main);
+    own.cross_stream().record_stream(&block, side).unwrap();
     let capture = device.capture().unwrap();
     capture.begin(side).unwrap();
     own.free(block).unwrap();
     user.heard();
-    own.control().cross_stream.unwrap().process_events().unwrap();
+    own.cross_stream().process_events().unwrap();
     assert_eq!(user.heard(), [""; 0]);
     capture.end(side).unwrap();
-    own.control().cross_stream.unwrap().process_events().unwrap();
+    own.cross_stream().process_events().unwrap();
     device.complete_all();
-    own.control().cross_stream.unwrap().process_events().unwrap();
+    own.cross_stream().process_events().unwrap();
     assert_eq!(user.heard(), [format!("free 64 {main}")]);
 }
 
@@ -345,19 +337,19 @@ fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
     let (give, back) = (Arc::clone(&inner), Arc::clone(&inner));
     let allocate = move |bytes, _: DeviceId, stream| {
         assert!(!a.load(Ordering::Relaxed), "broken");
-        give.allocate(Request::new(bytes, stream)).map(|b| b.address()).ok()
+        give.ask(bytes, stream).map(|b| b.address()).ok()
     };
     let free = move |address, _, _, _| {
         assert!(!f.load(Ordering::Relaxed), "broken");
         back.free_raw(address).unwrap();
     };
     let own = over(sim(), Callbacks::new(allocate, free));
-    let caching = own.control().caching.unwrap();
+    let caching = own.caching();
     caching.set_limit_bytes(Some(1000));
     let [first, second] = [take(&own, 400), take(&own, 400)];
     broken.store(true, Ordering::Relaxed);
     let panicked = |work: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(work)).is_err();
-    assert!(panicked(&mut || drop(own.allocate(Request::new(200, MAIN)))));
+    assert!(panicked(&mut || drop(own.ask(200, MAIN))));
     assert_eq!(statistics(&own).allocation.all.current, 2, "the request has changed nothing");
     let mut first = Some(first);
     assert!(panicked(&mut || own.free(first.take().unwrap()).unwrap()));
@@ -385,7 +377,7 @@ fn dropping_the_allocator_gives_everything_back() {
     let side = device.create_stream().unwrap();
     let _live = take(&own, 64);
     let draining = take(&own, 128);
-    own.control().cross_stream.unwrap().record_stream(&draining, side).unwrap();
+    own.cross_stream().record_stream(&draining, side).unwrap();
     own.free(draining).unwrap();
     drop(own);
     assert_eq!(user.live_bytes.load(Ordering::Relaxed), 0);
@@ -398,7 +390,7 @@ fn what_was_built_cannot_be_exchanged_at_run_time() {
     let table = registry::key_table();
     let apply = |text| {
         let config = stratalloc::config::Config::parse(text, &table).unwrap();
-        own.control().caching.unwrap().apply(&config)
+        own.caching().apply(&config)
     };
     apply("max_split_size_mb:64").unwrap();
     let error = apply("library:other.so").unwrap_err();
@@ -422,20 +414,20 @@ fn threads_and_streams_keep_their_bytes_on_the_host_device() {
             scope.spawn(move || {
                 for round in 0..60u64 {
                     let bytes = 512 * (1 + (round * 7 + n as u64) % 9);
-                    let block = own.allocate(Request::new(bytes, stream)).unwrap();
+                    let block = own.take_on(bytes, stream);
                     let byte = u8::try_from(1 + n as u64 * 60 + round).unwrap();
                     host.fill(block.address(), byte, bytes, stream).unwrap();
                     host.synchronize_stream(stream).unwrap();
                     let mut seen = vec![0; usize::try_from(bytes).unwrap()];
                     host.copy_to_host(&mut seen, block.address(), side).unwrap();
                     assert!(seen.iter().all(|other| *other == byte), "somebody else wrote here");
-                    own.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
+                    own.cross_stream().record_stream(&block, side).unwrap();
                     own.free(block).unwrap();
                 }
             });
         }
     });
-    own.control().caching.unwrap().empty_cache().unwrap();
+    own.caching().empty_cache().unwrap();
     let s = statistics(&own);
     assert_eq!((s.active.all.current, s.num_device_alloc, s.num_device_free), (0, 240, 240));
     drop(own);

@@ -3,21 +3,13 @@
 //! stays there while the pool has users.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
 
 use parking_lot::Mutex;
 use quickcheck::{Arbitrary, Gen};
-use stratalloc::allocator::{
-    Allocation, DeviceAllocator, PoolOptions, PrivatePools, Request, ScopeFilter,
-};
-use stratalloc::driver::{Capture, Driver, Sim};
-use stratalloc::error::AllocError;
-use stratalloc::history::BlockStateName;
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::strategies::PluggableAllocator;
 use stratalloc::strategies::plugin::Callbacks;
 
 use super::{over, sim};
+use crate::common::prelude::*;
 
 const STREAMS: usize = 3;
 const POOLS: u64 = 3;
@@ -170,7 +162,7 @@ impl Bed {
     }
 
     fn pools(&self) -> &dyn PrivatePools {
-        self.own.control().private_pools.expect("it has them")
+        self.own.private_pools()
     }
 
     fn stream(&self, which: u8) -> StreamId {
@@ -229,17 +221,12 @@ impl Bed {
             }
             Op::Use { which, stream } if !self.live.is_empty() => {
                 let block = &self.live[place(which, &self.live)];
-                let cross = self.own.control().cross_stream.expect("it waits");
+                let cross = self.own.cross_stream();
                 cross.record_stream(block, self.stream(stream)).expect("it is live");
             }
             Op::Finish { stream } => self.device.complete_stream(self.stream(stream)),
             Op::EmptyCache => {
-                self.own
-                    .control()
-                    .caching
-                    .expect("it has one")
-                    .empty_cache()
-                    .expect("the driver works");
+                self.own.caching().empty_cache().expect("the driver works");
             }
             // What is not legal now is refused and changes nothing: the check below sees it.
             Op::Create { pool, helps } => {
@@ -254,9 +241,7 @@ impl Bed {
 
     /// Takes a checkpoint, frees a block of the pool if there is one, and goes back.
     fn go_back(&mut self, pool: PoolId) {
-        let Ok(checkpoint) =
-            self.own.control().checkpoints.expect("it has checkpoints").checkpoint(pool)
-        else {
+        let Ok(checkpoint) = self.own.checkpoints().checkpoint(pool) else {
             return;
         };
         let addresses = self.pools().live_addresses(pool).expect("it is known");
@@ -264,9 +249,7 @@ impl Bed {
             let block = self.live.swap_remove(at);
             self.own.free(block).expect("it is live");
         }
-        let Ok(restored) =
-            self.own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint)
-        else {
+        let Ok(restored) = self.own.checkpoints().restore(&checkpoint) else {
             return;
         };
         self.live.retain(|block| !addresses.contains(&block.address()));
@@ -275,9 +258,9 @@ impl Bed {
     }
 
     fn check(&mut self) {
-        let users = |pool| self.own.control().private_pools.expect("it has them").pool_users(pool);
+        let users = |pool| self.own.private_pools().pool_users(pool);
         self.graphs.retain(|(pool, _)| users(*pool).is_some_and(|users| users > 0));
-        let layout = self.own.control().caching.expect("it has one").layout();
+        let layout = self.own.caching().layout();
         let account = self.account.lock();
         for (_, address) in &self.graphs {
             assert!(account.contains_key(address), "{address:#x} is a graph's, and was given back");
@@ -295,7 +278,7 @@ impl Bed {
         let live = in_state(BlockStateName::ActiveAllocated);
         let draining = in_state(BlockStateName::ActivePendingFree);
         let idle = in_state(BlockStateName::Inactive);
-        let s = self.own.control().counters.expect("it counts").statistics();
+        let s = self.own.stats();
         assert_eq!(usize::try_from(live.0).ok(), Some(self.live.len()));
         assert_eq!((s.allocation.all.current, s.allocated_bytes.all.current), live);
         let active = (live.0 + draining.0, live.1 + draining.1);

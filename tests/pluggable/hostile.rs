@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use stratalloc::config::Config;
-use stratalloc::registry::{self, BuildError};
+use stratalloc::registry::BuildError;
 use stratalloc::strategies::plugin::LibraryError;
 
 use super::build;
 use super::library::{compile, conf};
+use crate::common::prelude::*;
 
 fn refusal(path: &Path) -> LibraryError {
     match build(&conf(path, "alloc_fn:f,free_fn:g")) {

@@ -4,13 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use stratalloc::allocator::{DeviceAllocator, MemoryPool, PoolOptions, Request, ScopeFilter};
-use stratalloc::config::Config;
-use stratalloc::error::{AddressFault, AllocError};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::registry;
+use stratalloc::error::AddressFault;
 
 use super::build;
+use crate::common::prelude::*;
 
 const MAIN: StreamId = StreamId(64);
 
@@ -55,14 +52,14 @@ fn a_library_written_for_pytorch_works_unchanged() {
     let text = conf(&library, "alloc_fn:my_alloc,free_fn:my_free");
     let own = build(&text).unwrap();
     assert_eq!(own.name(), "pluggable");
-    let block = own.allocate(Request::new(1000, MAIN)).unwrap();
+    let block = own.take_on(1000, MAIN);
     own.free(block).unwrap();
     assert_eq!(heard(&log), ["alloc 1000 0 64", "free 1 1000 0 64"]);
-    let huge = own.allocate(Request::new(1 << 37, MAIN));
+    let huge = own.ask(1 << 37, MAIN);
     assert!(
         matches!(huge, Err(AllocError::OutOfMemory(report)) if report.requested_bytes == 1 << 37)
     );
-    let live = own.allocate(Request::new(64, MAIN)).unwrap();
+    let live = own.take_on(64, MAIN);
     assert!(live.address() != 0);
     drop(own);
     assert_eq!(heard(&log), ["alloc 64 0 64", "free 1 64 0 64"], "its memory is given back");
@@ -80,15 +77,15 @@ fn every_optional_function_is_found_and_called() {
     );
     let own = build(&text).unwrap();
     assert_eq!(heard(&log), ["init 1", "fraction 0.50 0"]);
-    let caching = own.control().caching.unwrap();
+    let caching = own.caching();
     caching.empty_cache().unwrap();
     caching.set_memory_fraction(0.25).unwrap();
-    let block = own.allocate(Request::new(1000, MAIN)).unwrap();
-    own.control().cross_stream.unwrap().record_stream(&block, StreamId(128)).unwrap();
+    let block = own.take_on(1000, MAIN);
+    own.cross_stream().record_stream(&block, StreamId(128)).unwrap();
     let base = caching.base_allocation(&block).unwrap();
     assert_eq!((base.address % 4096, base.size_bytes), (0, 4096));
     own.free(block).unwrap();
-    let pools = own.control().private_pools.unwrap();
+    let pools = own.private_pools();
     let pool = PoolId { capture: 3, user: 4 };
     pools.open_scope(pool, ScopeFilter::this_thread()).unwrap();
     pools.close_scope(pool).unwrap();
@@ -120,8 +117,8 @@ fn a_cpp_library_copies_the_filter_and_asks_it() {
          end_allocate_to_pool_fn:pool_end,release_pool_fn:pool_release",
     );
     let own = build(&text).unwrap();
-    let pools = own.control().private_pools.unwrap();
-    let take = |stream| own.allocate(Request::new(64, stream)).unwrap();
+    let pools = own.private_pools();
+    let take = |stream| own.take_on(64, stream);
     let id = PoolId::next_user();
     pools.open_scope(id, ScopeFilter::Stream(MAIN)).unwrap();
     let (inside, outside) = (take(MAIN), take(StreamId(65)));
@@ -148,19 +145,19 @@ fn answers_of_a_bad_library_are_errors() {
     let build =
         |alloc: &str| build(&conf(&library, &format!("alloc_fn:{alloc},free_fn:my_free"))).unwrap();
     let own = build("same_alloc");
-    let first = own.allocate(Request::new(64, MAIN)).unwrap();
+    let first = own.take_on(64, MAIN);
     let fault_of = |error| match error {
         Err(AllocError::BadAddress { fault, .. }) => fault,
         other => panic!("{other:?}"),
     };
-    assert_eq!(fault_of(own.allocate(Request::new(64, MAIN))), AddressFault::Live);
+    assert_eq!(fault_of(own.ask(64, MAIN)), AddressFault::Live);
     assert_eq!(heard(&log), [""; 0], "the live block was not freed");
     own.free(first).unwrap();
     let own = build("odd_alloc");
-    let odd = fault_of(own.allocate(Request::new(64, MAIN)));
+    let odd = fault_of(own.ask(64, MAIN));
     assert_eq!(odd, AddressFault::Misaligned { alignment_bytes: 16 });
     let own = build("last_alloc");
-    assert_eq!(fault_of(own.allocate(Request::new(64, MAIN))), AddressFault::PastTheEnd);
+    assert_eq!(fault_of(own.ask(64, MAIN)), AddressFault::PastTheEnd);
     assert_eq!(heard(&log).len(), 3, "freed once each");
 }
 

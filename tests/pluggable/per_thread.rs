@@ -1,17 +1,11 @@
 //! A stream that is another one on each thread: nobody gets a block of it, the user neither, before the
 //! work of the thread that freed it is done.
 
-use std::sync::Arc;
-
-use stratalloc::allocator::{
-    Allocation, CrossStream, DeviceAllocator, PoolOptions, PrivatePools, Request, ScopeFilter,
-};
-use stratalloc::driver::{Capture, CaptureStatus, Driver};
-use stratalloc::error::PoolError;
-use stratalloc::ids::{EventId, PoolId, StreamId};
-use stratalloc::strategies::PluggableAllocator;
+use stratalloc::driver::CaptureStatus;
+use stratalloc::ids::EventId;
 
 use super::{User, over};
+use crate::common::prelude::*;
 use crate::common::threaded::{OWN, Threaded, threaded};
 
 const MAIN: StreamId = StreamId(64);
@@ -37,15 +31,15 @@ impl Bed {
     }
 
     fn pools(&self) -> &dyn PrivatePools {
-        self.own.control().private_pools.expect("it has them")
+        self.own.private_pools()
     }
 
     fn crossing(&self) -> &dyn CrossStream {
-        self.own.control().cross_stream.expect("it waits for streams")
+        self.own.cross_stream()
     }
 
     fn take(&self, pool: PoolId) -> Allocation {
-        self.own.allocate(Request::new(4096, OWN).in_pool(pool)).expect("there is enough")
+        self.own.take_in(pool, 4096, OWN)
     }
 
     fn give(&self, block: Allocation) {
@@ -70,7 +64,7 @@ impl Bed {
     }
 
     fn empty(&self) -> bool {
-        self.own.control().caching.expect("it has a cache").empty_cache().is_ok()
+        self.own.caching().empty_cache().is_ok()
     }
 
     fn empty_elsewhere(&self) -> bool {
@@ -198,7 +192,7 @@ fn a_block_freed_in_a_capture_comes_back_when_its_thread_has_gone() {
             used.iter().count() as u64,
             "none on a third thread's stream"
         );
-        assert!(bed.own.control().caching.unwrap().layout().is_empty());
+        assert!(bed.own.caching().layout().is_empty());
     }
 }
 
@@ -210,7 +204,7 @@ fn a_block_freed_in_a_capture_is_kept_until_the_capture_ends() {
         panic!("it was begun");
     };
     bed.pools().open_scope(POOL, ScopeFilter::Capture(capture)).unwrap();
-    let block = bed.own.allocate(Request::new(4096, OWN)).unwrap();
+    let block = bed.own.take_on(4096, OWN);
     let address = block.address();
     bed.give(block);
     let waits = bed.synchronizations();
@@ -230,18 +224,12 @@ fn a_block_freed_in_a_capture_is_kept_until_the_capture_ends() {
 #[test]
 fn a_live_block_cannot_be_taken_back_by_a_checkpoint() {
     let bed = Bed::new();
-    let checkpoint =
-        bed.own.control().checkpoints.expect("it has checkpoints").checkpoint(POOL).unwrap();
+    let checkpoint = bed.own.checkpoints().checkpoint(POOL).unwrap();
     let block = bed.take(POOL);
     let address = block.address();
-    let restored = elsewhere(|| {
-        bed.own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).map(|_| ())
-    });
+    let restored = elsewhere(|| bed.own.checkpoints().restore(&checkpoint).map(|_| ()));
     assert_eq!(restored, Err(PoolError::UsedElsewhere { pool: POOL, address }));
     bed.give(block);
-    assert!(
-        bed.own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).is_ok(),
-        "it waits on"
-    );
+    assert!(bed.own.checkpoints().restore(&checkpoint).is_ok(), "it waits on");
     assert_ne!(elsewhere(|| bed.look()), address);
 }

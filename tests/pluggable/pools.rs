@@ -1,26 +1,17 @@
 //! Private pools over a user's functions: kept by the framework, or by the functions themselves.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
-use stratalloc::allocator::{
-    Allocation, DeviceAllocator, MemoryPool, PoolOptions, PoolScope, PrivatePools, Request,
-    ScopeFilter, SegmentAllocator,
-};
-use stratalloc::driver::Driver;
-use stratalloc::error::{AllocError, PoolError};
-use stratalloc::history::SegmentLayout;
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::strategies::PluggableAllocator;
+use stratalloc::allocator::SegmentAllocator;
 use stratalloc::strategies::plugin::StreamFilter;
 
 use super::{User, over, sim};
+use crate::common::prelude::*;
 
 const MAIN: StreamId = StreamId(64);
 const POOL: PoolId = PoolId { capture: 0, user: 77 };
 
 fn take(own: &PluggableAllocator, bytes: u64) -> Allocation {
-    own.allocate(Request::new(bytes, MAIN)).expect("there is enough")
+    own.take_on(bytes, MAIN)
 }
 
 fn plenty() -> (Arc<User>, PluggableAllocator) {
@@ -30,7 +21,7 @@ fn plenty() -> (Arc<User>, PluggableAllocator) {
 }
 
 fn pools(own: &PluggableAllocator) -> &dyn PrivatePools {
-    own.control().private_pools.expect("it has them")
+    own.private_pools()
 }
 
 #[test]
@@ -51,7 +42,7 @@ fn what_is_freed_in_a_pool_stays_for_the_pool_until_its_last_user_has_gone() {
     assert_eq!(pools(&own).live_addresses(pool.id()).unwrap().len(), 2);
     let id = pool.id();
     drop(scope);
-    let s = own.control().counters.unwrap().statistics();
+    let s = own.stats();
     assert_eq!(s.hits, 1);
     [again, elsewhere].into_iter().for_each(|block| own.free(block).unwrap());
     user.heard();
@@ -77,10 +68,7 @@ fn misuse_of_pools_is_refused() {
     assert_eq!(pools.release_pool(POOL), unknown);
     assert_eq!(pools.empty_pool(POOL), unknown);
     assert!(matches!(own.allocate(request.in_pool(POOL)), Err(AllocError::Pool(_))));
-    assert!(
-        own.control().checkpoints.expect("it has checkpoints").checkpoint(POOL).is_err()
-            && pools.live_addresses(POOL).is_err()
-    );
+    assert!(own.checkpoints().checkpoint(POOL).is_err() && pools.live_addresses(POOL).is_err());
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
     let taken = Err(PoolError::Taken { pool: POOL });
     assert_eq!(pools.create_pool(POOL, PoolOptions::default()), taken);
@@ -119,7 +107,7 @@ fn a_pools_own_allocator_serves_it_and_gets_its_blocks_back() {
     let allocator = Some(Arc::clone(&source) as Arc<dyn SegmentAllocator>);
     let options = PoolOptions { allocator, ..PoolOptions::default() };
     let pool = MemoryPool::new(pools(&own), options).unwrap();
-    let block = own.allocate(Request::new(700, MAIN).in_pool(pool.id())).unwrap();
+    let block = own.take_in(pool.id(), 700, MAIN);
     assert_eq!(*source.0.lock(), [(block.address(), 1024)]);
     drop(pool);
     own.free(block).unwrap();
@@ -133,12 +121,12 @@ fn a_pool_that_helps_out_serves_the_default_pool_before_it_fails() {
     let own = over(sim(), user.callbacks());
     let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     let pool = MemoryPool::new(pools(&own), options).unwrap();
-    let block = own.allocate(Request::new(1000, MAIN).in_pool(pool.id())).unwrap();
+    let block = own.take_in(pool.id(), 1000, MAIN);
     let address = block.address();
     own.free(block).unwrap();
     let helped = take(&own, 900);
     assert_eq!(helped.address(), address);
-    assert!(own.allocate(Request::new(900, MAIN)).is_err(), "there is only one");
+    assert!(own.ask(900, MAIN).is_err(), "there is only one");
     own.free(helped).unwrap();
 }
 
@@ -147,15 +135,13 @@ fn a_checkpoint_is_gone_back_to() {
     let (_, own) = plenty();
     let pools = pools(&own);
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
-    let in_pool = |bytes| own.allocate(Request::new(bytes, MAIN).in_pool(POOL)).unwrap();
+    let in_pool = |bytes| own.take_in(POOL, bytes, MAIN);
     let [stays, goes] = [in_pool(1000), in_pool(2000)];
     let (kept, lost) = (stays.address(), goes.address());
-    let checkpoint =
-        own.control().checkpoints.expect("it has checkpoints").checkpoint(POOL).unwrap();
+    let checkpoint = own.checkpoints().checkpoint(POOL).unwrap();
     own.free(goes).unwrap();
     let later = in_pool(500);
-    let restored =
-        own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).unwrap();
+    let restored = own.checkpoints().restore(&checkpoint).unwrap();
     let mut freed = [kept, later.address()];
     freed.sort_unstable();
     assert_eq!(restored.freed.iter().map(|f| f.address).collect::<Vec<_>>(), freed);
@@ -166,8 +152,8 @@ fn a_checkpoint_is_gone_back_to() {
     restored.live.into_iter().for_each(|block| own.free(block).unwrap());
     pools.release_pool(POOL).unwrap();
     pools.empty_pool(POOL).unwrap();
-    assert!(own.control().checkpoints.expect("it has checkpoints").restore(&checkpoint).is_err());
-    assert_eq!(own.control().counters.unwrap().statistics().reserved_bytes.all.current, 0);
+    assert!(own.checkpoints().restore(&checkpoint).is_err());
+    assert_eq!(own.stats().reserved_bytes.all.current, 0);
 }
 
 #[test]
@@ -211,7 +197,7 @@ fn functions_that_keep_pools_are_told_and_asked_for_everything() {
         ["begin (0, 77)", "alloc 64 64", "free 64 64", "end (0, 77)"],
         "nothing is kept here"
     );
-    let outside = own.allocate(Request::new(32, StreamId(1)).in_pool(POOL)).unwrap();
+    let outside = own.take_in(POOL, 32, StreamId(1));
     assert_eq!(user.heard(), ["begin (0, 77)", "alloc 32 1", "end (0, 77)"]);
     pool.release_pool(POOL).unwrap();
     assert_eq!(user.heard(), ["release (0, 77)", "release (0, 77)"], "as often as it began");
@@ -270,8 +256,8 @@ fn a_checkpoint_that_was_tampered_with_is_refused() {
     let (_, own) = plenty();
     let pools = pools(&own);
     pools.create_pool(POOL, PoolOptions::default()).unwrap();
-    let block = own.allocate(Request::new(512, MAIN).in_pool(POOL)).unwrap();
-    let taken = own.control().checkpoints.expect("it has checkpoints").checkpoint(POOL).unwrap();
+    let block = own.take_in(POOL, 512, MAIN);
+    let taken = own.checkpoints().checkpoint(POOL).unwrap();
     type Change = fn(&mut SegmentLayout);
     let changes: [Change; 6] = [
         |segment| segment.blocks.clear(),
@@ -284,18 +270,12 @@ fn a_checkpoint_that_was_tampered_with_is_refused() {
     for (at, change) in changes.into_iter().enumerate() {
         let mut hostile = taken.clone();
         change(&mut hostile.segments[0]);
-        let answer = own.control().checkpoints.expect("it has checkpoints").restore(&hostile);
+        let answer = own.checkpoints().restore(&hostile);
         assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{at}: {answer:?}");
     }
     let mut twice = taken.clone();
     twice.segments.push(taken.segments[0].clone());
-    assert!(matches!(
-        own.control().checkpoints.expect("it has checkpoints").restore(&twice),
-        Err(PoolError::NotInPool { .. })
-    ));
+    assert!(matches!(own.checkpoints().restore(&twice), Err(PoolError::NotInPool { .. })));
     own.free(block).unwrap();
-    assert_eq!(
-        own.control().checkpoints.expect("it has checkpoints").restore(&taken).unwrap().live.len(),
-        1
-    );
+    assert_eq!(own.checkpoints().restore(&taken).unwrap().live.len(), 1);
 }

@@ -1,15 +1,11 @@
 //! A Rust type under a name, with keys of its own.
 
-use std::sync::Arc;
-
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
-use stratalloc::config::{Config, KeyTable, UserKey, from_environment};
-use stratalloc::driver::Driver;
-use stratalloc::error::{AllocError, FreeError};
-use stratalloc::ids::{OwnerId, StreamId};
-use stratalloc::registry::{self, BuildError, BuildOptions, RegisterError, Registration};
+use stratalloc::config::{UserKey, from_environment};
+use stratalloc::ids::OwnerId;
+use stratalloc::registry::{BuildError, RegisterError, Registration};
 
 use super::{User, build, sim};
+use crate::common::prelude::*;
 
 /// Hands out steps of a range and never takes one back.
 #[derive(Debug)]
@@ -59,7 +55,7 @@ fn a_type_with_keys_of_its_own_is_chosen_by_name_and_reads_them() {
     let config = Config::parse(text, &registry::key_table()).unwrap();
     let device = sim();
     let built = registry::build(&config, device.clone() as _, BuildOptions::default()).unwrap();
-    let block = built.allocate(Request::new(5, StreamId::DEFAULT)).unwrap();
+    let block = built.take(5);
     assert_eq!(device.held().segments, [(block.address(), 8 << 20)]);
     built.free(block).unwrap();
     assert_eq!(

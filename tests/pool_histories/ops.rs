@@ -1,7 +1,8 @@
 //! The steps of a random history of pools.
 
 use quickcheck::{Arbitrary, Gen};
-use stratalloc::size::{KIB, MIB};
+
+use crate::common::prelude::*;
 
 /// One step. Numbers pick among what there is.
 #[derive(Clone, Copy, Debug)]

@@ -1,17 +1,10 @@
 //! Captures: what graphs keep, and blocks that are freed inside one.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use stratalloc::allocator::{DeviceAllocator, PoolOptions, PoolScope, Request, ScopeFilter};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{DriverErrorKind, PoolError};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::{KIB, MIB};
+use stratalloc::registry::build;
 
-use super::bed::{BOTH, Bed, ROOMY};
+use crate::common::prelude::*;
 
 const REUSE: &str = "graph_capture_record_stream_reuse:True";
 
@@ -33,21 +26,21 @@ fn a_graphs_memory_is_counted_and_its_result_outlives_it() {
         let (stream, pool) = (bed.stream(), PoolId::next_capture());
         let scope = bed.capture(stream, pool);
         // Two intermediate values and a result that is kept.
-        let a = bed.take(bytes, stream);
-        let b = bed.take(bytes, stream);
-        let result = bed.take(bytes, stream);
+        let a = bed.take_on(bytes, stream);
+        let b = bed.take_on(bytes, stream);
+        let result = bed.take_on(bytes, stream);
         bed.give(a);
         bed.give(b);
         bed.end_capture(stream);
         let graph = scope.finish();
-        let now = bed.statistics();
+        let now = bed.stats();
         assert_eq!(now.segment.all.current, segments, "{bytes}");
         assert_eq!(bed.reserved_bytes(), reserved_mib * MIB, "{bytes}");
         bed.empty_cache();
         assert_eq!(bed.reserved_bytes(), reserved_mib * MIB, "a graph keeps its memory");
         drop(graph);
         bed.empty_cache();
-        assert_eq!(bed.statistics().segment.all.current, 1, "the result's segment: {bytes}");
+        assert_eq!(bed.stats().segment.all.current, 1, "the result's segment: {bytes}");
         bed.give(result);
         bed.empty_cache();
         assert_eq!((bed.reserved_bytes(), bed.engine().private_pool_count()), (0, 0));
@@ -60,11 +53,11 @@ fn an_expandable_graph_adds_no_segment() {
     let bed = Bed::new(ROOMY, "expandable_segments:True");
     let (stream, pool) = (bed.stream(), PoolId::next_capture());
     let scope = bed.capture(stream, pool);
-    let block = bed.take(MIB, stream);
+    let block = bed.take_on(MIB, stream);
     bed.give(block);
     bed.end_capture(stream);
     let graph = scope.finish();
-    assert_eq!(bed.statistics().segment.all.current, 0);
+    assert_eq!(bed.stats().segment.all.current, 0);
     assert_eq!(bed.reserved_bytes(), 2 * MIB);
     drop(graph);
     bed.empty_cache();
@@ -83,7 +76,7 @@ fn graphs_that_share_a_pool_share_its_memory() {
             let second = if shared { first } else { PoolId::next_capture() };
             let graphs = [first, second].map(|pool| {
                 let scope = bed.capture(stream, pool);
-                bed.give(bed.take(KIB, stream));
+                bed.give(bed.take_on(KIB, stream));
                 bed.end_capture(stream);
                 scope.finish()
             });
@@ -105,20 +98,20 @@ fn a_capture_that_fails_leaves_nothing_behind() {
         let (stream, pool) = (bed.stream(), PoolId::next_capture());
         let attempt = || -> Result<(), PoolError> {
             let _scope = bed.capture(stream, pool);
-            let block = bed.take(MIB, stream);
-            bed.sim.invalidate_capture(stream);
+            let block = bed.take_on(MIB, stream);
+            bed.device.invalidate_capture(stream);
             bed.give(block);
             // A framework that gives up here unwinds past everything it opened.
             Err(PoolError::IsDefault)
         };
         assert!(attempt().is_err());
-        assert!(Capture::end(&*bed.sim, stream).is_err(), "the capture was broken");
-        assert_eq!(bed.pools().pool_users(pool), Some(0));
+        assert!(Capture::end(&*bed.device, stream).is_err(), "the capture was broken");
+        assert_eq!(bed.private_pools().pool_users(pool), Some(0));
         bed.empty_cache();
         assert_eq!((bed.reserved_bytes(), bed.engine().private_pool_count()), (0, 0));
         let again = PoolId::next_capture();
         let scope = bed.capture(stream, again);
-        bed.give(bed.take(MIB, stream));
+        bed.give(bed.take_on(MIB, stream));
         bed.end_capture(stream);
         drop(scope);
         bed.check();
@@ -131,11 +124,11 @@ fn a_capture_in_the_same_pool_can_be_repeated() {
         let bed = Bed::new(ROOMY, conf);
         let stream = bed.stream();
         let pool = PoolId::next_user();
-        bed.pools().create_pool(pool, Default::default()).unwrap();
+        bed.private_pools().create_pool(pool, Default::default()).unwrap();
         let addresses: Vec<_> = (0..3)
             .map(|_| {
                 let scope = bed.capture(stream, pool);
-                let block = bed.take(3 * MIB, stream);
+                let block = bed.take_on(3 * MIB, stream);
                 let address = block.address();
                 bed.give(block);
                 bed.end_capture(stream);
@@ -144,8 +137,8 @@ fn a_capture_in_the_same_pool_can_be_repeated() {
             })
             .collect();
         assert!(addresses.windows(2).all(|pair| pair[0] == pair[1]), "{addresses:?}");
-        bed.pools().release_pool(pool).unwrap();
-        bed.pools().empty_pool(pool).unwrap();
+        bed.private_pools().release_pool(pool).unwrap();
+        bed.private_pools().empty_pool(pool).unwrap();
         assert_eq!(bed.engine().private_pool_count(), 0);
         bed.check();
     }
@@ -159,11 +152,11 @@ fn only_streams_of_the_capture_are_routed_to_its_pool() {
     let scope = bed.capture(stream, pool);
     let forked = {
         bed.join(stream, side);
-        bed.take(KIB, side)
+        bed.take_on(KIB, side)
     };
-    let inside = bed.take(KIB, stream);
-    let outside = bed.take(KIB, other);
-    assert_eq!(bed.pools().live_addresses(pool).unwrap().len(), 2);
+    let inside = bed.take_on(KIB, stream);
+    let outside = bed.take_on(KIB, other);
+    assert_eq!(bed.private_pools().live_addresses(pool).unwrap().len(), 2);
     bed.join(side, stream);
     bed.end_capture(stream);
     let _graph = scope.finish();
@@ -178,32 +171,32 @@ fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
         let (stream, side) = (bed.stream(), bed.stream());
-        let (before, elsewhere) = (bed.take(3 * MIB, stream), bed.stream());
+        let (before, elsewhere) = (bed.take_on(3 * MIB, stream), bed.stream());
         bed.record(&before, elsewhere);
         bed.give(before);
         let pool = PoolId::next_capture();
         let scope = bed.capture(stream, pool);
         bed.join(stream, side);
-        let block = bed.take(4 * MIB, stream);
+        let block = bed.take_on(4 * MIB, stream);
         let address = block.address();
         bed.record(&block, side);
         bed.give(block);
-        let queries = bed.sim.calls("query_event");
-        let second = bed.take(4 * MIB, stream);
+        let queries = bed.device.calls("query_event");
+        let second = bed.take_on(4 * MIB, stream);
         assert_ne!(second.address(), address, "its other use is not joined");
-        assert_eq!(bed.sim.calls("query_event"), queries, "no event was queried");
-        assert_eq!(bed.statistics().active_bytes.all.current, 11 << 20, "two wait");
+        assert_eq!(bed.device.calls("query_event"), queries, "no event was queried");
+        assert_eq!(bed.stats().active_bytes.all.current, 11 << 20, "two wait");
         bed.join(side, stream);
         bed.end_capture(stream);
         let graph = scope.finish();
         bed.give(second);
-        bed.give(bed.take(512, stream));
-        assert_eq!(bed.pools().live_addresses(pool).unwrap(), [0; 0]);
-        let waiting = bed.statistics().active_bytes.all.current;
+        bed.give(bed.take_on(512, stream));
+        assert_eq!(bed.private_pools().live_addresses(pool).unwrap(), [0; 0]);
+        let waiting = bed.stats().active_bytes.all.current;
         assert_eq!(waiting, 3 << 20, "only the use from before the capture is waited for");
-        bed.sim.complete_all();
-        bed.give(bed.take(512, stream));
-        assert_eq!(bed.statistics().active.all.current, 0);
+        bed.device.complete_all();
+        bed.give(bed.take_on(512, stream));
+        assert_eq!(bed.stats().active.all.current, 0);
         drop(graph);
         bed.empty_cache();
         assert_eq!(bed.reserved_bytes(), 0);
@@ -219,14 +212,14 @@ fn reuse_in_a_capture_waits_for_the_join_of_a_stream() {
         let (stream, side) = (bed.stream(), bed.stream());
         let scope = bed.capture(stream, PoolId::next_capture());
         bed.join(stream, side);
-        let block = bed.take(8 * MIB, stream);
+        let block = bed.take_on(8 * MIB, stream);
         let address = block.address();
         bed.work(&block, side);
         bed.give(block);
-        let early = bed.take(8 * MIB, stream);
+        let early = bed.take_on(8 * MIB, stream);
         assert_ne!(early.address(), address, "{conf}");
         bed.join(side, stream);
-        let late = bed.take(8 * MIB, stream);
+        let late = bed.take_on(8 * MIB, stream);
         assert_eq!(late.address(), address, "{conf}");
         bed.end_capture(stream);
         drop(scope);
@@ -243,17 +236,17 @@ fn reuse_in_a_capture_waits_for_the_join_of_all_streams() {
         let sides = [bed.stream(), bed.stream(), bed.stream()];
         let scope = bed.capture(stream, PoolId::next_capture());
         sides.into_iter().for_each(|side| bed.join(stream, side));
-        let block = bed.take(8 * MIB, stream);
+        let block = bed.take_on(8 * MIB, stream);
         let address = block.address();
         sides.into_iter().for_each(|side| bed.work(&block, side));
         bed.give(block);
         let mut held = Vec::new();
         for (joined, side) in sides.into_iter().enumerate() {
-            held.push(bed.take(8 * MIB, stream));
+            held.push(bed.take_on(8 * MIB, stream));
             assert_ne!(held[joined].address(), address, "{joined} of 3 joined");
             bed.join(side, stream);
         }
-        held.push(bed.take(8 * MIB, stream));
+        held.push(bed.take_on(8 * MIB, stream));
         assert_eq!(held[3].address(), address);
         bed.end_capture(stream);
         drop(scope);
@@ -271,7 +264,7 @@ fn what_one_graph_deferred_the_next_one_reuses() {
         let pool = PoolId::next_capture();
         let first = bed.capture(stream, pool);
         bed.join(stream, side);
-        let block = bed.take(8 * MIB, stream);
+        let block = bed.take_on(8 * MIB, stream);
         let address = block.address();
         bed.work(&block, side);
         bed.give(block);
@@ -279,7 +272,7 @@ fn what_one_graph_deferred_the_next_one_reuses() {
         bed.end_capture(stream);
         let graph = first.finish();
         let second = bed.capture(stream, pool);
-        let again = bed.take(8 * MIB, stream);
+        let again = bed.take_on(8 * MIB, stream);
         assert_eq!(again.address(), address);
         bed.end_capture(stream);
         drop(second);
@@ -296,9 +289,9 @@ fn a_use_from_before_the_capture_is_waited_for() {
         let bed = Bed::new(ROOMY, &conf);
         let (stream, side) = (bed.stream(), bed.stream());
         let pool = PoolId::next_user();
-        bed.pools().create_pool(pool, Default::default()).unwrap();
+        bed.private_pools().create_pool(pool, Default::default()).unwrap();
         let request = Request::new(8 * MIB, stream);
-        let block = bed.strategy.allocate(request.in_pool(pool)).unwrap();
+        let block = bed.allocate(request.in_pool(pool)).unwrap();
         let address = block.address();
         bed.record(&block, side);
         let scope = bed.capture(stream, pool);
@@ -306,17 +299,17 @@ fn a_use_from_before_the_capture_is_waited_for() {
         bed.work(&block, side);
         bed.give(block);
         bed.join(side, stream);
-        let inside = bed.take(8 * MIB, stream);
+        let inside = bed.take_on(8 * MIB, stream);
         assert_ne!(inside.address(), address);
         bed.end_capture(stream);
         drop(scope);
         bed.give(inside);
-        let waiting = bed.strategy.allocate(Request::new(16 * MIB, stream).in_pool(pool)).unwrap();
-        assert_eq!(bed.statistics().active_bytes.all.current, 24 << 20, "it still waits");
+        let waiting = bed.take_in(pool, 16 * MIB, stream);
+        assert_eq!(bed.stats().active_bytes.all.current, 24 << 20, "it still waits");
         bed.give(waiting);
-        bed.sim.complete_all();
-        let free = bed.strategy.allocate(request.in_pool(pool)).unwrap();
-        assert_eq!(bed.statistics().active.all.current, 1);
+        bed.device.complete_all();
+        let free = bed.allocate(request.in_pool(pool)).unwrap();
+        assert_eq!(bed.stats().active.all.current, 1);
         bed.give(free);
         bed.check();
     }
@@ -327,14 +320,14 @@ fn out_of_memory_in_a_capture_is_an_error_that_releases_nothing() {
     for conf in BOTH {
         let bed = Bed::new(1 << 30, conf);
         let stream = bed.stream();
-        bed.give(bed.take(900 * MIB, stream));
+        bed.give(bed.take_on(900 * MIB, stream));
         let scope = bed.capture(stream, PoolId::next_capture());
         bed.fail(4 << 40, stream);
         bed.fail(500 * MIB, stream);
         assert!(bed.reserved_bytes() >= 900 * MIB, "the cache is as it was");
         bed.end_capture(stream);
         drop(scope);
-        bed.give(bed.take(1000 * MIB, stream));
+        bed.give(bed.take_on(1000 * MIB, stream));
         bed.check();
     }
 }
@@ -343,7 +336,7 @@ fn out_of_memory_in_a_capture_is_an_error_that_releases_nothing() {
 fn emptying_the_cache_in_a_capture_does_nothing() {
     let bed = Bed::new(ROOMY, "");
     let stream = bed.stream();
-    bed.give(bed.take(30 * MIB, stream));
+    bed.give(bed.take_on(30 * MIB, stream));
     let scope = bed.capture(stream, PoolId::next_capture());
     bed.empty_cache();
     assert_eq!(bed.reserved_bytes(), 30 * MIB);
@@ -359,16 +352,16 @@ fn a_scope_of_an_unknown_capture_routes_nobody() {
     let stream = bed.stream();
     let pool = PoolId::next_capture();
     let filter = ScopeFilter::Capture(u64::MAX);
-    let scope = PoolScope::open(bed.pools(), pool, filter).unwrap();
-    let block = bed.take(KIB, stream);
-    assert_eq!(bed.pools().live_addresses(pool).unwrap(), [0; 0]);
+    let scope = PoolScope::open(bed.private_pools(), pool, filter).unwrap();
+    let block = bed.take_on(KIB, stream);
+    assert_eq!(bed.private_pools().live_addresses(pool).unwrap(), [0; 0]);
     drop(scope);
     bed.give(block);
     assert!(matches!(
-        bed.sim.capture_status(StreamId(0)),
+        bed.device.capture_status(StreamId(0)),
         Ok(stratalloc::driver::CaptureStatus::None)
     ));
-    assert!(bed.strategy.control().private_pools.is_some());
+    assert!(bed.control().private_pools.is_some());
 }
 
 #[test]
@@ -377,22 +370,25 @@ fn the_driver_is_told_of_captures_as_long_as_any_scope_is_open() {
         let bed = Bed::new(ROOMY, conf);
         let stream = bed.stream();
         let of_thread =
-            PoolScope::open(bed.pools(), PoolId::next_user(), ScopeFilter::this_thread()).unwrap();
-        assert_eq!(bed.sim.captures_expected(), 1, "a capture may begin inside it");
+            PoolScope::open(bed.private_pools(), PoolId::next_user(), ScopeFilter::this_thread())
+                .unwrap();
+        assert_eq!(bed.device.captures_expected(), 1, "a capture may begin inside it");
         let of_capture = bed.capture(stream, PoolId::next_capture());
-        assert_eq!(bed.sim.captures_expected(), 2);
+        assert_eq!(bed.device.captures_expected(), 2);
         bed.end_capture(stream);
         drop(of_capture);
-        assert_eq!(bed.sim.captures_expected(), 1);
+        assert_eq!(bed.device.captures_expected(), 1);
         drop(of_thread);
-        assert_eq!(bed.sim.captures_expected(), 0);
-        let refused = bed.pools().close_scope(PoolId::next_user());
+        assert_eq!(bed.device.captures_expected(), 0);
+        let refused = bed.private_pools().close_scope(PoolId::next_user());
         assert!(refused.is_err());
-        bed.pools().open_scope(PoolId::next_capture(), ScopeFilter::Stream(stream)).unwrap();
-        assert_eq!(bed.sim.captures_expected(), 1);
-        let Bed { sim, strategy } = bed;
-        drop(strategy);
-        assert_eq!(sim.captures_expected(), 0, "the allocator has gone with its scope");
+        bed.private_pools()
+            .open_scope(PoolId::next_capture(), ScopeFilter::Stream(stream))
+            .unwrap();
+        assert_eq!(bed.device.captures_expected(), 1);
+        let Bed { device, allocator } = bed;
+        drop(allocator);
+        assert_eq!(device.captures_expected(), 0, "the allocator has gone with its scope");
     }
 }
 
@@ -403,11 +399,11 @@ fn a_driver_that_does_not_hear_of_captures_keeps_no_scope_from_opening() {
     let config = Config::parse("", &KeyTable::default()).unwrap();
     let built = build(&config, Arc::<Faulty<Sim>>::clone(&driver) as _, BuildOptions::default());
     let strategy = built.unwrap();
-    let pools = strategy.control().private_pools.unwrap();
+    let pools = strategy.private_pools();
     let kind = DriverErrorKind::Other;
     driver.arm(FaultPlan { at: 0, kind, repeat: true, only: Some("expect_captures") });
     let scope = PoolScope::open(pools, PoolId::next_user(), ScopeFilter::this_thread()).unwrap();
-    let block = strategy.allocate(Request::new(MIB, StreamId(0))).unwrap();
+    let block = strategy.take(MIB);
     strategy.free(block).unwrap();
     drop(scope);
     assert_eq!(driver.failed_calls(), 1, "what it was not told is not taken back");
@@ -418,13 +414,15 @@ fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
         let (stream, other) = (bed.stream(), bed.stream());
-        let _held = bed.take(MIB, other);
-        let capture = Capture::begin(&*bed.sim, stream).unwrap();
-        bed.pools().open_scope(PoolId::next_capture(), ScopeFilter::Capture(capture)).unwrap();
-        let Bed { sim, strategy } = bed;
-        drop(strategy);
-        assert_eq!(sim.calls("synchronize_device"), 0, "{conf}");
-        Capture::end(&*sim, stream).expect("nobody broke it");
+        let _held = bed.take_on(MIB, other);
+        let capture = Capture::begin(&*bed.device, stream).unwrap();
+        bed.private_pools()
+            .open_scope(PoolId::next_capture(), ScopeFilter::Capture(capture))
+            .unwrap();
+        let Bed { device, allocator } = bed;
+        drop(allocator);
+        assert_eq!(device.calls("synchronize_device"), 0, "{conf}");
+        Capture::end(&*device, stream).expect("nobody broke it");
     }
 }
 
@@ -448,14 +446,14 @@ impl Way {
             Self::Function => ScopeFilter::Where(Arc::new(move |other| other == stream)),
             Self::Named => return None,
         };
-        Some(PoolScope::open(bed.pools(), pool, filter).expect("none is open"))
+        Some(PoolScope::open(bed.private_pools(), pool, filter).expect("none is open"))
     }
 
     fn take(self, bed: &Bed, pool: PoolId, bytes: u64, stream: StreamId) -> Option<u64> {
         let request = Request::new(bytes, stream);
         let made = match self {
-            Self::Named => bed.strategy.allocate(request.in_pool(pool)),
-            _ => bed.strategy.allocate(request),
+            Self::Named => bed.allocate(request.in_pool(pool)),
+            _ => bed.allocate(request),
         };
         let block = made.ok()?;
         let address = block.address();
@@ -470,10 +468,10 @@ fn a_graphs_memory_stays_whatever_led_its_requests_to_the_pool() {
         let bed = Bed::new(64 * MIB, conf);
         let (stream, pool) = (bed.stream(), PoolId::next_user());
         let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
-        bed.pools().create_pool(pool, options).unwrap();
-        let live = bed.take(10 * MIB, stream);
+        bed.private_pools().create_pool(pool, options).unwrap();
+        let live = bed.take_on(10 * MIB, stream);
         let scope = way.open(&bed, pool, stream);
-        Capture::begin(&*bed.sim, stream).unwrap();
+        Capture::begin(&*bed.device, stream).unwrap();
         let graphs = way.take(&bed, pool, 40 * MIB, stream).expect("there is room");
         bed.end_capture(stream);
         drop(scope);
@@ -487,7 +485,7 @@ fn a_graphs_memory_stays_whatever_led_its_requests_to_the_pool() {
         let scope = way.open(&bed, pool, stream);
         assert_eq!(way.take(&bed, pool, 40 * MIB, stream), Some(graphs), "{conf} {way:?}");
         drop(scope);
-        bed.pools().release_pool(pool).unwrap();
+        bed.private_pools().release_pool(pool).unwrap();
         bed.give(live);
         bed.empty_cache();
         assert_eq!(bed.reserved_bytes(), 0, "{conf} {way:?}");
@@ -508,14 +506,14 @@ fn no_thread_gets_the_memory_of_anothers_graph() {
                 let way = WAYS[(number + round) % WAYS.len()];
                 let pool = PoolId::next_user();
                 let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
-                bed.pools().create_pool(pool, options).unwrap();
+                bed.private_pools().create_pool(pool, options).unwrap();
                 let scope = way.open(&bed, pool, stream);
-                Capture::begin(&*bed.sim, stream).unwrap();
+                Capture::begin(&*bed.device, stream).unwrap();
                 let bytes = (12 + round as u64 % 3) * MIB;
                 let request = Request::new(bytes, stream);
                 let made = match way {
-                    Way::Named => bed.strategy.allocate(request.in_pool(pool)),
-                    _ => bed.strategy.allocate(request),
+                    Way::Named => bed.allocate(request.in_pool(pool)),
+                    _ => bed.allocate(request),
                 };
                 if let Ok(block) = made {
                     graphs.lock().unwrap().push((pool, block.address(), bytes));
@@ -523,7 +521,7 @@ fn no_thread_gets_the_memory_of_anothers_graph() {
                 }
                 bed.end_capture(stream);
                 drop(scope);
-                if let Ok(block) = bed.strategy.allocate(Request::new(11 * MIB, stream)) {
+                if let Ok(block) = bed.ask(11 * MIB, stream) {
                     let (start, end) = (block.address(), block.address() + 11 * MIB);
                     let taken = graphs
                         .lock()
@@ -534,7 +532,7 @@ fn no_thread_gets_the_memory_of_anothers_graph() {
                     bed.give(block);
                 }
                 graphs.lock().unwrap().retain(|(of, _, _)| *of != pool);
-                bed.pools().release_pool(pool).unwrap();
+                bed.private_pools().release_pool(pool).unwrap();
             }
         };
         std::thread::scope(|s| (0..4).for_each(|number| drop(s.spawn(move || run(number)))));
@@ -551,21 +549,21 @@ fn a_capture_without_a_scope_yet_keeps_only_its_own_streams_memory() {
     for conf in BOTH {
         let bed = Bed::new(64 * MIB, conf);
         let [captured, idle, asking] = [(); 3].map(|()| bed.stream());
-        let [mine, others] =
-            [(captured, 20 * MIB), (idle, 30 * MIB)].map(|(stream, bytes)| bed.take(bytes, stream));
+        let [mine, others] = [(captured, 20 * MIB), (idle, 30 * MIB)]
+            .map(|(stream, bytes)| bed.take_on(bytes, stream));
         bed.give(mine);
         bed.give(others);
         let begun = std::thread::scope(|s| {
-            s.spawn(|| Capture::begin(&*bed.sim, captured).unwrap()).join().unwrap()
+            s.spawn(|| Capture::begin(&*bed.device, captured).unwrap()).join().unwrap()
         });
-        let block = bed.take(34 * MIB, asking);
+        let block = bed.take_on(34 * MIB, asking);
         bed.give(block);
         bed.empty_cache();
         assert_eq!(bed.reserved_bytes(), 20 * MIB, "{conf}: what the captured stream may use");
         let pool = PoolId::next_capture();
-        let scope =
-            PoolScope::open(bed.pools(), pool, ScopeFilter::Capture(begun)).expect("it is closed");
-        let block = bed.take(MIB, captured);
+        let scope = PoolScope::open(bed.private_pools(), pool, ScopeFilter::Capture(begun))
+            .expect("it is closed");
+        let block = bed.take_on(MIB, captured);
         bed.give(block);
         std::thread::scope(|s| s.spawn(|| bed.end_capture(captured)).join().unwrap());
         drop(scope);

@@ -1,14 +1,9 @@
 //! Checkpoints of a pool and going back to them; blocks at exact addresses.
 
-use stratalloc::allocator::{Allocation, Counters, DeviceAllocator, PoolCheckpoint, Request};
-use stratalloc::error::{AllocError, PoolError};
+use stratalloc::allocator::PoolCheckpoint;
 use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::{GIB, KIB, MIB};
 
-use super::bed::{BOTH, Bed, ROOMY};
-
-const HOME: StreamId = StreamId(0);
+use crate::common::prelude::*;
 
 struct Tree {
     bed: Bed,
@@ -19,12 +14,12 @@ impl Tree {
     fn new(conf: &str) -> Self {
         let bed = Bed::new(ROOMY, conf);
         let pool = PoolId::next_capture();
-        bed.pools().create_pool(pool, Default::default()).expect("the id is new");
+        bed.private_pools().create_pool(pool, Default::default()).expect("the id is new");
         Self { bed, pool }
     }
 
     fn take(&self, bytes: u64) -> Allocation {
-        self.bed.strategy.allocate(Request::new(bytes, HOME).in_pool(self.pool)).expect("it fits")
+        self.bed.take_in(self.pool, bytes, HOME)
     }
 
     fn give(&self, block: Allocation) {
@@ -42,7 +37,7 @@ impl Tree {
     }
 
     fn live(&self) -> Vec<u64> {
-        self.bed.pools().live_addresses(self.pool).expect("it exists")
+        self.bed.private_pools().live_addresses(self.pool).expect("it exists")
     }
 
     fn same_as(&self, checkpoint: &PoolCheckpoint) {
@@ -71,7 +66,7 @@ fn going_back_reproduces_every_block() {
         assert!(
             live.iter().zip([512, MIB]).all(|(block, least)| block.size_bytes() >= least.min(512))
         );
-        let refused = other.into_iter().map(|b| tree.bed.strategy.free(b));
+        let refused = other.into_iter().map(|b| tree.bed.free(b));
         assert!(refused.into_iter().all(|r| r.is_err()), "old handles are stale: {stale:#x}");
         live.into_iter().for_each(|block| tree.give(block));
         assert_eq!(tree.live(), [0; 0]);
@@ -105,14 +100,7 @@ fn what_was_allocated_later_is_undone() {
         let first = tree.take(MIB);
         let checkpoint = tree.checkpoint();
         let later: Vec<_> = [512, 30 * MIB, 100].map(|bytes| tree.take(bytes).address()).into();
-        let freed = tree
-            .bed
-            .strategy
-            .control()
-            .checkpoints
-            .expect("it has checkpoints")
-            .restore(&checkpoint)
-            .unwrap();
+        let freed = tree.bed.checkpoints().restore(&checkpoint).unwrap();
         assert!(later.iter().all(|address| freed.freed.iter().any(|f| f.address == *address)));
         assert_eq!(tree.live(), [first.address()]);
         assert_eq!(freed.live.len(), 1);
@@ -130,7 +118,7 @@ fn blocks_may_die_after_going_back() {
     tree.give(live.pop().unwrap());
     assert_eq!(tree.live().len(), 1);
     let address = live.pop().unwrap().address();
-    tree.bed.strategy.free_raw(address).unwrap();
+    tree.bed.free_raw(address).unwrap();
     assert_eq!(tree.live(), [0; 0]);
     tree.bed.check();
 }
@@ -140,7 +128,7 @@ fn live_blocks_are_compared_as_a_set() {
     let tree = Tree::new("");
     let blocks = [512, MIB, 3 * MIB].map(|bytes| tree.take(bytes));
     let mut addresses = blocks.each_ref().map(Allocation::address).to_vec();
-    let exactly = |set: &[u64]| tree.bed.pools().holds_exactly(tree.pool, set).unwrap();
+    let exactly = |set: &[u64]| tree.bed.private_pools().holds_exactly(tree.pool, set).unwrap();
     addresses.reverse();
     assert!(exactly(&addresses));
     assert!(!exactly(&addresses[1..]));
@@ -149,7 +137,7 @@ fn live_blocks_are_compared_as_a_set() {
     blocks.into_iter().for_each(|block| tree.give(block));
     assert!(exactly(&[]));
     let pool = PoolId { capture: 1 << 40, user: 0 };
-    assert_eq!(tree.bed.pools().holds_exactly(pool, &[]), Err(PoolError::Unknown { pool }));
+    assert_eq!(tree.bed.private_pools().holds_exactly(pool, &[]), Err(PoolError::Unknown { pool }));
 }
 
 // An expandable segment that grew since: 2 MiB live of 20, then 32 of 40, then 2 of 40 again.
@@ -213,14 +201,7 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     let good = tree.checkpoint();
     let refused = |bad: &PoolCheckpoint| {
         let before = tree.bed.engine().layout();
-        let error = tree
-            .bed
-            .strategy
-            .control()
-            .checkpoints
-            .expect("it has checkpoints")
-            .restore(bad)
-            .unwrap_err();
+        let error = tree.bed.checkpoints().restore(bad).unwrap_err();
         assert_eq!(tree.bed.engine().layout(), before, "{error}");
         error
     };
@@ -263,29 +244,23 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     assert_eq!(refused(&good), PoolError::UsedElsewhere { pool, address });
     tree.give(waiting);
     assert_eq!(refused(&good), PoolError::Draining { pool, address });
-    assert_eq!(
-        tree.bed.strategy.control().checkpoints.expect("it has checkpoints").checkpoint(pool),
-        Err(PoolError::Draining { pool, address })
-    );
-    tree.bed.pools().release_pool(pool).unwrap();
-    assert_eq!(
-        tree.bed.strategy.control().checkpoints.expect("it has checkpoints").checkpoint(pool),
-        Err(PoolError::Released { pool })
-    );
+    assert_eq!(tree.bed.checkpoints().checkpoint(pool), Err(PoolError::Draining { pool, address }));
+    tree.bed.private_pools().release_pool(pool).unwrap();
+    assert_eq!(tree.bed.checkpoints().checkpoint(pool), Err(PoolError::Released { pool }));
 }
 
 #[test]
 fn a_block_can_be_had_at_an_exact_address() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let whole = bed.take(20 * MIB, HOME);
+        let whole = bed.take(20 * MIB);
         let base = whole.address();
         bed.give(whole);
-        let middle = bed.strategy.allocate(Request::new(3 * MIB, HOME).at(base + 5 * MIB)).unwrap();
+        let middle = bed.allocate(Request::new(3 * MIB, HOME).at(base + 5 * MIB)).unwrap();
         assert_eq!(middle.address(), base + 5 * MIB);
         bed.check();
         let refused = |address: u64, bytes: u64| {
-            let error = bed.strategy.allocate(Request::new(bytes, HOME).at(address)).unwrap_err();
+            let error = bed.allocate(Request::new(bytes, HOME).at(address)).unwrap_err();
             assert!(matches!(error, AllocError::NoBlockAt { .. }), "{error}");
         };
         refused(base + 5 * MIB, 2 * MIB);
@@ -294,9 +269,9 @@ fn a_block_can_be_had_at_an_exact_address() {
         refused(base + 8 * MIB, 13 * MIB);
         refused(u64::MAX - 511, 2 * MIB);
         refused(0, 2 * MIB);
-        assert!(bed.strategy.allocate(Request::new(2 * MIB, StreamId(9)).at(base)).is_err());
-        let front = bed.strategy.allocate(Request::new(5 * MIB, HOME).at(base)).unwrap();
-        let rest = bed.strategy.allocate(Request::new(12 * MIB, HOME).at(base + 8 * MIB)).unwrap();
+        assert!(bed.allocate(Request::new(2 * MIB, StreamId(9)).at(base)).is_err());
+        let front = bed.allocate(Request::new(5 * MIB, HOME).at(base)).unwrap();
+        let rest = bed.allocate(Request::new(12 * MIB, HOME).at(base + 8 * MIB)).unwrap();
         [front, middle, rest].into_iter().for_each(|block| bed.give(block));
         bed.check();
         assert!(bed.reserved_bytes() < GIB);
@@ -308,14 +283,14 @@ fn a_block_can_be_had_at_an_exact_address() {
 fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let whole = bed.take(3 * GIB, HOME);
+        let whole = bed.take(3 * GIB);
         let base = whole.address();
         bed.give(whole);
         let counters = bed.engine() as &dyn Counters;
         counters.reset_peaks();
         counters.reset_accumulated();
-        let placed = bed.strategy.allocate(Request::new(2 * MIB, HOME).at(base + GIB)).unwrap();
-        let seen = bed.statistics();
+        let placed = bed.allocate(Request::new(2 * MIB, HOME).at(base + GIB)).unwrap();
+        let seen = bed.stats();
         assert_eq!(seen.allocated_bytes.all.peak, 2 << 20, "{conf}");
         assert_eq!(seen.active_bytes.all.peak, 2 << 20, "{conf}");
         assert_eq!((seen.allocation.all.peak, seen.allocation.all.allocated), (1, 1), "{conf}");
@@ -341,7 +316,7 @@ fn going_back_raises_no_peak_above_what_lives() {
         kept.into_iter().for_each(|block| tree.give(block));
         (tree.bed.engine() as &dyn Counters).reset_peaks();
         let live = tree.restore(&checkpoint);
-        let seen = tree.bed.statistics();
+        let seen = tree.bed.stats();
         assert_eq!(seen.allocated_bytes.all.peak, 4 << 20, "{conf}");
         assert_eq!(seen.allocation.all.peak, 2, "{conf}");
         assert_eq!(seen.inactive_split_bytes.all.peak, seen.inactive_split_bytes.all.current);

@@ -2,21 +2,12 @@
 //! checkpoints that were tampered with, allocators that call back.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::thread;
 
-use stratalloc::allocator::{
-    Allocation, Counters, DeviceAllocator, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions,
-    PoolScope, PrivatePools, Request, ScopeFilter, SegmentAllocator,
-};
-use stratalloc::config::Settings;
-use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{DriverErrorKind, PoolError};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::MIB;
-use stratalloc::strategies::native::{Engine, EngineOptions};
+use stratalloc::allocator::{PoolCheckpoint, PoolHold, SegmentAllocator};
 
+use crate::common::prelude::*;
 use crate::common::racing::{Racing, capture_before_next_event, end_capture, racing};
 
 const HOME: StreamId = StreamId(0);
@@ -36,11 +27,11 @@ fn bed(total_bytes: u64, settings: Settings) -> (Arc<Sim>, Arc<Engine>) {
 }
 
 fn take(engine: &Engine, bytes: u64, stream: StreamId) -> Allocation {
-    engine.allocate(Request::new(bytes, stream)).expect("there is memory")
+    engine.take_on(bytes, stream)
 }
 
 fn take_in(engine: &Engine, pool: PoolId, bytes: u64, stream: StreamId) -> Allocation {
-    engine.allocate(Request::new(bytes, stream).in_pool(pool)).expect("there is memory")
+    engine.take_in(pool, bytes, stream)
 }
 
 /// Starts a capture of `stream` in a pool on a thread of its own.
@@ -61,15 +52,14 @@ fn a_checkpoint_between_two_blocks_is_refused() {
     let pools: &dyn PrivatePools = &*engine;
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = take_in(&engine, pool.id(), 4096, HOME);
-    let mut hostile =
-        engine.control().checkpoints.expect("it has checkpoints").checkpoint(pool.id()).unwrap();
+    let mut hostile = engine.checkpoints().checkpoint(pool.id()).unwrap();
     engine.free(block).unwrap();
     let segment = &mut hostile.segments[0];
     segment.blocks.truncate(1);
     segment.address += 1;
     segment.blocks[0].address += 1;
     segment.size_bytes = segment.blocks[0].size_bytes;
-    let answer = engine.control().checkpoints.expect("it has checkpoints").restore(&hostile);
+    let answer = engine.checkpoints().restore(&hostile);
     assert!(matches!(answer, Err(PoolError::NotInPool { .. })), "{answer:?}");
     engine.check().unwrap();
 }
@@ -83,7 +73,7 @@ fn a_checkpoint_that_is_refused_changes_nothing_about_what_pressure_may_take() {
     let segments = pools.pool_layout(pool.id()).unwrap();
     let mut hostile = PoolCheckpoint { pool: pool.id(), segments };
     hostile.segments[0].address += 1 << 40;
-    engine.control().checkpoints.expect("it has checkpoints").restore(&hostile).unwrap_err();
+    engine.checkpoints().restore(&hostile).unwrap_err();
     engine.free(block).unwrap();
     let large = take_in(&engine, pool.id(), 50 * MIB, HOME);
     engine.free(large).unwrap();
@@ -96,22 +86,11 @@ fn oversize_blocks_of_a_checkpoint_stay() {
     let pools: &dyn PrivatePools = &*engine;
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = take_in(&engine, pool.id(), 60 * MIB, HOME);
-    let checkpoint =
-        engine.control().checkpoints.expect("it has checkpoints").checkpoint(pool.id()).unwrap();
+    let checkpoint = engine.checkpoints().checkpoint(pool.id()).unwrap();
     engine.free(block).unwrap();
     let large = engine.allocate(Request::new(90 * MIB, HOME).in_pool(pool.id()));
     assert!(large.is_err(), "what the checkpoint needs was released");
-    assert_eq!(
-        engine
-            .control()
-            .checkpoints
-            .expect("it has checkpoints")
-            .restore(&checkpoint)
-            .unwrap()
-            .live
-            .len(),
-        1
-    );
+    assert_eq!(engine.checkpoints().restore(&checkpoint).unwrap().live.len(), 1);
 }
 
 #[test]
@@ -297,7 +276,7 @@ fn nothing_is_asked_of_the_device_while_this_thread_captures() {
     let capture = Capture::begin(&*sim, SIDE).unwrap();
     let scope =
         PoolScope::open(&*engine, PoolId::next_capture(), ScopeFilter::Capture(capture)).unwrap();
-    engine.control().cross_stream.unwrap().process_events().unwrap();
+    engine.cross_stream().process_events().unwrap();
     assert_eq!(sim.calls("query_event"), 0);
     drop(scope);
 }

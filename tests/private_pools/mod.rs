@@ -3,7 +3,6 @@
 //! Each test names a behaviour of PyTorch's pools and graphs, as its own tests state it, or says where
 //! we differ on purpose. All run on a simulated device that captures graphs.
 
-mod bed;
 mod captures;
 mod checkpoints;
 mod interference;

@@ -1,16 +1,9 @@
 //! Pools whose segments come from somewhere else than the driver.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
-use stratalloc::allocator::{Counters, DeviceAllocator, MemoryPool, PoolOptions, SegmentAllocator};
-use stratalloc::error::AllocError;
-use stratalloc::ids::StreamId;
-use stratalloc::size::MIB;
+use stratalloc::allocator::SegmentAllocator;
 
-use super::bed::{BOTH, Bed, ROOMY};
-
-const HOME: StreamId = StreamId(0);
+use crate::common::prelude::*;
 
 /// Hands out addresses of its own, far from the device's.
 #[derive(Debug, Default)]
@@ -48,11 +41,11 @@ fn segments_come_from_the_pools_own_allocator_and_go_back_to_it() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
         let own = Arc::new(Own::default());
-        let pool = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
         let scope = pool.enter().unwrap();
-        let mut held = vec![bed.take(MIB, HOME), bed.take(MIB, HOME)];
+        let mut held = vec![bed.take(MIB), bed.take(MIB)];
         assert_eq!(bed.layout_of(pool.id()).len(), 1);
-        held.push(bed.take(MIB, HOME));
+        held.push(bed.take(MIB));
         drop(scope);
         let layout = bed.layout_of(pool.id());
         assert_eq!(layout.len(), 2);
@@ -72,11 +65,11 @@ fn segments_come_from_the_pools_own_allocator_and_go_back_to_it() {
 fn a_default_pool_beside_it_stays_expandable() {
     let bed = Bed::new(ROOMY, "expandable_segments:True");
     let own = Arc::new(Own::default());
-    let with_own = MemoryPool::new(bed.pools(), options(&own)).unwrap();
-    let plain = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let with_own = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
+    let plain = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
     let held = [&with_own, &plain].map(|pool| {
         let _scope = pool.enter().unwrap();
-        bed.take(MIB, HOME)
+        bed.take(MIB)
     });
     let expandable = [&with_own, &plain].map(|pool| bed.layout_of(pool.id())[0].expandable);
     assert_eq!(expandable, [false, true]);
@@ -88,9 +81,9 @@ fn a_default_pool_beside_it_stays_expandable() {
 fn the_allocator_lives_as_long_as_its_memory() {
     let bed = Bed::new(ROOMY, "");
     let own = Arc::new(Own::default());
-    let pool = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+    let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
     let scope = pool.enter().unwrap();
-    let kept = bed.take(MIB, HOME);
+    let kept = bed.take(MIB);
     drop(scope);
     drop(pool);
     assert_eq!(Arc::strong_count(&own), 2);
@@ -106,9 +99,9 @@ fn memory_goes_back_to_its_maker_also_when_the_allocator_goes_first() {
     let own = Arc::new(Own::default());
     {
         let bed = Bed::new(ROOMY, "");
-        let pool = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
         let scope = pool.enter().unwrap();
-        let _leaked = bed.take(MIB, HOME);
+        let _leaked = bed.take(MIB);
         drop(scope);
         drop(pool);
     }
@@ -119,7 +112,7 @@ fn memory_goes_back_to_its_maker_also_when_the_allocator_goes_first() {
 fn an_allocator_without_memory_is_out_of_memory_and_a_crooked_one_an_error() {
     let bed = Bed::new(ROOMY, "");
     let dry = Arc::new(Own { empty: true, ..Own::default() });
-    let pool = MemoryPool::new(bed.pools(), options(&dry)).unwrap();
+    let pool = MemoryPool::new(bed.private_pools(), options(&dry)).unwrap();
     let scope = pool.enter().unwrap();
     let report = bed.fail(MIB, HOME);
     assert_eq!(report.pool, pool.id());
@@ -127,10 +120,9 @@ fn an_allocator_without_memory_is_out_of_memory_and_a_crooked_one_an_error() {
     drop(scope);
 
     let crooked = Arc::new(Own { crooked: true, ..Own::default() });
-    let pool = MemoryPool::new(bed.pools(), options(&crooked)).unwrap();
+    let pool = MemoryPool::new(bed.private_pools(), options(&crooked)).unwrap();
     let scope = pool.enter().unwrap();
-    use stratalloc::allocator::Request;
-    let refused = bed.strategy.allocate(Request::new(MIB, HOME)).unwrap_err();
+    let refused = bed.ask(MIB, HOME).unwrap_err();
     assert!(matches!(refused, AllocError::Driver(_)), "{refused}");
     assert_eq!(*crooked.given_back.lock(), *crooked.taken.lock());
     drop(scope);
@@ -143,12 +135,6 @@ fn an_allocator_without_memory_is_out_of_memory_and_a_crooked_one_an_error() {
 struct Curious {
     inner: Own,
     ask: Mutex<Option<Arc<Bed>>>,
-}
-
-impl std::fmt::Debug for Bed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Bed")
-    }
 }
 
 impl SegmentAllocator for Curious {
@@ -173,9 +159,9 @@ fn an_own_allocator_may_call_back() {
     let bed = Arc::new(Bed::new(ROOMY, ""));
     let own = Arc::new(Curious { inner: Own::default(), ask: Mutex::new(Some(Arc::clone(&bed))) });
     let options = PoolOptions { allocator: Some(Arc::clone(&own) as _), ..PoolOptions::default() };
-    let pool = MemoryPool::new(bed.pools(), options).unwrap();
+    let pool = MemoryPool::new(bed.private_pools(), options).unwrap();
     let scope = pool.enter().unwrap();
-    let block = bed.take(MIB, HOME);
+    let block = bed.take(MIB);
     drop(scope);
     bed.give(block);
     *own.ask.lock() = Some(Arc::clone(&bed));
@@ -187,11 +173,11 @@ fn an_own_allocator_may_call_back() {
 fn memory_that_the_driver_does_not_know_cannot_be_shared() {
     let bed = Bed::new(ROOMY, "");
     let own = Arc::new(Own::default());
-    let pool = MemoryPool::new(bed.pools(), options(&own)).unwrap();
+    let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
     let scope = pool.enter().unwrap();
-    let block = bed.take(MIB, HOME);
+    let block = bed.take(MIB);
     drop(scope);
-    let refused = bed.strategy.control().sharing.unwrap().share(&block).unwrap_err();
+    let refused = bed.sharing().share(&block).unwrap_err();
     assert!(refused.to_string().contains("a pool's own allocator"), "{refused}");
     bed.give(block);
 }

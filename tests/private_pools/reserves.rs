@@ -1,20 +1,16 @@
 //! Address space of expandable segments: classes of streams, and what is listed.
 
-use stratalloc::allocator::{DeviceAllocator, MemoryPool, PoolOptions};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::ids::StreamId;
-use stratalloc::size::{GIB, MIB, PoolKind};
+use stratalloc::size::PoolKind;
 
-use super::bed::Bed;
+use crate::common::prelude::*;
 
 const DEVICE_BYTES: u64 = 100 * GIB;
 const ON: &str = "expandable_segments:True";
 
 /// The address space that the first large segment of a stream reserves.
 fn reserved(bed: &Bed, stream: StreamId) -> u64 {
-    let block = bed.take(30 * MIB, stream);
-    let segments =
-        bed.strategy.control().expandable.expect("it has segments that grow").expandable_segments();
+    let block = bed.take_on(30 * MIB, stream);
+    let segments = bed.expandable().expandable_segments();
     let own = segments.iter().find(|s| s.stream == stream && s.kind == PoolKind::Large);
     let bytes = own.expect("it has one").reserved_bytes;
     bed.give(block);
@@ -54,23 +50,11 @@ fn a_stream_has_the_reserve_of_its_class() {
         (5, None, 40 * GIB),
     ] {
         let stream = StreamId(stream);
-        bed.strategy
-            .control()
-            .expandable
-            .expect("it has segments that grow")
-            .set_reserve_class(stream, class);
+        bed.expandable().set_reserve_class(stream, class);
         assert_eq!(reserved(&bed, stream), rounded(expected), "{class:?}");
     }
-    bed.strategy
-        .control()
-        .expandable
-        .expect("it has segments that grow")
-        .set_reserve_class(StreamId(6), Some("tiny"));
-    bed.strategy
-        .control()
-        .expandable
-        .expect("it has segments that grow")
-        .set_reserve_class(StreamId(6), None);
+    bed.expandable().set_reserve_class(StreamId(6), Some("tiny"));
+    bed.expandable().set_reserve_class(StreamId(6), None);
     assert_eq!(reserved(&bed, StreamId(6)), rounded(40 * GIB), "the class was taken away");
     bed.check();
 }
@@ -87,16 +71,12 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let observer = move |_: &stratalloc::error::OutOfMemory| {
         count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     };
-    let hooks = bed.strategy.control().hooks.unwrap();
+    let hooks = bed.hooks();
     hooks.add_oom_observer(std::sync::Arc::new(observer));
     let report = bed.fail(20 * GIB, StreamId(0)).hints.concat();
     assert!(report.contains("expandable_segments_reserve."), "{report}");
     assert!(!report.contains("class"), "{report}");
-    bed.strategy
-        .control()
-        .expandable
-        .expect("it has segments that grow")
-        .set_reserve_class(StreamId(9), Some("side"));
+    bed.expandable().set_reserve_class(StreamId(9), Some("side"));
     let report = bed.fail(20 * GIB, StreamId(9)).to_string();
     assert!(report.contains("expandable_segments_reserve_by_class."), "{report}");
     assert!(report.contains("class 'side'"), "{report}");
@@ -108,16 +88,13 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
 #[test]
 fn segments_of_all_streams_and_pools_are_listed() {
     let bed = Bed::new(DEVICE_BYTES, ON);
-    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
     let scope = pool.enter().unwrap();
-    let mut held = vec![bed.take(MIB, StreamId(7))];
+    let mut held = vec![bed.take_on(MIB, StreamId(7))];
     drop(scope);
-    held.extend([bed.take(MIB, StreamId(0)), bed.take(45 * MIB, StreamId(0))]);
+    held.extend([bed.take(MIB), bed.take(45 * MIB)]);
     let mut listed: Vec<_> = bed
-        .strategy
-        .control()
-        .expandable
-        .unwrap()
+        .expandable()
         .expandable_segments()
         .iter()
         .map(|s| (s.stream.0, s.pool == pool.id(), s.kind, s.page_bytes, s.mapped_bytes))
@@ -133,17 +110,8 @@ fn segments_of_all_streams_and_pools_are_listed() {
     );
     held.into_iter().for_each(|block| bed.give(block));
     let off = Config::parse("", &KeyTable::default()).unwrap();
-    bed.strategy.control().caching.unwrap().apply(&off).unwrap();
+    bed.caching().apply(&off).unwrap();
     bed.empty_cache();
-    assert_eq!(
-        bed.strategy
-            .control()
-            .expandable
-            .expect("it has segments that grow")
-            .expandable_segments()
-            .len(),
-        1,
-        "the pool is in use"
-    );
+    assert_eq!(bed.expandable().expandable_segments().len(), 1, "the pool is in use");
     bed.check();
 }

@@ -1,21 +1,12 @@
 //! Scopes and users: who is served from which pool, and what stays when they go.
 
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use stratalloc::allocator::{
-    DeviceAllocator, MemoryPool, PoolOptions, PoolScope, Recording, Request, ScopeFilter,
-};
-use stratalloc::driver::{Capture, CaptureStatus, Driver};
-use stratalloc::error::{AllocError, PoolError};
-use stratalloc::history::RecordOptions;
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::{KIB, MIB};
+use stratalloc::allocator::Recording;
+use stratalloc::driver::CaptureStatus;
 
-use super::bed::{BOTH, Bed, ROOMY};
-
-const HOME: StreamId = StreamId(0);
+use crate::common::prelude::*;
 
 fn pool_of(bed: &Bed, address: u64) -> PoolId {
     let layout = bed.engine().layout();
@@ -41,16 +32,16 @@ fn ids_of_pools_are_distinct_also_between_threads() {
 fn a_scope_of_a_thread_routes_that_thread_alone() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
         let scope = pool.enter().unwrap();
-        let inside = bed.take(MIB, HOME);
-        let outside = thread::scope(|s| s.spawn(|| bed.take(MIB, HOME)).join().unwrap());
+        let inside = bed.take(MIB);
+        let outside = thread::scope(|s| s.spawn(|| bed.take(MIB)).join().unwrap());
         assert_eq!(pool_of(&bed, inside.address()), pool.id());
         assert_eq!(pool_of(&bed, outside.address()), PoolId::DEFAULT);
         drop(scope);
-        let after = bed.take(MIB, HOME);
+        let after = bed.take(MIB);
         assert_eq!(pool_of(&bed, after.address()), PoolId::DEFAULT);
-        assert_eq!(bed.statistics().active_bytes.all.current, 3 << 20);
+        assert_eq!(bed.stats().active_bytes.all.current, 3 << 20);
         [inside, outside, after].into_iter().for_each(|block| bed.give(block));
         bed.check();
     }
@@ -59,11 +50,11 @@ fn a_scope_of_a_thread_routes_that_thread_alone() {
 #[test]
 fn a_scope_of_a_stream_routes_that_stream_from_any_thread() {
     let bed = Bed::new(ROOMY, "");
-    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
     let side = StreamId(64);
-    let scope = PoolScope::open(bed.pools(), pool.id(), ScopeFilter::Stream(side)).unwrap();
-    let there = thread::scope(|s| s.spawn(|| bed.take(MIB, side)).join().unwrap());
-    let here = bed.take(MIB, HOME);
+    let scope = PoolScope::open(bed.private_pools(), pool.id(), ScopeFilter::Stream(side)).unwrap();
+    let there = thread::scope(|s| s.spawn(|| bed.take_on(MIB, side)).join().unwrap());
+    let here = bed.take(MIB);
     assert_eq!(pool_of(&bed, there.address()), pool.id());
     assert_eq!(pool_of(&bed, here.address()), PoolId::DEFAULT);
     drop(scope);
@@ -76,19 +67,20 @@ fn a_scope_of_a_stream_routes_that_stream_from_any_thread() {
 fn the_newest_scope_that_accepts_wins() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pools: Vec<_> =
-            (0..3).map(|_| MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap()).collect();
+        let pools: Vec<_> = (0..3)
+            .map(|_| MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap())
+            .collect();
         let mut held = Vec::new();
         let first = pools[0].enter().unwrap();
-        held.push(bed.take(80 * MIB, HOME));
+        held.push(bed.take(80 * MIB));
         let second = pools[1].enter().unwrap();
-        held.push(bed.take(80 * MIB, HOME));
+        held.push(bed.take(80 * MIB));
         let third = pools[2].enter().unwrap();
-        held.push(bed.take(80 * MIB, HOME));
+        held.push(bed.take(80 * MIB));
         drop(third);
-        held.push(bed.take(80 * MIB, HOME));
+        held.push(bed.take(80 * MIB));
         drop(second);
-        held.push(bed.take(80 * MIB, HOME));
+        held.push(bed.take(80 * MIB));
         drop(first);
         let counts = |pool: &MemoryPool<'_>| bed.blocks_of(pool.id()).len();
         assert_eq!(pools.iter().map(counts).collect::<Vec<_>>(), [2, 2, 1]);
@@ -100,7 +92,7 @@ fn the_newest_scope_that_accepts_wins() {
 #[test]
 fn a_pool_has_one_scope_at_a_time_and_says_so() {
     let bed = Bed::new(ROOMY, "");
-    let pools = bed.pools();
+    let pools = bed.private_pools();
     let pool = PoolId::next_user();
     let this = ScopeFilter::this_thread();
     assert_eq!(pools.open_scope(PoolId::DEFAULT, this.clone()), Err(PoolError::IsDefault));
@@ -113,7 +105,7 @@ fn a_pool_has_one_scope_at_a_time_and_says_so() {
     assert_eq!(pools.create_pool(pool, PoolOptions::default()), Err(PoolError::Taken { pool }));
     assert_eq!(pools.retain_pool(pool), Err(PoolError::Released { pool }));
     assert_eq!(pools.release_pool(pool), Err(PoolError::Released { pool }));
-    let refused = bed.strategy.allocate(Request::new(1, HOME).in_pool(pool)).unwrap_err();
+    let refused = bed.allocate(Request::new(1, HOME).in_pool(pool)).unwrap_err();
     let is_released = |of: &PoolError| matches!(of, PoolError::Released { .. });
     assert!(matches!(&refused, AllocError::Pool(of) if is_released(of)), "{refused}");
     bed.empty_cache();
@@ -124,8 +116,8 @@ fn a_pool_has_one_scope_at_a_time_and_says_so() {
 #[test]
 fn users_are_counted_by_pools_and_scopes() {
     let bed = Bed::new(ROOMY, "");
-    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
-    let users = || bed.pools().pool_users(pool.id());
+    let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+    let users = || bed.private_pools().pool_users(pool.id());
     assert_eq!(users(), Some(1));
     let scope = pool.enter().unwrap();
     assert_eq!(users(), Some(2));
@@ -142,11 +134,11 @@ fn users_are_counted_by_pools_and_scopes() {
 fn a_block_may_outlive_its_pool() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
         let id = pool.id();
         let scope = pool.enter().unwrap();
-        let kept = bed.take(MIB, HOME);
-        let freed = bed.take(30 * MIB, HOME);
+        let kept = bed.take(MIB);
+        let freed = bed.take(30 * MIB);
         drop(scope);
         bed.give(freed);
         drop(pool);
@@ -170,9 +162,10 @@ fn emptying_the_cache_spares_pools_in_use() {
             for n in 0..4 {
                 let (bed, done) = (&bed, done.clone());
                 s.spawn(move || {
-                    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+                    let pool =
+                        MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
                     let _scope = pool.enter().unwrap();
-                    bed.give(bed.take(MIB, StreamId(n)));
+                    bed.give(bed.take_on(MIB, StreamId(n)));
                     bed.empty_cache();
                     done.send(bed.layout_of(pool.id()).len()).unwrap();
                 });
@@ -190,9 +183,9 @@ fn emptying_the_cache_spares_pools_in_use() {
 fn pools_may_come_and_go_for_ever() {
     let bed = Bed::new(ROOMY, "");
     let warm = |n: u64| {
-        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
         let scope = pool.enter().unwrap();
-        let block = bed.take(KIB, StreamId(n % 3));
+        let block = bed.take_on(KIB, StreamId(n % 3));
         drop(scope);
         bed.give(block);
     };
@@ -208,9 +201,9 @@ fn pools_may_come_and_go_for_ever() {
 fn a_stale_handle_of_a_pool_that_has_gone_is_refused() {
     let bed = Bed::new(ROOMY, "");
     let in_new_pool = || {
-        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
         let scope = pool.enter().unwrap();
-        let block = bed.take(KIB, HOME);
+        let block = bed.take(KIB);
         drop(scope);
         (pool, block)
     };
@@ -221,8 +214,7 @@ fn a_stale_handle_of_a_pool_that_has_gone_is_refused() {
     let (_new, other) = in_new_pool();
     assert_eq!(other.address(), address, "the very place, for another pool");
     let forged = stratalloc::allocator::Allocation::new(address, KIB, owner, token);
-    use stratalloc::allocator::DeviceAllocator;
-    assert!(bed.strategy.free(forged).is_err());
+    assert!(bed.free(forged).is_err());
     bed.give(other);
     bed.check();
 }
@@ -236,16 +228,16 @@ fn a_pool_may_help_the_default_pool_out() {
         let caching: &dyn stratalloc::allocator::Caching = bed.engine();
         caching.set_limit_bytes(Some(80 * MIB));
         let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
-        let shy = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
-        let kind = MemoryPool::new(bed.pools(), helps).unwrap();
+        let shy = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let kind = MemoryPool::new(bed.private_pools(), helps).unwrap();
         let mut addresses = Vec::new();
         for pool in [&shy, &kind] {
             let _scope = pool.enter().unwrap();
-            let block = bed.take(40 * MIB, HOME);
+            let block = bed.take(40 * MIB);
             addresses.push(block.address());
             bed.give(block);
         }
-        let helped = bed.take(30 * MIB, HOME);
+        let helped = bed.take(30 * MIB);
         assert_eq!(helped.address(), addresses[1]);
         assert_eq!(pool_of(&bed, helped.address()), kind.id());
         bed.fail(30 * MIB, HOME);
@@ -259,17 +251,17 @@ fn released_pools_help_nobody() {
     let bed = Bed::new(ROOMY, "");
     for _ in 0..10 {
         let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
-        let pool = MemoryPool::new(bed.pools(), helps).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), helps).unwrap();
         let scope = pool.enter().unwrap();
-        let kept = bed.take(30 * MIB, HOME);
+        let kept = bed.take(30 * MIB);
         drop(scope);
         bed.give(kept);
-        bed.pools().retain_pool(pool.id()).unwrap();
+        bed.private_pools().retain_pool(pool.id()).unwrap();
         drop(pool);
     }
     let caching: &dyn stratalloc::allocator::Caching = bed.engine();
     caching.set_limit_bytes(Some(310 * MIB));
-    let block = bed.take(30 * MIB, HOME);
+    let block = bed.take(30 * MIB);
     assert_ne!(pool_of(&bed, block.address()), PoolId::DEFAULT, "retained pools still help");
     bed.give(block);
     let gone = Bed::new(ROOMY, "");
@@ -277,11 +269,11 @@ fn released_pools_help_nobody() {
     caching.set_limit_bytes(Some(40 * MIB));
     let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     let id = PoolId::next_user();
-    gone.pools().create_pool(id, helps).unwrap();
-    let kept = gone.strategy.allocate(Request::new(30 * MIB, HOME).in_pool(id)).unwrap();
+    gone.private_pools().create_pool(id, helps).unwrap();
+    let kept = gone.take_in(id, 30 * MIB, HOME);
     gone.give(kept);
-    gone.pools().release_pool(id).unwrap();
-    let block = gone.take(30 * MIB, HOME);
+    gone.private_pools().release_pool(id).unwrap();
+    let block = gone.take(30 * MIB);
     assert_eq!(pool_of(&gone, block.address()), PoolId::DEFAULT, "its memory was released");
     gone.check();
 }
@@ -292,9 +284,9 @@ fn a_pool_may_refuse_to_split() {
     let bed = Bed::new(ROOMY, "");
     let whole = PoolOptions { no_split: true, ..PoolOptions::default() };
     let counts = [PoolOptions::default(), whole].map(|options| {
-        let pool = MemoryPool::new(bed.pools(), options).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), options).unwrap();
         let scope = pool.enter().unwrap();
-        let held: Vec<_> = (0..5).map(|_| bed.take(4 * MIB, HOME)).collect();
+        let held: Vec<_> = (0..5).map(|_| bed.take(4 * MIB)).collect();
         let segments = bed.layout_of(pool.id());
         let blocks: usize = segments.iter().map(|segment| segment.blocks.len()).sum();
         drop(scope);
@@ -312,12 +304,12 @@ fn pressure_in_a_pool_releases_its_own_idle_segments_unless_a_graph_knows_them()
         let bed = Bed::new(ROOMY, conf);
         let caching: &dyn stratalloc::allocator::Caching = bed.engine();
         caching.set_limit_bytes(Some(100 * MIB));
-        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
         let scope = pool.enter().unwrap();
-        let wall = (conf.is_empty()).then(|| bed.take(20 * MIB, HOME));
-        let pair = [40, 30].map(|mib| bed.take(mib * MIB, HOME));
+        let wall = (conf.is_empty()).then(|| bed.take(20 * MIB));
+        let pair = [40, 30].map(|mib| bed.take(mib * MIB));
         pair.into_iter().for_each(|block| bed.give(block));
-        let large = bed.take(80 * MIB, HOME);
+        let large = bed.take(80 * MIB);
         bed.give(large);
         drop(scope);
         let report = bed.fail(90 * MIB, HOME);
@@ -333,11 +325,11 @@ fn the_default_pools_idle_memory_serves_a_pool_under_pressure() {
         let bed = Bed::new(ROOMY, conf);
         let caching: &dyn stratalloc::allocator::Caching = bed.engine();
         caching.set_limit_bytes(Some(100 * MIB));
-        bed.give(bed.take(60 * MIB, HOME));
-        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        bed.give(bed.take(60 * MIB));
+        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
         let scope = pool.enter().unwrap();
-        let block = bed.take(60 * MIB, HOME);
-        assert_eq!(bed.statistics().num_alloc_retries, 1);
+        let block = bed.take(60 * MIB);
+        assert_eq!(bed.stats().num_alloc_retries, 1);
         bed.give(block);
         drop(scope);
         bed.check();
@@ -348,9 +340,9 @@ fn the_default_pools_idle_memory_serves_a_pool_under_pressure() {
 fn the_history_names_the_pool() {
     let bed = Bed::new(ROOMY, "");
     bed.engine().history().start(&RecordOptions::at_most(100));
-    let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+    let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
     let scope = pool.enter().unwrap();
-    bed.give(bed.take(MIB, HOME));
+    bed.give(bed.take(MIB));
     drop(scope);
     let mut events = Vec::new();
     bed.engine().history().drain_into(&mut events);
@@ -366,19 +358,20 @@ fn a_captures_first_request_from_a_third_thread_goes_to_the_captures_pool() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
         let (stream, own, graphs) = (bed.stream(), PoolId::next_user(), PoolId::next_capture());
-        let capture = Capture::begin(&*bed.sim, stream).unwrap();
-        let sim = Arc::clone(&bed.sim);
+        let capture = Capture::begin(&*bed.device, stream).unwrap();
+        let sim = Arc::clone(&bed.device);
         let filter = ScopeFilter::Where(Arc::new(move |stream| {
             sim.capture_status(stream) == Ok(CaptureStatus::Active { capture })
         }));
-        let scope = PoolScope::open(bed.pools(), graphs, filter).unwrap();
-        let of_thread = PoolScope::open(bed.pools(), own, ScopeFilter::this_thread()).unwrap();
-        let third = thread::scope(|s| s.spawn(|| bed.take(MIB, stream)).join().unwrap());
+        let scope = PoolScope::open(bed.private_pools(), graphs, filter).unwrap();
+        let of_thread =
+            PoolScope::open(bed.private_pools(), own, ScopeFilter::this_thread()).unwrap();
+        let third = thread::scope(|s| s.spawn(|| bed.take_on(MIB, stream)).join().unwrap());
         assert_eq!(pool_of(&bed, third.address()), graphs, "{conf}");
-        let here = bed.take(MIB, HOME);
+        let here = bed.take(MIB);
         assert_eq!(pool_of(&bed, here.address()), own, "{conf}");
-        Capture::end(&*bed.sim, stream).unwrap();
-        let after = thread::scope(|s| s.spawn(|| bed.take(MIB, stream)).join().unwrap());
+        Capture::end(&*bed.device, stream).unwrap();
+        let after = thread::scope(|s| s.spawn(|| bed.take_on(MIB, stream)).join().unwrap());
         assert_eq!(pool_of(&bed, after.address()), PoolId::DEFAULT, "{conf}");
         [third, here, after].into_iter().for_each(|block| bed.give(block));
         drop((scope, of_thread));
@@ -397,22 +390,18 @@ fn a_routed_pool_stops_the_queries_of_events_only_where_the_version_of_pytorch_d
     ] {
         let bed = Bed::new(ROOMY, conf);
         let (home, side) = (bed.stream(), bed.stream());
-        let block = bed.take(8 * MIB, home);
+        let block = bed.take_on(8 * MIB, home);
         bed.work(&block, side);
         bed.give(block);
-        bed.sim.complete_all();
-        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        bed.device.complete_all();
+        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
         let scope = pool.enter().unwrap();
-        let inside = bed.take(MIB, home);
-        let waits = bed.statistics().active.all.current == 2;
+        let inside = bed.take_on(MIB, home);
+        let waits = bed.stats().active.all.current == 2;
         assert_eq!(waits, !polls, "{conf}");
         drop(scope);
-        let after = bed.take(MIB, home);
-        assert_eq!(
-            bed.statistics().active.all.current,
-            2,
-            "{conf}: after the scope all are queried"
-        );
+        let after = bed.take_on(MIB, home);
+        assert_eq!(bed.stats().active.all.current, 2, "{conf}: after the scope all are queried");
         [inside, after].into_iter().for_each(|block| bed.give(block));
         bed.check();
     }
@@ -427,17 +416,17 @@ fn a_request_to_a_routed_pool_releases_no_free_segments_where_the_version_of_pyt
         ("compat:pytorch-2.13", true),
     ] {
         let bed = Bed::new(ROOMY, conf);
-        bed.strategy.control().caching.unwrap().set_limit_bytes(Some(100 * MIB));
-        let cached = bed.take(60 * MIB, HOME);
+        bed.caching().set_limit_bytes(Some(100 * MIB));
+        let cached = bed.take(60 * MIB);
         bed.give(cached);
-        let pool = MemoryPool::new(bed.pools(), PoolOptions::default()).unwrap();
+        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
         let scope = pool.enter().unwrap();
-        let request = bed.strategy.allocate(Request::new(80 * MIB, HOME));
+        let request = bed.ask(80 * MIB, HOME);
         assert_eq!(request.is_ok(), releases, "{conf}");
         drop(scope);
         request.into_iter().for_each(|block| bed.give(block));
         drop(pool);
-        let after = bed.take(80 * MIB, HOME);
+        let after = bed.take(80 * MIB);
         bed.give(after);
         bed.check();
     }

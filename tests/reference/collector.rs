@@ -3,10 +3,7 @@
 //! Age counts searches of the large pool while a limit and a threshold are set. A pass releases
 //! every idle segment at least as old as the average of all that are left, and does not stop early.
 
-use stratalloc::config::Settings;
-use stratalloc::size::{GIB, MIB};
-
-use super::bed::{Bed, HOME, SIDE};
+use crate::common::prelude::*;
 
 fn with_threshold(threshold: Option<f64>, limit_bytes: Option<u64>) -> Bed {
     let settings = Settings { garbage_collection_threshold: threshold, ..Settings::default() };
@@ -27,7 +24,7 @@ fn aged(bed: &Bed, live_mib: u64) {
             live = bed.take(live_mib * MIB);
         }
     }
-    assert_eq!(bed.statistics().num_device_alloc, 4, "all other searches were hits");
+    assert_eq!(bed.stats().num_device_alloc, 4, "all other searches were hits");
 }
 
 const LIMIT: Option<u64> = Some(120 * MIB);
@@ -38,7 +35,7 @@ const LIMIT: Option<u64> = Some(120 * MIB);
 fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
     let bed = with_threshold(Some(0.5), LIMIT);
     aged(&bed, 20);
-    bed.hold(22 * MIB);
+    drop(bed.take(22 * MIB));
     assert_eq!(bed.segment_sizes(), [16 * MIB, 20 * MIB, 22 * MIB]);
     bed.check();
 }
@@ -48,7 +45,7 @@ fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
 fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
     let bed = with_threshold(Some(0.25), LIMIT);
     aged(&bed, 20);
-    bed.hold(22 * MIB);
+    drop(bed.take(22 * MIB));
     assert_eq!(bed.segment_sizes(), [20 * MIB, 22 * MIB]);
     bed.check();
 }
@@ -58,7 +55,7 @@ fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
 fn nothing_is_collected_at_exactly_the_threshold() {
     let bed = with_threshold(Some(0.5), LIMIT);
     aged(&bed, 18);
-    bed.hold(22 * MIB);
+    drop(bed.take(22 * MIB));
     assert_eq!(bed.segment_sizes(), [12, 14, 16, 18, 22].map(|mib| mib * MIB));
 }
 
@@ -67,7 +64,7 @@ fn without_a_limit_or_a_threshold_nothing_is_collected() {
     for (threshold, limit) in [(Some(0.25), None), (None, LIMIT)] {
         let bed = with_threshold(threshold, limit);
         aged(&bed, 20);
-        bed.hold(22 * MIB);
+        drop(bed.take(22 * MIB));
         assert_eq!(bed.segment_sizes(), [12, 14, 16, 20, 22].map(|mib| mib * MIB));
     }
 }
@@ -78,7 +75,7 @@ fn segments_of_equal_age_go_together() {
     let bed = with_threshold(Some(0.25), LIMIT);
     let idle = [12, 14, 16].map(|mib| bed.take(mib * MIB));
     idle.into_iter().for_each(|block| bed.give(block));
-    bed.hold(22 * MIB);
+    drop(bed.take(22 * MIB));
     assert_eq!(bed.segment_sizes(), [22 * MIB]);
 }
 
@@ -91,10 +88,10 @@ fn only_whole_idle_large_segments_are_collected_whoever_asks() {
     bed.give(bed.take(30 * MIB));
     let piece = bed.take(11 * MIB);
     bed.give(bed.take_on(24 * MIB, SIDE));
-    let before = bed.statistics().num_device_alloc;
+    let before = bed.stats().num_device_alloc;
     // The small pool's one segment is full: a miss.
     let small = [bed.take(MIB), bed.take(MIB), bed.take(MIB)];
-    assert_eq!(bed.statistics().num_device_alloc, before + 1);
+    assert_eq!(bed.stats().num_device_alloc, before + 1);
     assert_eq!(
         bed.segment_sizes(),
         [2 * MIB, 2 * MIB, 30 * MIB],
@@ -113,7 +110,7 @@ fn a_large_request_fits_after_the_idle_blocks_of_two_streams_were_collected() {
     let bed = with_threshold(Some(0.5), LIMIT);
     let blocks = [bed.take_on(40 * MIB, HOME), bed.take_on(40 * MIB, SIDE)];
     blocks.into_iter().for_each(|block| bed.give(block));
-    bed.hold(80 * MIB);
-    assert_eq!(bed.statistics().num_sync_all_streams, 0, "no pressure was needed");
+    drop(bed.take(80 * MIB));
+    assert_eq!(bed.stats().num_sync_all_streams, 0, "no pressure was needed");
     bed.check();
 }

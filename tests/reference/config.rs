@@ -1,13 +1,10 @@
 //! Configuration strings: what the reference's tests of its parser pin, and where we refuse what it
 //! half applies.
 
-use stratalloc::allocator::DeviceAllocator;
-use stratalloc::config::{Config, ConfigError, KeyTable, Settings};
-use stratalloc::error::OutOfMemory;
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::{GIB, MIB};
+use stratalloc::config::ConfigError;
+use stratalloc::registry::build;
 
-use super::bed::{Bed, HOME};
+use crate::common::prelude::*;
 
 fn parse(text: &str) -> Result<Config, ConfigError> {
     Config::parse(text, &KeyTable::default())
@@ -38,9 +35,9 @@ fn a_memory_fraction_in_the_string_must_be_a_fraction_and_becomes_the_limit() {
 
 /// Bytes of the block that a request of `mib` gets.
 fn block_mib(bed: &Bed, mib: u64) -> u64 {
-    let before = bed.statistics().memory_allocated();
+    let before = bed.stats().memory_allocated();
     let block = bed.take(mib * MIB);
-    let bytes = (bed.statistics().memory_allocated() - before).unsigned_abs();
+    let bytes = (bed.stats().memory_allocated() - before).unsigned_abs();
     bed.give(block);
     bed.empty_cache();
     bytes / MIB
@@ -103,11 +100,11 @@ fn a_broken_string_selects_no_backend_and_its_mended_form_does() {
     assert_eq!((error.key.as_str(), error.at()), ("release_lock_on_cudamalloc", 72));
     let mended = parse(&text.replace("none", "True")).unwrap();
     assert_eq!(mended.settings().backend, "cudaMallocAsync");
-    let sim = bed(GIB, "").sim;
+    let sim = bed(GIB, "").device;
     let built = build(&mended, sim, BuildOptions::default()).expect("a known backend");
     assert_eq!(built.name(), "cudaMallocAsync");
     let unknown = parse("backend:no_such").unwrap();
-    let error = build(&unknown, bed(GIB, "").sim, BuildOptions::default()).unwrap_err();
+    let error = build(&unknown, bed(GIB, "").device, BuildOptions::default()).unwrap_err();
     assert!(error.to_string().contains("native"), "{error}");
 }
 

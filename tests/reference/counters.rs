@@ -1,22 +1,21 @@
 //! Counters: what one request changes, and the law that ties them to the layout.
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::config::Settings;
-use stratalloc::size::{GIB, KIB, MIB, RoundupDivisions};
+use stratalloc::size::RoundupDivisions;
 
-use super::bed::{Bed, H200_BYTES, SIDE, signed};
+use super::{H200_BYTES, signed};
 use crate::common::dice::Dice;
+use crate::common::prelude::*;
 
 // The reference: one byte raises the allocated bytes, deleting it restores the very old value.
 #[test]
 fn one_byte_raises_allocated_bytes_and_its_free_restores_them_exactly() {
-    let bed = Bed::new(H200_BYTES);
+    let bed = Bed::new(H200_BYTES, "");
     let held = bed.take(3 * MIB);
-    let before = bed.statistics().memory_allocated();
+    let before = bed.stats().memory_allocated();
     let byte = bed.take(1);
-    assert_eq!(bed.statistics().memory_allocated(), before + 512);
+    assert_eq!(bed.stats().memory_allocated(), before + 512);
     bed.give(byte);
-    assert_eq!(bed.statistics().memory_allocated(), before);
+    assert_eq!(bed.stats().memory_allocated(), before);
     bed.give(held);
     bed.check();
 }
@@ -25,23 +24,23 @@ fn one_byte_raises_allocated_bytes_and_its_free_restores_them_exactly() {
 // current value is back, and reset peaks equal the current values.
 #[test]
 fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
-    let bed = Bed::new(H200_BYTES);
-    let before = bed.statistics().active_bytes.all;
+    let bed = Bed::new(H200_BYTES, "");
+    let before = bed.stats().active_bytes.all;
     let floats = bed.take(256 * 4);
-    let during = bed.statistics().active_bytes.all;
+    let during = bed.stats().active_bytes.all;
     assert_eq!(during.current - before.current, 1024);
     assert_eq!(during.allocated - before.allocated, 1024);
     assert_eq!(during.peak, 1024);
     bed.give(floats);
-    let after = bed.statistics().active_bytes.all;
+    let after = bed.stats().active_bytes.all;
     assert_eq!((after.current, after.freed, after.peak), (0, 1024, 1024));
 
     bed.counters().reset_accumulated();
-    let reset = bed.statistics();
+    let reset = bed.stats();
     assert_eq!((reset.active_bytes.all.allocated, reset.active_bytes.all.freed), (0, 0));
     assert_eq!((reset.num_device_alloc, reset.hits, reset.misses), (0, 0, 0));
     bed.counters().reset_peaks();
-    let reset = bed.statistics();
+    let reset = bed.stats();
     assert_eq!(reset.active_bytes.all.peak, 0);
     assert_eq!(reset.reserved_bytes.all.peak, signed(2 * MIB), "the segment is still held");
 }
@@ -60,7 +59,7 @@ impl Walk {
     const STEPS: usize = 108;
 
     fn new() -> Self {
-        Self { bed: Bed::new(H200_BYTES), live: Vec::new(), step: 0 }
+        Self { bed: Bed::new(H200_BYTES, ""), live: Vec::new(), step: 0 }
     }
 
     /// Takes one step and checks all books. False when the walk is over.
@@ -77,16 +76,16 @@ impl Walk {
             }
         }
         self.step += 1;
-        self.bed.check();
+        self.bed.check_sums();
         let live_bytes: u64 = self.live.iter().map(Allocation::size_bytes).sum();
-        assert_eq!(self.bed.statistics().requested_bytes.all.current, signed(live_bytes));
+        assert_eq!(self.bed.stats().requested_bytes.all.current, signed(live_bytes));
         self.step < Self::STEPS
     }
 
     fn empty_cache(&self) {
-        let before = self.bed.statistics();
+        let before = self.bed.stats();
         self.bed.empty_cache();
-        let after = self.bed.statistics();
+        let after = self.bed.stats();
         assert_eq!(after.num_sync_all_streams, before.num_sync_all_streams + 1);
         assert!(after.memory_reserved() <= before.memory_reserved());
         assert_eq!(after.memory_allocated(), before.memory_allocated());
@@ -109,42 +108,42 @@ fn two_devices_keep_separate_books_in_any_order_of_steps() {
     let (mut more_here, mut more_there) = (true, true);
     while more_here || more_there {
         let untouched = if dice.below(2) == 0 && more_here {
-            let before = there.bed.statistics();
+            let before = there.bed.stats();
             more_here = here.advance();
-            before == there.bed.statistics()
+            before == there.bed.stats()
         } else if more_there {
-            let before = here.bed.statistics();
+            let before = here.bed.stats();
             more_there = there.advance();
-            before == here.bed.statistics()
+            before == here.bed.stats()
         } else {
             true
         };
         assert!(untouched, "a step on one device moved a counter of the other");
     }
-    assert_eq!(here.bed.statistics(), there.bed.statistics(), "same steps, same counters");
+    assert_eq!(here.bed.stats(), there.bed.stats(), "same steps, same counters");
 }
 
 // The reference: with caching on, a raw request of 1 MiB raises the requested bytes by exactly that.
 // Caching cannot be turned off here, so the other half has no equal.
 #[test]
 fn a_raw_mebibyte_raises_the_requested_bytes_by_exactly_one_mebibyte() {
-    let bed = Bed::new(H200_BYTES);
+    let bed = Bed::new(H200_BYTES, "");
     let held = bed.take(700 * KIB);
-    let before = bed.statistics().requested_bytes.all.current;
-    let raw = &bed.strategy;
-    let address = bed.strategy.allocate(Request::new(MIB, SIDE)).map(|b| b.address()).unwrap();
-    assert_eq!(bed.statistics().requested_bytes.all.current, before + signed(MIB));
+    let before = bed.stats().requested_bytes.all.current;
+    let raw = &bed;
+    let address = bed.ask(MIB, SIDE).map(|b| b.address()).unwrap();
+    assert_eq!(bed.stats().requested_bytes.all.current, before + signed(MIB));
     bed.check();
     raw.free_raw(address).unwrap();
-    assert_eq!(bed.statistics().requested_bytes.all.current, before);
+    assert_eq!(bed.stats().requested_bytes.all.current, before);
     bed.give(held);
 }
 
 /// Allocated and requested bytes that a request adds.
 fn cost(bed: &Bed, bytes: u64) -> (u64, u64) {
-    let before = bed.statistics();
+    let before = bed.stats();
     let block = bed.take(bytes);
-    let after = bed.statistics();
+    let after = bed.stats();
     bed.give(block);
     bed.empty_cache();
     let grown = |after: i64, before: i64| (after - before).unsigned_abs();
@@ -158,7 +157,7 @@ fn cost(bed: &Bed, bytes: u64) -> (u64, u64) {
 // size. What was requested is counted unrounded.
 #[test]
 fn rounding_to_steps_changes_the_block_and_never_what_was_requested() {
-    let bed = Bed::new(H200_BYTES);
+    let bed = Bed::new(H200_BYTES, "");
     assert_eq!(cost(&bed, 84 * MIB), (84 * MIB, 84 * MIB));
     let divided = |divisions| Settings {
         roundup: RoundupDivisions::new(divisions).unwrap(),
@@ -185,7 +184,7 @@ fn rounding_to_steps_changes_the_block_and_never_what_was_requested() {
 // bytes. A simulated device has no bytes, so live ranges must not overlap.
 #[test]
 fn live_ranges_never_overlap_in_ten_thousand_random_steps() {
-    let bed = Bed::new(H200_BYTES);
+    let bed = Bed::new(H200_BYTES, "");
     let mut dice = Dice::new(123);
     let mut live: Vec<Allocation> = Vec::new();
     let mut live_bytes = 0;
@@ -216,5 +215,5 @@ fn live_ranges_never_overlap_in_ten_thousand_random_steps() {
             bed.check();
         }
     }
-    assert_eq!(bed.statistics().requested_bytes.all.current, signed(live_bytes));
+    assert_eq!(bed.stats().requested_bytes.all.current, signed(live_bytes));
 }

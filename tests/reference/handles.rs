@@ -1,10 +1,8 @@
 //! Handles and requests that are refused: a clean error, and nothing has changed.
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
-use stratalloc::error::{AllocError, HandleError};
-use stratalloc::size::{EIB, GIB, MIB};
+use stratalloc::size::EIB;
 
-use super::bed::{Bed, HOME, SIDE};
+use crate::common::prelude::*;
 
 /// A second handle of the same block: what safe code cannot have by accident.
 fn twin(of: &Allocation) -> Allocation {
@@ -13,7 +11,7 @@ fn twin(of: &Allocation) -> Allocation {
 
 /// A bed with live, free and draining blocks of both kinds.
 fn lived_in() -> (Bed, Vec<Allocation>) {
-    let bed = Bed::new(GIB);
+    let bed = Bed::new(GIB, "");
     let mut live: Vec<_> =
         [512, 4096, MIB, 3 * MIB, 30 * MIB].into_iter().map(|bytes| bed.take(bytes)).collect();
     bed.give(live.remove(1));
@@ -28,7 +26,7 @@ fn refuses(bed: &Bed, handle: Allocation) -> HandleError {
     let before = bed.state();
     let expected = twin(&handle);
     let recorded = bed.cross_stream().record_stream(&handle, SIDE).expect_err("refused");
-    let refused = bed.strategy.free(handle).expect_err("refused");
+    let refused = bed.free(handle).expect_err("refused");
     assert_eq!(refused.allocation, expected, "the handle comes back as it was");
     assert_eq!(refused.reason, recorded, "both calls say the same");
     assert_eq!(bed.state(), before, "nothing has changed");
@@ -47,7 +45,7 @@ fn a_request_of_nothing_or_of_more_than_an_exbibyte_changes_nothing() {
             AllocError::TooLarge { requested_bytes } => assert_eq!(requested_bytes, bytes),
             other => panic!("{bytes}: {other}"),
         }
-        bed.strategy.allocate(Request::new(bytes, SIDE)).unwrap_err();
+        bed.ask(bytes, SIDE).unwrap_err();
         assert_eq!(bed.state(), before);
     }
     assert_eq!(bed.fail(EIB, HOME).segment_bytes, EIB, "an exbibyte is merely out of memory");
@@ -121,7 +119,7 @@ fn forged_tokens_and_addresses_are_refused_and_never_panic() {
 #[test]
 fn bare_addresses_that_start_no_live_block_are_refused() {
     let (bed, mut live) = lived_in();
-    let raw = &bed.strategy;
+    let raw = &bed;
     let freed = live.pop().unwrap();
     let freed_at = freed.address();
     bed.give(freed);
@@ -149,10 +147,10 @@ fn bare_addresses_that_start_no_live_block_are_refused() {
 #[test]
 fn a_handle_of_an_allocator_that_is_gone_is_foreign_to_its_successor() {
     let orphan = {
-        let bed = Bed::new(GIB);
+        let bed = Bed::new(GIB, "");
         bed.take(512)
     };
-    let bed = Bed::new(GIB);
+    let bed = Bed::new(GIB, "");
     let block = bed.take(512);
     assert_eq!((block.address(), block.token()), (orphan.address(), orphan.token()));
     assert!(matches!(refuses(&bed, orphan), HandleError::Foreign { .. }));

@@ -1,19 +1,10 @@
 //! What a report advises is true: each scenario fails, names a setting, and is served with it; where no
 //! setting would help, none is named.
 
-use std::sync::Arc;
+use stratalloc::registry::build;
 
-use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request};
-use stratalloc::config::{Config, KeyTable, Settings};
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::error::{AllocError, OutOfMemory};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::MIB;
-
-use super::bed::{Bed, HOME, SIDE};
 use crate::common::plain::plain;
+use crate::common::prelude::*;
 
 /// Sizes in MiB: what is taken first, which of them are freed, and the request that fails.
 struct Scenario {
@@ -38,7 +29,7 @@ impl Scenario {
         let sim = Arc::new(Sim::new(SimOptions { total_bytes, ..SimOptions::default() }));
         let driver: Arc<dyn Driver> = if self.has_pages { sim } else { plain(sim) };
         let strategy = build(&config, driver, BuildOptions::default()).expect("it can be built");
-        let ask = |mib: u64| match strategy.allocate(Request::new(mib * MIB, HOME)) {
+        let ask = |mib: u64| match strategy.ask(mib * MIB, HOME) {
             Ok(block) => Ok(block),
             Err(AllocError::OutOfMemory(report)) => Err(report),
             Err(other) => panic!("{other}"),
@@ -149,13 +140,12 @@ fn pages_of_any_legal_size_can_be_counted() {
 #[test]
 fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
     for use_on_oom in [false, true] {
-        let bed = Bed::new(200 * MIB);
-        let pools = bed.strategy.control().private_pools.expect("native has pools");
+        let bed = Bed::new(200 * MIB, "");
+        let pools = bed.private_pools();
         let options = PoolOptions { use_on_oom, ..PoolOptions::default() };
         let pool = PoolId { capture: 0, user: 1 };
         pools.create_pool(pool, options).expect("it is new");
-        let cached =
-            bed.strategy.allocate(Request::new(150 * MIB, HOME).in_pool(pool)).expect("it fits");
+        let cached = bed.take_in(pool, 150 * MIB, HOME);
         bed.give(cached);
         if use_on_oom {
             bed.give(bed.take(100 * MIB));
@@ -171,12 +161,12 @@ fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
 
 #[test]
 fn what_the_default_pool_caches_is_named_to_a_private_one() {
-    let bed = Bed::new(20 * MIB);
+    let bed = Bed::new(20 * MIB, "");
     let _pinned = bed.take(2 * MIB);
-    let pools = bed.strategy.control().private_pools.expect("native has pools");
+    let pools = bed.private_pools();
     let pool = PoolId { capture: 0, user: 1 };
     pools.create_pool(pool, PoolOptions::default()).expect("it is new");
-    let asked = bed.strategy.allocate(Request::new(12 * MIB, HOME).in_pool(pool));
+    let asked = bed.allocate(Request::new(12 * MIB, HOME).in_pool(pool));
     let report = asked.expect_err("it is another pool's").to_string();
     assert!(report.contains("18.00 MiB are cached in other pools"), "{report}");
     assert!(!report.contains("streams, which"), "{report}");
@@ -184,13 +174,13 @@ fn what_the_default_pool_caches_is_named_to_a_private_one() {
 
 #[test]
 fn another_allocator_of_this_process_is_not_called_another_process() {
-    let bed = Bed::new(200 * MIB);
-    let held = bed.sim.allocate(150 * MIB).expect("it fits");
+    let bed = Bed::new(200 * MIB, "");
+    let held = bed.device.allocate(150 * MIB).expect("it fits");
     let report = bed.fail(100 * MIB, SIDE);
     let hint = report.hints.last().expect("somebody holds it");
     assert!(hint.contains("150.00 MiB of the device are held by others"), "{hint}");
     assert!(hint.contains("other allocators and libraries in this process"), "{hint}");
-    bed.sim.free(held, 150 * MIB).expect("it was given out");
+    bed.device.free(held, 150 * MIB).expect("it was given out");
 }
 
 #[test]
@@ -209,10 +199,9 @@ fn a_report_says_nothing_of_what_it_does_not_know() {
 #[test]
 fn a_layers_limit_is_on_what_callers_hold() {
     let bed = Bed::with(400 * MIB, Settings::default());
-    let limited = stratalloc::layers::limit::limit(bed.strategy, 100 * MIB);
-    let held = limited.allocate(Request::new(60 * MIB, HOME)).expect("it fits");
-    let refused =
-        limited.allocate(Request::new(50 * MIB, HOME)).expect_err("it is above").to_string();
+    let limited = stratalloc::layers::limit::limit(bed.allocator, 100 * MIB);
+    let held = limited.take(60 * MIB);
+    let refused = limited.ask(50 * MIB, HOME).expect_err("it is above").to_string();
     assert!(refused.contains("Callers may hold 100.00 MiB and hold 60.00 MiB."), "{refused}");
     assert!(!refused.contains("It holds") && !refused.contains("No block is free"), "{refused}");
     limited.free(held).expect("it is live");

@@ -1,17 +1,11 @@
 //! Who holds the device: the report names the largest, and asks only when the device itself is short.
 
-use std::sync::Arc;
-
-use stratalloc::allocator::{Caching, DeviceAllocator, Request};
-use stratalloc::config::Config;
-use stratalloc::driver::sim::{CallCosts, SimOptions};
-use stratalloc::driver::{Driver, DriverResult, ProcessUsage, Sim};
-use stratalloc::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory};
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::MIB;
+use stratalloc::driver::{DriverResult, ProcessUsage};
+use stratalloc::error::DriverError;
+use stratalloc::registry::build;
 
 use crate::common::crowded::crowded;
+use crate::common::prelude::*;
 
 fn usage(process: u32, mib: u64) -> ProcessUsage {
     ProcessUsage { process, used_bytes: mib * MIB }
@@ -35,7 +29,7 @@ fn report_with(
         build(&Config::default(), driver, BuildOptions::default()).expect("a legal string");
     let caching: &dyn Caching = strategy.engine().expect("built on the engine");
     caching.set_limit_bytes(limit_bytes);
-    match strategy.allocate(Request::new(40 * MIB, StreamId::DEFAULT)) {
+    match strategy.ask(40 * MIB, StreamId::DEFAULT) {
         Err(AllocError::OutOfMemory(report)) => (*report, crowded.interceptor().asked()),
         other => panic!("{other:?}"),
     }

@@ -1,28 +1,25 @@
 //! Running out: requests beyond the device, limits, and who is told.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
-use stratalloc::allocator::DeviceAllocator;
-use stratalloc::config::Settings;
-use stratalloc::error::{AllocError, FractionError, OutOfMemory};
-use stratalloc::size::{EIB, GIB, MIB, TIB};
+use stratalloc::error::FractionError;
+use stratalloc::size::{EIB, TIB};
 
-use super::bed::{Bed, H200_BYTES, HOME, signed};
+use super::{H200_BYTES, signed};
+use crate::common::prelude::*;
 
 // The reference: 800,000,000 GiB name the size and the device's capacity; 8,000,000,000 GiB are more
 // than 1 EiB and never reach the device; the device goes on working.
 #[test]
 fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
-    let bed = Bed::new(H200_BYTES);
+    let bed = Bed::new(H200_BYTES, "");
     let message = bed.ask(800_000_000 * GIB, HOME).unwrap_err().to_string();
     assert!(message.contains("tried to allocate 800000000.00 GiB"), "{message}");
     assert!(message.contains("The device has 139.80 GiB in all"), "{message}");
-    let calls = bed.sim.total_calls();
+    let calls = bed.device.total_calls();
     let error = bed.ask(8_000_000_000 * GIB, HOME).unwrap_err();
     assert!(error.to_string().contains("more than 1 EiB"), "{error}");
     assert!(matches!(error, AllocError::TooLarge { requested_bytes } if requested_bytes > EIB));
-    assert_eq!(bed.sim.total_calls(), calls, "the device was not asked");
+    assert_eq!(bed.device.total_calls(), calls, "the device was not asked");
     let block = bed.take(1);
     bed.give(block);
     bed.check();
@@ -32,16 +29,16 @@ fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
 // half is freed the very same request succeeds, also in a size that the cached half cannot serve.
 #[test]
 fn a_request_that_failed_succeeds_once_memory_was_freed() {
-    let bed = Bed::new(8 * GIB);
+    let bed = Bed::new(8 * GIB, "");
     let small = bed.take(1);
     let half = bed.take(4 * GIB);
     bed.fail(4 * GIB, HOME);
     bed.give(half);
     let again = bed.take(4 * GIB);
     bed.give(again);
-    assert_eq!(bed.statistics().num_alloc_retries, 1, "the cached half was reused");
+    assert_eq!(bed.stats().num_alloc_retries, 1, "the cached half was reused");
     let larger = bed.take(6 * GIB);
-    assert_eq!(bed.statistics().memory_reserved(), signed(6 * GIB + 2 * MIB));
+    assert_eq!(bed.stats().memory_reserved(), signed(6 * GIB + 2 * MIB));
     bed.give(larger);
     bed.give(small);
     bed.check();
@@ -51,7 +48,7 @@ fn a_request_that_failed_succeeds_once_memory_was_freed() {
 // is reserved fits, and 0.5 does not, because the segment is rounded up.
 #[test]
 fn a_memory_fraction_limits_what_is_reserved_and_must_be_a_fraction() {
-    let bed = Bed::new(H200_BYTES);
+    let bed = Bed::new(H200_BYTES, "");
     for fraction in [-0.1, 2.0, 1.000_000_1, f64::NAN, f64::INFINITY] {
         let before = bed.state();
         let error = bed.caching().set_memory_fraction(fraction).unwrap_err();
@@ -60,7 +57,7 @@ fn a_memory_fraction_limits_what_is_reserved_and_must_be_a_fraction() {
     }
     let small = bed.take(1);
     bed.caching().set_memory_fraction(0.5).unwrap();
-    let reserved = bed.statistics().memory_reserved().unsigned_abs();
+    let reserved = bed.stats().memory_reserved().unsigned_abs();
     let almost_half = bed.take(H200_BYTES * 499 / 1000 - reserved);
     bed.give(almost_half);
     bed.empty_cache();
@@ -81,7 +78,7 @@ fn a_memory_fraction_limits_what_is_reserved_and_must_be_a_fraction() {
     reason = "the limit is a product of doubles, cut to whole bytes"
 )]
 fn the_limit_that_a_fraction_sets_is_read_back() {
-    let bed = Bed::new(H200_BYTES);
+    let bed = Bed::new(H200_BYTES, "");
     assert_eq!(bed.caching().limit_bytes(), None);
     for fraction in [0.0, 0.123, 0.5, 0.877_3] {
         bed.caching().set_memory_fraction(fraction).unwrap();
@@ -126,17 +123,17 @@ fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
         (10 * MIB + 1, 12 * MIB),
         (99 * MIB, 100 * MIB),
     ] {
-        let bed = Bed::new(GIB);
+        let bed = Bed::new(GIB, "");
         let held = bed.take(30 * MIB);
         bed.caching().set_limit_bytes(Some(30 * MIB + segment - 1));
-        let calls = bed.sim.calls("allocate");
+        let calls = bed.device.calls("allocate");
         let report = bed.fail(request, HOME);
         assert_eq!(report.segment_bytes, segment);
         assert_eq!(report.driver, None, "the limit refused, not the device");
-        assert_eq!(bed.sim.calls("allocate"), calls, "the device was not asked");
+        assert_eq!(bed.device.calls("allocate"), calls, "the device was not asked");
         bed.caching().set_limit_bytes(Some(30 * MIB + segment));
         let fits = bed.take(request);
-        assert_eq!(bed.statistics().memory_reserved(), signed(30 * MIB + segment));
+        assert_eq!(bed.stats().memory_reserved(), signed(30 * MIB + segment));
         bed.check();
         bed.give(fits);
         bed.give(held);
@@ -145,7 +142,7 @@ fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
 
 #[test]
 fn a_limit_below_what_is_reserved_releases_nothing_and_still_serves_hits() {
-    let bed = Bed::new(GIB);
+    let bed = Bed::new(GIB, "");
     let cached = bed.take(30 * MIB);
     bed.give(cached);
     bed.caching().set_limit_bytes(Some(MIB));
@@ -165,7 +162,7 @@ fn four_tebibytes_are_out_of_memory_with_and_without_oversize_blocks() {
         let report = bed.fail(4 * TIB, HOME);
         assert_eq!(report.requested_bytes, 4 * TIB);
         assert!(report.driver.is_some());
-        assert_eq!(bed.statistics().num_ooms, 1);
+        assert_eq!(bed.stats().num_ooms, 1);
         bed.check();
     }
 }
@@ -173,35 +170,35 @@ fn four_tebibytes_are_out_of_memory_with_and_without_oversize_blocks() {
 // The reference: whoever asked to be told of failures is told, once for each.
 #[test]
 fn observers_see_the_very_report_that_the_caller_gets() {
-    let bed = Bed::new(GIB);
+    let bed = Bed::new(GIB, "");
     let seen: Arc<Mutex<Vec<OutOfMemory>>> = Arc::default();
     let sink = Arc::clone(&seen);
-    let hooks = bed.strategy.control().hooks.unwrap();
+    let hooks = bed.hooks();
     hooks.add_oom_observer(Arc::new(move |report| sink.lock().push(report.clone())));
     bed.give(bed.take(GIB / 2));
     assert!(seen.lock().is_empty());
     let first = bed.fail(2 * GIB, HOME);
     let second = bed.fail(3 * GIB, HOME);
     assert_eq!(*seen.lock(), [first, second]);
-    assert_eq!(bed.statistics().num_ooms, 2);
+    assert_eq!(bed.stats().num_ooms, 2);
 }
 
 // The reference asks callbacks for memory before it takes any from the device.
 #[test]
 fn a_free_memory_callback_is_asked_before_the_device_is() {
-    let bed = Arc::new(Bed::new(GIB));
+    let bed = Arc::new(Bed::new(GIB, ""));
     let held = Mutex::new(Some(bed.take(600 * MIB)));
     let inner = Arc::downgrade(&bed);
-    bed.strategy.control().hooks.unwrap().add_free_memory_callback(Arc::new(move || {
+    bed.hooks().add_free_memory_callback(Arc::new(move || {
         let (Some(bed), Some(block)) = (inner.upgrade(), held.lock().take()) else {
             return false;
         };
         bed.give(block);
         true
     }));
-    let calls = bed.sim.calls("allocate");
+    let calls = bed.device.calls("allocate");
     let block = bed.take(600 * MIB);
-    assert_eq!(bed.sim.calls("allocate"), calls, "what the callback freed was reused");
+    assert_eq!(bed.device.calls("allocate"), calls, "what the callback freed was reused");
     bed.give(block);
     bed.check();
 }

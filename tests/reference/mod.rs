@@ -5,7 +5,6 @@
 //! we differ on purpose (`docs/differences.md` lists those). Decisions on recorded programs are compared
 //! elsewhere, event by event. What a simulated device cannot show (bytes) is shown by ranges.
 
-mod bed;
 mod collector;
 mod config;
 mod counters;
@@ -16,3 +15,41 @@ mod limits;
 mod oom_report;
 mod pressure;
 mod streams;
+
+use crate::common::prelude::*;
+
+/// The memory of an H200.
+const H200_BYTES: u64 = 150_109_880_320;
+
+/// Default settings under one of the two rule books.
+fn rules(compat: Compat) -> Settings {
+    Settings { compat, ..Settings::default() }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).expect("test sizes are far below 2^63")
+}
+
+impl Bed {
+    fn apply(&self, settings: Settings) {
+        self.caching().apply(&Config::from_settings(settings)).expect("the device can");
+    }
+
+    /// Everything that a refused call must leave alone.
+    fn state(&self) -> (Vec<SegmentLayout>, Statistics, u64) {
+        (self.layout(), self.stats(), self.device.total_calls())
+    }
+
+    /// Every law, and that each counter is what was ever added to it less what was removed.
+    #[track_caller]
+    fn check_sums(&self) {
+        self.check();
+        let now = self.stats();
+        for (name, family) in law::families(&now) {
+            for counter in [family.all, family.small, family.large] {
+                assert_eq!(counter.allocated - counter.freed, counter.current, "{name}");
+            }
+        }
+        assert_eq!(now.cached_bytes(), now.memory_reserved() - now.active_bytes.all.current);
+    }
+}

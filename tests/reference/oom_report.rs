@@ -1,13 +1,9 @@
 //! The report of a failed request: every number, and hints that fit the cause.
 
-use stratalloc::allocator::{Allocation, DeviceAllocator};
-use stratalloc::config::Settings;
-use stratalloc::driver::Driver;
-use stratalloc::error::{FreeRanges, Holder, OutOfMemory};
-use stratalloc::ids::{DeviceId, PoolId};
-use stratalloc::size::{MIB, RoundupDivisions};
+use stratalloc::error::{FreeRanges, Holder};
+use stratalloc::size::RoundupDivisions;
 
-use super::bed::{Bed, HOME, SIDE};
+use crate::common::prelude::*;
 
 /// The one hint that contains `words`; with none, there must be no such hint.
 #[track_caller]
@@ -28,7 +24,7 @@ fn pinned_segments(bed: &Bed, count: usize, live_mib: u64) -> Vec<Allocation> {
 
 #[test]
 fn a_report_holds_every_number_of_the_moment() {
-    let bed = Bed::new(128 * MIB);
+    let bed = Bed::new(128 * MIB, "");
     let _small = bed.take(1000);
     let _large = bed.take(50 * MIB);
     let pinned = pinned_segments(&bed, 1, 9);
@@ -84,7 +80,7 @@ fn a_report_holds_every_number_of_the_moment() {
 
 #[test]
 fn the_limit_is_blamed_when_the_device_has_room() {
-    let bed = Bed::new(1024 * MIB);
+    let bed = Bed::new(1024 * MIB, "");
     bed.caching().set_limit_bytes(Some(100 * MIB));
     let _held = bed.take(60 * MIB);
     let report = bed.fail(50 * MIB, HOME);
@@ -98,7 +94,7 @@ fn the_limit_is_blamed_when_the_device_has_room() {
 
 #[test]
 fn the_limit_is_not_blamed_when_the_device_is_full_too() {
-    let bed = Bed::new(100 * MIB);
+    let bed = Bed::new(100 * MIB, "");
     bed.caching().set_limit_bytes(Some(100 * MIB));
     let _held = bed.take(60 * MIB);
     assert_eq!(hint(&bed.fail(50 * MIB, HOME), "the limit of"), None);
@@ -106,7 +102,7 @@ fn the_limit_is_not_blamed_when_the_device_is_full_too() {
 
 #[test]
 fn fragmentation_is_blamed_when_the_cache_has_enough_in_pieces() {
-    let bed = Bed::new(80 * MIB);
+    let bed = Bed::new(80 * MIB, "");
     let _pinned = pinned_segments(&bed, 4, 9);
     let report = bed.fail(30 * MIB, HOME);
     assert_eq!((report.cached_large_bytes, report.allocated_bytes), (44 * MIB, 36 * MIB));
@@ -125,7 +121,7 @@ fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
         bed.give(large);
         [bed.take(200 * MIB), bed.take(350 * MIB)]
     };
-    let bed = Bed::new(1000 * MIB);
+    let bed = Bed::new(1000 * MIB, "");
     let _live = live_after_a_large_one_was_cut(&bed);
     let report = bed.fail(300 * MIB, HOME);
     let words = hint(&report, "expandable_segments:True may join").unwrap();
@@ -140,7 +136,7 @@ fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
     let _live = live_after_a_large_one_was_cut(&bed);
     let _block = bed.take(300 * MIB);
     // A limit counts as the device does.
-    let bed = Bed::new(4000 * MIB);
+    let bed = Bed::new(4000 * MIB, "");
     bed.caching().set_limit_bytes(Some(1000 * MIB));
     let _live = live_after_a_large_one_was_cut(&bed);
     let report = bed.fail(300 * MIB, HOME);
@@ -151,7 +147,7 @@ fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
 
 #[test]
 fn other_streams_are_blamed_when_they_cache_what_is_missing() {
-    let bed = Bed::new(20 * MIB);
+    let bed = Bed::new(20 * MIB, "");
     let _pinned = bed.take_on(2 * MIB, SIDE);
     let report = bed.fail(12 * MIB, HOME);
     let free = FreeRanges {
@@ -171,8 +167,8 @@ fn other_streams_are_blamed_when_they_cache_what_is_missing() {
 
 #[test]
 fn other_holders_of_the_device_are_blamed_when_they_have_what_is_missing() {
-    let bed = Bed::new(100 * MIB);
-    bed.sim.allocate(70 * MIB).unwrap();
+    let bed = Bed::new(100 * MIB, "");
+    bed.device.allocate(70 * MIB).unwrap();
     let _held = bed.take(20 * MIB);
     let report = bed.fail(40 * MIB, HOME);
     assert_eq!((report.reserved_bytes, report.device_free_bytes), (20 * MIB, Some(10 * MIB)));
@@ -197,12 +193,12 @@ fn rounding_is_blamed_when_it_costs_more_than_a_quarter() {
 fn a_request_refused_in_advance_is_neither_counted_nor_told() {
     let settings = Settings { throw_on_device_oom: true, ..Settings::default() };
     let bed = Bed::with(100 * MIB, settings);
-    let hooks = DeviceAllocator::control(&bed.strategy).hooks.unwrap();
+    let hooks = bed.hooks();
     hooks.add_oom_observer(std::sync::Arc::new(|_| panic!("nobody is told")));
-    let calls = bed.sim.calls("allocate");
+    let calls = bed.device.calls("allocate");
     let report = bed.fail(101 * MIB, HOME);
     assert!(hint(&report, "throw_on_cudamalloc_oom").is_some());
-    assert_eq!(bed.statistics().num_ooms, 0);
-    assert_eq!(bed.sim.calls("allocate"), calls);
+    assert_eq!(bed.stats().num_ooms, 0);
+    assert_eq!(bed.device.calls("allocate"), calls);
     bed.give(bed.take(100 * MIB));
 }

@@ -1,9 +1,7 @@
 //! What a miss does before it gives up, under our rules and under PyTorch's.
 
-use stratalloc::config::{Compat, Settings};
-use stratalloc::size::{GIB, MIB};
-
-use super::bed::{Bed, HOME, SIDE, rules, signed};
+use super::{rules, signed};
+use crate::common::prelude::*;
 
 /// A full device: one segment of 20 MiB, of which 9 MiB are live and 9 MiB drain.
 fn full_device_with_a_draining_piece(compat: Compat) -> (Bed, u64) {
@@ -21,7 +19,7 @@ fn what_waiting_for_events_freed_is_found_instead_of_a_false_out_of_memory() {
     let (bed, address) = full_device_with_a_draining_piece(Compat::Default);
     let found = bed.take(9 * MIB);
     assert_eq!(found.address(), address);
-    let now = bed.statistics();
+    let now = bed.stats();
     assert_eq!((now.num_ooms, now.num_sync_all_streams, now.num_alloc_retries), (0, 1, 0));
     bed.check();
 }
@@ -31,7 +29,7 @@ fn compat_makes_the_references_false_out_of_memory_and_its_retry_succeeds() {
     let (bed, address) = full_device_with_a_draining_piece(Compat::PyTorch);
     let report = bed.fail(9 * MIB, HOME);
     assert_eq!(report.free[0].largest_bytes, 11 * MIB, "enough was free all along");
-    let now = bed.statistics();
+    let now = bed.stats();
     assert_eq!((now.num_ooms, now.num_sync_all_streams, now.num_alloc_retries), (1, 1, 1));
     assert_eq!(bed.take(9 * MIB).address(), address);
     bed.check();
@@ -51,9 +49,9 @@ fn three_idle_segments(compat: Compat) -> Bed {
 fn pressure_releases_every_idle_segment() {
     for compat in [Compat::Default, Compat::PyTorch] {
         let bed = three_idle_segments(compat);
-        bed.hold(44 * MIB);
+        drop(bed.take(44 * MIB));
         assert_eq!(bed.segment_sizes(), [44 * MIB]);
-        let now = bed.statistics();
+        let now = bed.stats();
         assert_eq!((now.num_device_free, now.num_alloc_retries), (3, 1));
         bed.check();
     }
@@ -66,7 +64,7 @@ fn a_limit_presses_like_a_full_device() {
         let blocks = [40, 30, 20].map(|mib| bed.take(mib * MIB));
         blocks.into_iter().for_each(|block| bed.give(block));
         bed.caching().set_limit_bytes(Some(100 * MIB));
-        bed.hold(44 * MIB);
+        drop(bed.take(44 * MIB));
         assert_eq!(bed.segment_sizes(), [44 * MIB]);
         bed.check();
     }
@@ -82,7 +80,7 @@ fn a_request_larger_than_the_device_leaves_the_cache_alone() {
         let report = bed.fail(102 * MIB, HOME);
         assert_eq!(bed.segment_sizes(), left);
         assert_eq!(report.reserved_bytes, left.iter().sum::<u64>());
-        assert_eq!(bed.statistics().num_sync_all_streams, waits);
+        assert_eq!(bed.stats().num_sync_all_streams, waits);
         bed.check();
     }
 }
@@ -93,20 +91,20 @@ fn a_request_larger_than_the_limit_leaves_the_cache_alone() {
     bed.caching().set_limit_bytes(Some(60 * MIB));
     bed.fail(62 * MIB, HOME);
     assert_eq!(bed.segment_sizes(), [20 * MIB, 30 * MIB, 40 * MIB]);
-    bed.hold(60 * MIB);
+    drop(bed.take(60 * MIB));
     assert_eq!(bed.segment_sizes(), [60 * MIB]);
     bed.check();
 }
 
 #[test]
 fn idle_segments_of_other_streams_and_of_small_blocks_are_released_too() {
-    let bed = Bed::new(42 * MIB);
+    let bed = Bed::new(42 * MIB, "");
     let small = bed.take(1);
     let (side, here) = (bed.take_on(20 * MIB, SIDE), bed.take(20 * MIB));
     for block in [small, side, here] {
         bed.give(block);
     }
-    bed.hold(42 * MIB);
+    drop(bed.take(42 * MIB));
     assert_eq!(bed.segment_sizes(), [42 * MIB]);
     bed.check();
 }
@@ -129,11 +127,11 @@ fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
         let (bed, live) = free_piece_that_became_oversize(compat);
         bed.fail(80 * MIB, HOME);
         assert_eq!(bed.segment_sizes(), [100 * MIB]);
-        assert_eq!(bed.sim.calls("free"), 0, "nothing was given to the device");
+        assert_eq!(bed.device.calls("free"), 0, "nothing was given to the device");
         bed.check();
         bed.give(live);
         // Whole again, and too large to be reused for 80 MiB: released for it.
-        bed.hold(80 * MIB);
+        drop(bed.take(80 * MIB));
         assert_eq!(bed.segment_sizes(), [80 * MIB]);
         bed.check();
     }
@@ -141,15 +139,15 @@ fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
 
 #[test]
 fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
-    let bed = Bed::new(226 * MIB);
+    let bed = Bed::new(226 * MIB, "");
     bed.give(bed.take(116 * MIB));
     // Leaves a free piece of 86 MiB; the whole segment of 100 comes after it in size.
     let live = bed.take(30 * MIB);
     bed.give(bed.take(100 * MIB));
     bed.apply(Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
-    bed.hold(60 * MIB);
+    drop(bed.take(60 * MIB));
     assert_eq!(bed.segment_sizes(), [60 * MIB, 116 * MIB]);
-    assert_eq!(bed.statistics().num_sync_all_streams, 0, "oversize blocks go before any waiting");
+    assert_eq!(bed.stats().num_sync_all_streams, 0, "oversize blocks go before any waiting");
     bed.give(live);
     bed.check();
 }
@@ -165,8 +163,8 @@ fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
     assert_eq!(bed.segment_sizes(), [30 * MIB, 60 * MIB], "30 MiB do not come from the 60");
     let close = bed.take(41 * MIB);
     assert_eq!(bed.segment_sizes(), [30 * MIB, 60 * MIB], "60 < 41 + 20");
-    assert_eq!(bed.statistics().allocated_bytes.all.current, signed(90 * MIB), "not split");
-    assert_eq!(bed.statistics().oversize_allocations.current, 1);
+    assert_eq!(bed.stats().allocated_bytes.all.current, signed(90 * MIB), "not split");
+    assert_eq!(bed.stats().oversize_allocations.current, 1);
     bed.give(close);
     let far = bed.take(40 * MIB);
     assert_eq!(bed.segment_sizes(), [30 * MIB, 40 * MIB, 60 * MIB], "60 is not < 40 + 20");

@@ -12,14 +12,13 @@
 
 use std::collections::BTreeMap;
 
-use stratalloc::config::{Compat, Settings};
-use stratalloc::history::{Action, BlockStateName, Event, SegmentLayout};
-use stratalloc::ids::StreamId;
-use stratalloc::size::{MIB, PoolKind, SMALL_SEGMENT_BYTES, segment_bytes};
-use stratalloc::stats::{Counter, PerPool, Statistics};
+use stratalloc::history::Event;
+use stratalloc::size::{PoolKind, SMALL_SEGMENT_BYTES, segment_bytes};
+use stratalloc::stats::{Counter, PerPool};
 
 use super::pages::Call;
-use crate::common::{Checked, ensure, ensure_eq};
+use crate::common::prelude::*;
+use crate::common::{ensure, ensure_eq};
 
 /// A block as the rules say it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

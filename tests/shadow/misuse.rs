@@ -1,26 +1,24 @@
 //! Calls that must be refused, each with its reason, and must change nothing.
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request, Token};
-use stratalloc::error::{AllocError, HandleError};
 use stratalloc::ids::OwnerId;
-use stratalloc::size::{EIB, MIB};
+use stratalloc::size::EIB;
 
 use super::ops::Bad;
 use super::runner::{Outcome, Runner, Stale};
-use crate::common::machine::Machine;
-use crate::common::{Checked, ensure, ensure_eq};
+use crate::common::prelude::*;
+use crate::common::{ensure, ensure_eq};
 
 impl<M: Machine> Runner<'_, M> {
     pub(crate) fn misuse(&self, what: Bad, pick: u16) -> Result<Outcome, String> {
         let stream = self.stream(pick.to_le_bytes()[0]);
         match what {
             Bad::ZeroBytes => {
-                let told = self.strategy.allocate(Request::new(0, stream));
+                let told = self.strategy.ask(0, stream);
                 ensure!(matches!(told, Err(AllocError::ZeroBytes)), "{told:?}");
             }
             Bad::TooLarge => {
                 let bytes = [EIB + 1, u64::MAX, u64::MAX - 511][usize::from(pick) % 3];
-                let told = self.strategy.allocate(Request::new(bytes, stream));
+                let told = self.strategy.ask(bytes, stream);
                 let refused = matches!(told, Err(AllocError::TooLarge { requested_bytes })
                     if requested_bytes == bytes);
                 ensure!(refused, "{told:?}");

@@ -4,11 +4,11 @@
 //! every list of operations is legal and stays legal when parts are taken out.
 
 use quickcheck::{Arbitrary, Gen};
-use stratalloc::config::{Compat, Settings};
 use stratalloc::history::StackLevel;
-use stratalloc::size::{MIB, RoundupDivisions};
+use stratalloc::size::RoundupDivisions;
 
 use crate::common::Segments;
+use crate::common::prelude::*;
 use crate::common::stacks::LEVELS;
 
 /// One operation.

@@ -12,12 +12,12 @@
 use std::collections::BTreeMap;
 
 use stratalloc::driver::Held;
-use stratalloc::history::{Action, BlockStateName, Event};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::{MIB, PoolKind, SMALL_SEGMENT_BYTES};
+use stratalloc::history::Event;
+use stratalloc::size::{PoolKind, SMALL_SEGMENT_BYTES};
 
 use super::mirror::{Block, Mirror, Segment, change, signed};
-use crate::common::{Checked, ensure, ensure_eq};
+use crate::common::prelude::*;
+use crate::common::{ensure, ensure_eq};
 
 /// Pages are multiples of this on both devices.
 const GRANULARITY_BYTES: u64 = 2 * MIB;

@@ -5,29 +5,19 @@
 //! so a block that comes back too early is seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::AtomicI64;
 
-use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, Recording, Request, Token,
-};
-use stratalloc::config::Config;
-use stratalloc::error::{AllocError, OutOfMemory};
-use stratalloc::history::{
-    Action, BlockStateName, Event, RecordOptions, SegmentLayout, StackLevel,
-};
-use stratalloc::ids::{EventId, OwnerId, StreamId};
-use stratalloc::registry::{BuildOptions, build};
-use stratalloc::size::{MIB, PoolKind};
-use stratalloc::stats::Statistics;
-use stratalloc::strategies::Strategy;
-use stratalloc::strategies::native::Engine;
+use stratalloc::allocator::Recording;
+use stratalloc::history::{Event, StackLevel};
+use stratalloc::ids::{EventId, OwnerId};
+use stratalloc::registry::build;
+use stratalloc::size::PoolKind;
 
 use super::mirror::Mirror;
 use super::ops::{Op, Script};
-use crate::common::machine::Machine;
+use crate::common::prelude::*;
 use crate::common::stacks::Counted;
-use crate::common::{Checked, Segments, ensure, ensure_eq, law};
+use crate::common::{Segments, ensure, ensure_eq};
 
 /// A block in the runner's hands.
 #[derive(Debug)]
@@ -156,15 +146,15 @@ impl<'m, M: Machine> Runner<'m, M> {
     }
 
     pub(crate) fn caching(&self) -> &dyn Caching {
-        self.strategy.control().caching.expect("the native strategy caches")
+        self.strategy.caching()
     }
 
     fn counters(&self) -> &dyn Counters {
-        self.strategy.control().counters.expect("the native strategy counts")
+        self.strategy.counters()
     }
 
     pub(crate) fn cross_stream(&self) -> &dyn CrossStream {
-        self.strategy.control().cross_stream.expect("the native strategy crosses streams")
+        self.strategy.cross_stream()
     }
 
     fn look(&self) -> (Vec<SegmentLayout>, Statistics) {

@@ -1,15 +1,11 @@
 //! Pages of a fabric: the driver's handles are the whole, no thread and no descriptor is needed.
 
-use std::sync::Arc;
-
-use stratalloc::allocator::{Caching, DeviceAllocator, Sharing};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::{Driver, Exportable, FaultPlan, Faulty, Held, Sim};
-use stratalloc::error::DriverErrorKind;
+use stratalloc::allocator::Sharing;
+use stratalloc::driver::{Exportable, Held};
 use stratalloc::sharing::{FormatError, PAGES_MAX, SharedHandle, SharingError};
-use stratalloc::strategies::native::{Engine, EngineOptions};
 
 use super::tools::{MIB, SHARED, allocate, engine, forged, seal, sim, sim_with};
+use crate::common::prelude::*;
 
 /// A handle of three pages of 20 MiB, on a device that forgets them at once.
 fn handle() -> SharedHandle {

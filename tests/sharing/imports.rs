@@ -1,14 +1,10 @@
 //! Opening on the simulated device: what it takes, what it shares, what it leaves behind.
 
-use std::sync::Arc;
-
-use stratalloc::allocator::{Caching, DeviceAllocator, PeerAccess, Sharing};
-use stratalloc::driver::{FaultPlan, Faulty, Sim};
-use stratalloc::error::{DriverErrorKind, HandleError};
-use stratalloc::ids::DeviceId;
+use stratalloc::allocator::{PeerAccess, Sharing};
 use stratalloc::sharing::{FormatError, SharedHandle, SharingError};
 
 use super::tools::{MIB, SHARED, allocate, engine, forged, sim};
+use crate::common::prelude::*;
 
 /// What the device holds: reserved, mapped, holds of pieces, used bytes.
 fn held(sim: &Sim) -> (u64, u64, u64, u64) {

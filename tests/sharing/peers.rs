@@ -1,14 +1,9 @@
 //! Other devices: they get every page there is and every page to come, or the error says so.
 
-use std::sync::Arc;
-
-use stratalloc::allocator::{DeviceAllocator, PeerAccess, Sharing};
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{FaultPlan, Faulty, Sim};
-use stratalloc::error::DriverErrorKind;
-use stratalloc::ids::DeviceId;
+use stratalloc::allocator::{PeerAccess, Sharing};
 
 use super::tools::{MIB, SHARED, allocate, engine, sim};
+use crate::common::prelude::*;
 
 #[test]
 fn a_peer_gets_the_pages_there_are_and_those_to_come() {

@@ -1,14 +1,13 @@
 //! Plain allocations: the driver's own handle of the segment, with the block's place in it.
 
-use std::sync::Arc;
-
 use parking_lot::Mutex;
 use stratalloc::allocator::Sharing;
-use stratalloc::driver::{DriverResult, Intercepted, Interceptor, Ipc, Parts, Sim};
-use stratalloc::error::{DriverError, DriverErrorKind};
+use stratalloc::driver::{DriverResult, Intercepted, Interceptor, Ipc, Parts};
+use stratalloc::error::DriverError;
 use stratalloc::sharing::{FormatError, SharedHandle, SharingError};
 
 use super::tools::{MIB, allocate, engine, forged, sim};
+use crate::common::prelude::*;
 
 /// Handles for plain allocations. What is opened is nowhere.
 #[derive(Debug, Default)]

@@ -6,15 +6,14 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 
-use stratalloc::allocator::{DeviceAllocator, Sharing};
+use stratalloc::allocator::Sharing;
+use stratalloc::driver::Host;
 use stratalloc::driver::host::HostOptions;
-use stratalloc::driver::{Driver, Host};
-use stratalloc::ids::StreamId;
 use stratalloc::sharing::{SharedHandle, SharingError};
 
 use super::tools::{MIB, SHARED, allocate, engine, forged};
+use crate::common::prelude::*;
 
 const PART: &str = "STRATALLOC_SHARING_PART";
 const STREAM: StreamId = StreamId::DEFAULT;

@@ -1,13 +1,6 @@
 //! Engines to share with, and handles to spoil.
 
-use std::sync::Arc;
-
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::sim::{CallCosts, SimOptions};
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::ids::StreamId;
-use stratalloc::strategies::native::{Engine, EngineOptions};
+use crate::common::prelude::*;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const SHARED: &str = "expandable_segments:True,expandable_segments_ipc:True";
@@ -36,7 +29,7 @@ pub(crate) fn engine(driver: Arc<dyn Driver>, text: &str) -> Engine {
 }
 
 pub(crate) fn allocate(engine: &Engine, bytes: u64) -> Allocation {
-    engine.allocate(Request::new(bytes, StreamId::DEFAULT)).expect("there is memory")
+    engine.take(bytes)
 }
 
 /// Writes the checksum that belongs to the bytes before it, as a forger would.

@@ -1,22 +1,18 @@
 //! A user's functions behind a switchable allocator: they may ask it for anything while it calls them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request, ScopeFilter};
-use stratalloc::history::{RecordOptions, Stack, StackLevel};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::registry;
-use stratalloc::size::GIB;
+use stratalloc::history::{Stack, StackLevel};
 use stratalloc::strategies::plugin::Callbacks;
-use stratalloc::switch::{SwitchError, Switchable};
+use stratalloc::switch::SwitchError;
 
-use super::bed::{Bed, NATIVE};
+use super::{Bed, NATIVE};
+use crate::common::prelude::*;
 
 /// Everything that changes the allocator; nothing can be switched, because a scope is open.
 fn ask_everything(all: &Switchable) {
-    let caching = all.control().caching.expect("closures have one");
+    let caching = all.caching();
     caching.empty_cache().expect("the device works");
     caching.set_limit_bytes(Some(GIB));
     assert_eq!(caching.limit_bytes(), Some(GIB));
@@ -24,18 +20,18 @@ fn ask_everything(all: &Switchable) {
     assert!(all.config().settings().throw_on_device_oom);
     let refused = all.switch(NATIVE).expect_err("a scope is open");
     assert!(matches!(refused, SwitchError::ScopeOpen { .. }), "{refused}");
-    let (pools, another) = (all.control().private_pools.expect("they have"), PoolId::next_user());
+    let (pools, another) = (all.private_pools(), PoolId::next_user());
     pools.create_pool(another, PoolOptions::default()).expect("a new id");
     pools.release_pool(another).expect("it has a user");
-    assert!(all.control().counters.expect("it counts").statistics().allocation.all.current >= 0);
+    assert!(all.stats().allocation.all.current >= 0);
 }
 
 /// Each release of the old allocator's memory gathers a stack.
 #[test]
 fn a_switch_inside_a_stack_provider_is_refused() {
-    let bed = Bed::new(NATIVE);
-    let history = Arc::clone(bed.switchable.control().recording.expect("it records").history());
-    let (own, refused) = (bed.switchable.clone(), Arc::new(AtomicU64::new(0)));
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let history = Arc::clone(bed.recording().history());
+    let (own, refused) = (bed.allocator.clone(), Arc::new(AtomicU64::new(0)));
     let count = Arc::clone(&refused);
     let gather = move || -> Option<Arc<dyn Stack>> {
         for answer in [own.switch("backend:cudaMallocAsync"), own.update("backend:cudaMallocAsync")]
@@ -47,11 +43,11 @@ fn a_switch_inside_a_stack_provider_is_refused() {
     };
     history.set_stack_provider(Some(Arc::new(gather)));
     history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
-    let block = bed.switchable.allocate(Request::new(512, StreamId(0))).expect("there is room");
-    bed.switchable.free(block).expect("it is live");
+    let block = bed.take(512);
+    bed.free(block).expect("it is live");
     assert_eq!(refused.load(Ordering::Relaxed), 4);
     history.set_stack_provider(None);
-    bed.switchable.switch("backend:cudaMallocAsync").expect("no provider runs");
+    bed.allocator.switch("backend:cudaMallocAsync").expect("no provider runs");
 }
 
 #[test]
@@ -77,15 +73,15 @@ fn functions_that_begin_and_end_pools_may_call_the_allocator_and_panic() {
         |_, _| {},
     );
     registry::register_callbacks("asking", callbacks).expect("the name is free");
-    let bed = Bed::new("backend:asking");
-    all.set(bed.switchable.clone()).expect("once");
-    let pools = bed.switchable.control().private_pools.expect("they have");
+    let bed = Bed::new(8 * GIB, "backend:asking");
+    all.set(bed.allocator.clone()).expect("once");
+    let pools = bed.private_pools();
     let (pool, filter) = (PoolId::next_user(), ScopeFilter::this_thread());
     pools.create_pool(pool, PoolOptions::default()).expect("a new id");
     pools.open_scope(pool, filter.clone()).expect("it is closed");
     assert_eq!(calls.load(Ordering::Relaxed), 1);
-    let block = bed.switchable.allocate(Request::new(512, StreamId(7))).expect("there is room");
-    bed.switchable.free(block).expect("it is live");
+    let block = bed.take_on(512, StreamId(7));
+    bed.free(block).expect("it is live");
     pools.close_scope(pool).expect("it is open");
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     panics.store(true, Ordering::Relaxed);
@@ -98,5 +94,5 @@ fn functions_that_begin_and_end_pools_may_call_the_allocator_and_panic() {
     assert!(closed.is_err(), "it panics");
     while pools.release_pool(pool).is_ok() {}
     bed.switch(NATIVE);
-    assert_eq!(bed.switchable.retired(), 0, "no scope is in the way");
+    assert_eq!(bed.retired(), 0, "no scope is in the way");
 }

@@ -1,56 +1,44 @@
 //! What is asked about blocks, pools and devices after a switch.
 
-use std::sync::Arc;
+use stratalloc::allocator::{Control, PeerAccess};
+use stratalloc::error::DriverError;
+use stratalloc::switch::SwitchError;
 
-use stratalloc::allocator::{
-    Allocation, Control, DeviceAllocator, MemoryPool, PeerAccess, PoolOptions, PoolScope, Request,
-    ScopeFilter,
-};
-use stratalloc::config::Config;
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Capture, Driver, Sim};
-use stratalloc::error::{
-    AllocError, DriverError, DriverErrorKind, FreeError, HandleError, PoolError,
-};
-use stratalloc::ids::{DeviceId, PoolId, StreamId};
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::{GIB, MIB};
-use stratalloc::strategies::native::{Engine, EngineOptions};
-use stratalloc::switch::{SwitchError, Switchable};
-
-use super::bed::{ASYNC, Bed, EXPANDABLE, NATIVE};
+use super::{ASYNC, Bed, EXPANDABLE, NATIVE};
+use crate::common::prelude::*;
 
 fn raw_bed(conf: &str) -> Bed {
-    Bed::with_options(conf, 8 * GIB, BuildOptions { raw_addresses: true })
+    let (device, options) =
+        (Arc::new(Sim::with_bytes(8 * GIB)), BuildOptions { raw_addresses: true });
+    let allocator = Switchable::build(&config(conf), Arc::<Sim>::clone(&device), options);
+    Bed { device, allocator: allocator.expect("the device can do it") }
 }
 
 #[test]
 fn bare_addresses_find_their_allocator() {
     let bed = raw_bed(NATIVE);
-    let raw = &bed.switchable;
+    let raw = &bed.allocator;
     let mut addresses = Vec::new();
     for conf in [EXPANDABLE, ASYNC, NATIVE, EXPANDABLE] {
-        let take = |n: u64| {
-            bed.switchable.allocate(Request::new(n * 1000, StreamId::DEFAULT)).map(|b| b.address())
-        };
+        let take = |n: u64| bed.ask(n * 1000, StreamId::DEFAULT).map(|b| b.address());
         addresses.extend((1..9).map(|n| take(n).expect("there is room")));
         bed.switch(conf);
     }
-    let side = bed.sim.create_stream().expect("streams");
+    let side = bed.device.create_stream().expect("streams");
     for address in addresses.iter().step_by(3) {
         raw.record_stream_raw(*address, side).expect("it is live");
     }
-    bed.sim.complete_all();
+    bed.device.complete_all();
     for address in &addresses {
         raw.free_raw(*address).expect("it is live");
     }
-    bed.sim.complete_all();
+    bed.device.complete_all();
     for address in addresses {
         let twice = raw.free_raw(address).expect_err("it was freed");
         assert!(matches!(twice, HandleError::UnknownAddress { .. }), "{twice}");
     }
-    bed.switchable.control().cross_stream.expect("streams").process_events().expect("it works");
-    assert_eq!(bed.switchable.retired(), 0);
+    bed.cross_stream().process_events().expect("it works");
+    assert_eq!(bed.retired(), 0);
 }
 
 #[test]
@@ -61,71 +49,71 @@ fn an_allocator_without_bare_addresses_is_refused_where_they_are_in_use() {
     };
     registry::register("addressless", plain).expect("the name is free");
     let bed = raw_bed(NATIVE);
-    let error = bed.switchable.switch("backend:addressless").expect_err("it has none");
+    let error = bed.allocator.switch("backend:addressless").expect_err("it has none");
     assert!(matches!(error, SwitchError::Lacks { .. }), "{error}");
     assert!(error.to_string().contains("blocks by bare address"), "{error}");
-    Bed::new(NATIVE).switch("backend:addressless");
+    Bed::new(8 * GIB, NATIVE).switch("backend:addressless");
 }
 
 #[test]
 fn a_block_that_another_stream_uses_waits_for_it_in_the_old_allocator() {
-    let bed = Bed::new(NATIVE);
-    let side = bed.sim.create_stream().expect("streams");
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let side = bed.device.create_stream().expect("streams");
     let block = bed.take(8 * MIB);
     bed.switch(EXPANDABLE);
-    let crossing = bed.switchable.control().cross_stream.expect("streams");
+    let crossing = bed.cross_stream();
     crossing.record_stream(&block, side).expect("it is live");
-    let base = bed.switchable.control().caching.expect("it caches").base_allocation(&block);
+    let base = bed.caching().base_allocation(&block);
     assert_eq!(base.expect("it is live").address, block.address());
     bed.give(block);
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (1, 20 * MIB), "it waits");
-    bed.sim.complete_all();
+    assert_eq!((bed.retired(), bed.used_bytes()), (1, 20 * MIB), "it waits");
+    bed.device.complete_all();
     crossing.process_events().expect("events can be asked");
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+    assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
 #[test]
 fn an_open_scope_refuses_the_switch_and_names_its_pool() {
-    let bed = Bed::new(NATIVE);
-    let pools = bed.switchable.control().private_pools.expect("native has pools");
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let pools = bed.private_pools();
     let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
     let scope = pool.enter().expect("no scope is open");
-    let error = bed.switchable.switch(EXPANDABLE).expect_err("a scope is open");
+    let error = bed.allocator.switch(EXPANDABLE).expect_err("a scope is open");
     assert!(matches!(error, SwitchError::ScopeOpen { pool: open } if open == pool.id()), "{error}");
     let inside = bed.take(MIB);
     drop(scope);
     drop(pool);
     bed.switch(EXPANDABLE);
     bed.give(inside);
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+    assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
 #[test]
 fn a_switch_that_is_refused_leaves_a_capture_sound() {
     for conf in [NATIVE, ASYNC] {
-        let bed = Bed::new(conf);
-        let stream = bed.sim.create_stream().expect("streams are free");
-        let capture = Capture::begin(&*bed.sim, stream).expect("no capture yet");
-        let pools = bed.switchable.control().private_pools.expect("it has pools");
+        let bed = Bed::new(8 * GIB, conf);
+        let stream = bed.device.create_stream().expect("streams are free");
+        let capture = Capture::begin(&*bed.device, stream).expect("no capture yet");
+        let pools = bed.private_pools();
         let filter = ScopeFilter::Capture(capture);
         let scope = PoolScope::open(pools, PoolId::next_capture(), filter).expect("none is open");
         for other in [ASYNC, NATIVE, "backend:cudaMallocAsync,malloc_async_own_pool:True"] {
-            let error = bed.switchable.switch(other).expect_err("a scope is open");
+            let error = bed.allocator.switch(other).expect_err("a scope is open");
             assert!(matches!(error, SwitchError::ScopeOpen { .. }), "{error}");
         }
         let inside = bed.take_on(MIB, stream);
         bed.give(inside);
         drop(scope);
-        Capture::end(&*bed.sim, stream).expect("the capture is sound");
+        Capture::end(&*bed.device, stream).expect("the capture is sound");
     }
 }
 
 #[test]
 fn a_pool_of_an_allocator_without_pools_is_refused_as_such() {
-    let bed = Bed::new("backend:native");
+    let bed = Bed::new(8 * GIB, "backend:native");
     let old = bed.take(MIB);
     bed.switch("backend:native,layers:[align:4KiB]");
-    let pools = bed.switchable.control().private_pools.expect("the old one has some");
+    let pools = bed.private_pools();
     let refused = pools.create_pool(PoolId::next_user(), PoolOptions::default());
     assert!(matches!(refused, Err(PoolError::NotSupported { .. })), "{refused:?}");
     bed.give(old);
@@ -133,79 +121,79 @@ fn a_pool_of_an_allocator_without_pools_is_refused_as_such() {
 
 #[test]
 fn a_pool_with_users_refuses_the_switch_and_is_unknown_after_it() {
-    let bed = Bed::new(NATIVE);
-    let pools = bed.switchable.control().private_pools.expect("native has pools");
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let pools = bed.private_pools();
     let pool = MemoryPool::new(pools, PoolOptions::default()).expect("a new id");
     let id = pool.id();
     let request = Request::new(3 * MIB, StreamId::DEFAULT).in_pool(id);
-    let block = bed.switchable.allocate(request).expect("there is room");
+    let block = bed.allocate(request).expect("there is room");
     for conf in [EXPANDABLE, ASYNC] {
-        let error = bed.switchable.switch(conf).expect_err("the pool has a user");
+        let error = bed.allocator.switch(conf).expect_err("the pool has a user");
         assert!(matches!(error, SwitchError::PoolInUse { pool } if pool == id), "{error}");
     }
-    let again = bed.switchable.allocate(request).expect("nothing has changed");
+    let again = bed.allocate(request).expect("nothing has changed");
     assert_eq!(again.owner(), block.owner());
     bed.give(again);
     drop(pool);
     bed.switch(EXPANDABLE);
-    let refused = bed.switchable.allocate(request);
+    let refused = bed.allocate(request);
     let is_unknown = |of: &PoolError| matches!(of, PoolError::Unknown { .. });
     assert!(matches!(&refused, Err(AllocError::Pool(of)) if is_unknown(of)), "{refused:?}");
     assert_eq!(pools.pool_users(id), None);
     assert_eq!(pools.release_pool(id), Err(PoolError::Unknown { pool: id }));
     bed.give(block);
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+    assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
 #[test]
 fn nothing_is_given_back_while_a_scope_is_open() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let old = bed.take(32 * MIB);
     bed.switch(EXPANDABLE);
-    let pools = bed.switchable.control().private_pools.expect("native has pools");
+    let pools = bed.private_pools();
     let pool = PoolId::next_capture();
     let scope = PoolScope::open(pools, pool, ScopeFilter::this_thread()).expect("none is open");
-    let frees = bed.sim.calls("free");
+    let frees = bed.device.calls("free");
     bed.give(old);
-    assert_eq!((bed.switchable.retired(), bed.sim.calls("free")), (1, frees));
+    assert_eq!((bed.retired(), bed.device.calls("free")), (1, frees));
     drop(scope);
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+    assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
 #[test]
 fn emptying_the_cache_inside_a_scope_leaves_retired_allocators_alone() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let (idle, live) = (bed.take(32 * MIB), bed.take(32 * MIB));
     bed.switch(EXPANDABLE);
     bed.give(idle);
-    let pools = bed.switchable.control().private_pools.expect("native has pools");
+    let pools = bed.private_pools();
     let pool = PoolId::next_capture();
     let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(1)).expect("none is open");
-    let caching = bed.switchable.control().caching.expect("native caches");
+    let caching = bed.caching();
     caching.empty_cache().expect("the device works");
-    bed.switchable.control().cross_stream.expect("streams").process_events().expect("it works");
+    bed.cross_stream().process_events().expect("it works");
     assert_eq!(bed.used_bytes(), 64 * MIB, "it would break the capture");
     drop(scope);
     caching.empty_cache().expect("the device works");
     assert_eq!(bed.used_bytes(), 32 * MIB);
     bed.give(live);
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+    assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
 #[test]
 fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
     for conf in ["backend:native,layers:[statistics]", "backend:native,layers:[statistics,front]"] {
-        let bed = Bed::new(conf);
-        let side = bed.sim.create_stream().expect("streams");
+        let bed = Bed::new(8 * GIB, conf);
+        let side = bed.device.create_stream().expect("streams");
         let block = bed.take(8 * MIB);
         bed.switch(EXPANDABLE);
-        let crossing = bed.switchable.control().cross_stream.expect("streams");
+        let crossing = bed.cross_stream();
         crossing.record_stream(&block, side).expect("it is live");
         bed.give(block);
-        assert_eq!((bed.switchable.retired(), bed.used_bytes()), (1, 20 * MIB), "{conf}: it waits");
-        bed.sim.complete_all();
+        assert_eq!((bed.retired(), bed.used_bytes()), (1, 20 * MIB), "{conf}: it waits");
+        bed.device.complete_all();
         crossing.process_events().expect("events can be asked");
-        assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0), "{conf}");
+        assert_eq!((bed.retired(), bed.used_bytes()), (0, 0), "{conf}");
     }
 }
 
@@ -255,12 +243,12 @@ fn a_device_that_a_retired_allocator_keeps_out_is_not_let_in_by_the_current_one(
     };
     registry::register("walled", make).expect("the name is free");
     let sim = SimOptions { reachable_devices: 1, ..SimOptions::default() };
-    let config = Config::parse("backend:walled", &registry::key_table()).expect("a good string");
+    let config = config("backend:walled");
     let driver = Arc::new(Sim::new(sim));
     let switchable = Switchable::build(&config, driver, BuildOptions::default()).expect("it can");
-    let block = switchable.allocate(Request::new(MIB, StreamId::DEFAULT)).expect("there is room");
+    let block = switchable.take(MIB);
     switchable.switch(NATIVE).expect("a good string");
-    let peers = switchable.control().peer_access.expect("native has peers");
+    let peers = switchable.peer_access();
     peers.enable_peer_access(DeviceId(1)).expect_err("the block's allocator refuses");
     assert_eq!(peers.peers(), []);
     switchable.free(block).expect("it is live");

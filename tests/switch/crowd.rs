@@ -1,22 +1,12 @@
 //! A thousand switches under the load of four threads, with every byte's holder known.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
-use stratalloc::config::Config;
-use stratalloc::driver::Driver;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::{GIB, MIB};
-use stratalloc::switch::Switchable;
-
-use super::bed::{ASYNC, EXPANDABLE, FRONT, NATIVE};
-use crate::common::base::Base;
+use super::{ASYNC, EXPANDABLE, FRONT, NATIVE};
 use crate::common::claims::Claims;
 use crate::common::dice::Dice;
-use crate::common::law;
+use crate::common::prelude::*;
 
 const SWITCHES: usize = 1000;
 const THREADS: u64 = 4;
@@ -34,7 +24,7 @@ impl Scene {
         let most = if dice.below(4) == 0 { 3 * MIB } else { 40_000 };
         let bytes = dice.among(1..most + 1);
         self.claims.at_most.add(1);
-        let block = self.switchable.allocate(Request::new(bytes, stream)).expect("there is room");
+        let block = self.switchable.take_on(bytes, stream);
         self.claims.at_least.add(1);
         self.claims.claim(block.address(), block.size_bytes());
         block
@@ -94,7 +84,7 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
         threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect();
     at_rest(&scene, held.len(), laws);
     held.into_iter().for_each(|block| scene.give(block));
-    scene.switchable.control().caching.expect("it caches").empty_cache().expect("the device works");
+    scene.switchable.caching().empty_cache().expect("the device works");
     at_rest(&scene, 0, laws);
     assert_eq!(scene.switchable.retired(), 0, "everything has drained");
     drop(scene);
@@ -107,8 +97,8 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
 /// Nobody is at work. With `laws`: counters equal a recount and what the threads know.
 fn at_rest(scene: &Scene, held: usize, laws: bool) {
     let held = i64::try_from(held).expect("few");
-    scene.switchable.control().cross_stream.expect("streams").process_events().expect("it works");
-    let told = scene.switchable.control().counters.expect("it counts").statistics();
+    scene.switchable.cross_stream().process_events().expect("it works");
+    let told = scene.switchable.stats();
     let (least, most) = (&scene.claims.at_least, &scene.claims.at_most);
     assert_eq!((least.now(), most.now()), (held, held));
     if !laws {
@@ -117,7 +107,7 @@ fn at_rest(scene: &Scene, held: usize, laws: bool) {
     assert_eq!(told.allocation.all.current, held);
     assert_eq!(told.allocation.all.allocated - told.allocation.all.freed, held);
     assert!(told.allocation.all.peak >= held, "a peak below the truth");
-    let layout = scene.switchable.control().caching.expect("it caches").layout();
+    let layout = scene.switchable.caching().layout();
     law::check_layout(&layout).expect("segments tile");
     law::check_statistics(&told, &layout).expect("counters equal a recount");
 }

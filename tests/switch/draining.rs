@@ -1,18 +1,11 @@
 //! Blocks from before a switch.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::config::Config;
-use stratalloc::driver::{Capture, CaptureStatus, Driver, FaultPlan, Faulty, Sim};
-use stratalloc::error::{DriverErrorKind, HandleError};
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::MIB;
-use stratalloc::switch::Switchable;
+use stratalloc::driver::CaptureStatus;
 
-use super::bed::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
+use super::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
+use crate::common::prelude::*;
 
 /// The driver's pools, one of its own.
 const OWN: &str = "backend:cudaMallocAsync,malloc_async_own_pool:True";
@@ -32,7 +25,7 @@ fn a_threads_last_destructor_may_take_memory() {
     thread_local! {
         static LAST: RefCell<Option<LastWords>> = const { RefCell::new(None) };
     }
-    let bed = Arc::new(Bed::new(NATIVE));
+    let bed = Arc::new(Bed::new(8 * GIB, NATIVE));
     let own = Arc::clone(&bed);
     let ended = std::thread::spawn(move || {
         LAST.set(Some(LastWords(Arc::clone(&own))));
@@ -41,14 +34,14 @@ fn a_threads_last_destructor_may_take_memory() {
         own.give(block);
     });
     ended.join().expect("no destructor panics");
-    assert_eq!(bed.switchable.control().counters.expect("it counts").statistics().misses, 2);
+    assert_eq!(bed.stats().misses, 2);
 }
 
 #[test]
 fn old_blocks_go_back_to_the_allocator_that_made_them() {
     for from in ALL {
         for to in ALL {
-            let bed = Bed::new(from);
+            let bed = Bed::new(8 * GIB, from);
             let old: Vec<_> = (1..20).map(|n| bed.take(n * 100_000)).collect();
             let owner = old[0].owner();
             bed.switch(to);
@@ -56,9 +49,9 @@ fn old_blocks_go_back_to_the_allocator_that_made_them() {
             assert!(new.iter().all(|block| block.owner() != owner), "{from} to {to}");
             let overlaps = old.iter().any(|o| new.iter().any(|n| o.address() == n.address()));
             assert!(!overlaps, "{from} to {to}");
-            assert_eq!(bed.switchable.retired(), 1, "{from} to {to}");
+            assert_eq!(bed.retired(), 1, "{from} to {to}");
             old.into_iter().for_each(|block| bed.give(block));
-            assert_eq!(bed.switchable.retired(), 0, "{from} to {to}");
+            assert_eq!(bed.retired(), 0, "{from} to {to}");
             new.into_iter().for_each(|block| bed.give(block));
         }
     }
@@ -67,30 +60,30 @@ fn old_blocks_go_back_to_the_allocator_that_made_them() {
 #[test]
 fn a_switch_gives_idle_memory_back_at_once_and_the_rest_with_the_last_block() {
     for to in ALL {
-        let bed = Bed::new(NATIVE);
+        let bed = Bed::new(8 * GIB, NATIVE);
         let (idle, live) = (bed.take(64 * MIB), bed.take(32 * MIB));
         bed.give(idle);
         assert_eq!(bed.used_bytes(), 96 * MIB);
         bed.switch(to);
         assert_eq!(bed.used_bytes(), 32 * MIB, "{to}");
         bed.give(live);
-        assert_eq!((bed.used_bytes(), bed.switchable.retired()), (0, 0), "{to}");
+        assert_eq!((bed.used_bytes(), bed.retired()), (0, 0), "{to}");
     }
 }
 
 #[test]
 fn an_allocator_without_blocks_goes_at_the_switch() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let block = bed.take(MIB);
     bed.give(block);
     bed.switch(EXPANDABLE);
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
-    assert_eq!(bed.switchable.name(), "native");
+    assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
+    assert_eq!(bed.name(), "native");
 }
 
 #[test]
 fn a_block_is_freed_once_whoever_made_it() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let (first, keeps) = (bed.take(MIB), bed.take(MIB));
     let twin = |block: &stratalloc::allocator::Allocation| {
         let (address, size) = (block.address(), block.size_bytes());
@@ -99,28 +92,28 @@ fn a_block_is_freed_once_whoever_made_it() {
     let (again, late) = (twin(&first), twin(&keeps));
     bed.switch(EXPANDABLE);
     bed.give(first);
-    let refused = bed.switchable.free(again).expect_err("it was freed");
+    let refused = bed.free(again).expect_err("it was freed");
     assert!(matches!(refused.reason, HandleError::Stale { .. }), "{refused}");
     bed.give(keeps);
-    let refused = bed.switchable.free(late).expect_err("its allocator has gone");
+    let refused = bed.free(late).expect_err("its allocator has gone");
     assert!(matches!(refused.reason, HandleError::Foreign { .. }), "{refused}");
-    assert_eq!(bed.switchable.retired(), 0);
+    assert_eq!(bed.retired(), 0);
 }
 
 #[test]
 fn many_old_allocators_drain_in_any_order() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let mut blocks = Vec::new();
     for round in 0..40 {
         blocks.extend((0..5).map(|n| bed.take(1000 + n * 300_000)));
         bed.switch(ALL[round % ALL.len()]);
     }
-    assert_eq!(bed.switchable.retired(), 40);
+    assert_eq!(bed.retired(), 40);
     while !blocks.is_empty() {
         let at = blocks.len() * 7 / 11;
         bed.give(blocks.swap_remove(at));
     }
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+    assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
 /// Its memory would be lost with it.
@@ -136,12 +129,12 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
         (OWN, "synchronize_stream"),
         (OWN, "trim"),
     ] {
-        let sim = Arc::clone(&Bed::new(NATIVE).sim);
+        let sim = Arc::clone(&Bed::new(8 * GIB, NATIVE).device);
         let device = Arc::new(Faulty::new(Arc::clone(&sim)));
-        let config = Config::parse(from, &registry::key_table()).expect("a good string");
+        let config = config(from);
         let driver = Arc::<Faulty<Arc<Sim>>>::clone(&device);
         let switchable = Switchable::build(&config, driver, BuildOptions::default()).unwrap();
-        let last = switchable.allocate(Request::new(64 * MIB, StreamId::DEFAULT)).unwrap();
+        let last = switchable.take(64 * MIB);
         switchable.switch(NATIVE).expect("a good string");
         let (kind, only) = (DriverErrorKind::Other, Some(call));
         device.arm(FaultPlan { at: 0, kind, repeat: false, only });
@@ -149,7 +142,7 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
         assert_eq!(device.failed_calls(), 1, "{from}: {call}");
         device.disarm();
         assert_eq!(switchable.retired(), 1, "{from}: {call}");
-        switchable.control().cross_stream.expect("it has streams").process_events().unwrap();
+        switchable.cross_stream().process_events().unwrap();
         let info = sim.memory_info().unwrap();
         let used = info.total_bytes - info.free_bytes;
         assert_eq!((switchable.retired(), used), (0, 0), "{from}: {call}");
@@ -159,15 +152,15 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
 /// Nobody may wait for its pages in a capture, and nobody told of this one.
 #[test]
 fn a_retired_allocator_waits_for_the_end_of_a_capture_that_it_does_not_know() {
-    let bed = Bed::new(EXPANDABLE);
-    let captured = bed.sim.create_stream().unwrap();
+    let bed = Bed::new(8 * GIB, EXPANDABLE);
+    let captured = bed.device.create_stream().unwrap();
     let last = bed.take(64 * MIB);
     bed.switch(NATIVE);
-    Capture::begin(&*bed.sim, captured).unwrap();
+    Capture::begin(&*bed.device, captured).unwrap();
     bed.give(last);
-    let _ = Capture::end(&*bed.sim, captured);
-    bed.switchable.control().cross_stream.expect("it has streams").process_events().unwrap();
-    assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0));
+    let _ = Capture::end(&*bed.device, captured);
+    bed.cross_stream().process_events().unwrap();
+    assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
 /// A retired allocator knows no scope of the current one, and waits for the device where a stream is gone.
@@ -186,19 +179,19 @@ fn a_free_of_an_old_block_breaks_no_capture_that_only_the_new_allocator_knows() 
         (layered(OWN), true),
     ] {
         let from = from.as_str();
-        let bed = Bed::new(from);
-        let [home, side, captured] = std::array::from_fn(|_| bed.sim.create_stream().unwrap());
-        let block = bed.switchable.allocate(Request::new(MIB, home)).unwrap();
-        bed.switchable.control().cross_stream.unwrap().record_stream(&block, side).unwrap();
+        let bed = Bed::new(8 * GIB, from);
+        let [home, side, captured] = std::array::from_fn(|_| bed.device.create_stream().unwrap());
+        let block = bed.take_on(MIB, home);
+        bed.cross_stream().record_stream(&block, side).unwrap();
         bed.switch(NATIVE);
-        bed.sim.destroy_stream(if own_is_gone { home } else { side }).unwrap();
-        let scope = bed.capture(captured);
+        bed.device.destroy_stream(if own_is_gone { home } else { side }).unwrap();
+        let scope = bed.capture(captured, PoolId::next_capture());
         bed.give(block);
-        let status = bed.sim.capture_status(captured).unwrap();
+        let status = bed.device.capture_status(captured).unwrap();
         assert!(matches!(status, CaptureStatus::Active { .. }), "{from}: {status:?}");
-        Capture::end(&*bed.sim, captured).unwrap();
+        Capture::end(&*bed.device, captured).unwrap();
         drop(scope);
-        bed.switchable.control().cross_stream.unwrap().process_events().unwrap();
-        assert_eq!((bed.switchable.retired(), bed.used_bytes()), (0, 0), "{from}");
+        bed.cross_stream().process_events().unwrap();
+        assert_eq!((bed.retired(), bed.used_bytes()), (0, 0), "{from}");
     }
 }

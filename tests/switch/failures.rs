@@ -1,36 +1,29 @@
 //! Switches that fail: everything is as it was.
 
-use std::sync::Arc;
+use stratalloc::registry::BuildError;
+use stratalloc::switch::SwitchError;
 
-use stratalloc::allocator::{DeviceAllocator, PoolOptions, Request, ScopeFilter};
-use stratalloc::config::Config;
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::registry::{self, BuildError, BuildOptions};
-use stratalloc::size::MIB;
-use stratalloc::switch::{SwitchError, Switchable};
-
-use super::bed::{ASYNC, Bed, NATIVE};
+use super::{ASYNC, Bed, NATIVE};
 use crate::common::plain::plain;
+use crate::common::prelude::*;
 
 #[test]
 fn a_bad_string_changes_nothing_and_is_told_with_its_place() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let block = bed.take(MIB);
     let (owner, used) = (block.owner(), bed.used_bytes());
     for bad in
         ["backend:", "max_split_size_mb:1", "expandable_segments:Maybe", "{", "backend:native,,"]
     {
-        let error = bed.switchable.switch(bad).expect_err(bad);
+        let error = bed.allocator.switch(bad).expect_err(bad);
         assert!(
             matches!(&error, SwitchError::Configuration { text, .. } if text == bad),
             "{error}"
         );
     }
-    let unknown = bed.switchable.switch("backend:not_registered_by_anybody").expect_err("unknown");
+    let unknown = bed.allocator.switch("backend:not_registered_by_anybody").expect_err("unknown");
     assert!(matches!(unknown, SwitchError::Build(BuildError::UnknownBackend { .. })), "{unknown}");
-    assert_eq!((bed.used_bytes(), bed.switchable.retired()), (used, 0));
+    assert_eq!((bed.used_bytes(), bed.retired()), (used, 0));
     bed.give(block);
     assert_eq!(bed.take(MIB).owner(), owner, "the same allocator serves");
 }
@@ -39,20 +32,20 @@ fn a_bad_string_changes_nothing_and_is_told_with_its_place() {
 fn a_constructor_that_fails_changes_nothing() {
     let refuse = |_: Arc<dyn Driver>, _: &_| -> registry::Constructed { Err("not today".into()) };
     registry::register("refusing", refuse).expect("the name is free");
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let block = bed.take(MIB);
-    let error = bed.switchable.switch("backend:refusing").expect_err("it refuses");
+    let error = bed.allocator.switch("backend:refusing").expect_err("it refuses");
     assert!(error.to_string().contains("not today"), "{error}");
-    assert_eq!(bed.switchable.retired(), 0);
+    assert_eq!(bed.retired(), 0);
     bed.give(block);
 }
 
 #[test]
 fn a_device_that_cannot_do_it_changes_nothing() {
     let driver: Arc<dyn Driver> = plain(Arc::new(Sim::new(SimOptions::default())));
-    let config = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
+    let config = config(NATIVE);
     let switchable = Switchable::build(&config, driver, BuildOptions::default()).expect("it can");
-    let block = switchable.allocate(Request::new(MIB, StreamId::DEFAULT)).expect("there is room");
+    let block = switchable.take(MIB);
     for lacking in ["backend:cudaMallocAsync", "backend:native,expandable_segments:True"] {
         let error = switchable.switch(lacking).expect_err("no such part");
         assert!(matches!(error, SwitchError::Build(BuildError::Driver(_))), "{error}");
@@ -64,15 +57,12 @@ fn a_device_that_cannot_do_it_changes_nothing() {
 /// A pool's last user takes its scope along in `cudaMallocAsync`, so that closing it fails.
 #[test]
 fn a_scope_that_cannot_be_closed_is_in_no_switchs_way() {
-    let bed = Bed::new(ASYNC);
-    let (pools, pool) = (
-        bed.switchable.control().private_pools.expect("it has pools"),
-        PoolId { capture: 0, user: 9 },
-    );
+    let bed = Bed::new(8 * GIB, ASYNC);
+    let (pools, pool) = (bed.private_pools(), PoolId { capture: 0, user: 9 });
     pools.create_pool(pool, PoolOptions::default()).expect("a new id");
     pools.open_scope(pool, ScopeFilter::Stream(StreamId(7))).expect("none is open");
     while pools.release_pool(pool).is_ok() {}
     assert!(pools.close_scope(pool).is_err());
     bed.switch(NATIVE);
-    assert_eq!(bed.switchable.retired(), 0);
+    assert_eq!(bed.retired(), 0);
 }

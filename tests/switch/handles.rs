@@ -1,22 +1,15 @@
 //! Handles that are switched, buffers from before, and the current allocator of each device.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::thread;
 
-use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::config::Config;
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Driver, Sim};
 use stratalloc::handle::Handle;
 use stratalloc::handle::current::{self, CurrentError};
-use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::layers;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::MIB;
-use stratalloc::strategies::Strategy;
 use stratalloc::switch::SwitchError;
 
-use super::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use super::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use crate::common::prelude::*;
 
 fn used_bytes(driver: &dyn Driver) -> u64 {
     let info = driver.memory_info().expect("the device works");
@@ -49,41 +42,41 @@ fn buffers_from_before_a_switch_keep_their_values_and_go_back_to_their_maker() {
 
 #[test]
 fn who_looks_at_a_strategy_keeps_it_until_he_is_done() {
-    let bed = Bed::new(NATIVE);
-    let looked_at = bed.switchable.strategy();
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let looked_at = bed.strategy();
     bed.switch(EXPANDABLE);
-    assert_eq!(bed.switchable.retired(), 1, "somebody looks at it");
+    assert_eq!(bed.retired(), 1, "somebody looks at it");
     assert!(looked_at.engine().is_some_and(|engine| engine.layout().is_empty()));
     drop(looked_at);
-    assert_eq!(bed.switchable.retired(), 0);
+    assert_eq!(bed.retired(), 0);
 }
 
 #[test]
 fn a_switchable_allocator_wears_layers_as_any_other() {
-    let bed = Bed::new(NATIVE);
-    let limited = Strategy::User(Box::new(layers::limit::limit(bed.switchable.clone(), 4 * MIB)));
-    let take = |bytes| limited.allocate(Request::new(bytes, StreamId::DEFAULT));
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let limited = Strategy::User(Box::new(layers::limit::limit(bed.allocator.clone(), 4 * MIB)));
+    let take = |bytes| limited.ask(bytes, StreamId::DEFAULT);
     let first = take(3 * MIB).expect("within the limit");
     bed.switch(EXPANDABLE);
     assert!(take(2 * MIB).is_err(), "the layer has not forgotten the block");
     limited.free(first).expect("it is live");
     let second = take(2 * MIB).expect("within the limit");
     limited.free(second).expect("it is live");
-    assert_eq!(bed.switchable.retired(), 0);
+    assert_eq!(bed.retired(), 0);
 }
 
 #[test]
 fn a_further_string_changes_the_allocator_and_another_backend_switches() {
-    let bed = Bed::new(NATIVE);
-    let (owner, block) = (bed.switchable.strategy().engine().expect("ours").owner(), bed.take(MIB));
-    bed.switchable.update("roundup_power2_divisions:4").expect("a good string");
-    assert_eq!((bed.take(MIB).owner(), bed.switchable.retired()), (owner, 0));
-    bed.switchable.update("expandable_segments:True").expect("it can");
-    assert_eq!(bed.switchable.retired(), 0, "an engine changes by itself");
-    bed.switchable.update("backend:cudaMallocAsync").expect("it can");
-    assert_eq!((bed.switchable.retired(), bed.switchable.name()), (1, "cudaMallocAsync"));
-    assert!(bed.switchable.config().settings().expandable_segments, "what was said sticks");
-    let bad = bed.switchable.update("no_such_key:1").expect_err("no such key");
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let (owner, block) = (bed.strategy().engine().expect("ours").owner(), bed.take(MIB));
+    bed.update("roundup_power2_divisions:4").expect("a good string");
+    assert_eq!((bed.take(MIB).owner(), bed.retired()), (owner, 0));
+    bed.update("expandable_segments:True").expect("it can");
+    assert_eq!(bed.retired(), 0, "an engine changes by itself");
+    bed.update("backend:cudaMallocAsync").expect("it can");
+    assert_eq!((bed.retired(), bed.name()), (1, "cudaMallocAsync"));
+    assert!(bed.config().settings().expandable_segments, "what was said sticks");
+    let bad = bed.update("no_such_key:1").expect_err("no such key");
     assert!(matches!(bad, SwitchError::Configuration { .. }), "{bad}");
     bed.give(block);
 }
@@ -117,11 +110,11 @@ fn each_device_has_one_current_allocator_for_all() {
 #[test]
 fn a_handle_around_an_allocator_that_nobody_knows_switches_with_any_further_string() {
     let driver: Arc<dyn Driver> = Arc::new(Sim::new(SimOptions::default()));
-    let asynchronous = Config::parse(ASYNC, &registry::key_table()).expect("a good string");
+    let asynchronous = config(ASYNC);
     let strategy = registry::build(&asynchronous, Arc::clone(&driver), BuildOptions::default());
     let handle = Handle::new(strategy.expect("the device can"), driver);
-    let native = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
-    let caching = handle.switchable().control().caching.expect("it caches");
+    let native = config(NATIVE);
+    let caching = handle.switchable().caching();
     caching.apply(&native).expect_err("it is another backend");
     assert_eq!(handle.switchable().name(), "cudaMallocAsync");
     handle.switchable().update(NATIVE).expect("it can");
@@ -133,19 +126,19 @@ fn a_handle_around_an_allocator_that_nobody_knows_switches_with_any_further_stri
 #[test]
 fn further_strings_of_two_threads_are_both_in_force() {
     for _ in 0..50 {
-        let bed = Bed::new(NATIVE);
+        let bed = Bed::new(8 * GIB, NATIVE);
         let together = Barrier::new(2);
         thread::scope(|scope| {
             for text in [ASYNC, "pinned_num_register_threads:4"] {
                 let (bed, together) = (&bed, &together);
                 scope.spawn(move || {
                     together.wait();
-                    bed.switchable.update(text).expect("it can");
+                    bed.update(text).expect("it can");
                 });
             }
         });
-        let config = bed.switchable.config();
-        assert_eq!(bed.switchable.name(), "cudaMallocAsync");
+        let config = bed.config();
+        assert_eq!(bed.name(), "cudaMallocAsync");
         assert_eq!(config.settings().pinned.register_threads, 4, "no string is lost");
     }
 }

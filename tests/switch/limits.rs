@@ -1,26 +1,17 @@
 //! Limits and memory pressure across a switch.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
-use stratalloc::allocator::{Allocation, Control, DeviceAllocator, Request};
-use stratalloc::config::{Config, Settings};
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Driver, Sim};
-use stratalloc::error::{AllocError, FreeError};
+use stratalloc::allocator::Control;
 use stratalloc::handle::Handle;
-use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions};
-use stratalloc::size::{GIB, MIB};
-use stratalloc::strategies::native::{Engine, EngineOptions};
 use stratalloc::strategies::plugin::Callbacks;
-use stratalloc::switch::Switchable;
 
-use super::bed::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use super::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 use crate::common::plain::plain;
+use crate::common::prelude::*;
 
 fn fails(bed: &Bed, bytes: u64) -> String {
-    match bed.switchable.allocate(Request::new(bytes, StreamId::DEFAULT)) {
+    match bed.ask(bytes, StreamId::DEFAULT) {
         Err(AllocError::OutOfMemory(report)) => report.to_string(),
         other => panic!("{bytes} bytes: {other:?}"),
     }
@@ -28,8 +19,8 @@ fn fails(bed: &Bed, bytes: u64) -> String {
 
 #[test]
 fn a_limit_spans_old_and_new_and_rises_as_the_old_drains() {
-    let bed = Bed::new(NATIVE);
-    let caching = bed.switchable.control().caching.expect("native caches");
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let caching = bed.caching();
     caching.set_limit_bytes(Some(100 * MIB));
     let old: Vec<_> = (0..3).map(|_| bed.take(20 * MIB)).collect();
     bed.switch(EXPANDABLE);
@@ -50,8 +41,8 @@ fn a_limit_spans_old_and_new_and_rises_as_the_old_drains() {
 
 #[test]
 fn a_limit_sticks_unless_the_new_string_says_another() {
-    let bed = Bed::new("backend:native,per_process_memory_fraction:0.5");
-    let caching = bed.switchable.control().caching.expect("native caches");
+    let bed = Bed::new(8 * GIB, "backend:native,per_process_memory_fraction:0.5");
+    let caching = bed.caching();
     let half = caching.limit_bytes().expect("half of the device");
     bed.switch(EXPANDABLE);
     assert_eq!(caching.limit_bytes(), Some(half));
@@ -70,9 +61,9 @@ fn a_limit_sticks_unless_the_new_string_says_another() {
 fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_memory() {
     let pairs = [(NATIVE, NATIVE), (NATIVE, EXPANDABLE), (NATIVE, ASYNC), (ASYNC, NATIVE)];
     for (from, to) in pairs {
-        let bed = Bed::with_bytes(from, 200 * MIB);
+        let bed = Bed::new(200 * MIB, from);
         let told = Arc::new(AtomicUsize::new(0));
-        let hooks = bed.switchable.control().hooks.expect("it has hooks");
+        let hooks = bed.hooks();
         let heard = Arc::clone(&told);
         hooks.add_oom_observer(Arc::new(move |_| {
             heard.fetch_add(1, SeqCst);
@@ -85,20 +76,20 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
         assert_eq!(bed.used_bytes(), 192 * MIB, "{to}");
         let big = bed.take(16 * MIB);
         assert!(bed.used_bytes() >= 196 * MIB, "{to}");
-        let counters = bed.switchable.control().counters.expect("it counts");
+        let counters = bed.counters();
         assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (0, 0), "{to}");
         fails(&bed, 60 * MIB);
         assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1), "{to}");
         old.chain([big]).for_each(|block| bed.give(block));
-        assert_eq!(bed.switchable.retired(), 0, "{to}");
+        assert_eq!(bed.retired(), 0, "{to}");
     }
 }
 
 #[test]
 fn hooks_are_carried_from_allocator_to_allocator() {
-    let bed = Bed::with_bytes(NATIVE, 100 * MIB);
+    let bed = Bed::new(100 * MIB, NATIVE);
     let (asked, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let hooks = bed.switchable.control().hooks.expect("it has hooks");
+    let hooks = bed.hooks();
     let (a, t) = (Arc::clone(&asked), Arc::clone(&told));
     hooks.add_free_memory_callback(Arc::new(move || {
         a.fetch_add(1, SeqCst);
@@ -119,14 +110,14 @@ fn hooks_are_carried_from_allocator_to_allocator() {
 
 #[test]
 fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
-    let bed = Bed::with_bytes(NATIVE, 100 * MIB);
+    let bed = Bed::new(100 * MIB, NATIVE);
     let (asked, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let too_much = |switchable: &Switchable| {
         let request = Request::new(500 * MIB, StreamId::DEFAULT);
         assert!(switchable.allocate(request).is_err());
     };
-    let hooks = bed.switchable.control().hooks.expect("it has hooks");
-    let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
+    let hooks = bed.hooks();
+    let (count, switchable) = (Arc::clone(&told), bed.allocator.clone());
     hooks.add_oom_observer(Arc::new(move |_| {
         count.fetch_add(1, SeqCst);
         too_much(&switchable);
@@ -136,7 +127,7 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
         fails(&bed, 500 * MIB);
         assert_eq!(told.load(SeqCst), round + 1, "{conf}");
     }
-    let (count, switchable) = (Arc::clone(&asked), bed.switchable.clone());
+    let (count, switchable) = (Arc::clone(&asked), bed.allocator.clone());
     hooks.add_free_memory_callback(Arc::new(move || {
         count.fetch_add(1, SeqCst);
         too_much(&switchable);
@@ -148,10 +139,10 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
 
 #[test]
 fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
-    let bed = Bed::with_bytes(NATIVE, 100 * MIB);
+    let bed = Bed::new(100 * MIB, NATIVE);
     let told = Arc::new(AtomicUsize::new(0));
-    let hooks = bed.switchable.control().hooks.expect("it has hooks");
-    let (count, switchable) = (Arc::clone(&told), bed.switchable.clone());
+    let hooks = bed.hooks();
+    let (count, switchable) = (Arc::clone(&told), bed.allocator.clone());
     hooks.add_oom_observer(Arc::new(move |_| {
         count.fetch_add(1, SeqCst);
     }));
@@ -160,7 +151,7 @@ fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
         false
     }));
     fails(&bed, 500 * MIB);
-    let counters = bed.switchable.control().counters.expect("it counts");
+    let counters = bed.counters();
     assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1));
     let block = bed.take(50 * MIB);
     bed.give(block);
@@ -168,36 +159,36 @@ fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
 
 #[test]
 fn a_limit_that_a_call_has_changed_stays_when_a_further_string_switches() {
-    let bed = Bed::new("backend:native,per_process_memory_fraction:0.5");
-    let caching = bed.switchable.control().caching.expect("native caches");
+    let bed = Bed::new(8 * GIB, "backend:native,per_process_memory_fraction:0.5");
+    let caching = bed.caching();
     caching.set_limit_bytes(Some(100 * MIB));
-    bed.switchable.update(ASYNC).expect("it can");
+    bed.update(ASYNC).expect("it can");
     assert_eq!(caching.limit_bytes(), Some(100 * MIB));
     caching.set_limit_bytes(None);
-    bed.switchable.update(NATIVE).expect("it can");
+    bed.update(NATIVE).expect("it can");
     assert_eq!(caching.limit_bytes(), None);
     let further = "backend:cudaMallocAsync,per_process_memory_fraction:0.25";
-    bed.switchable.update(further).expect("it can");
+    bed.update(further).expect("it can");
     assert_eq!(caching.limit_bytes(), Some(2 * GIB));
 }
 
 #[test]
 fn a_fraction_in_a_further_string_that_does_not_switch_is_enforced() {
     for conf in [NATIVE, EXPANDABLE, ASYNC, FRONT] {
-        let bed = Bed::new(conf);
-        let caching = bed.switchable.control().caching.expect("it caches");
+        let bed = Bed::new(8 * GIB, conf);
+        let caching = bed.caching();
         let kept = bed.take(GIB);
-        bed.switchable.update("per_process_memory_fraction:0.25").expect("a good string");
+        bed.update("per_process_memory_fraction:0.25").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(2 * GIB), "{conf}");
         fails(&bed, 2 * GIB);
         // It sticks, and a limit that a call has set since is not moved by a string that tells none.
         caching.set_limit_bytes(Some(3 * GIB));
-        bed.switchable.update("throw_on_cudamalloc_oom:False").expect("a good string");
+        bed.update("throw_on_cudamalloc_oom:False").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(3 * GIB), "{conf}");
-        bed.switchable.update("per_process_memory_fraction:1.0").expect("a good string");
+        bed.update("per_process_memory_fraction:1.0").expect("a good string");
         assert_eq!(caching.limit_bytes(), None, "{conf}");
         let more = bed.take(3 * GIB);
-        assert_eq!(bed.switchable.retired(), 0, "nothing was switched: {conf}");
+        assert_eq!(bed.retired(), 0, "nothing was switched: {conf}");
         [kept, more].into_iter().for_each(|block| bed.give(block));
     }
 }
@@ -214,13 +205,13 @@ fn a_fraction_in_a_further_string_binds_every_strategy() {
     let layers = "backend:native,layers:[statistics,track,oom_retry:2]";
     for conf in [NATIVE, EXPANDABLE, ASYNC, FRONT, layers, "backend:cpu", "backend:unlimited"] {
         for said in ["", ",per_process_memory_fraction:0.5"] {
-            let bed = Bed::new(&format!("{conf}{said}"));
-            bed.switchable.update("per_process_memory_fraction:0.000001").expect("a good string");
+            let bed = Bed::new(8 * GIB, &format!("{conf}{said}"));
+            bed.update("per_process_memory_fraction:0.000001").expect("a good string");
             fails(&bed, MIB);
-            let caching = bed.switchable.control().caching.expect("it caches");
+            let caching = bed.caching();
             assert!(caching.limit_bytes().is_some_and(|limit| limit < MIB), "{conf}");
-            assert_eq!(bed.switchable.retired(), 0, "nothing was switched: {conf}");
-            let by_handle = Handle::of(bed.switchable.clone());
+            assert_eq!(bed.retired(), 0, "nothing was switched: {conf}");
+            let by_handle = Handle::of(bed.allocator.clone());
             by_handle.uninit::<u8>(1 << 20, StreamId::DEFAULT).expect_err("the same limit");
         }
     }
@@ -228,10 +219,10 @@ fn a_fraction_in_a_further_string_binds_every_strategy() {
 
 #[test]
 fn a_fraction_in_a_further_string_spans_old_and_new() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let old = bed.take(1000 * MIB);
     bed.switch(EXPANDABLE);
-    bed.switchable.update("per_process_memory_fraction:0.25").expect("a good string");
+    bed.update("per_process_memory_fraction:0.25").expect("a good string");
     fails(&bed, 1200 * MIB);
     let new = bed.take(1000 * MIB);
     assert!(bed.used_bytes() <= 2 * GIB);
@@ -240,24 +231,24 @@ fn a_fraction_in_a_further_string_spans_old_and_new() {
 
 #[test]
 fn a_further_string_that_the_device_refuses_moves_no_limit() {
-    let config = Config::parse(NATIVE, &registry::key_table()).expect("a good string");
+    let config = config(NATIVE);
     let options = SimOptions { total_bytes: 8 * GIB, ..SimOptions::default() };
     let plain = plain(Arc::new(Sim::new(options)));
     let switchable = Switchable::build(&config, plain, BuildOptions::default())
         .expect("fixed segments need little");
     let further = "per_process_memory_fraction:0.25,expandable_segments:True";
     switchable.update(further).expect_err("the device has no virtual memory");
-    assert_eq!(switchable.control().caching.expect("native caches").limit_bytes(), None);
+    assert_eq!(switchable.caching().limit_bytes(), None);
     let part = switchable.config().settings().per_process_memory_fraction;
     assert!(part >= 1.0, "{part}");
-    let block = switchable.allocate(Request::new(3 * GIB, StreamId::DEFAULT)).expect("no limit");
+    let block = switchable.take(3 * GIB);
     switchable.free(block).expect("it is live");
 }
 
 #[test]
 fn a_fraction_that_code_says_is_enforced() {
-    let bed = Bed::new(NATIVE);
-    let caching = bed.switchable.control().caching.expect("native caches");
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let caching = bed.caching();
     let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
     caching.apply(&Config::from_settings(half)).expect("it fits");
     assert_eq!(caching.limit_bytes(), Some(4 * GIB));
@@ -266,20 +257,20 @@ fn a_fraction_that_code_says_is_enforced() {
     let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
     caching.apply(&Config::from_settings(half)).expect("it fits");
     caching.set_limit_bytes(Some(3 * GIB));
-    bed.switchable.update("throw_on_cudamalloc_oom:False").expect("a good string");
+    bed.update("throw_on_cudamalloc_oom:False").expect("a good string");
     assert_eq!(caching.limit_bytes(), Some(3 * GIB), "a call said so after the code");
 }
 
 #[test]
 fn a_fraction_that_code_says_with_another_allocator_is_enforced_once() {
-    let bed = Bed::new(NATIVE);
-    let caching = bed.switchable.control().caching.expect("native caches");
+    let bed = Bed::new(8 * GIB, NATIVE);
+    let caching = bed.caching();
     caching.set_limit_bytes(Some(GIB));
     let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
-    bed.switchable.switch_to(Config::from_settings(half)).expect("it can");
+    bed.switch_to(Config::from_settings(half)).expect("it can");
     assert_eq!(caching.limit_bytes(), Some(4 * GIB), "the code said so last");
     caching.set_limit_bytes(None);
-    bed.switchable.update(ASYNC).expect("it can");
+    bed.update(ASYNC).expect("it can");
     assert_eq!(caching.limit_bytes(), None, "a call said so last");
 }
 
@@ -290,12 +281,12 @@ fn a_whole_configuration_tells_the_fraction_that_was_said_before_its_last_text()
     let said = Config::parse("per_process_memory_fraction:0.5", &table).expect("a good string");
     for first in [Config::from_settings(half), said] {
         let whole = first.updated("throw_on_cudamalloc_oom:True", &table).expect("a good string");
-        let bed = Bed::new(NATIVE);
-        let caching = bed.switchable.control().caching.expect("native caches");
+        let bed = Bed::new(8 * GIB, NATIVE);
+        let caching = bed.caching();
         caching.apply(&whole).expect("it fits");
         assert_eq!(caching.limit_bytes(), Some(4 * GIB));
         caching.set_limit_bytes(None);
-        bed.switchable.switch_to(whole).expect("it can");
+        bed.switch_to(whole).expect("it can");
         assert_eq!(caching.limit_bytes(), Some(4 * GIB));
     }
 }
@@ -307,38 +298,38 @@ fn a_registered_allocator_is_built_anew_for_keys_that_others_read_once() {
     };
     registry::register("reads_once", make).expect("the name is free");
     for key in ["library:\"a.so\"", "malloc_async_own_pool:True", "cpu_alignment:256"] {
-        let bed = Bed::new("backend:reads_once");
+        let bed = Bed::new(8 * GIB, "backend:reads_once");
         let old = bed.take(MIB);
-        bed.switchable.update(key).expect("a good string");
-        assert_eq!(bed.switchable.retired(), 1, "{key}");
+        bed.update(key).expect("a good string");
+        assert_eq!(bed.retired(), 1, "{key}");
         bed.give(old);
     }
 }
 
 #[test]
 fn a_key_that_is_read_when_an_allocator_is_built_switches() {
-    let bed = Bed::new(ASYNC);
+    let bed = Bed::new(8 * GIB, ASYNC);
     let old = bed.take(MIB);
-    bed.switchable.update("malloc_async_own_pool:True").expect("a good string");
-    assert_eq!(bed.switchable.retired(), 1, "the old one still has a block");
+    bed.update("malloc_async_own_pool:True").expect("a good string");
+    assert_eq!(bed.retired(), 1, "the old one still has a block");
     bed.give(old);
-    assert_eq!(bed.switchable.retired(), 0);
+    assert_eq!(bed.retired(), 0);
     let old = bed.take(MIB);
-    bed.switchable.update("malloc_async_own_pool:True").expect("a good string");
-    assert_eq!(bed.switchable.retired(), 0, "it said so before");
+    bed.update("malloc_async_own_pool:True").expect("a good string");
+    assert_eq!(bed.retired(), 0, "it said so before");
     bed.give(old);
-    let bed = Bed::new("backend:cpu");
+    let bed = Bed::new(8 * GIB, "backend:cpu");
     let old = bed.take(MIB);
-    bed.switchable.update("cpu_alignment:256").expect("a good string");
-    assert_eq!(bed.switchable.retired(), 1);
+    bed.update("cpu_alignment:256").expect("a good string");
+    assert_eq!(bed.retired(), 1);
     let new = bed.take(100);
     assert_eq!(new.address() % 256, 0);
     [old, new].into_iter().for_each(|block| bed.give(block));
     // What acts on other backends alone changes nothing of this one.
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let old = bed.take(MIB);
-    bed.switchable.update("malloc_async_own_pool:True,cpu_alignment:256").expect("a good string");
-    assert_eq!(bed.switchable.retired(), 0);
+    bed.update("malloc_async_own_pool:True,cpu_alignment:256").expect("a good string");
+    assert_eq!(bed.retired(), 0);
     bed.give(old);
 }
 
@@ -372,13 +363,13 @@ fn a_request_that_was_rescued_is_no_failure_of_an_allocator_without_hooks() {
         Ok(Box::new(Hookless(Engine::new(driver, &EngineOptions::default())?)))
     };
     registry::register("hookless", make).expect("the name is free");
-    let bed = Bed::with_bytes(NATIVE, 200 * MIB);
+    let bed = Bed::new(200 * MIB, NATIVE);
     let old: Vec<_> = (0..16).map(|_| bed.take(12 * MIB)).collect();
     bed.switch("backend:hookless");
     let mut old = old.into_iter();
     bed.give(old.next().expect("sixteen"));
     let big = bed.take(16 * MIB);
-    let counters = bed.switchable.control().counters.expect("it counts");
+    let counters = bed.counters();
     assert_eq!(counters.statistics().num_ooms, 0, "it was served");
     fails(&bed, 60 * MIB);
     assert_eq!(counters.statistics().num_ooms, 1);

@@ -1,20 +1,13 @@
 //! An allocator that takes a configuration, but not its fraction: the whole string is refused.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use stratalloc::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Control, DeviceAllocator, Request,
-};
-use stratalloc::config::Config;
-use stratalloc::driver::Driver;
-use stratalloc::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
-use stratalloc::history::SegmentLayout;
-use stratalloc::registry;
-use stratalloc::size::MIB;
-use stratalloc::strategies::native::{Engine, EngineOptions};
+use stratalloc::allocator::{BaseAllocation, CacheInfo, Control};
+use stratalloc::error::{DriverError, FractionError};
 use stratalloc::switch::SwitchError;
 
-use super::bed::Bed;
+use super::Bed;
+use crate::common::prelude::*;
 
 /// What was applied so far: the sizes from which on nothing is split.
 type Applied = Arc<Mutex<Vec<Option<u64>>>>;
@@ -28,7 +21,7 @@ struct Fractionless {
 
 impl Fractionless {
     fn cache(&self) -> &dyn Caching {
-        self.inner.control().caching.expect("native caches")
+        self.inner.caching()
     }
 }
 
@@ -98,18 +91,18 @@ fn a_fraction_that_is_refused_takes_back_the_rest_of_its_string() {
         Ok(Box::new(Fractionless { inner, applied: Arc::clone(&seen) }))
     };
     registry::register("fractionless", make).expect("the name is free");
-    let bed = Bed::new("backend:fractionless");
-    bed.switchable.update("max_split_size_mb:40").expect("a good string");
-    let before = bed.switchable.config();
+    let bed = Bed::new(8 * GIB, "backend:fractionless");
+    bed.update("max_split_size_mb:40").expect("a good string");
+    let before = bed.config();
     let further = "max_split_size_mb:64,per_process_memory_fraction:0.25";
-    let error = bed.switchable.update(further).expect_err("the fraction is refused");
+    let error = bed.update(further).expect_err("the fraction is refused");
     assert!(
         matches!(&error, SwitchError::Apply(cause) if cause.to_string().contains("0.25")),
         "{error}"
     );
-    assert_eq!(bed.switchable.config(), before);
+    assert_eq!(bed.config(), before);
     let (own, refused) = (Some(40 * MIB), Some(64 * MIB));
     assert_eq!(*applied.lock().expect("nobody panics"), [own, refused, own]);
-    assert_eq!(bed.switchable.control().caching.expect("it caches").limit_bytes(), None);
+    assert_eq!(bed.caching().limit_bytes(), None);
     bed.give(bed.take(MIB));
 }

@@ -1,14 +1,13 @@
 //! Counters over the allocators of before and after a switch.
 
-use stratalloc::allocator::{Allocation, DeviceAllocator};
-use stratalloc::size::{EIB, MIB};
-use stratalloc::stats::{Statistics, Usage};
+use stratalloc::size::EIB;
+use stratalloc::stats::Usage;
 
-use super::bed::{ALL, ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
-use crate::common::law;
+use super::{ALL, ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use crate::common::prelude::*;
 
 fn statistics(bed: &Bed) -> Statistics {
-    bed.switchable.control().counters.expect("it counts").statistics()
+    bed.stats()
 }
 
 fn peak_mib(bed: &Bed) -> i64 {
@@ -20,7 +19,7 @@ fn peak_mib(bed: &Bed) -> i64 {
 #[test]
 fn sums_of_bytes_have_no_end() {
     for conf in [NATIVE, FRONT, "backend:native,layers:[statistics]"] {
-        let bed = Bed::with_bytes(conf, 4 * EIB);
+        let bed = Bed::new(4 * EIB, conf);
         for _ in 0..20 {
             bed.give(bed.take(EIB));
         }
@@ -33,7 +32,7 @@ fn sums_of_bytes_have_no_end() {
 
 #[test]
 fn currents_and_sums_span_all_allocators_also_those_that_have_gone() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let mut blocks: Vec<Allocation> = Vec::new();
     let mut taken = 0;
     for round in 0..24 {
@@ -45,9 +44,9 @@ fn currents_and_sums_span_all_allocators_also_those_that_have_gone() {
         let live = i64::try_from(blocks.len()).expect("few");
         assert_eq!((told.allocation.all.current, told.allocation.all.allocated), (live, taken));
         assert_eq!(told.allocation.all.freed, taken - live);
-        let usage = bed.switchable.usage();
+        let usage = bed.usage();
         assert_eq!(usage, Usage::of(&told));
-        let layout = bed.switchable.control().caching.expect("native caches").layout();
+        let layout = bed.caching().layout();
         law::check_layout(&layout).expect("segments tile");
         law::check_statistics(&told, &layout).expect("counters equal a recount");
         assert_eq!(law::reserved_bytes(&layout), bed.used_bytes());
@@ -60,7 +59,7 @@ fn currents_and_sums_span_all_allocators_also_those_that_have_gone() {
 
 #[test]
 fn peaks_begin_anew_at_a_switch_and_are_the_sum_of_those_since() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let (first, second) = (bed.take(40 * MIB), bed.take(10 * MIB));
     bed.give(first);
     assert_eq!(peak_mib(&bed), 50);
@@ -79,7 +78,7 @@ fn peaks_begin_anew_at_a_switch_and_are_the_sum_of_those_since() {
 
 #[test]
 fn a_peak_is_never_too_low() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let mut old: Vec<_> = (0..64).map(|_| bed.take(2 * MIB)).collect();
     bed.switch(EXPANDABLE);
     let mut new = Vec::new();
@@ -90,18 +89,18 @@ fn a_peak_is_never_too_low() {
         let now = 2 * i64::try_from(old.len() + new.len()).expect("few");
         assert!((now..=now + 128).contains(&peak_mib(&bed)), "{} and {now}", peak_mib(&bed));
     }
-    assert_eq!(bed.switchable.retired(), 0);
+    assert_eq!(bed.retired(), 0);
     new.into_iter().for_each(|block| bed.give(block));
 }
 
 #[test]
 fn resets_reach_all_allocators() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let (big, old) = (bed.take(64 * MIB), bed.take(6 * MIB));
     bed.switch(EXPANDABLE);
     bed.give(big);
     let new = bed.take(4 * MIB);
-    let counters = bed.switchable.control().counters.expect("it counts");
+    let counters = bed.counters();
     counters.reset_peaks();
     counters.reset_accumulated();
     let told = counters.statistics();
@@ -116,7 +115,7 @@ fn resets_reach_all_allocators() {
 
 #[test]
 fn resetting_sums_lowers_no_peak() {
-    let bed = Bed::new(NATIVE);
+    let bed = Bed::new(8 * GIB, NATIVE);
     let old: Vec<_> = (0..12)
         .map(|n| {
             let block = bed.take(if n == 6 { 512 * MIB } else { MIB });
@@ -129,19 +128,19 @@ fn resetting_sums_lowers_no_peak() {
     bed.give(old[6].take().expect("it is there"));
     let before = peak_mib(&bed);
     assert!(before >= 11 + 512 + 1024, "{before}");
-    bed.switchable.control().counters.expect("it counts").reset_accumulated();
+    bed.counters().reset_accumulated();
     assert_eq!(peak_mib(&bed), before);
     old.into_iter().flatten().chain([grown]).for_each(|block| bed.give(block));
 }
 
 #[test]
 fn what_two_allocators_reserve_together_is_counted_once_also_when_one_has_gone() {
-    let bed = Bed::new(ASYNC);
+    let bed = Bed::new(8 * GIB, ASYNC);
     for _ in 0..4 {
         let block = bed.take(64 * MIB);
         bed.switch(ASYNC);
         bed.give(block);
-        assert_eq!(bed.switchable.retired(), 0);
+        assert_eq!(bed.retired(), 0);
         let reserved = statistics(&bed).reserved_bytes.all;
         let mib = i64::try_from(MIB).expect("it fits");
         assert!(reserved.current <= reserved.peak && reserved.peak <= 64 * mib, "{reserved:?}");

@@ -4,10 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
-
 use super::super::advise::recording_that_begins_late;
-use super::super::{Folder, run, text, trace};
+use super::super::*;
 use super::made;
 use crate::common::runs::runs;
 
@@ -75,7 +73,7 @@ pub(super) fn used(browser: &Path, folder: &Folder, page: &str, window: Window) 
         .arg(format!("file://{path}"))
         .output()
         .expect("the browser runs");
-    let (dom, told) = (text(&output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
+    let (dom, told) = (text(output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
     // The test reads canvases back, of which the browser says that it is slow.
     let errors = told.lines().filter(|line| line.contains("CONSOLE") && !line.contains("willRead"));
     assert_eq!(errors.collect::<Vec<_>>(), [""; 0]);
@@ -147,8 +145,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
         return;
     };
     let folder = Folder::new("browser");
-    let shipped = ["serve.default", "unet.frac045"];
-    let shipped = shipped.map(|name| trace(name).to_str().expect("names are text").to_owned());
+    let shipped = ["serve.default", "unet.frac045"].map(trace);
     let made = [
         folder.file("hostile.json", &made::hostile()),
         folder.file("no_history.json", &made::without_history()),
@@ -159,8 +156,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     ];
     let page = folder.path("page.html");
     let files: Vec<&str> = shipped.iter().chain(&made).map(String::as_str).collect();
-    let output = run(&[&["report", "--quick", "-o", &page][..], &files].concat());
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    ok(&[&["report", "--quick", "-o", &page][..], &files].concat());
     let said = used(&browser, &folder, &page, USUAL);
     is_well(&said);
     assert_eq!(said["chooser"], true);
@@ -207,9 +203,8 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
     let page = folder.path("page.html");
     let (failed, late) =
         (trace("unet.frac045"), folder.file("late.json", &recording_that_begins_late()));
-    let failed = failed.to_str().expect("names are text");
-    let output = run(&["report", "--quick", failed, &late, "-o", &page]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let failed = &failed;
+    ok(&["report", "--quick", failed, &late, "-o", &page]);
     // Each width in one of the two; in the full size in both.
     for (width, is_dark, is_full) in [
         (390, true, false),
@@ -235,25 +230,14 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
 /// The same for recordings that are not shipped: `STRATALLOC_RECORDINGS` names a folder.
 #[test]
 fn pages_of_recordings_from_elsewhere_answer_too() {
-    let (Some(browser), Some(recordings)) = (chromium(), std::env::var_os("STRATALLOC_RECORDINGS"))
-    else {
-        eprintln!("skipped: no Chromium, or STRATALLOC_RECORDINGS names no folder");
+    let Some(browser) = chromium() else {
+        eprintln!("skipped: no Chromium");
         return;
     };
-    let entries = std::fs::read_dir(recordings).expect("the folder is there");
-    let paths = entries.map(|entry| entry.expect("it can be read").path());
-    let is_one = |path: &PathBuf| {
-        [".pickle", ".json", ".csv"].iter().any(|end| path.to_string_lossy().contains(end))
-            && !path.to_string_lossy().ends_with("stats.json")
-    };
-    let mut paths: Vec<PathBuf> = paths.filter(is_one).collect();
-    paths.sort();
-    for path in paths {
+    for path in &recordings_from_elsewhere(&[".pickle", ".json", ".csv"]) {
         let folder = Folder::new("elsewhere");
         let page = folder.path("page.html");
-        let path = path.to_str().expect("names are text");
-        let output = run(&["report", "--quick", path, "-o", &page]);
-        assert_eq!(output.status.code(), Some(0), "{path}: {}", text(&output.stderr));
+        ok(&["report", "--quick", path, "-o", &page]);
         assert!(std::fs::metadata(&page).expect("it is there").len() <= 10_000_000, "{path}");
         let said = used(&browser, &folder, &page, USUAL);
         is_well(&said);

@@ -4,7 +4,7 @@
 use std::io::{BufWriter, Write};
 use std::time::Instant;
 
-use super::super::{Folder, stratalloc};
+use super::super::*;
 use super::{browser, recordings};
 
 /// Allocations and frees of a program with steps: some blocks live long, most for a few requests. With a

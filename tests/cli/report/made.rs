@@ -1,9 +1,9 @@
 //! Recordings that a test makes.
 
-use stratalloc::history::{Action, SegmentLayout};
 use stratalloc::replay::{Limits, TraceEvent, reader};
 
 use super::super::trace;
+use crate::common::prelude::*;
 
 pub(super) const HOSTILE: &str = "</script><img src=x onerror=alert(1)>";
 
@@ -91,8 +91,8 @@ fn segment(layout: &SegmentLayout) -> String {
 
 /// The second half of a shipped recording.
 pub(super) fn cut(name: &str) -> String {
-    let whole =
-        reader::read(&trace(name), &Limits::default()).expect("shipped recordings are sound");
+    let whole = reader::read(trace(name).as_ref(), &Limits::default())
+        .expect("shipped recordings are sound");
     let events = whole.events[whole.events.len() / 2..].iter().map(|event: &TraceEvent| {
         let (action, stream, time) = (event.action.name(), event.stream.0, event.time_us);
         let (address, size) = (event.address, event.size_bytes);
