@@ -15,7 +15,7 @@ const CONFS: [&str; 3] =
     ["backend:native", "backend:native,expandable_segments:True", "backend:cudaMallocAsync"];
 
 fn handle(machine: &impl Machine, conf: &str) -> Handle {
-    let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+    let config = config(conf);
     Handle::build(&config, machine.driver()).expect("the machine can")
 }
 
@@ -132,7 +132,7 @@ fn released_blocks_can_be_freed_by_hand_and_taken_back() {
     let vec = DeviceVec::<u16>::from_block(&handle, block, ON).unwrap();
     assert_eq!((vec.address(), vec.len()), (address, 512));
     let Released::Block(block) = vec.release() else { panic!("it had a block") };
-    handle.free(block).unwrap();
+    handle.give(block);
     assert_eq!(live_blocks(&handle), 0);
 }
 
@@ -166,7 +166,7 @@ fn foreign_memory_is_kept_and_never_freed() {
     assert!(!gone.load(Ordering::Relaxed));
     drop(keeps);
     assert!(adopt(u64::MAX - 10, 256).is_err());
-    handle.free(block).unwrap();
+    handle.give(block);
 }
 
 /// CUDA has one address space for all memory; the device that stands in for it knows what is its own.

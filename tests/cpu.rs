@@ -72,7 +72,7 @@ fn hand_clock() -> (Arc<AtomicU64>, Clock) {
 }
 
 fn settings(conf: &str) -> Settings {
-    Config::parse(conf, &KeyTable::default()).expect("a legal string").settings().clone()
+    config(conf).settings().clone()
 }
 
 fn over(source: &Arc<Counted>, conf: &str) -> CpuAllocator {

@@ -26,10 +26,8 @@ fn read(name: &str) -> Trace {
         .expect("shipped recordings are sound")
 }
 
-fn config(trace: &Trace) -> Config {
-    Config::parse(&trace.conf, &KeyTable::default())
-        .expect("shipped recordings are sound")
-        .with_compat(Compat::PyTorch)
+fn config_of(trace: &Trace) -> Config {
+    config(&trace.conf).with_compat(Compat::PyTorch)
 }
 
 /// Verifies a recording of an H200 with the history on at every level, and compares its statistics.
@@ -50,7 +48,7 @@ fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str
             history.set_stack_provider(Some(Arc::clone(&provider)));
             history.start(&RecordOptions::default().with_stacks(level));
         };
-        let found = verify_recording(&trace, &config(&trace), total_bytes, fraction, &record)
+        let found = verify_recording(&trace, &config_of(&trace), total_bytes, fraction, &record)
             .expect("shipped recordings are sound");
         assert_eq!(found.first_mismatch, None, "{name} {level:?}");
         assert!(found.is_exact(), "{name} {level:?}");
@@ -174,7 +172,7 @@ fn the_decisions_of_another_version_are_found_out() {
     ] {
         let trace = read(name);
         let is_exact = |conf: &str| {
-            let config = Config::parse(conf, &KeyTable::default()).expect("it is legal");
+            let config = config(conf);
             assert_eq!(trace.as_recorded(config.clone()), config, "{conf} is kept");
             let found = verify(&trace, &config, 81_920 * MIB, None).expect("it can be repeated");
             found.is_exact()
@@ -193,10 +191,9 @@ fn our_own_rules_never_do_worse_at_a_limit() {
         ("unet.frac045", 0.045),
     ] {
         let trace = read(name);
-        let recorded = verify(&trace, &config(&trace), H200_BYTES, Some(fraction))
+        let recorded = verify(&trace, &config_of(&trace), H200_BYTES, Some(fraction))
             .expect("shipped recordings are sound");
-        let config =
-            Config::parse(&trace.conf, &KeyTable::default()).expect("shipped recordings are sound");
+        let config = config(&trace.conf);
         let sim = std::sync::Arc::new(Sim::new(SimOptions {
             total_bytes: H200_BYTES,
             event_mode: EventMode::Manual,
@@ -216,7 +213,7 @@ fn our_own_rules_never_do_worse_at_a_limit() {
 #[test]
 fn a_wrong_limit_is_found_out() {
     let trace = read("unet.frac045");
-    let found = verify(&trace, &config(&trace), H200_BYTES, Some(0.046)).unwrap();
+    let found = verify(&trace, &config_of(&trace), H200_BYTES, Some(0.046)).unwrap();
     assert!(!found.is_exact());
     assert!(found.first_mismatch.is_some());
 }
@@ -233,7 +230,7 @@ fn a_wrong_address_is_found_out() {
     for event in [born, freed, freed + 1] {
         trace.events[event].address += 256;
     }
-    let found = verify(&trace, &config(&trace), H200_BYTES, None).unwrap();
+    let found = verify(&trace, &config_of(&trace), H200_BYTES, None).unwrap();
     assert_eq!(found.address_mismatches, 1);
     assert!(found.first_mismatch.is_some());
 }
@@ -243,14 +240,14 @@ fn a_recording_that_began_late_is_verified_from_what_was_there() {
     let mut trace = read("resnet50.default");
     let half = trace.events.len() / 2;
     trace.events.drain(..half);
-    let found = verify(&trace, &config(&trace), H200_BYTES, None).unwrap();
+    let found = verify(&trace, &config_of(&trace), H200_BYTES, None).unwrap();
     assert_eq!(found.first_mismatch, None);
     assert_eq!(found.statistics.reserved_bytes.all.peak >> 20, 3622);
     assert_eq!(found.statistics.num_device_alloc, 0, "counted from the first event that is left");
     // Segments that are somewhere else than their blocks tell nothing of where those lay.
     let mut apart = trace.clone();
     apart.segments.clear();
-    match verify(&apart, &config(&apart), H200_BYTES, None) {
+    match verify(&apart, &config_of(&apart), H200_BYTES, None) {
         Err(ReplayError::LiveBefore { blocks }) => assert!(blocks > 0),
         other => panic!("{other:?}"),
     }

@@ -1,18 +1,11 @@
 //! Expandable segments: growth, holes, pressure, faults, and switching while blocks live.
 //!
-//! Random histories run with fixed segments, with expandable ones and switching between them, on the
-//! simulated device and in real memory. They change `max_split_size_mb`, thresholds and limits and let
-//! driver calls fail; after each step every law of `common/law.rs` holds, and at the end nothing is
-//! left on the device: no memory, no mapping, no address space, no event.
+//! `pool_histories` has them in random histories.
 
-use std::fmt::Debug;
-
-use quickcheck::{Arbitrary, Gen};
 use stratalloc::config::Reserve;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
 
-use crate::common::Segments;
 use crate::common::plain::plain;
 use crate::common::prelude::*;
 
@@ -45,10 +38,6 @@ on_every_device! {
     the_collector_works_beside_expandable_segments
     oversize_rules_do_not_leak_reserved_memory
     a_device_without_virtual_memory_refuses_and_says_why
-    random_histories_with_fixed_segments
-    random_histories_with_expandable_segments
-    random_histories_that_switch
-    each_failing_call_leaves_an_allocator_that_works
 }
 
 type Bed<D> = BedOn<Faulty<Arc<D>>>;
@@ -56,16 +45,6 @@ type Bed<D> = BedOn<Faulty<Arc<D>>>;
 impl<D: Base> Bed<D> {
     fn apply(&self, conf: &str) {
         self.engine().apply(&config(conf)).expect("it has virtual memory");
-    }
-
-    /// Writes to both ends of a block: device code can reach it.
-    fn touch(&self, block: &Allocation, stream: StreamId) -> Checked {
-        let (start, bytes) = (block.address(), block.size_bytes());
-        for at in [start, start + bytes - 1] {
-            let filled = self.device.inner().fill(at, 0xEE, 1, stream);
-            filled.map_err(|error| error.to_string())?;
-        }
-        Ok(())
     }
 
     /// Drops the allocator and checks that nothing is left on the device.
@@ -311,7 +290,7 @@ fn a_request_larger_than_the_reserve_says_which_key_to_raise() {
 
 fn a_device_without_virtual_memory_refuses_and_says_why<D: Base>() {
     let driver = plain(Arc::new(D::with_bytes(1 << 30)));
-    let config = Config::parse(ON, &KeyTable::default()).expect("a legal string");
+    let config = config(ON);
     let refused = registry::build(&config, Arc::clone(&driver) as _, BuildOptions::default());
     let message = refused.expect_err("it cannot").to_string();
     assert!(message.contains("no virtual memory"), "{message}");
@@ -323,204 +302,5 @@ fn a_device_without_virtual_memory_refuses_and_says_why<D: Base>() {
     assert!(refused.contains("no virtual memory"), "{refused}");
     let block = fixed.take(MIB);
     assert_eq!(engine.statistics().segment.all.current, 1, "still fixed segments");
-    fixed.free(block).expect("it is live");
-}
-
-/// One step of a random history.
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    Take { bytes: u64, stream: StreamId },
-    Give { pick: u8 },
-    GiveInUse { pick: u8 },
-    Finish,
-    EmptyCache,
-    Switch { expandable: bool, max_split: bool, collect: bool, compat: bool },
-    Limit { mib: Option<u8> },
-    Fault { after: u8, lost: bool },
-}
-
-impl Arbitrary for Op {
-    fn arbitrary(g: &mut Gen) -> Self {
-        let sizes = [
-            1,
-            512,
-            513,
-            MIB,
-            MIB + 512,
-            2 * MIB,
-            10 * MIB - 512,
-            10 * MIB,
-            21 * MIB,
-            33 * MIB,
-            64 * MIB,
-            100 * KIB,
-            700 * KIB,
-        ];
-        match u8::arbitrary(g) % 24 {
-            0..10 => {
-                let bytes = *g.choose(&sizes).expect("there are sizes");
-                Self::Take { bytes, stream: StreamId(u64::from(u8::arbitrary(g) % 3) * 64) }
-            }
-            10..16 => Self::Give { pick: u8::arbitrary(g) },
-            16 => Self::GiveInUse { pick: u8::arbitrary(g) },
-            17 => Self::Finish,
-            18 => Self::EmptyCache,
-            19 | 20 => Self::Switch {
-                expandable: bool::arbitrary(g),
-                max_split: bool::arbitrary(g),
-                collect: bool::arbitrary(g),
-                compat: bool::arbitrary(g),
-            },
-            21 => Self::Limit { mib: Option::arbitrary(g) },
-            _ => Self::Fault { after: u8::arbitrary(g) % 12, lost: bool::arbitrary(g) },
-        }
-    }
-}
-
-fn settings(expandable: bool, max_split: bool, collect: bool, compat: bool) -> Settings {
-    Settings {
-        expandable_segments: expandable,
-        max_split_bytes: max_split.then_some(32 * MIB),
-        garbage_collection_threshold: collect.then_some(0.5),
-        compat: if compat { Compat::PyTorch } else { Compat::Default },
-        ..Settings::default()
-    }
-}
-
-fn check<D: Base>(bed: &Bed<D>, live: &[Allocation]) -> Result<(), String> {
-    let segments = bed.checked()?;
-    let mut ours: Vec<_> = live.iter().map(|a| (a.address(), a.size_bytes())).collect();
-    ours.sort_unstable();
-    let theirs = law::live_blocks(&segments);
-    if ours == theirs { Ok(()) } else { Err(format!("live {ours:x?} and in segments {theirs:x?}")) }
-}
-
-fn random_history<D: Base>(segments: Segments, ops: Vec<Op>) -> Checked {
-    let conf = if segments.expandable(true) { ON } else { "" };
-    let bed = Bed::<D>::new(256 * MIB, conf);
-    let whole = ops.len();
-    let mut live: Vec<Allocation> = Vec::new();
-    for op in ops {
-        let pick = |pick: u8, live: &[Allocation]| usize::from(pick) % live.len().max(1);
-        match op {
-            Op::Take { bytes, stream } => match bed.ask(bytes, stream) {
-                Ok(block) => {
-                    bed.touch(&block, stream)?;
-                    live.push(block);
-                }
-                Err(AllocError::OutOfMemory(_) | AllocError::Driver(_)) => {}
-                Err(other) => return Err(other.to_string()),
-            },
-            Op::Give { pick: n } if !live.is_empty() => {
-                // A block that other streams use may be refused when the driver fails.
-                let block = live.swap_remove(pick(n, &live));
-                if let Err(refused) = bed.free(block) {
-                    live.push(refused.allocation);
-                }
-            }
-            Op::GiveInUse { pick: n } if !live.is_empty() => {
-                let block = live.swap_remove(pick(n, &live));
-                bed.engine().record_stream(&block, StreamId(7)).map_err(|e| e.to_string())?;
-                if let Err(refused) = bed.free(block) {
-                    live.push(refused.allocation);
-                }
-            }
-            Op::Give { .. } | Op::GiveInUse { .. } => {}
-            Op::Finish => bed.device.finish_all(),
-            // A fault may strike here; what was not released stays.
-            Op::EmptyCache => drop(bed.engine().empty_cache()),
-            Op::Switch { expandable, max_split, collect, compat } => {
-                let expandable = segments.expandable(expandable);
-                let settings = settings(expandable, max_split, collect, compat);
-                let config = Config::from_settings(settings);
-                bed.engine().apply(&config).map_err(|error| error.to_string())?;
-            }
-            Op::Limit { mib } => {
-                bed.engine().set_limit_bytes(mib.map(|mib| u64::from(mib) * MIB));
-            }
-            Op::Fault { after, lost } => bed.device.arm(FaultPlan {
-                at: after.into(),
-                kind: if lost { DriverErrorKind::Other } else { DriverErrorKind::OutOfMemory },
-                repeat: false,
-                only: None,
-            }),
-        }
-        check(&bed, &live)?;
-    }
-    bed.device.disarm();
-    if whole.is_multiple_of(2) {
-        return bed.end();
-    }
-    for block in live.drain(..) {
-        bed.free(block).map_err(|error| error.to_string())?;
-    }
-    bed.device.finish_all();
-    bed.engine().empty_cache().map_err(|error| error.to_string())?;
-    check(&bed, &live)?;
-    let reserved = bed.stats().memory_reserved();
-    let left = (bed.used_bytes(), bed.engine().unreleased_bytes(), reserved);
-    if left != (0, 0, 0) {
-        return Err(format!("{left:?} bytes are left"));
-    }
-    bed.end()
-}
-
-/// Every other history ends with blocks in callers' hands: the allocator gives their memory back.
-fn check_histories(property: fn(Vec<Op>) -> Checked, tests: u64) {
-    quickcheck::QuickCheck::new()
-        .tests(crate::common::runs::runs(tests))
-        .rng(Gen::new(120))
-        .quickcheck(property);
-}
-
-fn random_histories_with_fixed_segments<D: Base>() {
-    check_histories(|ops| random_history::<D>(Segments::Fixed, ops), 50);
-}
-
-fn random_histories_with_expandable_segments<D: Base>() {
-    check_histories(|ops| random_history::<D>(Segments::Expandable, ops), 50);
-}
-
-fn random_histories_that_switch<D: Base>() {
-    check_histories(|ops| random_history::<D>(Segments::Switching, ops), 100);
-}
-
-/// Every driver call of a mixed workload fails once, with either kind of failure.
-fn each_failing_call_leaves_an_allocator_that_works<D: Base>() {
-    let workload = |bed: &Bed<D>| {
-        let mut live = Vec::new();
-        for (n, bytes) in [70 * MIB, 512, 30 * MIB, 3 * MIB, 64 * KIB, 90 * MIB, 12 * MIB, 50 * MIB]
-            .into_iter()
-            .enumerate()
-        {
-            let stream = StreamId(n as u64 % 2 * 64);
-            live.extend(bed.ask(bytes, stream).ok());
-            if n % 3 == 2 {
-                bed.give(live.remove(0));
-                drop(bed.engine().empty_cache());
-            }
-            check(bed, &live).expect("every law holds");
-        }
-        live
-    };
-    let calls = {
-        let bed = Bed::<D>::new(256 * MIB, ON);
-        let live = workload(&bed);
-        live.into_iter().for_each(|block| bed.give(block));
-        bed.device.counted_calls()
-    };
-    assert!(calls > 50, "{calls}");
-    for at in 0..calls {
-        for kind in [DriverErrorKind::OutOfMemory, DriverErrorKind::Other] {
-            let bed = Bed::<D>::new(256 * MIB, ON);
-            bed.device.arm(FaultPlan { at, kind, repeat: false, only: None });
-            let live = workload(&bed);
-            bed.device.disarm();
-            live.into_iter().for_each(|block| bed.give(block));
-            bed.engine().empty_cache().expect("the driver works again");
-            let left = (bed.used_bytes(), bed.engine().unreleased_bytes());
-            assert_eq!(left, (0, 0), "call {at} failed as {kind:?}");
-            bed.end().expect("nothing is left");
-        }
-    }
+    fixed.give(block);
 }

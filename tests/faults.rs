@@ -5,8 +5,6 @@
 //! After each step that met a failure the laws of `common::law` hold and all that is held is still
 //! there; after the workload everything can be freed and the allocator serves as before.
 
-use stratalloc::registry::build;
-
 use crate::common::prelude::*;
 use crate::common::{ensure, ensure_eq};
 
@@ -93,58 +91,33 @@ const WORKLOAD: &[Step] = {
 /// An allocator over a driver that fails on demand, and the blocks it has handed out.
 #[derive(Debug)]
 struct Bench {
-    driver: Arc<Faulty<Sim>>,
-    strategy: Strategy,
+    bed: BedOn<Faulty<Arc<Sim>>>,
     held: Vec<Option<Allocation>>,
 }
 
 impl Bench {
     fn new(settings: &Settings) -> Self {
-        let driver = Arc::new(Faulty::new(Sim::new(SimOptions {
-            total_bytes: DEVICE_BYTES,
-            event_mode: EventMode::Manual,
-            costs: CallCosts::NONE,
-            ..SimOptions::default()
-        })));
-        let config = Config::from_settings(settings.clone());
-        let options = BuildOptions { raw_addresses: true };
-        let strategy = build(&config, Arc::clone(&driver) as Arc<dyn Driver>, options);
         let held = (0..WORKLOAD.len()).map(|_| None).collect();
-        Self { driver, strategy: strategy.expect("nothing fails yet"), held }
+        Self { bed: BedOn::with(DEVICE_BYTES, settings.clone()), held }
     }
 
-    fn caching(&self) -> &dyn Caching {
-        self.strategy.caching()
-    }
-
-    fn raw(&self) -> &Strategy {
-        &self.strategy
-    }
-
-    fn cross_stream(&self) -> &dyn CrossStream {
-        self.strategy.cross_stream()
-    }
-
-    fn used_bytes(&self) -> u64 {
-        let info = self.driver.inner().memory_info().expect("the inner driver answers");
-        let engine = self.strategy.engine().expect("the native strategy has an engine");
-        // What the driver refused to take back is kept apart and offered to it again.
-        info.total_bytes - info.free_bytes - engine.unreleased_bytes()
+    fn driver(&self) -> &Faulty<Arc<Sim>> {
+        &self.bed.device
     }
 
     /// Performs a step. Whether it failed is told; how it may fail is checked.
     fn perform(&mut self, step: Step) -> Result<bool, String> {
-        let failures = self.driver.failed_calls();
+        let failures = self.driver().failed_calls();
         let failed = match step {
             Step::Allocate(name, bytes, stream) => {
-                let made = self.strategy.ask(bytes, stream);
+                let made = self.bed.ask(bytes, stream);
                 made.map(|allocation| self.held[name] = Some(allocation)).map_err(|e| e.to_string())
             }
             Step::TooMuch(bytes, stream) => {
-                match self.strategy.ask(bytes, stream) {
+                match self.bed.ask(bytes, stream) {
                     // What an earlier failure kept from being allocated makes room.
-                    Ok(made) if self.driver.failed_calls() > 0 => {
-                        self.strategy.free(made).map_err(|error| error.to_string())
+                    Ok(made) if self.driver().failed_calls() > 0 => {
+                        self.bed.free(made).map_err(|error| error.to_string())
                     }
                     Ok(made) => return Err(format!("{made:?} cannot be")),
                     Err(AllocError::OutOfMemory(_)) => Ok(()),
@@ -157,21 +130,24 @@ impl Bench {
                     return Ok(false);
                 };
                 // Announcing calls no driver, so it never fails.
-                self.cross_stream().record_stream(allocation, stream).map_err(|e| e.to_string())?;
+                self.bed
+                    .cross_stream()
+                    .record_stream(allocation, stream)
+                    .map_err(|e| e.to_string())?;
                 Ok(())
             }
             Step::Finish(stream) => {
-                self.driver.inner().complete_stream(stream);
+                self.driver().inner().complete_stream(stream);
                 Ok(())
             }
-            Step::Process => self.cross_stream().process_events().map_err(|e| e.to_string()),
-            Step::Empty => self.caching().empty_cache().map_err(|e| e.to_string()),
+            Step::Process => self.bed.cross_stream().process_events().map_err(|e| e.to_string()),
+            Step::Empty => self.bed.caching().empty_cache().map_err(|e| e.to_string()),
             Step::Limit(limit) => {
-                self.caching().set_limit_bytes(limit);
+                self.bed.caching().set_limit_bytes(limit);
                 Ok(())
             }
         };
-        let at_fault = self.driver.failed_calls() > failures;
+        let at_fault = self.driver().failed_calls() > failures;
         match failed {
             Err(wrong) if !at_fault && !self.starved(step) => Err(format!("fails alone: {wrong}")),
             failed => Ok(failed.is_err()),
@@ -180,7 +156,7 @@ impl Bench {
 
     /// Whether a request may fail without a failing call: an earlier failure has left it less room.
     fn starved(&self, step: Step) -> bool {
-        matches!(step, Step::Allocate(..)) && self.driver.failed_calls() > 0
+        matches!(step, Step::Allocate(..)) && self.driver().failed_calls() > 0
     }
 
     /// Frees a block, every other one by its address. A refused free gives the block back.
@@ -189,7 +165,7 @@ impl Bench {
             return Ok(Ok(()));
         };
         if name % 2 == 1 {
-            let freed = self.raw().free_raw(allocation.address());
+            let freed = self.bed.free_raw(allocation.address());
             return match freed {
                 Ok(_) => Ok(Ok(())),
                 Err(HandleError::Driver(error)) => {
@@ -199,7 +175,7 @@ impl Bench {
                 Err(other) => Err(other.to_string()),
             };
         }
-        match self.strategy.free(allocation) {
+        match self.bed.free(allocation) {
             Ok(()) => Ok(Ok(())),
             Err(refused) => {
                 ensure!(matches!(refused.reason, HandleError::Driver(_)), "{}", refused.reason);
@@ -211,8 +187,7 @@ impl Bench {
 
     /// The laws hold, and all that is held is there.
     fn check(&self) -> Result<Vec<SegmentLayout>, String> {
-        let engine = self.strategy.engine().expect("the native strategy has an engine");
-        let layout = law::check_all(engine, self.used_bytes())?;
+        let layout = self.bed.checked()?;
         let held = self.held.iter().flatten().map(|a| (a.address(), a.size_bytes()));
         let mut held: Vec<_> = held.collect();
         held.sort_unstable();
@@ -222,10 +197,10 @@ impl Bench {
 
     fn run_workload(&mut self) -> Checked {
         for (at, &step) in WORKLOAD.iter().enumerate() {
-            let before = self.driver.failed_calls();
+            let before = self.driver().failed_calls();
             let wrong = |wrong| format!("step {at}, {step:?}: {wrong}");
             self.perform(step).map_err(wrong)?;
-            if self.driver.failed_calls() > before {
+            if self.driver().failed_calls() > before {
                 self.check().map_err(wrong)?;
             }
         }
@@ -234,19 +209,19 @@ impl Bench {
 
     /// Nothing fails any more: everything can be freed and the same workload runs again.
     fn recover(&mut self) -> Checked {
-        self.driver.disarm();
-        self.caching().set_limit_bytes(None);
-        self.driver.inner().complete_all();
+        self.driver().disarm();
+        self.bed.caching().set_limit_bytes(None);
+        self.driver().inner().complete_all();
         for name in 0..self.held.len() {
             self.free(name)??;
         }
         self.check()?;
-        self.driver.inner().complete_all();
-        self.caching().empty_cache().map_err(|error| error.to_string())?;
+        self.driver().inner().complete_all();
+        self.bed.caching().empty_cache().map_err(|error| error.to_string())?;
         self.check()?;
-        ensure_eq!(self.used_bytes(), 0, "used after everything was freed");
+        ensure_eq!(self.bed.reserved_bytes(), 0, "reserved after everything was freed");
         self.run_workload()?;
-        let statistics = self.strategy.control().counters.ok_or("counts")?.statistics();
+        let statistics = self.bed.stats();
         ensure!(statistics.allocation.all.current > 0, "the workload leaves blocks");
         Ok(())
     }
@@ -277,9 +252,9 @@ const KINDS: [DriverErrorKind; 2] = [DriverErrorKind::OutOfMemory, DriverErrorKi
 
 fn calls_of_the_workload(settings: &Settings) -> u64 {
     let mut bench = Bench::new(settings);
-    bench.driver.disarm();
+    bench.driver().disarm();
     bench.run_workload().expect("nothing fails");
-    bench.driver.counted_calls()
+    bench.driver().counted_calls()
 }
 
 /// Runs the workload once for each call and kind with that call failing.
@@ -289,15 +264,15 @@ fn fail_each_call(repeat: bool) {
         assert!(calls > 40, "{way}: the workload calls the driver only {calls} times");
         for (kind, at) in KINDS.into_iter().flat_map(|kind| (0..calls).map(move |at| (kind, at))) {
             let mut bench = Bench::new(&settings);
-            bench.driver.arm(FaultPlan { at, kind, repeat, only: None });
+            bench.driver().arm(FaultPlan { at, kind, repeat, only: None });
             let told = bench.run_workload().and_then(|()| {
-                ensure!(bench.driver.failed_calls() > 0, "the call never came");
+                ensure!(bench.driver().failed_calls() > 0, "the call never came");
                 bench.recover()
             });
             if let Err(wrong) = told {
                 panic!("{way}, {kind:?} at call {at}, repeat {repeat}: {wrong}");
             }
-            let driver = Arc::clone(&bench.driver);
+            let driver = Arc::clone(&bench.bed.device);
             drop(bench);
             assert_eq!(all_returned(&driver), (0, 0), "{way}, {kind:?} at call {at}");
         }
@@ -305,11 +280,8 @@ fn fail_each_call(repeat: bool) {
 }
 
 /// Bytes and events that the driver still has.
-fn all_returned(driver: &Faulty<Sim>) -> (u64, u64) {
-    let sim = driver.inner();
-    let info = sim.memory_info().expect("the inner driver answers");
-    let events = sim.calls("create_event") - sim.calls("destroy_event");
-    (info.total_bytes - info.free_bytes, events)
+fn all_returned(driver: &Faulty<Arc<Sim>>) -> (u64, u64) {
+    (driver.used_bytes(), driver.held().events)
 }
 
 #[test]
@@ -333,14 +305,13 @@ fn an_allocator_that_goes_keeps_only_what_the_driver_refuses_to_take() {
         for at in 0..segments {
             let mut bench = Bench::new(&settings);
             bench.run_workload().expect("nothing fails");
-            let driver = Arc::clone(&bench.driver);
-            let kind = DriverErrorKind::Other;
-            driver.arm(FaultPlan { at, kind, repeat: false, only: Some("free") });
+            let driver = Arc::clone(&bench.bed.device);
+            driver.fail_call(at, Some("free"));
             drop(bench);
             let kept = layout[usize::try_from(at).expect("few segments")].size_bytes;
             assert_eq!(all_returned(&driver), (kept, 0), "{way}: free {at} refused");
         }
-        let driver = Arc::clone(&bench.driver);
+        let driver = Arc::clone(&bench.bed.device);
         let kind = DriverErrorKind::DeviceLost;
         driver.arm(FaultPlan { at: 0, kind, repeat: true, only: None });
         drop(bench);
@@ -355,9 +326,8 @@ fn an_allocator_that_goes_keeps_only_the_pages_the_driver_refuses_to_take() {
         for at in 0..2 {
             let mut bench = Bench::new(&settings);
             bench.run_workload().expect("nothing fails");
-            let driver = Arc::clone(&bench.driver);
-            let kind = DriverErrorKind::Other;
-            driver.arm(FaultPlan { at, kind, repeat: false, only: Some(only) });
+            let driver = Arc::clone(&bench.bed.device);
+            driver.fail_call(at, Some(only));
             drop(bench);
             assert_eq!(driver.failed_calls(), 1, "{only} {at} is called");
             let (bytes, events) = all_returned(&driver);
@@ -375,13 +345,12 @@ fn an_event_that_cannot_be_recorded_leaves_the_block_with_its_caller() {
             for step in [Step::Allocate(0, 3 * MIB, A), Step::Record(0, B), Step::Record(0, C)] {
                 bench.perform(step).expect("nothing fails yet");
             }
-            let kind = DriverErrorKind::Other;
-            bench.driver.arm(FaultPlan { at, kind, repeat: false, only: Some(only) });
+            bench.driver().fail_call(at, Some(only));
             assert_eq!(bench.perform(Step::Free(0)), Ok(true), "{only} {at}");
             bench.check().expect("the block is still live");
             assert_eq!(bench.perform(Step::Free(0)), Ok(false), "the second free is served");
             bench.check().expect("the block drains");
-            let pending = bench.driver.inner().pending_events();
+            let pending = bench.driver().inner().pending_events();
             let mut streams: Vec<_> = pending.into_iter().map(|(_, stream)| stream).collect();
             streams.sort_unstable();
             assert_eq!(streams, [C, B], "it waits for both streams, each once");
@@ -396,8 +365,7 @@ fn an_event_that_cannot_be_queried_keeps_its_block_waiting() {
     {
         bench.perform(step).expect("nothing fails yet");
     }
-    let kind = DriverErrorKind::Other;
-    bench.driver.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("query_event") });
+    bench.driver().fail_call(0, Some("query_event"));
     assert_eq!(bench.perform(Step::Allocate(1, 512, A)), Ok(true), "the request is refused");
     bench.check().expect("the block drains");
     assert_eq!(bench.perform(Step::Allocate(1, 3 * MIB, A)), Ok(false));
@@ -411,16 +379,15 @@ fn a_segment_that_the_driver_refuses_to_take_back_is_used_and_freed_by_address_a
     bench.perform(Step::Allocate(0, 3 * MIB, A)).expect("nothing fails yet");
     bench.perform(Step::Free(0)).expect("nothing fails yet");
     let before = bench.check().expect("the laws hold");
-    let kind = DriverErrorKind::Other;
-    bench.driver.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("free") });
+    bench.driver().fail_call(0, Some("free"));
     assert_eq!(bench.perform(Step::Empty), Ok(true), "the release is refused");
     assert_eq!(bench.check().expect("the laws hold"), before, "the segment is back as it was");
-    let calls = bench.driver.inner().calls("allocate");
-    let address = bench.strategy.ask(2 * MIB, A).map(|b| b.address()).expect("a block is cached");
-    assert_eq!(bench.driver.inner().calls("allocate"), calls, "no new segment");
-    bench.raw().record_stream_raw(address, B).expect("it is live");
-    bench.raw().free_raw(address).expect("it is found by its address");
-    bench.driver.inner().complete_all();
+    let calls = bench.driver().inner().calls("allocate");
+    let address = bench.bed.ask(2 * MIB, A).map(|b| b.address()).expect("a block is cached");
+    assert_eq!(bench.driver().inner().calls("allocate"), calls, "no new segment");
+    bench.bed.record_stream_raw(address, B).expect("it is live");
+    bench.bed.free_raw(address).expect("it is found by its address");
+    bench.driver().inner().complete_all();
     assert_eq!(bench.perform(Step::Empty), Ok(false), "now it goes");
-    assert_eq!(bench.used_bytes(), 0);
+    assert_eq!(bench.bed.used_bytes(), 0);
 }

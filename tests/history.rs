@@ -31,7 +31,7 @@ fn build(conf: &str) -> Switchable {
 }
 
 fn build_over(conf: &str, driver: Arc<dyn Driver>) -> Switchable {
-    let config = Config::parse(conf, &registry::key_table()).expect("a good string");
+    let config = config(conf);
     Switchable::build(&config, driver, BuildOptions::default()).expect("the device can do it")
 }
 

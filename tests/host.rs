@@ -3,7 +3,7 @@
 //! The same program runs twice, on the device itself and on a double that records events on the wrong
 //! stream. Only there does the allocator hand the block out while another stream still writes to it.
 
-use stratalloc::driver::host::{Host, HostOptions};
+use stratalloc::driver::Host;
 use stratalloc::driver::{Brake, DriverResult, Gated, Intercepted, Interceptor};
 
 use crate::common::prelude::*;
@@ -23,7 +23,7 @@ impl Interceptor for WrongStream {
 }
 
 fn host() -> Arc<Host> {
-    Arc::new(Host::new(HostOptions { total_bytes: 256 * MIB, ..HostOptions::default() }))
+    Arc::new(Host::with_bytes(256 * MIB))
 }
 
 /// Frees a block that a held stream is about to write to, takes a block of the same size and writes
@@ -37,7 +37,7 @@ fn bytes_survive(host: &Arc<Host>, driver: Arc<dyn Driver>) -> bool {
     let gate = host.hold(OTHER);
     host.fill(first_address, 0xEE, BYTES, OTHER).expect("the block is live");
     cross.record_stream(&first, OTHER).expect("the block is live");
-    allocator.free(first).expect("the block is live");
+    allocator.give(first);
 
     let second = allocator.take_on(BYTES, OWNER);
     host.fill(second.address(), 0x11, BYTES, OWNER).expect("the block is live");
@@ -48,7 +48,7 @@ fn bytes_survive(host: &Arc<Host>, driver: Arc<dyn Driver>) -> bool {
     host.copy_to_host(&mut bytes, second.address(), OWNER).expect("the block is live");
     let survived = bytes.iter().all(|byte| *byte == 0x11);
     assert_eq!(survived, second.address() != first_address);
-    allocator.free(second).expect("the block is live");
+    allocator.give(second);
     survived
 }
 
@@ -68,13 +68,13 @@ fn events_on_the_wrong_stream_show_as_wrong_bytes() {
 #[test]
 fn a_block_recorded_on_a_stream_that_is_gone_can_be_freed() {
     let host = host();
-    let driver = Arc::clone(&host) as Arc<dyn Driver>;
-    let allocator = registry::build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    let allocator =
+        registry::build(&Config::default(), host.clone(), BuildOptions::default()).unwrap();
     let stream = host.create_stream().unwrap();
     let block = allocator.take_on(BYTES, OWNER);
-    allocator.cross_stream().record_stream(&block, stream).unwrap();
+    allocator.record(&block, stream);
     host.destroy_stream(stream).unwrap();
-    allocator.free(block).unwrap();
+    allocator.give(block);
     let statistics = allocator.stats();
     assert_eq!(statistics.active.all.current, 0);
 }
@@ -86,8 +86,8 @@ fn replayed(name: &str, held_back: bool) -> stratalloc::replay::Run {
         .join(format!("tests/traces/{name}.pickle.xz"));
     let trace = stratalloc::replay::reader::read(&path, &Default::default()).expect("it ships");
     let workload = stratalloc::replay::Workload::of(&trace, 150_109_880_320);
-    let conf = Config::parse(&trace.conf, &KeyTable::default()).expect("it was used");
-    let host = Host::new(HostOptions { total_bytes: 4096 * MIB, ..HostOptions::default() });
+    let conf = config(&trace.conf);
+    let host = Host::with_bytes(4096 * MIB);
     let gated = Arc::new(Gated::new(host));
     let brake = held_back.then(|| Arc::clone(&gated) as Arc<dyn Brake>);
     let allocator = registry::build(&conf, gated, BuildOptions::default()).expect("it can");

@@ -26,6 +26,14 @@ struct Bed<M> {
     machine: M,
 }
 
+impl<M> std::ops::Deref for Bed<M> {
+    type Target = MallocAsyncAllocator;
+
+    fn deref(&self) -> &MallocAsyncAllocator {
+        &self.allocator
+    }
+}
+
 impl<M: Machine> Bed<M> {
     fn new(machine: M) -> Self {
         Self::with(machine, Settings::default())
@@ -35,21 +43,6 @@ impl<M: Machine> Bed<M> {
         let allocator =
             MallocAsyncAllocator::new(machine.driver(), &settings).expect("the machine has pools");
         Self { allocator, machine }
-    }
-
-    fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
-        self.allocator.take_on(bytes, stream)
-    }
-
-    fn give(&self, allocation: Allocation) {
-        self.allocator.free(allocation).expect("the block is live");
-    }
-
-    fn refused(&self, bytes: u64) -> Box<OutOfMemory> {
-        match self.allocator.ask(bytes, StreamId::DEFAULT) {
-            Err(AllocError::OutOfMemory(report)) => report,
-            other => panic!("expected out of memory, got {other:?}"),
-        }
     }
 
     fn allocated(&self) -> (i64, i64, i64) {
@@ -72,15 +65,15 @@ pub(crate) fn note(allocator: &MallocAsyncAllocator, name: &str) -> i64 {
 #[test]
 fn requests_are_passed_on_as_they_are_and_the_driver_reuses_them_in_order() {
     let bed = sim(256);
-    let first = bed.take(MIB + 1, StreamId::DEFAULT);
+    let first = bed.take(MIB + 1);
     assert_eq!(first.size_bytes(), MIB + 1);
     let address = first.address();
     assert_eq!(bed.allocated(), (1, 1_048_577, 1_048_577));
     bed.give(first);
     assert_eq!(bed.allocated(), (0, 0, 0));
-    let second = bed.take(MIB + 1, StreamId::DEFAULT);
+    let second = bed.take(MIB + 1);
     assert_eq!(second.address(), address);
-    let s = bed.allocator.statistics();
+    let s = bed.statistics();
     assert_eq!(s.reserved_bytes.all.current, 32 << 20);
     assert_eq!(
         (s.allocation.all.allocated, s.allocation.all.freed, s.allocation.all.peak),
@@ -92,15 +85,15 @@ fn requests_are_passed_on_as_they_are_and_the_driver_reuses_them_in_order() {
 #[test]
 fn memory_stays_in_the_pool_over_a_wait_and_goes_when_the_cache_is_emptied() {
     let bed = sim(256);
-    let block = bed.take(64 * MIB, StreamId::DEFAULT);
+    let block = bed.take(64 * MIB);
     bed.give(block);
     bed.machine.driver().synchronize_device().unwrap();
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 64 << 20);
-    bed.allocator.empty_cache().unwrap();
-    let s = bed.allocator.statistics();
+    assert_eq!(bed.statistics().reserved_bytes.all.current, 64 << 20);
+    bed.empty_cache().unwrap();
+    let s = bed.statistics();
     assert_eq!((s.reserved_bytes.all.current, s.reserved_bytes.all.peak), (0, 64 << 20));
-    bed.allocator.reset_peaks();
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.peak, 0);
+    bed.reset_peaks();
+    assert_eq!(bed.statistics().reserved_bytes.all.peak, 0);
 }
 
 #[test]
@@ -110,7 +103,7 @@ fn the_default_pool_is_left_as_it_was_found() {
     machine.0.set_release_threshold(pool, 7 * MIB).unwrap();
     let bed = Bed::new(machine);
     assert_eq!(bed.machine.0.release_threshold(pool).unwrap(), u64::MAX);
-    let kept = bed.take(MIB, StreamId::DEFAULT);
+    let kept = bed.take(MIB);
     let Bed { allocator, machine } = bed;
     drop(allocator);
     assert_eq!(machine.0.release_threshold(pool).unwrap(), 7 * MIB);
@@ -129,7 +122,7 @@ fn two_allocators_on(machine: &impl Machine) {
     });
     let request = Request::new(64 * MIB, StreamId::DEFAULT);
     let block = second.allocate(request).expect("it works");
-    second.free(block).expect("it works");
+    second.give(block);
     drop(first);
     driver.synchronize_device().expect("it works");
     assert_eq!(
@@ -155,10 +148,10 @@ fn allocators_that_share_a_pool_leave_it_as_the_first_found_it() {
 fn a_pool_of_its_own_shares_nothing_with_the_default_pool() {
     let settings = Settings { malloc_async_own_pool: true, ..Settings::default() };
     let bed = Bed::with(SimMachine::new(256 * MIB), settings);
-    let block = bed.take(MIB, StreamId::DEFAULT);
+    let block = bed.take(MIB);
     let driver = &bed.machine.0;
     assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().reserved_bytes, 0);
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
+    assert_eq!(bed.statistics().reserved_bytes.all.current, 32 << 20);
     bed.give(block);
     let Bed { allocator, machine } = bed;
     drop(allocator);
@@ -168,46 +161,46 @@ fn a_pool_of_its_own_shares_nothing_with_the_default_pool() {
 #[test]
 fn the_limit_refuses_without_asking_the_driver() {
     let bed = sim(256);
-    bed.allocator.set_limit_bytes(Some(10 * MIB));
-    let block = bed.take(6 * MIB, StreamId::DEFAULT);
+    bed.set_limit_bytes(Some(10 * MIB));
+    let block = bed.take(6 * MIB);
     let asked = bed.machine.0.calls("allocate_async");
-    let report = bed.refused(5 * MIB);
+    let report = bed.fail(5 * MIB, HOME);
     assert_eq!(bed.machine.0.calls("allocate_async"), asked);
     assert_eq!((report.limit_bytes, report.allocated_bytes), (Some(10 * MIB), 6 * MIB));
     assert_eq!(report.driver, None);
     assert!(report.to_string().contains("raise the memory fraction"), "{report}");
     bed.give(block);
-    let block = bed.take(10 * MIB, StreamId::DEFAULT);
+    let block = bed.take(10 * MIB);
     bed.give(block);
-    assert_eq!(bed.allocator.statistics().num_ooms, 1);
-    assert!(bed.allocator.set_memory_fraction(1.5).is_err());
-    bed.allocator.set_memory_fraction(0.5).unwrap();
-    assert_eq!(bed.allocator.limit_bytes(), Some(128 * MIB));
-    bed.allocator.set_memory_fraction(1.0).unwrap();
-    assert_eq!(bed.allocator.limit_bytes(), None);
+    assert_eq!(bed.statistics().num_ooms, 1);
+    assert!(bed.set_memory_fraction(1.5).is_err());
+    bed.set_memory_fraction(0.5).unwrap();
+    assert_eq!(bed.limit_bytes(), Some(128 * MIB));
+    bed.set_memory_fraction(1.0).unwrap();
+    assert_eq!(bed.limit_bytes(), None);
 }
 
 #[test]
 fn a_configured_fraction_is_a_limit_from_the_start() {
     let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
     let bed = Bed::with(SimMachine::new(256 * MIB), settings);
-    assert_eq!(bed.allocator.limit_bytes(), Some(64 * MIB));
+    assert_eq!(bed.limit_bytes(), Some(64 * MIB));
     // Settings made by hand may be out of range: they are no limit then, with every backend.
     let settings = Settings { per_process_memory_fraction: -1.0, ..Settings::default() };
     let bed = Bed::with(SimMachine::new(256 * MIB), settings);
-    assert_eq!(bed.allocator.limit_bytes(), None);
+    assert_eq!(bed.limit_bytes(), None);
 }
 
 #[test]
 fn a_refusal_is_tried_again_after_waiting_and_trimming() {
     let bed = sim(128);
     let (a, b) = (bed.machine.driver().create_stream().unwrap(), StreamId::DEFAULT);
-    let held = bed.take(64 * MIB, a);
+    let held = bed.take_on(64 * MIB, a);
     bed.give(held);
     // The free on stream a has not been reached, so its memory is of no use to b until waited for.
-    let block = bed.take(96 * MIB, b);
-    assert_eq!(note(&bed.allocator, "trims_that_helped"), 1);
-    assert_eq!(bed.allocator.statistics().num_alloc_retries, 1);
+    let block = bed.take_on(96 * MIB, b);
+    assert_eq!(note(&bed, "trims_that_helped"), 1);
+    assert_eq!(bed.statistics().num_alloc_retries, 1);
     bed.give(block);
 }
 
@@ -216,11 +209,11 @@ fn pytorchs_letter_waits_for_the_streams_own_work_only() {
     let settings = Settings { compat: Compat::PyTorch, ..Settings::default() };
     let bed = Bed::with(SimMachine::new(128 * MIB), settings);
     let other = bed.machine.driver().create_stream().unwrap();
-    let held = bed.take(64 * MIB, other);
+    let held = bed.take_on(64 * MIB, other);
     bed.give(held);
-    bed.refused(96 * MIB);
+    bed.fail(96 * MIB, HOME);
     bed.machine.finish_stream(other);
-    let block = bed.take(96 * MIB, StreamId::DEFAULT);
+    let block = bed.take(96 * MIB);
     bed.give(block);
 }
 
@@ -229,19 +222,19 @@ fn the_report_of_a_failure_has_the_numbers_and_observers_see_it() {
     let bed = sim(128);
     let seen = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&seen);
-    bed.allocator.hooks().add_oom_observer(Arc::new(move |report| {
+    bed.hooks().add_oom_observer(Arc::new(move |report| {
         assert_eq!(report.requested_bytes, 100 * MIB);
         count.fetch_add(1, Ordering::Relaxed);
     }));
-    let kept = bed.take(64 * MIB, StreamId::DEFAULT);
-    bed.allocator.history().start(&RecordOptions::at_most(16));
-    let report = bed.refused(100 * MIB);
+    let kept = bed.take(64 * MIB);
+    bed.history().start(&RecordOptions::at_most(16));
+    let report = bed.fail(100 * MIB, HOME);
     assert_eq!(seen.load(Ordering::Relaxed), 1);
     assert_eq!((report.allocated_bytes, report.reserved_bytes), (64 * MIB, 64 * MIB));
     assert_eq!(report.device_total_bytes, Some(128 * MIB));
     assert_eq!(report.driver.as_ref().unwrap().kind(), DriverErrorKind::OutOfMemory);
     let mut events = Vec::new();
-    bed.allocator.history().drain_into(&mut events);
+    bed.history().drain_into(&mut events);
     assert!(events.iter().any(|event| event.action == Action::OutOfMemory));
     bed.give(kept);
 }
@@ -261,7 +254,7 @@ fn free_memory_callbacks_are_asked_before_anything_is_waited_for() {
     let waits = machine.0.calls("synchronize_device");
     let block = allocator.take(96 * MIB);
     assert_eq!(machine.0.calls("synchronize_device"), waits);
-    allocator.free(block).unwrap();
+    allocator.give(block);
 }
 
 #[test]
@@ -269,24 +262,24 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
     let bed = sim(256);
     let driver = bed.machine.driver();
     let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
-    let block = bed.take(32 * MIB, a);
+    let block = bed.take_on(32 * MIB, a);
     let address = block.address();
-    bed.allocator.record_stream(&block, b).unwrap();
-    bed.allocator.record_stream(&block, a).unwrap();
-    assert_eq!(note(&bed.allocator, "own_stream_recorded"), 1);
-    bed.allocator.reset_accumulated();
-    assert_eq!(note(&bed.allocator, "own_stream_recorded"), 0);
+    bed.record_stream(&block, b).unwrap();
+    bed.record_stream(&block, a).unwrap();
+    assert_eq!(note(&bed, "own_stream_recorded"), 1);
+    bed.reset_accumulated();
+    assert_eq!(note(&bed, "own_stream_recorded"), 0);
     bed.give(block);
     // Neither stream's order says that b has finished.
     for stream in [a, b] {
-        let other = bed.take(32 * MIB, stream);
+        let other = bed.take_on(32 * MIB, stream);
         assert_ne!(other.address(), address);
         bed.give(other);
     }
     bed.machine.finish_stream(b);
     bed.machine.finish_stream(a);
     driver.synchronize_device().unwrap();
-    let again = bed.take(32 * MIB, b);
+    let again = bed.take_on(32 * MIB, b);
     assert_eq!(again.address(), address, "the lowest range is free for everybody now");
     bed.give(again);
 }
@@ -296,11 +289,11 @@ fn captures_are_asked_for_no_more_than_once_for_each_stream_while_no_scope_is_op
     let bed = sim(256);
     let driver = &bed.machine.0;
     let [a, b] = [0, 1].map(|_| driver.create_stream().unwrap());
-    let plain = bed.take(MIB, a);
+    let plain = bed.take_on(MIB, a);
     bed.give(plain);
     assert_eq!(driver.calls("capture_status"), 0);
-    let used = bed.take(MIB, a);
-    bed.allocator.record_stream(&used, b).unwrap();
+    let used = bed.take_on(MIB, a);
+    bed.record_stream(&used, b).unwrap();
     bed.give(used);
     assert_eq!(driver.calls("capture_status"), 2, "when they are joined");
     assert_eq!(bed.allocated(), (0, 0, 0));
@@ -310,21 +303,21 @@ fn captures_are_asked_for_no_more_than_once_for_each_stream_while_no_scope_is_op
 fn threads_together_do_not_pass_the_limit() {
     let bed = sim(256);
     for limit_mib in [1, 7, 32] {
-        bed.allocator.set_limit_bytes(Some(limit_mib * MIB));
+        bed.set_limit_bytes(Some(limit_mib * MIB));
         let meet = std::sync::Barrier::new(4);
         let held: Vec<Allocation> = std::thread::scope(|threads| {
             let take = || -> Vec<Allocation> {
                 meet.wait();
                 let request = Request::new(MIB, StreamId::DEFAULT);
-                (0..limit_mib).filter_map(|_| bed.allocator.allocate(request).ok()).collect()
+                (0..limit_mib).filter_map(|_| bed.allocate(request).ok()).collect()
             };
             let all: Vec<_> = (0..4).map(|_| threads.spawn(take)).collect();
             all.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
         assert_eq!(held.len() as u64, limit_mib, "as many as fit and no more");
         held.into_iter().for_each(|block| bed.give(block));
-        bed.allocator.set_limit_bytes(None);
-        let more = bed.take(64 * MIB, StreamId::DEFAULT);
+        bed.set_limit_bytes(None);
+        let more = bed.take(64 * MIB);
         bed.give(more);
     }
 }
@@ -335,16 +328,16 @@ fn bytes_that_another_stream_still_reads_stay_intact() {
     let bed = Bed::new(HostMachine::new(256 * MIB));
     let driver = bed.machine.driver();
     let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
-    let target = bed.take(MIB, b);
+    let target = bed.take_on(MIB, b);
     for round in 0..50 {
-        let source = bed.take(MIB, a);
+        let source = bed.take_on(MIB, a);
         bed.machine.write(source.address(), MIB, round, a).unwrap();
         // b is held back, then copies; meanwhile the source is freed and others want memory.
         bed.machine.spoil_later(target.address(), 64, b).unwrap();
         driver.copy(target.address(), source.address(), MIB, b).unwrap();
-        bed.allocator.record_stream(&source, b).unwrap();
+        bed.record_stream(&source, b).unwrap();
         bed.give(source);
-        let other = bed.take(MIB, a);
+        let other = bed.take_on(MIB, a);
         driver.fill(other.address(), 0xAA, MIB, a).unwrap();
         bed.give(other);
         bed.machine.verify(target.address(), MIB, round, b).unwrap();
@@ -355,84 +348,39 @@ fn bytes_that_another_stream_still_reads_stay_intact() {
 #[test]
 fn stale_foreign_and_wild_handles_are_refused() {
     let (bed, other) = (sim(256), sim(256));
-    let block = bed.take(MIB, StreamId::DEFAULT);
+    let block = bed.take(MIB);
     let address = block.address();
     let error = other.allocator.free(block).unwrap_err();
     assert!(matches!(error.reason, HandleError::Foreign { .. }));
     let block = error.allocation;
     let stale = Allocation::new(address, MIB, block.owner(), block.token());
     bed.give(block);
-    let error = bed.allocator.free(stale).unwrap_err();
+    let error = bed.free(stale).unwrap_err();
     assert_eq!(error.reason, HandleError::Stale { address });
-    let fresh = bed.take(MIB, StreamId::DEFAULT);
+    let fresh = bed.take(MIB);
     assert_eq!(fresh.address(), address);
-    let error = bed.allocator.record_stream(&error.allocation, StreamId(1)).unwrap_err();
+    let error = bed.record_stream(&error.allocation, StreamId(1)).unwrap_err();
     assert_eq!(error, HandleError::Stale { address });
     for wild in [0, 1, address + 512, u64::MAX] {
         let unknown = HandleError::UnknownAddress { address: wild };
-        assert_eq!(bed.allocator.free_raw(wild), Err(unknown));
+        assert_eq!(bed.free_raw(wild), Err(unknown));
     }
-    bed.allocator.free_raw(address).unwrap();
+    bed.free_raw(address).unwrap();
     assert_eq!(bed.allocated(), (0, 0, 0));
-    assert!(matches!(bed.allocator.ask(0, StreamId::DEFAULT), Err(AllocError::ZeroBytes)));
-    assert!(matches!(
-        bed.allocator.ask(u64::MAX, StreamId::DEFAULT),
-        Err(AllocError::TooLarge { .. })
-    ));
-}
-
-#[test]
-fn every_call_of_the_driver_may_fail_and_nothing_is_lost() {
-    for at in 0..60 {
-        let sim = SimMachine::new(128 * MIB);
-        let faulty = Arc::new(Faulty::new(Arc::clone(&sim.0)));
-        let plan = FaultPlan { at, kind: DriverErrorKind::Other, repeat: false, only: None };
-        let Ok(allocator) = MallocAsyncAllocator::new(
-            Arc::clone(&faulty) as Arc<dyn Driver>,
-            &Settings { malloc_async_own_pool: at % 2 == 0, ..Settings::default() },
-        ) else {
-            panic!("nothing is armed yet");
-        };
-        let streams = [StreamId::DEFAULT, sim.0.create_stream().unwrap()];
-        faulty.arm(plan);
-        let mut held = Vec::new();
-        for step in 0..12u64 {
-            let stream = streams[usize::from(step % 2 == 1)];
-            if let Ok(block) = allocator.ask((step + 1) * MIB, stream) {
-                let _ = allocator.record_stream(&block, streams[0]);
-                held.push(block);
-            }
-            if step % 3 == 2 {
-                let block = held.remove(0);
-                if let Err(refused) = allocator.free(block) {
-                    held.push(refused.allocation);
-                }
-            }
-            let _ = allocator.empty_cache();
-        }
-        faulty.disarm();
-        let bytes: u64 = held.iter().map(Allocation::size_bytes).sum();
-        let s = allocator.statistics();
-        assert_eq!(s.allocated_bytes.all.current.unsigned_abs(), bytes, "call {at}");
-        assert_eq!(s.allocation.all.current.unsigned_abs(), held.len() as u64);
-        held.into_iter().for_each(|block| allocator.free(block).unwrap());
-        drop(allocator);
-        sim.0.destroy_stream(streams[1]).unwrap();
-        assert!(sim.held().is_nothing(), "call {at}: {:?}", sim.held());
-        assert_eq!(sim.used_bytes(), 0, "call {at}");
-    }
+    assert!(matches!(bed.ask(0, StreamId::DEFAULT), Err(AllocError::ZeroBytes)));
+    assert!(matches!(bed.ask(u64::MAX, StreamId::DEFAULT), Err(AllocError::TooLarge { .. })));
 }
 
 #[test]
 fn the_largest_request_that_fits_is_found_and_costs_nothing_afterwards() {
     let bed = sim(256);
-    let kept = bed.take(32 * MIB, StreamId::DEFAULT);
-    let info = bed.allocator.cache_info().unwrap();
+    let kept = bed.take(32 * MIB);
+    let info = bed.cache_info().unwrap();
     assert_eq!(info.device_free_bytes, 224 * MIB);
     assert_eq!(info.largest_cached_bytes, 224 * MIB);
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
-    bed.allocator.set_limit_bytes(Some(48 * MIB));
-    assert_eq!(bed.allocator.cache_info().unwrap().largest_cached_bytes, 16 * MIB);
+    assert_eq!(bed.statistics().reserved_bytes.all.current, 32 << 20);
+    bed.set_limit_bytes(Some(48 * MIB));
+    assert_eq!(bed.cache_info().unwrap().largest_cached_bytes, 16 * MIB);
     bed.give(kept);
 }
 
@@ -442,8 +390,7 @@ fn what_was_tried_goes_back_although_its_free_is_refused() {
     let faulty = Arc::new(Faulty::new(Arc::clone(&sim.0)));
     let driver = Arc::<Faulty<Arc<Sim>>>::clone(&faulty);
     let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
-    let (kind, only) = (DriverErrorKind::Other, Some("free_async"));
-    faulty.arm(FaultPlan { at: 0, kind, repeat: false, only });
+    faulty.fail_call(0, Some("free_async"));
     allocator.cache_info().expect_err("the driver refused");
     faulty.disarm();
     allocator.empty_cache().unwrap();
@@ -455,11 +402,10 @@ fn what_was_tried_goes_back_although_its_free_is_refused() {
 #[test]
 fn the_largest_request_counts_what_the_pool_holds_idle() {
     let bed = sim(128);
-    let (kept, idle) =
-        (bed.take(64 * MIB, StreamId::DEFAULT), bed.take(24 * MIB, StreamId::DEFAULT));
+    let (kept, idle) = (bed.take(64 * MIB), bed.take(24 * MIB));
     bed.give(idle);
     bed.machine.driver().synchronize_device().unwrap();
-    let info = bed.allocator.cache_info().unwrap();
+    let info = bed.cache_info().unwrap();
     // Idle pages move to where the rest comes, so both together serve one request.
     assert_eq!((info.device_free_bytes, info.largest_cached_bytes), (32 * MIB, 64 * MIB));
     bed.give(kept);
@@ -469,8 +415,7 @@ fn the_largest_request_counts_what_the_pool_holds_idle() {
 fn peers_reach_pools_of_before_and_after() {
     let options = SimOptions { reachable_devices: 1, ..SimOptions::default() };
     let sim = Arc::new(Sim::new(options));
-    let driver = Arc::clone(&sim) as Arc<dyn Driver>;
-    let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
+    let allocator = MallocAsyncAllocator::new(sim.clone(), &Settings::default()).unwrap();
     let peers = allocator.peer_access();
     assert!(peers.enable_peer_access(DeviceId(0)).is_err());
     assert!(peers.enable_peer_access(DeviceId(5)).is_err());
@@ -492,9 +437,8 @@ fn a_device_without_pools_is_refused_with_a_reason() {
 
 #[test]
 fn the_configuration_names_it() {
-    let table = stratalloc::config::KeyTable::default();
     for text in ["backend:cudaMallocAsync", "backend:hipMallocAsync,malloc_async_own_pool:True"] {
-        let config = Config::parse(text, &table).unwrap();
+        let config = config(text);
         let machine = SimMachine::new(64 * MIB);
         let strategy =
             stratalloc::registry::build(&config, machine.driver(), Default::default()).unwrap();

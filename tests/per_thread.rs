@@ -41,12 +41,6 @@ impl Bed {
         address
     }
 
-    /// Does something on a thread of its own.
-    #[track_caller]
-    fn elsewhere<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| scope.spawn(work).join().expect("it does not panic"))
-    }
-
     /// Bytes in callers' hands, and those that wait besides.
     fn live_and_draining(&self) -> (i64, i64) {
         let statistics = self.stats();
@@ -63,11 +57,11 @@ fn a_block_changes_threads_only_when_the_freeing_threads_work_is_done() {
             let address = bed.look(bytes, OWN);
             let size = i64::try_from(bytes).unwrap();
             assert_eq!(bed.live_and_draining(), (0, size), "{conf}: it waits");
-            let other = bed.elsewhere(|| bed.take(bytes, OWN));
+            let other = elsewhere(|| bed.take(bytes, OWN));
             assert_ne!(other.address(), address, "{conf}: work runs on it still");
             assert_eq!(bed.live_and_draining(), (size, size));
             bed.device.interceptor().finish_own();
-            let third = bed.elsewhere(|| bed.take(bytes, OWN));
+            let third = elsewhere(|| bed.take(bytes, OWN));
             assert_eq!(third.address(), address, "{conf}: nobody works on it any more");
             bed.check();
             bed.give(other);
@@ -88,7 +82,7 @@ fn a_free_waits_for_the_stream_of_the_thread_that_frees() {
         let address = block.address();
         // As if it had been handed over, behind the first thread's work.
         bed.device.interceptor().finish_own();
-        let finish = bed.elsewhere(|| {
+        let finish = elsewhere(|| {
             bed.give(bed.worked(block, OWN));
             bed.device.interceptor().stream(OWN).unwrap()
         });
@@ -104,7 +98,7 @@ fn a_free_waits_for_the_stream_of_the_thread_that_frees() {
 fn one_threads_work_does_not_hold_back_what_another_freed_later() {
     let bed = Bed::new(ROOMY, "");
     let first = bed.look(MIB, OWN);
-    let second = bed.elsewhere(|| {
+    let second = elsewhere(|| {
         let second = bed.look(MIB, OWN);
         bed.device.interceptor().finish_own();
         second
@@ -119,13 +113,13 @@ fn a_request_that_needs_the_memory_waits_for_the_other_threads_work() {
     for conf in BOTH {
         let bed = Bed::new(20 * MIB, conf);
         let address = bed.look(20 * MIB, OWN);
-        let other = bed.elsewhere(|| bed.take(20 * MIB, OWN));
+        let other = elsewhere(|| bed.take(20 * MIB, OWN));
         assert_eq!(other.address(), address, "{conf}");
         assert_eq!(bed.device.inner().calls("synchronize_event"), 1, "{conf}");
         bed.give(other);
         // Another stream gets the memory by way of the device.
         let stream = bed.device.create_stream().unwrap();
-        bed.elsewhere(|| bed.look(20 * MIB, stream));
+        elsewhere(|| bed.look(20 * MIB, stream));
         bed.check();
     }
 }
@@ -138,12 +132,12 @@ fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
         let address = bed.ask(MIB, OWN).map(|b| b.address()).unwrap();
         bed.device.fill(address, 1, MIB, OWN).unwrap();
         raw.free_raw(address).unwrap();
-        assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by address");
+        assert_ne!(elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by address");
         bed.device.inner().complete_all();
         bed.process_events();
         let there = bed.allocate(Request::new(MIB, OWN).at(address)).unwrap();
         bed.give(bed.worked(there, OWN));
-        assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: at an address");
+        assert_ne!(elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: at an address");
         bed.check();
     }
 }
@@ -159,10 +153,10 @@ fn a_private_pool_keeps_threads_apart_too() {
         let block = take();
         let address = block.address();
         bed.give(block);
-        let other = bed.elsewhere(take);
+        let other = elsewhere(take);
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
         bed.device.interceptor().finish_own();
-        let third = bed.elsewhere(take);
+        let third = elsewhere(take);
         assert_eq!(third.address(), address, "{conf}");
         bed.give(other);
         bed.give(third);
@@ -170,7 +164,7 @@ fn a_private_pool_keeps_threads_apart_too() {
         let scope = PoolScope::open(pools, pool, ScopeFilter::Stream(OWN)).unwrap();
         bed.device.inner().complete_all();
         let address = bed.look(MIB, OWN);
-        assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: in a scope");
+        assert_ne!(elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: in a scope");
         drop(scope);
         bed.check();
     }
@@ -207,15 +201,15 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         assert_ne!(bed.look(MIB, OWN), first, "{conf}: nothing passes in a capture");
         // Other threads' streams are not captured: theirs goes on as ever.
         let (before, stream) =
-            bed.elsewhere(|| (bed.look(MIB, OWN), bed.device.interceptor().stream(OWN).unwrap()));
+            elsewhere(|| (bed.look(MIB, OWN), bed.device.interceptor().stream(OWN).unwrap()));
         bed.device.inner().complete_stream(stream);
-        assert_eq!(bed.elsewhere(|| bed.look(MIB, OWN)), before, "{conf}");
+        assert_eq!(elsewhere(|| bed.look(MIB, OWN)), before, "{conf}");
         // Work from before the capture is in no graph.
         let address = eager.address();
         bed.give(eager);
         Capture::end(&*bed.device, OWN).unwrap();
         let graph = scope.finish();
-        assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by another thread");
+        assert_ne!(elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by another thread");
         assert_ne!(bed.look(MIB, OWN), address, "{conf}: its work runs still");
         bed.device.interceptor().finish_own();
         assert_eq!(bed.look(MIB, OWN), address, "{conf}");
@@ -241,7 +235,7 @@ fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off()
     Capture::end(&*bed.device, OWN).unwrap();
     let graph = scope.finish();
     let address = result.address();
-    bed.cross_stream().record_stream(&result, user).unwrap();
+    bed.record(&result, user);
     let result = bed.worked(bed.worked(result, user), OWN);
     let scope = begin(captured, PoolId::next_capture());
     bed.give(result);
@@ -288,10 +282,10 @@ fn what_a_checkpoint_brings_back_obeys_too() {
         let again = restored.live.pop().expect("it was live");
         bed.give(bed.worked(again, OWN));
         let take = || bed.take_in(pool, MIB, OWN);
-        let other = bed.elsewhere(take);
+        let other = elsewhere(take);
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
         bed.device.interceptor().finish_own();
-        let third = bed.elsewhere(take);
+        let third = elsewhere(take);
         assert_eq!(third.address(), address, "{conf}");
         [other, third].into_iter().for_each(|block| bed.give(block));
         drop(graph);
@@ -303,7 +297,7 @@ fn what_a_checkpoint_brings_back_obeys_too() {
 fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
     let bed = Bed::new(ROOMY, "expandable_segments:True");
     let pools = bed.private_pools();
-    bed.elsewhere(|| {
+    elsewhere(|| {
         let capture = Capture::begin(&*bed.device, OWN).unwrap();
         let filter = ScopeFilter::Capture(capture);
         let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
@@ -324,24 +318,22 @@ fn use_by_a_threads_own_stream_of_another_streams_block_is_waited_for() {
     let stream = bed.device.create_stream().unwrap();
     let block = bed.take(MIB, stream);
     let address = block.address();
-    bed.cross_stream().record_stream(&block, OWN).unwrap();
+    bed.record(&block, OWN);
     bed.give(bed.worked(block, OWN));
     bed.device.inner().complete_stream(stream);
-    assert_ne!(bed.elsewhere(|| bed.look(MIB, stream)), address);
+    assert_ne!(elsewhere(|| bed.look(MIB, stream)), address);
     bed.device.interceptor().finish_own();
     bed.device.inner().complete_stream(stream);
-    assert_eq!(bed.elsewhere(|| bed.look(MIB, stream)), address);
+    assert_eq!(elsewhere(|| bed.look(MIB, stream)), address);
     bed.check();
 }
 
 #[test]
 fn a_driver_that_fails_to_record_leaves_the_block_with_its_caller() {
     let device = Arc::new(Faulty::new(threaded(ROOMY)));
-    let driver = Arc::clone(&device) as Arc<dyn Driver>;
-    let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    let strategy = build(&Config::default(), device.clone(), BuildOptions::default()).unwrap();
     let block = strategy.take_on(MIB, OWN);
-    let kind = stratalloc::error::DriverErrorKind::Other;
-    device.arm(FaultPlan { at: 0, kind, repeat: false, only: Some("record_event") });
+    device.fail_call(0, Some("record_event"));
     let error = strategy.free(block).unwrap_err();
     device.disarm();
     strategy.free(error.allocation).unwrap();
@@ -353,16 +345,15 @@ fn a_driver_that_fails_to_record_leaves_the_block_with_its_caller() {
 fn on_a_device_without_such_a_stream_the_number_is_a_plain_one() {
     let sim = Arc::new(stratalloc::driver::Sim::new(Default::default()));
     assert!(!sim.is_per_thread_stream(OWN));
-    let driver = Arc::clone(&sim) as Arc<dyn Driver>;
-    let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    let strategy = build(&Config::default(), sim.clone(), BuildOptions::default()).unwrap();
     let look = || {
         let block = strategy.take_on(MIB, OWN);
         let address = block.address();
-        strategy.free(block).unwrap();
+        strategy.give(block);
         address
     };
     let first = look();
-    assert_eq!(std::thread::scope(|scope| scope.spawn(look).join().unwrap()), first);
+    assert_eq!(elsewhere(look), first);
     assert_eq!(sim.calls("record_event"), 0);
 }
 
@@ -387,20 +378,19 @@ fn a_gpus_per_thread_stream_is_one() {
     assert!(
         !cuda.is_per_thread_stream(StreamId::DEFAULT) && !cuda.is_per_thread_stream(StreamId(1))
     );
-    let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
-    let strategy = build(&Config::default(), driver, BuildOptions::default()).unwrap();
+    let strategy = build(&Config::default(), cuda.clone(), BuildOptions::default()).unwrap();
     let take = || strategy.take_on(512, OWN);
-    let elsewhere = || std::thread::scope(|scope| scope.spawn(take).join().unwrap());
+    let elsewhere = || elsewhere(take);
     // The segment is there, so that nothing is asked of the device while work is held back.
     let block = take();
     let address = block.address();
     let gate = cuda.hold_back(OWN).unwrap();
-    strategy.free(block).unwrap();
+    strategy.give(block);
     let other = elsewhere();
     gate.open();
     assert_ne!(other.address(), address, "work of this thread's stream is held back");
     cuda.synchronize_stream(OWN).unwrap();
     let third = elsewhere();
     assert_eq!(third.address(), address);
-    [other, third].into_iter().for_each(|block| strategy.free(block).unwrap());
+    [other, third].into_iter().for_each(|block| strategy.give(block));
 }

@@ -30,7 +30,7 @@ fn sim() -> Arc<Sim> {
 
 /// What a configuration string builds, on a device of its own.
 fn build(text: &str) -> Result<Strategy, BuildError> {
-    let config = Config::parse(text, &registry::key_table()).expect("a legal string");
+    let config = config(text);
     registry::build(&config, sim(), BuildOptions::default())
 }
 

@@ -19,7 +19,7 @@ use quickcheck::{Gen, QuickCheck};
 #[cfg(target_os = "linux")]
 use stratalloc::conformance::part::Part;
 #[cfg(target_os = "linux")]
-use stratalloc::driver::host::{Host, HostOptions};
+use stratalloc::driver::Host;
 
 use crate::common::Segments;
 #[cfg(target_os = "linux")]
@@ -56,7 +56,7 @@ fn in_real_memory(script: &Script, segments: Segments) -> Checked {
 /// A small device cut out of real memory: what `on_a_gpu` does, where there is none.
 #[cfg(target_os = "linux")]
 fn on_a_part_of_a_device(script: &Script, segments: Segments) -> Checked {
-    let host = Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() });
+    let host = Host::with_bytes(1 << 30);
     runner::run(&RealMachine::of(Part::new(Arc::new(host), 96 * MIB)), script, segments)
 }
 

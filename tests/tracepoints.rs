@@ -16,11 +16,11 @@ fn texts_of(note: &[u8]) -> Vec<String> {
 fn the_program_has_notes_of_malloc_with_four_arguments_and_of_free_with_one() {
     // Links the strategies in.
     for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
-        let config = Config::parse(conf, &KeyTable::default()).unwrap();
+        let config = config(conf);
         let device = std::sync::Arc::new(Sim::new(Default::default()));
         let allocator = registry::build(&config, device, BuildOptions::default()).unwrap();
         let block = allocator.take(512);
-        allocator.free(block).unwrap();
+        allocator.give(block);
     }
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     let program = &*program;

@@ -11,7 +11,7 @@ use super::report::{Device, Outcome};
 use super::script::{Op, Script};
 use super::search::{self, Broken};
 use super::suite::Case;
-use super::{Checked, Options};
+use super::{Checked, Options, accounts};
 use crate::allocator::{Caching, DeviceAllocator, Request};
 use crate::driver::{Driver, FaultPlan, Faulty};
 use crate::error::DriverErrorKind;
@@ -193,6 +193,7 @@ impl Case<'_> {
                 Step::Got => bed.hand_everything_back()?,
                 _ => return Err("nothing is live, and 4096 bytes do not fit".to_owned()),
             }
+            accounts::counters_end_at_nothing(bed)?;
             bed.forget_all()?;
             lines.borrow_mut().clone_from(&bed.lines);
             Ok(())

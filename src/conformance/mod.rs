@@ -77,6 +77,8 @@ use crate::registry::{self, BuildOptions, Constructed};
 
 pub use property::Property;
 pub use report::{Device, Failure, Outcome, Report};
+#[doc(hidden)]
+pub use search::histories;
 pub use suite::{run, test};
 
 /// What is wrong, or nothing.

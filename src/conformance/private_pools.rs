@@ -28,6 +28,7 @@ impl Case<'_> {
             SIZES.into_iter().try_for_each(|bytes| keeps_apart(bed, pool, bytes))?;
             routes_a_thread(bed, pool)?;
             routes_a_stream(bed, pool)?;
+            routes_to_the_newest(bed, pool)?;
             ends(bed, pool)
         })?;
         Ok(Outcome::Held { runs: 1 })
@@ -111,6 +112,14 @@ fn has_users(bed: &Bed<'_>, pool: PoolId, wanted: Option<u32>) -> Checked {
 fn begins(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     let done = pools(bed)?.retain_pool(pool);
     refused(bed, "use a pool that nobody made", done)?;
+    let done = pools(bed)?.release_pool(pool);
+    refused(bed, "release it", done)?;
+    let done = pools(bed)?.empty_pool(pool);
+    refused(bed, "empty it", done)?;
+    let done = pools(bed)?.live_addresses(pool);
+    refused(bed, "list its live blocks", done)?;
+    let done = bed.allocator.allocate(Request::new(512, bed.streams[0]).in_pool(pool));
+    refused(bed, "allocate in it", done)?;
     let done = pools(bed)?.create_pool(PoolId::DEFAULT, PoolOptions::default());
     refused(bed, "make the default pool", done)?;
     let done = pools(bed)?.create_pool(pool, PoolOptions::default());
@@ -154,24 +163,29 @@ fn routes_a_thread(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     refused(bed, "open a second scope of the pool", done)?;
     let own = take(bed, None, 4096, stream)?;
     holds(bed, pool, &[&own])?;
-    bed.lines.push("another thread allocates".to_owned());
+    let theirs = take_elsewhere(bed, stream)?;
+    holds(bed, pool, &[&own])?;
+    [own, theirs].into_iter().try_for_each(|kept| give(bed, kept))?;
+    closes(bed, pool)
+}
+
+/// A block that another thread allocates.
+fn take_elsewhere(bed: &mut Bed<'_>, stream: StreamId) -> Result<Kept, String> {
+    bed.lines.push(format!("another thread allocates 4096 bytes on stream {stream}"));
     let allocator = &bed.allocator;
-    let theirs = std::thread::scope(|scope| {
+    let made = std::thread::scope(|scope| {
         scope.spawn(|| allocator.allocate(Request::new(4096, stream))).join()
     });
-    let theirs = theirs.map_err(|_| "another thread's request panicked")?;
-    let allocation = theirs.map_err(|error| format!("another thread's request: {error}"))?;
-    holds(bed, pool, &[&own])?;
-    give(bed, own)?;
-    give(bed, Kept { allocation, bytes: 4096 })?;
-    closes(bed, pool)
+    let made = made.map_err(|_| "another thread's request panicked")?;
+    let allocation = made.map_err(|error| format!("another thread's request: {error}"))?;
+    Ok(Kept { allocation, bytes: 4096 })
 }
 
 fn routes_a_stream(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     let (stream, other) = (bed.streams[1], bed.streams[0]);
     let done = pools(bed)?.open_scope(pool, ScopeFilter::Stream(stream));
     works(bed, "open a scope of a stream", done)?;
-    let own = take(bed, None, 4096, stream)?;
+    let own = take_elsewhere(bed, stream)?;
     let theirs = take(bed, None, 4096, other)?;
     holds(bed, pool, &[&own])?;
     [own, theirs].into_iter().try_for_each(|kept| give(bed, kept))?;
@@ -179,6 +193,30 @@ fn routes_a_stream(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     let theirs = take(bed, None, 4096, stream)?;
     holds(bed, pool, &[])?;
     give(bed, theirs)
+}
+
+/// Of two open scopes that accept a request the newer one counts, until it is closed.
+fn routes_to_the_newest(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
+    let (stream, inner) = (bed.streams[0], PoolId::next_user());
+    let done = pools(bed)?.create_pool(inner, PoolOptions::default());
+    works(bed, "make a second pool", done)?;
+    let done = pools(bed)?.open_scope(pool, ScopeFilter::Stream(stream));
+    works(bed, "open a scope of a stream", done)?;
+    let done = pools(bed)?.open_scope(inner, ScopeFilter::this_thread());
+    works(bed, "open a scope of this thread and the second pool", done)?;
+    let newer = take(bed, None, 4096, stream)?;
+    holds(bed, inner, &[&newer])?;
+    closes(bed, inner)?;
+    let older = take(bed, None, 4096, stream)?;
+    holds(bed, pool, &[&older])?;
+    closes(bed, pool)?;
+    [newer, older].into_iter().try_for_each(|kept| give(bed, kept))?;
+    // The second pool has its maker and its scope, and the first one scope more.
+    for used in [inner, inner, pool] {
+        let done = pools(bed)?.release_pool(used);
+        works(bed, &format!("release pool {used}"), done)?;
+    }
+    Ok(())
 }
 
 fn closes(bed: &mut Bed<'_>, pool: PoolId) -> Checked {

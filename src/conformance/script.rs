@@ -129,34 +129,30 @@ impl Arbitrary for Op {
 }
 
 /// Operations in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Script {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Script<O = Op> {
     /// The operations.
-    pub(super) ops: Vec<Op>,
+    pub(super) ops: Vec<O>,
 }
 
-impl Script {
+impl<O> Default for Script<O> {
+    fn default() -> Self {
+        Self { ops: Vec::new() }
+    }
+}
+
+impl<O: Arbitrary> Script<O> {
     /// A script of `longest` operations or somewhat fewer, all of which `keep` wants; the same for the
     /// same seed.
     #[must_use]
-    pub(super) fn random(seed: u64, longest: usize, keep: fn(&Op) -> bool) -> Self {
+    pub(super) fn random(seed: u64, longest: usize, keep: fn(&O) -> bool) -> Self {
         let mut g = Gen::from_size_and_seed(longest.max(1), seed);
         let half = longest.div_ceil(2);
         let wanted = (half + usize::arbitrary(&mut g) % half.max(1)).max(1);
-        let drawn = std::iter::repeat_with(|| Op::arbitrary(&mut g));
+        let drawn = std::iter::repeat_with(|| O::arbitrary(&mut g));
         // An unlucky `keep` gives a short script, not an endless search.
         let ops = drawn.take(wanted * 8).filter(keep).take(wanted).collect();
         Self { ops }
-    }
-
-    /// The same with an end at which every block is freed and one is asked for that needs nearly all of a
-    /// device of `device_bytes`: idle memory goes back to the driver then.
-    #[must_use]
-    pub(super) fn pressed(&self, device_bytes: u64) -> Self {
-        let taken = self.ops.iter().filter(|op| matches!(op, Op::Allocate { .. }));
-        let frees = taken.map(|_| Op::Free { pick: 0 });
-        let large = Op::Allocate { bytes: device_bytes - device_bytes / 8, stream: 0 };
-        Self { ops: self.ops.iter().copied().chain(frees).chain([large]).collect() }
     }
 
     /// Scripts that are a little simpler: with parts taken out, or with one operation made simpler.
@@ -178,5 +174,17 @@ impl Script {
             })
         });
         without.chain(eased)
+    }
+}
+
+impl Script {
+    /// The same with an end at which every block is freed and one is asked for that needs nearly all of a
+    /// device of `device_bytes`: idle memory goes back to the driver then.
+    #[must_use]
+    pub(super) fn pressed(&self, device_bytes: u64) -> Self {
+        let taken = self.ops.iter().filter(|op| matches!(op, Op::Allocate { .. }));
+        let frees = taken.map(|_| Op::Free { pick: 0 });
+        let large = Op::Allocate { bytes: device_bytes - device_bytes / 8, stream: 0 };
+        Self { ops: self.ops.iter().copied().chain(frees).chain([large]).collect() }
     }
 }

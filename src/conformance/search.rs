@@ -1,8 +1,12 @@
 //! Runs scripts until one fails, and looks for the shortest that still does.
 
 use std::any::Any;
+use std::fmt::Debug;
+use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+use quickcheck::Arbitrary;
 
 use super::bed::{Bed, Step};
 use super::laws::Law;
@@ -26,13 +30,13 @@ pub(super) struct Broken {
 }
 
 /// What one run found: nothing, or what is wrong and the lines that led there.
-pub(super) type Trial<'a> = &'a dyn Fn(&Script) -> Result<(), (String, Vec<String>)>;
+pub(super) type Trial<'a, O = Op> = &'a dyn Fn(&Script<O>) -> Result<(), (String, Vec<String>)>;
 
 /// Tries random scripts; the first that fails is made as short as it can be.
-pub(super) fn scripts(
+pub(super) fn scripts<O: Arbitrary>(
     options: &Options,
-    keep: fn(&Op) -> bool,
-    trial: Trial<'_>,
+    keep: fn(&O) -> bool,
+    trial: Trial<'_, O>,
 ) -> Result<(), Broken> {
     for n in 0..options.scripts {
         let seed = options.seed.wrapping_add(n);
@@ -49,10 +53,33 @@ pub(super) fn scripts(
     Ok(())
 }
 
-fn shortest(
-    mut script: Script,
+/// Random histories of a test's own operations, of at most `longest` each. Panics with the shortest that
+/// fails.
+///
+/// # Panics
+///
+/// When `run` finds something wrong or panics.
+pub fn histories<O: Arbitrary + Debug>(
+    histories: u64,
+    longest: usize,
+    run: impl Fn(&[O]) -> Checked,
+) {
+    // Other histories each time: what fails is printed whole.
+    let seed = RandomState::new().hash_one(longest);
+    let options = Options { scripts: histories, longest, seed, ..Options::default() };
+    let found = scripts(&options, |_| true, &|script: &Script<O>| {
+        let lines = || script.ops.iter().map(|op| format!("{op:?}")).collect();
+        guarded(|| run(&script.ops)).map_err(|what| (what, lines()))
+    });
+    if let Err(Broken { what, lines, .. }) = found {
+        panic!("{what}\nafter:\n  {}", lines.join(",\n  "));
+    }
+}
+
+fn shortest<O: Arbitrary>(
+    mut script: Script<O>,
     mut found: (String, Vec<String>),
-    trial: Trial<'_>,
+    trial: Trial<'_, O>,
 ) -> (String, Vec<String>) {
     let mut left = SHRINK_MAX;
     loop {

@@ -11,7 +11,7 @@ use crate::common::prelude::*;
 
 fn handle(conf: &str) -> Option<(MutexGuard<'static, ()>, Handle)> {
     let (alone, cuda) = device()?;
-    let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+    let config = config(conf);
     Some((alone, Handle::build(&config, cuda).expect("the device can")))
 }
 
@@ -171,7 +171,7 @@ fn streams_of_other_devices_and_contexts_are_refused() {
 
 fn handle_config() -> &'static Config {
     static CONFIG: std::sync::OnceLock<Config> = std::sync::OnceLock::new();
-    CONFIG.get_or_init(|| Config::parse(CONFS[0], &KeyTable::default()).expect("a legal string"))
+    CONFIG.get_or_init(|| config(CONFS[0]))
 }
 
 /// Stream-ordered calls leave the thread's context alone where the stream says by itself where it
@@ -190,7 +190,7 @@ fn another_context_of_the_thread_is_in_nobodys_way() {
             let mut seen = vec![0; 4 << 20];
             driver.copy_to_host(&mut seen, block.address(), stream).unwrap();
             assert!(seen.iter().all(|byte| *byte == value), "{stream}");
-            handle.free(block).unwrap();
+            handle.give(block);
             let current = cudarc::driver::result::ctx::get_current().unwrap();
             assert_eq!(current, Some(other.cu_ctx()), "{stream}: it is current as before");
         }

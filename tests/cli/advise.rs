@@ -1,8 +1,7 @@
 //! What to set, why, and who holds the memory: `advise` as a script and as a person sees it.
 
+use super::made::{MIB, Made};
 use super::*;
-
-const MIB: u64 = 1 << 20;
 
 fn advised(args: &[&str]) -> Value {
     ok(&[&["advise", "--quick", "--json"][..], args].concat()).json()
@@ -65,17 +64,14 @@ fn recording_with_stacks() -> String {
             {{"filename":"train.py","line":{line},"name":"{function}"}}]"#
         )
     };
-    let mut events = Vec::new();
+    let mut made = Made::default();
     for (at, (function, line)) in
-        [("keep\\u001b[2J", 10), ("grow", 20), ("grow", 20)].into_iter().enumerate()
+        (1_u64..).zip([("keep\\u001b[2J", 10), ("grow", 20), ("grow", 20)])
     {
-        let address = (at as u64 + 1) << 30;
-        let bytes = (at as u64 + 1) * 30 * MIB;
-        let place = format!(r#""addr":{address},"size":{bytes},"stream":0"#);
-        events.push(format!(r#"{{"action":"segment_alloc",{place}}}"#));
-        events.push(format!(r#"{{"action":"alloc",{place},{}}}"#, frames(function, line)));
+        made.segment(at << 30, at * 30 * MIB);
+        made.alloc_with(at << 30, at * 30 * MIB, &format!(",{}", frames(function, line)));
     }
-    format!(r#"{{"segments":[],"device_traces":[[{}]]}}"#, events.join(","))
+    made.json()
 }
 
 #[test]
@@ -138,44 +134,23 @@ pub(super) fn recording_that_begins_late() -> String {
         [("model.py", 39, "forward"), ("model.py", 257, "forward"), ("train.py", 9, "main")];
     let einsum = [("einops/einops.py", 939, "einsum")];
     let base = 1_u64 << 40;
-    let mut events = Vec::new();
-    let mut event = |action: &str, at: u64, bytes: u64, more: &str| {
-        let place = base + (at << 30);
-        events.push(format!(
-            r#"{{"action":"{action}","addr":{place},"size":{bytes},"stream":0{more}}}"#
-        ));
-    };
-    let mut live = vec![(0, 40 * MIB), (1, 40 * MIB)];
+    let mut made = Made::default();
+    for at in 0..2 {
+        made.segment(base + (at << 30), 40 * MIB);
+        made.alloc(base + (at << 30), 40 * MIB);
+    }
+    made.forget_entries();
     for layer in 0..24 {
         let code = match layer % 4 {
             0 | 1 => stack(layer % 2 == 0, &attention, &[]),
             2 => stack(layer % 8 == 2, &linear, &einsum),
             _ => stack(false, &output, &einsum),
         };
-        let (at, bytes) = (layer + 2, if layer % 4 == 3 { 4 * MIB } else { 6 * MIB });
-        event("segment_alloc", at, 20 * MIB, "");
-        event("alloc", at, bytes, &code);
-        live.push((at, bytes));
+        let (place, bytes) = (base + ((layer + 2) << 30), if layer % 4 == 3 { 4 } else { 6 });
+        made.segment(place, 20 * MIB);
+        made.alloc_with(place, bytes * MIB, &code);
     }
-    let segments = live.iter().map(|(at, bytes)| {
-        let size = if *at < 2 { 40 * MIB } else { 20 * MIB };
-        let block = |size: u64, state: &str| {
-            format!(r#"{{"size":{size},"requested_size":{size},"state":"{state}"}}"#)
-        };
-        let free = (size > *bytes).then(|| block(size - bytes, "inactive"));
-        let blocks: Vec<String> = [block(*bytes, "active_allocated")].into_iter().chain(free).collect();
-        format!(
-            r#"{{"address":{},"total_size":{size},"stream":0,"segment_type":"large","segment_pool_id":[0,0],"is_expandable":false,"blocks":[{}]}}"#,
-            base + (at << 30),
-            blocks.join(",")
-        )
-    });
-    let segments: Vec<String> = segments.collect();
-    format!(
-        r#"{{"segments":[{}],"device_traces":[[{}]],"allocator_settings":{{"PYTORCH_CUDA_ALLOC_CONF":""}}}}"#,
-        segments.join(","),
-        events.join(",")
-    )
+    made.json()
 }
 
 #[test]

@@ -59,6 +59,18 @@ impl Made {
         self.live.insert(address, bytes);
     }
 
+    /// The same with more fields of the entry.
+    pub(super) fn alloc_with(&mut self, address: u64, bytes: u64, more: &str) {
+        self.alloc(address, bytes);
+        let entry = self.entries.last_mut().expect("that of the request");
+        entry.insert_str(entry.len() - 1, more);
+    }
+
+    /// What happened so far happened before the recording began.
+    pub(super) fn forget_entries(&mut self) {
+        self.entries.clear();
+    }
+
     /// A block that is freed at once.
     pub(super) fn free(&mut self, address: u64, bytes: u64) {
         self.entry("free_requested", address, bytes);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, Faulty, Held, Sim};
+use stratalloc::driver::{Driver, FaultPlan, Faulty, Held, Sim};
+use stratalloc::error::DriverErrorKind;
 
 /// A device that can say what it has given out.
 pub(crate) trait Base: Driver + Sized + 'static {
@@ -93,5 +94,17 @@ impl Base for super::gpu::Gpu {
 
     fn held(&self) -> Held {
         self.held()
+    }
+}
+
+/// Calls that fail on purpose.
+pub(crate) trait Breaks {
+    /// Lets the `at`-th call from now on fail, or of all calls named `only`.
+    fn fail_call(&self, at: u64, only: Option<&'static str>);
+}
+
+impl<D: Driver> Breaks for Faulty<D> {
+    fn fail_call(&self, at: u64, only: Option<&'static str>) {
+        self.arm(FaultPlan { at, kind: DriverErrorKind::Other, repeat: false, only });
     }
 }

@@ -2,10 +2,12 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use stratalloc::allocator::{
     Allocation, Caching, Checkpoints, Counters, CrossStream, DeviceAllocator, Expandable, Hooks,
-    PeerAccess, PoolScope, PrivatePools, Recording, Request, ScopeFilter, Sharing,
+    MemoryPool, PeerAccess, PoolOptions, PoolScope, PrivatePools, Recording, Request, ScopeFilter,
+    Sharing,
 };
 use stratalloc::config::{Config, Settings};
 use stratalloc::driver::{Capture, Driver, Sim};
@@ -132,13 +134,20 @@ pub(crate) trait Tested: DeviceAllocator {
         self.free(block).expect("the block is live");
     }
 
-    /// Allocates and frees; returns the address.
+    /// How often an observer hears from now on that a request ran out of memory.
+    fn ooms_told(&self) -> Arc<AtomicUsize> {
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&told);
+        self.hooks().add_oom_observer(Arc::new(move |_| {
+            count.fetch_add(1, SeqCst);
+        }));
+        told
+    }
+
+    /// A new private pool.
     #[track_caller]
-    fn visit(&self, bytes: u64, stream: StreamId) -> u64 {
-        let block = self.take_on(bytes, stream);
-        let address = block.address();
-        self.give(block);
-        address
+    fn pool(&self) -> MemoryPool<'_> {
+        MemoryPool::new(self.private_pools(), PoolOptions::default()).expect("its id is new")
     }
 
     #[track_caller]
@@ -165,6 +174,12 @@ impl Built for Switchable {
     fn built(config: &Config, driver: Arc<dyn Driver>) -> Self {
         Self::build(config, driver, BuildOptions::default()).expect("the device can do it")
     }
+}
+
+/// Does something on a thread of its own.
+#[track_caller]
+pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(work).join().expect("it does not panic"))
 }
 
 /// The configuration that a text names.

@@ -2,7 +2,8 @@
 //!
 //! Each test program compiles this folder for itself and uses a part of it. Laws return what is
 //! wrong as text instead of panicking, so that a property test can shrink without noise.
-//! Read next: `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
+//! Read next: `bed` (a device with an allocator on it), `prelude` (what most tests import),
+//! `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
 //! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts),
 //! `racing` (one on which others act between two calls), `threaded` (one with a stream of each thread),
 //! `crowded` (one with other processes on it), `stacks` (who asked, counted), `runs` (how many random

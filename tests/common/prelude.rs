@@ -8,6 +8,7 @@ pub(crate) use stratalloc::allocator::{
     PoolScope, PrivatePools, Request, ScopeFilter, Token,
 };
 pub(crate) use stratalloc::config::{Compat, Config, KeyTable, Settings};
+pub(crate) use stratalloc::conformance::histories;
 pub(crate) use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 pub(crate) use stratalloc::driver::{Capture, Driver, FaultPlan, Faulty, Sim};
 pub(crate) use stratalloc::error::{
@@ -22,7 +23,8 @@ pub(crate) use stratalloc::strategies::native::{Engine, EngineOptions};
 pub(crate) use stratalloc::strategies::{MallocAsyncAllocator, PluggableAllocator, Strategy};
 pub(crate) use stratalloc::switch::Switchable;
 
-pub(crate) use super::base::Base;
-pub(crate) use super::bed::{BOTH, Bed, BedOn, Built, FAR, HOME, ROOMY, SIDE, Tested, config};
+pub(crate) use super::base::{Base, Breaks};
+pub(crate) use super::bed::{BOTH, Bed, BedOn, FAR, HOME, ROOMY, SIDE, Tested, config, elsewhere};
 pub(crate) use super::machine::{Machine, SimMachine};
+pub(crate) use super::runs::runs;
 pub(crate) use super::{Checked, law};

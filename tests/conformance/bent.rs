@@ -151,7 +151,11 @@ impl PrivatePools for Bent {
     }
 
     fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        if self.bend == Bend::EndsNoPool { Ok(()) } else { self.pools().release_pool(pool) }
+        if self.bend == Bend::EndsNoPool && self.pool_users(pool).is_some() {
+            Ok(())
+        } else {
+            self.pools().release_pool(pool)
+        }
     }
 
     fn pool_users(&self, pool: PoolId) -> Option<u32> {

@@ -14,11 +14,7 @@ use crate::common::prelude::*;
 /// Changes what an allocator tells.
 type Misstate = fn(&mut Statistics);
 
-/// What the suite says of a defect on the simulated device.
-fn caught(defect: Defect, by: Property) -> Failure {
-    caught_on(Device::Sim, defect, by)
-}
-
+/// The failure that the suite finds.
 fn caught_on(device: Device, defect: Defect, by: Property) -> Failure {
     let name = format!("{defect:?}");
     let found = test(&name, &toy(defect), by, device, &Options::default());
@@ -36,34 +32,38 @@ fn the_same_allocator_without_a_defect_conforms() {
     }
 }
 
-#[test]
-fn two_live_blocks_in_one_place_are_caught_in_four_operations() {
-    let failure = caught(Defect::Overlaps, Property::LiveBlocksNeverOverlap);
-    assert!(failure.what.contains("overlaps block"), "{failure}");
-    assert_eq!(failure.lines.len(), 4, "allocate, free, allocate, allocate: {failure}");
-}
+/// A defect, the property that it breaks, words of the failure, and the shortest history that shows it.
+type Caught = (Defect, Property, &'static str, Option<&'static str>);
 
 #[test]
-fn reuse_while_another_stream_works_is_caught() {
-    let failure = caught(Defect::ReusesEarly, Property::ReuseWaitsForWork);
-    assert_eq!(failure.lines.len(), 4, "allocate, use, free, allocate: {failure}");
-}
-
-#[test]
-fn reuse_by_another_stream_is_caught() {
-    let failure = caught(Defect::MixesStreams, Property::ReuseWaitsForWork);
-    assert_eq!(failure.lines.len(), 3, "allocate, free, allocate: {failure}");
-}
-
-#[test]
-fn a_block_that_is_lost_is_caught() {
-    let failure = caught(Defect::LosesABlock, Property::EverythingIsGivenBack);
-    assert!(failure.what.contains("still held"), "{failure}");
-}
-
-#[test]
-fn counters_that_forget_are_caught() {
-    caught(Defect::CountsWrong, Property::CountersEqualARecount);
+fn each_defect_is_caught_with_its_words_and_the_shortest_history() {
+    use Property::*;
+    let cases: [Caught; 15] = [
+        (Defect::Overlaps, LiveBlocksNeverOverlap, "overlaps block", Some("a f a a")),
+        (Defect::ReusesEarly, ReuseWaitsForWork, "still uses", Some("a s f a")),
+        (Defect::MixesStreams, ReuseWaitsForWork, "still uses", Some("a f a")),
+        (Defect::LosesABlock, EverythingIsGivenBack, "still held", None),
+        (Defect::CountsWrong, CountersEqualARecount, "", None),
+        (Defect::FreesTwice, WrongHandlesAreRefused, "", Some("a f f")),
+        (Defect::FreesForeign, WrongHandlesAreRefused, "", Some("a f")),
+        (Defect::TooSmall, BlocksAreAsLargeAsAsked, "", Some("a")),
+        (Defect::PanicsOnZero, IllegalRequestsAreRefused, "nobody asks for nothing", Some("a")),
+        (Defect::IgnoresPlaces, IllegalRequestsAreRefused, "which nobody made", None),
+        (Defect::LeaksOnFailure, DriverFailuresLoseNothing, "driver call", None),
+        (Defect::Races, ThreadsGetBlocksOfTheirOwn, "while another thread holds", None),
+        (Defect::MuteOutOfMemory, RunningOutIsAnError, "speaks of 0 bytes", None),
+        (Defect::KeepsIdle, RunningOutIsAnError, "do not fit", None),
+        (Defect::ServesNobody, RunningOutIsAnError, "do not fit", None),
+    ];
+    for (defect, by, words, history) in cases {
+        let failure = caught_on(Device::Sim, defect, by);
+        assert!(failure.what.contains(words), "{failure}");
+        if let Some(history) = history {
+            // The first letters of its lines: allocate, stream .. uses, free.
+            let letters: Vec<_> = failure.lines.iter().map(|line| &line[..1]).collect();
+            assert_eq!(letters.join(" "), history, "{failure}");
+        }
+    }
 }
 
 #[test]
@@ -136,37 +136,6 @@ fn what_is_not_counted_is_not_judged() {
     }
 }
 
-#[test]
-fn a_handle_that_is_taken_twice_is_caught() {
-    let failure = caught(Defect::FreesTwice, Property::WrongHandlesAreRefused);
-    assert_eq!(failure.lines.len(), 3, "allocate, free, free: {failure}");
-}
-
-#[test]
-fn a_foreign_handle_that_is_taken_is_caught() {
-    let failure = caught(Defect::FreesForeign, Property::WrongHandlesAreRefused);
-    assert_eq!(failure.lines.len(), 2, "allocate, free: {failure}");
-}
-
-#[test]
-fn a_block_that_is_too_small_is_caught_with_its_size() {
-    let failure = caught(Defect::TooSmall, Property::BlocksAreAsLargeAsAsked);
-    assert_eq!(failure.lines.len(), 1, "{failure}");
-}
-
-#[test]
-fn a_panic_on_zero_bytes_is_caught_with_its_words() {
-    let failure = caught(Defect::PanicsOnZero, Property::IllegalRequestsAreRefused);
-    assert!(failure.what.contains("nobody asks for nothing"), "{failure}");
-    assert_eq!(failure.lines, ["allocate 0 bytes"]);
-}
-
-#[test]
-fn an_allocator_that_ignores_where_a_block_must_lie_is_caught() {
-    let failure = caught(Defect::IgnoresPlaces, Property::IllegalRequestsAreRefused);
-    assert!(failure.what.contains("which nobody made"), "{failure}");
-}
-
 #[cfg(target_os = "linux")]
 #[test]
 fn work_that_really_runs_shows_reuse_that_is_too_early() {
@@ -186,12 +155,6 @@ fn a_write_into_somebody_elses_block_is_caught() {
 }
 
 #[test]
-fn a_block_that_is_lost_when_the_driver_fails_is_caught_with_the_call() {
-    let failure = caught(Defect::LeaksOnFailure, Property::DriverFailuresLoseNothing);
-    assert!(failure.what.contains("driver call"), "{failure}");
-}
-
-#[test]
 fn idle_blocks_that_are_lost_when_the_driver_does_not_take_one_back_are_caught() {
     for seed in [1, 1000, 2000, 3000] {
         let options = Options { seed, ..Options::default() };
@@ -205,24 +168,6 @@ fn idle_blocks_that_are_lost_when_the_driver_does_not_take_one_back_are_caught()
 }
 
 #[test]
-fn threads_that_get_the_same_block_are_caught() {
-    let failure = caught(Defect::Races, Property::ThreadsGetBlocksOfTheirOwn);
-    assert!(failure.what.contains("while another thread holds"), "{failure}");
-}
-
-#[test]
-fn an_error_without_numbers_is_caught() {
-    let failure = caught(Defect::MuteOutOfMemory, Property::RunningOutIsAnError);
-    assert!(failure.what.contains("speaks of 0 bytes"), "{failure}");
-}
-
-#[test]
-fn idle_memory_that_keeps_a_larger_block_away_is_caught() {
-    let failure = caught(Defect::KeepsIdle, Property::RunningOutIsAnError);
-    assert!(failure.what.contains("do not fit"), "{failure}");
-}
-
-#[test]
 fn capabilities_that_are_offered_and_do_nothing_are_caught() {
     for (bend, by, what) in [
         (Bend::TakesNoLimit, Property::LimitsAreRespected, "reserved under a limit"),
@@ -230,10 +175,10 @@ fn capabilities_that_are_offered_and_do_nothing_are_caught() {
         (Bend::EmptiesNothing, Property::EmptyingTheCacheKeepsLiveBlocks, "bytes are reserved"),
         (Bend::FreesAnyAddress, Property::BareAddressesAreChecked, "free_raw took"),
         (Bend::CallsNobody, Property::PressureHooksAreCalled, "no callback"),
-        (Bend::HasOnePool, Property::PrivatePoolsAreApart, "says that its live blocks"),
+        (Bend::HasOnePool, Property::PrivatePoolsAreApart, "to allocate in it was not refused"),
         (Bend::RoutesNobody, Property::PrivatePoolsAreApart, "says that its live blocks"),
         (Bend::RoutesEverybody, Property::PrivatePoolsAreApart, "says that its live blocks"),
-        (Bend::EndsNoPool, Property::PrivatePoolsAreApart, "should have Some(2) users"),
+        (Bend::EndsNoPool, Property::PrivatePoolsAreApart, "should have Some(3) users"),
     ] {
         for counts in [true, false] {
             let name = format!("{bend:?}, counts: {counts}");
@@ -270,15 +215,19 @@ fn a_cache_below_a_layer_that_counts_is_judged_by_the_device() {
 }
 
 #[test]
-fn an_allocator_that_serves_nobody_does_not_slip_through() {
-    let failure = caught(Defect::ServesNobody, Property::RunningOutIsAnError);
-    assert!(failure.what.contains("do not fit"), "{failure}");
-}
-
-#[test]
 fn no_scripts_at_all_are_taken_for_one() {
     let options = Options { scripts: 0, longest: 0, device_bytes: 0, seed: u64::MAX };
     let build = toy(Defect::None);
     let held = test("toy", &build, Property::LiveBlocksNeverOverlap, Device::Sim, &options);
     assert_eq!(held, Ok(Outcome::Held { runs: 1 }));
+}
+
+#[test]
+fn a_history_of_a_tests_own_operations_is_shortened_until_no_part_can_go() {
+    let large = |ops: &[u8]| ops.iter().filter(|op| **op > 9).count();
+    let failed = std::panic::catch_unwind(|| {
+        histories(10, 50, |ops| if large(ops) < 2 { Ok(()) } else { Err("two".to_owned()) });
+    });
+    let told = failed.expect_err("it fails").downcast::<String>().expect("in words");
+    assert_eq!(*told, "two\nafter:\n  10,\n  10");
 }

@@ -37,7 +37,7 @@ fn a_dropped_instance_gives_its_cache_back_and_its_live_blocks_when_they_are_fre
     let source = Counted::new();
     let (own, other) = (over(&source, ""), over(&Counted::new(), ""));
     let cached = take(&own, 100);
-    own.free(cached).unwrap();
+    own.give(cached);
     let (by_address, by_handle, buffer) = (take_raw(&own, 200), take(&own, 300), own.buffer(400));
     let stranger = take(&other, 1);
     drop(own);
@@ -157,7 +157,7 @@ fn nobody_runs_out_of_memory_that_another_thread_is_giving_back() {
         let settings = Settings::default();
         let own = CpuAllocator::with_source(DeviceId(0), &settings, slow, hand_clock().1).unwrap();
         let idle = take(&own, 800);
-        own.free(idle).unwrap();
+        own.give(idle);
         std::thread::scope(|scope| {
             scope.spawn(|| own.empty_cache().unwrap());
             both.wait();
@@ -203,7 +203,7 @@ fn a_block_goes_home_from_another_thread() {
         });
         scope.spawn(|| {
             for (block, buffer) in receive {
-                own.free(block).unwrap();
+                own.give(block);
                 drop(buffer);
             }
         });

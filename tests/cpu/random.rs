@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
 
-use quickcheck::{Arbitrary, Gen, QuickCheck};
+use quickcheck::{Arbitrary, Gen};
 use stratalloc::strategies::{CpuAllocator, CpuBuffer};
 
 use super::{ANY, Counted, hand_clock, statistics, timed};
@@ -205,15 +205,7 @@ fn run(steps: &[Step]) -> Result<(), String> {
 
 #[test]
 fn random_histories_follow_the_model() {
-    fn follows(steps: Vec<Step>) -> quickcheck::TestResult {
-        match run(&steps) {
-            Ok(()) => quickcheck::TestResult::passed(),
-            Err(wrong) => quickcheck::TestResult::error(wrong),
-        }
-    }
-    QuickCheck::new()
-        .tests(crate::common::runs::runs(400))
-        .quickcheck(follows as fn(Vec<Step>) -> quickcheck::TestResult);
+    histories(runs(400), 100, run);
 }
 
 /// Each thread writes its own mark all over its buffers and finds it again: no byte is two threads'.

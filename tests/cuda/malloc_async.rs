@@ -29,7 +29,7 @@ fn blocks_hold_bytes_and_the_cache_can_be_emptied() {
         .collect();
     for (block, value) in blocks {
         assert!(holds(&cuda, block.address(), block.size_bytes(), value, stream));
-        allocator.free(block).unwrap();
+        allocator.give(block);
     }
     let counters = allocator.counters();
     assert!(counters.statistics().reserved_bytes.all.current > 0);
@@ -60,14 +60,14 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
         }
         cuda.copy(target.address(), source.address(), 64 * MIB, side).unwrap();
         allocator.record_stream(&source, side).unwrap();
-        allocator.free(source).unwrap();
+        allocator.give(source);
         let other = take(64 * MIB, home);
         cuda.fill(other.address(), 99, 64 * MIB, home).unwrap();
         assert!(holds(&cuda, target.address(), 64 * MIB, round, side), "round {round}");
-        allocator.free(other).unwrap();
+        allocator.give(other);
         cuda.destroy_event(filled).unwrap();
     }
-    [target, slow].into_iter().for_each(|block| allocator.free(block).unwrap());
+    [target, slow].into_iter().for_each(|block| allocator.give(block));
 }
 
 /// A stream that was joined before its block is freed; a block from outside; a use on a side stream.
@@ -93,14 +93,14 @@ fn a_graph_is_captured_launched_and_freed() {
     order(side, main);
     cuda.copy(result.address(), on_side.address(), 4 * MIB, main).unwrap();
     allocator.record_stream(&on_side, main).unwrap();
-    allocator.free(on_side).unwrap();
+    allocator.give(on_side);
     // More than the graph ever needs at once, so freed memory must come back inside it.
     for value in 0..50 {
         let block = take(64 * MIB, main);
         cuda.fill(block.address(), value, 64 * MIB, main).unwrap();
-        allocator.free(block).unwrap();
+        allocator.give(block);
     }
-    allocator.free(outside).unwrap();
+    allocator.give(outside);
     assert_eq!(note(&allocator, "deferred_frees"), 1);
     let graph = cuda.end_capture(main).expect("every free is joined");
     let hold = scope.finish();
@@ -113,7 +113,7 @@ fn a_graph_is_captured_launched_and_freed() {
     let reserved = allocator.stats().reserved_bytes.all.peak;
     println!("graph and pool together: {reserved} bytes");
     assert!(reserved < 1 << 30, "50 blocks of 64 MiB shared their memory");
-    allocator.free(result).unwrap();
+    allocator.give(result);
     cuda.synchronize_device().unwrap();
     drop((graph, hold));
     allocator.empty_cache().unwrap();
@@ -133,7 +133,7 @@ fn the_limit_and_the_device_end_in_reports() {
         other => panic!("{other:?}"),
     }
     let block = allocator.take(MIB);
-    allocator.free(block).unwrap();
+    allocator.give(block);
 }
 
 /// No context is current on a new thread. A stream's handle says where it belongs; default streams are
@@ -151,7 +151,7 @@ fn a_thread_without_a_context_allocates_and_frees() {
                     let block = allocator.take_on(MIB, stream);
                     cuda.fill(block.address(), value, MIB, stream).unwrap();
                     assert!(holds(cuda, block.address(), MIB, value, stream), "{stream}");
-                    allocator.free(block).unwrap();
+                    allocator.give(block);
                 }
             });
         }

@@ -43,7 +43,7 @@ fn each_level_gathers_its_stacks_and_all_are_released() {
             assert_eq!(held.len(), usize::from(of_blocks), "{conf} {level:?}");
             assert!(held.iter().all(|frame| frame.function == "step"));
             drop((snapshot, held));
-            allocator.free(kept).unwrap();
+            allocator.give(kept);
             history.stop();
             assert_eq!(alive.load(Ordering::Relaxed), 0, "{conf} {level:?}");
         }
@@ -63,7 +63,7 @@ fn a_block_that_is_freed_lets_its_stack_go() {
     }
     // That of the first block, and that of the request for which the segment came: the same.
     assert_eq!(alive.load(Ordering::Relaxed), 1);
-    allocator.free(first).unwrap();
+    allocator.give(first);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn scopes_nest_and_say_what_a_thread_does() {
         let _compiled = Context::compiled("region 0/1");
         take(&allocator, 512, 0)
     };
-    allocator.free(block).unwrap();
+    allocator.give(block);
     let entries = history.entries();
     let contexts: Vec<_> = entries.iter().map(|entry| entry.context.clone().unwrap()).collect();
     let names = |context: &Context| -> Vec<String> {
@@ -119,7 +119,7 @@ impl Stack for Holding {
 impl Drop for Holding {
     fn drop(&mut self) {
         if let Some(block) = self.block.lock().take() {
-            self.allocator.free(block).expect("it is live");
+            self.allocator.give(block);
         }
     }
 }
@@ -163,7 +163,7 @@ fn trackers_hear_of_each_entry_and_may_allocate_and_go() {
         let angry = history.add_tracker(Arc::new(|_| panic::panic_any("not today")));
         let block = take(&allocator, 4096, 0);
         assert_eq!(heard.lock().last(), Some(&Action::Alloc), "{conf}");
-        allocator.free(block).unwrap();
+        allocator.give(block);
         let last: Vec<_> = heard.lock().iter().rev().take(2).copied().collect();
         assert_eq!(last, [Action::FreeCompleted, Action::FreeRequested], "{conf}");
         assert!(history.remove_tracker(id) && history.remove_tracker(angry));
@@ -224,7 +224,7 @@ fn stacks_of_the_program_are_held_once_and_begin_where_it_asked() {
         let is_caller = |frame: &Frame| frame.function.ends_with("take_a_thousand");
         assert!(frames.iter().any(is_caller), "{conf}: {frames:?}");
         drop(entries);
-        blocks.into_iter().for_each(|block| allocator.free(block).unwrap());
+        blocks.into_iter().for_each(|block| allocator.give(block));
         assert_eq!(provider.held(), 2, "{conf}: the frees are another place");
         history.stop();
         assert_eq!(provider.held(), 0, "{conf}");

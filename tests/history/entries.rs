@@ -46,7 +46,7 @@ fn every_strategy_records_requests_and_frees_and_shows_what_lives() {
         history.start(&RecordOptions::default());
         let [a, b] = [1000, 2000].map(|bytes| take(&allocator, bytes, 5));
         let (at_a, at_b) = (a.address(), b.address());
-        allocator.free(a).unwrap();
+        allocator.give(a);
         let seen = events(&history);
         let of = |action, address| {
             let found = seen.iter().find(|e| (e.action, e.address) == (action, address));
@@ -66,7 +66,7 @@ fn every_strategy_records_requests_and_frees_and_shows_what_lives() {
         assert_eq!(snapshot.entries.len(), seen.len(), "{conf}: reading takes nothing away");
         history.stop();
         assert!(history.entries().is_empty(), "{conf}: stopping forgets");
-        [before, b].into_iter().for_each(|block| allocator.free(block).unwrap());
+        [before, b].into_iter().for_each(|block| allocator.give(block));
         assert!(history.entries().is_empty(), "{conf}: nothing is recorded any more");
     }
 }
@@ -157,7 +157,7 @@ fn a_snapshot_adds_an_entry_that_the_next_snapshot_lists() {
         history.start(&RecordOptions::default().without(&[Action::Snapshot]).clearing());
         recording(&allocator).snapshot();
         assert_eq!(actions(&history), [], "{conf}: it can be left out");
-        live.into_iter().for_each(|block| allocator.free(block).unwrap());
+        live.into_iter().for_each(|block| allocator.give(block));
     }
 }
 
@@ -187,7 +187,7 @@ fn the_history_lives_through_a_switch() {
     assert!(Arc::ptr_eq(&history, recording(&allocator).history()));
     let live = recording(&allocator).snapshot().segments.len();
     assert_eq!(live, 2, "the replaced allocator's segment and the new one's block");
-    [old, new].into_iter().for_each(|block| allocator.free(block).unwrap());
+    [old, new].into_iter().for_each(|block| allocator.give(block));
     let [freed, completed] = [Action::FreeRequested, Action::FreeCompleted];
     let expected = [Action::SegmentAlloc, Action::Alloc, Action::Alloc];
     let seen = actions(&history);

@@ -5,7 +5,6 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use parking_lot::Mutex;
-use stratalloc::driver::host::HostOptions;
 use stratalloc::driver::{DriverResult, Host, Intercepted, Interceptor};
 use stratalloc::history::Entry;
 
@@ -18,7 +17,7 @@ const CONFS: [&str; 3] =
 const PAGE_STEP: usize = 2 << 20;
 
 fn host() -> Arc<dyn Driver> {
-    Arc::new(Host::new(HostOptions { total_bytes: GIB, ..HostOptions::default() }))
+    Arc::new(Host::with_bytes(GIB))
 }
 
 fn caching(allocator: &Switchable) -> &dyn Caching {
@@ -90,7 +89,7 @@ fn memory_is_announced_as_gone_before_another_thread_can_get_its_address() {
             let other = take(&allocator, 32 * MIB, 7);
             go.send(()).expect("the tracker waits");
             empties.join().expect("it ends").unwrap();
-            allocator.free(other).unwrap();
+            allocator.give(other);
         });
         caching(&allocator).empty_cache().unwrap();
         registered.check(conf);
@@ -139,7 +138,7 @@ fn memory_can_be_read_while_it_is_announced() {
         }));
         let block = take(&allocator, 32 * MIB, 0);
         allocator.driver().fill(block.address(), 0xAB, 32 * MIB, StreamId(0)).unwrap();
-        allocator.free(block).unwrap();
+        allocator.give(block);
         caching(&allocator).empty_cache().unwrap();
         let seen = seen.lock();
         assert!(seen.iter().all(|(_, was_readable, _)| *was_readable), "{conf}: {seen:?}");

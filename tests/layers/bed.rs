@@ -80,7 +80,7 @@ pub(crate) fn native(sim: &Arc<Sim>, raw_addresses: bool) -> Engine {
 }
 
 pub(crate) fn built(text: &str, driver: Arc<dyn Driver>, raw_addresses: bool) -> Strategy {
-    let config = Config::parse(text, &KeyTable::default()).expect(text);
+    let config = config(text);
     registry::build(&config, driver, BuildOptions { raw_addresses }).expect(text)
 }
 

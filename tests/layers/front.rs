@@ -14,39 +14,39 @@ const SIDE: StreamId = StreamId(64);
 #[test]
 fn a_freed_block_serves_the_next_request_of_its_size_and_the_strategy_never_hears_of_it() {
     let fronted = front(native(&sim(), false), KEPT_MAX);
-    let block = take(&fronted, 500, DEFAULT);
+    let block = fronted.take(500);
     let address = block.address();
-    fronted.free(block).unwrap();
+    fronted.give(block);
     assert_eq!(allocated(&fronted), 1, "for the strategy it is allocated");
     let kept = FrontCounts { hits: 0, misses: 1, frees: 1, held_blocks: 1, held_bytes: 512 };
     assert_eq!(fronted.here(), kept);
     let hits = || fronted.stats().hits;
     let before = hits();
-    let again = take(&fronted, 300, DEFAULT);
+    let again = fronted.take(300);
     assert_eq!((again.address(), again.size_bytes()), (address, 300));
     assert_eq!(hits(), before);
     let out = FrontCounts { hits: 1, misses: 1, frees: 1, held_blocks: 0, held_bytes: 0 };
     assert_eq!((fronted.here(), fronted.totals()), (out, out));
-    let other = take(&fronted, 513, DEFAULT);
+    let other = fronted.take(513);
     assert_ne!(other.address(), address);
-    fronted.free(again).unwrap();
-    fronted.free(other).unwrap();
+    fronted.give(again);
+    fronted.give(other);
     assert_eq!(fronted.here().held_bytes, 512 + 1024);
 }
 
 #[test]
 fn a_second_handle_of_a_kept_block_is_refused_and_comes_back() {
     let fronted = front(native(&sim(), false), KEPT_MAX);
-    let block = take(&fronted, 500, DEFAULT);
+    let block = fronted.take(500);
     let (address, owner, token) = (block.address(), block.owner(), block.token());
-    let spare = take(&fronted, 500, DEFAULT);
-    fronted.free(block).unwrap();
-    fronted.free(spare).unwrap();
+    let spare = fronted.take(500);
+    fronted.give(block);
+    fronted.give(spare);
     let refused = fronted.free(Allocation::new(address, 500, owner, token)).unwrap_err();
     assert_eq!(refused.reason, HandleError::Stale { address });
     assert_eq!(refused.allocation.address(), address);
     assert_eq!((fronted.here().held_blocks, allocated(&fronted)), (2, 2));
-    let (one, other) = (take(&fronted, 500, DEFAULT), take(&fronted, 500, DEFAULT));
+    let (one, other) = (fronted.take(500), fronted.take(500));
     assert_ne!(one.address(), other.address());
 }
 
@@ -55,8 +55,8 @@ fn what_comes_back_below_is_exactly_what_was_taken_there() {
     let two = Two::new(u64::MAX);
     let fronted = front(Arc::clone(&two), KEPT_MAX);
     // `Two` refuses a free whose size is not that of the request.
-    let blocks: Vec<_> = (1..2000).map(|bytes| take(&fronted, bytes * 40, DEFAULT)).collect();
-    blocks.into_iter().for_each(|block| fronted.free(block).unwrap());
+    let blocks: Vec<_> = (1..2000).map(|bytes| fronted.take(bytes * 40)).collect();
+    blocks.into_iter().for_each(|block| fronted.give(block));
     let here = fronted.here();
     assert!(here.held_blocks > 300 && here.held_bytes <= 4 << 20, "{here:?}");
     assert_eq!(two.live_bytes(), here.held_bytes);
@@ -72,15 +72,15 @@ fn empty_cache_lets_go_at_once_here_and_at_the_next_call_elsewhere() {
     let other = {
         let fronted = Arc::clone(&fronted);
         std::thread::spawn(move || {
-            fronted.free(take(&*fronted, 512, DEFAULT)).unwrap();
+            fronted.free(fronted.take(512)).unwrap();
             done.send(fronted.here()).unwrap();
             orders.recv().unwrap();
-            fronted.free(take(&*fronted, 2048, DEFAULT)).unwrap();
+            fronted.free(fronted.take(2048)).unwrap();
             done.send(fronted.here()).unwrap();
             orders.recv().unwrap();
         })
     };
-    fronted.free(take(&*fronted, 512, DEFAULT)).unwrap();
+    fronted.free(fronted.take(512)).unwrap();
     assert_eq!(from_other.recv().unwrap().held_bytes, 512);
     assert_eq!(allocated(&*fronted), 2);
     fronted.caching().empty_cache().unwrap();
@@ -100,38 +100,38 @@ fn empty_cache_lets_go_at_once_here_and_at_the_next_call_elsewhere() {
 fn kept_blocks_go_back_before_a_request_fails() {
     let two = Two::new(4096);
     let fronted = front(Arc::clone(&two), KEPT_MAX);
-    let blocks: Vec<_> = (0..8).map(|_| take(&fronted, 512, DEFAULT)).collect();
-    blocks.into_iter().for_each(|block| fronted.free(block).unwrap());
+    let blocks: Vec<_> = (0..8).map(|_| fronted.take(512)).collect();
+    blocks.into_iter().for_each(|block| fronted.give(block));
     assert_eq!(two.live_bytes(), 4096);
-    let whole = take(&fronted, 4096, DEFAULT);
+    let whole = fronted.take(4096);
     let failed = fronted.ask(1, DEFAULT);
     assert!(matches!(failed, Err(AllocError::OutOfMemory(_))));
-    fronted.free(whole).unwrap();
+    fronted.give(whole);
 }
 
 #[test]
 fn blocks_of_one_stream_are_kept_at_a_time() {
     let fronted = front(native(&sim(), false), KEPT_MAX);
-    let (ours, theirs) = (take(&fronted, 512, DEFAULT), take(&fronted, 512, SIDE));
-    fronted.free(ours).unwrap();
+    let (ours, theirs) = (fronted.take(512), fronted.take_on(512, SIDE));
+    fronted.give(ours);
     assert_eq!(fronted.here().held_blocks, 1);
-    fronted.free(theirs).unwrap();
+    fronted.give(theirs);
     assert_eq!((fronted.here().held_blocks, allocated(&fronted)), (1, 1), "the other's went back");
-    let default = take(&fronted, 512, DEFAULT);
+    let default = fronted.take(512);
     assert_eq!((fronted.here().held_blocks, allocated(&fronted)), (0, 1));
-    fronted.free(default).unwrap();
+    fronted.give(default);
 }
 
 #[test]
 fn a_block_that_another_stream_uses_is_not_kept() {
     let sim = sim();
     let fronted = front(native(&sim, false), KEPT_MAX);
-    let (used, plain) = (take(&fronted, 512, DEFAULT), take(&fronted, 512, DEFAULT));
-    fronted.cross_stream().record_stream(&used, SIDE).unwrap();
-    fronted.free(used).unwrap();
+    let (used, plain) = (fronted.take(512), fronted.take(512));
+    fronted.record(&used, SIDE);
+    fronted.give(used);
     let told = fronted.stats();
     assert_eq!((told.allocation.all.current, told.active.all.current), (1, 2), "it drains below");
-    fronted.free(plain).unwrap();
+    fronted.give(plain);
     assert_eq!(fronted.here().held_blocks, 1, "the mark was that block's alone");
     let foreign = take(&Two::new(10), 1, DEFAULT);
     let refused = fronted.cross_stream().record_stream(&foreign, SIDE).unwrap_err();
@@ -141,18 +141,18 @@ fn a_block_that_another_stream_uses_is_not_kept() {
 #[test]
 fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
     let fronted = front(native(&sim(), false), KEPT_MAX);
-    fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
-    let pool = MemoryPool::new(fronted.private_pools(), PoolOptions::default()).unwrap();
+    fronted.free(fronted.take(512)).unwrap();
+    let pool = fronted.pool();
     let scope = pool.enter().unwrap();
-    let inside = take(&fronted, 512, DEFAULT);
+    let inside = fronted.take(512);
     let live = fronted.private_pools().live_addresses(pool.id()).unwrap();
     assert_eq!(live, [inside.address()], "the kept block did not serve it");
     drop(scope);
     let before = fronted.here();
-    fronted.free(inside).unwrap();
+    fronted.give(inside);
     assert!(fronted.private_pools().live_addresses(pool.id()).unwrap().is_empty());
     assert_eq!(fronted.here().frees, before.frees, "a pool's block is not kept");
-    fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
+    fronted.free(fronted.take(512)).unwrap();
     assert_eq!(fronted.here().held_blocks, 1, "it goes on when the scope is closed");
     let refused = fronted.private_pools().close_scope(pool.id());
     assert!(refused.is_err());
@@ -162,24 +162,22 @@ fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
 #[test]
 fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
     let device = Arc::new(Faulty::new(Sim::new(SimOptions::default())));
-    let driver = Arc::<Faulty<Sim>>::clone(&device) as Arc<dyn Driver>;
-    let config = Config::parse("backend:cudaMallocAsync", &KeyTable::default()).unwrap();
-    let below = registry::build(&config, driver, BuildOptions::default()).unwrap();
+    let config = config("backend:cudaMallocAsync");
+    let below = registry::build(&config, device.clone(), BuildOptions::default()).unwrap();
     let fronted = front(below, KEPT_MAX);
     let [own, side] = [(); 2].map(|()| device.create_stream().unwrap());
     let pools = fronted.private_pools();
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = fronted.take_in(pool.id(), 4096, own);
-    fronted.cross_stream().record_stream(&block, side).unwrap();
+    fronted.record(&block, side);
     let capture = Capture::begin(&*device, own).unwrap();
     pools.open_scope(pool.id(), ScopeFilter::Capture(capture)).unwrap();
-    fronted.free(block).unwrap();
+    fronted.give(block);
     Capture::end(&*device, own).unwrap();
-    let (kind, only) = (DriverErrorKind::Other, Some("record_event"));
-    device.arm(FaultPlan { at: 0, kind, repeat: false, only });
+    device.fail_call(0, Some("record_event"));
     let closed = pools.close_scope(pool.id());
     assert!(matches!(closed, Err(PoolError::Driver(_))), "{closed:?}");
-    fronted.free(take(&fronted, 512, own)).unwrap();
+    fronted.free(fronted.take_on(512, own)).unwrap();
     assert_eq!(fronted.here().held_blocks, 1, "no scope is open");
 }
 
@@ -192,24 +190,24 @@ fn callers_that_know_addresses_only_cannot_use_it() {
 #[test]
 fn foreign_handles_and_odd_requests_pass_unkept() {
     let (fronted, other) = (front(native(&sim(), false), KEPT_MAX), Two::new(u64::MAX));
-    fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
-    let refused = fronted.free(take(&other, 512, DEFAULT)).unwrap_err();
+    fronted.free(fronted.take(512)).unwrap();
+    let refused = fronted.free(other.take(512)).unwrap_err();
     assert!(matches!(refused.reason, HandleError::Foreign { .. }));
     other.free(refused.allocation).unwrap();
     assert!(matches!(fronted.ask(0, DEFAULT), Err(AllocError::ZeroBytes)));
     let huge = fronted.ask(u64::MAX, DEFAULT);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
-    let large = take(&fronted, KEPT_MAX + 1, DEFAULT);
-    fronted.free(large).unwrap();
+    let large = fronted.take(KEPT_MAX + 1);
+    fronted.give(large);
     assert_eq!(fronted.here().held_blocks, 1);
     // Two fronts of one thread, one inside the other, and one after another in the same place.
     let twice = front(front(Two::new(u64::MAX), KEPT_MAX), KEPT_MAX);
-    twice.free(take(&twice, 100, DEFAULT)).unwrap();
-    assert_eq!(take(&twice, 100, DEFAULT).size_bytes(), 100);
+    twice.free(twice.take(100)).unwrap();
+    assert_eq!(twice.take(100).size_bytes(), 100);
     drop(twice);
     let next = front(Two::new(u64::MAX), KEPT_MAX);
     assert_eq!(next.here(), FrontCounts::default());
-    next.free(take(&next, 100, DEFAULT)).unwrap();
+    next.free(next.take(100)).unwrap();
     assert_eq!(next.here().held_blocks, 1);
 }
 
@@ -217,14 +215,14 @@ fn foreign_handles_and_odd_requests_pass_unkept() {
 fn blocks_that_are_refused_below_are_offered_again() {
     let two = Two::new(u64::MAX);
     let fronted = front(limit::limit(Arc::clone(&two), 4096), KEPT_MAX);
-    fronted.free(take(&fronted, 512, DEFAULT)).unwrap();
+    fronted.free(fronted.take(512)).unwrap();
     two.state.lock().stubborn = true;
-    fronted.free(take(&fronted, 512, SIDE)).unwrap();
+    fronted.free(fronted.take_on(512, SIDE)).unwrap();
     assert_eq!(two.live_bytes(), 1024, "the first was offered and refused");
     two.state.lock().stubborn = false;
-    let whole = take(&fronted, 4096, SIDE);
+    let whole = fronted.take_on(4096, SIDE);
     assert_eq!(two.live_bytes(), 4096, "both went back when memory was short");
-    fronted.free(whole).unwrap();
+    fronted.give(whole);
 }
 
 #[test]
@@ -246,7 +244,7 @@ fn blocks_may_be_freed_by_another_thread_than_the_one_that_took_them() {
                     strategy.free(held.pop_front().unwrap()).unwrap();
                 }
             }
-            held.into_iter().for_each(|block| strategy.free(block).unwrap());
+            held.into_iter().for_each(|block| strategy.give(block));
         });
         // A joined thread has run its destructors, which free the blocks that `front` kept for it.
         taking.join().unwrap();

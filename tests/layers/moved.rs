@@ -2,14 +2,14 @@
 
 use stratalloc::layers::align;
 
-use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use super::bed::{DEFAULT, Two, allocated, built, native, sim};
 use crate::common::prelude::*;
 
 #[test]
 fn every_block_starts_at_a_multiple_and_lies_inside_what_was_taken() {
     let two = Two::new(u64::MAX);
     let aligned = align::align(Arc::clone(&two), 256, 1);
-    let blocks: Vec<_> = (1..200).map(|bytes| take(&aligned, bytes, DEFAULT)).collect();
+    let blocks: Vec<_> = (1..200).map(|bytes| aligned.take(bytes)).collect();
     for block in &blocks {
         let (start, end) = (block.address(), block.address() + block.size_bytes());
         assert!(start.is_multiple_of(256));
@@ -17,7 +17,7 @@ fn every_block_starts_at_a_multiple_and_lies_inside_what_was_taken() {
             two.state.lock().live.iter().any(|(at, size)| *at <= start && end <= at + size);
         assert!(inside, "{block:?}");
     }
-    blocks.into_iter().for_each(|block| aligned.free(block).unwrap());
+    blocks.into_iter().for_each(|block| aligned.give(block));
     assert_eq!(two.live_bytes(), 0);
     let huge = aligned.ask(u64::MAX - 10, DEFAULT);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
@@ -37,17 +37,17 @@ fn an_allocator_that_keeps_less_than_was_said_is_found_out() {
 fn handles_of_moved_blocks_are_checked() {
     let (two, other) = (Two::new(u64::MAX), Two::new(u64::MAX));
     let aligned = align::align(Arc::clone(&two), 64, 1);
-    let block = take(&aligned, 10, DEFAULT);
+    let block = aligned.take(10);
     let (address, owner, token) = (block.address(), block.owner(), block.token());
     let forged = || stratalloc::allocator::Allocation::new(address, 10, owner, token);
     two.state.lock().stubborn = true;
     let block = aligned.free(block).unwrap_err().allocation;
     assert_eq!(block, forged(), "a refused free gives the handle back as it was");
     two.state.lock().stubborn = false;
-    aligned.free(block).unwrap();
+    aligned.give(block);
     let refused = aligned.free(forged()).unwrap_err();
     assert_eq!(refused.reason, HandleError::Stale { address });
-    let refused = aligned.free(take(&other, 10, DEFAULT)).unwrap_err();
+    let refused = aligned.free(other.take(10)).unwrap_err();
     assert!(matches!(refused.reason, HandleError::Foreign { .. }));
     other.free(refused.allocation).unwrap();
 }
@@ -55,7 +55,7 @@ fn handles_of_moved_blocks_are_checked() {
 #[test]
 fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below() {
     let aligned = align::align(native(&sim(), true), 4096, 512);
-    let (block, raw) = (take(&aligned, 100, DEFAULT), &aligned);
+    let (block, raw) = (aligned.take(100), &aligned);
     let bare = aligned.ask(100, DEFAULT).map(|b| b.address()).unwrap();
     assert!(block.address().is_multiple_of(4096) && bare.is_multiple_of(4096));
     let crossing = aligned.cross_stream();
@@ -63,7 +63,7 @@ fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below
     raw.record_stream_raw(bare, StreamId(64)).unwrap();
     let base = aligned.caching().base_allocation(&block).unwrap();
     assert!((base.address..base.address + base.size_bytes).contains(&block.address()));
-    aligned.free(block).unwrap();
+    aligned.give(block);
     raw.free_raw(bare).unwrap();
     assert_eq!(raw.free_raw(bare), Err(HandleError::UnknownAddress { address: bare }));
     let told = aligned.stats();
@@ -74,20 +74,17 @@ fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below
 
     let enough = align::align(native(&sim(), true), 512, 512);
     assert!(enough.control().private_pools.is_some() && enough.control().sharing.is_some());
-    enough.free(take(&enough, 1, DEFAULT)).unwrap();
+    enough.free(enough.take(1)).unwrap();
     assert_eq!(allocated(&enough), 0);
 }
 
 #[test]
 fn guards_are_for_memory_of_the_host_only() {
-    use stratalloc::config::{Config, KeyTable};
-    use stratalloc::registry::{self, BuildOptions};
-
-    let config = Config::parse("layers:[guard]", &KeyTable::default()).unwrap();
+    let config = config("layers:[guard]");
     let refused = registry::build(&config, sim(), BuildOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("driver is sim"), "{refused}");
     let plain = built("layers:[align:64KiB]", sim(), false);
-    assert!(take(&plain, 5, DEFAULT).address().is_multiple_of(64 << 10));
+    assert!(plain.take(5).address().is_multiple_of(64 << 10));
 }
 
 #[cfg(target_os = "linux")]
@@ -137,17 +134,17 @@ mod guards {
     #[test]
     fn bytes_written_past_a_block_are_told_with_their_place() {
         let bed = Bed::new();
-        let block = take(&bed.guarded, 1001, DEFAULT);
+        let block = bed.guarded.take(1001);
         let (start, end) = (block.address(), block.address() + 1001);
         bed.host.copy_from_host(start, &[7; 1001], DEFAULT).unwrap();
-        bed.guarded.free(block).unwrap();
+        bed.guarded.give(block);
         assert_eq!(bed.told.lock().as_slice(), [], "its own bytes are the caller's");
 
-        let block = take(&bed.guarded, 1001, DEFAULT);
+        let block = bed.guarded.take(1001);
         assert_eq!(block.address(), start);
         bed.host.copy_from_host(end + 3, &[1, GUARD, 2], DEFAULT).unwrap();
         bed.host.copy_from_host(start - 2, &[9, GUARD], DEFAULT).unwrap();
-        bed.guarded.free(block).unwrap();
+        bed.guarded.give(block);
         let told = std::mem::take(&mut *bed.told.lock());
         let [before, behind] = told.as_slice() else { panic!("{told:?}") };
         assert!(matches!(
@@ -171,11 +168,11 @@ mod guards {
     #[test]
     fn fresh_and_freed_memory_look_like_neither_zero_nor_data() {
         let bed = Bed::new();
-        let block = take(&bed.guarded, 600, DEFAULT);
+        let block = bed.guarded.take(600);
         let address = block.address();
         assert_eq!((bed.byte(address), bed.byte(address + 599)), (FRESH, FRESH));
         assert_eq!((bed.byte(address - 1), bed.byte(address + 600)), (GUARD, GUARD));
-        bed.guarded.free(block).unwrap();
+        bed.guarded.give(block);
         assert_eq!((bed.byte(address), bed.byte(address + 599)), (FREED, FREED));
     }
 
@@ -184,7 +181,7 @@ mod guards {
         let bed = Bed::new();
         let side = StreamId(64);
         let raw = &bed.guarded;
-        let address = take(&bed.guarded, 64, DEFAULT).address();
+        let address = bed.guarded.take(64).address();
         bed.host.synchronize_device().unwrap();
         raw.record_stream_raw(address, side).unwrap();
         let gate = bed.host.hold(side);
@@ -202,12 +199,12 @@ mod guards {
         let bed = Bed::new();
         let [own, side] = [0, 1].map(|_| bed.host.create_stream().unwrap());
         for (on, gone, writes) in [(own, own, false), (DEFAULT, side, true)] {
-            let block = take(&bed.guarded, 1001, on);
+            let block = bed.guarded.take_on(1001, on);
             let (start, end) = (block.address(), block.address() + 1001);
-            bed.guarded.cross_stream().record_stream(&block, side).unwrap();
+            bed.guarded.record(&block, side);
             bed.host.fill(start, 3, 1001 + u64::from(writes), side).unwrap();
             bed.host.destroy_stream(gone).unwrap();
-            bed.guarded.free(block).unwrap();
+            bed.guarded.give(block);
             let told = std::mem::take(&mut *bed.told.lock());
             match told.as_slice() {
                 [] => assert!(!writes),

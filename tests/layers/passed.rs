@@ -100,7 +100,7 @@ fn usage_waits_for_no_call_of_the_driver_whatever_the_layer() {
     {
         let device = racing(1 << 30);
         let text = format!("backend:native,layers:[{layers}]");
-        let config = Config::parse(&text, &registry::key_table()).unwrap();
+        let config = config(&text);
         let built = Switchable::build(&config, Arc::clone(&device) as _, BuildOptions::default());
         let allocator = Arc::new(built.unwrap());
         let (found, own) = (Arc::new(OnceLock::new()), Arc::clone(&allocator));
@@ -114,7 +114,7 @@ fn usage_waits_for_no_call_of_the_driver_whatever_the_layer() {
         let usage = allocator.usage();
         assert_eq!(usage, Usage::of(&allocator.stats()), "{layers}");
         assert_eq!(usage.reserved_bytes, 2 << 20, "{layers}");
-        allocator.free(block).unwrap();
+        allocator.give(block);
     }
     std::fs::remove_file(&path).unwrap();
 }
@@ -162,5 +162,5 @@ fn places_that_an_allocator_does_not_know_are_refused() {
     let refused = own.allocate(request.at(1 << 20)).unwrap_err();
     assert!(matches!(refused, AllocError::NoBlockAt { address, .. } if address == 1 << 20));
     let block = own.allocate(request.in_pool(PoolId::DEFAULT)).unwrap();
-    own.free(block).unwrap();
+    own.give(block);
 }

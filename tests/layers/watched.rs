@@ -20,18 +20,16 @@ fn is_oom<T>(result: Result<T, AllocError>) -> bool {
 fn a_limit_refuses_with_its_numbers_and_lets_go_with_each_free() {
     let two = Two::new(u64::MAX);
     let limited = limit::limit(Arc::clone(&two), 1000);
-    let first = take(&limited, 600, DEFAULT);
-    let Err(AllocError::OutOfMemory(report)) = limited.ask(401, DEFAULT) else {
-        panic!("401 bytes are one too many");
-    };
+    let first = limited.take(600);
+    let report = limited.fail(401, DEFAULT);
     assert_eq!((report.limit_bytes, report.allocated_bytes), (Some(1000), 600));
     assert_eq!(two.state.lock().live.len(), 1, "the allocator below was not asked");
-    let second = take(&limited, 400, DEFAULT);
-    limited.free(first).unwrap();
+    let second = limited.take(400);
+    limited.give(first);
     assert_eq!(limited.held_bytes(), 400);
     assert!(limited.ask(0, DEFAULT).is_err());
     assert!(is_oom(limited.ask(u64::MAX, DEFAULT)));
-    limited.free(second).unwrap();
+    limited.give(second);
     assert_eq!(limited.held_bytes(), 0);
 }
 
@@ -41,7 +39,7 @@ fn what_the_allocator_below_refuses_is_not_counted() {
     let limited = limit::limit(Arc::clone(&two), 1000);
     assert!(is_oom(limited.ask(101, DEFAULT)));
     assert_eq!(limited.held_bytes(), 0);
-    let block = take(&limited, 50, DEFAULT);
+    let block = limited.take(50);
     two.state.lock().stubborn = true;
     let refused = limited.free(block).unwrap_err();
     assert_eq!(limited.held_bytes(), 50, "a block that stays is held");
@@ -78,14 +76,14 @@ fn a_handle_of_another_allocator_at_the_same_address_changes_no_count() {
     let (ours, theirs) = (Two::new(1000), Two::new(1000));
     let limited = limit::limit(Arc::clone(&ours), 1000);
     let counted = statistics::statistics(limited);
-    let block = take(&counted, 10, DEFAULT);
-    let foreign = take(&theirs, 10, DEFAULT);
+    let block = counted.take(10);
+    let foreign = theirs.take(10);
     assert_eq!(block.address(), foreign.address());
     let refused = counted.free(foreign).unwrap_err();
     assert!(matches!(refused.reason, HandleError::Foreign { .. }));
     assert_eq!(refused.allocation.size_bytes(), 10);
     assert_eq!(allocated(&counted), 1);
-    counted.free(block).unwrap();
+    counted.give(block);
     assert_eq!(allocated(&counted), 0);
     theirs.free(refused.allocation).unwrap();
 }
@@ -95,7 +93,7 @@ fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     let counted = statistics::statistics(limit::limit(native(&sim(), true), 10_000));
     let raw = &counted;
     let first = counted.ask(700, DEFAULT).map(|b| b.address()).unwrap();
-    let typed = take(&counted, 600, DEFAULT);
+    let typed = counted.take(600);
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (1300, 2));
     raw.free_raw(typed.address()).unwrap();
     raw.free_raw(first).unwrap();
@@ -104,7 +102,7 @@ fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     assert_eq!(allocated(&counted), 0);
 
     let at = counted.allocate(Request::new(512, DEFAULT).at(first + 1024)).unwrap();
-    let pool = MemoryPool::new(counted.private_pools(), PoolOptions::default()).unwrap();
+    let pool = counted.pool();
     let inside = counted.take_in(pool.id(), 100, DEFAULT);
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (612, 2));
     let checkpoint = counted.checkpoints().checkpoint(pool.id()).unwrap();
@@ -115,7 +113,7 @@ fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     assert!(counted.free(later).is_err() && counted.free(inside).is_err(), "both are stale");
     assert_eq!(allocated(&counted), 2);
     counted.free(restored.live.pop().unwrap()).unwrap();
-    counted.free(at).unwrap();
+    counted.give(at);
     let end = counted.statistics();
     assert_eq!((end.memory_allocated(), end.allocation.all.freed), (0, 6));
 }
@@ -125,9 +123,9 @@ fn an_allocator_of_two_methods_gets_counters() {
     let two = Two::new(3 << 20);
     assert!(two.control().counters.is_none());
     let counted = statistics::statistics(Arc::clone(&two));
-    let (small, large) = (take(&counted, 5, DEFAULT), take(&counted, 2 << 20, DEFAULT));
+    let (small, large) = (counted.take(5), counted.take(2 << 20));
     assert!(is_oom(counted.ask(2 << 20, DEFAULT)));
-    counted.free(large).unwrap();
+    counted.give(large);
     let counters = counted.counters();
     let told = counters.statistics();
     assert_eq!((told.allocation.all.current, told.allocation.all.peak, told.num_ooms), (1, 2, 1));
@@ -138,7 +136,7 @@ fn an_allocator_of_two_methods_gets_counters() {
     let told = counters.statistics();
     assert_eq!((told.max_memory_allocated(), told.num_ooms), (5, 0));
     assert_eq!((told.allocation.all.allocated, told.allocation.all.freed), (0, 0));
-    counted.free(small).unwrap();
+    counted.give(small);
 }
 
 #[inline(never)]
@@ -152,7 +150,7 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
     let sink = Arc::clone(&told);
     let report = move |report: &LiveReport| sink.lock().push(report.clone());
     let tracked = track::track_to(Two::new(1000), Box::new(report));
-    let kept = take(&tracked, 10, DEFAULT);
+    let kept = tracked.take(10);
     for _ in 0..2 {
         the_place_that_forgets(&tracked, 77);
     }
@@ -160,7 +158,7 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
     let live = history.live();
     assert_eq!((live.bytes, live.blocks, live.holders.len()), (164, 3, 2));
     assert_eq!(live.holders[0].blocks, 2, "one place is one line");
-    tracked.free(kept).unwrap();
+    tracked.give(kept);
     drop(tracked);
     assert!(told.lock().is_empty(), "somebody still holds the history");
     drop(history);
@@ -170,8 +168,8 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
     assert!(told.to_string().starts_with("154 bytes in 2 blocks\n  154 bytes in 2 blocks, up to"));
 
     let silent = track::track_to(Two::new(10), Box::new(|_| panic!("nothing is leaked")));
-    let block = take(&silent, 1, DEFAULT);
-    silent.free(block).unwrap();
+    let block = silent.take(1);
+    silent.give(block);
 }
 
 /// Set in the process that leaks.
@@ -186,7 +184,7 @@ fn the_place_that_forgets_a_buffer(handle: &Handle) {
 #[test]
 fn a_leaked_buffer_is_told_when_the_process_ends() {
     if std::env::var_os(LEAKS).is_some() {
-        let config = Config::parse("layers:[track]", &KeyTable::default()).unwrap();
+        let config = config("layers:[track]");
         let handle = Handle::build(&config, sim()).unwrap();
         the_place_that_forgets_a_buffer(&handle);
         drop(handle.zeroed::<u8>(54_321, DEFAULT).unwrap());
@@ -213,10 +211,10 @@ fn file(name: &str) -> std::path::PathBuf {
 fn a_log_has_a_row_for_every_attempt_and_every_free() {
     let path = file("rows.csv");
     let logged = log::log(Two::new(100), &path).unwrap();
-    let block = take(&logged, 60, StreamId(255));
+    let block = logged.take_on(60, StreamId(255));
     assert!(is_oom(logged.ask(61, StreamId(2))));
     let address = block.address();
-    logged.free(block).unwrap();
+    logged.give(block);
     logged.flush().unwrap();
     assert_eq!(logged.error(), None);
     let text = std::fs::read_to_string(&path).unwrap();
@@ -246,12 +244,12 @@ fn a_log_of_many_threads_is_read_back_as_what_they_did() {
             scope.spawn(move || {
                 for step in 1..=STEPS {
                     let block = take(logged, step * 7, StreamId(thread % 2));
-                    logged.free(block).unwrap();
+                    logged.give(block);
                 }
             });
         }
     });
-    let left = take(&logged, 9, DEFAULT);
+    let left = logged.take(9);
     drop(logged);
     let trace = reader::read(&path, &Limits::default()).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -266,11 +264,10 @@ fn a_log_of_many_threads_is_read_back_as_what_they_did() {
 
 #[test]
 fn a_log_that_cannot_be_written_is_refused_when_it_is_built() {
-    use stratalloc::config::{Config, KeyTable};
-    use stratalloc::registry::{self, BuildError, BuildOptions};
+    use stratalloc::registry::BuildError;
 
     let text = "layers:[log:\"/nowhere at all/x.csv\"]";
-    let config = Config::parse(text, &KeyTable::default()).unwrap();
+    let config = config(text);
     let refused = registry::build(&config, sim(), BuildOptions::default()).unwrap_err();
     assert!(matches!(refused, BuildError::Layer(_)));
     assert!(refused.to_string().contains("/nowhere at all/x.csv"), "{refused}");
@@ -311,7 +308,7 @@ fn chosen_requests_fail_and_never_reach_the_allocator_below() {
 #[test]
 fn a_callback_frees_something_and_the_request_is_made_again() {
     let two = Two::new(100);
-    let spare = Arc::new(Mutex::new(Some(take(&two, 80, DEFAULT))));
+    let spare = Arc::new(Mutex::new(Some(two.take(80))));
     let calls = Arc::new(AtomicU64::new(0));
     let callback = {
         let (two, spare, calls) = (Arc::clone(&two), Arc::clone(&spare), Arc::clone(&calls));
@@ -322,13 +319,13 @@ fn a_callback_frees_something_and_the_request_is_made_again() {
         }
     };
     let retrying = oom_retry::retry_with(Arc::clone(&two), 5, Arc::new(callback));
-    let block = take(&retrying, 50, DEFAULT);
+    let block = retrying.take(50);
     // The second callback has nothing to free and says so.
-    let second = take(&retrying, 50, DEFAULT);
+    let second = retrying.take(50);
     assert!(is_oom(retrying.ask(50, DEFAULT)));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
-    retrying.free(block).unwrap();
-    retrying.free(second).unwrap();
+    retrying.give(block);
+    retrying.give(second);
 }
 
 #[test]
@@ -354,14 +351,10 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
 fn the_first_layer_of_the_list_is_asked_first() {
     // The limit refuses before the fault counts the call.
     let outer_limit = built("layers:[limit:100B,fault:[call:1]]", sim(), false);
-    let Err(AllocError::OutOfMemory(report)) = outer_limit.ask(101, DEFAULT) else {
-        panic!("it is too much");
-    };
+    let report = outer_limit.fail(101, DEFAULT);
     assert_eq!(report.limit_bytes, Some(100));
     let outer_fault = built("layers:[fault:[call:1],limit:100B]", sim(), false);
-    let Err(AllocError::OutOfMemory(report)) = outer_fault.ask(101, DEFAULT) else {
-        panic!("it fails on purpose");
-    };
+    let report = outer_fault.fail(101, DEFAULT);
     assert_eq!(report.limit_bytes, None);
     assert!(outer_fault.ask(100, DEFAULT).is_ok());
 }

@@ -54,7 +54,7 @@ fn a_graph_reuses_what_was_freed_before_on_the_same_stream() {
     let scope = bed.capture(stream, PoolId::next_capture());
     let addresses: Vec<u64> = (0..4)
         .map(|_| {
-            let block = bed.take(8 * MIB, stream);
+            let block = bed.take_on(8 * MIB, stream);
             let address = block.address();
             bed.give(block);
             address
@@ -63,11 +63,11 @@ fn a_graph_reuses_what_was_freed_before_on_the_same_stream() {
     assert!(addresses.iter().all(|address| *address == addresses[0]), "{addresses:x?}");
     let driver = &bed.machine.0;
     assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().reserved_bytes, 0);
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
+    assert_eq!(bed.statistics().reserved_bytes.all.current, 32 << 20);
     bed.end(stream);
     drop(scope);
-    bed.allocator.caching().empty_cache().unwrap();
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 0);
+    bed.caching().empty_cache().unwrap();
+    assert_eq!(bed.statistics().reserved_bytes.all.current, 0);
 }
 
 #[test]
@@ -76,11 +76,11 @@ fn a_block_may_be_freed_after_its_stream_was_joined() {
     let (main, side) = (bed.stream(), bed.stream());
     let scope = bed.capture(main, PoolId::next_capture());
     bed.order(main, side);
-    let block = bed.take(8 * MIB, side);
+    let block = bed.take_on(8 * MIB, side);
     bed.order(side, main);
     // The side stream does nothing any more that anybody could join.
     bed.give(block);
-    let next = bed.take(8 * MIB, main);
+    let next = bed.take_on(8 * MIB, main);
     bed.give(next);
     bed.end(main);
     drop(scope);
@@ -92,16 +92,16 @@ fn a_free_inside_comes_after_every_stream_that_uses_the_block() {
     let bed = sim(256);
     let (main, side) = (bed.stream(), bed.stream());
     let scope = bed.capture(main, PoolId::next_capture());
-    let block = bed.take(8 * MIB, main);
+    let block = bed.take_on(8 * MIB, main);
     let address = block.address();
     bed.order(main, side);
     bed.machine.0.fill(address, 1, 8 * MIB, side).unwrap();
     let used_in = bed.machine.0.frontier(side).unwrap();
-    bed.allocator.record_stream(&block, side).unwrap();
+    bed.record_stream(&block, side).unwrap();
     bed.give(block);
     // The stream is where it was, and its next block may have the memory only behind the use.
     assert!(!bed.machine.0.frontier(main).unwrap().contains(&used_in[0]));
-    let again = bed.take(8 * MIB, main);
+    let again = bed.take_on(8 * MIB, main);
     assert_eq!(again.address(), address);
     let node = bed.machine.0.frontier(main).unwrap()[0];
     let mut behind = bed.machine.0.dependencies(node).unwrap();
@@ -121,12 +121,12 @@ fn a_free_inside_comes_after_every_stream_that_uses_the_block() {
 fn a_block_from_outside_is_freed_when_the_capture_has_ended() {
     let bed = sim(256);
     let stream = bed.stream();
-    let outside = bed.take(8 * MIB, stream);
+    let outside = bed.take_on(8 * MIB, stream);
     let scope = bed.capture(stream, PoolId::next_capture());
     bed.give(outside);
     assert_eq!(bed.allocated(), (0, 0, 8 << 20));
-    assert_eq!(note(&bed.allocator, "deferred_frees"), 1);
-    let inside = bed.take(MIB, stream);
+    assert_eq!(note(&bed, "deferred_frees"), 1);
+    let inside = bed.take_on(MIB, stream);
     bed.give(inside);
     bed.end(stream);
     drop(scope);
@@ -139,12 +139,12 @@ fn a_block_from_outside_is_freed_when_the_capture_has_ended() {
 fn a_free_in_a_capture_that_nobody_told_of_waits_too() {
     let bed = sim(256);
     let stream = bed.stream();
-    let outside = bed.take(8 * MIB, stream);
+    let outside = bed.take_on(8 * MIB, stream);
     Capture::begin(&*bed.machine.0, stream).unwrap();
     bed.give(outside);
     assert_eq!(bed.allocated(), (0, 0, 8 << 20));
     bed.end(stream);
-    let next = bed.take(MIB, stream);
+    let next = bed.take_on(MIB, stream);
     assert_eq!(bed.allocated(), (1, 1 << 20, 1 << 20));
     bed.give(next);
 }
@@ -153,16 +153,16 @@ fn a_free_in_a_capture_that_nobody_told_of_waits_too() {
 fn a_use_from_outside_captures_is_waited_for_after_the_capture() {
     let bed = sim(256);
     let (stream, side) = (bed.stream(), bed.stream());
-    let block = bed.take(32 * MIB, stream);
+    let block = bed.take_on(32 * MIB, stream);
     let address = block.address();
-    bed.allocator.record_stream(&block, side).unwrap();
+    bed.record_stream(&block, side).unwrap();
     let scope = bed.capture(stream, PoolId::next_capture());
     bed.give(block);
     assert_eq!(bed.allocated(), (0, 0, 32 << 20));
     bed.end(stream);
     drop(scope);
     assert_eq!(bed.allocated(), (0, 0, 0));
-    let other = bed.take(32 * MIB, stream);
+    let other = bed.take_on(32 * MIB, stream);
     assert_ne!(other.address(), address, "side has not finished");
     bed.give(other);
 }
@@ -172,15 +172,12 @@ fn a_graphs_block_that_is_freed_later_is_noted() {
     let bed = sim(256);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
-    let result = bed.take(8 * MIB, stream);
+    let result = bed.take_on(8 * MIB, stream);
     bed.end(stream);
     let graph = scope.finish();
-    assert_eq!(
-        bed.allocator.private_pools().live_addresses(graph.pool()).unwrap(),
-        [result.address()]
-    );
+    assert_eq!(bed.private_pools().live_addresses(graph.pool()).unwrap(), [result.address()]);
     bed.give(result);
-    assert_eq!(note(&bed.allocator, "frees_after_capture"), 1);
+    assert_eq!(note(&bed, "frees_after_capture"), 1);
     assert_eq!(bed.allocated(), (0, 0, 0));
 }
 
@@ -189,10 +186,10 @@ fn a_failed_request_inside_a_capture_leaves_the_capture_sound() {
     let bed = sim(64);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
-    let block = bed.take(8 * MIB, stream);
+    let block = bed.take_on(8 * MIB, stream);
     bed.give(block);
-    assert!(bed.allocator.ask(100 * MIB, stream).is_err());
-    let block = bed.take(8 * MIB, stream);
+    assert!(bed.ask(100 * MIB, stream).is_err());
+    let block = bed.take_on(8 * MIB, stream);
     bed.give(block);
     bed.end(stream);
     drop(scope);
@@ -207,8 +204,8 @@ fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
     let bed = sim(1024);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
-    let target = bed.take(MIB, stream);
-    let blocks: Vec<_> = (0..REQUESTS).map(|_| bed.take(512, stream)).collect();
+    let target = bed.take_on(MIB, stream);
+    let blocks: Vec<_> = (0..REQUESTS).map(|_| bed.take_on(512, stream)).collect();
     let (started, freed) = (Barrier::new(2), AtomicBool::new(false));
     let mut kernels = 0;
     std::thread::scope(|threads| {
@@ -238,11 +235,11 @@ fn what_was_freed_is_found_again_after_a_request_that_failed() {
     let bed = sim(128);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
-    let (kept, block) = (bed.take(MIB, stream), bed.take(48 * MIB, stream));
+    let (kept, block) = (bed.take_on(MIB, stream), bed.take_on(48 * MIB, stream));
     let address = block.address();
     bed.give(block);
-    assert!(bed.allocator.ask(100 * MIB, stream).is_err());
-    let again = bed.take(48 * MIB, stream);
+    assert!(bed.ask(100 * MIB, stream).is_err());
+    let again = bed.take_on(48 * MIB, stream);
     assert_eq!(again.address(), address);
     bed.give(again);
     bed.give(kept);
@@ -256,25 +253,25 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
     let (stream, gone) = (bed.stream(), bed.stream());
     let pool = PoolId::next_capture();
     for told in [true, false] {
-        let orphan = bed.take(MIB, gone);
+        let orphan = bed.take_on(MIB, gone);
         // Either the scope says what it captures, or a request inside shows it.
         let scope = if told {
             bed.capture(stream, pool)
         } else {
             Capture::begin(&*bed.machine.0, stream).unwrap();
-            PoolScope::open(&bed.allocator, pool, ScopeFilter::Stream(stream)).unwrap()
+            PoolScope::open(&*bed, pool, ScopeFilter::Stream(stream)).unwrap()
         };
-        let inside = bed.take(MIB, stream);
-        let kept = bed.take(64 * MIB, StreamId::DEFAULT);
-        bed.refused(64 * MIB);
-        bed.allocator.empty_cache().unwrap();
+        let inside = bed.take_on(MIB, stream);
+        let kept = bed.take(64 * MIB);
+        bed.fail(64 * MIB, HOME);
+        bed.empty_cache().unwrap();
         if !told {
             // Its stream has gone, so its free waits for all work, which nobody may do now.
             bed.machine.0.destroy_stream(gone).unwrap();
         }
-        let deferred = note(&bed.allocator, "deferred_frees");
+        let deferred = note(&bed, "deferred_frees");
         bed.give(orphan);
-        assert_eq!(note(&bed.allocator, "deferred_frees") - deferred, i64::from(!told));
+        assert_eq!(note(&bed, "deferred_frees") - deferred, i64::from(!told));
         bed.give(inside);
         bed.give(kept);
         bed.end(stream);
@@ -287,10 +284,10 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
 fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
     let bed = sim(256);
     let (stream, side) = (bed.stream(), bed.stream());
-    let outside = bed.take(8 * MIB, stream);
-    bed.allocator.record_stream(&outside, side).unwrap();
+    let outside = bed.take_on(8 * MIB, stream);
+    bed.record_stream(&outside, side).unwrap();
     let scope = bed.capture(stream, PoolId::next_capture());
-    let inside = bed.take(8 * MIB, stream);
+    let inside = bed.take_on(8 * MIB, stream);
     drop(scope);
     let Bed { allocator, machine } = bed;
     drop(allocator);
@@ -303,9 +300,8 @@ fn an_allocator_that_goes_unused_breaks_no_capture_of_others() {
     let bed = sim(256);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
-    let driver: Arc<dyn Driver> = Arc::clone(&bed.machine.0) as _;
-    drop(MallocAsyncAllocator::new(driver, &Settings::default()).unwrap());
-    let inside = bed.take(8 * MIB, stream);
+    drop(MallocAsyncAllocator::new(bed.machine.0.clone(), &Settings::default()).unwrap());
+    let inside = bed.take_on(8 * MIB, stream);
     bed.give(inside);
     drop(scope);
     bed.end(stream);
@@ -316,7 +312,7 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     let bed = sim(256);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
-    let (first, second) = (bed.take(8 * MIB, stream), bed.take(8 * MIB, stream));
+    let (first, second) = (bed.take_on(8 * MIB, stream), bed.take_on(8 * MIB, stream));
     bed.end(stream);
     // The graph has gone, and its memory with it: the driver knows no such block.
     assert!(bed.machine.0.free_async(first.address(), stream).is_err());
@@ -324,8 +320,8 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     drop(scope);
     bed.give(second);
     assert_eq!(bed.allocated(), (0, 0, 0));
-    bed.allocator.set_limit_bytes(Some(MIB));
-    let next = bed.take(MIB, stream);
+    bed.set_limit_bytes(Some(MIB));
+    let next = bed.take_on(MIB, stream);
     bed.give(next);
 }
 
@@ -352,13 +348,13 @@ fn a_free_that_comes_to_wait_is_charged_all_the_time() {
         driver.interceptor().next("capture_status", move || {
             *result.lock() = Some(asks.ask(2 * MIB, other).is_ok());
         });
-        allocator.free(block).unwrap();
+        allocator.give(block);
         assert_eq!(*tried.lock(), Some(false), "told: {told}");
         Capture::end(&**sim, side).unwrap();
         drop(scope);
         allocator.process_events().unwrap();
         let whole = allocator.take_on(2 * MIB, other);
-        allocator.free(whole).unwrap();
+        allocator.give(whole);
     }
 }
 
@@ -366,17 +362,17 @@ fn a_free_that_comes_to_wait_is_charged_all_the_time() {
 fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
     let bed = sim(256);
     let stream = bed.stream();
-    let outside: Vec<_> = (0..500).map(|_| bed.take(512, stream)).collect();
+    let outside: Vec<_> = (0..500).map(|_| bed.take_on(512, stream)).collect();
     let scope = bed.capture(stream, PoolId::next_capture());
     outside.into_iter().for_each(|block| bed.give(block));
     let asked = bed.machine.0.calls("capture_status");
-    let inside: Vec<_> = (0..20).map(|_| bed.take(512, stream)).collect();
+    let inside: Vec<_> = (0..20).map(|_| bed.take_on(512, stream)).collect();
     let asked = bed.machine.0.calls("capture_status") - asked;
     assert!(asked <= 3 * 20, "{asked} questions for 20 requests");
     inside.into_iter().for_each(|block| bed.give(block));
     bed.end(stream);
     // The next request finds the first of them free, and so looks at all.
-    let next = bed.take(512, StreamId::DEFAULT);
+    let next = bed.take(512);
     assert_eq!(bed.allocated(), (1, 512, 512));
     bed.give(next);
     drop(scope);
@@ -388,22 +384,21 @@ fn a_block_whose_graph_is_gone_leaves_when_its_address_comes_back() {
     let (stream, side) = (bed.stream(), bed.stream());
     let pool = PoolId::next_capture();
     let scope = bed.capture(stream, pool);
-    let old = bed.take(8 * MIB, stream);
-    let waiting = bed.take(8 * MIB, stream);
+    let old = bed.take_on(8 * MIB, stream);
+    let waiting = bed.take_on(8 * MIB, stream);
     let address = waiting.address();
     // Work outside the capture uses it, so its free waits.
-    bed.allocator.record_stream(&waiting, side).unwrap();
+    bed.record_stream(&waiting, side).unwrap();
     bed.give(waiting);
     bed.end(stream);
     let again = Capture::begin(&*bed.machine.0, stream).unwrap();
-    let _other =
-        PoolScope::open(&bed.allocator, PoolId::next_capture(), ScopeFilter::Capture(again));
-    let first = bed.take(8 * MIB, stream);
+    let _other = PoolScope::open(&*bed, PoolId::next_capture(), ScopeFilter::Capture(again));
+    let first = bed.take_on(8 * MIB, stream);
     assert_eq!(first.address(), old.address());
-    assert_eq!(bed.allocator.free(old).unwrap_err().reason, {
+    assert_eq!(bed.free(old).unwrap_err().reason, {
         stratalloc::error::HandleError::Stale { address: first.address() }
     });
-    let second = bed.take(8 * MIB, stream);
+    let second = bed.take_on(8 * MIB, stream);
     assert_eq!(second.address(), address);
     drop(scope);
     assert_eq!(bed.allocated(), (2, 16 << 20, 16 << 20));
@@ -421,8 +416,7 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
         let machine = SimMachine::new(256 * MIB);
         let sim = Arc::clone(&machine.0);
         let faulty = Arc::new(Faulty::new(Arc::clone(&sim)));
-        let driver = Arc::clone(&faulty) as Arc<dyn Driver>;
-        let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
+        let allocator = MallocAsyncAllocator::new(faulty.clone(), &Settings::default()).unwrap();
         let (main, side) = (sim.create_stream().unwrap(), sim.create_stream().unwrap());
         let take = |stream, held: &mut Vec<_>| {
             held.extend(allocator.ask(MIB, stream).ok());
@@ -455,11 +449,11 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
         allocator.process_events().unwrap();
         let bytes = allocator.statistics().active_bytes.all.current.unsigned_abs();
         assert_eq!(bytes, held.len() as u64 * MIB, "call {at}, {kind:?}");
-        held.into_iter().for_each(|block| allocator.free(block).unwrap());
+        held.into_iter().for_each(|block| allocator.give(block));
         assert_eq!(allocator.statistics().active.all.current, 0, "call {at}, {kind:?}");
         allocator.set_limit_bytes(Some(MIB));
         let last = allocator.take_on(MIB, side);
-        allocator.free(last).unwrap();
+        allocator.give(last);
         drop(allocator);
         [main, side].into_iter().for_each(|stream| sim.destroy_stream(stream).unwrap());
         assert!(machine.held().is_nothing(), "call {at}, {kind:?}: {:?}", machine.held());
@@ -472,20 +466,19 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
 fn memory_that_is_given_back_breaks_no_capture_before_its_scope() {
     let bed = sim(64);
     let [captured, side] = [bed.stream(), bed.stream()];
-    let block = bed.take(40 * MIB, side);
+    let block = bed.take_on(40 * MIB, side);
     bed.give(block);
     let driver = &bed.machine.0;
-    let begun =
-        std::thread::scope(|s| s.spawn(|| Capture::begin(&**driver, captured)).join().unwrap());
-    bed.allocator.empty_cache().expect("there is no reason to fail");
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 0);
-    let [first, second] = [30, 30].map(|mib| bed.take(mib * MIB, side));
+    let begun = elsewhere(|| Capture::begin(&**driver, captured));
+    bed.empty_cache().expect("there is no reason to fail");
+    assert_eq!(bed.statistics().reserved_bytes.all.current, 0);
+    let [first, second] = [30, 30].map(|mib| bed.take_on(mib * MIB, side));
     bed.give(first);
     bed.give(second);
     // No piece is as large: what is idle goes back first.
-    let large = bed.take(60 * MIB, StreamId::DEFAULT);
+    let large = bed.take(60 * MIB);
     let status = driver.capture_status(captured).unwrap();
     assert_eq!(status, CaptureStatus::Active { capture: begun.unwrap() });
     bed.give(large);
-    std::thread::scope(|s| s.spawn(|| bed.end(captured)).join().unwrap());
+    elsewhere(|| bed.end(captured));
 }

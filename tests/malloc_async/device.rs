@@ -10,8 +10,7 @@ use crate::common::prelude::*;
 
 fn on_a_device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, MallocAsyncAllocator)> {
     let (alone, cuda) = device()?;
-    let driver = Arc::clone(&cuda) as Arc<dyn Driver>;
-    let made = MallocAsyncAllocator::new(driver, &Settings::default());
+    let made = MallocAsyncAllocator::new(cuda.clone(), &Settings::default());
     Some((alone, cuda, made.expect("the device has pools")))
 }
 
@@ -32,12 +31,12 @@ fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
     cuda.copy(result.address(), address, MIB, side).unwrap();
     allocator.record_stream(&first, side).unwrap();
     let frontier = cuda.frontier(main).unwrap();
-    allocator.free(first).unwrap();
+    allocator.give(first);
     assert_eq!(cuda.frontier(main).unwrap(), frontier, "a free does not move its stream");
     let second = allocator.take_on(8 * MIB, main);
     assert_eq!(second.address(), address);
     cuda.fill(address, 9, 8 * MIB, main).unwrap();
-    allocator.free(second).unwrap();
+    allocator.give(second);
     cuda.record_event(event, side).unwrap();
     cuda.wait_event(main, event).unwrap();
     let graph = cuda.end_capture(main).unwrap();
@@ -49,7 +48,7 @@ fn a_graph_reuses_what_it_freed_and_runs_again_and_again() {
     cuda.copy_to_host(&mut seen, result.address(), main).unwrap();
     assert!(seen.iter().all(|byte| *byte == 7), "the copy came before the reuse");
     drop(graph);
-    allocator.free(result).unwrap();
+    allocator.give(result);
     assert_eq!(allocator.statistics().active.all.current, 0);
 }
 
@@ -69,16 +68,16 @@ fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
             assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
             allocator.empty_cache().unwrap();
             allocator.cache_info().unwrap();
-            allocator.free(outside).unwrap();
+            allocator.give(outside);
         });
     });
     assert_eq!(note(&allocator, "deferred_frees"), 1);
     // The graph is dropped without having run, while its block is held.
     Capture::end(&*cuda, stream).unwrap();
     drop(scope);
-    allocator.free(inside).unwrap();
+    allocator.give(inside);
     let counts = allocator.statistics();
     assert_eq!((counts.active.all.current, counts.active_bytes.all.current), (0, 0));
     let after = allocator.take(MIB);
-    allocator.free(after).unwrap();
+    allocator.give(after);
 }

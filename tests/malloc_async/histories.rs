@@ -8,11 +8,11 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
-use quickcheck::{Arbitrary, Gen, QuickCheck};
+use quickcheck::{Arbitrary, Gen};
 #[cfg(target_os = "linux")]
 use stratalloc::conformance::part::Part;
 #[cfg(target_os = "linux")]
-use stratalloc::driver::host::{Host, HostOptions};
+use stratalloc::driver::Host;
 
 use super::Bed;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
@@ -93,13 +93,13 @@ impl<M: Machine + Sync> Run<M> {
     fn new(machine: M) -> Self {
         let (bed, pool) = (Bed::new(machine), PoolId::next_user());
         let streams = bed.machine.streams(3);
-        bed.allocator.create_pool(pool, PoolOptions::default()).expect("it works");
+        bed.create_pool(pool, PoolOptions::default()).expect("it works");
         let (bag, shadow) = (Mutex::default(), Mutex::default());
         Self { bed, streams, pool, bag, shadow }
     }
 
     fn step(&self, hand: &mut Hand, op: &Op) {
-        let allocator = &self.bed.allocator;
+        let allocator = &self.bed;
         match *op {
             Op::Take { bytes, stream, private } => self.take(hand, bytes, stream, private),
             Op::Give(at) => {
@@ -132,8 +132,8 @@ impl<M: Machine + Sync> Run<M> {
         let stream = if of_graph { hand.stream } else { self.streams[stream % self.streams.len()] };
         let request = Request::new(bytes, stream);
         let block = match private && !of_graph {
-            true => self.bed.allocator.allocate(request.in_pool(self.pool)),
-            false => self.bed.allocator.allocate(request),
+            true => self.bed.allocate(request.in_pool(self.pool)),
+            false => self.bed.allocate(request),
         };
         let block = block.expect("there is room");
         let (start, end) = (block.address(), block.address() + bytes);
@@ -164,7 +164,7 @@ impl<M: Machine + Sync> Run<M> {
         if !of_graph {
             self.shadow.lock().remove(&block.address()).expect("it was taken");
         }
-        if let Err(refused) = self.bed.allocator.free(block) {
+        if let Err(refused) = self.bed.free(block) {
             let again = matches!(refused.reason, HandleError::Stale { .. });
             assert!(of_graph && again, "{refused:?}");
         }
@@ -176,7 +176,7 @@ impl<M: Machine + Sync> Run<M> {
         match hand.scope.take() {
             None => {
                 let (stream, pool) = (hand.stream, PoolId::next_capture());
-                let open = |filter| self.bed.allocator.open_scope(pool, filter).expect("it works");
+                let open = |filter| self.bed.open_scope(pool, filter).expect("it works");
                 let begin = || graphs.begin(stream).expect("it works");
                 let filter = match filter % 4 {
                     0 => Some(ScopeFilter::Stream(stream)),
@@ -198,16 +198,16 @@ impl<M: Machine + Sync> Run<M> {
             }
             Some(pool) => {
                 graphs.end(hand.stream).expect("it works");
-                self.bed.allocator.close_scope(pool).expect("it works");
-                self.bed.allocator.release_pool(pool).expect("it works");
+                self.bed.close_scope(pool).expect("it works");
+                self.bed.release_pool(pool).expect("it works");
             }
         }
     }
 
-    fn thread(&self, ops: &[Op]) -> (u64, StreamId) {
+    fn thread<'o>(&self, ops: impl Iterator<Item = &'o Op>) -> (u64, StreamId) {
         let stream = self.bed.machine.driver().create_stream().expect("it works");
         let mut hand = Hand { stream, scope: None, taken: 0 };
-        ops.iter().for_each(|op| self.step(&mut hand, op));
+        ops.for_each(|op| self.step(&mut hand, op));
         if hand.scope.is_some() {
             self.begin_or_end(&mut hand, 0, false);
         }
@@ -219,19 +219,19 @@ impl<M: Machine + Sync> Run<M> {
         let (of_graphs, rest): (Vec<_>, Vec<_>) =
             self.bag.lock().drain(..).partition(|held| held.of_graph);
         of_graphs.into_iter().for_each(|held| self.give(held));
-        self.bed.allocator.process_events().expect("it works");
-        let s = self.bed.allocator.statistics();
+        self.bed.process_events().expect("it works");
+        let s = self.bed.statistics();
         let bytes: u64 = rest.iter().map(|held| held.block.size_bytes()).sum();
         assert_eq!(s.allocation.all.current.unsigned_abs(), rest.len() as u64);
         assert_eq!(s.allocated_bytes.all.current.unsigned_abs(), bytes);
         assert_eq!(s.active_bytes.all.current.unsigned_abs(), bytes, "nothing waits");
         rest.into_iter().for_each(|held| self.give(held));
-        let s = self.bed.allocator.statistics().allocation.all;
+        let s = self.bed.statistics().allocation.all;
         assert_eq!((s.current, s.allocated, s.freed), (0, s.freed, s.allocated));
         assert_eq!(s.allocated.unsigned_abs(), taken);
         // All that was charged has come back, or this would not fit.
-        self.bed.allocator.set_limit_bytes(Some(MIB));
-        let last = self.bed.take(MIB, StreamId::DEFAULT);
+        self.bed.set_limit_bytes(Some(MIB));
+        let last = self.bed.take(MIB);
         self.bed.give(last);
         let Bed { allocator, machine } = self.bed;
         drop(allocator);
@@ -243,59 +243,49 @@ impl<M: Machine + Sync> Run<M> {
     }
 }
 
-fn history<M: Machine + Sync>(machine: M, ops: &[Vec<Op>; THREADS]) {
+fn history<M: Machine + Sync>(machine: M, ops: &[(usize, Op)]) -> Checked {
     let run = Run::new(machine);
     let ends: Vec<_> = std::thread::scope(|threads| {
-        let all: Vec<_> = ops.iter().map(|ops| threads.spawn(|| run.thread(ops))).collect();
+        let all: Vec<_> = (0..THREADS)
+            .map(|own| {
+                let ops = ops.iter().filter(move |(thread, _)| thread % THREADS == own);
+                threads.spawn(|| run.thread(ops.map(|(_, op)| op)))
+            })
+            .collect();
         all.into_iter().map(|thread| thread.join().expect("no check failed")).collect()
     });
     let made: Vec<_> = ends.iter().map(|(_, stream)| *stream).collect();
     run.finish(ends.iter().map(|(taken, _)| taken).sum(), &made);
+    Ok(())
 }
 
-fn check(tests: u64, property: fn(Vec<Op>, Vec<Op>, Vec<Op>) -> bool) {
-    QuickCheck::new()
-        .tests(crate::common::runs::runs(tests))
-        .rng(Gen::new(120))
-        .quickcheck(property);
+fn check<M: Machine + Sync>(tests: u64, machine: impl Fn() -> M) {
+    histories(runs(tests), 120 * THREADS, |ops| history(machine(), ops));
 }
 
 #[test]
 fn histories_of_three_threads_keep_the_account_on_the_simulated_device() {
-    check(60, |a, b, c| {
-        history(SimMachine::new(2048 * MIB), &[a, b, c]);
-        true
-    });
+    check(60, || SimMachine::new(2048 * MIB));
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_the_host() {
-    check(30, |a, b, c| {
-        history(HostMachine::new(1024 * MIB), &[a, b, c]);
-        true
-    });
+    check(30, || HostMachine::new(1024 * MIB));
 }
 
 /// What is done on a GPU, where there is none.
 #[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {
-    check(10, |a, b, c| {
-        let host = Host::new(HostOptions { total_bytes: 2048 * MIB, ..HostOptions::default() });
-        history(RealMachine::of(Part::new(Arc::new(host), PART_BYTES)), &[a, b, c]);
-        true
-    });
+    check(10, || RealMachine::of(Part::new(Arc::new(Host::with_bytes(2048 * MIB)), PART_BYTES)));
 }
 
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_gpu() {
     if let Some(_turn) = gpu::turn() {
-        check(20, |a, b, c| {
-            let cuda = gpu::shared().expect("it was there before");
-            history(RealMachine::of(Part::new(cuda, PART_BYTES)), &[a, b, c]);
-            true
-        });
+        let cuda = gpu::shared().expect("it was there before");
+        check(20, || RealMachine::of(Part::new(cuda.clone(), PART_BYTES)));
     }
 }

@@ -3,67 +3,60 @@
 use stratalloc::allocator::SegmentAllocator;
 use stratalloc::driver::MemoryPools;
 
-use super::{Bed, sim};
+use super::sim;
 use crate::common::prelude::*;
-
-const ON: StreamId = StreamId::DEFAULT;
 
 #[test]
 fn a_scope_routes_a_threads_requests_and_blocks_stay_apart() {
     let bed = sim(256);
-    let before = bed.take(MIB, ON);
-    let pool = MemoryPool::new(&bed.allocator, PoolOptions::default()).unwrap();
+    let before = bed.take(MIB);
+    let pool = bed.pool();
     let scope = pool.enter().unwrap();
-    let inside = bed.take(MIB, ON);
+    let inside = bed.take(MIB);
     std::thread::scope(|threads| {
         threads.spawn(|| {
-            let elsewhere = bed.take(MIB, ON);
+            let elsewhere = bed.take(MIB);
             bed.give(elsewhere);
         });
     });
     drop(scope);
-    let after = bed.take(MIB, ON);
-    assert_eq!(bed.allocator.live_addresses(pool.id()).unwrap(), [inside.address()]);
-    assert!(
-        <dyn PrivatePools>::holds_exactly(&bed.allocator, pool.id(), &[inside.address()]).unwrap()
-    );
-    assert_eq!(bed.allocator.pool_layout(pool.id()).unwrap().len(), 1);
-    assert_eq!(bed.allocator.layout().len(), 3);
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 64 << 20);
+    let after = bed.take(MIB);
+    assert_eq!(bed.live_addresses(pool.id()).unwrap(), [inside.address()]);
+    assert!(<dyn PrivatePools>::holds_exactly(&*bed, pool.id(), &[inside.address()]).unwrap());
+    assert_eq!(bed.pool_layout(pool.id()).unwrap().len(), 1);
+    assert_eq!(bed.layout().len(), 3);
+    assert_eq!(bed.statistics().reserved_bytes.all.current, 64 << 20);
     for block in [before, inside, after] {
         bed.give(block);
     }
     let id = pool.id();
     drop(pool);
-    assert_eq!(bed.allocator.pool_users(id), None);
+    assert_eq!(bed.pool_users(id), None);
     bed.machine.driver().synchronize_device().unwrap();
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.current, 32 << 20);
+    assert_eq!(bed.statistics().reserved_bytes.all.current, 32 << 20);
 }
 
 #[test]
 fn a_released_pool_lives_as_long_as_its_blocks() {
     let bed = sim(256);
     let id = PoolId::next_user();
-    bed.allocator.create_pool(id, PoolOptions::default()).unwrap();
-    assert_eq!(
-        bed.allocator.create_pool(id, PoolOptions::default()),
-        Err(PoolError::Taken { pool: id })
-    );
-    let block = bed.allocator.take_in(id, MIB, ON);
-    bed.allocator.release_pool(id).unwrap();
-    assert_eq!(bed.allocator.pool_users(id), Some(0));
-    assert_eq!(bed.allocator.retain_pool(id), Err(PoolError::Released { pool: id }));
-    let refused = bed.allocator.allocate(Request::new(MIB, ON).in_pool(id));
+    bed.create_pool(id, PoolOptions::default()).unwrap();
+    assert_eq!(bed.create_pool(id, PoolOptions::default()), Err(PoolError::Taken { pool: id }));
+    let block = bed.take_in(id, MIB, HOME);
+    bed.release_pool(id).unwrap();
+    assert_eq!(bed.pool_users(id), Some(0));
+    assert_eq!(bed.retain_pool(id), Err(PoolError::Released { pool: id }));
+    let refused = bed.allocate(Request::new(MIB, HOME).in_pool(id));
     assert!(
         matches!(refused, Err(AllocError::Pool(of)) if matches!(*of, PoolError::Released { .. }))
     );
     bed.give(block);
-    assert_eq!(bed.allocator.pool_users(id), None);
-    assert_eq!(bed.allocator.release_pool(id), Err(PoolError::Unknown { pool: id }));
+    assert_eq!(bed.pool_users(id), None);
+    assert_eq!(bed.release_pool(id), Err(PoolError::Unknown { pool: id }));
     assert_eq!(bed.machine.0.calls("destroy_pool"), 0, "its last free may be on its way");
     bed.machine.driver().synchronize_device().unwrap();
     assert_eq!(bed.machine.used_bytes(), 0);
-    bed.allocator.empty_cache().unwrap();
+    bed.empty_cache().unwrap();
     assert_eq!(bed.machine.0.calls("destroy_pool"), 1);
 }
 
@@ -71,18 +64,18 @@ fn a_released_pool_lives_as_long_as_its_blocks() {
 fn reserved_bytes_count_a_released_pool_until_its_last_block_has_gone() {
     let bed = sim(256);
     let reserved = || {
-        let s = bed.allocator.statistics();
+        let s = bed.statistics();
         let (allocated, reserved) = (s.allocated_bytes.all, s.reserved_bytes.all);
         assert!(allocated.current <= reserved.current, "{allocated:?} of {reserved:?}");
         (reserved.current >> 20, reserved.peak >> 20)
     };
     let pools = [(); 2].map(|()| PoolId::next_user());
     let blocks = pools.map(|id| {
-        bed.allocator.create_pool(id, PoolOptions::default()).unwrap();
-        bed.allocator.take_in(id, 64 * MIB, ON)
+        bed.create_pool(id, PoolOptions::default()).unwrap();
+        bed.take_in(id, 64 * MIB, HOME)
     });
     for id in pools {
-        bed.allocator.release_pool(id).unwrap();
+        bed.release_pool(id).unwrap();
         assert_eq!(reserved(), (128, 128));
     }
     let [first, second] = blocks;
@@ -90,14 +83,14 @@ fn reserved_bytes_count_a_released_pool_until_its_last_block_has_gone() {
     bed.give(first);
     wait();
     assert_eq!(reserved(), (64, 128));
-    bed.allocator.reset_peaks();
+    bed.reset_peaks();
     assert_eq!(reserved(), (64, 64));
     bed.give(second);
     wait();
     assert_eq!(reserved(), (0, 64));
-    bed.allocator.empty_cache().unwrap();
+    bed.empty_cache().unwrap();
     assert_eq!(reserved(), (0, 64), "the pools are destroyed");
-    bed.allocator.reset_peaks();
+    bed.reset_peaks();
     assert_eq!(reserved(), (0, 0));
 }
 
@@ -105,12 +98,12 @@ fn reserved_bytes_count_a_released_pool_until_its_last_block_has_gone() {
 fn the_peak_of_reserved_bytes_outlives_pools_and_does_not_add_them_up() {
     let bed = sim(256);
     for round in 0..4 {
-        let pool = MemoryPool::new(&bed.allocator, PoolOptions::default()).unwrap();
-        let block = bed.allocator.take_in(pool.id(), 64 * MIB, ON);
+        let pool = bed.pool();
+        let block = bed.take_in(pool.id(), 64 * MIB, HOME);
         bed.give(block);
         drop(pool);
         bed.machine.driver().synchronize_device().unwrap();
-        let reserved = bed.allocator.statistics().reserved_bytes.all;
+        let reserved = bed.statistics().reserved_bytes.all;
         assert_eq!((reserved.current, reserved.peak >> 20), (0, 64), "round {round}");
     }
 }
@@ -122,19 +115,19 @@ fn what_a_graph_holds_is_counted_once_when_its_pool_has_gone() {
     let stream = driver.create_stream().unwrap();
     let capture = Capture::begin(&**driver, stream).unwrap();
     let id = PoolId::next_capture();
-    let scope = PoolScope::open(&bed.allocator, id, ScopeFilter::Capture(capture)).unwrap();
-    let inside = bed.take(MIB, stream);
-    let outside = bed.allocator.take_in(id, MIB, ON);
-    let reserved = || bed.allocator.statistics().reserved_bytes.all.current >> 20;
+    let scope = PoolScope::open(&*bed, id, ScopeFilter::Capture(capture)).unwrap();
+    let inside = bed.take_on(MIB, stream);
+    let outside = bed.take_in(id, MIB, HOME);
+    let reserved = || bed.statistics().reserved_bytes.all.current >> 20;
     assert_eq!(reserved(), 64);
     drop(scope);
     assert_eq!(reserved(), 34, "what its block needs, and the graph's");
     bed.give(outside);
-    assert_eq!(bed.allocator.pool_users(id), Some(0));
+    assert_eq!(bed.pool_users(id), Some(0));
     Capture::end(&**driver, stream).unwrap();
     bed.machine.driver().synchronize_device().unwrap();
     assert_eq!(reserved(), 32, "the graph's");
-    assert_eq!(bed.allocator.statistics().reserved_bytes.all.peak >> 20, 64);
+    assert_eq!(bed.statistics().reserved_bytes.all.peak >> 20, 64);
     drop(inside);
 }
 
@@ -144,10 +137,10 @@ fn idle_memory_of_a_pool_that_was_opted_in_saves_others() {
         let bed = sim(128);
         let id = PoolId::next_user();
         let options = PoolOptions { use_on_oom: opted, ..PoolOptions::default() };
-        bed.allocator.create_pool(id, options).unwrap();
-        let block = bed.allocator.take_in(id, 64 * MIB, ON);
+        bed.create_pool(id, options).unwrap();
+        let block = bed.take_in(id, 64 * MIB, HOME);
         bed.give(block);
-        let wanted = bed.allocator.ask(96 * MIB, ON);
+        let wanted = bed.ask(96 * MIB, HOME);
         match (opted, wanted) {
             (true, Ok(block)) => bed.give(block),
             (false, Err(AllocError::OutOfMemory(report))) => {
@@ -175,41 +168,15 @@ fn what_driver_pools_cannot_do_is_refused_by_name() {
     let pool = PoolId::next_user();
     let not = |what| Err(PoolError::NotSupported { pool, what });
     let own = PoolOptions { allocator: Some(Arc::new(Nothing)), ..PoolOptions::default() };
-    assert_eq!(bed.allocator.create_pool(pool, own), not("segments of a user's allocator"));
+    assert_eq!(bed.create_pool(pool, own), not("segments of a user's allocator"));
     let whole = PoolOptions { no_split: true, ..PoolOptions::default() };
-    assert_eq!(bed.allocator.create_pool(pool, whole), not("blocks that are never split"));
-    bed.allocator.create_pool(pool, PoolOptions::default()).unwrap();
-    assert!(bed.allocator.control().checkpoints.is_none());
+    assert_eq!(bed.create_pool(pool, whole), not("blocks that are never split"));
+    bed.create_pool(pool, PoolOptions::default()).unwrap();
+    assert!(bed.control().checkpoints.is_none());
     assert_eq!(
-        bed.allocator.open_scope(PoolId::DEFAULT, ScopeFilter::Stream(ON)),
+        bed.open_scope(PoolId::DEFAULT, ScopeFilter::Stream(HOME)),
         Err(PoolError::IsDefault)
     );
-}
-
-#[test]
-fn scopes_nest_newest_first_and_close_once() {
-    let bed = sim(256);
-    let (outer, inner) = (PoolId::next_user(), PoolId::next_user());
-    bed.allocator.open_scope(outer, ScopeFilter::Stream(ON)).unwrap();
-    bed.allocator.open_scope(inner, ScopeFilter::this_thread()).unwrap();
-    assert_eq!(
-        bed.allocator.open_scope(inner, ScopeFilter::Stream(ON)),
-        Err(PoolError::ScopeOpen { pool: inner })
-    );
-    let a = bed.take(MIB, ON);
-    bed.allocator.close_scope(inner).unwrap();
-    let b = bed.take(MIB, ON);
-    bed.allocator.close_scope(outer).unwrap();
-    assert_eq!(bed.allocator.close_scope(outer), Err(PoolError::ScopeClosed { pool: outer }));
-    assert_eq!(bed.allocator.live_addresses(inner).unwrap(), [a.address()]);
-    assert_eq!(bed.allocator.live_addresses(outer).unwrap(), [b.address()]);
-    for (pool, block) in [(inner, a), (outer, b)] {
-        bed.give(block);
-        bed.allocator.release_pool(pool).unwrap();
-    }
-    let Bed { allocator, machine } = bed;
-    drop(allocator);
-    assert_eq!(machine.used_bytes(), 0);
 }
 
 #[test]
@@ -219,21 +186,21 @@ fn a_captures_pool_takes_no_driver_pool_before_it_needs_one() {
     let stream = driver.create_stream().unwrap();
     let capture = Capture::begin(&**driver, stream).unwrap();
     let id = PoolId::next_capture();
-    let scope = PoolScope::open(&bed.allocator, id, ScopeFilter::Capture(capture)).unwrap();
-    let inside = bed.take(MIB, stream);
+    let scope = PoolScope::open(&*bed, id, ScopeFilter::Capture(capture)).unwrap();
+    let inside = bed.take_on(MIB, stream);
     bed.give(inside);
     assert_eq!(driver.calls("create_pool"), 0);
-    let outside = bed.allocator.take_in(id, MIB, ON);
+    let outside = bed.take_in(id, MIB, HOME);
     assert_eq!(driver.calls("create_pool"), 1, "this one comes from no graph");
     let idle = driver.usage(driver.default_pool().unwrap()).unwrap();
     assert_eq!(idle.used_bytes, 0, "and from nobody else's pool");
-    assert_eq!(bed.allocator.live_addresses(id).unwrap(), [outside.address()]);
+    assert_eq!(bed.live_addresses(id).unwrap(), [outside.address()]);
     Capture::end(&**driver, stream).unwrap();
     let hold = scope.finish();
     bed.give(outside);
     drop(hold);
-    assert_eq!(bed.allocator.pool_users(id), None);
-    bed.allocator.empty_cache().unwrap();
+    assert_eq!(bed.pool_users(id), None);
+    bed.empty_cache().unwrap();
     assert_eq!((driver.calls("create_pool"), driver.calls("destroy_pool")), (1, 1));
 }
 
@@ -255,9 +222,9 @@ fn nobody_asks_the_driver_about_a_pool_that_was_destroyed() {
         for _ in 0..2 {
             threads.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    bed.allocator.empty_cache().unwrap();
-                    bed.allocator.reset_peaks();
-                    bed.allocator.statistics();
+                    bed.empty_cache().unwrap();
+                    bed.reset_peaks();
+                    bed.statistics();
                 }
             });
         }
@@ -266,25 +233,25 @@ fn nobody_asks_the_driver_about_a_pool_that_was_destroyed() {
         for _ in 0..50 {
             let ids: Vec<_> = (0..64).map(|_| PoolId::next_user()).collect();
             for id in &ids {
-                bed.allocator.create_pool(*id, PoolOptions::default()).unwrap();
+                bed.create_pool(*id, PoolOptions::default()).unwrap();
             }
             let (bed, last) = (&bed, ids[63]);
             let asking = threads.spawn(move || {
                 loop {
-                    match bed.allocator.allocate(Request::new(4096, ON).in_pool(last)) {
-                        Ok(block) => bed.allocator.free(block).unwrap(),
+                    match bed.allocate(Request::new(4096, HOME).in_pool(last)) {
+                        Ok(block) => bed.give(block),
                         Err(AllocError::Pool(_)) => break,
                         Err(error) => panic!("{error}"),
                     }
                 }
             });
             for id in ids {
-                bed.allocator.release_pool(id).unwrap();
+                bed.release_pool(id).unwrap();
             }
             asking.join().unwrap();
         }
     });
-    bed.allocator.empty_cache().unwrap();
+    bed.empty_cache().unwrap();
     let driver = &bed.machine.0;
     assert_eq!(driver.calls("create_pool"), driver.calls("destroy_pool"));
 }
@@ -293,19 +260,17 @@ fn nobody_asks_the_driver_about_a_pool_that_was_destroyed() {
 fn a_pool_that_cannot_be_made_when_it_is_needed_fails_the_request_alone() {
     let sim = SimMachine::new(256 * MIB);
     let faulty = Arc::new(Faulty::new(Arc::clone(&sim.0)));
-    let driver = Arc::<Faulty<Arc<Sim>>>::clone(&faulty) as Arc<dyn Driver>;
-    let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).unwrap();
+    let allocator = MallocAsyncAllocator::new(faulty.clone(), &Settings::default()).unwrap();
     let id = PoolId::next_user();
-    let scope = PoolScope::open(&allocator, id, ScopeFilter::Stream(ON)).unwrap();
+    let scope = PoolScope::open(&allocator, id, ScopeFilter::Stream(HOME)).unwrap();
     for only in ["create_pool", "keep_memory", "allow_reuse"] {
-        let kind = DriverErrorKind::Other;
-        faulty.arm(FaultPlan { at: 0, kind, repeat: false, only: Some(only) });
-        let refused = allocator.ask(MIB, ON);
+        faulty.fail_call(0, Some(only));
+        let refused = allocator.ask(MIB, HOME);
         assert!(matches!(refused, Err(AllocError::Driver(_))), "{only}: {refused:?}");
     }
-    let block = allocator.take_on(MIB, ON);
+    let block = allocator.take_on(MIB, HOME);
     assert_eq!(allocator.live_addresses(id).unwrap(), [block.address()]);
-    allocator.free(block).unwrap();
+    allocator.give(block);
     drop(scope);
     allocator.empty_cache().unwrap();
     assert_eq!(sim.0.calls("create_pool"), sim.0.calls("destroy_pool"));

@@ -53,16 +53,12 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let faulty = Arc::new(Faulty::new(SimMachine::new(128 * MIB).0));
-        let driver = Arc::<Faulty<Arc<Sim>>>::clone(&faulty) as Arc<dyn Driver>;
-        let allocator = MallocAsyncAllocator::new(driver, &Settings::default()).expect("it works");
+        let allocator =
+            MallocAsyncAllocator::new(faulty.clone(), &Settings::default()).expect("it works");
         let other = faulty.create_stream().expect("it works");
         let block = allocator.take_on(64 * MIB, other);
-        allocator.free(block).expect("it works");
-        let told = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&told);
-        allocator.hooks().add_oom_observer(Arc::new(move |_| {
-            count.fetch_add(1, Ordering::Relaxed);
-        }));
+        allocator.give(block);
+        let told = allocator.ooms_told();
         Self { allocator, faulty, told }
     }
 
@@ -121,5 +117,5 @@ fn a_driver_that_cannot_tell_of_captures_is_waited_for_all_the_same() {
     bed.fail("capture_status", 0, DriverErrorKind::NotSupported);
     let block = bed.allocator.take_on(96 * MIB, ON);
     assert_eq!(note(&bed.allocator, "trims_that_helped"), 1);
-    bed.allocator.free(block).unwrap();
+    bed.allocator.give(block);
 }

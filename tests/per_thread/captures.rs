@@ -39,7 +39,7 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
         let [captured, user] = [bed.stream(), bed.stream()];
         let graph = bed.graph(captured);
         // From before the capture, for all that the allocator knows.
-        bed.elsewhere(|| {
+        elsewhere(|| {
             let block = bed.take(20 * MIB, OWN);
             bed.record(&block, user);
             bed.give(block);
@@ -64,7 +64,7 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
 fn what_a_thread_freed_in_its_capture_is_settled_when_it_ends_that() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let (address, stream) = bed.elsewhere(|| {
+        let (address, stream) = elsewhere(|| {
             let eager = bed.take(MIB, OWN);
             let address = eager.address();
             let graph = bed.graph(OWN);
@@ -91,7 +91,7 @@ fn a_thread_that_ends_its_capture_ends_no_use_in_anothers() {
     bed.behind(user, bed.mark(stream));
     bed.record(&block, user);
     let block = bed.worked(block, user);
-    bed.elsewhere(|| {
+    elsewhere(|| {
         bed.record(&block, OWN);
         bed.give(block);
         drop(bed.graph(OWN).end(&bed));
@@ -113,7 +113,7 @@ fn a_captured_use_by_a_gone_threads_stream_ends_with_the_capture() {
     let block = bed.take(MIB, stream);
     let address = block.address();
     let begun = bed.mark(stream);
-    let done = bed.elsewhere(|| {
+    let done = elsewhere(|| {
         bed.behind(OWN, begun);
         bed.record(&block, OWN);
         bed.give(bed.worked(block, OWN));
@@ -136,7 +136,7 @@ fn a_captured_use_by_another_threads_stream_outlasts_a_free_by_this_one() {
         bed.behind(OWN, bed.mark(stream));
         bed.record(&block, OWN);
         let block = bed.worked(block, OWN);
-        bed.elsewhere(|| {
+        elsewhere(|| {
             bed.give(block);
             bed.device.interceptor().finish_own();
             bed.process_events();
@@ -160,7 +160,7 @@ fn a_captured_use_by_one_threads_stream_is_not_joined_by_way_of_anothers() {
     bed.behind(OWN, begun);
     bed.record(&block, OWN);
     let block = bed.worked(block, OWN);
-    let done = bed.elsewhere(|| {
+    let done = elsewhere(|| {
         bed.behind(OWN, begun);
         bed.give(block);
         bed.mark(OWN)
@@ -186,7 +186,7 @@ fn a_graph_orders_only_what_was_taken_in_it() {
         let second = bed.graph(OWN);
         bed.look(512, OWN);
         bed.give(result);
-        let other = bed.elsewhere(|| bed.use_in(pool, MIB, OWN));
+        let other = elsewhere(|| bed.use_in(pool, MIB, OWN));
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
         drop(second.end(&bed));
         bed.device.inner().complete_all();
@@ -206,7 +206,7 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
         let mine = bed.look(2 * MIB, OWN);
         let ends = Capture::frontier(&*bed.device, OWN).unwrap();
         let address = block.address();
-        let done = bed.elsewhere(|| {
+        let done = elsewhere(|| {
             bed.behind(OWN, begun);
             bed.give(block);
             assert_ne!(bed.look(MIB, OWN), address, "{conf}: the other's work is not before it");
@@ -256,7 +256,7 @@ fn frees_put_off_in_a_capture_that_nobody_told_of_cost_no_question_each() {
     }
     assert_eq!(asked(), few);
     Capture::end(&*bed.device, OWN).unwrap();
-    assert_ne!(bed.elsewhere(|| bed.look(MIB, OWN)), first, "it waits for its own thread");
+    assert_ne!(elsewhere(|| bed.look(MIB, OWN)), first, "it waits for its own thread");
     bed.device.inner().complete_all();
     bed.process_events();
     bed.device.inner().complete_all();
@@ -274,7 +274,7 @@ fn cached_memory_of_such_a_stream_is_released_while_another_thread_captures() {
         bed.device.interceptor().finish_own();
         bed.process_events();
         let graph = bed.graph(captured);
-        bed.elsewhere(|| bed.look(20 * MIB, other));
+        elsewhere(|| bed.look(20 * MIB, other));
         drop(graph.end(&bed));
         bed.check();
     }

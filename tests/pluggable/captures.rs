@@ -14,7 +14,7 @@ fn others(own: &PluggableAllocator) -> &dyn CrossStream {
 fn free_after(own: &PluggableAllocator, side: StreamId) {
     let block = own.take_on(4096, MAIN);
     others(own).record_stream(&block, side).expect("it is live");
-    own.free(block).expect("it is live");
+    own.give(block);
 }
 
 /// Blocks in callers' hands or waiting, once everything that may be over is.
@@ -44,8 +44,7 @@ fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
     let sim = &**device.inner();
     let side = sim.create_stream().unwrap();
     std::thread::scope(|s| s.spawn(|| Capture::begin(sim, side).unwrap()).join()).unwrap();
-    let only = Some("capture_status");
-    device.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: false, only });
+    device.fail_call(0, Some("capture_status"));
     free_after(&own, side);
     device.disarm();
     std::thread::scope(|s| s.spawn(|| Capture::end(sim, side).unwrap()).join()).unwrap();
@@ -64,7 +63,7 @@ fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
     let pools = own.private_pools();
     let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
-    own.free(block).unwrap();
+    own.give(block);
     Capture::end(&*device, captured).expect("nobody broke it");
     drop(scope);
     assert_eq!(active_in_the_end(&own, &device), 0);
@@ -122,7 +121,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         Capture::begin(&*device, side).unwrap();
         let block = take(8192).unwrap();
         let address = block.address();
-        own.free(block).unwrap();
+        own.give(block);
         Capture::end(&*device, side).unwrap();
         drop(open);
         user.heard();
@@ -134,7 +133,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         assert_eq!(user.heard(), [""; 0], "{way}: the graph writes to it");
         let again = take(8192).unwrap();
         assert_eq!(again.address(), address, "{way}");
-        own.free(again).unwrap();
+        own.give(again);
         drop(open);
         pools.release_pool(pool).unwrap();
         own.caching().empty_cache().unwrap();

@@ -53,7 +53,7 @@ fn a_library_written_for_pytorch_works_unchanged() {
     let own = build(&text).unwrap();
     assert_eq!(own.name(), "pluggable");
     let block = own.take_on(1000, MAIN);
-    own.free(block).unwrap();
+    own.give(block);
     assert_eq!(heard(&log), ["alloc 1000 0 64", "free 1 1000 0 64"]);
     let huge = own.ask(1 << 37, MAIN);
     assert!(
@@ -81,10 +81,10 @@ fn every_optional_function_is_found_and_called() {
     caching.empty_cache().unwrap();
     caching.set_memory_fraction(0.25).unwrap();
     let block = own.take_on(1000, MAIN);
-    own.cross_stream().record_stream(&block, StreamId(128)).unwrap();
+    own.record(&block, StreamId(128));
     let base = caching.base_allocation(&block).unwrap();
     assert_eq!((base.address % 4096, base.size_bytes), (0, 4096));
-    own.free(block).unwrap();
+    own.give(block);
     let pools = own.private_pools();
     let pool = PoolId { capture: 3, user: 4 };
     pools.open_scope(pool, ScopeFilter::this_thread()).unwrap();
@@ -131,11 +131,11 @@ fn a_cpp_library_copies_the_filter_and_asks_it() {
     let scope = pool.enter().unwrap();
     let mine = take(MAIN);
     assert_eq!(mine.address() >> 40, pool.id().user);
-    let elsewhere = std::thread::scope(|s| s.spawn(|| take(MAIN)).join().unwrap());
+    let elsewhere = elsewhere(|| take(MAIN));
     assert_eq!(elsewhere.address() >> 40, 0);
     drop(scope);
     for block in [inside, outside, after, mine, elsewhere] {
-        own.free(block).unwrap();
+        own.give(block);
     }
 }
 
@@ -152,7 +152,7 @@ fn answers_of_a_bad_library_are_errors() {
     };
     assert_eq!(fault_of(own.ask(64, MAIN)), AddressFault::Live);
     assert_eq!(heard(&log), [""; 0], "the live block was not freed");
-    own.free(first).unwrap();
+    own.give(first);
     let own = build("odd_alloc");
     let odd = fault_of(own.ask(64, MAIN));
     assert_eq!(odd, AddressFault::Misaligned { alignment_bytes: 16 });
@@ -164,12 +164,11 @@ fn answers_of_a_bad_library_are_errors() {
 #[test]
 fn paths_with_commas_and_colons_are_quoted_and_told_back() {
     let text = "backend:pluggable,library:\"/a,b:c d.so\",alloc_fn:f,free_fn:unset";
-    let table = registry::key_table();
-    let config = Config::parse(text, &table).unwrap();
-    assert_eq!(config.settings().pluggable.library.as_deref(), Some("/a,b:c d.so"));
-    let again = Config::parse(&config.to_text(), &table).unwrap();
-    assert_eq!(again.settings(), config.settings(), "{}", config.to_text());
-    let idle = Config::parse("library:a.so", &table).unwrap();
+    let parsed = config(text);
+    assert_eq!(parsed.settings().pluggable.library.as_deref(), Some("/a,b:c d.so"));
+    let again = config(&parsed.to_text());
+    assert_eq!(again.settings(), parsed.settings(), "{}", parsed.to_text());
+    let idle = config("library:a.so");
     let row = idle.explain().into_iter().find(|row| row.key == "library").unwrap();
     assert!(row.note.contains("backend:pluggable only"), "{}", row.note);
 }

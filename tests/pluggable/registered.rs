@@ -52,12 +52,12 @@ fn a_type_with_keys_of_its_own_is_chosen_by_name_and_reads_them() {
     steps("steps").register().unwrap();
     let text = "backend:steps,steps_step_mb:8,steps_zero:tRuE,steps_part:0.5,steps_order:best,\
                 steps_sizes:[a,b:1]";
-    let config = Config::parse(text, &registry::key_table()).unwrap();
+    let config = config(text);
     let device = sim();
     let built = registry::build(&config, device.clone() as _, BuildOptions::default()).unwrap();
     let block = built.take(5);
     assert_eq!(device.held().segments, [(block.address(), 8 << 20)]);
-    built.free(block).unwrap();
+    built.give(block);
     assert_eq!(
         Config::parse(&config.to_text(), &registry::key_table()).unwrap().settings(),
         config.settings()
@@ -74,7 +74,7 @@ fn a_type_with_keys_of_its_own_is_chosen_by_name_and_reads_them() {
 fn a_value_out_of_range_gets_a_caret_and_changes_nothing() {
     steps("strict").register().unwrap();
     let table = registry::key_table();
-    let before = Config::parse("backend:strict,strict_step_mb:4", &table).unwrap();
+    let before = config("backend:strict,strict_step_mb:4");
     for (value, expected) in [
         ("strict_step_mb:0", "a whole number from 1 to 1024"),
         ("strict_step_mb:1025", "a whole number from 1 to 1024"),
@@ -105,7 +105,7 @@ fn a_value_out_of_range_gets_a_caret_and_changes_nothing() {
 fn keys_are_explained_and_said_to_be_idle_for_another_backend() {
     steps("idle").register().unwrap();
     let table = registry::key_table();
-    let config = Config::parse("backend:native,idle_step_mb:4", &table).unwrap();
+    let config = config("backend:native,idle_step_mb:4");
     let row = |key: &str| config.explain_with(&table).into_iter().find(|row| row.key == key);
     let set = row("idle_step_mb").unwrap();
     assert_eq!(

@@ -41,13 +41,13 @@ pub(super) fn each_failing_call<D: Base>() {
         loop {
             for kind in [DriverErrorKind::OutOfMemory, DriverErrorKind::Other] {
                 let mut history = History::<D>::new(segments);
-                history.device.arm(plan(at, kind));
+                history.bed.device.arm(plan(at, kind));
                 for (step, op) in script.iter().enumerate() {
                     let done = history.step(*op);
                     done.unwrap_or_else(|error| panic!("call {at}, step {step}: {error}"));
                 }
-                calls = history.device.counted_calls();
-                history.end().unwrap_or_else(|error| panic!("call {at}: {error}"));
+                calls = history.bed.device.counted_calls();
+                history.end(false).unwrap_or_else(|error| panic!("call {at}: {error}"));
             }
             at += 1;
             if at >= calls {

@@ -66,6 +66,7 @@ pub(crate) enum Op {
     Switch {
         expandable: bool,
         max_split: bool,
+        collect: bool,
         reuse: bool,
         compat: bool,
     },
@@ -110,6 +111,7 @@ impl Arbitrary for Op {
             45 => Self::Switch {
                 expandable: bool::arbitrary(g),
                 max_split: bool::arbitrary(g),
+                collect: bool::arbitrary(g),
                 reuse: bool::arbitrary(g),
                 compat: bool::arbitrary(g),
             },

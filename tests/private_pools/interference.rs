@@ -15,12 +15,7 @@ const SIDE: StreamId = StreamId(0x40);
 const FAR: StreamId = StreamId(0x80);
 
 fn bed(total_bytes: u64, settings: Settings) -> (Arc<Sim>, Arc<Engine>) {
-    let sim = Arc::new(Sim::new(SimOptions {
-        total_bytes,
-        event_mode: EventMode::Manual,
-        costs: CallCosts::NONE,
-        ..SimOptions::default()
-    }));
+    let sim = Arc::new(Sim::with_bytes(total_bytes));
     let options = EngineOptions { settings, raw_addresses: true, ..EngineOptions::default() };
     let engine = Engine::new(Arc::<Sim>::clone(&sim), &options).expect("the device can");
     (sim, Arc::new(engine))
@@ -53,7 +48,7 @@ fn a_checkpoint_between_two_blocks_is_refused() {
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = take_in(&engine, pool.id(), 4096, HOME);
     let mut hostile = engine.checkpoints().checkpoint(pool.id()).unwrap();
-    engine.free(block).unwrap();
+    engine.give(block);
     let segment = &mut hostile.segments[0];
     segment.blocks.truncate(1);
     segment.address += 1;
@@ -74,9 +69,9 @@ fn a_checkpoint_that_is_refused_changes_nothing_about_what_pressure_may_take() {
     let mut hostile = PoolCheckpoint { pool: pool.id(), segments };
     hostile.segments[0].address += 1 << 40;
     engine.checkpoints().restore(&hostile).unwrap_err();
-    engine.free(block).unwrap();
+    engine.give(block);
     let large = take_in(&engine, pool.id(), 50 * MIB, HOME);
-    engine.free(large).unwrap();
+    engine.give(large);
 }
 
 #[test]
@@ -87,7 +82,7 @@ fn oversize_blocks_of_a_checkpoint_stay() {
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let block = take_in(&engine, pool.id(), 60 * MIB, HOME);
     let checkpoint = engine.checkpoints().checkpoint(pool.id()).unwrap();
-    engine.free(block).unwrap();
+    engine.give(block);
     let large = engine.allocate(Request::new(90 * MIB, HOME).in_pool(pool.id()));
     assert!(large.is_err(), "what the checkpoint needs was released");
     assert_eq!(engine.checkpoints().restore(&checkpoint).unwrap().live.len(), 1);
@@ -104,7 +99,7 @@ fn a_pool_that_a_captured_stream_used_keeps_its_memory() {
     let inner = pool.enter().unwrap();
     let block = take(&engine, 60 * MIB, SIDE);
     let address = block.address();
-    engine.free(block).unwrap();
+    engine.give(block);
     drop(inner);
     Capture::end(&*sim, SIDE).unwrap();
     let _hold: PoolHold<'_> = graph.finish();
@@ -121,7 +116,7 @@ fn a_use_announced_while_somebody_else_captures_is_waited_for() {
     let block = take(&engine, 4096, HOME);
     let address = block.address();
     engine.record_stream(&block, SIDE).unwrap();
-    engine.free(block).unwrap();
+    engine.give(block);
     Capture::end(&*sim, FAR).unwrap();
     engine.close_scope(pool).unwrap();
     let next = take(&engine, 4096, HOME);
@@ -134,11 +129,11 @@ fn pressure_elsewhere_leaves_a_captured_stream_alone() {
     let (sim, engine) = bed(100 * MIB, settings);
     for stream in [SIDE, FAR] {
         let block = take(&engine, 40 * MIB, stream);
-        engine.free(block).unwrap();
+        engine.give(block);
     }
     let _pool = capture_elsewhere(&sim, &engine, SIDE);
     let block = take(&engine, 50 * MIB, HOME);
-    engine.free(block).unwrap();
+    engine.give(block);
 }
 
 #[test]
@@ -150,17 +145,17 @@ fn a_scope_may_close_before_the_capture_of_its_stream_ends() {
         let address = block.address();
         engine.record_stream(&block, SIDE).unwrap();
         let pool = capture_elsewhere(&sim, &engine, SIDE);
-        engine.free(block).unwrap();
+        engine.give(block);
         engine.close_scope(pool).unwrap();
         for _ in 0..2 {
             let other = take(&engine, 4096, HOME);
             assert_ne!(other.address(), address);
-            engine.free(other).unwrap();
+            engine.give(other);
         }
         Capture::end(&*sim, SIDE).unwrap();
         for _ in 0..2 {
             let other = take(&engine, 4096, HOME);
-            engine.free(other).unwrap();
+            engine.give(other);
         }
         engine.empty_cache().unwrap();
         assert!(engine.layout().is_empty(), "{:?}", engine.layout());
@@ -177,15 +172,15 @@ fn a_capture_that_nobody_told_of_spoils_nothing() {
         move || Capture::begin(&*sim, SIDE)
     };
     thread::spawn(begin).join().unwrap().unwrap();
-    engine.free(block).unwrap();
+    engine.give(block);
     for _ in 0..2 {
         let other = take(&engine, 4096, HOME);
-        engine.free(other).unwrap();
+        engine.give(other);
     }
     Capture::end(&*sim, SIDE).unwrap();
     for _ in 0..2 {
         let other = take(&engine, 4096, HOME);
-        engine.free(other).unwrap();
+        engine.give(other);
     }
     engine.empty_cache().unwrap();
     assert!(engine.layout().is_empty(), "{:?}", engine.layout());
@@ -223,7 +218,7 @@ fn a_pools_own_allocator_is_dropped_with_no_lock_held() {
     let options = PoolOptions { allocator: Some(own), ..PoolOptions::default() };
     let pool = MemoryPool::new(&*engine, options).unwrap();
     let block = take_in(&engine, pool.id(), 4096, HOME);
-    engine.free(block).unwrap();
+    engine.give(block);
     drop(pool);
     assert_eq!(engine.private_pool_count(), 0);
 }
@@ -238,7 +233,7 @@ fn a_pool_that_only_reserved_addresses_goes_too() {
     drop(pool);
     engine.empty_cache().unwrap();
     assert_eq!(engine.private_pool_count(), 0);
-    engine.free(kept).unwrap();
+    engine.give(kept);
 }
 
 /// Panics instead of allocating.
@@ -262,7 +257,7 @@ fn an_allocator_that_panics_leaves_nothing_behind() {
     let request = Request::new(20 * MIB, HOME);
     catch_unwind(AssertUnwindSafe(|| engine.allocate(request.in_pool(pool.id())))).unwrap_err();
     let block = take(&engine, 30 * MIB, HOME);
-    engine.free(block).unwrap();
+    engine.give(block);
     drop(pool);
     assert_eq!(engine.private_pool_count(), 0);
 }
@@ -272,7 +267,7 @@ fn nothing_is_asked_of_the_device_while_this_thread_captures() {
     let (sim, engine) = bed(1 << 30, Settings::default());
     let block = take(&engine, 4096, HOME);
     engine.record_stream(&block, FAR).unwrap();
-    engine.free(block).unwrap();
+    engine.give(block);
     let capture = Capture::begin(&*sim, SIDE).unwrap();
     let scope =
         PoolScope::open(&*engine, PoolId::next_capture(), ScopeFilter::Capture(capture)).unwrap();
@@ -295,7 +290,7 @@ fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
     let block = take(&engine, MIB, HOME);
     engine.record_stream(&block, side).unwrap();
     capture_before_next_event(&device, side);
-    engine.free(block).unwrap();
+    engine.give(block);
     end_capture(&device, side);
     engine.poll_events().unwrap();
     engine.free(take(&engine, MIB, HOME)).unwrap();
@@ -324,9 +319,8 @@ fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
     let block = take(&engine, MIB, HOME);
     engine.record_stream(&block, side).unwrap();
     thread::scope(|s| s.spawn(|| Capture::begin(sim, side).unwrap()).join()).unwrap();
-    let only = Some("capture_status");
-    device.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: false, only });
-    engine.free(block).unwrap();
+    device.fail_call(0, Some("capture_status"));
+    engine.give(block);
     device.disarm();
     thread::scope(|s| s.spawn(|| Capture::end(sim, side).unwrap()).join()).unwrap();
     engine.free(take(&engine, MIB, HOME)).unwrap();

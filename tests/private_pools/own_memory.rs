@@ -66,7 +66,7 @@ fn a_default_pool_beside_it_stays_expandable() {
     let bed = Bed::new(ROOMY, "expandable_segments:True");
     let own = Arc::new(Own::default());
     let with_own = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
-    let plain = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+    let plain = bed.pool();
     let held = [&with_own, &plain].map(|pool| {
         let _scope = pool.enter().unwrap();
         bed.take(MIB)

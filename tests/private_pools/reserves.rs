@@ -66,13 +66,7 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
         "{ON},expandable_segments_reserve:0.05,expandable_segments_reserve_by_class:[side:0.04]"
     );
     let bed = Bed::new(DEVICE_BYTES, &conf);
-    let told = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
-    let count = std::sync::Arc::clone(&told);
-    let observer = move |_: &stratalloc::error::OutOfMemory| {
-        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    };
-    let hooks = bed.hooks();
-    hooks.add_oom_observer(std::sync::Arc::new(observer));
+    let told = bed.ooms_told();
     let report = bed.fail(20 * GIB, StreamId(0)).hints.concat();
     assert!(report.contains("expandable_segments_reserve."), "{report}");
     assert!(!report.contains("class"), "{report}");
@@ -82,13 +76,13 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     assert!(report.contains("class 'side'"), "{report}");
     let report = bed.fail(100 * DEVICE_BYTES, StreamId(0)).hints.concat();
     assert!(!report.contains("reserve"), "no reserve could help: {report}");
-    assert_eq!(told.load(std::sync::atomic::Ordering::Relaxed), 3);
+    assert_eq!(told.load(Ordering::SeqCst), 3);
 }
 
 #[test]
 fn segments_of_all_streams_and_pools_are_listed() {
     let bed = Bed::new(DEVICE_BYTES, ON);
-    let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+    let pool = bed.pool();
     let scope = pool.enter().unwrap();
     let mut held = vec![bed.take_on(MIB, StreamId(7))];
     drop(scope);
@@ -109,7 +103,7 @@ fn segments_of_all_streams_and_pools_are_listed() {
         ]
     );
     held.into_iter().for_each(|block| bed.give(block));
-    let off = Config::parse("", &KeyTable::default()).unwrap();
+    let off = config("");
     bed.caching().apply(&off).unwrap();
     bed.empty_cache();
     assert_eq!(bed.expandable().expandable_segments().len(), 1, "the pool is in use");

@@ -29,67 +29,6 @@ fn ids_of_pools_are_distinct_also_between_threads() {
 }
 
 #[test]
-fn a_scope_of_a_thread_routes_that_thread_alone() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
-        let scope = pool.enter().unwrap();
-        let inside = bed.take(MIB);
-        let outside = thread::scope(|s| s.spawn(|| bed.take(MIB)).join().unwrap());
-        assert_eq!(pool_of(&bed, inside.address()), pool.id());
-        assert_eq!(pool_of(&bed, outside.address()), PoolId::DEFAULT);
-        drop(scope);
-        let after = bed.take(MIB);
-        assert_eq!(pool_of(&bed, after.address()), PoolId::DEFAULT);
-        assert_eq!(bed.stats().active_bytes.all.current, 3 << 20);
-        [inside, outside, after].into_iter().for_each(|block| bed.give(block));
-        bed.check();
-    }
-}
-
-#[test]
-fn a_scope_of_a_stream_routes_that_stream_from_any_thread() {
-    let bed = Bed::new(ROOMY, "");
-    let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
-    let side = StreamId(64);
-    let scope = PoolScope::open(bed.private_pools(), pool.id(), ScopeFilter::Stream(side)).unwrap();
-    let there = thread::scope(|s| s.spawn(|| bed.take_on(MIB, side)).join().unwrap());
-    let here = bed.take(MIB);
-    assert_eq!(pool_of(&bed, there.address()), pool.id());
-    assert_eq!(pool_of(&bed, here.address()), PoolId::DEFAULT);
-    drop(scope);
-    [there, here].into_iter().for_each(|block| bed.give(block));
-    bed.check();
-}
-
-// The innermost scope wins: pools hold 2, 2 and 1 segments.
-#[test]
-fn the_newest_scope_that_accepts_wins() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let pools: Vec<_> = (0..3)
-            .map(|_| MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap())
-            .collect();
-        let mut held = Vec::new();
-        let first = pools[0].enter().unwrap();
-        held.push(bed.take(80 * MIB));
-        let second = pools[1].enter().unwrap();
-        held.push(bed.take(80 * MIB));
-        let third = pools[2].enter().unwrap();
-        held.push(bed.take(80 * MIB));
-        drop(third);
-        held.push(bed.take(80 * MIB));
-        drop(second);
-        held.push(bed.take(80 * MIB));
-        drop(first);
-        let counts = |pool: &MemoryPool<'_>| bed.blocks_of(pool.id()).len();
-        assert_eq!(pools.iter().map(counts).collect::<Vec<_>>(), [2, 2, 1]);
-        held.into_iter().for_each(|block| bed.give(block));
-        bed.check();
-    }
-}
-
-#[test]
 fn a_pool_has_one_scope_at_a_time_and_says_so() {
     let bed = Bed::new(ROOMY, "");
     let pools = bed.private_pools();
@@ -116,7 +55,7 @@ fn a_pool_has_one_scope_at_a_time_and_says_so() {
 #[test]
 fn users_are_counted_by_pools_and_scopes() {
     let bed = Bed::new(ROOMY, "");
-    let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+    let pool = bed.pool();
     let users = || bed.private_pools().pool_users(pool.id());
     assert_eq!(users(), Some(1));
     let scope = pool.enter().unwrap();
@@ -134,7 +73,7 @@ fn users_are_counted_by_pools_and_scopes() {
 fn a_block_may_outlive_its_pool() {
     for conf in BOTH {
         let bed = Bed::new(ROOMY, conf);
-        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let pool = bed.pool();
         let id = pool.id();
         let scope = pool.enter().unwrap();
         let kept = bed.take(MIB);
@@ -162,8 +101,7 @@ fn emptying_the_cache_spares_pools_in_use() {
             for n in 0..4 {
                 let (bed, done) = (&bed, done.clone());
                 s.spawn(move || {
-                    let pool =
-                        MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+                    let pool = bed.pool();
                     let _scope = pool.enter().unwrap();
                     bed.give(bed.take_on(MIB, StreamId(n)));
                     bed.empty_cache();
@@ -183,7 +121,7 @@ fn emptying_the_cache_spares_pools_in_use() {
 fn pools_may_come_and_go_for_ever() {
     let bed = Bed::new(ROOMY, "");
     let warm = |n: u64| {
-        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let pool = bed.pool();
         let scope = pool.enter().unwrap();
         let block = bed.take_on(KIB, StreamId(n % 3));
         drop(scope);
@@ -201,7 +139,7 @@ fn pools_may_come_and_go_for_ever() {
 fn a_stale_handle_of_a_pool_that_has_gone_is_refused() {
     let bed = Bed::new(ROOMY, "");
     let in_new_pool = || {
-        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let pool = bed.pool();
         let scope = pool.enter().unwrap();
         let block = bed.take(KIB);
         drop(scope);
@@ -228,7 +166,7 @@ fn a_pool_may_help_the_default_pool_out() {
         let caching: &dyn stratalloc::allocator::Caching = bed.engine();
         caching.set_limit_bytes(Some(80 * MIB));
         let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
-        let shy = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let shy = bed.pool();
         let kind = MemoryPool::new(bed.private_pools(), helps).unwrap();
         let mut addresses = Vec::new();
         for pool in [&shy, &kind] {
@@ -304,7 +242,7 @@ fn pressure_in_a_pool_releases_its_own_idle_segments_unless_a_graph_knows_them()
         let bed = Bed::new(ROOMY, conf);
         let caching: &dyn stratalloc::allocator::Caching = bed.engine();
         caching.set_limit_bytes(Some(100 * MIB));
-        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let pool = bed.pool();
         let scope = pool.enter().unwrap();
         let wall = (conf.is_empty()).then(|| bed.take(20 * MIB));
         let pair = [40, 30].map(|mib| bed.take(mib * MIB));
@@ -326,7 +264,7 @@ fn the_default_pools_idle_memory_serves_a_pool_under_pressure() {
         let caching: &dyn stratalloc::allocator::Caching = bed.engine();
         caching.set_limit_bytes(Some(100 * MIB));
         bed.give(bed.take(60 * MIB));
-        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let pool = bed.pool();
         let scope = pool.enter().unwrap();
         let block = bed.take(60 * MIB);
         assert_eq!(bed.stats().num_alloc_retries, 1);
@@ -340,7 +278,7 @@ fn the_default_pools_idle_memory_serves_a_pool_under_pressure() {
 fn the_history_names_the_pool() {
     let bed = Bed::new(ROOMY, "");
     bed.engine().history().start(&RecordOptions::at_most(100));
-    let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+    let pool = bed.pool();
     let scope = pool.enter().unwrap();
     bed.give(bed.take(MIB));
     drop(scope);
@@ -366,12 +304,12 @@ fn a_captures_first_request_from_a_third_thread_goes_to_the_captures_pool() {
         let scope = PoolScope::open(bed.private_pools(), graphs, filter).unwrap();
         let of_thread =
             PoolScope::open(bed.private_pools(), own, ScopeFilter::this_thread()).unwrap();
-        let third = thread::scope(|s| s.spawn(|| bed.take_on(MIB, stream)).join().unwrap());
+        let third = elsewhere(|| bed.take_on(MIB, stream));
         assert_eq!(pool_of(&bed, third.address()), graphs, "{conf}");
         let here = bed.take(MIB);
         assert_eq!(pool_of(&bed, here.address()), own, "{conf}");
         Capture::end(&*bed.device, stream).unwrap();
-        let after = thread::scope(|s| s.spawn(|| bed.take_on(MIB, stream)).join().unwrap());
+        let after = elsewhere(|| bed.take_on(MIB, stream));
         assert_eq!(pool_of(&bed, after.address()), PoolId::DEFAULT, "{conf}");
         [third, here, after].into_iter().for_each(|block| bed.give(block));
         drop((scope, of_thread));
@@ -394,7 +332,7 @@ fn a_routed_pool_stops_the_queries_of_events_only_where_the_version_of_pytorch_d
         bed.work(&block, side);
         bed.give(block);
         bed.device.complete_all();
-        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let pool = bed.pool();
         let scope = pool.enter().unwrap();
         let inside = bed.take_on(MIB, home);
         let waits = bed.stats().active.all.current == 2;
@@ -419,7 +357,7 @@ fn a_request_to_a_routed_pool_releases_no_free_segments_where_the_version_of_pyt
         bed.caching().set_limit_bytes(Some(100 * MIB));
         let cached = bed.take(60 * MIB);
         bed.give(cached);
-        let pool = MemoryPool::new(bed.private_pools(), PoolOptions::default()).unwrap();
+        let pool = bed.pool();
         let scope = pool.enter().unwrap();
         let request = bed.ask(80 * MIB, HOME);
         assert_eq!(request.is_ok(), releases, "{conf}");

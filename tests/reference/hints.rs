@@ -24,7 +24,7 @@ impl Scenario {
     }
 
     fn run(&self, conf: &str) -> Result<(), Box<OutOfMemory>> {
-        let config = Config::parse(conf, &KeyTable::default()).expect("a legal string");
+        let config = config(conf);
         let total_bytes = self.total_mib * MIB;
         let sim = Arc::new(Sim::new(SimOptions { total_bytes, ..SimOptions::default() }));
         let driver: Arc<dyn Driver> = if self.has_pages { sim } else { plain(sim) };
@@ -34,7 +34,7 @@ impl Scenario {
             Err(AllocError::OutOfMemory(report)) => Err(report),
             Err(other) => panic!("{other}"),
         };
-        let give = |block| strategy.free(block).expect("it is live");
+        let give = |block| strategy.give(block);
         if let Some(mib) = self.warm_mib {
             give(ask(mib)?);
         }
@@ -204,5 +204,5 @@ fn a_layers_limit_is_on_what_callers_hold() {
     let refused = limited.ask(50 * MIB, HOME).expect_err("it is above").to_string();
     assert!(refused.contains("Callers may hold 100.00 MiB and hold 60.00 MiB."), "{refused}");
     assert!(!refused.contains("It holds") && !refused.contains("No block is free"), "{refused}");
-    limited.free(held).expect("it is live");
+    limited.give(held);
 }

@@ -24,9 +24,8 @@ fn report_with(
     });
     sim.allocate(70 * MIB).expect("it fits");
     let crowded = crowded(sim, list);
-    let driver = Arc::clone(&crowded) as Arc<dyn Driver>;
-    let strategy =
-        build(&Config::default(), driver, BuildOptions::default()).expect("a legal string");
+    let strategy = build(&Config::default(), crowded.clone(), BuildOptions::default())
+        .expect("a legal string");
     let caching: &dyn Caching = strategy.engine().expect("built on the engine");
     caching.set_limit_bytes(limit_bytes);
     match strategy.ask(40 * MIB, StreamId::DEFAULT) {

@@ -1,25 +1,14 @@
 //! The wire format: what goes in comes out, and nothing hostile gets further than an error.
 
 use quickcheck::quickcheck;
-use stratalloc::allocator::Sharing;
 use stratalloc::sharing::{FormatError, PAGES_MAX, SharedHandle};
 
-use super::tools::{MIB, SHARED, allocate, engine, forged, seal, sim};
-
-/// A handle of three pages of 20 MiB.
-fn handle() -> SharedHandle {
-    let engine = engine(sim(), SHARED);
-    let block = allocate(&engine, 45 * MIB + 512);
-    engine.share(&block).expect("the pages can leave")
-}
-
-fn wrong(bytes: &[u8]) -> FormatError {
-    SharedHandle::from_bytes(bytes).expect_err("these bytes are no handle")
-}
+use super::tools::{forged, handle, seal, wrong};
+use crate::common::prelude::*;
 
 #[test]
 fn a_handle_comes_back_as_it_was_and_tells_no_secret() {
-    let handle = handle();
+    let handle = handle(false);
     let back = SharedHandle::from_bytes(handle.as_bytes()).unwrap();
     assert_eq!(back, handle);
     assert_eq!(back.size_bytes(), 45 * MIB + 512);
@@ -35,7 +24,7 @@ fn a_handle_comes_back_as_it_was_and_tells_no_secret() {
 
 #[test]
 fn the_layout_is_fixed() {
-    let handle = handle();
+    let handle = handle(false);
     let bytes = handle.as_bytes();
     assert_eq!(bytes.len(), 88 + 3 * 32 + 8);
     assert_eq!(&bytes[..12], b"stratshr\x01\x00\x02\x00");
@@ -48,16 +37,19 @@ fn the_layout_is_fixed() {
 
 #[test]
 fn every_truncation_and_every_extension_is_refused() {
-    let handle = handle();
-    let bytes = handle.as_bytes();
-    for len in 0..bytes.len() {
-        wrong(&bytes[..len]);
-        if len >= 8 {
-            let mut sealed = bytes[..len].to_vec();
-            seal(&mut sealed);
-            wrong(&sealed);
+    for handle in [handle(false), handle(true)] {
+        let bytes = handle.as_bytes();
+        for len in 0..bytes.len() {
+            wrong(&bytes[..len]);
+            if len >= 8 {
+                let mut sealed = bytes[..len].to_vec();
+                seal(&mut sealed);
+                wrong(&sealed);
+            }
         }
     }
+    let handle = handle(false);
+    let bytes = handle.as_bytes();
     let longer: Vec<u8> = bytes.iter().copied().chain([0; 32]).collect();
     let expected = bytes.len() as u64;
     assert_eq!(wrong(&longer), FormatError::Length { len: longer.len(), expected });
@@ -65,17 +57,18 @@ fn every_truncation_and_every_extension_is_refused() {
 
 #[test]
 fn every_flipped_bit_is_seen() {
-    let handle = handle();
-    for bit in 0..handle.as_bytes().len() * 8 {
-        let mut bytes = handle.as_bytes().to_vec();
-        bytes[bit / 8] ^= 1 << (bit % 8);
-        wrong(&bytes);
+    for handle in [handle(false), handle(true)] {
+        for bit in 0..handle.as_bytes().len() * 8 {
+            let mut bytes = handle.as_bytes().to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            wrong(&bytes);
+        }
     }
 }
 
 #[test]
 fn each_mistake_has_its_own_error() {
-    let handle = handle();
+    let handle = handle(false);
     let good = handle.as_bytes();
     let with = |at: usize, bytes: &[u8]| wrong(&forged(good, at, bytes));
     assert_eq!(with(0, b"X"), FormatError::Magic);
@@ -117,7 +110,7 @@ fn each_mistake_has_its_own_error() {
 
 quickcheck! {
     fn whatever_is_read_is_written_back_equally(spoils: Vec<(usize, u8)>, sealed: bool) -> bool {
-        let mut bytes = handle().as_bytes().to_vec();
+        let mut bytes = handle(false).as_bytes().to_vec();
         for (at, byte) in spoils {
             let at = at % bytes.len();
             bytes[at] = byte;

@@ -4,19 +4,8 @@ use stratalloc::allocator::Sharing;
 use stratalloc::driver::{Exportable, Held};
 use stratalloc::sharing::{FormatError, PAGES_MAX, SharedHandle, SharingError};
 
-use super::tools::{MIB, SHARED, allocate, engine, forged, seal, sim, sim_with};
+use super::tools::{SHARED, allocate, engine, forged, handle, shared, sim, sim_with, two, wrong};
 use crate::common::prelude::*;
-
-/// A handle of three pages of 20 MiB, on a device that forgets them at once.
-fn handle() -> SharedHandle {
-    let engine = engine(sim_with(true), SHARED);
-    let block = allocate(&engine, 45 * MIB + 512);
-    engine.share(&block).expect("the pages can leave")
-}
-
-fn wrong(bytes: &[u8]) -> FormatError {
-    SharedHandle::from_bytes(bytes).expect_err("these bytes are no handle")
-}
 
 fn out(sim: &Sim) -> (Held, u64) {
     (sim.held(), sim.piece_holds())
@@ -24,8 +13,7 @@ fn out(sim: &Sim) -> (Held, u64) {
 
 #[test]
 fn a_block_goes_through_the_fabric_and_leaves_nothing_behind() {
-    let sim = sim_with(true);
-    let (ours, theirs) = (engine(sim.clone(), SHARED), engine(sim.clone(), SHARED));
+    let (sim, ours, theirs) = two(sim_with(true));
     let (small, large) = (allocate(&ours, 512), allocate(&ours, 45 * MIB));
     let handle = ours.share(&large).unwrap();
     assert_eq!((sim.calls("export_handle"), sim.calls("export")), (3, 0));
@@ -43,7 +31,7 @@ fn a_block_goes_through_the_fabric_and_leaves_nothing_behind() {
     assert_eq!(out(&sim), before);
     drop(ours.open(&ours.share(&small).unwrap()).expect("by their own allocator too"));
     assert_eq!(out(&sim), before);
-    [small, large].into_iter().for_each(|block| ours.free(block).unwrap());
+    [small, large].into_iter().for_each(|block| ours.give(block));
     drop((ours, theirs));
     assert!(sim.held().is_nothing());
 }
@@ -67,7 +55,7 @@ fn the_kind_of_handle_can_be_chosen() {
 #[test]
 fn fabric_handles_are_refused_as_a_setting_where_the_device_has_none() {
     let text = format!("{SHARED},expandable_segments_handle_type:fabric");
-    let config = Config::parse(&text, &KeyTable::default()).unwrap();
+    let config = config(&text);
     let options = EngineOptions { settings: config.settings().clone(), ..EngineOptions::default() };
     let refused = Engine::new(sim_with(false), &options).unwrap_err();
     assert_eq!(refused.kind(), DriverErrorKind::NotSupported);
@@ -81,12 +69,10 @@ fn fabric_handles_are_refused_as_a_setting_where_the_device_has_none() {
 
 #[test]
 fn pages_that_went_back_are_opened_by_nobody() {
-    let sim = sim_with(true);
-    let (ours, theirs) = (engine(sim.clone(), SHARED), engine(sim.clone(), SHARED));
-    let block = allocate(&ours, 30 * MIB);
-    let handle = ours.share(&block).unwrap();
+    let (sim, ours, theirs) = two(sim_with(true));
+    let (block, handle) = shared(&ours, 30 * MIB);
     let kept = theirs.open(&handle).unwrap();
-    ours.free(block).unwrap();
+    ours.give(block);
     ours.empty_cache().unwrap();
     drop(theirs.open(&handle).expect("whoever has it open may open it again"));
     drop(kept);
@@ -100,7 +86,7 @@ fn who_has_no_fabric_refuses_and_asks_nobody() {
     let plain = sim();
     let theirs = engine(plain.clone(), SHARED);
     let asked = plain.total_calls();
-    let refused = theirs.open(&handle()).unwrap_err();
+    let refused = theirs.open(&handle(true)).unwrap_err();
     assert_eq!(refused, SharingError::NotSupported { what: "pages of a fabric" });
     assert_eq!(plain.total_calls(), asked);
 }
@@ -124,7 +110,7 @@ fn pages_that_may_not_leave_do_not_leave_through_the_fabric() {
 
 #[test]
 fn the_layout_is_fixed() {
-    let handle = handle();
+    let handle = handle(true);
     let bytes = handle.as_bytes();
     assert_eq!(bytes.len(), 56 + 3 * 64 + 8);
     assert_eq!(&bytes[..12], b"stratshr\x01\x00\x03\x00");
@@ -136,22 +122,9 @@ fn the_layout_is_fixed() {
 }
 
 #[test]
-fn whatever_is_spoiled_is_refused() {
-    let handle = handle();
+fn each_mistake_is_refused() {
+    let handle = handle(true);
     let good = handle.as_bytes();
-    for bit in 0..good.len() * 8 {
-        let mut bytes = good.to_vec();
-        bytes[bit / 8] ^= 1 << (bit % 8);
-        wrong(&bytes);
-    }
-    for len in 0..good.len() {
-        wrong(&good[..len]);
-        if len >= 8 {
-            let mut sealed = good[..len].to_vec();
-            seal(&mut sealed);
-            wrong(&sealed);
-        }
-    }
     let with = |at: usize, bytes: &[u8]| wrong(&forged(good, at, bytes));
     let most = PAGES_MAX as u64;
     assert_eq!(with(52, &[0, 1]), FormatError::Reserved { at: 53 });
@@ -169,10 +142,8 @@ fn whatever_is_spoiled_is_refused() {
 /// Bytes that are well formed and lie: about the pages' size, and about the handles.
 #[test]
 fn lies_about_pages_cost_nothing() {
-    let sim = sim_with(true);
-    let (ours, theirs) = (engine(sim.clone(), SHARED), engine(sim.clone(), SHARED));
-    let block = allocate(&ours, 45 * MIB + 512);
-    let handle = ours.share(&block).unwrap();
+    let (sim, ours, theirs) = two(sim_with(true));
+    let (_block, handle) = shared(&ours, 45 * MIB + 512);
     let before = out(&sim);
     for (at, value) in [(40, 16 * MIB), (40, 22 * MIB), (40, 20 * MIB + 512), (56, 999), (64, 1)] {
         let bytes = forged(handle.as_bytes(), at, &u64::to_le_bytes(value));
@@ -195,7 +166,7 @@ fn each_failing_call_leaves_nothing_half_done() {
     let mut failed = 0;
     for at in 0.. {
         let before = out(&sim);
-        faulty.arm(FaultPlan { at, kind: DriverErrorKind::Other, repeat: false, only: None });
+        faulty.fail_call(at, None);
         let opened = ours.share(&block).and_then(|handle| theirs.open(&handle));
         let struck = faulty.failed_calls() > 0;
         assert_eq!(opened.is_err(), struck, "call {at}");
@@ -210,6 +181,6 @@ fn each_failing_call_leaves_nothing_half_done() {
         failed += 1;
     }
     assert!(failed >= 8, "{failed}: three imports, and then a range");
-    ours.free(block).unwrap();
-    theirs.free(warm).unwrap();
+    ours.give(block);
+    theirs.give(warm);
 }

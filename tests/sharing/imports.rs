@@ -3,7 +3,7 @@
 use stratalloc::allocator::{PeerAccess, Sharing};
 use stratalloc::sharing::{FormatError, SharedHandle, SharingError};
 
-use super::tools::{MIB, SHARED, allocate, engine, forged, sim};
+use super::tools::{SHARED, allocate, engine, forged, shared, sim, two};
 use crate::common::prelude::*;
 
 /// What the device holds: reserved, mapped, holds of pieces, used bytes.
@@ -16,12 +16,9 @@ fn held(sim: &Sim) -> (u64, u64, u64, u64) {
 
 #[test]
 fn an_import_reserves_only_what_is_shared() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim.clone(), SHARED);
+    let (sim, ours, theirs) = two(sim());
     let first = allocate(&ours, 30 * MIB);
-    let second = allocate(&ours, 30 * MIB);
-    let handle = ours.share(&second).unwrap();
+    let (second, handle) = shared(&ours, 30 * MIB);
     let before = held(&sim);
     let imported = theirs.open(&handle).unwrap();
     // The second block covers the pages from 20 to 60 MiB: two of 20 MiB.
@@ -38,9 +35,7 @@ fn an_import_reserves_only_what_is_shared() {
 
 #[test]
 fn the_same_pages_are_mapped_once() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim.clone(), SHARED);
+    let (sim, ours, theirs) = two(sim());
     // Two small blocks lie in one page.
     let (a, b) = (allocate(&ours, 512), allocate(&ours, 1024));
     let (handle_a, handle_b) = (ours.share(&a).unwrap(), ours.share(&b).unwrap());
@@ -70,7 +65,7 @@ fn pages_may_be_opened_by_their_own_allocator() {
     let imported = engine.open(&engine.share(&block).unwrap()).unwrap();
     assert_ne!(imported.address(), block.address());
     drop(imported);
-    engine.free(block).unwrap();
+    engine.give(block);
     engine.empty_cache().unwrap();
     assert_eq!(held(&sim), (0, 0, 0, 0));
 }
@@ -99,8 +94,7 @@ fn many_pages_come_in_several_answers() {
     let sim = Arc::new(Sim::new(options));
     let ours = engine(sim.clone(), SHARED);
     let theirs = engine(sim.clone(), SHARED);
-    let block = allocate(&ours, pages * 20 * MIB);
-    let handle = ours.share(&block).unwrap();
+    let (_block, handle) = shared(&ours, pages * 20 * MIB);
     let before = held(&sim);
     let imported = theirs.open(&handle).unwrap();
     assert_eq!(sim.held().mapped_bytes(), before.1 + pages * 20 * MIB);
@@ -120,9 +114,7 @@ fn pages_that_may_not_leave_name_the_key() {
 
 #[test]
 fn foreign_and_stale_allocations_are_refused() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim, SHARED);
+    let (_sim, ours, theirs) = two(sim());
     let block = allocate(&ours, MIB);
     let error = theirs.share(&block).unwrap_err();
     assert!(matches!(error, SharingError::Handle(HandleError::Foreign { .. })), "{error}");
@@ -131,13 +123,10 @@ fn foreign_and_stale_allocations_are_refused() {
 
 #[test]
 fn what_was_opened_stays_and_what_has_gone_is_said() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim.clone(), SHARED);
-    let block = allocate(&ours, 25 * MIB);
-    let handle = ours.share(&block).unwrap();
+    let (sim, ours, theirs) = two(sim());
+    let (block, handle) = shared(&ours, 25 * MIB);
     let imported = theirs.open(&handle).unwrap();
-    ours.free(block).unwrap();
+    ours.give(block);
     ours.empty_cache().unwrap();
     assert_eq!(sim.held().mapped_bytes(), 40 * MIB, "the importer's");
     // Still open, so no question is asked.
@@ -152,11 +141,8 @@ fn what_was_opened_stays_and_what_has_gone_is_said() {
 
 #[test]
 fn an_import_outlives_both_allocators() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim.clone(), SHARED);
-    let block = allocate(&ours, MIB);
-    let handle = ours.share(&block).unwrap();
+    let (sim, ours, theirs) = two(sim());
+    let (_block, handle) = shared(&ours, MIB);
     let imported = theirs.open(&handle).unwrap();
     drop(ours);
     drop(theirs);
@@ -171,11 +157,8 @@ fn an_import_outlives_both_allocators() {
 
 #[test]
 fn forged_handles_are_refused() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim.clone(), SHARED);
-    let block = allocate(&ours, 25 * MIB);
-    let handle = ours.share(&block).unwrap();
+    let (sim, ours, theirs) = two(sim());
+    let (_block, handle) = shared(&ours, 25 * MIB);
     let before = held(&sim);
     let open = |at: usize, with: &[u8]| {
         let handle = SharedHandle::from_bytes(&forged(handle.as_bytes(), at, with));
@@ -202,11 +185,8 @@ fn forged_handles_are_refused() {
 /// Whoever knows a page without the secret gets nothing, also where nobody can be asked.
 #[test]
 fn a_handle_without_the_secret_opens_nothing_whatever_else_it_names() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim.clone(), SHARED);
-    let block = allocate(&ours, 25 * MIB);
-    let handle = ours.share(&block).unwrap();
+    let (sim, ours, theirs) = two(sim());
+    let (_block, handle) = shared(&ours, 25 * MIB);
     let before = held(&sim);
     let process = std::process::id();
     let open = |bytes: &[u8]| theirs.open(&SharedHandle::from_bytes(bytes).unwrap()).unwrap_err();
@@ -236,8 +216,7 @@ fn a_failure_at_any_call_leaves_nothing_behind() {
         loop {
             let sim = sim();
             let ours = engine(sim.clone(), SHARED);
-            let block = allocate(&ours, 45 * MIB);
-            let handle = ours.share(&block).unwrap();
+            let (_block, handle) = shared(&ours, 45 * MIB);
             let before = held(&sim);
             let faulty = Arc::new(Faulty::new(sim.clone()));
             let theirs = engine(faulty.clone(), SHARED);
@@ -274,7 +253,7 @@ fn a_failure_while_sharing_can_be_repeated() {
         assert_eq!(shared.is_err(), at < 3, "three pages are exported: {shared:?}");
         faulty.disarm();
         drop(theirs.open(&ours.share(&block).unwrap()).unwrap());
-        ours.free(block).unwrap();
+        ours.give(block);
         ours.empty_cache().unwrap();
         assert_eq!(held(&sim), (0, 0, 0, 0));
     }
@@ -282,11 +261,8 @@ fn a_failure_while_sharing_can_be_repeated() {
 
 #[test]
 fn threads_that_open_the_same_get_the_same() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim.clone(), SHARED);
-    let block = allocate(&ours, 25 * MIB);
-    let handle = ours.share(&block).unwrap();
+    let (sim, ours, theirs) = two(sim());
+    let (_block, handle) = shared(&ours, 25 * MIB);
     let before = held(&sim);
     for _ in 0..20 {
         let together = std::sync::Barrier::new(4);
@@ -322,7 +298,7 @@ fn the_base_of_a_block_is_its_segment_or_its_mapped_range() {
         let base = expandable.base_allocation(block).unwrap();
         assert_eq!((base.address, base.size_bytes, base.expandable), (a.address(), 40 * MIB, true));
     }
-    expandable.free(a).unwrap();
+    expandable.give(a);
     let far = allocate(&expandable, 100 * MIB);
     expandable.empty_cache().unwrap();
     let base = expandable.base_allocation(&far).unwrap();

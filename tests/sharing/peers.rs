@@ -2,14 +2,12 @@
 
 use stratalloc::allocator::{PeerAccess, Sharing};
 
-use super::tools::{MIB, SHARED, allocate, engine, sim};
+use super::tools::{SHARED, allocate, engine, sim, two};
 use crate::common::prelude::*;
 
 #[test]
 fn a_peer_gets_the_pages_there_are_and_those_to_come() {
-    let sim = sim();
-    let ours = engine(sim.clone(), SHARED);
-    let theirs = engine(sim.clone(), SHARED);
+    let (sim, ours, theirs) = two(sim());
     let shared = allocate(&theirs, MIB);
     let imported = ours.open(&theirs.share(&shared).unwrap()).unwrap();
     let block = allocate(&ours, 25 * MIB);
@@ -58,8 +56,7 @@ fn a_device_that_fails_is_not_remembered() {
         let faulty = Arc::new(Faulty::new(sim.clone()));
         let engine = engine(faulty.clone(), SHARED);
         let (_large, _small) = (allocate(&engine, 25 * MIB), allocate(&engine, 512));
-        let kind = DriverErrorKind::Other;
-        faulty.arm(FaultPlan { at, kind, repeat: false, only: None });
+        faulty.fail_call(at, None);
         let done = engine.enable_peer_access(DeviceId(1));
         faulty.disarm();
         // Can it, enable it, and two ranges.
@@ -85,8 +82,7 @@ fn growth_with_peers_is_all_or_nothing() {
         let faulty = Arc::new(Faulty::new(sim.clone()));
         let engine = engine(faulty.clone(), SHARED);
         engine.enable_peer_access(DeviceId(1)).unwrap();
-        let kind = DriverErrorKind::Other;
-        faulty.arm(FaultPlan { at, kind, repeat: false, only: Some("set_access") });
+        faulty.fail_call(at, Some("set_access"));
         let request =
             stratalloc::allocator::Request::new(45 * MIB, stratalloc::ids::StreamId::DEFAULT);
         let done = engine.allocate(request);

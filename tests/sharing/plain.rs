@@ -6,7 +6,7 @@ use stratalloc::driver::{DriverResult, Intercepted, Interceptor, Ipc, Parts};
 use stratalloc::error::DriverError;
 use stratalloc::sharing::{FormatError, SharedHandle, SharingError};
 
-use super::tools::{MIB, allocate, engine, forged, sim};
+use super::tools::{allocate, engine, forged, shared, sim};
 use crate::common::prelude::*;
 
 /// Handles for plain allocations. What is opened is nowhere.
@@ -94,8 +94,7 @@ fn what_cannot_be_closed_is_closed_later() {
 #[test]
 fn ones_own_handle_and_devices_that_cannot_are_refused() {
     let able = engine(shares(), "");
-    let block = allocate(&able, 3 * MIB);
-    let handle = able.share(&block).unwrap();
+    let (_block, handle) = shared(&able, 3 * MIB);
     assert_eq!(able.open(&handle).unwrap_err(), SharingError::OwnProcess);
     let unable = engine(sim(), "");
     let other = allocate(&unable, MIB);
@@ -107,8 +106,7 @@ fn ones_own_handle_and_devices_that_cannot_are_refused() {
 #[test]
 fn sizes_that_do_not_fit_the_segment_are_refused() {
     let engine = engine(shares(), "");
-    let block = allocate(&engine, 3 * MIB);
-    let handle = engine.share(&block).unwrap();
+    let (_block, handle) = shared(&engine, 3 * MIB);
     for (at, value) in [(24, 18 * MIB), (24, u64::MAX), (32, 21 * MIB), (32, 0), (40, MIB)] {
         let bytes = forged(handle.as_bytes(), at, &value.to_le_bytes());
         let error = SharedHandle::from_bytes(&bytes).unwrap_err();

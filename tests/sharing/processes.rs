@@ -9,10 +9,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use stratalloc::allocator::Sharing;
 use stratalloc::driver::Host;
-use stratalloc::driver::host::HostOptions;
 use stratalloc::sharing::{SharedHandle, SharingError};
 
-use super::tools::{MIB, SHARED, allocate, engine, forged};
+use super::tools::{SHARED, allocate, engine, forged, shared};
 use crate::common::prelude::*;
 
 const PART: &str = "STRATALLOC_SHARING_PART";
@@ -20,7 +19,7 @@ const STREAM: StreamId = StreamId::DEFAULT;
 const BLOCK_BYTES: u64 = 25 * MIB;
 
 fn host() -> Arc<Host> {
-    Arc::new(Host::new(HostOptions { total_bytes: 256 * MIB, ..HostOptions::default() }))
+    Arc::new(Host::with_bytes(256 * MIB))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -247,8 +246,7 @@ fn answers_that_make_no_sense_open_nothing() {
     let ours = engine(host(), SHARED);
     let theirs_host = host();
     let theirs = engine(theirs_host.clone(), SHARED);
-    let block = allocate(&ours, BLOCK_BYTES);
-    let handle = ours.share(&block).unwrap();
+    let (_block, handle) = shared(&ours, BLOCK_BYTES);
     let liar = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     let mut random = [0xA5; 16];
     random[..4].copy_from_slice(&std::process::id().to_le_bytes());

@@ -1,8 +1,10 @@
 //! Engines to share with, and handles to spoil.
 
+use stratalloc::allocator::Sharing;
+use stratalloc::sharing::{FormatError, SharedHandle};
+
 use crate::common::prelude::*;
 
-pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const SHARED: &str = "expandable_segments:True,expandable_segments_ipc:True";
 
 pub(crate) fn sim() -> Arc<Sim> {
@@ -23,13 +25,38 @@ pub(crate) fn sim_with(fabric: bool) -> Arc<Sim> {
 
 /// An engine with these settings.
 pub(crate) fn engine(driver: Arc<dyn Driver>, text: &str) -> Engine {
-    let config = Config::parse(text, &KeyTable::default()).expect("the text is legal");
+    let config = config(text);
     let options = EngineOptions { settings: config.settings().clone(), ..EngineOptions::default() };
     Engine::new(driver, &options).expect("the device can do it")
 }
 
 pub(crate) fn allocate(engine: &Engine, bytes: u64) -> Allocation {
     engine.take(bytes)
+}
+
+/// Two allocators on one device.
+pub(crate) fn two(sim: Arc<Sim>) -> (Arc<Sim>, Engine, Engine) {
+    let [ours, theirs] = [(); 2].map(|()| engine(sim.clone(), SHARED));
+    (sim, ours, theirs)
+}
+
+/// A block and its handle.
+#[track_caller]
+pub(crate) fn shared(engine: &Engine, bytes: u64) -> (Allocation, SharedHandle) {
+    let block = allocate(engine, bytes);
+    let handle = engine.share(&block).expect("the pages can leave");
+    (block, handle)
+}
+
+/// The error of bytes that are no handle.
+#[track_caller]
+pub(crate) fn wrong(bytes: &[u8]) -> FormatError {
+    SharedHandle::from_bytes(bytes).expect_err("these bytes are no handle")
+}
+
+/// A handle of three pages of 20 MiB, of a fabric or not.
+pub(crate) fn handle(fabric: bool) -> SharedHandle {
+    shared(&engine(sim_with(fabric), SHARED), 45 * MIB + 512).1
 }
 
 /// Writes the checksum that belongs to the bytes before it, as a forger would.

@@ -33,7 +33,7 @@ impl Scene {
     fn give(&self, block: Allocation) {
         self.claims.give_up(block.address(), Vec::new());
         self.claims.at_least.add(-1);
-        self.switchable.free(block).expect("it is live");
+        self.switchable.give(block);
         self.claims.at_most.add(-1);
     }
 
@@ -57,7 +57,7 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
     let device = Arc::new(B::with_bytes(4 * GIB));
     let before = device.held();
     let driver: Arc<dyn Driver> = Arc::clone(&device) as _;
-    let config = Config::parse(confs[0], &registry::key_table()).expect("a good string");
+    let config = config(confs[0]);
     let streams: Vec<_> = (0..THREADS).map(|_| driver.create_stream().expect("streams")).collect();
     let switchable = Switchable::build(&config, driver, BuildOptions::default());
     let switchable = switchable.expect("the device can do it");

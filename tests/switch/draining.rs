@@ -132,13 +132,12 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
         let sim = Arc::clone(&Bed::new(8 * GIB, NATIVE).device);
         let device = Arc::new(Faulty::new(Arc::clone(&sim)));
         let config = config(from);
-        let driver = Arc::<Faulty<Arc<Sim>>>::clone(&device);
-        let switchable = Switchable::build(&config, driver, BuildOptions::default()).unwrap();
+        let switchable =
+            Switchable::build(&config, device.clone(), BuildOptions::default()).unwrap();
         let last = switchable.take(64 * MIB);
         switchable.switch(NATIVE).expect("a good string");
-        let (kind, only) = (DriverErrorKind::Other, Some(call));
-        device.arm(FaultPlan { at: 0, kind, repeat: false, only });
-        switchable.free(last).expect("it is live");
+        device.fail_call(0, Some(call));
+        switchable.give(last);
         assert_eq!(device.failed_calls(), 1, "{from}: {call}");
         device.disarm();
         assert_eq!(switchable.retired(), 1, "{from}: {call}");
@@ -182,7 +181,7 @@ fn a_free_of_an_old_block_breaks_no_capture_that_only_the_new_allocator_knows() 
         let bed = Bed::new(8 * GIB, from);
         let [home, side, captured] = std::array::from_fn(|_| bed.device.create_stream().unwrap());
         let block = bed.take_on(MIB, home);
-        bed.cross_stream().record_stream(&block, side).unwrap();
+        bed.record(&block, side);
         bed.switch(NATIVE);
         bed.device.destroy_stream(if own_is_gone { home } else { side }).unwrap();
         let scope = bed.capture(captured, PoolId::next_capture());

@@ -62,12 +62,7 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
     let pairs = [(NATIVE, NATIVE), (NATIVE, EXPANDABLE), (NATIVE, ASYNC), (ASYNC, NATIVE)];
     for (from, to) in pairs {
         let bed = Bed::new(200 * MIB, from);
-        let told = Arc::new(AtomicUsize::new(0));
-        let hooks = bed.hooks();
-        let heard = Arc::clone(&told);
-        hooks.add_oom_observer(Arc::new(move |_| {
-            heard.fetch_add(1, SeqCst);
-        }));
+        let told = bed.ooms_told();
         let old: Vec<_> = (0..16).map(|_| bed.take(12 * MIB)).collect();
         bed.switch(to);
         // One of sixteen is no eighth: its memory stays with the old one until somebody needs it.
@@ -140,13 +135,8 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
 #[test]
 fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
     let bed = Bed::new(100 * MIB, NATIVE);
-    let told = Arc::new(AtomicUsize::new(0));
-    let hooks = bed.hooks();
-    let (count, switchable) = (Arc::clone(&told), bed.allocator.clone());
-    hooks.add_oom_observer(Arc::new(move |_| {
-        count.fetch_add(1, SeqCst);
-    }));
-    hooks.add_free_memory_callback(Arc::new(move || {
+    let (told, switchable) = (bed.ooms_told(), bed.allocator.clone());
+    bed.hooks().add_free_memory_callback(Arc::new(move || {
         switchable.switch(NATIVE).expect("it can be built");
         false
     }));
@@ -242,7 +232,7 @@ fn a_further_string_that_the_device_refuses_moves_no_limit() {
     let part = switchable.config().settings().per_process_memory_fraction;
     assert!(part >= 1.0, "{part}");
     let block = switchable.take(3 * GIB);
-    switchable.free(block).expect("it is live");
+    switchable.give(block);
 }
 
 #[test]
@@ -278,7 +268,7 @@ fn a_fraction_that_code_says_with_another_allocator_is_enforced_once() {
 fn a_whole_configuration_tells_the_fraction_that_was_said_before_its_last_text() {
     let table = registry::key_table();
     let half = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
-    let said = Config::parse("per_process_memory_fraction:0.5", &table).expect("a good string");
+    let said = config("per_process_memory_fraction:0.5");
     for first in [Config::from_settings(half), said] {
         let whole = first.updated("throw_on_cudamalloc_oom:True", &table).expect("a good string");
         let bed = Bed::new(8 * GIB, NATIVE);

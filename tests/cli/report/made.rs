@@ -2,6 +2,7 @@
 
 use stratalloc::replay::{Limits, TraceEvent, reader};
 
+use super::super::made::Made;
 use super::super::trace;
 use crate::common::prelude::*;
 
@@ -16,11 +17,9 @@ fn snapshot(segments: &[String], traces: &[Vec<String>]) -> String {
     )
 }
 
-fn event(action: &str, address: u64, size: u64, more: &str) -> String {
-    format!(r#"{{"action":"{action}","addr":{address},"size":{size},"stream":0{more}}}"#)
+fn event(action: &str, address: u64, size: u64) -> String {
+    format!(r#"{{"action":"{action}","addr":{address},"size":{size},"stream":0}}"#)
 }
-
-const MIB: u64 = 1 << 20;
 
 /// Stacks whose texts would be markup.
 pub(super) fn hostile() -> String {
@@ -28,43 +27,28 @@ pub(super) fn hostile() -> String {
     let frames = format!(
         r#","frames":[{{"filename":{text},"name":{text},"line":7}},{{"filename":"\u2028<!--","name":"&amp;<b>","line":1}}]"#
     );
-    let base = 1 << 40;
-    let mut events = vec![event("segment_alloc", base, 20 * MIB, "")];
-    for at in 0..6 {
-        events.push(event("alloc", base + at * 3 * MIB, 3 * MIB, &frames));
-    }
-    for at in [1, 3] {
-        for action in ["free_requested", "free_completed"] {
-            events.push(event(action, base + at * 3 * MIB, 3 * MIB, ""));
-        }
-    }
-    snapshot(&[], &[events])
+    let (base, mut made) = (1 << 40, Made::default());
+    made.segment(base, 20 * MIB);
+    (0..6).for_each(|at| made.alloc_with(base + at * 3 * MIB, 3 * MIB, &frames));
+    [1, 3].into_iter().for_each(|at| made.free(base + at * 3 * MIB, 3 * MIB));
+    made.json()
 }
 
 /// What lived at the end, and no events.
 pub(super) fn without_history() -> String {
-    let block = |size: u64, state: &str| {
-        format!(r#"{{"size":{size},"requested_size":{size},"state":"{state}"}}"#)
-    };
-    let blocks = [
-        block(3 * MIB, "active_allocated"),
-        block(5 * MIB, "inactive"),
-        block(12 * MIB, "active_allocated"),
-    ];
-    let segment = format!(
-        r#"{{"address":{},"total_size":{},"stream":0,"segment_type":"large","segment_pool_id":[0,0],"is_expandable":false,"blocks":[{}]}}"#,
-        1_u64 << 40,
-        20 * MIB,
-        blocks.join(",")
-    );
-    snapshot(&[segment], &[Vec::new()])
+    let mut made = Made::default();
+    made.segment(1 << 40, 20 * MIB);
+    made.alloc(1 << 40, 3 * MIB);
+    made.alloc((1 << 40) + 8 * MIB, 12 * MIB);
+    made.forget_entries();
+    made.json()
 }
 
 pub(super) fn two_devices() -> String {
     let base = 1 << 40;
     let list = |blocks: u64| {
-        let mut events = vec![event("segment_alloc", base, 20 * MIB, "")];
-        events.extend((0..blocks).map(|at| event("alloc", base + at * 2 * MIB, 2 * MIB, "")));
+        let mut events = vec![event("segment_alloc", base, 20 * MIB)];
+        events.extend((0..blocks).map(|at| event("alloc", base + at * 2 * MIB, 2 * MIB)));
         events
     };
     snapshot(&[], &[list(3), list(6)])
