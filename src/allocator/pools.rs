@@ -110,12 +110,13 @@ pub trait PrivatePools: Send + Sync {
     /// [`PoolError`] when the id is taken or that of the default pool.
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError>;
 
-    /// Changes how a pool with users behaves; where its segments come from stays. Some strategies change
-    /// `no_split` only as long as the pool was not used, and `cudaMallocAsync` never sets it.
+    /// Changes how a pool with users behaves; where its segments come from stays. `no_split` may change only
+    /// while the pool has served no request.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool is unknown, its last user has gone, or the strategy cannot do it.
+    /// [`PoolError`] when the pool is unknown, its last user has gone, or the strategy does not support
+    /// the options, as `cudaMallocAsync` does not support `no_split`.
     fn set_pool_options(
         &self,
         pool: PoolId,
@@ -134,8 +135,8 @@ pub trait PrivatePools: Send + Sync {
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError>;
 
     /// Removes a user. With the last one the pool serves nobody any more, and its memory goes back
-    /// to the driver, as its blocks are freed, whenever memory is released. Close its scope first: some
-    /// strategies end an open one here, others leave it open.
+    /// to the driver, as its blocks are freed, whenever memory is released. An open scope stays open until
+    /// [`close_scope`](Self::close_scope) and still routes requests to the pool: close it first.
     ///
     /// # Errors
     ///

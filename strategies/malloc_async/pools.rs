@@ -320,20 +320,12 @@ impl PrivatePools for MallocAsyncAllocator {
 
     fn release_pool(&self, id: PoolId) -> Result<(), PoolError> {
         let mut pools = self.pools.lock();
-        let mut closed = None;
         let entry = pools.in_use(id)?;
         entry.users -= 1;
-        if let Entry { users: 0, driver_pool, .. } = *entry {
-            if let Some(pool) = driver_pool {
-                self.retire(&mut pools, pool);
-            }
-            closed = self.scopes.close(id);
-            if closed.is_some() {
-                self.captures.scope_closed();
-            }
+        if let Entry { users: 0, driver_pool: Some(pool), .. } = *entry {
+            self.retire(&mut pools, pool);
         }
         drop(pools);
-        drop(closed);
         self.destroy_empty_pools();
         Ok(())
     }
@@ -365,8 +357,9 @@ impl PrivatePools for MallocAsyncAllocator {
     fn close_scope(&self, id: PoolId) -> Result<(), PoolError> {
         let closed = {
             let mut pools = self.pools.lock();
-            pools.entry(id)?;
-            let closed = self.scopes.close(id).ok_or(PoolError::ScopeClosed { pool: id })?;
+            let Some(closed) = self.scopes.close(id) else {
+                return Err(pools.entry(id).err().unwrap_or(PoolError::ScopeClosed { pool: id }));
+            };
             self.captures.scope_closed();
             closed
         };

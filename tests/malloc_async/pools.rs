@@ -275,3 +275,17 @@ fn a_pool_that_cannot_be_made_when_it_is_needed_fails_the_request_alone() {
     allocator.empty_cache().unwrap();
     assert_eq!(sim.0.calls("create_pool"), sim.0.calls("destroy_pool"));
 }
+
+#[test]
+fn a_scope_of_a_pool_without_users_stays_open_until_it_is_closed() {
+    let bed = sim(256);
+    let id = PoolId::next_user();
+    bed.open_scope(id, ScopeFilter::this_thread()).unwrap();
+    bed.release_pool(id).unwrap();
+    let refused = bed.allocate(Request::new(MIB, HOME));
+    assert!(matches!(refused, Err(AllocError::Pool(_))), "{refused:?}");
+    bed.close_scope(id).unwrap();
+    assert!(bed.close_scope(id).is_err());
+    let block = bed.take(MIB);
+    bed.give(block);
+}
