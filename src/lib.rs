@@ -59,6 +59,7 @@ pub mod driver;
 pub mod error;
 pub(crate) mod event_queue;
 #[cfg(feature = "ffi")]
+#[doc(hidden)]
 pub mod ffi;
 pub mod handle;
 pub(crate) mod heap;

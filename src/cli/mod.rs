@@ -27,8 +27,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-pub use bench::cases;
-pub use bench::loops::Loops;
+#[doc(hidden)]
+pub use bench::{cases, loops::Loops};
 use outcome::{BadWords, Outcome, is_closed_pipe, tell};
 use settings::BadConf;
 
