@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::Syntax;
+use super::{Group, Syntax, Value};
 
 pub(super) struct Json<'o> {
     out: &'o mut dyn Write,
@@ -41,22 +41,13 @@ impl<'o> Json<'o> {
         self.out.write_all(&text.as_bytes()[plain..])?;
         self.out.write_all(b"\"")
     }
-
-    fn open(&mut self, bracket: &[u8]) -> io::Result<()> {
-        self.separate()?;
-        self.open.push(false);
-        self.out.write_all(bracket)
-    }
-
-    fn close(&mut self, bracket: &[u8]) -> io::Result<()> {
-        self.open.pop();
-        self.out.write_all(bracket)
-    }
 }
 
 impl Syntax for Json<'_> {
-    fn open_dict(&mut self) -> io::Result<()> {
-        self.open(b"{")
+    fn open(&mut self, group: Group) -> io::Result<()> {
+        self.separate()?;
+        self.open.push(false);
+        self.out.write_all(if group == Group::Dict { b"{" } else { b"[" })
     }
 
     fn key(&mut self, key: &str) -> io::Result<()> {
@@ -66,46 +57,21 @@ impl Syntax for Json<'_> {
         self.out.write_all(b":")
     }
 
-    fn close_dict(&mut self) -> io::Result<()> {
-        self.close(b"}")
-    }
-
-    fn open_list(&mut self) -> io::Result<()> {
-        self.open(b"[")
-    }
-
-    fn close_list(&mut self) -> io::Result<()> {
-        self.close(b"]")
-    }
-
-    fn none(&mut self) -> io::Result<()> {
+    fn value(&mut self, value: Value<'_>) -> io::Result<()> {
         self.separate()?;
-        self.out.write_all(b"null")
+        match value {
+            Value::None => self.out.write_all(b"null"),
+            Value::Bool(value) => write!(self.out, "{value}"),
+            Value::Int(value) => write!(self.out, "{value}"),
+            Value::Float(value) => write!(self.out, "{value:?}"),
+            Value::Text(text) => self.quoted(text),
+            Value::Pair(a, b) => write!(self.out, "[{a},{b}]"),
+        }
     }
 
-    fn bool(&mut self, value: bool) -> io::Result<()> {
-        self.separate()?;
-        write!(self.out, "{value}")
-    }
-
-    fn int(&mut self, value: i128) -> io::Result<()> {
-        self.separate()?;
-        write!(self.out, "{value}")
-    }
-
-    fn float(&mut self, value: f64) -> io::Result<()> {
-        self.separate()?;
-        write!(self.out, "{value:?}")
-    }
-
-    fn text(&mut self, text: &str) -> io::Result<()> {
-        self.separate()?;
-        self.quoted(text)
-    }
-
-    fn pair(&mut self, a: u64, b: u64) -> io::Result<()> {
-        self.separate()?;
-        write!(self.out, "[{a},{b}]")
+    fn close(&mut self, group: Group) -> io::Result<()> {
+        self.open.pop();
+        self.out.write_all(if group == Group::Dict { b"}" } else { b"]" })
     }
 
     fn again(&mut self, _: usize) -> io::Result<bool> {

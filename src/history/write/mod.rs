@@ -55,20 +55,50 @@ fn is_compressed(path: &Path) -> bool {
     ends_in(path, "gz")
 }
 
+/// A value without parts.
+#[derive(Clone, Copy)]
+enum Value<'a> {
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Text(&'a str),
+    /// Two numbers.
+    Pair(u64, u64),
+}
+
+impl From<u64> for Value<'_> {
+    fn from(value: u64) -> Self {
+        Self::Int(value.into())
+    }
+}
+
+impl<'a> From<&'a str> for Value<'a> {
+    fn from(value: &'a str) -> Self {
+        Self::Text(value)
+    }
+}
+
+impl From<PoolId> for Value<'_> {
+    fn from(pool: PoolId) -> Self {
+        Self::Pair(pool.capture, pool.user)
+    }
+}
+
+/// What has parts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Group {
+    Dict,
+    List,
+}
+
 /// One syntax. Lists and dictionaries are opened and closed in turn; in a dictionary each value comes after
 /// its key.
 trait Syntax {
-    fn open_dict(&mut self) -> io::Result<()>;
+    fn open(&mut self, group: Group) -> io::Result<()>;
     fn key(&mut self, key: &str) -> io::Result<()>;
-    fn close_dict(&mut self) -> io::Result<()>;
-    fn open_list(&mut self) -> io::Result<()>;
-    fn close_list(&mut self) -> io::Result<()>;
-    fn none(&mut self) -> io::Result<()>;
-    fn bool(&mut self, value: bool) -> io::Result<()>;
-    fn int(&mut self, value: i128) -> io::Result<()>;
-    fn float(&mut self, value: f64) -> io::Result<()>;
-    fn text(&mut self, text: &str) -> io::Result<()>;
-    fn pair(&mut self, a: u64, b: u64) -> io::Result<()>;
+    fn value(&mut self, value: Value<'_>) -> io::Result<()>;
+    fn close(&mut self, group: Group) -> io::Result<()>;
     /// Writes a list that was written before under this number once more; false if it must be written, and
     /// may be [remembered](Self::remember_list).
     fn again(&mut self, list: usize) -> io::Result<bool>;
@@ -146,51 +176,41 @@ fn beside(path: &Path) -> io::Result<PathBuf> {
 
 fn write_to(to: &mut dyn Syntax, snapshot: &Snapshot) -> io::Result<()> {
     let device = snapshot.about.device.0;
-    to.open_dict()?;
+    to.open(Group::Dict)?;
     to.key("segments")?;
-    to.open_list()?;
+    to.open(Group::List)?;
     snapshot.segments.iter().try_for_each(|segment| write_segment(to, device, segment))?;
-    to.close_list()?;
+    to.close(Group::List)?;
     to.key("device_traces")?;
-    to.open_list()?;
+    to.open(Group::List)?;
     for number in 0..=device {
-        to.open_list()?;
+        to.open(Group::List)?;
         if number == device {
             snapshot.entries.iter().try_for_each(|entry| write_entry(to, entry))?;
         }
-        to.close_list()?;
+        to.close(Group::List)?;
     }
-    to.close_list()?;
+    to.close(Group::List)?;
     write_settings(to, snapshot)?;
     to.key("external_annotations")?;
-    to.open_list()?;
+    to.open(Group::List)?;
     for annotation in &snapshot.annotations {
-        to.open_dict()?;
-        int(to, "device", device.into())?;
-        int(to, "time_us", annotation.time_us)?;
+        to.open(Group::Dict)?;
+        put(to, "device", u64::from(device))?;
+        put(to, "time_us", annotation.time_us)?;
         for (key, value) in &annotation.words {
-            text(to, key, value)?;
+            put(to, key, value.as_str())?;
         }
-        to.close_dict()?;
+        to.close(Group::Dict)?;
     }
-    to.close_list()?;
-    to.close_dict()?;
+    to.close(Group::List)?;
+    to.close(Group::Dict)?;
     to.finish()
 }
 
-fn int(to: &mut dyn Syntax, key: &'static str, value: u64) -> io::Result<()> {
+fn put<'v>(to: &mut dyn Syntax, key: &str, value: impl Into<Value<'v>>) -> io::Result<()> {
     to.key(key)?;
-    to.int(value.into())
-}
-
-fn text(to: &mut dyn Syntax, key: &str, value: &str) -> io::Result<()> {
-    to.key(key)?;
-    to.text(value)
-}
-
-fn pool(to: &mut dyn Syntax, key: &'static str, pool: PoolId) -> io::Result<()> {
-    to.key(key)?;
-    to.pair(pool.capture, pool.user)
+    to.value(value.into())
 }
 
 fn write_segment(to: &mut dyn Syntax, device: u32, segment: &SegmentState) -> io::Result<()> {
@@ -198,30 +218,29 @@ fn write_segment(to: &mut dyn Syntax, device: u32, segment: &SegmentState) -> io
     let layout = &segment.layout;
     let active = [ActiveAllocated, ActivePendingFree];
     let used = layout.blocks.iter().filter(|block| active.contains(&block.state));
-    to.open_dict()?;
-    int(to, "device", device.into())?;
-    int(to, "address", layout.address)?;
-    int(to, "total_size", layout.size_bytes)?;
-    int(to, "allocated_size", layout.bytes_in(&[ActiveAllocated]))?;
-    int(to, "active_size", layout.bytes_in(&active))?;
-    int(to, "requested_size", used.map(|block| block.requested_bytes).sum())?;
-    int(to, "stream", layout.stream.0)?;
+    to.open(Group::Dict)?;
+    put(to, "device", u64::from(device))?;
+    put(to, "address", layout.address)?;
+    put(to, "total_size", layout.size_bytes)?;
+    put(to, "allocated_size", layout.bytes_in(&[ActiveAllocated]))?;
+    put(to, "active_size", layout.bytes_in(&active))?;
+    put(to, "requested_size", used.map(|block| block.requested_bytes).sum::<u64>())?;
+    put(to, "stream", layout.stream.0)?;
     let kind = match layout.kind {
         PoolKind::Small => "small",
         PoolKind::Large => "large",
     };
-    text(to, "segment_type", kind)?;
-    pool(to, "segment_pool_id", layout.pool)?;
-    to.key("is_expandable")?;
-    to.bool(layout.expandable)?;
+    put(to, "segment_type", kind)?;
+    put(to, "segment_pool_id", layout.pool)?;
+    put(to, "is_expandable", Value::Bool(layout.expandable))?;
     write_frames(to, segment.context.as_ref())?;
     to.key("blocks")?;
-    to.open_list()?;
+    to.open(Group::List)?;
     for (block, holder) in layout.blocks.iter().zip(&segment.holders) {
         write_block(to, block, holder.as_ref())?;
     }
-    to.close_list()?;
-    to.close_dict()
+    to.close(Group::List)?;
+    to.close(Group::Dict)
 }
 
 fn write_block(
@@ -229,32 +248,32 @@ fn write_block(
     block: &BlockLayout,
     holder: Option<&Context>,
 ) -> io::Result<()> {
-    to.open_dict()?;
-    int(to, "address", block.address)?;
-    int(to, "size", block.size_bytes)?;
-    int(to, "requested_size", block.requested_bytes)?;
-    text(to, "state", block.state.name())?;
+    to.open(Group::Dict)?;
+    put(to, "address", block.address)?;
+    put(to, "size", block.size_bytes)?;
+    put(to, "requested_size", block.requested_bytes)?;
+    put(to, "state", block.state.name())?;
     write_frames(to, holder)?;
-    to.close_dict()
+    to.close(Group::Dict)
 }
 
 fn write_entry(to: &mut dyn Syntax, entry: &Entry) -> io::Result<()> {
     let event = &entry.event;
     let context = entry.context.as_ref();
-    to.open_dict()?;
-    text(to, "action", event.action.name())?;
+    to.open(Group::Dict)?;
+    put(to, "action", event.action.name())?;
     let place = if event.action == Action::OutOfMemory { "device_free" } else { "addr" };
-    int(to, place, event.address)?;
-    int(to, "size", event.size_bytes)?;
-    int(to, "stream", event.stream.0)?;
-    int(to, "time_us", entry.time_us())?;
-    text(to, "compile_context", context.and_then(Context::compile_context).unwrap_or("N/A"))?;
-    text(to, "user_metadata", context.and_then(Context::metadata).unwrap_or(""))?;
-    pool(to, "pool_id", event.pool)?;
+    put(to, place, event.address)?;
+    put(to, "size", event.size_bytes)?;
+    put(to, "stream", event.stream.0)?;
+    put(to, "time_us", entry.time_us())?;
+    put(to, "compile_context", context.and_then(Context::compile_context).unwrap_or("N/A"))?;
+    put(to, "user_metadata", context.and_then(Context::metadata).unwrap_or(""))?;
+    put(to, "pool_id", event.pool)?;
     if context.is_some() {
         write_frames(to, context)?;
     }
-    to.close_dict()
+    to.close(Group::Dict)
 }
 
 fn write_frames(to: &mut dyn Syntax, context: Option<&Context>) -> io::Result<()> {
@@ -265,42 +284,37 @@ fn write_frames(to: &mut dyn Syntax, context: Option<&Context>) -> io::Result<()
     {
         return Ok(());
     }
-    to.open_list()?;
+    to.open(Group::List)?;
     for Frame { function, file, line } in context.map(Context::frames).unwrap_or_default() {
-        to.open_dict()?;
-        text(to, "name", &function)?;
-        text(to, "filename", &file)?;
-        int(to, "line", line.into())?;
-        to.close_dict()?;
+        to.open(Group::Dict)?;
+        put(to, "name", function.as_str())?;
+        put(to, "filename", file.as_str())?;
+        put(to, "line", u64::from(line))?;
+        to.close(Group::Dict)?;
     }
-    to.close_list()?;
+    to.close(Group::List)?;
     number.map_or(Ok(()), |number| to.remember_list(number))
 }
 
 fn write_settings(to: &mut dyn Syntax, snapshot: &Snapshot) -> io::Result<()> {
     let about = &snapshot.about;
     let settings = about.config.settings();
-    let limit = |bytes: Option<u64>| bytes.map_or(-1, i128::from);
     to.key("allocator_settings")?;
-    to.open_dict()?;
-    text(to, "PYTORCH_CUDA_ALLOC_CONF", &about.config_text())?;
-    to.key("max_split_size")?;
-    to.int(limit(settings.max_split_bytes))?;
-    to.key("garbage_collection_threshold")?;
-    to.float(settings.garbage_collection_threshold.unwrap_or(0.0))?;
-    to.key("expandable_segments")?;
-    to.bool(settings.expandable_segments)?;
-    to.key("release_lock_on_cudamalloc")?;
-    to.bool(settings.release_lock_on_device_allocate)?;
-    to.key("graph_capture_record_stream_reuse")?;
-    to.bool(settings.graph_capture_record_stream_reuse)?;
-    text(to, "stratalloc", env!("CARGO_PKG_VERSION"))?;
-    to.key("limit_bytes")?;
-    match about.limit_bytes {
-        Some(bytes) => to.int(bytes.into())?,
-        None => to.none()?,
+    to.open(Group::Dict)?;
+    put(to, "PYTORCH_CUDA_ALLOC_CONF", about.config_text().as_str())?;
+    put(to, "max_split_size", Value::Int(settings.max_split_bytes.map_or(-1, i128::from)))?;
+    let threshold = settings.garbage_collection_threshold.unwrap_or(0.0);
+    put(to, "garbage_collection_threshold", Value::Float(threshold))?;
+    for (key, is_on) in [
+        ("expandable_segments", settings.expandable_segments),
+        ("release_lock_on_cudamalloc", settings.release_lock_on_device_allocate),
+        ("graph_capture_record_stream_reuse", settings.graph_capture_record_stream_reuse),
+    ] {
+        put(to, key, Value::Bool(is_on))?;
     }
-    int(to, "total_bytes", about.total_bytes)?;
-    int(to, "dropped_entries", snapshot.entries.dropped())?;
-    to.close_dict()
+    put(to, "stratalloc", env!("CARGO_PKG_VERSION"))?;
+    put(to, "limit_bytes", about.limit_bytes.map_or(Value::None, Value::from))?;
+    put(to, "total_bytes", about.total_bytes)?;
+    put(to, "dropped_entries", snapshot.entries.dropped())?;
+    to.close(Group::Dict)
 }

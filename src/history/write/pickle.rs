@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use super::Syntax;
+use super::{Group, Syntax, Value};
 
 const PROTO: &[u8] = &[0x80, 2];
 const EMPTY_DICT: u8 = b'}';
@@ -125,63 +125,42 @@ impl<'o> Pickle<'o> {
 }
 
 impl Syntax for Pickle<'_> {
-    fn open_dict(&mut self) -> io::Result<()> {
+    fn open(&mut self, group: Group) -> io::Result<()> {
         self.item()?;
-        self.open.push(None);
-        self.out.write_all(&[EMPTY_DICT, MARK])
+        let (operation, items) = match group {
+            Group::Dict => (EMPTY_DICT, None),
+            Group::List => (EMPTY_LIST, Some(0)),
+        };
+        self.open.push(items);
+        self.out.write_all(&[operation, MARK])
     }
 
     fn key(&mut self, key: &str) -> io::Result<()> {
         self.word(key)
     }
 
-    fn close_dict(&mut self) -> io::Result<()> {
+    fn value(&mut self, value: Value<'_>) -> io::Result<()> {
+        self.item()?;
+        match value {
+            Value::None => self.out.write_all(&[NONE]),
+            Value::Bool(value) => self.out.write_all(&[if value { TRUE } else { FALSE }]),
+            Value::Int(value) => self.whole(value),
+            Value::Float(value) => {
+                self.out.write_all(&[BINFLOAT])?;
+                self.out.write_all(&value.to_be_bytes())
+            }
+            Value::Text(text) => self.word(text),
+            Value::Pair(a, b) => {
+                self.whole(a.into())?;
+                self.whole(b.into())?;
+                self.out.write_all(&[TUPLE2])
+            }
+        }
+    }
+
+    fn close(&mut self, group: Group) -> io::Result<()> {
         self.open.pop();
-        self.out.write_all(&[SETITEMS])
-    }
-
-    fn open_list(&mut self) -> io::Result<()> {
-        self.item()?;
-        self.open.push(Some(0));
-        self.out.write_all(&[EMPTY_LIST, MARK])
-    }
-
-    fn close_list(&mut self) -> io::Result<()> {
-        self.open.pop();
-        self.out.write_all(&[APPENDS])
-    }
-
-    fn none(&mut self) -> io::Result<()> {
-        self.item()?;
-        self.out.write_all(&[NONE])
-    }
-
-    fn bool(&mut self, value: bool) -> io::Result<()> {
-        self.item()?;
-        self.out.write_all(&[if value { TRUE } else { FALSE }])
-    }
-
-    fn int(&mut self, value: i128) -> io::Result<()> {
-        self.item()?;
-        self.whole(value)
-    }
-
-    fn float(&mut self, value: f64) -> io::Result<()> {
-        self.item()?;
-        self.out.write_all(&[BINFLOAT])?;
-        self.out.write_all(&value.to_be_bytes())
-    }
-
-    fn text(&mut self, text: &str) -> io::Result<()> {
-        self.item()?;
-        self.word(text)
-    }
-
-    fn pair(&mut self, a: u64, b: u64) -> io::Result<()> {
-        self.item()?;
-        self.whole(a.into())?;
-        self.whole(b.into())?;
-        self.out.write_all(&[TUPLE2])
+        self.out.write_all(&[if group == Group::Dict { SETITEMS } else { APPENDS }])
     }
 
     fn again(&mut self, list: usize) -> io::Result<bool> {
