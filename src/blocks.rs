@@ -13,7 +13,7 @@ use crate::error::{AddressFault, AllocError, DriverError, FreeError, HandleError
 use crate::ids::OwnerId;
 use crate::live_blocks::LiveBlocks;
 use crate::size::PoolKind;
-use crate::stats::Statistics;
+use crate::stats::{Statistics, signed};
 
 /// The live blocks of one allocator: how many bytes were requested for each, by address. Dropping it gives
 /// the memory of all of them back.
@@ -170,10 +170,6 @@ impl Counters for Blocks {
     fn reset_accumulated(&self) {
         self.state.lock().statistics.reset_accumulated();
     }
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -163,6 +163,9 @@ pub enum AllocError {
     Driver(DriverError),
 }
 
+/// The answer to a request: a block, or why there is none.
+pub type AllocResult<T = Allocation> = Result<T, AllocError>;
+
 impl AllocError {
     /// The error for a request of 0 bytes or of more than [`REQUEST_MAX_BYTES`].
     #[cold]
@@ -293,9 +296,7 @@ impl PoolError {
     pub(crate) fn missing(pool: PoolId) -> Self {
         if pool == PoolId::DEFAULT { Self::IsDefault } else { Self::Unknown { pool } }
     }
-}
 
-impl PoolError {
     /// Whether a scope that answered its end with this is closed all the same: the driver failed when the
     /// scope had gone. Any other refusal leaves it as it was.
     pub(crate) const fn ends_scope(&self) -> bool {

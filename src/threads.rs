@@ -80,13 +80,15 @@ pub(crate) struct Inside<'r> {
     stays_here: PhantomData<*const ()>,
 }
 
-impl Region {
+impl Default for Region {
     /// A region of one object.
-    pub(crate) fn new() -> Self {
+    fn default() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
+}
 
+impl Region {
     /// Returns a number that no other region has.
     pub(crate) fn id(&self) -> u64 {
         self.0
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_region_is_left_as_often_as_it_was_entered() {
-        let (one, other) = (Region::new(), Region::new());
+        let (one, other) = (Region::default(), Region::default());
         let outer = one.enter();
         let inner = one.enter();
         assert_eq!((one.depth(), other.depth()), (2, 0));

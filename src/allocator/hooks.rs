@@ -22,6 +22,7 @@ pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
 pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
 /// The callbacks and observers of one allocator.
+#[derive(Default)]
 pub struct Hooks {
     /// A thread that runs one of them is inside of it.
     running: Region,
@@ -50,13 +51,7 @@ impl Hooks {
     /// No hooks yet.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            running: Region::new(),
-            callbacks: RwLock::default(),
-            observers: RwLock::default(),
-            rejection_observers: RwLock::default(),
-            is_inner: AtomicBool::new(false),
-        }
+        Self::default()
     }
 
     /// Adds a callback that is asked to free something before memory is taken from the driver.
@@ -137,12 +132,6 @@ impl Hooks {
 
 fn first_line(report: &OutOfMemory) -> String {
     report.to_string().lines().next().unwrap_or_default().to_owned()
-}
-
-impl Default for Hooks {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl fmt::Debug for Hooks {

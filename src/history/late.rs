@@ -8,17 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::record::History;
 use crate::threads::{Inside, Region};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LateEntries {
     count: AtomicUsize,
     /// A thread with such an entry is inside of it.
     here: Region,
-}
-
-impl Default for LateEntries {
-    fn default() -> Self {
-        Self { count: AtomicUsize::new(0), here: Region::new() }
-    }
 }
 
 /// One entry that is on its way, until this is dropped.

@@ -47,6 +47,7 @@ pub type Tracker = Arc<dyn Fn(&Entry) + Send + Sync>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TrackerId(pub(crate) u64);
 
+#[derive(Default)]
 pub(super) struct Trackers {
     /// A thread that calls trackers is inside of it.
     running: Region,
@@ -55,18 +56,6 @@ pub(super) struct Trackers {
     all: RwLock<Vec<(TrackerId, Tracker)>>,
     /// Ranges that trackers' own requests took from the driver, until they are announced.
     unannounced: Mutex<Vec<Range<u64>>>,
-}
-
-impl Default for Trackers {
-    fn default() -> Self {
-        Self {
-            running: Region::new(),
-            any: AtomicBool::new(false),
-            next: AtomicU64::new(0),
-            all: RwLock::default(),
-            unannounced: Mutex::default(),
-        }
-    }
 }
 
 impl fmt::Debug for Trackers {

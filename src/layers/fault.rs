@@ -7,9 +7,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::watch::{Watch, Watched, out_of_memory};
-use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::allocator::{DeviceAllocator, Request};
 use crate::config::FaultSetting;
-use crate::error::{AllocError, OutOfMemory};
+use crate::error::{AllocResult, OutOfMemory};
 
 /// See the [module](self).
 pub type Faulting<A> = Watched<A, Faults>;
@@ -51,11 +51,7 @@ fn chance(seed: u64, position: u64) -> f64 {
 }
 
 impl Watch for Faults {
-    fn allocate<A: DeviceAllocator>(
-        &self,
-        request: Request,
-        below: &A,
-    ) -> Result<Allocation, AllocError> {
+    fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
         let call = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let FaultSetting { call: chosen, probability, seed, above_bytes } = self.when;
         let why = if chosen == Some(call) {

@@ -5,9 +5,9 @@
 //! checkpoint are counted too, also beyond the limit, because nobody asked.
 
 use super::watch::{Watch, Watched, out_of_memory};
-use crate::allocator::{Allocation, DeviceAllocator, Request};
+use crate::allocator::{DeviceAllocator, Request};
 use crate::config::told_size;
-use crate::error::{AllocError, OutOfMemory};
+use crate::error::{AllocError, AllocResult, OutOfMemory};
 use crate::sync::Quota;
 
 /// See the [module](self).
@@ -44,11 +44,7 @@ impl Limit {
     }
 
     #[inline]
-    fn allocate_charged<A: DeviceAllocator>(
-        &self,
-        request: Request,
-        below: &A,
-    ) -> Result<Allocation, AllocError> {
+    fn allocate_charged<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
         let charge = Charge { held: &self.held, bytes: request.bytes };
         let mut answer = below.allocate(request);
         std::mem::forget(charge);
@@ -83,11 +79,7 @@ impl Limit {
 
 impl Watch for Limit {
     #[inline]
-    fn allocate<A: DeviceAllocator>(
-        &self,
-        request: Request,
-        below: &A,
-    ) -> Result<Allocation, AllocError> {
+    fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
         match self.held.take(request.bytes) {
             Ok(()) => self.allocate_charged(request, below),
             Err(held_bytes) => Err(self.refuse(request, held_bytes, below)),

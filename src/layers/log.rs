@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use super::shift::Block;
 use super::watch::{Freeing, Watch, Watched};
 use crate::allocator::{Allocation, DeviceAllocator, PoolCheckpoint, Request, Restored, Token};
-use crate::error::{AllocError, PoolError};
+use crate::error::{AllocResult, PoolError};
 use crate::ids::{OwnerId, StreamId, ThreadNumber};
 use crate::live_blocks::{Live, Sharded};
 
@@ -136,38 +136,15 @@ impl Log {
         let _ = self.live.lock(block.address).enter(block.address, record);
     }
 
-    /// Takes out the block at `address` if it `is_meant`, has `give` free it, and puts it back if that fails.
-    fn gives<T, E>(
-        &self,
-        address: u64,
-        is_meant: impl FnOnce(&Record) -> bool,
-        give: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, E> {
-        let Some(record) = self.take_out(address, is_meant) else {
-            return give();
-        };
-        self.block("free", &record.block);
-        give().inspect_err(|_| {
-            self.block("allocate", &record.block);
-            self.live.lock(address).put_back(record);
-        })
-    }
-
-    fn take_out(
-        &self,
-        address: u64,
-        is_meant: impl FnOnce(&Record) -> bool,
-    ) -> Option<Live<Record>> {
-        self.live.lock(address).take_if(address, |live| is_meant(live))
+    /// Takes out the block at `address` if it `is_meant`, and writes that it is free.
+    fn gone(&self, address: u64, is_meant: impl FnOnce(&Record) -> bool) -> Option<Live<Record>> {
+        let gone = self.live.lock(address).take_if(address, |live| is_meant(live));
+        gone.inspect(|gone| self.block("free", &gone.block))
     }
 }
 
 impl Watch for Log {
-    fn allocate<A: DeviceAllocator>(
-        &self,
-        request: Request,
-        below: &A,
-    ) -> Result<Allocation, AllocError> {
+    fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
         let answer = below.allocate(request);
         let Request { bytes: size_bytes, stream, .. } = request;
         match &answer {
@@ -180,7 +157,11 @@ impl Watch for Log {
     fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         // A handle of another allocator may name the same address; so may one that is stale.
         let is_meant = |record: &Record| block.handle.is_none_or(|handle| record.handle == handle);
-        self.gives(block.address, is_meant, free)
+        let Some(record) = self.gone(block.address, is_meant) else { return free() };
+        free().inspect_err(|_| {
+            self.block("allocate", &record.block);
+            self.live.lock(block.address).put_back(record);
+        })
     }
 
     fn restore(
@@ -192,9 +173,7 @@ impl Watch for Log {
         let restored = restore()?;
         for freed in &restored.freed {
             // A block that was handed out since is another one.
-            if let Some(gone) = self.take_out(freed.address, |record| record.number < before) {
-                self.block("free", &gone.block);
-            }
+            let _ = self.gone(freed.address, |record| record.number < before);
         }
         for made in &restored.live {
             let (address, size_bytes) = (made.address(), made.size_bytes());

@@ -6,13 +6,12 @@
 //! allocator: a program that meets the end of the memory again and again is not held up each time.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::watch::{Watch, Watched};
-use crate::allocator::{Allocation, DeviceAllocator, Recording, Request};
-use crate::error::{AllocError, OutOfMemory};
+use crate::allocator::{DeviceAllocator, Recording, Request};
+use crate::error::{AllocError, AllocResult, OutOfMemory};
 use crate::history::Snapshot;
 use crate::sync::{Global, Rank};
 
@@ -35,17 +34,11 @@ pub(crate) fn has_adviser() -> bool {
 }
 
 /// See the [module](self).
+#[derive(Debug)]
 pub struct OnOom {
     snapshot: Option<String>,
     advises: bool,
     times: AtomicUsize,
-}
-
-impl fmt::Debug for OnOom {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { snapshot, advises, .. } = self;
-        f.debug_struct("OnOom").field("snapshot", snapshot).field("advises", advises).finish()
-    }
 }
 
 /// `inner` with snapshots at the path, if there is one, and advice.
@@ -58,16 +51,6 @@ pub(crate) fn on_oom<A: DeviceAllocator>(
 }
 
 impl OnOom {
-    #[cold]
-    fn explained<A: DeviceAllocator>(&self, mut error: AllocError, below: &A) -> AllocError {
-        if let AllocError::OutOfMemory(report) = &mut error
-            && let Some(recording) = below.control().recording
-        {
-            self.explain(report, recording);
-        }
-        error
-    }
-
     fn explain(&self, report: &mut OutOfMemory, recording: &dyn Recording) {
         let time = self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |times| {
             (times < TIMES_MAX).then_some(times + 1)
@@ -110,17 +93,15 @@ fn numbered(path: &Path, number: usize) -> PathBuf {
 }
 
 impl Watch for OnOom {
-    #[inline]
-    fn allocate<A: DeviceAllocator>(
-        &self,
-        request: Request,
-        below: &A,
-    ) -> Result<Allocation, AllocError> {
-        let mut answer = below.allocate(request);
-        if let Err(error) = answer {
-            answer = Err(self.explained(error, below));
+    #[cold]
+    fn failed<A: DeviceAllocator>(&self, _: Request, error: AllocError, below: &A) -> AllocResult {
+        let mut error = error;
+        if let AllocError::OutOfMemory(report) = &mut error
+            && let Some(recording) = below.control().recording
+        {
+            self.explain(report, recording);
         }
-        answer
+        Err(error)
     }
 }
 

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::watch::{Freeing, Watch, Watched};
 use crate::allocator::{Allocation, Caching, Control, DeviceAllocator, Place, Recording, Request};
-use crate::error::AllocError;
+use crate::error::{AllocError, AllocResult};
 use crate::history::{
     Action, BlockLayout, BlockStateName, Event, History, SegmentLayout, Snapshot,
 };
@@ -75,11 +75,7 @@ impl Record {
 
 impl Watch for Record {
     #[inline]
-    fn allocate<A: DeviceAllocator>(
-        &self,
-        request: Request,
-        below: &A,
-    ) -> Result<Allocation, AllocError> {
+    fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
         let _asks = self.history.of_request();
         let mut answer = below.allocate(request);
         if self.history.is_on() {

@@ -13,7 +13,7 @@ use std::ops::Deref;
 use crate::allocator::{
     Allocation, Checkpoints, Control, DeviceAllocator, PoolCheckpoint, Request, Restored, Token,
 };
-use crate::error::{AllocError, FreeError, HandleError, OutOfMemory, PoolError};
+use crate::error::{AllocError, AllocResult, FreeError, HandleError, OutOfMemory, PoolError};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::stats::Usage;
 
@@ -34,12 +34,22 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
     ///
     /// [`AllocError`]; nothing has changed then.
     #[inline]
-    fn allocate<A: DeviceAllocator>(
-        &self,
-        request: Request,
-        below: &A,
-    ) -> Result<Allocation, AllocError> {
-        below.allocate(request)
+    fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
+        let mut answer = below.allocate(request);
+        if let Err(error) = answer {
+            answer = self.failed(request, error, below);
+        }
+        answer
+    }
+
+    /// Answers a request that `below` refused with this error.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing has changed then.
+    #[cold]
+    fn failed<A: DeviceAllocator>(&self, _: Request, error: AllocError, _: &A) -> AllocResult {
+        Err(error)
     }
 
     /// Frees a block by calling `free`.
@@ -121,7 +131,7 @@ impl<A, W> Deref for Watched<A, W> {
 
 impl<A: DeviceAllocator, W: Watch> DeviceAllocator for Watched<A, W> {
     #[inline]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> AllocResult {
         self.watch.allocate(request, &self.below)
     }
 

@@ -14,4 +14,5 @@ pub(crate) use lanes::{ALL, Accumulated, HeapCounters, Lane, Lanes};
 pub(crate) use ledger::{Heaps, Ledger};
 #[cfg(feature = "metrics")]
 pub use metrics::{Measured, metrics};
+pub(crate) use report::signed;
 pub use report::{Counter, OwnCounter, PerPool, Statistics, Usage};

@@ -18,6 +18,11 @@ pub struct Counter {
     pub freed: i64,
 }
 
+/// A number of bytes as counters take it.
+pub(crate) fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
 impl Counter {
     /// Goes up by `n` (not negative).
     pub fn increase(&mut self, n: i64) {
@@ -256,7 +261,8 @@ impl Statistics {
     pub(crate) fn reset_accumulated(&mut self) {
         self.families_mut().into_iter().for_each(PerPool::reset_accumulated);
         (self.hits, self.misses) = (0, 0);
-        (self.num_ooms, self.num_device_alloc, self.num_device_free) = (0, 0, 0);
+        (self.num_alloc_retries, self.num_ooms, self.num_sync_all_streams) = (0, 0, 0);
+        (self.num_device_alloc, self.num_device_free) = (0, 0);
     }
 
     /// A block of so many bytes is in use that has a segment of its own.

@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::context::{Context, Frame};
 use super::event::{Action, BlockLayout, BlockStateName, Entry};
 use super::snapshot::{SegmentState, Snapshot};
-use crate::ids::PoolId;
 use crate::size::PoolKind;
 use json::Json;
 use pickle::Pickle;
@@ -76,12 +75,6 @@ impl From<u64> for Value<'_> {
 impl<'a> From<&'a str> for Value<'a> {
     fn from(value: &'a str) -> Self {
         Self::Text(value)
-    }
-}
-
-impl From<PoolId> for Value<'_> {
-    fn from(pool: PoolId) -> Self {
-        Self::Pair(pool.capture, pool.user)
     }
 }
 
@@ -231,7 +224,7 @@ fn write_segment(to: &mut dyn Syntax, device: u32, segment: &SegmentState) -> io
         PoolKind::Large => "large",
     };
     put(to, "segment_type", kind)?;
-    put(to, "segment_pool_id", layout.pool)?;
+    put(to, "segment_pool_id", Value::Pair(layout.pool.capture, layout.pool.user))?;
     put(to, "is_expandable", Value::Bool(layout.expandable))?;
     write_frames(to, segment.context.as_ref())?;
     to.key("blocks")?;
@@ -269,7 +262,7 @@ fn write_entry(to: &mut dyn Syntax, entry: &Entry) -> io::Result<()> {
     put(to, "time_us", entry.time_us())?;
     put(to, "compile_context", context.and_then(Context::compile_context).unwrap_or("N/A"))?;
     put(to, "user_metadata", context.and_then(Context::metadata).unwrap_or(""))?;
-    put(to, "pool_id", event.pool)?;
+    put(to, "pool_id", Value::Pair(event.pool.capture, event.pool.user))?;
     if context.is_some() {
         write_frames(to, context)?;
     }
