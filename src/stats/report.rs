@@ -237,29 +237,36 @@ impl Default for Statistics {
     }
 }
 
-impl Statistics {
-    fn families_mut(&mut self) -> [&mut PerPool; 9] {
+/// The families of `$of`, each with its name.
+macro_rules! families {
+    ($($of:tt)+) => {
         [
-            &mut self.allocation,
-            &mut self.segment,
-            &mut self.active,
-            &mut self.inactive_split,
-            &mut self.allocated_bytes,
-            &mut self.reserved_bytes,
-            &mut self.active_bytes,
-            &mut self.inactive_split_bytes,
-            &mut self.requested_bytes,
+            ("active", $($of)+.active),
+            ("active_bytes", $($of)+.active_bytes),
+            ("allocated_bytes", $($of)+.allocated_bytes),
+            ("allocation", $($of)+.allocation),
+            ("inactive_split", $($of)+.inactive_split),
+            ("inactive_split_bytes", $($of)+.inactive_split_bytes),
+            ("requested_bytes", $($of)+.requested_bytes),
+            ("reserved_bytes", $($of)+.reserved_bytes),
+            ("segment", $($of)+.segment),
         ]
+    };
+}
+
+impl Statistics {
+    fn families_mut(&mut self) -> [(&'static str, &mut PerPool); 9] {
+        families!(&mut self)
     }
 
     /// Peaks of the counters by pool become current values.
     pub(crate) fn reset_peaks(&mut self) {
-        self.families_mut().into_iter().for_each(PerPool::reset_peaks);
+        self.families_mut().into_iter().for_each(|(_, family)| family.reset_peaks());
     }
 
     /// Sums of the counters by pool, and numbers of events, become zero.
     pub(crate) fn reset_accumulated(&mut self) {
-        self.families_mut().into_iter().for_each(PerPool::reset_accumulated);
+        self.families_mut().into_iter().for_each(|(_, family)| family.reset_accumulated());
         (self.hits, self.misses) = (0, 0);
         (self.num_alloc_retries, self.num_ooms, self.num_sync_all_streams) = (0, 0, 0);
         (self.num_device_alloc, self.num_device_free) = (0, 0);
@@ -417,17 +424,7 @@ impl Statistics {
 
     /// All that is counted for each kind of pool, by the names of its keys, which are those of its fields.
     pub(crate) fn families(&self) -> [(&'static str, &PerPool); 9] {
-        [
-            ("active", &self.active),
-            ("active_bytes", &self.active_bytes),
-            ("allocated_bytes", &self.allocated_bytes),
-            ("allocation", &self.allocation),
-            ("inactive_split", &self.inactive_split),
-            ("inactive_split_bytes", &self.inactive_split_bytes),
-            ("requested_bytes", &self.requested_bytes),
-            ("reserved_bytes", &self.reserved_bytes),
-            ("segment", &self.segment),
-        ]
+        families!(&self)
     }
 }
 

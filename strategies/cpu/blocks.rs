@@ -8,9 +8,10 @@
 use hashbrown::HashMap;
 
 use super::system::SystemBlock;
-use crate::ids::StreamId;
+use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
+use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
-use crate::stats::{PerPool, Statistics};
+use crate::stats::Statistics;
 
 /// No slot, no bin.
 const NONE: u32 = u32::MAX;
@@ -43,6 +44,9 @@ pub(super) struct Handed {
     pub(super) place: Place,
 }
 
+/// A block that has left, and its stream.
+pub(super) type Gone = (SystemBlock, StreamId);
+
 #[derive(Debug)]
 struct Slot {
     address: u64,
@@ -71,15 +75,6 @@ struct Bin {
     blocks: u32,
 }
 
-/// What [`Blocks::visit`] shows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-    pub(super) stream: StreamId,
-    pub(super) idle: bool,
-}
-
 #[derive(Debug)]
 pub(super) struct Blocks {
     slots: Vec<Slot>,
@@ -93,14 +88,8 @@ pub(super) struct Blocks {
     idle_bytes: u64,
     /// Nobody asks any more: what is freed goes back to the system.
     pub(super) retired: bool,
-    live: PerPool,
-    live_bytes: PerPool,
-    held: PerPool,
-    held_bytes: PerPool,
-    hits: u64,
-    misses: u64,
-    pub(super) num_retries: i64,
-    pub(super) num_ooms: i64,
+    /// Only what changes by itself: see [`statistics`](Self::statistics).
+    pub(super) counters: Statistics,
 }
 
 impl Default for Blocks {
@@ -116,20 +105,9 @@ impl Default for Blocks {
             idle: 0,
             idle_bytes: 0,
             retired: false,
-            live: PerPool::default(),
-            live_bytes: PerPool::default(),
-            held: PerPool::default(),
-            held_bytes: PerPool::default(),
-            hits: 0,
-            misses: 0,
-            num_retries: 0,
-            num_ooms: 0,
+            counters: Statistics::default(),
         }
     }
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).expect("requests are at most 1 EiB")
 }
 
 impl Blocks {
@@ -146,7 +124,7 @@ impl Blocks {
             return None;
         }
         self.unlink(slot);
-        self.hits += 1;
+        self.counters.hits += 1;
         self.count_out(bytes);
         let own = self.at(slot);
         (own.state, own.stream) = (State::Live, stream);
@@ -182,10 +160,10 @@ impl Blocks {
             *self.at(slot) = fresh;
             slot
         };
-        self.misses += 1;
+        self.counters.misses += 1;
         self.count_out(bytes);
-        self.held.increase(PoolKind::of(bytes), 1);
-        self.held_bytes.increase(PoolKind::of(bytes), signed(bytes));
+        self.counters.segment.increase(PoolKind::of(bytes), 1);
+        self.counters.reserved_bytes.increase(PoolKind::of(bytes), bytes.cast_signed());
         Handed { address, place: Place { slot, life } }
     }
 
@@ -210,14 +188,14 @@ impl Blocks {
 
     #[inline]
     fn count_out(&mut self, bytes: u64) {
-        self.live.increase(PoolKind::of(bytes), 1);
-        self.live_bytes.increase(PoolKind::of(bytes), signed(bytes));
+        self.counters.allocation.increase(PoolKind::of(bytes), 1);
+        self.counters.allocated_bytes.increase(PoolKind::of(bytes), bytes.cast_signed());
     }
 
     #[inline]
     fn count_back(&mut self, bytes: u64) {
-        self.live.decrease(PoolKind::of(bytes), 1);
-        self.live_bytes.decrease(PoolKind::of(bytes), signed(bytes));
+        self.counters.allocation.decrease(PoolKind::of(bytes), 1);
+        self.counters.allocated_bytes.decrease(PoolKind::of(bytes), bytes.cast_signed());
     }
 
     /// Whether the slot holds that block in this state, in that life if one is given.
@@ -320,32 +298,32 @@ impl Blocks {
     }
 
     /// Forgets a live block.
-    pub(super) fn forget(&mut self, slot: u32, address: u64) -> Option<(SystemBlock, StreamId)> {
+    pub(super) fn forget(&mut self, slot: u32, address: u64) -> Option<Gone> {
         if !self.is(slot, address, None, State::Live) {
             return None;
         }
-        let (bytes, stream) = (self.at(slot).bytes, self.at(slot).stream);
+        let bytes = self.at(slot).bytes;
         self.count_back(bytes);
-        self.vacate(slot).map(|block| (block, stream))
+        self.vacate(slot)
     }
 
     /// Empties a slot whose block is in no list.
-    fn vacate(&mut self, slot: u32) -> Option<SystemBlock> {
+    fn vacate(&mut self, slot: u32) -> Option<Gone> {
         let vacant = std::mem::replace(&mut self.vacant, slot);
         let own = self.at(slot);
         own.state = State::Vacant;
         own.life += 1;
         own.below = vacant;
-        let (bytes, bin, block) = (own.bytes, own.bin, own.block.take());
-        self.held.decrease(PoolKind::of(bytes), 1);
-        self.held_bytes.decrease(PoolKind::of(bytes), signed(bytes));
+        let (bytes, bin, stream, block) = (own.bytes, own.bin, own.stream, own.block.take());
+        self.counters.segment.decrease(PoolKind::of(bytes), 1);
+        self.counters.reserved_bytes.decrease(PoolKind::of(bytes), bytes.cast_signed());
         let bin_of = &mut self.bins[bin as usize];
         bin_of.blocks -= 1;
         if bin_of.blocks == 0 {
             self.by_size.remove(&bytes);
             self.vacant_bins.push(bin);
         }
-        block
+        block.map(|block| (block, stream))
     }
 
     /// Takes out the free block that has waited longest, if its address may go and `goes` is true for the
@@ -354,7 +332,7 @@ impl Blocks {
         &mut self,
         may_go: impl FnOnce(u64) -> bool,
         goes: impl FnOnce(u64, u64) -> bool,
-    ) -> Option<(SystemBlock, StreamId)> {
+    ) -> Option<Gone> {
         let slot = self.oldest;
         if slot == NONE {
             return None;
@@ -364,9 +342,8 @@ impl Blocks {
         if !goes(own.freed_at_ns, idle_bytes) || !may_go(own.address) {
             return None;
         }
-        let stream = own.stream;
         self.unlink(slot);
-        self.vacate(slot).map(|block| (block, stream))
+        self.vacate(slot)
     }
 
     /// The free block at that place, if it is larger than all that may be idle.
@@ -376,13 +353,12 @@ impl Blocks {
         address: u64,
         life: u64,
         most_bytes: u64,
-    ) -> Option<(SystemBlock, StreamId)> {
+    ) -> Option<Gone> {
         if !self.is(slot, address, Some(life), State::Idle) || self.at(slot).bytes <= most_bytes {
             return None;
         }
-        let stream = self.at(slot).stream;
         self.unlink(slot);
-        self.vacate(slot).map(|block| (block, stream))
+        self.vacate(slot)
     }
 
     /// Says that all free blocks were freed at this moment.
@@ -402,7 +378,7 @@ impl Blocks {
 
     /// How many blocks are in callers' hands.
     pub(super) fn live_blocks(&self) -> i64 {
-        self.live.all.current
+        self.counters.allocation.all.current
     }
 
     /// How many blocks are free, and the size of the largest.
@@ -411,45 +387,34 @@ impl Blocks {
         (self.idle, idle.map(|bin| bin.bytes).max().unwrap_or(0))
     }
 
-    /// Shows every block, in no order.
-    pub(super) fn visit(&self, mut visit: impl FnMut(Seen)) {
-        for own in self.slots.iter().filter(|own| own.state != State::Vacant) {
-            let Slot { address, bytes, stream, .. } = *own;
-            visit(Seen { address, bytes, stream, idle: own.state == State::Idle });
-        }
+    /// Every block, as a segment of its own.
+    pub(super) fn layout(&self) -> Vec<SegmentLayout> {
+        let there = self.slots.iter().filter(|own| own.state != State::Vacant);
+        let layout = there.map(|own| {
+            let state = match own.state {
+                State::Idle => BlockStateName::Inactive,
+                _ => BlockStateName::ActiveAllocated,
+            };
+            let (address, size_bytes) = (own.address, own.bytes);
+            let block = BlockLayout { address, size_bytes, requested_bytes: size_bytes, state };
+            SegmentLayout::of_block(block, own.stream, PoolId::DEFAULT)
+        });
+        let mut segments: Vec<_> = layout.collect();
+        SegmentLayout::sort(&mut segments);
+        segments
     }
 
     /// Every counter. What callers asked for is what they hold, and nobody waits for streams.
     pub(super) fn statistics(&self) -> Statistics {
+        let own = self.counters.clone();
         Statistics {
-            allocation: self.live,
-            active: self.live,
-            allocated_bytes: self.live_bytes,
-            active_bytes: self.live_bytes,
-            requested_bytes: self.live_bytes,
-            segment: self.held,
-            reserved_bytes: self.held_bytes,
-            num_device_alloc: self.held.all.allocated,
-            num_device_free: self.held.all.freed,
-            num_alloc_retries: self.num_retries,
-            num_ooms: self.num_ooms,
-            hits: self.hits,
-            misses: self.misses,
+            active: own.allocation,
+            active_bytes: own.allocated_bytes,
+            requested_bytes: own.allocated_bytes,
+            num_device_alloc: own.segment.all.allocated,
+            num_device_free: own.segment.all.freed,
             free_blocks: self.idle,
-            ..Statistics::default()
+            ..own
         }
-    }
-
-    fn families(&mut self) -> [&mut PerPool; 4] {
-        [&mut self.live, &mut self.live_bytes, &mut self.held, &mut self.held_bytes]
-    }
-
-    pub(super) fn reset_peaks(&mut self) {
-        self.families().into_iter().for_each(PerPool::reset_peaks);
-    }
-
-    pub(super) fn reset_accumulated(&mut self) {
-        self.families().into_iter().for_each(PerPool::reset_accumulated);
-        (self.hits, self.misses, self.num_retries, self.num_ooms) = (0, 0, 0, 0);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::blocks::Blocks;
 use super::system::memory_info;
 use super::{Core, CpuAllocator, Place, fill_of, place_of};
 use crate::allocator::{
@@ -11,8 +10,8 @@ use crate::allocator::{
 };
 use crate::config::{Acts, Config};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
-use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
-use crate::ids::{PoolId, StreamId};
+use crate::history::{History, SegmentLayout, Snapshot};
+use crate::ids::StreamId;
 use crate::stats::Statistics;
 
 impl DeviceAllocator for CpuAllocator {
@@ -39,11 +38,8 @@ impl DeviceAllocator for CpuAllocator {
 
     /// Streams mean nothing to host memory: checks the address only.
     fn record_stream_raw(&self, address: u64, _: StreamId) -> Result<(), HandleError> {
-        if self.core.is_live(address) {
-            Ok(())
-        } else {
-            Err(HandleError::UnknownAddress { address })
-        }
+        let live = |core: &Core, slot| core.blocks.lock().live_bytes_at(slot, address, None);
+        self.core.with_maker(address, live).map(drop)
     }
 
     fn control(&self) -> Control<'_> {
@@ -109,7 +105,7 @@ impl Caching for CpuAllocator {
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {
-        self.core.layout_of(&self.core.blocks.lock())
+        self.core.blocks.lock().layout()
     }
 
     /// The block itself: each came from the system as it is.
@@ -129,23 +125,11 @@ impl Counters for CpuAllocator {
     }
 
     fn reset_peaks(&self) {
-        self.core.blocks.lock().reset_peaks();
+        self.core.blocks.lock().counters.reset_peaks();
     }
 
     fn reset_accumulated(&self) {
-        self.core.blocks.lock().reset_accumulated();
-    }
-}
-
-impl Core {
-    fn is_live(&self, address: u64) -> bool {
-        use super::live::{Owner, find};
-        let live = |core: &Core, slot| core.blocks.lock().live_bytes_at(slot, address, None);
-        match find(address, Some(self)) {
-            Owner::Asker(slot) => live(self, slot).is_some(),
-            Owner::Other(core, slot) => live(&core, slot).is_some(),
-            Owner::Nobody => false,
-        }
+        self.core.blocks.lock().counters.reset_accumulated();
     }
 }
 
@@ -157,23 +141,8 @@ impl Recording for CpuAllocator {
     fn snapshot(&self) -> Snapshot {
         let (layout, captured) = {
             let blocks = self.core.blocks.lock();
-            (self.core.layout_of(&blocks), self.core.history.capture())
+            (blocks.layout(), self.core.history.capture())
         };
         self.core.history.snapshot_of(layout, captured, self.limit_bytes())
-    }
-}
-
-impl Core {
-    fn layout_of(&self, blocks: &Blocks) -> Vec<SegmentLayout> {
-        let mut segments = Vec::new();
-        blocks.visit(|seen| {
-            let state =
-                if seen.idle { BlockStateName::Inactive } else { BlockStateName::ActiveAllocated };
-            let (address, size_bytes) = (seen.address, seen.bytes);
-            let block = BlockLayout { address, size_bytes, requested_bytes: size_bytes, state };
-            segments.push(SegmentLayout::of_block(block, seen.stream, PoolId::DEFAULT));
-        });
-        SegmentLayout::sort(&mut segments);
-        segments
     }
 }

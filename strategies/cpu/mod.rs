@@ -211,12 +211,7 @@ impl CpuAllocator {
     /// [`HandleError::UnknownAddress`]: nothing of this process's instances lives there, or a
     /// [`CpuBuffer`] does.
     pub fn record_free(&self, address: u64) -> Result<SystemBlock, HandleError> {
-        let unknown = HandleError::UnknownAddress { address };
-        match live::find(address, Some(&self.core)) {
-            Owner::Asker(slot) => self.core.record_free(slot, address).ok_or(unknown),
-            Owner::Other(core, slot) => core.record_free(slot, address).ok_or(unknown),
-            Owner::Nobody => Err(unknown),
-        }
+        self.core.with_maker(address, |core, slot| core.record_free(slot, address))
     }
 
     /// Frees the live block at an address, or lets `foreign` free what no instance of this process holds:
@@ -467,15 +462,25 @@ impl Core {
         freed.map(drop).ok_or(HandleError::Stale { address })
     }
 
+    /// Calls `act` with the instance that made the block at this address, and with its slot.
+    #[inline]
+    fn with_maker<R>(
+        &self,
+        address: u64,
+        act: impl FnOnce(&Self, u32) -> Option<R>,
+    ) -> Result<R, HandleError> {
+        let done = match live::find(address, Some(self)) {
+            Owner::Asker(slot) => act(self, slot),
+            Owner::Other(core, slot) => act(&core, slot),
+            Owner::Nobody => None,
+        };
+        done.ok_or(HandleError::UnknownAddress { address })
+    }
+
     /// Frees the block of whichever instance lives at this address.
     #[inline]
     fn free_address(&self, address: u64) -> Result<u64, HandleError> {
-        let freed = match live::find(address, Some(self)) {
-            Owner::Asker(slot) => self.free_slot(slot, address, None),
-            Owner::Other(core, slot) => core.free_slot(slot, address, None),
-            Owner::Nobody => None,
-        };
-        freed.ok_or(HandleError::UnknownAddress { address })
+        self.with_maker(address, |core, slot| core.free_slot(slot, address, None))
     }
 
     /// Frees a live block. `None` when it is not live there.

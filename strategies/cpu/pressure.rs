@@ -38,14 +38,14 @@ impl Core {
         // What others are giving back counts, too.
         self.wait_for_giving();
         self.source.release_kept();
-        self.blocks.lock().num_retries += 1;
+        self.blocks.lock().counters.num_alloc_retries += 1;
         let refusal = match self.try_again(request) {
             Ok(found) => return Ok(found),
             Err(refusal) => about_memory(refusal)?,
         };
         let mut report = self.report(request, refusal);
         let free = report.device_free_bytes.unwrap_or(0);
-        self.blocks.lock().num_ooms += 1;
+        self.blocks.lock().counters.num_ooms += 1;
         self.record(Action::OutOfMemory, free, request.bytes, request.stream);
         self.history.explain(&mut report);
         self.hooks.tell_out_of_memory(&report);

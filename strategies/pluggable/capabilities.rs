@@ -1,10 +1,9 @@
 //! The pluggable allocator as the trait's capabilities.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::PluggableAllocator;
-use super::table::State;
+use super::table::{Block, State};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, CrossStream,
     DeviceAllocator, PeerAccess, Place, Recording, Request,
@@ -74,13 +73,10 @@ impl PluggableAllocator {
         stream: StreamId,
     ) -> Result<(), HandleError> {
         let mut shard = self.table.lock(address);
-        let own = shard.live(address, serial)?.stream;
+        shard.live(address, serial)?;
         let Some(tell) = &self.callbacks.record_stream else {
-            let block = shard.get_mut(address).filter(|block| block.state == State::Live);
-            if let Some(block) = block
-                && stream != own
-                && !block.uses.contains(&stream)
-            {
+            let is_new = |own: &&mut Block| own.stream != stream && !own.uses.contains(&stream);
+            if let Some(block) = shard.get_mut(address).filter(is_new) {
                 block.uses.push(stream);
             }
             return Ok(());
@@ -135,13 +131,13 @@ impl Caching for PluggableAllocator {
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
         let info = self.driver.memory_info()?;
         let (mut largest_cached_bytes, mut free_blocks, mut free_block_bytes) = (0, 0, 0);
-        self.table.each(|_, block| {
-            if block.state == State::Idle {
-                largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
-                free_blocks += 1;
-                free_block_bytes += block.size_bytes;
-            }
-        });
+        let shards = self.table.lock_all();
+        let blocks = shards.iter().flat_map(|shard| shard.iter());
+        for block in blocks.filter(|block| block.state == State::Idle) {
+            largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
+            free_blocks += 1;
+            free_block_bytes += block.size_bytes;
+        }
         Ok(CacheInfo {
             device_free_bytes: info.free_bytes,
             device_total_bytes: info.total_bytes,
@@ -171,22 +167,15 @@ impl Caching for PluggableAllocator {
 
 impl Counters for PluggableAllocator {
     fn statistics(&self) -> Statistics {
-        let mut statistics = self.table.statistics();
-        statistics.num_alloc_retries = self.retries.load(Ordering::Relaxed);
-        statistics.num_ooms = self.ooms.load(Ordering::Relaxed);
-        statistics.num_sync_all_streams = self.syncs.load(Ordering::Relaxed);
-        statistics
+        self.table.statistics()
     }
 
     fn reset_peaks(&self) {
-        self.table.reset_peaks();
+        self.table.counters().reset_peaks();
     }
 
     fn reset_accumulated(&self) {
-        self.table.reset_accumulated();
-        for counter in [&self.retries, &self.ooms, &self.syncs] {
-            counter.store(0, Ordering::Relaxed);
-        }
+        self.table.counters().reset_accumulated();
     }
 }
 

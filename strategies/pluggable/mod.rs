@@ -24,7 +24,6 @@ mod waiting;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
 
 use parking_lot::Mutex;
 
@@ -67,9 +66,6 @@ pub struct PluggableAllocator {
     hooks: Hooks,
     history: Arc<History>,
     peers: Mutex<Vec<DeviceId>>,
-    retries: AtomicI64,
-    ooms: AtomicI64,
-    syncs: AtomicI64,
 }
 
 /// Why the user's functions were of no use.
@@ -111,9 +107,6 @@ impl PluggableAllocator {
             hooks: Hooks::new(),
             history: Arc::default(),
             peers: Mutex::default(),
-            retries: AtomicI64::new(0),
-            ooms: AtomicI64::new(0),
-            syncs: AtomicI64::new(0),
         };
         if settings.per_process_memory_fraction < 1.0 {
             own.limit_to_fraction(settings.per_process_memory_fraction);
@@ -323,8 +316,9 @@ impl Drop for PluggableAllocator {
     fn drop(&mut self) {
         // A driver that fails now leaves blocks waiting, and they are given back all the same.
         let _ = catch_unwind(AssertUnwindSafe(|| self.drain()));
-        let mut all = Vec::new();
-        self.table.each(|address, _| all.push(address));
+        let shards = self.table.lock_all();
+        let all: Vec<_> = shards.iter().flat_map(|s| s.iter()).map(|live| live.address).collect();
+        drop(shards);
         for address in all {
             if let Some(block) = self.table.lock(address).remove(address) {
                 let _ = catch_unwind(AssertUnwindSafe(|| self.give_back(address, &block)));

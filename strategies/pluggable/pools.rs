@@ -24,6 +24,7 @@ use crate::driver::{CaptureStatus, Driver, may_be_captured};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
+use crate::live_blocks::Live;
 use crate::scopes::{Scopes, accepts};
 
 /// An idle block serves requests of at least seven eighths of its size.
@@ -338,13 +339,11 @@ impl PluggableAllocator {
         wanted: impl Fn(&Block) -> bool,
         then: impl FnOnce() -> T,
     ) -> (Vec<SegmentLayout>, T) {
-        let mut found = Vec::new();
-        let visit = |address, block: &Block| {
-            if wanted(block) {
-                found.push(layout(address, block));
-            }
-        };
-        let said = self.table.each_then(visit, then);
+        let shards = self.table.lock_all();
+        let blocks = shards.iter().flat_map(|shard| shard.iter()).filter(|block| wanted(block));
+        let mut found: Vec<_> = blocks.map(layout).collect();
+        let said = then();
+        drop(shards);
         SegmentLayout::sort(&mut found);
         (found, said)
     }
@@ -356,16 +355,16 @@ impl PluggableAllocator {
     ) -> Result<(), PoolError> {
         let pool = checkpoint.pool;
         known.in_use(pool)?;
-        let mut used = None;
-        self.table.each(|address, block| {
-            let is_used = !block.uses.is_empty() || self.driver.is_per_thread_stream(block.stream);
-            if block.pool == pool && block.state == State::Live && is_used {
-                used = Some(address);
-            }
-        });
-        if let Some(address) = used {
-            return Err(PoolError::UsedElsewhere { pool, address });
+        let is_used = |block: &&Live<Block>| {
+            let elsewhere =
+                !block.uses.is_empty() || self.driver.is_per_thread_stream(block.stream);
+            block.pool == pool && block.state == State::Live && elsewhere
+        };
+        let shards = self.table.lock_all();
+        if let Some(used) = shards.iter().flat_map(|shard| shard.iter()).find(is_used) {
+            return Err(PoolError::UsedElsewhere { pool, address: used.address });
         }
+        drop(shards);
         let mut last = None;
         for segment in &checkpoint.segments {
             let (address, size_bytes) = (segment.address, segment.size_bytes);
@@ -391,13 +390,13 @@ impl PluggableAllocator {
     }
 }
 
-fn layout(address: u64, block: &Block) -> SegmentLayout {
-    let state = match block.state {
+fn layout(live: &Live<Block>) -> SegmentLayout {
+    let state = match live.state {
         State::Live => BlockStateName::ActiveAllocated,
         State::Draining => BlockStateName::ActivePendingFree,
         State::Idle => BlockStateName::Inactive,
     };
-    let Block { size_bytes, requested_bytes, stream, pool, .. } = *block;
+    let Live { address, kept: Block { size_bytes, requested_bytes, stream, pool, .. }, .. } = *live;
     let block = BlockLayout { address, size_bytes, requested_bytes, state };
     SegmentLayout::of_block(block, stream, pool)
 }

@@ -5,8 +5,6 @@
 //! While a capture is known, by a scope or because the request's stream is in it, nothing is waited for and
 //! nothing is reset: either would break it.
 
-use std::sync::atomic::Ordering;
-
 use super::{PluggableAllocator, Refusal};
 use crate::allocator::{Allocation, Request};
 use crate::error::{AllocError, DriverError, OutOfMemory};
@@ -29,14 +27,14 @@ impl PluggableAllocator {
         let mut drained = Ok(());
         if self.may_wait_for(request.stream) {
             if self.waiting.any() {
-                self.syncs.fetch_add(1, Ordering::Relaxed);
+                self.table.counters().num_sync_all_streams += 1;
             }
             drained = self.drain();
             self.release_idle(Some(pool));
             if let Some(reset) = &self.callbacks.reset {
                 reset();
             }
-            self.retries.fetch_add(1, Ordering::Relaxed);
+            self.table.counters().num_alloc_retries += 1;
         }
         let refusal = match self.try_serve(pool, request)? {
             Ok(found) => return Ok(found),
@@ -49,7 +47,7 @@ impl PluggableAllocator {
         }
         // Blocks that could not be waited for might have served the request.
         drained?;
-        self.ooms.fetch_add(1, Ordering::Relaxed);
+        self.table.counters().num_ooms += 1;
         let mut report = self.report(pool, request, refusal);
         let free = report.device_free_bytes.unwrap_or(0);
         self.record(Action::OutOfMemory, free, request.bytes, (request.stream, pool));

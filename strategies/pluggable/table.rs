@@ -62,23 +62,17 @@ impl Table {
         Locked { counters: &self.counters, shard: self.blocks.lock(address) }
     }
 
-    /// Calls `visit` with every block there is, in no order.
-    pub(super) fn each(&self, visit: impl FnMut(u64, &Block)) {
-        self.each_then(visit, || ());
+    /// Locks every shard.
+    pub(super) fn lock_all(&self) -> Vec<MutexGuard<'_, LiveBlocks<Block>>> {
+        self.blocks.lock_all()
     }
 
-    /// The same, and `then` before any block changes.
-    pub(super) fn each_then<T>(
-        &self,
-        mut visit: impl FnMut(u64, &Block),
-        then: impl FnOnce() -> T,
-    ) -> T {
-        let shards = self.blocks.lock_all();
-        shards.iter().flat_map(|shard| shard.iter()).for_each(|live| visit(live.address, live));
-        then()
+    /// The counters that change by themselves: see [`statistics`](Self::statistics).
+    pub(super) fn counters(&self) -> MutexGuard<'_, Statistics> {
+        self.counters.lock()
     }
 
-    /// Every counter that blocks have.
+    /// Every counter.
     pub(super) fn statistics(&self) -> Statistics {
         let mut statistics = self.counters.lock().clone();
         statistics.num_device_alloc = statistics.segment.all.allocated;
@@ -86,16 +80,6 @@ impl Table {
         let idle = statistics.segment.all.current - statistics.active.all.current;
         statistics.free_blocks = u64::try_from(idle).unwrap_or(0);
         statistics
-    }
-
-    /// Sets every peak to its current value.
-    pub(super) fn reset_peaks(&self) {
-        self.counters.lock().reset_peaks();
-    }
-
-    /// Sets what was summed up to zero.
-    pub(super) fn reset_accumulated(&self) {
-        self.counters.lock().reset_accumulated();
     }
 }
 
@@ -133,7 +117,7 @@ impl Locked<'_> {
             counters.misses += 1;
             count_handed_out(&mut counters, &block);
             counters.segment.increase(block.kind(), 1);
-            counters.reserved_bytes.increase(block.kind(), signed(block.size_bytes));
+            counters.reserved_bytes.increase(block.kind(), block.size_bytes.cast_signed());
         }
         Some(self.shard.enter(address, block).0)
     }
@@ -185,7 +169,7 @@ impl Locked<'_> {
         let mut counters = self.counters.lock();
         count_free(&mut counters, &block);
         counters.segment.decrease(block.kind(), 1);
-        counters.reserved_bytes.decrease(block.kind(), signed(block.size_bytes));
+        counters.reserved_bytes.decrease(block.kind(), block.size_bytes.cast_signed());
         Some(block)
     }
 }
@@ -197,18 +181,18 @@ impl Block {
 }
 
 fn count_handed_out(counters: &mut Statistics, block: &Block) {
-    let (kind, bytes) = (block.kind(), signed(block.size_bytes));
+    let (kind, bytes) = (block.kind(), block.size_bytes.cast_signed());
     counters.allocation.increase(kind, 1);
     counters.allocated_bytes.increase(kind, bytes);
     counters.active.increase(kind, 1);
     counters.active_bytes.increase(kind, bytes);
-    counters.requested_bytes.increase(kind, signed(block.requested_bytes));
+    counters.requested_bytes.increase(kind, block.requested_bytes.cast_signed());
 }
 
 /// It is in no caller's hands any more.
 fn count_given_back(counters: &mut Statistics, block: &Block) {
     counters.allocation.decrease(block.kind(), 1);
-    counters.allocated_bytes.decrease(block.kind(), signed(block.size_bytes));
+    counters.allocated_bytes.decrease(block.kind(), block.size_bytes.cast_signed());
 }
 
 /// It is not in use any more.
@@ -219,13 +203,8 @@ fn count_free(counters: &mut Statistics, block: &Block) {
     if block.state == State::Live {
         count_given_back(counters, block);
     }
-    let (kind, bytes) = (block.kind(), signed(block.size_bytes));
+    let (kind, bytes) = (block.kind(), block.size_bytes.cast_signed());
     counters.active.decrease(kind, 1);
     counters.active_bytes.decrease(kind, bytes);
-    counters.requested_bytes.decrease(kind, signed(block.requested_bytes));
-}
-
-#[expect(clippy::cast_possible_wrap, reason = "requests are at most 1 EiB")]
-fn signed(bytes: u64) -> i64 {
-    bytes as i64
+    counters.requested_bytes.decrease(kind, block.requested_bytes.cast_signed());
 }

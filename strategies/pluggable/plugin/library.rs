@@ -22,7 +22,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 use parking_lot::Mutex;
 
 use super::filter::StdFunction;
-use super::{Base, Callbacks, LibraryError, LibraryFunctions, elf};
+use super::{Base, Callbacks, LibraryError, LibraryFunctions, OnPool, elf};
 use crate::ids::{DeviceId, PoolId, StreamId};
 
 type Pointer = *mut c_void;
@@ -60,44 +60,51 @@ pub fn load(functions: &LibraryFunctions) -> Result<Callbacks, LibraryError> {
     let names = functions;
     let alloc: AllocFn = library.find("alloc_fn", &names.alloc)?;
     let free: FreeFn = library.find("free_fn", &names.free)?;
-    let init: Option<InitFn> = library.find_any("init_fn", names.init.as_deref())?;
-    let reset: Option<ResetFn> = library.find_any("reset_fn", names.reset.as_deref())?;
-    let fraction: Option<FractionFn> =
-        library.find_any("memory_fraction_fn", names.memory_fraction.as_deref())?;
-    let base: Option<BaseFn> = library.find_any("base_alloc_fn", names.base_alloc.as_deref())?;
-    let record: Option<RecordFn> =
-        library.find_any("record_stream_fn", names.record_stream.as_deref())?;
-    let begin: Option<BeginFn> =
-        library.find_any("begin_allocate_to_pool_fn", names.begin_allocate_to_pool.as_deref())?;
-    let end: Option<PoolFn> =
-        library.find_any("end_allocate_to_pool_fn", names.end_allocate_to_pool.as_deref())?;
-    let release: Option<PoolFn> =
-        library.find_any("release_pool_fn", names.release_pool.as_deref())?;
-
     let mut callbacks = required(alloc, free);
-    if let Some(init) = init {
+    if let Some(init) = library.find_any::<InitFn>("init_fn", &names.init)? {
         callbacks = callbacks.on_init(move |devices| init_once(init, devices));
     }
-    if let Some(reset) = reset {
+    if let Some(reset) = library.find_any::<ResetFn>("reset_fn", &names.reset)? {
         // SAFETY: the function has this signature: see the header.
         callbacks = callbacks.on_reset(move || unsafe { reset() });
     }
-    if let Some(set) = fraction {
+    if let Some(set) =
+        library.find_any::<FractionFn>("memory_fraction_fn", &names.memory_fraction)?
+    {
         callbacks = callbacks.on_memory_fraction(move |fraction, device| {
             // SAFETY: the function has this signature: see the header.
             unsafe { set(fraction, ordinal(device)) }
         });
     }
-    if let Some(base) = base {
+    if let Some(base) = library.find_any::<BaseFn>("base_alloc_fn", &names.base_alloc)? {
         callbacks = callbacks.on_base_address(move |address| base_of(base, address));
     }
-    if let Some(record) = record {
+    if let Some(record) = library.find_any::<RecordFn>("record_stream_fn", &names.record_stream)? {
         callbacks = callbacks.on_record_stream(move |address, stream| {
             // SAFETY: as above; the block is live.
             unsafe { record(pointer(address), pointer(stream.0)) }
         });
     }
-    Ok(with_pools(callbacks, begin, end, release))
+    let begin = ("begin_allocate_to_pool_fn", &names.begin_allocate_to_pool);
+    if let Some(begin) = library.find_any::<BeginFn>(begin.0, begin.1)? {
+        callbacks.begin_pool = Some(Arc::new(move |device, pool, filter| {
+            let mut filter = StdFunction::new(filter);
+            // SAFETY: as above; the object lives until the call has returned.
+            unsafe { begin(ordinal(device), pool.into(), &raw mut filter) }
+        }));
+    }
+    let on_pool = |key, name| -> Result<Option<Arc<OnPool>>, LibraryError> {
+        let found = library.find_any::<PoolFn>(key, name)?;
+        Ok(found.map(|function| -> Arc<OnPool> {
+            Arc::new(move |device, pool| {
+                // SAFETY: the function has this signature: see the header.
+                unsafe { function(ordinal(device), pool.into()) }
+            })
+        }))
+    };
+    callbacks.end_pool = on_pool("end_allocate_to_pool_fn", &names.end_allocate_to_pool)?;
+    callbacks.release_pool = on_pool("release_pool_fn", &names.release_pool)?;
+    Ok(callbacks)
 }
 
 fn required(alloc: AllocFn, free: FreeFn) -> Callbacks {
@@ -113,34 +120,6 @@ fn required(alloc: AllocFn, free: FreeFn) -> Callbacks {
         unsafe { free(pointer(address), bytes, ordinal(device), pointer(stream.0)) }
     };
     Callbacks::new(allocate, free)
-}
-
-fn with_pools(
-    mut callbacks: Callbacks,
-    begin: Option<BeginFn>,
-    end: Option<PoolFn>,
-    release: Option<PoolFn>,
-) -> Callbacks {
-    if let Some(begin) = begin {
-        callbacks.begin_pool = Some(Arc::new(move |device, pool, filter| {
-            let mut filter = StdFunction::new(filter);
-            // SAFETY: as above; the object lives until the call has returned.
-            unsafe { begin(ordinal(device), pool.into(), &raw mut filter) }
-        }));
-    }
-    let on_pool = |function: PoolFn| {
-        move |device: DeviceId, pool: PoolId| {
-            // SAFETY: the function has this signature: see the header.
-            unsafe { function(ordinal(device), pool.into()) }
-        }
-    };
-    if let Some(end) = end {
-        callbacks.end_pool = Some(Arc::new(on_pool(end)));
-    }
-    if let Some(release) = release {
-        callbacks.release_pool = Some(Arc::new(on_pool(release)));
-    }
-    callbacks
 }
 
 fn base_of(function: BaseFn, address: u64) -> Base {
@@ -203,9 +182,9 @@ impl Found {
     fn find_any<F: Copy>(
         &self,
         key: &'static str,
-        name: Option<&str>,
+        name: &Option<String>,
     ) -> Result<Option<F>, LibraryError> {
-        name.map(|name| self.find(key, name)).transpose()
+        name.as_deref().map(|name| self.find(key, name)).transpose()
     }
 
     fn find<F: Copy>(&self, key: &'static str, name: &str) -> Result<F, LibraryError> {
