@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::allocator::{Allocation, Control, Counters, Request, Token};
 use crate::error::{AddressFault, AllocError, DriverError, FreeError, HandleError, OutOfMemory};
 use crate::ids::OwnerId;
-use crate::live_blocks::LiveBlocks;
+use crate::live_blocks::{BlockName, LiveBlocks};
 use crate::size::PoolKind;
 use crate::stats::{Statistics, signed};
 
@@ -90,9 +90,7 @@ impl Blocks {
     /// [`FreeError`] when the handle is stale or another allocator's, or that function fails; nothing has
     /// changed then.
     pub fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let (address, serial) = (allocation.address(), allocation.token().number());
-        let freed = allocation.check_owner(self.owner);
-        let freed = freed.and_then(|()| self.remove(address, Some(serial)));
+        let freed = BlockName::of(&allocation, self.owner).and_then(|name| self.remove(name));
         freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
@@ -103,14 +101,14 @@ impl Blocks {
     /// [`HandleError`] when no live block starts there, or the function of [`new`](Self::new) fails; nothing
     /// has changed then.
     pub fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        self.remove(address, None)
+        self.remove(BlockName::at(address))
     }
 
     /// Takes the block out before its memory is given back: another thread may get the address at once.
-    fn remove(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
-        let block = self.state.lock().live.take(address, serial)?;
+    fn remove(&self, name: BlockName) -> Result<u64, HandleError> {
+        let block = self.state.lock().live.take(name)?;
         let bytes = block.kept;
-        let given = (self.give)(address, bytes);
+        let given = (self.give)(name.address, bytes);
         let mut state = self.state.lock();
         if let Err(error) = given {
             state.live.put_back(block);
@@ -126,7 +124,7 @@ impl Blocks {
     ///
     /// [`HandleError::UnknownAddress`].
     pub fn size_of(&self, address: u64) -> Result<u64, HandleError> {
-        self.state.lock().live.find_mut(address, None).copied()
+        self.state.lock().live.find_mut(BlockName::at(address)).copied()
     }
 
     /// How many blocks are live. Does not wait.

@@ -10,7 +10,41 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::allocator::Allocation;
 use crate::error::HandleError;
+use crate::ids::OwnerId;
+
+/// What names a block: its address and, in a handle, its serial number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockName {
+    pub(crate) address: u64,
+    pub(crate) serial: Option<u64>,
+}
+
+impl BlockName {
+    /// The block of a handle that `owner` made.
+    #[inline]
+    pub(crate) fn of(allocation: &Allocation, owner: OwnerId) -> Result<Self, HandleError> {
+        allocation.check_owner(owner)?;
+        Ok(Self { address: allocation.address(), serial: Some(allocation.token().number()) })
+    }
+
+    /// The block at an address, whichever it is.
+    #[inline]
+    pub(crate) const fn at(address: u64) -> Self {
+        Self { address, serial: None }
+    }
+
+    /// Why no live block has this name.
+    #[cold]
+    pub(crate) fn missing(self) -> HandleError {
+        let address = self.address;
+        match self.serial {
+            Some(_) => HandleError::Stale { address },
+            None => HandleError::UnknownAddress { address },
+        }
+    }
+}
 
 /// A block of a table.
 #[derive(Debug)]
@@ -19,6 +53,14 @@ pub(crate) struct Live<T> {
     pub(crate) serial: u64,
     /// What its allocator keeps for it.
     pub(crate) kept: T,
+}
+
+impl<T> Live<T> {
+    /// Whether it has this serial number, if one is given.
+    #[inline]
+    pub(crate) fn has(&self, serial: Option<u64>) -> bool {
+        serial.is_none_or(|serial| serial == self.serial)
+    }
 }
 
 impl<T> Deref for Live<T> {
@@ -95,33 +137,25 @@ impl<T> LiveBlocks<T> {
         self.table.find_mut(hash_of(address), |live| live.address == address)
     }
 
-    /// The block at an address; with a serial number only the very block that has it.
+    /// The block of this name.
     ///
     /// # Errors
     ///
-    /// [`HandleError::Stale`] where a serial number was asked for, [`HandleError::UnknownAddress`] otherwise.
+    /// [`HandleError::Stale`] for a name with a serial number, [`HandleError::UnknownAddress`] otherwise.
     #[inline]
-    pub(crate) fn find_mut(
-        &mut self,
-        address: u64,
-        serial: Option<u64>,
-    ) -> Result<&mut T, HandleError> {
-        let found = self.get_mut(address).filter(|live| has(live, serial));
-        found.map(|live| &mut live.kept).ok_or_else(|| missing(address, serial))
+    pub(crate) fn find_mut(&mut self, name: BlockName) -> Result<&mut T, HandleError> {
+        let found = self.get_mut(name.address).filter(|live| live.has(name.serial));
+        found.map(|live| &mut live.kept).ok_or_else(|| name.missing())
     }
 
-    /// Takes out the block at an address; with a serial number only the very block that has it.
+    /// Takes out the block of this name.
     ///
     /// # Errors
     ///
     /// As [`find_mut`](Self::find_mut).
     #[inline]
-    pub(crate) fn take(
-        &mut self,
-        address: u64,
-        serial: Option<u64>,
-    ) -> Result<Live<T>, HandleError> {
-        self.take_if(address, |live| has(live, serial)).ok_or_else(|| missing(address, serial))
+    pub(crate) fn take(&mut self, name: BlockName) -> Result<Live<T>, HandleError> {
+        self.take_if(name.address, |live| live.has(name.serial)).ok_or_else(|| name.missing())
     }
 
     /// Takes out the block at an address if it `is_meant`.
@@ -164,20 +198,6 @@ impl<T> LiveBlocks<T> {
     }
 }
 
-#[inline]
-fn has<T>(live: &Live<T>, serial: Option<u64>) -> bool {
-    serial.is_none_or(|serial| serial == live.serial)
-}
-
-/// Why a handle with this serial number, or none, names no live block.
-#[cold]
-pub(crate) fn missing(address: u64, serial: Option<u64>) -> HandleError {
-    match serial {
-        Some(_) => HandleError::Stale { address },
-        None => HandleError::UnknownAddress { address },
-    }
-}
-
 const SHARDS: usize = 64;
 
 /// A shard, alone on its cache lines.
@@ -215,18 +235,20 @@ impl<T> Sharded<T> {
 mod tests {
     use super::*;
 
+    fn handle(serial: u64) -> BlockName {
+        BlockName { address: 0x100, serial: Some(serial) }
+    }
+
     #[test]
     fn a_block_that_reuses_an_address_is_not_the_one_before() {
         let mut blocks = LiveBlocks::default();
         let (first, _) = blocks.enter(0x100, "first");
-        blocks.take(0x100, Some(first)).unwrap();
+        blocks.take(handle(first)).unwrap();
         let (second, _) = blocks.enter(0x100, "second");
-        assert_eq!(
-            blocks.take(0x100, Some(first)).unwrap_err(),
-            HandleError::Stale { address: 0x100 }
-        );
-        assert_eq!(blocks.take(0x100, Some(second)).unwrap().kept, "second");
-        let gone = blocks.take(0x100, None).unwrap_err();
+        let stale = blocks.take(handle(first)).unwrap_err();
+        assert_eq!(stale, HandleError::Stale { address: 0x100 });
+        assert_eq!(blocks.take(handle(second)).unwrap().kept, "second");
+        let gone = blocks.take(BlockName::at(0x100)).unwrap_err();
         assert_eq!(gone, HandleError::UnknownAddress { address: 0x100 });
     }
 
@@ -236,7 +258,7 @@ mod tests {
         let (gone, _) = blocks.enter(0x100, 5);
         let (_, lost) = blocks.enter(0x100, 6);
         assert_eq!(lost.map(|live| (live.serial, live.kept)), Some((gone, 5)));
-        assert!(blocks.find_mut(0x100, Some(gone)).is_err());
+        assert!(blocks.find_mut(handle(gone)).is_err());
     }
 
     #[test]
@@ -244,8 +266,8 @@ mod tests {
         let mut blocks = LiveBlocks::default();
         let (old, _) = blocks.enter(0x100, 5);
         let (new, _) = blocks.renew(0x100).unwrap();
-        assert!(blocks.find_mut(0x100, Some(old)).is_err());
-        assert!(blocks.find_mut(0x100, Some(new)).is_ok());
+        assert!(blocks.find_mut(handle(old)).is_err());
+        assert!(blocks.find_mut(handle(new)).is_ok());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::allocator::{
 };
 use crate::error::{AllocError, DriverError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
-use crate::live_blocks::{Live, LiveBlocks};
+use crate::live_blocks::{BlockName, Live, LiveBlocks};
 use crate::stats::Usage;
 
 /// A block as its caller has it.
@@ -110,9 +110,9 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         Ok((block.address, serial))
     }
 
-    /// Gives the block at `address` back; with a serial number only the very block that has it.
-    fn leave(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
-        let Live { serial, kept, .. } = self.table.lock().take(address, serial)?;
+    /// Gives the block of this name back.
+    fn leave(&self, name: BlockName) -> Result<u64, HandleError> {
+        let Live { address, serial, kept } = self.table.lock().take(name)?;
         let Placed { below, block, used_by } = kept;
         self.place.leaving(&block, below.address(), &used_by);
         match self.inner.free(below) {
@@ -125,16 +125,11 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         }
     }
 
-    /// Announces a use of the block at `address`; with a serial number only of the very block that has it.
-    fn announce(
-        &self,
-        address: u64,
-        serial: Option<u64>,
-        stream: StreamId,
-    ) -> Result<(), HandleError> {
+    /// Announces a use of the block of this name.
+    fn announce(&self, name: BlockName, stream: StreamId) -> Result<(), HandleError> {
         let below = {
             let mut table = self.table.lock();
-            let placed = table.find_mut(address, serial)?;
+            let placed = table.find_mut(name)?;
             // Before the allocator below hears of it: one stream too many is waited for, never one
             // too few.
             if !placed.used_by.contains(&stream) {
@@ -164,12 +159,8 @@ impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
         if !self.place.acts() {
             return self.inner.free(allocation);
         }
-        let (address, serial) = (allocation.address(), allocation.token().number());
-        allocation
-            .check_owner(self.owner)
-            .and_then(|()| self.leave(address, Some(serial)))
-            .map(drop)
-            .map_err(|reason| FreeError { reason, allocation })
+        let freed = BlockName::of(&allocation, self.owner).and_then(|name| self.leave(name));
+        freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
     fn name(&self) -> &str {
@@ -180,14 +171,14 @@ impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
         if !self.place.acts() {
             return self.inner.free_raw(address);
         }
-        self.leave(address, None)
+        self.leave(BlockName::at(address))
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         if !self.place.acts() {
             return self.inner.record_stream_raw(address, stream);
         }
-        self.announce(address, None, stream)
+        self.announce(BlockName::at(address), stream)
     }
 
     fn usage(&self) -> Usage {
@@ -212,8 +203,7 @@ impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
 
 impl<A: DeviceAllocator, P: Placement> CrossStream for Shifted<A, P> {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        allocation.check_owner(self.owner)?;
-        self.announce(allocation.address(), Some(allocation.token().number()), stream)
+        self.announce(BlockName::of(allocation, self.owner)?, stream)
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
@@ -227,11 +217,7 @@ impl<A: DeviceAllocator, P: Placement> Above for Shifted<A, P> {
     }
 
     fn below(&self, allocation: &Allocation) -> Option<Allocation> {
-        if allocation.owner() != self.owner {
-            return None;
-        }
-        let (address, serial) = (allocation.address(), allocation.token().number());
-        let mut table = self.table.lock();
-        table.find_mut(address, Some(serial)).ok().map(|placed| copy_of(&placed.below))
+        let name = BlockName::of(allocation, self.owner).ok()?;
+        self.table.lock().find_mut(name).ok().map(|placed| copy_of(&placed.below))
     }
 }

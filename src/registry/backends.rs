@@ -72,8 +72,9 @@ fn native(build: Build<'_>) -> Result<Strategy, BuildError> {
 }
 
 fn malloc_async(build: Build<'_>) -> Result<Strategy, BuildError> {
-    let own = MallocAsyncAllocator::new(build.driver, build.settings)?;
-    Ok(Box::new(own).recording_in(build.history).into())
+    let mut own = Box::new(MallocAsyncAllocator::new(build.driver, build.settings)?);
+    own.history = build.history;
+    Ok(own.into())
 }
 
 /// On a device that has memory of its own, programs would take an address of the host for one of the
@@ -114,7 +115,9 @@ fn pluggable(build: Build<'_>) -> Result<Strategy, BuildError> {
     })?;
     let count = device_count(&*driver);
     let own = PluggableAllocator::new("pluggable", driver, callbacks, settings, count);
-    Ok(Box::new(own).recording_in(history).into())
+    let mut own = Box::new(own);
+    own.history = history;
+    Ok(own.into())
 }
 
 #[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]

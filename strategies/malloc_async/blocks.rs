@@ -14,7 +14,7 @@ use super::Route;
 use super::sums::Sums;
 use crate::error::HandleError;
 use crate::ids::{PoolId, StreamId};
-use crate::live_blocks::{Live, LiveBlocks};
+use crate::live_blocks::{BlockName, Live, LiveBlocks};
 
 /// A stream, other than its own, that uses a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +81,11 @@ impl Block {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     live: LiveBlocks<Block>,
-    /// Freed by their holders; the driver was not told yet.
-    deferred: VecDeque<Live<Block>>,
+    /// Freed by their holders, and waiting for the ends of captures; the one that was not looked at for the
+    /// longest time first.
+    pub(super) deferred: VecDeque<Live<Block>>,
     /// Bytes of requests under a limit that no block has yet, and of frees that may yet turn out to wait.
-    reserved_bytes: u64,
+    pub(super) reserved_bytes: u64,
     /// Streams on which blocks were freed, and the last of them.
     freed_on: HashSet<StreamId>,
     last_freed_on: Option<StreamId>,
@@ -113,16 +114,6 @@ impl Blocks {
         fits
     }
 
-    /// Keeps the bytes of a block that has left and may have to wait or come back.
-    pub(super) fn keep_reserved(&mut self, bytes: u64) {
-        self.reserved_bytes += bytes;
-    }
-
-    /// The request has its block now, or it failed; the free has ended, one way or another.
-    pub(super) fn unreserve(&mut self, bytes: u64) {
-        self.reserved_bytes -= bytes;
-    }
-
     /// What counts against a limit: blocks that the driver was not told to free, and requests and frees under
     /// way.
     pub(super) fn charged_bytes(&self) -> u64 {
@@ -134,23 +125,15 @@ impl Blocks {
         self.live.contains(address)
     }
 
-    /// The live block at an address; with a serial number only the very block that has it.
-    pub(super) fn find(
-        &mut self,
-        address: u64,
-        serial: Option<u64>,
-    ) -> Result<&mut Block, HandleError> {
-        self.live.find_mut(address, serial)
+    /// The live block of this name.
+    pub(super) fn find(&mut self, name: BlockName) -> Result<&mut Block, HandleError> {
+        self.live.find_mut(name)
     }
 
     /// Takes a block out of its holder's hands.
     #[inline]
-    pub(super) fn leave(
-        &mut self,
-        address: u64,
-        serial: Option<u64>,
-    ) -> Result<Live<Block>, HandleError> {
-        let left = self.live.take(address, serial)?;
+    pub(super) fn leave(&mut self, name: BlockName) -> Result<Live<Block>, HandleError> {
+        let left = self.live.take(name)?;
         self.sums.leave(left.kept.bytes);
         if self.last_freed_on != Some(left.kept.stream) {
             self.last_freed_on = Some(left.kept.stream);
@@ -186,26 +169,6 @@ impl Blocks {
         self.deferred.push_back(block);
     }
 
-    /// The block that waits for the end of a capture and was not looked at for the longest time. Who
-    /// takes it puts it back if it goes on waiting.
-    pub(super) fn take_one_deferred(&mut self) -> Option<Live<Block>> {
-        self.deferred.pop_front()
-    }
-
-    /// All of them.
-    pub(super) fn take_deferred(&mut self) -> VecDeque<Live<Block>> {
-        std::mem::take(&mut self.deferred)
-    }
-
-    pub(super) fn put_back_deferred(&mut self, blocks: impl IntoIterator<Item = Live<Block>>) {
-        self.deferred.extend(blocks);
-    }
-
-    /// A deferred block has gone to the driver.
-    pub(super) fn deferred_is_free(&mut self, bytes: u64) {
-        self.sums.end_to_wait(bytes);
-    }
-
     /// Whether none was ever entered.
     pub(super) fn is_unused(&self) -> bool {
         self.live.is_unused()
@@ -213,8 +176,7 @@ impl Blocks {
 
     /// Everything, when the allocator goes.
     pub(super) fn take_all(&mut self) -> Vec<Live<Block>> {
-        let deferred = self.take_deferred();
-        self.live.drain().chain(deferred).collect()
+        self.live.drain().chain(self.deferred.drain(..)).collect()
     }
 
     /// Live blocks of one pool, or of all.
@@ -234,6 +196,8 @@ mod tests {
     use super::*;
     use crate::driver::DriverPoolId;
 
+    const AT: BlockName = BlockName::at(0x100);
+
     fn block(bytes: u64) -> Block {
         let route = Route { pool: PoolId::DEFAULT, driver_pool: DriverPoolId(0), capture: None };
         Block::new(bytes, StreamId(1), &route)
@@ -244,17 +208,17 @@ mod tests {
         let mut blocks = Blocks::default();
         blocks.enter(0x100, block(5));
         let before = format!("{:?}", blocks.sums);
-        let left = blocks.leave(0x100, None).unwrap();
+        let left = blocks.leave(AT).unwrap();
         blocks.come_back(left);
         assert_eq!(format!("{:?}", blocks.sums), before);
-        assert!(blocks.find(0x100, Some(1)).is_ok());
+        assert!(blocks.find(BlockName { serial: Some(1), ..AT }).is_ok());
     }
 
     #[test]
     fn peaks_are_never_below_what_a_refused_free_brings_back() {
         let mut blocks = Blocks::default();
         blocks.enter(0x100, block(5));
-        let left = blocks.leave(0x100, None).unwrap();
+        let left = blocks.leave(AT).unwrap();
         blocks.enter(0x200, block(5));
         blocks.come_back(left);
         let ([_, bytes], [active, _]) = (blocks.sums.allocated(), blocks.sums.with_waiting());
@@ -267,7 +231,7 @@ mod tests {
         let mut blocks = Blocks::default();
         let gone = blocks.enter(0x100, block(5));
         blocks.enter(0x100, block(6));
-        assert!(blocks.find(0x100, Some(gone)).is_err());
+        assert!(blocks.find(BlockName { serial: Some(gone), ..AT }).is_err());
         assert_eq!(blocks.sums.allocated()[0].current, 1);
         assert_eq!((blocks.sums.with_waiting()[1].current, blocks.charged_bytes()), (6, 6));
     }
@@ -276,12 +240,12 @@ mod tests {
     fn a_deferred_block_is_active_until_the_driver_has_it() {
         let mut blocks = Blocks::default();
         blocks.enter(0x100, block(5));
-        let left = blocks.leave(0x100, None).unwrap();
+        let left = blocks.leave(AT).unwrap();
         blocks.defer(left);
         let bytes = |blocks: &Blocks| (blocks.sums.live_bytes(), blocks.charged_bytes());
         assert_eq!(bytes(&blocks), (0, 5));
-        assert_eq!(blocks.take_deferred().len(), 1);
-        blocks.deferred_is_free(5);
+        assert_eq!(std::mem::take(&mut blocks.deferred).len(), 1);
+        blocks.sums.end_to_wait(5);
         assert_eq!(bytes(&blocks), (0, 0));
         let active = blocks.sums.with_waiting()[1];
         assert_eq!((active.allocated, active.freed), (5, 5));
@@ -295,7 +259,7 @@ mod tests {
         assert!(!blocks.reserve(2, 10));
         assert!(!blocks.reserve(u64::MAX, 10));
         assert!(blocks.reserve(1, 10));
-        blocks.unreserve(4);
+        blocks.reserved_bytes -= 4;
         assert!(!blocks.reserve(5, 10));
         assert!(!blocks.reserve(1, 3), "a limit that was lowered below what is there");
     }

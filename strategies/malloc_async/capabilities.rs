@@ -13,13 +13,13 @@ use crate::allocator::{
     DeviceAllocator, PeerAccess, Place, Recording, Request,
 };
 use crate::config::{Acts, Config};
-use crate::driver::{DriverPoolUsage, open_to_peer, synchronize_outside_captures};
+use crate::driver::{DriverPoolUsage, synchronize_outside_captures};
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
-use crate::ids::{DeviceId, PoolId, StreamId};
-use crate::live_blocks::Live;
+use crate::ids::{PoolId, StreamId};
+use crate::live_blocks::{BlockName, Live};
 use crate::size::PoolKind;
-use crate::stats::{Counter, PerPool, Statistics};
+use crate::stats::{Counter, PerPool, Statistics, signed};
 
 impl DeviceAllocator for MallocAsyncAllocator {
     #[inline(never)]
@@ -34,10 +34,8 @@ impl DeviceAllocator for MallocAsyncAllocator {
 
     #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let done = allocation.check_owner(self.owner).and_then(|()| {
-            self.give_back(allocation.address(), Some(allocation.token().number())).map(drop)
-        });
-        done.map_err(|reason| FreeError { reason, allocation })
+        let done = BlockName::of(&allocation, self.owner).and_then(|name| self.give_back(name));
+        done.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
     fn name(&self) -> &str {
@@ -46,11 +44,11 @@ impl DeviceAllocator for MallocAsyncAllocator {
 
     #[inline(never)]
     fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        self.give_back(address, None)
+        self.give_back(BlockName::at(address))
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        self.announce(address, None, stream)
+        self.announce(BlockName::at(address), stream)
     }
 
     fn control(&self) -> Control<'_> {
@@ -69,16 +67,11 @@ impl DeviceAllocator for MallocAsyncAllocator {
 }
 
 impl MallocAsyncAllocator {
-    fn announce(
-        &self,
-        address: u64,
-        serial: Option<u64>,
-        stream: StreamId,
-    ) -> Result<(), HandleError> {
-        self.blocks.lock().find(address, serial)?;
+    fn announce(&self, name: BlockName, stream: StreamId) -> Result<(), HandleError> {
+        self.blocks.lock().find(name)?;
         let capture = if self.captures.any_scope() { self.capture_of(stream)? } else { None };
         let mut blocks = self.blocks.lock();
-        let block = blocks.find(address, serial)?;
+        let block = blocks.find(name)?;
         if block.stream == stream {
             self.notes.count(Note::OwnStreamRecorded);
             return Ok(());
@@ -168,8 +161,7 @@ pub(super) fn sum(a: DriverPoolUsage, b: DriverPoolUsage) -> DriverPoolUsage {
 
 impl CrossStream for MallocAsyncAllocator {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        allocation.check_owner(self.owner)?;
-        self.announce(allocation.address(), Some(allocation.token().number()), stream)
+        self.announce(BlockName::of(allocation, self.owner)?, stream)
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
@@ -229,10 +221,9 @@ impl Caching for MallocAsyncAllocator {
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        allocation.check_owner(self.owner)?;
-        let (address, serial) = (allocation.address(), allocation.token().number());
-        let size_bytes = self.blocks.lock().find(address, Some(serial))?.bytes;
-        Ok(BaseAllocation { address, size_bytes, expandable: false })
+        let name = BlockName::of(allocation, self.owner)?;
+        let size_bytes = self.blocks.lock().find(name)?.bytes;
+        Ok(BaseAllocation { address: name.address, size_bytes, expandable: false })
     }
 }
 
@@ -246,7 +237,6 @@ impl Counters for MallocAsyncAllocator {
         let sums = self.blocks.lock().sums;
         let [allocation, allocated_bytes] = sums.allocated();
         let [active, active_bytes] = sums.with_waiting();
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let of = |all: Counter| PerPool { all, ..PerPool::default() };
         Statistics {
             allocation: of(allocation),
@@ -279,17 +269,6 @@ impl Counters for MallocAsyncAllocator {
     fn reset_accumulated(&self) {
         self.blocks.lock().sums.reset_accumulated();
         self.notes.reset();
-    }
-}
-
-impl PeerAccess for MallocAsyncAllocator {
-    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        open_to_peer(&*self.driver, device)?;
-        self.let_in(device)
-    }
-
-    fn peers(&self) -> Vec<DeviceId> {
-        self.let_in_so_far()
     }
 }
 

@@ -10,7 +10,7 @@ use crate::driver::{captured, synchronize_outside_captures};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::history::{Action, Event, Moment};
 use crate::ids::{EventId, StreamId};
-use crate::live_blocks::Live;
+use crate::live_blocks::{BlockName, Live};
 use crate::tracepoints;
 
 /// How a free goes.
@@ -26,20 +26,20 @@ enum Way {
 
 impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
-    pub(super) fn give_back(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
+    pub(super) fn give_back(&self, name: BlockName) -> Result<u64, HandleError> {
         let _asks = self.history.of_free();
         // Another thread may have the address, and say so, as soon as the driver has it.
         let moment = self.history.moment();
         let (block, way) = {
             let mut blocks = self.blocks.lock();
-            let block = blocks.leave(address, serial)?;
+            let block = blocks.leave(name)?;
             let way = self.way_of(&block);
             if way != Way::Plain {
-                blocks.keep_reserved(block.bytes);
+                blocks.reserved_bytes += block.bytes;
             }
             (block, way)
         };
-        tracepoints::free(address);
+        tracepoints::free(name.address);
         let bytes = block.bytes;
         if way == Way::Careful {
             let given = self.free_with_care(&block);
@@ -53,7 +53,7 @@ impl MallocAsyncAllocator {
             Ok(()) => Ok(Given::Freed),
             Err(error) => {
                 if way == Way::Plain {
-                    self.blocks.lock().keep_reserved(block.bytes);
+                    self.blocks.lock().reserved_bytes += block.bytes;
                 }
                 self.after_refusal(&block, error)
             }
@@ -81,12 +81,12 @@ impl MallocAsyncAllocator {
         match or_later(given) {
             Err(error) => {
                 let mut blocks = self.blocks.lock();
-                blocks.unreserve(block.bytes);
+                blocks.reserved_bytes -= block.bytes;
                 blocks.come_back(block);
                 return Err(error.into());
             }
             Ok(Given::Freed) => {
-                self.blocks.lock().unreserve(block.bytes);
+                self.blocks.lock().reserved_bytes -= block.bytes;
                 self.is_freed(&block, moment);
             }
             Ok(Given::Deferred) => {
@@ -95,7 +95,7 @@ impl MallocAsyncAllocator {
                 // Counted first: another thread may settle it at once.
                 self.captures.add_deferred();
                 let mut blocks = self.blocks.lock();
-                blocks.unreserve(block.bytes);
+                blocks.reserved_bytes -= block.bytes;
                 blocks.defer(block);
             }
         }
@@ -112,13 +112,9 @@ impl MallocAsyncAllocator {
     #[inline]
     fn record_block(&self, action: Action, block: &Live<Block>, moment: Option<Moment>) {
         if let Some(moment) = moment {
-            let (address, size_bytes) = (block.address, block.bytes);
-            let (stream, pool) = (block.stream, block.pool);
-            self.history.push(
-                stream.0,
-                moment,
-                Event { action, address, size_bytes, stream, pool },
-            );
+            let Live { address, kept: Block { bytes: size_bytes, stream, pool, .. }, .. } = *block;
+            let event = Event { action, address, size_bytes, stream, pool };
+            self.history.push(stream.0, moment, event);
         }
     }
 
@@ -276,7 +272,7 @@ impl MallocAsyncAllocator {
         if self.captures.deferred() == 0 {
             return failed.map_or(Ok(()), Err);
         }
-        let blocks = self.blocks.lock().take_deferred();
+        let blocks = std::mem::take(&mut self.blocks.lock().deferred);
         let mut waiting = Vec::new();
         for block in blocks {
             match self.settle(&block) {
@@ -288,18 +284,18 @@ impl MallocAsyncAllocator {
                 }
             }
         }
-        self.blocks.lock().put_back_deferred(waiting);
+        self.blocks.lock().deferred.extend(waiting);
         failed.map_or(Ok(()), Err)
     }
 
     /// Looks at one free that waits, and at all of them when that one need not wait any more: a
     /// request inside a capture must not ask for every block again.
     pub(super) fn settle_if_one_may(&self) {
-        let Some(block) = self.blocks.lock().take_one_deferred() else { return };
+        let Some(block) = self.blocks.lock().deferred.pop_front() else { return };
         match self.settle(&block) {
             // What the driver refuses goes on waiting; `process_events` tells of it.
             Ok(Given::Freed) => drop(self.settle_deferred()),
-            _ => self.blocks.lock().put_back_deferred([block]),
+            _ => self.blocks.lock().deferred.push_back(block),
         }
     }
 
@@ -314,7 +310,7 @@ impl MallocAsyncAllocator {
         };
         if given == Given::Freed {
             self.captures.remove_deferred();
-            self.blocks.lock().deferred_is_free(block.bytes);
+            self.blocks.lock().sums.end_to_wait(block.bytes);
             self.record_block(Action::FreeCompleted, block, moment);
         }
         Ok(given)

@@ -29,7 +29,7 @@ use crate::config::Settings;
 use crate::driver::{
     DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, MemoryPools, synchronize_outside_captures,
 };
-use crate::error::{AllocError, DriverError, DriverErrorKind};
+use crate::error::{AllocResult, DriverError, DriverErrorKind};
 use crate::history::{Action, Event, History};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
@@ -67,7 +67,7 @@ pub struct MallocAsyncAllocator {
     usage: Mutex<DriverPoolUsage>,
     notes: Notes,
     hooks: Hooks,
-    history: Arc<History>,
+    pub(crate) history: Arc<History>,
 }
 
 /// The driver pool of the default pool.
@@ -185,13 +185,6 @@ impl MallocAsyncAllocator {
         Ok(allocator)
     }
 
-    /// The same, recording in `history`.
-    pub(crate) fn recording_in(self: Box<Self>, history: Arc<History>) -> Box<Self> {
-        let mut own = self;
-        own.history = history;
-        own
-    }
-
     #[inline]
     fn memory_pools(&self) -> &dyn MemoryPools {
         self.driver.memory_pools().expect("asked for when the allocator was built")
@@ -199,7 +192,7 @@ impl MallocAsyncAllocator {
 
     /// One driver call and one small lock, unless a scope, a deferred free, a named pool or a limit asks
     /// for more.
-    fn serve(&self, pool: Option<PoolId>, request: Request) -> Result<Allocation, AllocError> {
+    fn serve(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
         let _asks = self.history.of_request();
         let Request { bytes, stream, .. } = request;
         request.check_size()?;
@@ -207,48 +200,31 @@ impl MallocAsyncAllocator {
             return self.serve_with_care(pool, request);
         }
         match self.memory_pools().allocate_async(self.main.id, bytes, stream) {
-            Ok(address) => Ok(self.hand_out(&self.main_route(), request, address, 0)),
+            Ok(address) => {
+                let obtained = Obtained { address, reserved_bytes: 0, kept: None };
+                Ok(self.hand_out(&self.main_route(), request, obtained))
+            }
             Err(error) => self.serve_refused(&self.main_route(), request, Refusal::Driver(error)),
         }
     }
 
     #[cold]
-    fn serve_with_care(
-        &self,
-        pool: Option<PoolId>,
-        request: Request,
-    ) -> Result<Allocation, AllocError> {
+    fn serve_with_care(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
         let route = if pool.is_none() && !self.captures.ask_for_care() {
             self.main_route()
         } else {
             self.route_with_care(pool, request.stream)?
         };
         match self.obtain(&route, request) {
-            Ok(obtained) => Ok(self.hand_out_obtained(&route, request, obtained)),
+            Ok(obtained) => Ok(self.hand_out(&route, request, obtained)),
             Err(refusal) => self.serve_refused(&route, request, refusal),
         }
     }
 
     #[cold]
-    fn serve_refused(
-        &self,
-        route: &Route,
-        request: Request,
-        refusal: Refusal,
-    ) -> Result<Allocation, AllocError> {
+    fn serve_refused(&self, route: &Route, request: Request, refusal: Refusal) -> AllocResult {
         let obtained = self.climb(route, request, refusal)?;
-        Ok(self.hand_out_obtained(route, request, obtained))
-    }
-
-    /// Enters it while its pool is kept.
-    fn hand_out_obtained(
-        &self,
-        route: &Route,
-        request: Request,
-        obtained: Obtained<'_>,
-    ) -> Allocation {
-        let Obtained { address, reserved_bytes, kept: _kept } = obtained;
-        self.hand_out(route, request, address, reserved_bytes)
+        Ok(self.hand_out(route, request, obtained))
     }
 
     /// Where requests go that nothing routes elsewhere.
@@ -257,20 +233,15 @@ impl MallocAsyncAllocator {
         Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
     }
 
-    /// Enters what the driver gave. `reserved_bytes` were set aside for it under the limit.
+    /// Enters what the driver gave, while its pool is kept.
     #[inline]
-    fn hand_out(
-        &self,
-        route: &Route,
-        request: Request,
-        address: u64,
-        reserved_bytes: u64,
-    ) -> Allocation {
+    fn hand_out(&self, route: &Route, request: Request, obtained: Obtained<'_>) -> Allocation {
+        let Obtained { address, reserved_bytes, kept: _kept } = obtained;
         let Request { bytes, stream, .. } = request;
         let block = Block::new(bytes, stream, route);
         let serial = {
             let mut blocks = self.blocks.lock();
-            blocks.unreserve(reserved_bytes);
+            blocks.reserved_bytes -= reserved_bytes;
             blocks.enter(address, block)
         };
         self.record(Action::Alloc, address, bytes, stream, route.pool);
@@ -278,15 +249,16 @@ impl MallocAsyncAllocator {
     }
 
     #[inline]
-    fn record(&self, action: Action, address: u64, bytes: u64, stream: StreamId, pool: PoolId) {
-        tracepoints::of(action, address, self.device.device, bytes, stream);
-        self.history.record(stream.0, || Event {
-            action,
-            address,
-            size_bytes: bytes,
-            stream,
-            pool,
-        });
+    fn record(
+        &self,
+        action: Action,
+        address: u64,
+        size_bytes: u64,
+        stream: StreamId,
+        pool: PoolId,
+    ) {
+        tracepoints::of(action, address, self.device.device, size_bytes, stream);
+        self.history.record(stream.0, || Event { action, address, size_bytes, stream, pool });
     }
 }
 

@@ -10,8 +10,8 @@ use parking_lot::RwLockReadGuard;
 use super::capabilities::sum;
 use super::capture::capture_in;
 use super::{MallocAsyncAllocator, Route, keep_everything};
-use crate::allocator::{PoolOptions, PrivatePools, ScopeFilter};
-use crate::driver::{DriverPoolId, DriverPoolUsage, MemoryPools};
+use crate::allocator::{PeerAccess, PoolOptions, PrivatePools, ScopeFilter};
+use crate::driver::{DriverPoolId, DriverPoolUsage, MemoryPools, open_to_peer};
 use crate::error::{AllocError, DriverError, PoolError};
 use crate::history::SegmentLayout;
 use crate::ids::{DeviceId, PoolId, StreamId};
@@ -184,22 +184,6 @@ impl MallocAsyncAllocator {
         pools.gone_high_bytes = pools.gone_high_bytes.max(all.reserved_high_bytes);
     }
 
-    /// Opens every pool to a device that can be reached, and those to come.
-    pub(super) fn let_in(&self, device: DeviceId) -> Result<(), DriverError> {
-        let mut pools = self.pools.lock();
-        let driver = self.memory_pools();
-        driver.open_pool(self.main.id, device)?;
-        pools.driver_pools().into_iter().try_for_each(|pool| driver.open_pool(pool, device))?;
-        if !pools.peers.contains(&device) {
-            pools.peers.push(device);
-        }
-        Ok(())
-    }
-
-    pub(super) fn let_in_so_far(&self) -> Vec<DeviceId> {
-        self.pools.lock().peers.clone()
-    }
-
     /// Keeps a private route's driver pool from being destroyed.
     ///
     /// # Errors
@@ -272,6 +256,25 @@ impl MallocAsyncAllocator {
     fn usage_of(&self, pools: &[DriverPoolId]) -> DriverPoolUsage {
         let usage = |pool: &DriverPoolId| self.memory_pools().usage(*pool).ok();
         pools.iter().filter_map(usage).fold(DriverPoolUsage::default(), sum)
+    }
+}
+
+impl PeerAccess for MallocAsyncAllocator {
+    /// Opens every pool to the device, and those to come.
+    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
+        open_to_peer(&*self.driver, device)?;
+        let mut pools = self.pools.lock();
+        let driver = self.memory_pools();
+        driver.open_pool(self.main.id, device)?;
+        pools.driver_pools().into_iter().try_for_each(|pool| driver.open_pool(pool, device))?;
+        if !pools.peers.contains(&device) {
+            pools.peers.push(device);
+        }
+        Ok(())
+    }
+
+    fn peers(&self) -> Vec<DeviceId> {
+        self.pools.lock().peers.clone()
     }
 }
 

@@ -67,7 +67,7 @@ impl MallocAsyncAllocator {
         match self.ask(route, request) {
             Ok(obtained) => Ok(Obtained { reserved_bytes: bytes, ..obtained }),
             Err(refusal) => {
-                self.blocks.lock().unreserve(bytes);
+                self.blocks.lock().reserved_bytes -= bytes;
                 Err(refusal)
             }
         }

@@ -13,6 +13,7 @@ use crate::driver::open_to_peer;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, StreamId};
+use crate::live_blocks::BlockName;
 use crate::stats::Statistics;
 
 impl DeviceAllocator for PluggableAllocator {
@@ -27,9 +28,7 @@ impl DeviceAllocator for PluggableAllocator {
 
     #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let freed = self
-            .check(&allocation)
-            .and_then(|(address, serial)| self.free_block(address, Some(serial)));
+        let freed = BlockName::of(&allocation, self.owner).and_then(|name| self.free_block(name));
         freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
@@ -39,14 +38,14 @@ impl DeviceAllocator for PluggableAllocator {
 
     #[inline(never)]
     fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        self.free_block(address, None).map_err(|error| match error {
+        self.free_block(BlockName::at(address)).map_err(|error| match error {
             HandleError::Stale { address } => HandleError::UnknownAddress { address },
             other => other,
         })
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        self.record_use(address, None, stream)
+        self.record_use(BlockName::at(address), stream)
     }
 
     fn control(&self) -> Control<'_> {
@@ -66,14 +65,10 @@ impl DeviceAllocator for PluggableAllocator {
 }
 
 impl PluggableAllocator {
-    fn record_use(
-        &self,
-        address: u64,
-        serial: Option<u64>,
-        stream: StreamId,
-    ) -> Result<(), HandleError> {
+    fn record_use(&self, name: BlockName, stream: StreamId) -> Result<(), HandleError> {
+        let address = name.address;
         let mut shard = self.table.lock(address);
-        shard.live(address, serial)?;
+        shard.live(name)?;
         let Some(tell) = &self.callbacks.record_stream else {
             let is_new = |own: &&mut Block| own.stream != stream && !own.uses.contains(&stream);
             if let Some(block) = shard.get_mut(address).filter(is_new) {
@@ -89,8 +84,7 @@ impl PluggableAllocator {
 
 impl CrossStream for PluggableAllocator {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        let (address, serial) = self.check(allocation)?;
-        self.record_use(address, Some(serial), stream)
+        self.record_use(BlockName::of(allocation, self.owner)?, stream)
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
@@ -152,10 +146,9 @@ impl Caching for PluggableAllocator {
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        let (address, serial) = self.check(allocation)?;
-        let shard = self.table.lock(address);
-        let size_bytes = shard.live(address, Some(serial))?.size_bytes;
-        drop(shard);
+        let name = BlockName::of(allocation, self.owner)?;
+        let address = name.address;
+        let size_bytes = self.table.lock(address).live(name)?.size_bytes;
         let base = self.callbacks.base_of.as_ref().map(|base_of| base_of(address));
         Ok(BaseAllocation {
             address: base.map_or(address, |base| base.address),

@@ -35,7 +35,7 @@ use crate::error::{AddressFault, AllocError, HandleError};
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
-use crate::live_blocks::Live;
+use crate::live_blocks::{BlockName, Live};
 use crate::size::align_up;
 use crate::tracepoints;
 
@@ -64,7 +64,7 @@ pub struct PluggableAllocator {
     pools: Pools,
     /// What those know that came after this one was replaced.
     hooks: Hooks,
-    history: Arc<History>,
+    pub(crate) history: Arc<History>,
     peers: Mutex<Vec<DeviceId>>,
 }
 
@@ -111,13 +111,6 @@ impl PluggableAllocator {
         if settings.per_process_memory_fraction < 1.0 {
             own.limit_to_fraction(settings.per_process_memory_fraction);
         }
-        own
-    }
-
-    /// The same, recording in `history`.
-    pub(crate) fn recording_in(self: Box<Self>, history: Arc<History>) -> Box<Self> {
-        let mut own = self;
-        own.history = history;
         own
     }
 
@@ -229,14 +222,15 @@ impl PluggableAllocator {
         }
     }
 
-    /// Frees the live block at an address, of that life if one is given.
-    fn free_block(&self, address: u64, serial: Option<u64>) -> Result<u64, HandleError> {
+    /// Frees the live block of this name.
+    fn free_block(&self, name: BlockName) -> Result<u64, HandleError> {
         let _asks = self.history.of_free();
         let (stream, uses, pool, serial, bytes) = {
-            let shard = self.table.lock(address);
-            let block = shard.live(address, serial)?;
+            let shard = self.table.lock(name.address);
+            let block = shard.live(name)?;
             (block.stream, block.uses.clone(), block.pool, block.serial, block.requested_bytes)
         };
+        let address = name.address;
         if !uses.is_empty() || self.driver.is_per_thread_stream(stream) {
             return self.free_when_drained(address, serial, stream, &uses).map(|()| bytes);
         }
@@ -293,12 +287,6 @@ impl PluggableAllocator {
         self.record(Action::SegmentFree, address, block.size_bytes, of);
         self.announce(Action::SegmentFree, address, block.size_bytes, of);
         self.hand_back(address, block);
-    }
-
-    /// The address and the serial number that a handle of this allocator names.
-    fn check(&self, allocation: &Allocation) -> Result<(u64, u64), HandleError> {
-        allocation.check_owner(self.owner)?;
-        Ok((allocation.address(), allocation.token().number()))
     }
 }
 

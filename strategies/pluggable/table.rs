@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::allocator::SegmentAllocator;
 use crate::error::HandleError;
 use crate::ids::{PoolId, StreamId};
-use crate::live_blocks::{Live, LiveBlocks, Sharded, missing};
+use crate::live_blocks::{BlockName, Live, LiveBlocks, Sharded};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
@@ -93,17 +93,10 @@ impl Locked<'_> {
         self.shard.get_mut(address).map(|live| &mut live.kept)
     }
 
-    /// The block at an address that is in its caller's hands; with a serial number only the very block that
-    /// has it.
-    pub(super) fn live(
-        &self,
-        address: u64,
-        serial: Option<u64>,
-    ) -> Result<&Live<Block>, HandleError> {
-        let is_it = |live: &&Live<Block>| {
-            live.state == State::Live && serial.is_none_or(|serial| serial == live.serial)
-        };
-        self.get(address).filter(is_it).ok_or_else(|| missing(address, serial))
+    /// The block of this name that is in its caller's hands.
+    pub(super) fn live(&self, name: BlockName) -> Result<&Live<Block>, HandleError> {
+        let is_it = |live: &&Live<Block>| live.state == State::Live && live.has(name.serial);
+        self.get(name.address).filter(is_it).ok_or_else(|| name.missing())
     }
 
     /// Adds a block that is in the caller's hands, and returns its serial number. `None`, and nothing

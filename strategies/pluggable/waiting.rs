@@ -22,6 +22,7 @@ use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::{EventQueue, Recorded};
 use crate::history::Action;
 use crate::ids::{PoolId, StreamId, ThreadNumber};
+use crate::live_blocks::BlockName;
 
 /// A block that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,13 +99,13 @@ impl PluggableAllocator {
             recorded => Some(recorded?),
         };
         let mut shard = self.table.lock(address);
-        let Some(block) =
-            shard.live(address, Some(serial)).ok().filter(|b| b.uses.as_slice() == uses)
+        let name = BlockName { address, serial: Some(serial) };
+        let Some(block) = shard.live(name).ok().filter(|block| block.uses.as_slice() == uses)
         else {
             // Another thread freed it or announced a stream meanwhile.
             drop(shard);
             self.waiting.queue.give_back(&recorded.unwrap_or_default());
-            return self.free_block(address, Some(serial)).map(drop);
+            return self.free_block(name).map(drop);
         };
         let (stream, pool, requested) = (block.stream, block.pool, block.requested_bytes);
         shard.drain(address);
