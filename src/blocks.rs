@@ -9,7 +9,9 @@ use std::fmt;
 use parking_lot::Mutex;
 
 use crate::allocator::{Allocation, Control, Counters, Request, Token};
-use crate::error::{AddressFault, AllocError, DriverError, FreeError, HandleError, OutOfMemory};
+use crate::error::{
+    AddressFault, AllocError, AllocResult, DriverError, FreeError, HandleError, OutOfMemory,
+};
 use crate::ids::OwnerId;
 use crate::live_blocks::{BlockName, LiveBlocks};
 use crate::size::PoolKind;
@@ -60,7 +62,7 @@ impl Blocks {
         &self,
         request: Request,
         take: impl FnOnce(u64) -> Result<u64, E>,
-    ) -> Result<Allocation, AllocError> {
+    ) -> AllocResult {
         let bytes = request.plain()?;
         let address = take(bytes).map_err(|error| self.refused(request, error.into()))?;
         let mut state = self.state.lock();

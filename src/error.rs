@@ -297,6 +297,11 @@ impl PoolError {
         if pool == PoolId::DEFAULT { Self::IsDefault } else { Self::Unknown { pool } }
     }
 
+    /// Refuses the default pool.
+    pub(crate) fn unless_private(pool: PoolId) -> Result<(), Self> {
+        if pool == PoolId::DEFAULT { Err(Self::IsDefault) } else { Ok(()) }
+    }
+
     /// Whether a scope that answered its end with this is closed all the same: the driver failed when the
     /// scope had gone. Any other refusal leaves it as it was.
     pub(crate) const fn ends_scope(&self) -> bool {

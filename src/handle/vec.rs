@@ -22,7 +22,7 @@ use crate::ids::StreamId;
 /// announced with [`record_stream`](Self::record_stream).
 pub struct DeviceVec<T> {
     handle: Handle,
-    memory: Memory,
+    memory: Released,
     address: u64,
     len: usize,
     stream: StreamId,
@@ -38,16 +38,7 @@ struct Lent {
     _alive: Arc<dyn Any + Send + Sync>,
 }
 
-/// Whose memory a buffer lies in.
-enum Memory {
-    /// No bytes, no block.
-    None,
-    Block(Allocation),
-    /// Somebody else's, who keeps it as long as this lives.
-    Foreign(Box<dyn Any + Send + Sync>),
-}
-
-/// What [`DeviceVec::release`] gives up.
+/// The memory of a buffer, which [`DeviceVec::release`] gives up.
 #[must_use = "dropping it leaks the block until the allocator goes, or lets go of foreign memory"]
 pub enum Released {
     /// There was no memory.
@@ -67,7 +58,7 @@ impl<T: Pod> DeviceVec<T> {
         stream: StreamId,
     ) -> Self {
         let address = block.as_ref().map_or(0, Allocation::address);
-        let memory = block.map_or(Memory::None, Memory::Block);
+        let memory = block.map_or(Released::Nothing, Released::Block);
         Self { handle, memory, address, len, stream, lent: Vec::new(), of: PhantomData }
     }
 
@@ -124,7 +115,7 @@ impl<T: Pod> DeviceVec<T> {
         if address.checked_add(bytes).is_none() {
             return Err(BufferError::TooLong { len, item_bytes: size_of::<T>() });
         }
-        let memory = Memory::Foreign(keeps);
+        let memory = Released::Foreign(keeps);
         let lent = Vec::new();
         Ok(Self { handle: handle.clone(), memory, address, len, stream, lent, of: PhantomData })
     }
@@ -221,7 +212,7 @@ impl<T: Pod> DeviceVec<T> {
     ///
     /// [`BufferError`] when the allocator knows no streams, or the block no more.
     pub fn record_stream(&self, stream: StreamId) -> Result<(), BufferError> {
-        let Memory::Block(block) = &self.memory else {
+        let Released::Block(block) = &self.memory else {
             return Ok(());
         };
         if stream == self.stream {
@@ -260,24 +251,20 @@ impl<T: Pod> DeviceVec<T> {
     /// Gives up the memory without freeing it. Streams of cudarc that the buffer was lent to are no
     /// longer kept alive.
     pub fn release(mut self) -> Released {
-        match std::mem::replace(&mut self.memory, Memory::None) {
-            Memory::None => Released::Nothing,
-            Memory::Block(block) => Released::Block(block),
-            Memory::Foreign(keeps) => Released::Foreign(keeps),
-        }
+        std::mem::replace(&mut self.memory, Released::Nothing)
     }
 }
 
 impl<T> Drop for DeviceVec<T> {
     fn drop(&mut self) {
-        match std::mem::replace(&mut self.memory, Memory::None) {
-            Memory::None => {}
-            Memory::Block(block) => {
+        match std::mem::replace(&mut self.memory, Released::Nothing) {
+            Released::Nothing => {}
+            Released::Block(block) => {
                 if self.handle.free(block).is_err() {
                     self.handle.lost_one();
                 }
             }
-            Memory::Foreign(keeps) => {
+            Released::Foreign(keeps) => {
                 // Its owner frees it behind its own stream, and knows of no other.
                 for Lent { stream, .. } in &self.lent {
                     if self.handle.order(*stream, self.stream).is_err() {
@@ -294,9 +281,9 @@ impl<T> Drop for DeviceVec<T> {
 impl<T> fmt::Debug for DeviceVec<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.memory {
-            Memory::None => "none",
-            Memory::Block(_) => "block",
-            Memory::Foreign(_) => "foreign",
+            Released::Nothing => "none",
+            Released::Block(_) => "block",
+            Released::Foreign(_) => "foreign",
         };
         f.debug_struct("DeviceVec")
             .field("address", &format_args!("{:#x}", self.address))

@@ -242,6 +242,7 @@ impl Context {
 }
 
 /// A name that a thread is in until this is dropped; on that very thread.
+#[derive(Debug)]
 pub struct ContextScope {
     of: NameKind,
     stays_here: std::marker::PhantomData<*const ()>,
@@ -258,12 +259,6 @@ impl Drop for ContextScope {
     fn drop(&mut self) {
         self.of.pop();
         let Self { stays_here: _, .. } = self;
-    }
-}
-
-impl fmt::Debug for ContextScope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextScope").finish_non_exhaustive()
     }
 }
 
@@ -395,16 +390,15 @@ impl<'a> Gathered<'a> {
 
     #[cold]
     fn gather(history: &'a History, with_stack: bool) -> Option<Self> {
-        if !with_stack && history.sources.is_silent() {
-            let (before, operation) = (Context::replace(None), Some(Operation::begin()));
-            return Some(Self { history, before, operation });
+        let mut context = None;
+        if with_stack || !history.sources.is_silent() {
+            // What a provider asks for has no context, and neither has what frees do inside a request.
+            if GATHERS.replace(true) {
+                return None;
+            }
+            context = history.sources.gather(with_stack);
+            GATHERS.set(false);
         }
-        // What a provider asks for has no context, and neither has what frees do inside a request.
-        if GATHERS.replace(true) {
-            return None;
-        }
-        let context = history.sources.gather(with_stack);
-        GATHERS.set(false);
         let (before, operation) = (Context::replace(context), Some(Operation::begin()));
         Some(Self { history, before, operation })
     }

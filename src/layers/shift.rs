@@ -14,7 +14,7 @@ use super::below::{Above, PRESENT};
 use crate::allocator::{
     Allocation, Caching, Control, CrossStream, DeviceAllocator, Request, Token,
 };
-use crate::error::{AllocError, DriverError, FreeError, HandleError};
+use crate::error::{AllocError, AllocResult, DriverError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
 use crate::live_blocks::{BlockName, Live, LiveBlocks};
 use crate::stats::Usage;
@@ -87,14 +87,14 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         &self.place
     }
 
-    fn request_below(&self, request: Request) -> Result<Request, AllocError> {
+    fn request_below(&self, request: Request) -> AllocResult<Request> {
         let bytes = self.place.below_bytes(request.plain()?);
         let bytes = bytes.ok_or(AllocError::TooLarge { requested_bytes: request.bytes })?;
         Ok(Request { bytes, ..request })
     }
 
     /// Enters a block and returns its address above and its number.
-    fn enter(&self, request: Request, below: Allocation) -> Result<(u64, u64), AllocError> {
+    fn enter(&self, request: Request, below: Allocation) -> AllocResult<(u64, u64)> {
         let start = below.address();
         let offset = self.place.offset_bytes(start);
         let block =
@@ -146,7 +146,7 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
 }
 
 impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> AllocResult {
         if !self.place.acts() {
             return self.inner.allocate(request);
         }

@@ -50,34 +50,29 @@ pub fn wrap(
     driver: &Arc<dyn Driver>,
     aligned_bytes: u64,
 ) -> Result<Box<dyn DeviceAllocator>, LayerError> {
-    layers.iter().rev().try_fold(inner, |inner, layer| put_on(inner, layer, driver, aligned_bytes))
-}
-
-fn put_on(
-    inner: Box<dyn DeviceAllocator>,
-    layer: &LayerSetting,
-    driver: &Arc<dyn Driver>,
-    aligned_bytes: u64,
-) -> Result<Box<dyn DeviceAllocator>, LayerError> {
-    Ok(match layer {
-        LayerSetting::Limit { bytes } => Box::new(limit::limit(inner, *bytes)),
-        LayerSetting::Statistics => Box::new(statistics::statistics(inner)),
-        LayerSetting::Track => track::track(inner),
-        LayerSetting::Log { path } => match log::log(inner, Path::new(path)) {
-            Ok(logged) => Box::new(logged),
-            Err(source) => return Err(LayerError::Log { path: path.clone(), source }),
-        },
-        LayerSetting::Fault(when) => Box::new(fault::fault(inner, *when)),
-        LayerSetting::OomRetry { times } => Box::new(oom_retry::retry(inner, *times)),
-        LayerSetting::Front { block_max_bytes } => Box::new(front::front(inner, *block_max_bytes)),
-        LayerSetting::Align { bytes } => Box::new(align::align(inner, *bytes, aligned_bytes)),
-        LayerSetting::Guard => {
-            let name = driver.info().driver;
-            if name != "host" {
-                let why = "only memory of the host can be looked at whenever a block is freed";
-                return Err(LayerError::NotHere { layer: "guard", why, driver: name });
+    layers.iter().rev().try_fold(inner, |inner, layer| -> Result<Box<dyn DeviceAllocator>, _> {
+        Ok(match layer {
+            LayerSetting::Limit { bytes } => Box::new(limit::limit(inner, *bytes)),
+            LayerSetting::Statistics => Box::new(statistics::statistics(inner)),
+            LayerSetting::Track => track::track(inner),
+            LayerSetting::Log { path } => match log::log(inner, Path::new(path)) {
+                Ok(logged) => Box::new(logged),
+                Err(source) => return Err(LayerError::Log { path: path.clone(), source }),
+            },
+            LayerSetting::Fault(when) => Box::new(fault::fault(inner, *when)),
+            LayerSetting::OomRetry { times } => Box::new(oom_retry::retry(inner, *times)),
+            LayerSetting::Front { block_max_bytes } => {
+                Box::new(front::front(inner, *block_max_bytes))
             }
-            Box::new(guard::guard(inner, Arc::clone(driver)))
-        }
+            LayerSetting::Align { bytes } => Box::new(align::align(inner, *bytes, aligned_bytes)),
+            LayerSetting::Guard => {
+                let name = driver.info().driver;
+                if name != "host" {
+                    let why = "only memory of the host can be looked at whenever a block is freed";
+                    return Err(LayerError::NotHere { layer: "guard", why, driver: name });
+                }
+                Box::new(guard::guard(inner, Arc::clone(driver)))
+            }
+        })
     })
 }

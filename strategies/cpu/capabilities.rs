@@ -9,14 +9,14 @@ use crate::allocator::{
     Request,
 };
 use crate::config::{Acts, Config};
-use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::StreamId;
 use crate::stats::Statistics;
 
 impl DeviceAllocator for CpuAllocator {
     #[inline(never)]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> AllocResult {
         request.plain()?;
         let handed = self.core.serve(request)?;
         Ok(self.core.allocation(handed, request.bytes))

@@ -14,7 +14,7 @@ use crate::allocator::{
 };
 use crate::config::{Acts, Config};
 use crate::driver::{DriverPoolUsage, synchronize_outside_captures};
-use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};
 use crate::live_blocks::{BlockName, Live};
@@ -23,7 +23,7 @@ use crate::stats::{Counter, PerPool, Statistics, signed};
 
 impl DeviceAllocator for MallocAsyncAllocator {
     #[inline(never)]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> AllocResult {
         let pool = match request.place {
             Place::Anywhere => None,
             Place::Pool(pool) => Some(pool),
@@ -258,8 +258,8 @@ impl Counters for MallocAsyncAllocator {
 
     fn reset_peaks(&self) {
         self.blocks.lock().sums.reset_peaks();
-        // First: a pool that goes meanwhile leaves its high mark.
-        self.reset_peaks_of_gone();
+        // High marks of pools that have gone, first: a pool that goes meanwhile leaves its own.
+        self.pools.lock().gone_high_bytes = 0;
         let pools = self.memory_pools();
         // A driver that fails keeps its high marks: peaks stay too high, never too low.
         let _ = self.on_all_pools(|pool| pools.reset_high_marks(pool));

@@ -74,7 +74,8 @@ impl Captures {
     pub(super) fn scope_closed(&self) {
         self.care.fetch_sub(ONE_SCOPE, Ordering::Relaxed);
         if !self.any_scope() {
-            self.forget_leaves();
+            // Without scopes no request looks for leaves.
+            *self.leaves.lock() = HashMap::new();
         }
     }
 
@@ -92,11 +93,6 @@ impl Captures {
     fn take_leaves(&self, stream: StreamId, capture: u64) -> Vec<NodeId> {
         let found = self.leaves.lock().remove(&stream);
         found.filter(|leaves| leaves.capture == capture).map_or_else(Vec::new, |found| found.nodes)
-    }
-
-    /// Without scopes no request looks for leaves.
-    fn forget_leaves(&self) {
-        *self.leaves.lock() = HashMap::new();
     }
 }
 

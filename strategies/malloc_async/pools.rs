@@ -27,7 +27,7 @@ pub(super) struct Pools {
     leaving: Vec<DriverPoolId>,
     /// What all high marks added up to, just before one of them was forgotten; the most of that since the
     /// last reset of peaks.
-    gone_high_bytes: u64,
+    pub(super) gone_high_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -248,11 +248,6 @@ impl MallocAsyncAllocator {
         self.pools.lock().gone_high_bytes.max(high_bytes)
     }
 
-    /// Forgets high marks of pools that have gone.
-    pub(super) fn reset_peaks_of_gone(&self) {
-        self.pools.lock().gone_high_bytes = 0;
-    }
-
     fn usage_of(&self, pools: &[DriverPoolId]) -> DriverPoolUsage {
         let usage = |pool: &DriverPoolId| self.memory_pools().usage(*pool).ok();
         pools.iter().filter_map(usage).fold(DriverPoolUsage::default(), sum)
@@ -280,9 +275,7 @@ impl PeerAccess for MallocAsyncAllocator {
 
 impl PrivatePools for MallocAsyncAllocator {
     fn create_pool(&self, id: PoolId, options: PoolOptions) -> Result<(), PoolError> {
-        if id == PoolId::DEFAULT {
-            return Err(PoolError::IsDefault);
-        }
+        PoolError::unless_private(id)?;
         for (asked, what) in [
             (options.allocator.is_some(), "segments of a user's allocator"),
             (options.no_split, "blocks that are never split"),
@@ -339,9 +332,7 @@ impl PrivatePools for MallocAsyncAllocator {
     }
 
     fn open_scope(&self, id: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        if id == PoolId::DEFAULT {
-            return Err(PoolError::IsDefault);
-        }
+        PoolError::unless_private(id)?;
         self.forget_empty_pools();
         let mut pools = self.pools.lock();
         if self.scopes.of(id).is_some() {

@@ -10,7 +10,7 @@ use crate::allocator::{
 };
 use crate::config::{Acts, Config};
 use crate::driver::open_to_peer;
-use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
+use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, StreamId};
 use crate::live_blocks::BlockName;
@@ -18,7 +18,7 @@ use crate::stats::Statistics;
 
 impl DeviceAllocator for PluggableAllocator {
     #[inline(never)]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> AllocResult {
         match request.place {
             Place::Anywhere => self.serve(self.route(request)?, request),
             Place::Pool(pool) => self.allocate_in(pool, request),

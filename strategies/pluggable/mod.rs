@@ -31,7 +31,7 @@ use self::plugin::Callbacks;
 use crate::allocator::{Allocation, Hooks, Request, SegmentAllocator, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
-use crate::error::{AddressFault, AllocError, HandleError};
+use crate::error::{AddressFault, AllocError, AllocResult, HandleError};
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
@@ -133,14 +133,17 @@ impl PluggableAllocator {
         self.history.announce(Event { action, address, size_bytes, stream, pool });
     }
 
-    fn serve(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+    fn serve(&self, pool: PoolId, request: Request) -> AllocResult {
         let _asks = self.history.of_request();
         request.check_size()?;
-        if pool != PoolId::DEFAULT {
-            self.pools.fix_if_captured(&*self.driver, pool, request.stream)?;
+        if pool != PoolId::DEFAULT && self.may_be_captured(request.stream) {
+            // The graph uses the pool's memory whenever it is launched.
+            self.pools.lock().in_use(pool)?.fixed = true;
         }
-        if self.waiting.any() {
-            self.poll_for(request.stream);
+        // Skipped where events must not be asked; what an event answers with an error goes on waiting.
+        if self.waiting.any() && self.may_wait_for(request.stream) {
+            // The request itself is sound; `process_events` tells of failures.
+            let _ = self.poll();
         }
         match self.try_serve(pool, request)? {
             Ok(found) => Ok(found),
@@ -153,13 +156,13 @@ impl PluggableAllocator {
         &self,
         pool: PoolId,
         request: Request,
-    ) -> Result<Result<Allocation, Refusal>, AllocError> {
+    ) -> AllocResult<Result<Allocation, Refusal>> {
         let mut source = None;
         if pool != PoolId::DEFAULT {
             if let Some(found) = self.take_idle(pool, request)? {
                 return Ok(Ok(found));
             }
-            source = self.pools.source(pool)?;
+            source = self.pools.lock().in_use(pool)?.options.allocator.clone();
         }
         self.take(pool, request, source)
     }
@@ -170,7 +173,7 @@ impl PluggableAllocator {
         pool: PoolId,
         request: Request,
         source: Option<Arc<dyn SegmentAllocator>>,
-    ) -> Result<Result<Allocation, Refusal>, AllocError> {
+    ) -> AllocResult<Result<Allocation, Refusal>> {
         let Request { bytes, stream, .. } = request;
         let size_bytes = if source.is_some() { align_up(bytes, SEGMENT_BYTES) } else { bytes };
         let Some(charge) = self.limit.charge(size_bytes) else {

@@ -18,10 +18,10 @@ use super::plugin::StreamFilter;
 use super::table::{Block, State};
 use crate::allocator::{
     Allocation, Checkpoints, Freed, PoolCheckpoint, PoolOptions, PrivatePools, Request, Restored,
-    ScopeFilter, SegmentAllocator, Token,
+    ScopeFilter, Token,
 };
-use crate::driver::{CaptureStatus, Driver, may_be_captured};
-use crate::error::{AllocError, DriverError, PoolError};
+use crate::driver::{CaptureStatus, Driver};
+use crate::error::{AllocResult, DriverError, PoolError};
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 use crate::live_blocks::Live;
@@ -34,15 +34,15 @@ const SLACK_DIVISOR: u64 = 8;
 pub(super) type Idle = (StreamId, u64, u64);
 
 #[derive(Debug, Default)]
-struct Pool {
+pub(super) struct Pool {
     users: u32,
     /// Scopes that the user's functions were told of.
     begun: u32,
     /// The thread that calls the user's `end_pool` for the scope that was open last.
     ending: Option<ThreadNumber>,
-    options: PoolOptions,
+    pub(super) options: PoolOptions,
     /// A graph was captured in it or a checkpoint taken: idle blocks are not for others.
-    fixed: bool,
+    pub(super) fixed: bool,
     /// Blocks in the table.
     blocks: usize,
     idle: BTreeSet<Idle>,
@@ -72,7 +72,7 @@ pub(super) struct Pools {
 }
 
 impl Known {
-    fn in_use(&mut self, pool: PoolId) -> Result<&mut Pool, PoolError> {
+    pub(super) fn in_use(&mut self, pool: PoolId) -> Result<&mut Pool, PoolError> {
         match self.pools.get_mut(&pool) {
             Some(found) if found.users > 0 => Ok(found),
             Some(_) => Err(PoolError::Released { pool }),
@@ -131,28 +131,6 @@ impl Pools {
     /// Whether a capture is known, here or to another allocator over the same driver.
     pub(super) fn know_a_capture(&self) -> bool {
         self.scopes.any_capture() || self.scopes.any_elsewhere()
-    }
-
-    /// Keeps what is freed in a pool for a graph, if this stream is captured: it uses that memory whenever
-    /// it is launched.
-    pub(super) fn fix_if_captured(
-        &self,
-        driver: &dyn Driver,
-        pool: PoolId,
-        stream: StreamId,
-    ) -> Result<(), PoolError> {
-        if may_be_captured(driver, stream) {
-            self.lock().in_use(pool)?.fixed = true;
-        }
-        Ok(())
-    }
-
-    /// Who serves the pool's requests, if it is not the user's `allocate`.
-    pub(super) fn source(
-        &self,
-        pool: PoolId,
-    ) -> Result<Option<Arc<dyn SegmentAllocator>>, PoolError> {
-        Ok(self.lock().in_use(pool)?.options.allocator.clone())
     }
 
     /// A block of the pool is about to enter the table.
@@ -241,9 +219,7 @@ impl PluggableAllocator {
         filter: ScopeFilter,
         brief: Option<ThreadNumber>,
     ) -> Result<(), PoolError> {
-        if pool == PoolId::DEFAULT {
-            return Err(PoolError::IsDefault);
-        }
+        PoolError::unless_private(pool)?;
         let mut known = self.pools.lock();
         loop {
             let busy = match self.pools.scopes.of(pool) {
@@ -316,7 +292,17 @@ impl PluggableAllocator {
         Ok(())
     }
 
-    fn allocate_briefly(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+    /// Allocates in a pool, whatever scopes are open.
+    pub(super) fn allocate_in(&self, pool: PoolId, request: Request) -> AllocResult {
+        // Functions that keep pools route by scopes alone.
+        let by_scope = pool != PoolId::DEFAULT && self.callbacks.begin_pool.is_some();
+        if by_scope && self.route(request)? != pool {
+            return self.allocate_briefly(pool, request);
+        }
+        self.serve(pool, request)
+    }
+
+    fn allocate_briefly(&self, pool: PoolId, request: Request) -> AllocResult {
         /// Closes the scope also when a user's function panics.
         struct Close<'a>(&'a PluggableAllocator, PoolId);
         impl Drop for Close<'_> {
@@ -401,29 +387,9 @@ fn layout(live: &Live<Block>) -> SegmentLayout {
     SegmentLayout::of_block(block, stream, pool)
 }
 
-impl PluggableAllocator {
-    /// Allocates in a pool, whatever scopes are open.
-    pub(super) fn allocate_in(
-        &self,
-        pool: PoolId,
-        request: Request,
-    ) -> Result<Allocation, AllocError> {
-        if pool == PoolId::DEFAULT {
-            return self.serve(pool, request);
-        }
-        // Functions that keep pools route by scopes alone.
-        if self.callbacks.begin_pool.is_some() && self.route(request)? != pool {
-            return self.allocate_briefly(pool, request);
-        }
-        self.serve(pool, request)
-    }
-}
-
 impl PrivatePools for PluggableAllocator {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
-        if pool == PoolId::DEFAULT {
-            return Err(PoolError::IsDefault);
-        }
+        PoolError::unless_private(pool)?;
         let mut known = self.pools.lock();
         if known.pools.contains_key(&pool) {
             return Err(PoolError::Taken { pool });

@@ -6,19 +6,15 @@
 //! nothing is reset: either would break it.
 
 use super::{PluggableAllocator, Refusal};
-use crate::allocator::{Allocation, Request};
-use crate::error::{AllocError, DriverError, OutOfMemory};
+use crate::allocator::Request;
+use crate::error::{AllocError, AllocResult, DriverError, OutOfMemory};
 use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
 
 impl PluggableAllocator {
     #[cold]
-    pub(super) fn serve_under_pressure(
-        &self,
-        pool: PoolId,
-        request: Request,
-    ) -> Result<Allocation, AllocError> {
+    pub(super) fn serve_under_pressure(&self, pool: PoolId, request: Request) -> AllocResult {
         if self.hooks.free_some_memory()
             && let Ok(found) = self.try_serve(pool, request)?
         {

@@ -164,15 +164,6 @@ impl PluggableAllocator {
         !self.pools.know_a_capture() && !self.may_be_captured(stream)
     }
 
-    /// Gives back what has been waited for, before a request on a stream. Skipped where events must
-    /// not be asked; what an event answers with an error goes on waiting.
-    pub(super) fn poll_for(&self, stream: StreamId) {
-        if self.may_wait_for(stream) {
-            // The request itself is sound; `process_events` tells of failures.
-            let _ = self.poll();
-        }
-    }
-
     /// Gives back what has been waited for. Never waits for the device.
     pub(super) fn poll(&self) -> Result<(), DriverError> {
         let settled = self.settle_captured();

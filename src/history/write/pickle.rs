@@ -64,8 +64,8 @@ impl<'o> Pickle<'o> {
 
     fn get(&mut self, number: u32) -> io::Result<()> {
         match u8::try_from(number) {
-            Ok(small) => self.out.write_all(&[BINGET, small]),
-            Err(_) => self.with_number(LONG_BINGET, number),
+            Ok(small) => self.operation(BINGET, &[small]),
+            Err(_) => self.operation(LONG_BINGET, &number.to_le_bytes()),
         }
     }
 
@@ -74,15 +74,15 @@ impl<'o> Pickle<'o> {
         let number = self.next;
         self.next += 1;
         match u8::try_from(number) {
-            Ok(small) => self.out.write_all(&[BINPUT, small])?,
-            Err(_) => self.with_number(LONG_BINPUT, number)?,
+            Ok(small) => self.operation(BINPUT, &[small])?,
+            Err(_) => self.operation(LONG_BINPUT, &number.to_le_bytes())?,
         }
         Ok(number)
     }
 
-    fn with_number(&mut self, operation: u8, number: u32) -> io::Result<()> {
+    fn operation(&mut self, operation: u8, argument: &[u8]) -> io::Result<()> {
         self.out.write_all(&[operation])?;
-        self.out.write_all(&number.to_le_bytes())
+        self.out.write_all(argument)
     }
 
     fn word(&mut self, text: &str) -> io::Result<()> {
@@ -91,7 +91,7 @@ impl<'o> Pickle<'o> {
         }
         let length = u32::try_from(text.len());
         let length = length.map_err(|_| io::Error::other("a text of more than 4 GiB"))?;
-        self.with_number(BINUNICODE, length)?;
+        self.operation(BINUNICODE, &length.to_le_bytes())?;
         self.out.write_all(text.as_bytes())?;
         if text.len() <= TEXT_MAX_BYTES && self.texts.len() < REMEMBERED_MAX {
             let number = self.put()?;
@@ -102,15 +102,13 @@ impl<'o> Pickle<'o> {
 
     fn whole(&mut self, value: i128) -> io::Result<()> {
         if let Ok(small) = u8::try_from(value) {
-            return self.out.write_all(&[BININT1, small]);
+            return self.operation(BININT1, &[small]);
         }
         if let Ok(small) = u16::try_from(value) {
-            self.out.write_all(&[BININT2])?;
-            return self.out.write_all(&small.to_le_bytes());
+            return self.operation(BININT2, &small.to_le_bytes());
         }
         if let Ok(small) = i32::try_from(value) {
-            self.out.write_all(&[BININT])?;
-            return self.out.write_all(&small.to_le_bytes());
+            return self.operation(BININT, &small.to_le_bytes());
         }
         // Two's complement, as few bytes as keep the sign.
         let bytes = value.to_le_bytes();
@@ -145,10 +143,7 @@ impl Syntax for Pickle<'_> {
             Value::None => self.out.write_all(&[NONE]),
             Value::Bool(value) => self.out.write_all(&[if value { TRUE } else { FALSE }]),
             Value::Int(value) => self.whole(value),
-            Value::Float(value) => {
-                self.out.write_all(&[BINFLOAT])?;
-                self.out.write_all(&value.to_be_bytes())
-            }
+            Value::Float(value) => self.operation(BINFLOAT, &value.to_be_bytes()),
             Value::Text(text) => self.word(text),
             Value::Pair(a, b) => {
                 self.whole(a.into())?;

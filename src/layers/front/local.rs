@@ -137,8 +137,13 @@ impl Cache {
     }
 
     #[inline(always)]
+    fn is_in_force(&self, stream: StreamId, state: u64) -> bool {
+        self.state == state && self.stream == stream
+    }
+
+    #[inline(always)]
     fn take(&mut self, request: Request, state: u64) -> Option<Allocation> {
-        if self.state != state || self.stream != request.stream {
+        if !self.is_in_force(request.stream, state) {
             return None;
         }
         let class = class_of(request.bytes);
@@ -214,21 +219,16 @@ impl Drop for Cache {
     }
 }
 
-#[derive(Debug)]
-struct Local {
-    caches: Vec<Cache>,
-}
-
 thread_local! {
-    static LOCAL: RefCell<Local> = const { RefCell::new(Local { caches: Vec::new() }) };
+    static CACHES: RefCell<Vec<Cache>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Forgets what this thread keeps, after a fork: nobody may ask the fronts of the parent for anything.
 #[cfg(feature = "ffi")]
 pub(crate) fn forget_all() {
-    let _ = LOCAL.try_with(|local| {
-        if let Ok(mut local) = local.try_borrow_mut() {
-            std::mem::forget(std::mem::take(&mut local.caches));
+    let _ = CACHES.try_with(|caches| {
+        if let Ok(mut caches) = caches.try_borrow_mut() {
+            std::mem::forget(std::mem::take(&mut *caches));
         }
     });
 }
@@ -236,9 +236,9 @@ pub(crate) fn forget_all() {
 /// Does something with this thread's cache number `index`; `None` when there is none, or the thread ends.
 #[inline(always)]
 fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
-    let found = LOCAL.try_with(|local| {
-        let mut local = local.try_borrow_mut().ok()?;
-        act(local.caches.get_mut(index)?)
+    let found = CACHES.try_with(|caches| {
+        let mut caches = caches.try_borrow_mut().ok()?;
+        act(caches.get_mut(index)?)
     });
     found.ok().flatten()
 }
@@ -265,31 +265,22 @@ pub(super) fn keeps(index: usize, allocation: &Allocation, state: u64) -> bool {
     .is_some()
 }
 
-/// Whether this thread's cache is in force for `stream`; then a miss is counted. Its first owner number if
-/// so.
+/// Counts a miss if this thread's cache is in force for `stream`. Its first owner number if so.
 pub(super) fn missed(index: usize, stream: StreamId, state: u64) -> Option<u32> {
     with(index, |cache| {
-        let in_force = cache.state == state && cache.stream == stream;
-        if in_force {
-            bump(&cache.counts.misses, 1);
-        }
-        in_force.then_some(cache.first_owner)
+        cache.is_in_force(stream, state).then(|| bump(&cache.counts.misses, 1))?;
+        Some(cache.first_owner)
     })
 }
 
 /// Whether this thread's cache is in force for `stream`.
 pub(super) fn is_in_force(index: usize, stream: StreamId, state: u64) -> bool {
-    with(index, |cache| (cache.state == state && cache.stream == stream).then_some(())).is_some()
+    with(index, |cache| cache.is_in_force(stream, state).then_some(())).is_some()
 }
 
-/// What [`put_in_force`] takes out, to be given back or dropped once nothing is borrowed.
-#[derive(Debug)]
-pub(super) enum Out {
-    /// Blocks of the same front.
-    Blocks(Vec<Leaving>),
-    /// The cache of a front that has gone.
-    Replaced(#[expect(dead_code, reason = "kept to be dropped outside of the borrow")] Cache),
-}
+/// What [`put_in_force`] takes out, once nothing is borrowed: blocks of the same front, to be given back, or
+/// the cache of a front that has gone, to be dropped.
+pub(super) type Out = (Vec<Leaving>, Option<Cache>);
 
 /// Makes this thread's cache one of `stream`, empty; `None` when the thread ends.
 pub(super) fn put_in_force(
@@ -299,17 +290,17 @@ pub(super) fn put_in_force(
     first_owner: u32,
     make: impl FnOnce() -> (u32, Arc<Counts>, Weak<dyn Home>),
 ) -> Option<Out> {
-    let put = LOCAL.try_with(|local| {
-        let mut local = local.try_borrow_mut().ok()?;
-        if local.caches.len() <= index {
-            local.caches.resize_with(index + 1, Cache::unused);
+    let put = CACHES.try_with(|caches| {
+        let mut caches = caches.try_borrow_mut().ok()?;
+        if caches.len() <= index {
+            caches.resize_with(index + 1, Cache::unused);
         }
-        let cache = local.caches.get_mut(index)?;
+        let cache = caches.get_mut(index)?;
         let out = if cache.is_of(state) {
-            Out::Blocks(cache.drain())
+            (cache.drain(), None)
         } else {
             let (classes, counts, home) = make();
-            Out::Replaced(std::mem::replace(cache, Cache::new(classes, counts, home)))
+            (Vec::new(), Some(std::mem::replace(cache, Cache::new(classes, counts, home))))
         };
         (cache.state, cache.stream, cache.first_owner) = (state, stream, first_owner);
         cache.last = (first_owner, 0);

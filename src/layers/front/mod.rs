@@ -31,7 +31,7 @@ use crate::allocator::{
     Allocation, Caching, Control, CrossStream, DeviceAllocator, Imported, Place, PoolOptions,
     PrivatePools, Request, ScopeFilter, Sharing,
 };
-use crate::error::{AllocError, DriverError, FreeError, HandleError, PoolError};
+use crate::error::{AllocError, AllocResult, DriverError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
@@ -39,7 +39,7 @@ use crate::stats::Usage;
 use crate::sync::{Global, Rank};
 #[cfg(feature = "ffi")]
 pub(crate) use local::forget_all;
-use local::{Counts, Held, Home, Leaving, Out, STEP_BYTES, bytes_of, class_of};
+use local::{Counts, Held, Home, Leaving, STEP_BYTES, bytes_of, class_of};
 
 /// The most streams whose blocks are kept; those of others go straight through.
 const STREAMS_MAX: usize = 256;
@@ -126,12 +126,6 @@ struct Streams {
     stream_of: BTreeMap<u32, StreamId>,
 }
 
-/// What an owner number of ours says.
-struct Said {
-    stream: StreamId,
-    class: u32,
-}
-
 #[derive(Debug, Default)]
 struct Threads {
     alive: Vec<Weak<Counts>>,
@@ -212,11 +206,12 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         self.state.store(id << 32 | low, Ordering::SeqCst);
     }
 
-    fn said_by(&self, owner: OwnerId) -> Option<Said> {
+    /// The stream and the size that an owner number of ours stands for.
+    fn kept_as(&self, owner: OwnerId) -> Option<(StreamId, u32)> {
         let streams = self.streams.read();
         let (first, stream) = streams.stream_of.range(..=owner.number()).next_back()?;
         let class = owner.number() - first;
-        (class < self.classes).then_some(Said { stream: *stream, class })
+        (class < self.classes).then_some((*stream, class))
     }
 
     /// The first owner number of a stream; `None` when there are too many streams.
@@ -252,16 +247,16 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         }
         let first_owner = self.first_owner_of(stream)?;
         let home = Weak::clone(&self.this);
-        let out = local::put_in_force(self.index, state, stream, first_owner, || {
-            let counts = Arc::default();
-            let mut threads = self.threads.lock();
-            threads.alive.retain(|counts| counts.strong_count() > 0);
-            threads.alive.push(Arc::downgrade(&counts));
-            (self.classes, counts, home as Weak<dyn Home>)
-        })?;
-        if let Out::Blocks(leaving) = out {
-            self.take_back(leaving);
-        }
+        let (leaving, replaced) =
+            local::put_in_force(self.index, state, stream, first_owner, || {
+                let counts = Arc::default();
+                let mut threads = self.threads.lock();
+                threads.alive.retain(|counts| counts.strong_count() > 0);
+                threads.alive.push(Arc::downgrade(&counts));
+                (self.classes, counts, home as Weak<dyn Home>)
+            })?;
+        self.take_back(leaving);
+        drop(replaced);
         Some(first_owner)
     }
 
@@ -281,7 +276,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     }
 
     /// Asks below; when memory is short, lets go of what is kept and asks again.
-    fn ask(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn ask(&self, request: Request) -> AllocResult {
         let first = self.inner.allocate(request);
         if !matches!(first, Err(AllocError::OutOfMemory(_))) {
             return first;
@@ -292,7 +287,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
 
     #[cold]
     #[inline(never)]
-    fn take_below(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn take_below(&self, request: Request) -> AllocResult {
         let class = class_of(request.bytes);
         if class >= self.classes {
             return self.ask(request);
@@ -318,7 +313,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     #[cold]
     #[inline(never)]
     fn give_below(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let Some(Said { stream, class }) = self.said_by(allocation.owner()) else {
+        let Some((stream, class)) = self.kept_as(allocation.owner()) else {
             return self.inner.free(allocation);
         };
         let state = self.state.load(Ordering::SeqCst);
@@ -400,7 +395,7 @@ impl<A: DeviceAllocator + 'static> Drop for Front<A> {
 
 impl<A: DeviceAllocator + 'static> DeviceAllocator for Front<A> {
     #[inline(never)]
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+    fn allocate(&self, request: Request) -> AllocResult {
         let shared = &*self.shared;
         if request.place != Place::Anywhere {
             return shared.inner.allocate(request);
@@ -468,7 +463,7 @@ impl<A: DeviceAllocator + 'static> Above for Front<A> {
     }
 
     fn below(&self, allocation: &Allocation) -> Option<Allocation> {
-        let Said { class, .. } = self.shared.said_by(allocation.owner())?;
+        let (_, class) = self.shared.kept_as(allocation.owner())?;
         self.shared.below(allocation, class)
     }
 
