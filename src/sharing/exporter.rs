@@ -168,26 +168,27 @@ impl Server {
             let listens = connections.len() < CONNECTIONS_MAX && paused_until.is_none();
             let until = connections.iter().map(|connection| connection.until).chain(paused_until);
             let wait = until.min().map(|until| until.saturating_duration_since(now));
-            let Some(ready) = self.wait(&connections, listens, wait) else { return };
+            let Some((ready, is_asked)) = self.wait(&connections, listens, wait) else { return };
             // From the back, so that places before stay as they are.
-            for at in (0..connections.len()).rev().filter(|at| ready.connections[*at]) {
+            for at in (0..connections.len()).rev().filter(|at| ready[*at]) {
                 let connection = connections.swap_remove(at);
                 // A client that went away or does not read its one answer loses it.
                 let _ = self.answer(&connection.socket);
             }
-            if ready.listener && !self.accept(&mut connections) {
+            if is_asked && !self.accept(&mut connections) {
                 paused_until = Some(Instant::now() + PAUSE);
             }
         }
     }
 
-    /// Waits for something to do; `None` when it is time to end.
+    /// Waits for something to do: which connections have a request, and whether there is a new one. `None`
+    /// when it is time to end.
     fn wait(
         &self,
         connections: &[Connection],
         listens: bool,
         wait: Option<Duration>,
-    ) -> Option<Ready> {
+    ) -> Option<(Vec<bool>, bool)> {
         let listener = listens.then_some(&self.listener);
         let sockets = connections.iter().map(|connection| &connection.socket);
         let all = [&self.stopped].into_iter().chain(sockets).chain(listener);
@@ -206,7 +207,7 @@ impl Server {
         let (first, rest) = ready.split_first()?;
         let (connections, listener) = rest.split_at(connections.len());
         let listener = listener.first().copied().unwrap_or(false);
-        (!first).then(|| Ready { connections: connections.to_vec(), listener })
+        (!first).then(|| (connections.to_vec(), listener))
     }
 
     /// Takes one waiting connection. False when the system had no room for it.
@@ -263,10 +264,4 @@ impl Server {
         let count = u32::try_from(found.len()).expect("a request names few pages");
         (Answer::Pages(count), found)
     }
-}
-
-/// What can be gone on with.
-struct Ready {
-    connections: Vec<bool>,
-    listener: bool,
 }

@@ -32,29 +32,19 @@ pub struct Measured {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// One number of one allocator.
-struct Row {
-    name: String,
-    help: &'static str,
-    value: Value,
-    pool: Option<&'static str>,
-}
-
-enum Value {
-    /// It goes up and down.
-    Now(i64, Unit),
-    /// A part of something, from 0 to 1.
-    Part(f64),
-    /// It only grows.
-    Sum(i64),
-}
-
 /// All metrics of a name.
 enum Metric {
+    /// They go up and down.
     Now(Unit, Family<Labels, Gauge>),
+    /// Parts of something, from 0 to 1.
     Part(Family<Labels, Gauge<f64, AtomicU64>>),
+    /// They only grow.
     Sum(Family<Labels, Count>),
 }
+
+/// Metrics by name, each with its help.
+#[derive(Default)]
+struct Metrics(BTreeMap<String, (&'static str, Metric)>);
 
 /// The counters of these allocators in one text of the OpenMetrics format, which Prometheus scrapes: for each
 /// kind of pool (label `pool`: `all`, `large`, `small`) what is there now and the peak, and sums of what has
@@ -64,47 +54,10 @@ enum Metric {
 /// Sums begin anew when somebody resets them, as counters of Prometheus may. Never waits.
 #[must_use]
 pub fn metrics(measured: &[Measured]) -> String {
-    let mut all: BTreeMap<String, (&'static str, Metric)> = BTreeMap::new();
-    for Measured { device, backend, number, statistics, fragmentation } in measured {
-        let part = |part: f64| Row {
-            name: "fragmentation".to_owned(),
-            help: "1 - largest free block / sum of all free blocks",
-            value: Value::Part(part),
-            pool: None,
-        };
-        let rows = rows(statistics).into_iter().chain(fragmentation.map(part));
-        for Row { name, help, value, pool } in rows {
-            let mut labels = vec![
-                ("device", device.to_string()),
-                ("backend", escaped(backend)),
-                ("allocator", number.to_string()),
-            ];
-            labels.extend(pool.map(|pool| ("pool", pool.to_owned())));
-            let (_, metric) = all.entry(name).or_insert_with(|| {
-                let metric = match &value {
-                    Value::Now(_, unit) => Metric::Now(unit.clone(), Family::default()),
-                    Value::Part(_) => Metric::Part(Family::default()),
-                    Value::Sum(_) => Metric::Sum(Family::default()),
-                };
-                (help, metric)
-            });
-            match (metric, value) {
-                (Metric::Now(_, family), Value::Now(now, _)) => {
-                    family.get_or_create(&labels).set(now);
-                }
-                (Metric::Part(family), Value::Part(part)) => {
-                    family.get_or_create(&labels).set(part);
-                }
-                (Metric::Sum(family), Value::Sum(sum)) => {
-                    family.get_or_create(&labels).inc_by(u64::try_from(sum).unwrap_or(0));
-                }
-                // A strategy's own counter has the name of another metric: the first one stays.
-                _ => {}
-            }
-        }
-    }
+    let mut all = Metrics::default();
+    measured.iter().for_each(|measured| all.add(measured));
     let mut registry = Registry::with_prefix("stratalloc");
-    for (name, (help, metric)) in all {
+    for (name, (help, metric)) in all.0 {
         match metric {
             Metric::Now(unit, family) => registry.register_with_unit(name, help, unit, family),
             Metric::Part(family) => registry.register(name, help, family),
@@ -122,58 +75,83 @@ fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }
 
-fn rows(statistics: &Statistics) -> Vec<Row> {
-    let mut rows = Vec::new();
-    for (key, family) in statistics.families() {
-        let (name, unit) = match key.strip_suffix("_bytes") {
-            Some(name) => (name, Unit::Bytes),
-            None => (key, Unit::Other("blocks".to_owned())),
-        };
-        let help = help_of(key);
-        for (pool, counter) in
-            [("all", family.all), ("large", family.large), ("small", family.small)]
-        {
-            for (name, now) in
-                [(name.to_owned(), counter.current), (format!("{name}_peak"), counter.peak)]
+impl Metrics {
+    /// The metric of a name. If a strategy's own counter has the name of another metric, the first one stays.
+    fn of(&mut self, name: &str, help: &'static str, new: impl FnOnce() -> Metric) -> &Metric {
+        &self.0.entry(name.replace('.', "_")).or_insert_with(|| (help, new())).1
+    }
+
+    fn add(&mut self, measured: &Measured) {
+        let Measured { device, backend, number, statistics, fragmentation } = measured;
+        let labels = vec![
+            ("device", device.to_string()),
+            ("backend", escaped(backend)),
+            ("allocator", number.to_string()),
+        ];
+        for (key, family) in statistics.families() {
+            let (name, unit) = match key.strip_suffix("_bytes") {
+                Some(name) => (name, Unit::Bytes),
+                None => (key, Unit::Other("blocks".to_owned())),
+            };
+            for (pool, counter) in
+                [("all", family.all), ("large", family.large), ("small", family.small)]
             {
-                let value = Value::Now(now, unit.clone());
-                rows.push(Row { name, help, value, pool: Some(pool) });
+                let labels = [&labels[..], &[("pool", pool.to_owned())]].concat();
+                for (name, now) in
+                    [(name.to_owned(), counter.current), (format!("{name}_peak"), counter.peak)]
+                {
+                    let new = || Metric::Now(unit.clone(), Family::default());
+                    if let Metric::Now(_, family) = self.of(&name, help_of(key), new) {
+                        family.get_or_create(&labels).set(now);
+                    }
+                }
+            }
+        }
+        for (name, help, sum) in sums(statistics) {
+            let new = || Metric::Sum(Family::default());
+            if let Metric::Sum(family) = self.of(name, help, new) {
+                family.get_or_create(&labels).inc_by(u64::try_from(sum).unwrap_or(0));
+            }
+        }
+        if let Some(part) = fragmentation {
+            let help = "1 - largest free block / sum of all free blocks";
+            let new = || Metric::Part(Family::default());
+            if let Metric::Part(family) = self.of("fragmentation", help, new) {
+                family.get_or_create(&labels).set(*part);
             }
         }
     }
-    let sum = |name: &str, help, sum| Row {
-        name: name.replace('.', "_"),
-        help,
-        value: Value::Sum(sum),
-        pool: None,
-    };
-    rows.extend([
-        sum("requests", "Requests that got a block", statistics.allocation.all.allocated),
-        sum("frees", "Blocks that were freed", statistics.allocation.all.freed),
-        sum("hits", "Requests that a cached block served", statistics.hits.cast_signed()),
-        sum("misses", "Requests that needed more than the cache", statistics.misses.cast_signed()),
-        sum("ooms", "Requests that failed for lack of memory", statistics.num_ooms),
-        sum(
+}
+
+/// What has happened how often, each with its name and help.
+fn sums(statistics: &Statistics) -> Vec<(&'static str, &'static str, i64)> {
+    let mut sums = vec![
+        ("requests", "Requests that got a block", statistics.allocation.all.allocated),
+        ("frees", "Blocks that were freed", statistics.allocation.all.freed),
+        ("hits", "Requests that a cached block served", statistics.hits.cast_signed()),
+        ("misses", "Requests that needed more than the cache", statistics.misses.cast_signed()),
+        ("ooms", "Requests that failed for lack of memory", statistics.num_ooms),
+        (
             "oom_rejections",
             "Requests that were refused before the driver was asked",
             statistics.num_oom_rejections,
         ),
-        sum("alloc_retries", "Requests that emptied the cache", statistics.num_alloc_retries),
-        sum("sync_all_streams", "Waits for all streams' events", statistics.num_sync_all_streams),
-        sum(
+        ("alloc_retries", "Requests that emptied the cache", statistics.num_alloc_retries),
+        ("sync_all_streams", "Waits for all streams' events", statistics.num_sync_all_streams),
+        (
             "device_allocs",
             "Segments taken from the driver, or ranges mapped",
             statistics.num_device_alloc,
         ),
-        sum(
+        (
             "device_frees",
             "Segments given back to the driver, or ranges unmapped",
             statistics.num_device_free,
         ),
-    ]);
+    ];
     let own = statistics.own.iter();
-    rows.extend(own.map(|own| sum(own.name, "A counter of this strategy alone", own.count)));
-    rows
+    sums.extend(own.map(|own| (own.name, "A counter of this strategy alone", own.count)));
+    sums
 }
 
 fn help_of(key: &str) -> &'static str {

@@ -347,16 +347,15 @@ impl Statistics {
         }
         push_counter(&mut keys, "oversize_allocations", self.oversize_allocations);
         push_counter(&mut keys, "oversize_segments", self.oversize_segments);
-        for (name, value) in [
+        let alone = [
             ("max_split_size", self.max_split_size),
             ("num_alloc_retries", self.num_alloc_retries),
             ("num_device_alloc", self.num_device_alloc),
             ("num_device_free", self.num_device_free),
             ("num_ooms", self.num_ooms),
             ("num_sync_all_streams", self.num_sync_all_streams),
-        ] {
-            keys.push((name.to_owned(), value));
-        }
+        ];
+        keys.extend(alone.map(|(name, value)| (name.to_owned(), value)));
         keys.sort();
         keys
     }
@@ -366,14 +365,13 @@ impl Statistics {
     #[must_use]
     pub fn keys(&self) -> Vec<(String, i64)> {
         let mut keys = self.pytorch_keys();
-        for (name, value) in [
+        let besides = [
             ("free_blocks", self.free_blocks.cast_signed()),
             ("hits", self.hits.cast_signed()),
             ("misses", self.misses.cast_signed()),
             ("num_oom_rejections", self.num_oom_rejections),
-        ] {
-            keys.push((name.to_owned(), value));
-        }
+        ];
+        keys.extend(besides.map(|(name, value)| (name.to_owned(), value)));
         for (pool, reserved) in &self.reserved_by_pool {
             let PoolId { capture, user } = pool;
             let family = format!("reserved_bytes_by_private_pools.{capture}_{user}");

@@ -57,7 +57,7 @@ struct Slot {
     stream: StreamId,
     state: State,
     bin: u32,
-    /// In the stack of its size: towards the top and towards the bottom. `below` also links vacant slots.
+    /// In the stack of its size: towards the top and towards the bottom.
     above: u32,
     below: u32,
     /// In the list of all free blocks.
@@ -78,13 +78,12 @@ struct Bin {
 #[derive(Debug)]
 pub(super) struct Blocks {
     slots: Vec<Slot>,
-    vacant: u32,
+    vacant: Vec<u32>,
     bins: Vec<Bin>,
     vacant_bins: Vec<u32>,
     by_size: HashMap<u64, u32>,
     oldest: u32,
     newest: u32,
-    idle: u64,
     idle_bytes: u64,
     /// Nobody asks any more: what is freed goes back to the system.
     pub(super) retired: bool,
@@ -96,13 +95,12 @@ impl Default for Blocks {
     fn default() -> Self {
         Self {
             slots: Vec::new(),
-            vacant: NONE,
+            vacant: Vec::new(),
             bins: Vec::new(),
             vacant_bins: Vec::new(),
             by_size: HashMap::new(),
             oldest: NONE,
             newest: NONE,
-            idle: 0,
             idle_bytes: 0,
             retired: false,
             counters: Statistics::default(),
@@ -136,7 +134,8 @@ impl Blocks {
         let (address, bytes) = (block.address(), block.size_bytes());
         let bin = self.bin_of(bytes);
         self.bins[bin as usize].blocks += 1;
-        let life = if self.vacant == NONE { 0 } else { self.at(self.vacant).life };
+        let vacant = self.vacant.pop();
+        let life = vacant.map_or(0, |slot| self.at(slot).life);
         let fresh = Slot {
             address,
             bytes,
@@ -151,14 +150,15 @@ impl Blocks {
             newer: NONE,
             block: Some(block),
         };
-        let slot = if self.vacant == NONE {
-            self.slots.push(fresh);
-            u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 blocks")
-        } else {
-            let slot = self.vacant;
-            self.vacant = self.at(slot).below;
-            *self.at(slot) = fresh;
-            slot
+        let slot = match vacant {
+            Some(slot) => {
+                *self.at(slot) = fresh;
+                slot
+            }
+            None => {
+                self.slots.push(fresh);
+                u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 blocks")
+            }
         };
         self.counters.misses += 1;
         self.count_out(bytes);
@@ -247,7 +247,7 @@ impl Blocks {
             newest => self.at(newest).newer = slot,
         }
         self.newest = slot;
-        self.idle += 1;
+        self.counters.free_blocks += 1;
         self.idle_bytes += bytes;
         self.count_back(bytes);
         Some((bytes, stream, self.slots[slot as usize].life))
@@ -275,7 +275,7 @@ impl Blocks {
             NONE => self.newest = older,
             newer => self.at(newer).older = older,
         }
-        self.idle -= 1;
+        self.counters.free_blocks -= 1;
         self.idle_bytes -= bytes;
     }
 
@@ -309,11 +309,10 @@ impl Blocks {
 
     /// Empties a slot whose block is in no list.
     fn vacate(&mut self, slot: u32) -> Option<Gone> {
-        let vacant = std::mem::replace(&mut self.vacant, slot);
+        self.vacant.push(slot);
         let own = self.at(slot);
         own.state = State::Vacant;
         own.life += 1;
-        own.below = vacant;
         let (bytes, bin, stream, block) = (own.bytes, own.bin, own.stream, own.block.take());
         self.counters.segment.decrease(PoolKind::of(bytes), 1);
         self.counters.reserved_bytes.decrease(PoolKind::of(bytes), bytes.cast_signed());
@@ -367,11 +366,6 @@ impl Blocks {
         idle.for_each(|own| own.freed_at_ns = now_ns);
     }
 
-    /// How many blocks are free.
-    pub(super) fn idle_blocks(&self) -> u64 {
-        self.idle
-    }
-
     pub(super) fn idle_bytes(&self) -> u64 {
         self.idle_bytes
     }
@@ -384,7 +378,7 @@ impl Blocks {
     /// How many blocks are free, and the size of the largest.
     pub(super) fn idle(&self) -> (u64, u64) {
         let idle = self.bins.iter().filter(|bin| bin.blocks > 0 && bin.top != NONE);
-        (self.idle, idle.map(|bin| bin.bytes).max().unwrap_or(0))
+        (self.counters.free_blocks, idle.map(|bin| bin.bytes).max().unwrap_or(0))
     }
 
     /// Every block, as a segment of its own.
@@ -413,7 +407,6 @@ impl Blocks {
             requested_bytes: own.allocated_bytes,
             num_device_alloc: own.segment.all.allocated,
             num_device_free: own.segment.all.freed,
-            free_blocks: self.idle,
             ..own
         }
     }

@@ -10,7 +10,6 @@ use super::{Core, current};
 use crate::allocator::Request;
 use crate::error::AllocError;
 use crate::ids::StreamId;
-use crate::size::REQUEST_MAX_BYTES;
 
 /// Bytes of the host. They go back to the instance that made them when this is dropped, on any thread
 /// and also after the instance's allocator is gone; without an instance, to the system.
@@ -34,11 +33,8 @@ impl CpuBuffer {
     pub fn new(bytes: u64) -> Result<Self, AllocError> {
         match current() {
             Some(own) => own.buffer(bytes),
-            None if bytes == 0 => Err(AllocError::ZeroBytes),
-            None if bytes > REQUEST_MAX_BYTES => {
-                Err(AllocError::TooLarge { requested_bytes: bytes })
-            }
             None => {
+                Request::new(bytes, StreamId::DEFAULT).check_size()?;
                 let block = SystemMemory::default().take(bytes, ALIGNMENT_BYTES)?;
                 Ok(Self { block: Some(block), home: None })
             }

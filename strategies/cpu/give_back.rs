@@ -54,7 +54,7 @@ impl Core {
 
     /// Gives back everything that is idle now; what others free meanwhile may stay.
     pub(super) fn release_all(&self) {
-        let idle = self.blocks.lock().idle_blocks();
+        let idle = self.blocks.lock().counters.free_blocks;
         for _ in 0..idle {
             if self.evict(|_, _| true).is_none() {
                 break;

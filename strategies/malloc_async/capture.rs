@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::MallocAsyncAllocator;
 use super::blocks::Block;
 use super::give_back::Given;
-use crate::driver::{CaptureStatus, NodeId, capture_status_of};
+use crate::driver::{CaptureStatus, DriverResult, NodeId, capture_status_of};
 use crate::error::DriverError;
 use crate::ids::StreamId;
 use crate::live_blocks::Live;
@@ -112,11 +112,7 @@ impl MallocAsyncAllocator {
     }
 
     /// Frees a block inside the capture that allocated it.
-    pub(super) fn free_inside(
-        &self,
-        block: &Live<Block>,
-        capture: u64,
-    ) -> Result<Given, DriverError> {
+    pub(super) fn free_inside(&self, block: &Live<Block>, capture: u64) -> DriverResult<Given> {
         let Some(graph) = self.driver.capture() else {
             return self
                 .memory_pools()

@@ -13,61 +13,43 @@ use crate::ids::{EventId, StreamId};
 use crate::live_blocks::{BlockName, Live};
 use crate::tracepoints;
 
-/// How a free goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// Straight to the driver.
-    Plain,
-    /// The same, and the block is charged to the limit until the driver has it.
-    Limited,
-    /// With captures or other streams in mind; charged as long.
-    Careful,
-}
-
 impl MallocAsyncAllocator {
     /// Takes a live block back. On an error the block is as it was.
     pub(super) fn give_back(&self, name: BlockName) -> Result<u64, HandleError> {
         let _asks = self.history.of_free();
         // Another thread may have the address, and say so, as soon as the driver has it.
         let moment = self.history.moment();
-        let (block, way) = {
+        let (block, is_plain, is_charged) = {
             let mut blocks = self.blocks.lock();
             let block = blocks.leave(name)?;
-            let way = self.way_of(&block);
-            if way != Way::Plain {
+            let is_plain = block.is_plain() && !self.captures.any_scope();
+            // Under a limit, or if it may have to wait, until the driver has it.
+            let is_charged = !is_plain || self.limit.get().is_some();
+            if is_charged {
                 blocks.reserved_bytes += block.bytes;
             }
-            (block, way)
+            (block, is_plain, is_charged)
         };
         tracepoints::free(name.address);
         let bytes = block.bytes;
-        if way == Way::Careful {
+        if !is_plain {
             let given = self.free_with_care(&block);
             return self.settle_free(block, given, moment).map(|()| bytes);
         }
         let given = match self.memory_pools().free_async(block.address, block.stream) {
-            Ok(()) if way == Way::Plain => {
+            Ok(()) if !is_charged => {
                 self.is_freed(&block, moment);
                 return Ok(bytes);
             }
             Ok(()) => Ok(Given::Freed),
             Err(error) => {
-                if way == Way::Plain {
-                    self.blocks.lock().reserved_bytes += block.bytes;
+                if !is_charged {
+                    self.blocks.lock().reserved_bytes += bytes;
                 }
                 self.after_refusal(&block, error)
             }
         };
         self.settle_free(block, given, moment).map(|()| bytes)
-    }
-
-    #[inline]
-    fn way_of(&self, block: &Block) -> Way {
-        match block.is_plain() && !self.captures.any_scope() {
-            true if self.limit.get().is_some() => Way::Limited,
-            true => Way::Plain,
-            false => Way::Careful,
-        }
     }
 
     /// What a free of a charged block leaves behind.

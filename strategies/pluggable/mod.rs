@@ -315,6 +315,6 @@ impl Drop for PluggableAllocator {
                 let _ = catch_unwind(AssertUnwindSafe(|| self.give_back(address, &block)));
             }
         }
-        self.waiting.destroy(&*self.driver);
+        self.waiting.queue.destroy(&*self.driver);
     }
 }

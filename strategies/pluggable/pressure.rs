@@ -25,11 +25,7 @@ impl PluggableAllocator {
             if self.waiting.any() {
                 self.table.counters().num_sync_all_streams += 1;
             }
-            drained = self.drain();
-            self.release_idle(Some(pool));
-            if let Some(reset) = &self.callbacks.reset {
-                reset();
-            }
+            drained = self.drain_and_release(Some(pool));
             self.table.counters().num_alloc_retries += 1;
         }
         let refusal = match self.try_serve(pool, request)? {
@@ -52,18 +48,24 @@ impl PluggableAllocator {
         Err(AllocError::OutOfMemory(Box::new(report)))
     }
 
-    /// Waits for other streams, gives back what is idle in pools without users, and lets the user's
-    /// functions empty their cache. Nothing of that while a scope knows of a capture: it would break.
+    /// Waits for other streams, gives back what is idle in pools without users and in `own`, and lets the
+    /// user's functions empty their cache.
+    fn drain_and_release(&self, own: Option<PoolId>) -> Result<(), DriverError> {
+        let drained = self.drain();
+        self.release_idle(own);
+        if let Some(reset) = &self.callbacks.reset {
+            reset();
+        }
+        drained
+    }
+
+    /// Empties the cache. Nothing of that while a scope knows of a capture: it would break.
     pub(super) fn empty(&self) -> Result<(), DriverError> {
         if self.pools.know_a_capture() {
             return Ok(());
         }
-        let drained = self.drain();
-        self.release_idle(None);
-        if let Some(reset) = &self.callbacks.reset {
-            reset();
-        }
-        self.waiting.destroy_spare(&*self.driver)?;
+        let drained = self.drain_and_release(None);
+        self.waiting.queue.destroy_spare(&*self.driver)?;
         drained
     }
 

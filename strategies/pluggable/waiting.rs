@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::PluggableAllocator;
 use super::table::State;
-use crate::driver::{Driver, captured, expects_captures, may_be_captured, thread_of};
+use crate::driver::{captured, expects_captures, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::{EventQueue, Recorded};
 use crate::history::Action;
@@ -26,7 +26,7 @@ use crate::live_blocks::BlockName;
 
 /// A block that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Name {
+pub(super) struct Name {
     address: u64,
     serial: u64,
     pool: PoolId,
@@ -52,7 +52,7 @@ pub(super) struct Waiting {
     /// How many blocks wait, for whatever.
     count: AtomicUsize,
     captured: Mutex<VecDeque<Captured>>,
-    queue: EventQueue<Name>,
+    pub(super) queue: EventQueue<Name>,
     /// Blocks whose events have passed, on their way back to the user.
     passed: Mutex<VecDeque<Name>>,
     /// Held by who waits for the device, so that who comes then finds what has passed.
@@ -63,16 +63,6 @@ impl Waiting {
     /// Whether any block waits. One relaxed load.
     pub(super) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
-    }
-
-    /// Destroys the events that nothing waits for.
-    pub(super) fn destroy_spare(&self, driver: &dyn Driver) -> Result<(), DriverError> {
-        self.queue.destroy_spare(driver)
-    }
-
-    /// Gives the events back to the driver, when the allocator goes.
-    pub(super) fn destroy(&self, driver: &dyn Driver) {
-        self.queue.destroy(driver);
     }
 }
 

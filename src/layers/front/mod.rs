@@ -20,7 +20,7 @@
 
 mod local;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -105,7 +105,9 @@ struct Shared<A> {
     phase: Mutex<Phase>,
     /// What handles of the allocator below carry.
     owner_below: OnceLock<OwnerId>,
-    streams: RwLock<Streams>,
+    /// Streams by the first of their owner numbers. Blocks of each stream carry owner numbers of a row of
+    /// their own, one for each size, so that a free knows both.
+    streams: RwLock<BTreeMap<u32, StreamId>>,
     /// Blocks that the allocator below did not take back yet.
     refused: Mutex<Vec<Allocation>>,
     threads: Mutex<Threads>,
@@ -116,14 +118,6 @@ struct Shared<A> {
 struct Phase {
     scopes: u32,
     epoch: u32,
-}
-
-/// Blocks of each stream carry owner numbers of a row of their own, one for each size, so that a free
-/// knows both.
-#[derive(Debug, Default)]
-struct Streams {
-    first_owner_of: HashMap<StreamId, u32>,
-    stream_of: BTreeMap<u32, StreamId>,
 }
 
 #[derive(Debug, Default)]
@@ -209,26 +203,28 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     /// The stream and the size that an owner number of ours stands for.
     fn kept_as(&self, owner: OwnerId) -> Option<(StreamId, u32)> {
         let streams = self.streams.read();
-        let (first, stream) = streams.stream_of.range(..=owner.number()).next_back()?;
+        let (first, stream) = streams.range(..=owner.number()).next_back()?;
         let class = owner.number() - first;
         (class < self.classes).then_some((*stream, class))
     }
 
     /// The first owner number of a stream; `None` when there are too many streams.
     fn first_owner_of(&self, stream: StreamId) -> Option<u32> {
-        if let Some(first) = self.streams.read().first_owner_of.get(&stream) {
-            return Some(*first);
+        let known = |streams: &BTreeMap<u32, StreamId>| {
+            streams.iter().find(|(_, own)| **own == stream).map(|(first, _)| *first)
+        };
+        if let Some(first) = known(&self.streams.read()) {
+            return Some(first);
         }
         let mut streams = self.streams.write();
-        if let Some(first) = streams.first_owner_of.get(&stream) {
-            return Some(*first);
+        if let Some(first) = known(&streams) {
+            return Some(first);
         }
-        if streams.first_owner_of.len() == STREAMS_MAX {
+        if streams.len() == STREAMS_MAX {
             return None;
         }
         let first = OwnerId::next_row(self.classes)?.number();
-        streams.first_owner_of.insert(stream, first);
-        streams.stream_of.insert(first, stream);
+        streams.insert(first, stream);
         Some(first)
     }
 

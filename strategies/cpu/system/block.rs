@@ -26,7 +26,8 @@ pub enum Fill {
 
 /// Who takes the bytes back.
 enum Home {
-    /// The C library, or Rust's system allocator where there is none.
+    /// The C library.
+    #[cfg(unix)]
     System,
     #[cfg(target_os = "linux")]
     Mapping,
@@ -193,8 +194,6 @@ impl Drop for SystemBlock {
             #[cfg(unix)]
             // SAFETY: it came from `posix_memalign`, and nobody else gives it back.
             Home::System => unsafe { libc::free(start.cast()) },
-            #[cfg(not(unix))]
-            Home::System => {}
             #[cfg(target_os = "linux")]
             Home::Mapping => mapping::unmap(self.start, self.layout),
             // SAFETY: it came from there, with this layout.
