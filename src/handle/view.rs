@@ -8,6 +8,7 @@ use std::ops::{Bound, RangeBounds};
 use bytemuck::Pod;
 
 use super::{BufferError, Handle};
+use crate::driver::{Driver, DriverResult};
 use crate::ids::StreamId;
 
 /// Values of a buffer that can be read.
@@ -93,11 +94,9 @@ impl<'a, T: Pod> DeviceView<'a, T> {
     /// [`BufferError`] when the lengths differ or the device fails.
     pub fn copy_to_host(&self, into: &mut [T]) -> Result<(), BufferError> {
         self.same_length(self.len, into.len())?;
-        if self.size_bytes() == 0 {
-            return Ok(());
-        }
-        let bytes = bytemuck::cast_slice_mut(into);
-        Ok(self.handle.driver().copy_to_host(bytes, self.address, self.stream)?)
+        self.submit(|driver, _| {
+            driver.copy_to_host(bytemuck::cast_slice_mut(into), self.address, self.stream)
+        })
     }
 
     /// The values, on the host; zeros on a simulated device, which has no bytes. Waits for the stream.
@@ -109,6 +108,17 @@ impl<'a, T: Pod> DeviceView<'a, T> {
         let mut values = vec![T::zeroed(); self.len];
         self.copy_to_host(&mut values)?;
         Ok(values)
+    }
+
+    /// Gives the device work on the bytes, of which it gets the number, unless there are none.
+    fn submit(
+        &self,
+        work: impl FnOnce(&dyn Driver, u64) -> DriverResult<()>,
+    ) -> Result<(), BufferError> {
+        match self.size_bytes() {
+            0 => Ok(()),
+            bytes => Ok(work(&**self.handle.driver(), bytes)?),
+        }
     }
 
     fn same_length(&self, from: usize, to: usize) -> Result<(), BufferError> {
@@ -173,11 +183,9 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     /// [`BufferError`] when the lengths differ or the device fails.
     pub fn copy_from_host(&mut self, from: &[T]) -> Result<(), BufferError> {
         self.view.same_length(from.len(), self.view.len)?;
-        if self.view.size_bytes() == 0 {
-            return Ok(());
-        }
-        let (to, stream) = (self.view.address, self.view.stream);
-        Ok(self.view.handle.driver().copy_from_host(to, bytemuck::cast_slice(from), stream)?)
+        let DeviceView { address, stream, .. } = self.view;
+        self.view
+            .submit(|driver, _| driver.copy_from_host(address, bytemuck::cast_slice(from), stream))
     }
 
     /// Submits a copy of values of the same device. Work on the source's stream is not waited for.
@@ -187,12 +195,8 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     /// [`BufferError`] when the lengths differ or the device refuses.
     pub fn copy_from(&mut self, from: &DeviceView<'_, T>) -> Result<(), BufferError> {
         self.view.same_length(from.len, self.view.len)?;
-        let bytes = self.view.size_bytes();
-        if bytes == 0 {
-            return Ok(());
-        }
-        let driver = self.view.handle.driver();
-        Ok(driver.copy(self.view.address, from.address, bytes, self.view.stream)?)
+        let DeviceView { address, stream, .. } = self.view;
+        self.view.submit(|driver, bytes| driver.copy(address, from.address, bytes, stream))
     }
 
     /// Submits zeros for every byte.
@@ -201,11 +205,7 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     ///
     /// [`BufferError`] when the device refuses.
     pub fn fill_zero(&mut self) -> Result<(), BufferError> {
-        let bytes = self.view.size_bytes();
-        if bytes == 0 {
-            return Ok(());
-        }
-        let driver = self.view.handle.driver();
-        Ok(driver.fill(self.view.address, 0, bytes, self.view.stream)?)
+        let DeviceView { address, stream, .. } = self.view;
+        self.view.submit(|driver, bytes| driver.fill(address, 0, bytes, stream))
     }
 }

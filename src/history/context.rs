@@ -269,7 +269,7 @@ pub type ThreadMetadata = Arc<dyn Fn() -> Option<Arc<str>> + Send + Sync>;
 /// Where contexts come from.
 #[derive(Default)]
 pub(super) struct Sources {
-    provider: RwLock<Option<Arc<dyn StackProvider>>>,
+    pub(super) provider: RwLock<Option<Arc<dyn StackProvider>>>,
     metadata: RwLock<Metadata>,
     has_metadata: AtomicBool,
 }
@@ -292,12 +292,6 @@ impl History {
     pub fn set_stack_provider(&self, provider: Option<Arc<dyn StackProvider>>) {
         let before = std::mem::replace(&mut *self.sources.provider.write(), provider);
         drop(before);
-    }
-
-    /// Lets stacks come from somebody if they come from nobody.
-    #[cfg(feature = "stacks")]
-    pub(super) fn provide_stacks(&self, provider: impl FnOnce() -> Arc<dyn StackProvider>) {
-        self.sources.provider.write().get_or_insert_with(provider);
     }
 
     /// Gives entries from now on these words of the program's.

@@ -100,17 +100,11 @@ impl History {
         }
     }
 
-    /// The context of the live block that starts at `address`, where stacks are gathered.
-    #[cfg(feature = "ffi")]
-    pub(crate) fn context_of_block(&self, address: u64) -> Option<Context> {
-        self.holder_at(address)?.context
-    }
-
     /// Gathers stacks of live blocks from now on, those of the program itself unless somebody chose where
     /// stacks come from. A history that is off records nothing else.
     pub(crate) fn remember_live_blocks(&self) {
         #[cfg(feature = "stacks")]
-        self.provide_stacks(|| Arc::new(super::RustStacks::new()));
+        self.sources.provider.write().get_or_insert_with(|| Arc::new(super::RustStacks::new()));
         if !self.is_on() {
             let nothing = RecordOptions::at_most(1).without(&Action::ALL);
             self.start(&nothing.with_stacks(StackLevel::OfLiveBlocks));

@@ -360,11 +360,6 @@ impl History {
         }
     }
 
-    /// Whether entries of an action get the context of their operation.
-    pub(super) fn wants_context(&self, action: Action) -> bool {
-        wants_context(self.stacks(), action)
-    }
-
     /// Whether entries of which stacks are gathered from a level on need nothing that may be gathered, or
     /// delivered to trackers, under no lock only.
     #[inline]
@@ -513,10 +508,10 @@ impl History {
         self.shards.iter().flat_map(of).collect()
     }
 
-    /// Who holds the block that starts at `address`.
+    /// The context of the live block that starts at `address`, where stacks are gathered.
     #[cfg(feature = "ffi")]
-    pub(super) fn holder_at(&self, address: u64) -> Option<Holder> {
-        self.shards.iter().find_map(|shard| shard.0.lock().blocks.get(&address).cloned())
+    pub(crate) fn context_of_block(&self, address: u64) -> Option<Context> {
+        self.shards.iter().find_map(|shard| shard.0.lock().blocks.get(&address).cloned())?.context
     }
 
     /// Gives those who hold blocks the contexts that `named` makes of theirs, and forgets who holds segments.
@@ -565,7 +560,7 @@ impl History {
 }
 
 /// Whether entries of an action get the context of their operation, at this level of stacks.
-fn wants_context(stacks: StackLevel, action: Action) -> bool {
+pub(super) fn wants_context(stacks: StackLevel, action: Action) -> bool {
     match stacks {
         // It has no stack, only names.
         StackLevel::Never | StackLevel::OfFrees => true,

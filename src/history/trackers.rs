@@ -33,7 +33,7 @@ use parking_lot::{Mutex, RwLock};
 use super::clock::Moment;
 use super::context::Context;
 use super::event::{Action, Entry, Event};
-use super::record::History;
+use super::record::{History, wants_context};
 use crate::threads::{Lasting, Region};
 
 /// Gets an entry. A panic of it is caught and ignored.
@@ -102,7 +102,8 @@ impl History {
     /// and no other thread can reach the memory.
     pub(crate) fn announce(&self, event: Event) {
         if self.has_trackers() {
-            let context = if self.wants_context(event.action) { Context::current() } else { None };
+            let wanted = wants_context(self.stacks(), event.action);
+            let context = if wanted { Context::current() } else { None };
             self.trackers.announce(Entry { event, moment: Moment::passing(), context });
         }
     }

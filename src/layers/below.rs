@@ -1,6 +1,8 @@
 //! The cache below a layer that makes handles of its own: `Front` and `Shifted` translate them.
 
-use crate::allocator::{Allocation, BaseAllocation, CacheInfo, Caching, DeviceAllocator};
+use crate::allocator::{
+    Allocation, BaseAllocation, CacheInfo, Caching, CrossStream, DeviceAllocator,
+};
 use crate::config::Config;
 use crate::error::{DriverError, FractionError, HandleError};
 use crate::history::SegmentLayout;
@@ -19,6 +21,11 @@ pub(super) trait Above: Send + Sync {
     /// The cache below.
     fn cache(&self) -> &dyn Caching {
         self.inner().control().caching.expect(PRESENT)
+    }
+
+    /// Use by other streams, below.
+    fn cross(&self) -> &dyn CrossStream {
+        self.inner().control().cross_stream.expect(PRESENT)
     }
 
     /// Calls `ask` with the handle of the allocator below.

@@ -10,7 +10,7 @@ use std::fmt;
 
 use parking_lot::Mutex;
 
-use super::below::{Above, PRESENT};
+use super::below::Above;
 use crate::allocator::{
     Allocation, Caching, Control, CrossStream, DeviceAllocator, Request, Token,
 };
@@ -138,10 +138,6 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
             copy_of(&placed.below)
         };
         self.cross().record_stream(&below, stream)
-    }
-
-    fn cross(&self) -> &dyn CrossStream {
-        self.inner.control().cross_stream.expect(PRESENT)
     }
 }
 

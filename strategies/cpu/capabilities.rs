@@ -139,10 +139,9 @@ impl Recording for CpuAllocator {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let (layout, captured) = {
-            let blocks = self.core.blocks.lock();
-            (blocks.layout(), self.core.history.capture())
-        };
+        let blocks = self.core.blocks.lock();
+        let (layout, captured) = (blocks.layout(), self.core.history.capture());
+        drop(blocks);
         self.core.history.snapshot_of(layout, captured, self.limit_bytes())
     }
 }

@@ -340,16 +340,23 @@ impl Core {
     #[inline]
     fn serve(&self, request: Request) -> Result<Handed, AllocError> {
         let _asks = self.history.of_request();
+        match self.reuse(request) {
+            Some(found) => {
+                self.filled(found);
+                Ok(found)
+            }
+            None => self.miss(request),
+        }
+    }
+
+    /// Serves a request from the cache.
+    #[inline]
+    fn reuse(&self, request: Request) -> Option<Handed> {
         let Request { bytes, stream, .. } = request;
         let mut blocks = self.blocks.lock();
-        if let Some(found) = blocks.reuse(bytes, stream) {
-            self.record(Action::Alloc, found.address, bytes, stream);
-            drop(blocks);
-            self.filled(found);
-            return Ok(found);
-        }
-        drop(blocks);
-        self.miss(request)
+        let found = blocks.reuse(bytes, stream)?;
+        self.record(Action::Alloc, found.address, bytes, stream);
+        Some(found)
     }
 
     #[cold]

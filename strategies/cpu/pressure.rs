@@ -54,22 +54,14 @@ impl Core {
 
     /// What a callback or another thread has freed meanwhile, else the system.
     fn try_again(&self, request: Request) -> Result<Handed, Refusal> {
-        let Request { bytes, stream, .. } = request;
-        let mut blocks = self.blocks.lock();
-        if let Some(found) = blocks.reuse(bytes, stream) {
-            self.record(Action::Alloc, found.address, bytes, stream);
-            return Ok(found);
-        }
-        drop(blocks);
-        self.take(request)
+        self.reuse(request).map_or_else(|| self.take(request), Ok)
     }
 
     fn report(&self, request: Request, refusal: Refusal) -> OutOfMemory {
         let info = memory_info().ok();
-        let (statistics, (ranges, largest_bytes)) = {
-            let blocks = self.blocks.lock();
-            (blocks.statistics(), blocks.idle())
-        };
+        let blocks = self.blocks.lock();
+        let (statistics, (ranges, largest_bytes)) = (blocks.statistics(), blocks.idle());
+        drop(blocks);
         let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
         let mut report = OutOfMemory {
             device: self.device,

@@ -246,7 +246,7 @@ impl Counters for MallocAsyncAllocator {
             requested_bytes: of(active_bytes),
             reserved_bytes: of(Counter {
                 current: signed(reserved.reserved_bytes),
-                peak: signed(self.reserved_peak(reserved.reserved_high_bytes)),
+                peak: signed(self.pools.lock().gone_high_bytes.max(reserved.reserved_high_bytes)),
                 ..Counter::default()
             }),
             num_alloc_retries: sums.num_retries,
@@ -278,10 +278,9 @@ impl Recording for MallocAsyncAllocator {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let (layout, captured) = {
-            let blocks = self.blocks.lock();
-            (Self::layout_of(&blocks, None), self.history.capture())
-        };
+        let blocks = self.blocks.lock();
+        let (layout, captured) = (Self::layout_of(&blocks, None), self.history.capture());
+        drop(blocks);
         self.history.snapshot_of(layout, captured, self.limit_bytes())
     }
 }

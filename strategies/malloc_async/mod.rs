@@ -303,7 +303,10 @@ impl Drop for MallocAsyncAllocator {
             let _ = self.driver.destroy_stream(stream);
         }
         let pools = self.memory_pools();
-        self.pools.lock().destroy_all(pools);
+        // Those that a capture still has blocks of stay with the driver.
+        for pool in self.pools.lock().driver_pools() {
+            destroy_if_empty(pools, pool);
+        }
         let _ = pools.trim_graphs();
         if self.main.own {
             destroy_if_empty(pools, self.main.id);

@@ -70,18 +70,9 @@ impl Pools {
     }
 
     /// All that are not destroyed.
-    fn driver_pools(&self) -> Vec<DriverPoolId> {
+    pub(super) fn driver_pools(&self) -> Vec<DriverPoolId> {
         let known = self.entries.iter().filter_map(|entry| entry.driver_pool);
         known.chain(self.leaving.iter().copied()).collect()
-    }
-
-    /// Destroys all pools. Those that a capture still has blocks of stay with the driver.
-    pub(super) fn destroy_all(&mut self, driver: &dyn MemoryPools) {
-        for pool in self.driver_pools() {
-            destroy_if_empty(driver, pool);
-        }
-        self.entries.clear();
-        self.leaving.clear();
     }
 }
 
@@ -241,11 +232,6 @@ impl MallocAsyncAllocator {
         let _kept = self.ending.read();
         let pools = self.pools.lock().driver_pools();
         self.usage_of(&pools)
-    }
-
-    /// The peak of reserved bytes, given what the high marks add up to now.
-    pub(super) fn reserved_peak(&self, high_bytes: u64) -> u64 {
-        self.pools.lock().gone_high_bytes.max(high_bytes)
     }
 
     fn usage_of(&self, pools: &[DriverPoolId]) -> DriverPoolUsage {

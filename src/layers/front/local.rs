@@ -69,16 +69,10 @@ pub(super) struct Counts {
     pub(super) held_bytes: AtomicU64,
 }
 
-/// Adds to a counter that only this thread writes.
+/// Adds to a counter that only this thread writes, modulo 2^64.
 #[inline]
 fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
-}
-
-/// Takes from a counter that only this thread writes.
-#[inline]
-fn lower(counter: &AtomicU64, by: u64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
 }
 
 /// Free blocks of one size, the last freed on top.
@@ -152,7 +146,7 @@ impl Cache {
         let held = *bin.blocks.get(top)?;
         bin.len = top;
         bump(&self.counts.hits, 1);
-        lower(&self.counts.held_bytes, bytes_of(class));
+        bump(&self.counts.held_bytes, bytes_of(class).wrapping_neg());
         let owner = OwnerId::numbered(self.first_owner.wrapping_add(class));
         self.last = (owner.number(), class as usize);
         Some(Allocation::new(held.address, request.bytes, owner, held.token))

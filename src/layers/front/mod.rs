@@ -436,10 +436,6 @@ impl<A: DeviceAllocator + 'static> DeviceAllocator for Front<A> {
 }
 
 impl<A: DeviceAllocator + 'static> Front<A> {
-    fn cross(&self) -> &dyn CrossStream {
-        self.inner().control().cross_stream.expect(PRESENT)
-    }
-
     fn pools(&self) -> &dyn PrivatePools {
         self.inner().control().private_pools.expect(PRESENT)
     }
