@@ -34,6 +34,7 @@ type Give = dyn Fn(u64, u64) -> Result<(), DriverError> + Send + Sync;
 #[derive(Default)]
 struct State {
     live: LiveBlocks<u64>,
+    /// Allocations, their bytes and failures.
     statistics: Statistics,
 }
 
@@ -71,7 +72,7 @@ impl Blocks {
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         }
         let (serial, _) = state.live.enter(address, bytes);
-        state.statistics.whole_taken(PoolKind::of(bytes), signed(bytes));
+        state.statistics.handed_out(PoolKind::of(bytes), signed(bytes));
         Ok(Allocation::new(address, bytes, self.owner, Token::numbered(serial)))
     }
 
@@ -116,7 +117,7 @@ impl Blocks {
             state.live.put_back(block);
             return Err(error.into());
         }
-        state.statistics.whole_given_back(PoolKind::of(bytes), signed(bytes));
+        state.statistics.given_back(PoolKind::of(bytes), signed(bytes));
         Ok(bytes)
     }
 
@@ -160,7 +161,20 @@ impl Drop for Blocks {
 
 impl Counters for Blocks {
     fn statistics(&self) -> Statistics {
-        self.state.lock().statistics.clone()
+        let own = self.state.lock().statistics.clone();
+        let (blocks, bytes) = (own.allocation, own.allocated_bytes);
+        // Each block is a segment, and every request takes one.
+        Statistics {
+            active: blocks,
+            segment: blocks,
+            active_bytes: bytes,
+            requested_bytes: bytes,
+            reserved_bytes: bytes,
+            misses: blocks.all.allocated.cast_unsigned(),
+            num_device_alloc: blocks.all.allocated,
+            num_device_free: blocks.all.freed,
+            ..own
+        }
     }
 
     fn reset_peaks(&self) {

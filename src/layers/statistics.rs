@@ -48,10 +48,7 @@ fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> Per
 
 impl Count {
     fn taken(&self, size_bytes: u64) {
-        let (kind, bytes) = (PoolKind::of(size_bytes), signed(size_bytes));
-        let mut own = self.own.lock();
-        own.allocation.increase(kind, 1);
-        own.allocated_bytes.increase(kind, bytes);
+        self.own.lock().handed_out(PoolKind::of(size_bytes), signed(size_bytes));
     }
 }
 
@@ -71,10 +68,7 @@ impl Watch for Count {
 
     #[inline]
     fn freed(&self, size_bytes: u64) {
-        let (kind, bytes) = (PoolKind::of(size_bytes), signed(size_bytes));
-        let mut own = self.own.lock();
-        own.allocation.decrease(kind, 1);
-        own.allocated_bytes.decrease(kind, bytes);
+        self.own.lock().given_back(PoolKind::of(size_bytes), signed(size_bytes));
     }
 
     fn revived(&self, size_bytes: u64) {

@@ -272,30 +272,18 @@ impl Statistics {
         (self.num_device_alloc, self.num_device_free) = (0, 0);
     }
 
-    /// A block of so many bytes is in use that has a segment of its own.
-    pub(crate) fn whole_taken(&mut self, kind: PoolKind, bytes: i64) {
-        self.misses += 1;
-        self.num_device_alloc += 1;
-        self.change_whole(|family, n| family.increase(kind, n), bytes);
+    /// A block of so many bytes was handed out.
+    #[inline]
+    pub(crate) fn handed_out(&mut self, kind: PoolKind, bytes: i64) {
+        self.allocation.increase(kind, 1);
+        self.allocated_bytes.increase(kind, bytes);
     }
 
-    /// Such a block, and its segment, were given back.
-    pub(crate) fn whole_given_back(&mut self, kind: PoolKind, bytes: i64) {
-        self.num_device_free += 1;
-        self.change_whole(|family, n| family.decrease(kind, n), bytes);
-    }
-
-    fn change_whole(&mut self, change: impl Fn(&mut PerPool, i64), bytes: i64) {
-        for count in [&mut self.allocation, &mut self.active, &mut self.segment] {
-            change(count, 1);
-        }
-        let families = [
-            &mut self.allocated_bytes,
-            &mut self.active_bytes,
-            &mut self.requested_bytes,
-            &mut self.reserved_bytes,
-        ];
-        families.into_iter().for_each(|family| change(family, bytes));
+    /// The caller of such a block gave it back.
+    #[inline]
+    pub(crate) fn given_back(&mut self, kind: PoolKind, bytes: i64) {
+        self.allocation.decrease(kind, 1);
+        self.allocated_bytes.decrease(kind, bytes);
     }
 
     /// Bytes in callers' hands now.

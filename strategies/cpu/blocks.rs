@@ -123,7 +123,7 @@ impl Blocks {
         }
         self.unlink(slot);
         self.counters.hits += 1;
-        self.count_out(bytes);
+        self.counters.handed_out(PoolKind::of(bytes), bytes.cast_signed());
         let own = self.at(slot);
         (own.state, own.stream) = (State::Live, stream);
         Some(Handed { address: own.address, place: Place { slot, life: own.life } })
@@ -161,7 +161,7 @@ impl Blocks {
             }
         };
         self.counters.misses += 1;
-        self.count_out(bytes);
+        self.counters.handed_out(PoolKind::of(bytes), bytes.cast_signed());
         self.counters.segment.increase(PoolKind::of(bytes), 1);
         self.counters.reserved_bytes.increase(PoolKind::of(bytes), bytes.cast_signed());
         Handed { address, place: Place { slot, life } }
@@ -184,18 +184,6 @@ impl Blocks {
         };
         self.by_size.insert(bytes, bin);
         bin
-    }
-
-    #[inline]
-    fn count_out(&mut self, bytes: u64) {
-        self.counters.allocation.increase(PoolKind::of(bytes), 1);
-        self.counters.allocated_bytes.increase(PoolKind::of(bytes), bytes.cast_signed());
-    }
-
-    #[inline]
-    fn count_back(&mut self, bytes: u64) {
-        self.counters.allocation.decrease(PoolKind::of(bytes), 1);
-        self.counters.allocated_bytes.decrease(PoolKind::of(bytes), bytes.cast_signed());
     }
 
     /// Whether the slot holds that block in this state, in that life if one is given.
@@ -249,7 +237,7 @@ impl Blocks {
         self.newest = slot;
         self.counters.free_blocks += 1;
         self.idle_bytes += bytes;
-        self.count_back(bytes);
+        self.counters.given_back(PoolKind::of(bytes), bytes.cast_signed());
         Some((bytes, stream, self.slots[slot as usize].life))
     }
 
@@ -303,7 +291,7 @@ impl Blocks {
             return None;
         }
         let bytes = self.at(slot).bytes;
-        self.count_back(bytes);
+        self.counters.given_back(PoolKind::of(bytes), bytes.cast_signed());
         self.vacate(slot)
     }
 

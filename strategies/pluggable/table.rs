@@ -145,7 +145,7 @@ impl Locked<'_> {
     pub(super) fn drain(&mut self, address: u64) {
         let Some(live) = self.shard.get_mut(address) else { return };
         live.kept.state = State::Draining;
-        count_given_back(&mut self.counters.lock(), live);
+        self.counters.lock().given_back(live.kind(), live.size_bytes.cast_signed());
     }
 
     /// A live or draining block becomes idle.
@@ -175,17 +175,10 @@ impl Block {
 
 fn count_handed_out(counters: &mut Statistics, block: &Block) {
     let (kind, bytes) = (block.kind(), block.size_bytes.cast_signed());
-    counters.allocation.increase(kind, 1);
-    counters.allocated_bytes.increase(kind, bytes);
+    counters.handed_out(kind, bytes);
     counters.active.increase(kind, 1);
     counters.active_bytes.increase(kind, bytes);
     counters.requested_bytes.increase(kind, block.requested_bytes.cast_signed());
-}
-
-/// It is in no caller's hands any more.
-fn count_given_back(counters: &mut Statistics, block: &Block) {
-    counters.allocation.decrease(block.kind(), 1);
-    counters.allocated_bytes.decrease(block.kind(), block.size_bytes.cast_signed());
 }
 
 /// It is not in use any more.
@@ -193,10 +186,10 @@ fn count_free(counters: &mut Statistics, block: &Block) {
     if block.state == State::Idle {
         return;
     }
-    if block.state == State::Live {
-        count_given_back(counters, block);
-    }
     let (kind, bytes) = (block.kind(), block.size_bytes.cast_signed());
+    if block.state == State::Live {
+        counters.given_back(kind, bytes);
+    }
     counters.active.decrease(kind, 1);
     counters.active_bytes.decrease(kind, bytes);
     counters.requested_bytes.decrease(kind, block.requested_bytes.cast_signed());
