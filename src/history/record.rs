@@ -8,7 +8,6 @@
 //! entries fill, so the newest entries are always there, however unevenly heaps work.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -40,23 +39,10 @@ pub(crate) trait Listener: Send + Sync {
     fn records(&self, on: bool);
 }
 
-/// Those that are told, as long as they live.
-#[derive(Default)]
-struct Listeners(Vec<Weak<dyn Listener>>);
-
-impl Listeners {
-    fn tell(&mut self, on: bool) {
-        self.0.retain(|listener| {
-            let listener = listener.upgrade();
-            listener.inspect(|listener| listener.records(on)).is_some()
-        });
-    }
-}
-
-impl fmt::Debug for Listeners {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} listeners", self.0.len())
-    }
+/// Calls those listeners that live, and forgets the others.
+fn call(listeners: &mut Vec<Weak<dyn Listener>>, on: bool) {
+    listeners
+        .retain(|listener| listener.upgrade().inspect(|listener| listener.records(on)).is_some());
 }
 
 /// Who holds a block or a segment, as long as stacks are gathered.
@@ -104,7 +90,7 @@ pub struct History {
     /// How many segments were numbered.
     pub(super) segment_count: AtomicU64,
     about: Mutex<About>,
-    listeners: Mutex<Listeners>,
+    listeners: Mutex<Vec<Weak<dyn Listener>>>,
     pub(super) leaks: Leaks,
     pub(super) late: LateEntries,
 }
@@ -191,14 +177,14 @@ impl History {
     fn turn(&self, mode: u8) {
         let mut listeners = self.listeners.lock();
         self.mode.store(mode, Ordering::Release);
-        listeners.tell(mode != 0);
+        call(&mut listeners, mode != 0);
     }
 
     /// Tells a listener whether recording is on, now and whenever that changes.
     pub(crate) fn listen(&self, listener: Weak<dyn Listener>) {
         let mut listeners = self.listeners.lock();
-        listeners.0.push(listener);
-        listeners.tell(self.is_on());
+        listeners.push(listener);
+        call(&mut listeners, self.is_on());
     }
 
     /// Forgets all entries. Live blocks keep their stacks.

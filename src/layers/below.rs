@@ -33,10 +33,7 @@ pub(super) trait Above: Send + Sync {
     where
         Self: Sized,
     {
-        match self.below(allocation) {
-            Some(below) => ask(&below),
-            None => ask(allocation),
-        }
+        ask(self.below(allocation).as_ref().unwrap_or(allocation))
     }
 }
 

@@ -43,18 +43,6 @@ impl Limit {
         self.held.held_bytes()
     }
 
-    #[inline]
-    fn allocate_charged<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
-        let charge = Charge { held: &self.held, bytes: request.bytes };
-        let mut answer = below.allocate(request);
-        std::mem::forget(charge);
-        if let Err(error) = answer {
-            self.held.give(request.bytes);
-            answer = Err(error);
-        }
-        answer
-    }
-
     #[cold]
     #[inline(never)]
     fn refuse<A: DeviceAllocator>(
@@ -80,10 +68,17 @@ impl Limit {
 impl Watch for Limit {
     #[inline]
     fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
-        match self.held.take(request.bytes) {
-            Ok(()) => self.allocate_charged(request, below),
-            Err(held_bytes) => Err(self.refuse(request, held_bytes, below)),
+        if let Err(held_bytes) = self.held.take(request.bytes) {
+            return Err(self.refuse(request, held_bytes, below));
         }
+        let charge = Charge { held: &self.held, bytes: request.bytes };
+        let mut answer = below.allocate(request);
+        std::mem::forget(charge);
+        if let Err(error) = answer {
+            self.held.give(request.bytes);
+            answer = Err(error);
+        }
+        answer
     }
 
     #[inline]

@@ -196,8 +196,8 @@ impl Blocks {
 
     /// The size of the live block at that place.
     pub(super) fn live_bytes_at(&self, slot: u32, address: u64, life: Option<u64>) -> Option<u64> {
-        let there = [State::Live, State::Lent].into_iter();
-        let there = there.clone().any(|state| self.is(slot, address, life, state));
+        let is = |state| self.is(slot, address, life, state);
+        let there = is(State::Live) || is(State::Lent);
         there.then(|| self.slots[slot as usize].bytes)
     }
 

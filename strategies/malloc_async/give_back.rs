@@ -233,14 +233,15 @@ impl MallocAsyncAllocator {
         let (join, event) = self.joining_stream()?;
         self.joins.lock().spare.push(event);
         let leftovers = std::mem::take(&mut *self.leftovers.lock());
-        let mut failed = None;
+        let mut done = Ok(());
         for address in leftovers {
-            if let Err(error) = self.memory_pools().free_async(address, join) {
+            let freed = self.memory_pools().free_async(address, join);
+            if freed.is_err() {
                 self.leftovers.lock().push(address);
-                failed = failed.or(Some(error));
             }
+            done = done.and(freed);
         }
-        failed.map_or(Ok(()), Err)
+        done
     }
 
     /// Tells the driver of the frees that waited for captures which have ended. Others go on
@@ -250,24 +251,21 @@ impl MallocAsyncAllocator {
     ///
     /// [`DriverError`]: the first refusal.
     pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
-        let mut failed = self.offer_leftovers().err();
+        let mut done = self.offer_leftovers();
         if self.captures.deferred() == 0 {
-            return failed.map_or(Ok(()), Err);
+            return done;
         }
         let blocks = std::mem::take(&mut self.blocks.lock().deferred);
         let mut waiting = Vec::new();
         for block in blocks {
-            match self.settle(&block) {
-                Ok(Given::Freed) => {}
-                Ok(Given::Deferred) => waiting.push(block),
-                Err(error) => {
-                    failed = failed.or(Some(error));
-                    waiting.push(block);
-                }
+            let settled = self.settle(&block);
+            if settled != Ok(Given::Freed) {
+                waiting.push(block);
             }
+            done = done.and(settled.map(drop));
         }
         self.blocks.lock().deferred.extend(waiting);
-        failed.map_or(Ok(()), Err)
+        done
     }
 
     /// Looks at one free that waits, and at all of them when that one need not wait any more: a
@@ -286,10 +284,7 @@ impl MallocAsyncAllocator {
         // An address that came back after a graph had gone belongs to the block that has it now.
         let moment = self.history.moment();
         let gone = block.capture().is_some() && self.blocks.lock().is_live(block.address);
-        let given = match gone {
-            true => Given::Freed,
-            false => or_later(self.free_with_care(block))?,
-        };
+        let given = if gone { Given::Freed } else { or_later(self.free_with_care(block))? };
         if given == Given::Freed {
             self.captures.remove_deferred();
             self.blocks.lock().sums.end_to_wait(block.bytes);

@@ -159,10 +159,11 @@ impl PluggableAllocator {
     ) -> AllocResult<Result<Allocation, Refusal>> {
         let mut source = None;
         if pool != PoolId::DEFAULT {
-            if let Some(found) = self.take_idle(pool, request)? {
+            let mut known = self.pools.lock();
+            source = known.in_use(pool)?.options.allocator.clone();
+            if let Some(found) = self.revive(&mut known, pool, request) {
                 return Ok(Ok(found));
             }
-            source = self.pools.lock().in_use(pool)?.options.allocator.clone();
         }
         self.take(pool, request, source)
     }

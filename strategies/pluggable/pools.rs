@@ -150,17 +150,12 @@ impl PluggableAllocator {
     }
 
     /// An idle block of a pool.
-    pub(super) fn take_idle(
+    pub(super) fn revive(
         &self,
+        known: &mut Known,
         pool: PoolId,
         request: Request,
-    ) -> Result<Option<Allocation>, PoolError> {
-        let mut known = self.pools.lock();
-        known.in_use(pool)?;
-        Ok(self.revive(&mut known, pool, request))
-    }
-
-    fn revive(&self, known: &mut Known, pool: PoolId, request: Request) -> Option<Allocation> {
+    ) -> Option<Allocation> {
         let address = known.take_idle(pool, request)?;
         let serial = self.table.lock(address).revive(address, request.bytes)?;
         self.record(Action::Alloc, address, request.bytes, (request.stream, pool));

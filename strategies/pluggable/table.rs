@@ -126,13 +126,6 @@ impl Locked<'_> {
         Some(serial)
     }
 
-    /// A draining block waits for so many events.
-    pub(super) fn wait_for(&mut self, address: u64, events: usize) {
-        if let Some(block) = self.get_mut(address) {
-            block.events = events;
-        }
-    }
-
     /// One event of a draining block has passed; whether it was the last.
     pub(super) fn event_passed(&mut self, address: u64) -> bool {
         self.get_mut(address).is_some_and(|block| {

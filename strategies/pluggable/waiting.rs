@@ -128,7 +128,9 @@ impl PluggableAllocator {
             self.waiting.passed.lock().push_back(name);
             return;
         }
-        self.table.lock(name.address).wait_for(name.address, recorded.len());
+        if let Some(block) = self.table.lock(name.address).get_mut(name.address) {
+            block.events = recorded.len();
+        }
         self.waiting.queue.push(&*self.driver, recorded, name);
     }
 

@@ -38,10 +38,7 @@ impl Format {
     #[must_use]
     pub fn of(path: &Path) -> Self {
         let inside = if is_compressed(path) { path.with_extension("") } else { path.to_owned() };
-        match ends_in(&inside, "json") {
-            true => Self::Json,
-            false => Self::Pickle,
-        }
+        if ends_in(&inside, "json") { Self::Json } else { Self::Pickle }
     }
 }
 

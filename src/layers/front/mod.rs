@@ -313,9 +313,12 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
             return self.inner.free(allocation);
         };
         let state = self.state.load(Ordering::SeqCst);
-        if local::keeps(self.index, &allocation, state) {
+        let stale = |allocation: Allocation| {
             let reason = HandleError::Stale { address: allocation.address() };
-            return Err(FreeError { reason, allocation });
+            Err(FreeError { reason, allocation })
+        };
+        if local::keeps(self.index, &allocation, state) {
+            return stale(allocation);
         }
         let marked = self.unmark(allocation.address());
         if !marked {
@@ -325,10 +328,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
                 return Ok(());
             }
         }
-        let Some(below) = self.below(&allocation, class) else {
-            let reason = HandleError::Stale { address: allocation.address() };
-            return Err(FreeError { reason, allocation });
-        };
+        let Some(below) = self.below(&allocation, class) else { return stale(allocation) };
         self.inner.free(below).map_err(|error| {
             if marked {
                 self.mark(allocation.address());
