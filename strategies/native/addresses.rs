@@ -28,15 +28,10 @@ type Leaf = Box<[AtomicU32; LEAF]>;
 
 #[derive(Debug)]
 pub(super) struct AddressMap {
-    root: Box<[OnceLock<Leaf>]>,
+    /// None where nothing is kept.
+    root: Option<Box<[OnceLock<Leaf>]>>,
     /// End and heap of each segment by start. Written under the growth lock.
     segments: RwLock<BTreeMap<u64, (u64, u32)>>,
-}
-
-impl Default for AddressMap {
-    fn default() -> Self {
-        Self { root: (0..ROOT).map(|_| OnceLock::new()).collect(), segments: RwLock::default() }
-    }
 }
 
 /// Where a granule stands in the root and in the leaf. The root ends before the highest granules.
@@ -47,11 +42,21 @@ fn path(granule: u64) -> (usize, usize) {
 }
 
 impl AddressMap {
+    pub(super) fn new(is_kept: bool) -> Self {
+        let root = is_kept.then(|| (0..ROOT).map(|_| OnceLock::new()).collect());
+        Self { root, segments: RwLock::default() }
+    }
+
+    #[inline]
+    pub(super) fn is_kept(&self) -> bool {
+        self.root.is_some()
+    }
+
     /// The number of the heap whose segment holds `address`.
     #[inline]
     pub(super) fn heap_of(&self, address: u64) -> Option<u32> {
         let (leaf, at) = path(address / GRANULE_BYTES);
-        let Some(leaf) = self.root.get(leaf) else { return self.ask_map(address) };
+        let Some(leaf) = self.root.as_ref()?.get(leaf) else { return self.ask_map(address) };
         let value = leaf.get()?[at].load(Ordering::Acquire);
         // One comparison for a heap.
         match value.checked_sub(FIRST_HEAP) {
@@ -68,33 +73,31 @@ impl AddressMap {
         (address < end).then_some(heap)
     }
 
-    /// Writes down what the granules of a segment say now.
-    fn update(&self, segments: &BTreeMap<u64, (u64, u32)>, start: u64, size_bytes: u64) {
-        for granule in granules(start, size_bytes) {
-            let (leaf, at) = path(granule);
-            let Some(leaf) = self.root.get(leaf) else { return };
-            let leaf = leaf.get_or_init(|| Box::new([const { AtomicU32::new(NOBODY) }; LEAF]));
-            leaf[at].store(leaf_value(segments, granule), Ordering::Release);
-        }
-    }
-
     /// Adds a segment. Called under the growth lock.
     pub(super) fn add(&self, start: u64, size_bytes: u64, heap: u32) {
-        let mut segments = self.segments.write();
-        segments.insert(start, (start + size_bytes, heap));
-        self.update(&segments, start, size_bytes);
+        self.set(start, size_bytes, Some(heap));
     }
 
     /// Removes a segment. Called under the growth lock.
     pub(super) fn remove(&self, start: u64, size_bytes: u64) {
-        let mut segments = self.segments.write();
-        segments.remove(&start);
-        self.update(&segments, start, size_bytes);
+        self.set(start, size_bytes, None);
     }
-}
 
-fn granules(start: u64, size_bytes: u64) -> impl Iterator<Item = u64> {
-    start / GRANULE_BYTES..=(start + size_bytes - 1) / GRANULE_BYTES
+    fn set(&self, start: u64, size_bytes: u64, heap: Option<u32>) {
+        let Some(root) = &self.root else { return };
+        let mut segments = self.segments.write();
+        let end = start + size_bytes;
+        match heap {
+            Some(heap) => drop(segments.insert(start, (end, heap))),
+            None => drop(segments.remove(&start)),
+        }
+        for granule in start / GRANULE_BYTES..=(end - 1) / GRANULE_BYTES {
+            let (leaf, at) = path(granule);
+            let Some(leaf) = root.get(leaf) else { return };
+            let leaf = leaf.get_or_init(|| Box::new([const { AtomicU32::new(NOBODY) }; LEAF]));
+            leaf[at].store(leaf_value(&segments, granule), Ordering::Release);
+        }
+    }
 }
 
 /// What the leaf of a granule says, given all segments.
@@ -115,7 +118,7 @@ mod tests {
 
     #[test]
     fn segments_are_found_by_any_address_inside_them() {
-        let map = AddressMap::default();
+        let map = AddressMap::new(true);
         let base = 0x7f12_3450_0000;
         map.add(base, 20 * MIB, 3);
         map.add(base + 20 * MIB, 2 * MIB, 4);
@@ -131,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_segment_may_lie_in_two_leaves() {
-        let map = AddressMap::default();
+        let map = AddressMap::new(true);
         let border = 5 * LEAF as u64 * GRANULE_BYTES;
         map.add(border - 4 * MIB, 6 * MIB, 7);
         for address in [border - 4 * MIB, border - 1, border, border + 2 * MIB - 1] {
@@ -144,7 +147,7 @@ mod tests {
 
     #[test]
     fn addresses_above_48_bits_are_found_too() {
-        let map = AddressMap::default();
+        let map = AddressMap::new(true);
         // A segment on both sides of the border.
         let (border, highest) = (1 << 48, 0xffff_8000_0000_0000);
         map.add(border - 2 * MIB, 6 * MIB, 1);
@@ -162,7 +165,7 @@ mod tests {
 
     #[test]
     fn unaligned_segments_may_share_a_granule() {
-        let map = AddressMap::default();
+        let map = AddressMap::new(true);
         map.add(512, 1024, 1);
         map.add(4096, 512, 2);
         assert_eq!(map.heap_of(512), Some(1));

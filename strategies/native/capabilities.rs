@@ -60,7 +60,7 @@ impl DeviceAllocator for Engine {
             cross_stream: Some(self),
             caching: Some(self),
             counters: Some(self),
-            by_address: self.keeps_addresses(),
+            by_address: self.addresses.is_kept(),
             hooks: Some(&self.hooks),
             private_pools: Some(self),
             checkpoints: Some(self),
@@ -137,7 +137,7 @@ impl Engine {
     /// The heap that may hold a block at `address`.
     #[inline]
     fn cell_of(&self, address: u64) -> Option<&HeapCell> {
-        let number = self.addresses.as_ref()?.heap_of(address)?;
+        let number = self.addresses.heap_of(address)?;
         Some(self.heaps.get(number)?)
     }
 

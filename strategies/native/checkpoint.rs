@@ -255,7 +255,7 @@ impl Checkpoints for Engine {
         check_fits(checkpoint, &now)?;
         growth.pools.pin(pool);
         let mut restored = Restored::default();
-        let exact = !growth.miss_policy.searches_again();
+        let exact = growth.is_exact();
         for (cell, state) in cells.iter().zip(&mut states) {
             self.free_all(cell, state, &mut restored.freed);
             let own = checkpoint.segments.iter().filter(|s| s.stream == cell.stream());

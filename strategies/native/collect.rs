@@ -5,8 +5,6 @@
 //!
 //! Source: PyTorch's `garbage_collection_threshold`.
 
-use std::sync::atomic::Ordering;
-
 use parking_lot::MutexGuard;
 
 use super::engine::Engine;
@@ -19,10 +17,8 @@ use crate::size::{PoolKind, fraction_of};
 impl Growth {
     /// How many bytes the collector should release; 0 when it is not due.
     pub(super) fn collectable_bytes(&self) -> u64 {
-        let (Some(limit), Some(threshold)) = (self.limit_bytes, self.miss_policy.collect_above)
-        else {
-            return 0;
-        };
+        let threshold = self.settings.garbage_collection_threshold;
+        let (Some(limit), Some(threshold)) = (self.limit_bytes, threshold) else { return 0 };
         self.reserved_bytes().saturating_sub(fraction_of(threshold, limit))
     }
 }
@@ -57,11 +53,12 @@ impl Engine {
     }
 
     /// The segments that one pass releases, and the younger ones.
+    #[expect(clippy::cast_precision_loss, reason = "the very arithmetic of the source: doubles")]
     fn by_age<'a>(&self, idle: Vec<Candidate<'a>>) -> (Vec<Candidate<'a>>, Vec<Candidate<'a>>) {
-        let now = self.clock.load(Ordering::Relaxed);
+        let now = self.now();
         let age = |candidate: &Candidate<'_>| now.saturating_sub(candidate.block.birth);
-        let average = average(idle.iter().map(age));
-        idle.into_iter().partition(|candidate| at_least(age(candidate), average))
+        let average = idle.iter().map(age).sum::<u64>() as f64 / idle.len() as f64;
+        idle.into_iter().partition(|candidate| age(candidate) as f64 >= average)
     }
 
     /// Returns what the collector would release now; `None` if it is not due or nothing is idle. Changes
@@ -84,15 +81,4 @@ impl Engine {
         }
         Some(collection)
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "the very arithmetic of the source: doubles")]
-fn average(ages: impl ExactSizeIterator<Item = u64>) -> f64 {
-    let count = ages.len() as f64;
-    ages.sum::<u64>() as f64 / count
-}
-
-#[expect(clippy::cast_precision_loss, reason = "the very arithmetic of the source: doubles")]
-fn at_least(age: u64, average: f64) -> bool {
-    age as f64 >= average
 }

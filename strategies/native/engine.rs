@@ -19,7 +19,7 @@ use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, FractionError, HandleError};
 use crate::event_queue::EventQueue;
-use crate::heap::{BlockId, Completed, FitRules, HandOut, Heap, Slot, StreamUse};
+use crate::heap::{BlockId, Completed, HandOut, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
@@ -54,7 +54,7 @@ pub struct Engine {
     /// Memory that was announced to trackers can be reached again, or has gone.
     pub(super) announced: Condvar,
     pub(super) reserved: Arc<Reserved>,
-    pub(super) addresses: Option<AddressMap>,
+    pub(super) addresses: AddressMap,
     pub(super) hooks: Hooks,
     pub(super) shared: Shared,
     /// Searches of the large pool since a limit and a threshold are set: the collector's clock.
@@ -70,7 +70,7 @@ impl Engine {
     /// [`DriverError`] when the device cannot do what the settings ask for.
     pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
         let device = driver.info();
-        let growth = Growth::new(&options.settings.clone().in_range(), device.total_bytes);
+        let growth = Growth::new(options.settings.clone().in_range(), device.total_bytes);
         let owner = OwnerId::next();
         let shared = Shared::new(&driver);
         let scopes = Scopes::new(Arc::clone(&driver));
@@ -87,7 +87,7 @@ impl Engine {
             reserved: Arc::clone(&growth.reserved),
             growth: Mutex::new(growth),
             announced: Condvar::new(),
-            addresses: options.raw_addresses.then(AddressMap::default),
+            addresses: AddressMap::new(options.raw_addresses),
             hooks: Hooks::new(),
             shared,
             clock: AtomicU64::new(0),
@@ -104,12 +104,6 @@ impl Engine {
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         self.owner
-    }
-
-    /// Whether blocks can be found by bare address.
-    #[must_use]
-    pub fn keeps_addresses(&self) -> bool {
-        self.addresses.is_some()
     }
 
     /// The driver this engine takes memory from.
@@ -187,6 +181,7 @@ impl Engine {
     }
 
     /// Hands out the free block at `slot`.
+    #[inline(never)]
     pub(super) fn hand_out(
         &self,
         cell: &HeapCell,
@@ -196,21 +191,7 @@ impl Engine {
         requested_bytes: u64,
     ) -> Allocation {
         let rules = state.policy.rules;
-        self.hand_out_by(cell, state, slot, rounded_bytes, requested_bytes, &rules)
-    }
-
-    /// Hands out the free block at `slot`, cut by these rules.
-    #[inline(never)]
-    pub(super) fn hand_out_by(
-        &self,
-        cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
-        slot: Slot,
-        rounded_bytes: u64,
-        requested_bytes: u64,
-        rules: &FitRules,
-    ) -> Allocation {
-        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, rules, || self.now());
+        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, &rules, || self.now());
         self.handed_out::<true>(cell, state, &out, requested_bytes)
     }
 
@@ -403,7 +384,7 @@ impl Engine {
             return Err(AllocError::TooManyStreams { stream, limit: CELLS_MAX });
         }
         let policy = growth.policy_of(PoolId::DEFAULT);
-        let state = HeapState::new(self.addresses.is_some(), policy);
+        let state = HeapState::new(self.addresses.is_kept(), policy);
         Ok(self.heaps.add_for_stream(stream, is_per_thread, state))
     }
 
@@ -427,7 +408,7 @@ impl Engine {
     pub(super) fn apply_settings(&self, settings: &Settings) -> Result<(), DriverError> {
         self.check_pages(settings)?;
         let mut growth = self.growth.lock();
-        growth.apply(&settings.clone().in_range(), self.device.total_bytes);
+        growth.settings = settings.clone().in_range();
         self.captures.apply(settings);
         self.spread_policy(&growth);
         Ok(())

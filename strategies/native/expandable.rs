@@ -78,7 +78,7 @@ impl Growth {
     pub(super) fn page_bytes(&self, memory: &dyn VirtualMemory, kind: PoolKind) -> u64 {
         let segment_bytes = match kind {
             PoolKind::Small => SMALL_SEGMENT_BYTES,
-            PoolKind::Large => self.miss_policy.large_segment_bytes,
+            PoolKind::Large => self.settings.large_segment_bytes,
         };
         align_up(segment_bytes, memory.granularity_bytes())
     }
@@ -101,49 +101,35 @@ impl Engine {
     ) -> Result<Result<Allocation, Refusal>, DriverError> {
         let memory = self.virtual_memory()?;
         growth.leftovers.offer(memory)?;
-        let mut next = None;
+        let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
+        let mut grown = None;
+        let mut state = cell.lock();
         loop {
-            let run = match next.take() {
-                Some(run) => run,
-                None => {
-                    let mut state = cell.lock();
-                    let room = state.heap.room_for(plan.kind, plan.rounded_bytes);
-                    match room.map(|start| state.heap.plan_growth(start, plan.rounded_bytes)) {
-                        Some(Growing::Map(run)) => run,
-                        Some(Growing::Enough(slot)) => {
-                            return Ok(Ok(self.hand_out(
-                                cell,
-                                &mut state,
-                                slot,
-                                plan.rounded_bytes,
-                                plan.requested_bytes,
-                            )));
-                        }
-                        Some(Growing::NoRoom) | None => {
-                            drop(state);
-                            if let Some(refusal) = self.reserve(growth, memory, cell, plan)? {
-                                return Ok(Err(refusal));
-                            }
-                            continue;
-                        }
-                    }
-                }
-            };
-            if let Some(refusal) = self.map_pages(growth, memory, cell, plan.kind, &run)? {
-                return Ok(Err(refusal));
-            }
-            let slot = cell.lock().heap.mapped(run);
-            self.announce(growth, Action::SegmentMap, run.address, run.size_bytes, cell);
-            let mut state = cell.lock();
-            state.heap.complete(slot, self.now());
-            match state.heap.plan_growth(slot, plan.rounded_bytes) {
-                Growing::Enough(slot) => {
-                    let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
+            let start = grown.or_else(|| state.heap.room_for(plan.kind, rounded));
+            match start.map(|start| state.heap.plan_growth(start, rounded)) {
+                Some(Growing::Enough(slot)) => {
                     return Ok(Ok(self.hand_out(cell, &mut state, slot, rounded, requested)));
                 }
-                Growing::Map(run) => next = Some(run),
+                Some(Growing::Map(run)) => {
+                    drop(state);
+                    if let Some(refusal) = self.map_pages(growth, memory, cell, plan.kind, &run)? {
+                        return Ok(Err(refusal));
+                    }
+                    let slot = cell.lock().heap.mapped(run);
+                    self.announce(growth, Action::SegmentMap, run.address, run.size_bytes, cell);
+                    state = cell.lock();
+                    state.heap.complete(slot, self.now());
+                    grown = Some(slot);
+                }
                 // Another request took the front of what we were growing: look again.
-                Growing::NoRoom => {}
+                Some(Growing::NoRoom) if grown.is_some() => grown = None,
+                Some(Growing::NoRoom) | None => {
+                    drop(state);
+                    if let Some(refusal) = self.reserve(growth, memory, cell, plan)? {
+                        return Ok(Err(refusal));
+                    }
+                    state = cell.lock();
+                }
             }
         }
     }
@@ -157,7 +143,7 @@ impl Engine {
         plan: &Plan,
     ) -> Result<Option<Refusal>, DriverError> {
         let page_bytes = growth.page_bytes(memory, plan.kind);
-        let (reserve, class) = growth.reserve_of(cell.stream(), self.device.total_bytes);
+        let (reserve, class) = growth.reserve_of(cell.stream());
         let size_bytes = align_up(reserve.max(1), page_bytes);
         if size_bytes < plan.rounded_bytes {
             let class = class.map(str::to_owned);
@@ -176,9 +162,7 @@ impl Engine {
             return Ok(Some(Refusal::Reserve { reserve_bytes: 0, class: None }));
         }
         growth.numbers.insert(address, self.history.number_segment());
-        if let Some(addresses) = &self.addresses {
-            addresses.add(address, size_bytes, cell.number);
-        }
+        self.addresses.add(address, size_bytes, cell.number);
         Ok(None)
     }
 
@@ -191,9 +175,7 @@ impl Engine {
         }
         for Reservation { address, size_bytes, .. } in bare {
             growth.numbers.remove(&address);
-            if let Some(addresses) = &self.addresses {
-                addresses.remove(address, size_bytes);
-            }
+            self.addresses.remove(address, size_bytes);
             growth.leftovers.ranges.push((address, size_bytes));
         }
         // What is refused now is offered again.
@@ -209,8 +191,8 @@ impl Engine {
         kind: PoolKind,
         run: &PageRun,
     ) -> Result<Option<Refusal>, DriverError> {
-        if growth.miss_policy.counts_whole_pages()
-            && let Some(refusal) = growth.refuses(run.size_bytes)
+        if !growth.is_exact()
+            && let Some(refusal) = growth.refuses(run.size_bytes, 0)
         {
             self.note_refusal(growth, cell, run.size_bytes, &refusal);
             return Ok(Some(refusal));
@@ -220,8 +202,8 @@ impl Engine {
         let count = run.size_bytes / page_bytes;
         let addresses = (0..count).map(|page| run.address + page * page_bytes);
         // To ask for the fabric may make a piece for a trial: only where pieces are to leave.
-        let exportable = match growth.miss_policy.handle_type {
-            _ if !growth.miss_policy.exportable => Exportable::No,
+        let exportable = match growth.settings.expandable_segments_handle_type {
+            _ if !growth.settings.expandable_segments_ipc => Exportable::No,
             HandleType::PosixFd => Exportable::Descriptor,
             HandleType::Fabric => Exportable::Fabric,
             HandleType::Unspecified if memory.fabric().is_some() => Exportable::Fabric,
@@ -315,9 +297,7 @@ impl Engine {
         }
         if let Some(reservation) = gone {
             growth.numbers.remove(&reservation.address);
-            if let Some(addresses) = &self.addresses {
-                addresses.remove(reservation.address, reservation.size_bytes);
-            }
+            self.addresses.remove(reservation.address, reservation.size_bytes);
             growth.leftovers.ranges.push((reservation.address, reservation.size_bytes));
         }
         growth.leftovers.offer(memory)?;

@@ -11,23 +11,26 @@ use parking_lot::MutexGuard;
 use super::cell::HeapCell;
 use super::engine::Engine;
 use super::expandable::{Leftovers, Pages};
-use super::policy::{HitPolicy, MissPolicy, Plan, reserve_bytes};
+use super::policy::{HitPolicy, Plan, reserve_bytes};
 use super::pools::Pools;
 use crate::allocator::{Allocation, SegmentAllocator};
 use crate::config::Settings;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::history::Action;
 use crate::ids::{DeviceId, PoolId, StreamId};
-use crate::size::{MIN_BLOCK_BYTES, PoolKind, limit_of_fraction};
-use crate::stats::{Counter, PerPool};
+use crate::size::{MIN_BLOCK_BYTES, PoolKind, fraction_of, limit_of_fraction};
+use crate::stats::{Counter, PerPool, Statistics};
 
 /// Guarded by the growth lock.
 #[derive(Debug)]
 pub(super) struct Growth {
     pub(super) settings: Settings,
-    pub(super) miss_policy: MissPolicy,
+    device_total_bytes: u64,
     pub(super) limit_bytes: Option<u64>,
-    pub(super) counters: GrowthCounters,
+    /// Those that change only when segments come and go; the heaps have the others.
+    pub(super) counters: Statistics,
+    /// Of each private pool that ever held some.
+    pub(super) reserved_by_pool: HashMap<PoolId, PerPool>,
     /// Physical pieces behind mapped pages.
     pub(super) pages: Pages,
     /// What the driver refused to take back.
@@ -68,24 +71,6 @@ impl Reserved {
     }
 }
 
-/// Counters that change only when segments come and go.
-#[derive(Clone, Debug, Default)]
-pub(super) struct GrowthCounters {
-    pub(super) reserved_bytes: PerPool,
-    /// Of each private pool that ever held some.
-    pub(super) reserved_by_pool: HashMap<PoolId, PerPool>,
-    pub(super) segment: PerPool,
-    pub(super) oversize_segments: Counter,
-    pub(super) num_alloc_retries: i64,
-    pub(super) num_ooms: i64,
-    pub(super) num_oom_rejections: i64,
-    pub(super) num_sync_all_streams: i64,
-    pub(super) num_device_alloc: i64,
-    pub(super) num_device_free: i64,
-    /// As configured when the engine was built.
-    pub(super) max_split_size: i64,
-}
-
 /// A segment that belongs to a pool's own allocator.
 #[derive(Debug)]
 pub(super) struct Return {
@@ -113,16 +98,17 @@ pub(super) enum Refusal {
 }
 
 impl Growth {
-    pub(super) fn new(settings: &Settings, device_total_bytes: u64) -> Self {
+    pub(super) fn new(settings: Settings, device_total_bytes: u64) -> Self {
         let fraction = settings.per_process_memory_fraction;
         let limit_bytes = limit_of_fraction(fraction, device_total_bytes);
         let max_split_size =
             settings.max_split_bytes.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(-1));
         Self {
-            settings: settings.clone(),
-            miss_policy: MissPolicy::new(settings, device_total_bytes),
+            settings,
+            device_total_bytes,
             limit_bytes,
-            counters: GrowthCounters { max_split_size, ..GrowthCounters::default() },
+            counters: Statistics { max_split_size, ..Statistics::default() },
+            reserved_by_pool: HashMap::new(),
             pages: Pages::default(),
             leftovers: Leftovers::default(),
             peers: Vec::new(),
@@ -136,9 +122,12 @@ impl Growth {
         }
     }
 
-    pub(super) fn apply(&mut self, settings: &Settings, device_total_bytes: u64) {
-        self.settings = settings.clone();
-        self.miss_policy = MissPolicy::new(settings, device_total_bytes);
+    /// Whether decisions are PyTorch's to the letter. PyTorch does not search again after it waited for
+    /// events, empties the cache for requests that nothing could serve, keeps idle memory of a pool in use and
+    /// expandable blocks of pools with `use_on_oom`, and compares the limit with the size of a fixed segment
+    /// where it maps whole pages. In a restored checkpoint it counts free blocks as allocated and freed.
+    pub(super) fn is_exact(&self) -> bool {
+        self.settings.compat.is_pytorch()
     }
 
     /// What a hit in a heap of this pool needs to know.
@@ -151,65 +140,62 @@ impl Growth {
         self.counters.reserved_bytes.all.current.unsigned_abs().saturating_add(self.in_flight_bytes)
     }
 
-    /// Why `segment_bytes` more may not even be asked for.
-    pub(super) fn refuses(&self, segment_bytes: u64) -> Option<Refusal> {
-        let after = self.reserved_bytes().saturating_add(segment_bytes);
-        if let Some(limit) = self.limit_bytes
-            && after > limit
-        {
+    /// Why `segment_bytes` more may not even be asked for when `released_bytes` have been released before.
+    pub(super) fn refuses(&self, segment_bytes: u64, released_bytes: u64) -> Option<Refusal> {
+        let reserved_bytes = self.reserved_bytes().saturating_sub(released_bytes);
+        let after = reserved_bytes.saturating_add(segment_bytes);
+        if self.limit_bytes.is_some_and(|limit| after > limit) {
             return Some(Refusal::Limit);
         }
-        let forbidden = self.miss_policy.refuse_above_bytes.is_some_and(|most| after > most);
+        let Settings { throw_on_device_oom, per_process_memory_fraction, .. } = self.settings;
+        let forbidden = throw_on_device_oom
+            && after > fraction_of(per_process_memory_fraction, self.device_total_bytes);
         forbidden.then_some(Refusal::Forbidden)
     }
 
-    /// Whether `segment_bytes` more may not be asked for, even when `released_bytes` are released before.
-    pub(super) fn refuses_after(&self, segment_bytes: u64, released_bytes: u64) -> bool {
-        let after = self.reserved_bytes().saturating_sub(released_bytes) + segment_bytes;
-        let limits = [self.limit_bytes, self.miss_policy.refuse_above_bytes];
-        limits.into_iter().flatten().any(|most| after > most)
-    }
-
     /// How much address space an expandable segment of a stream reserves, and the class that says so.
-    pub(super) fn reserve_of(&self, stream: StreamId, total_bytes: u64) -> (u64, Option<&str>) {
+    pub(super) fn reserve_of(&self, stream: StreamId) -> (u64, Option<&str>) {
         let class = self.reserve_classes.get(&stream);
         let known = class.and_then(|class| {
             let classes = &self.settings.expandable_reserve_by_class;
             classes.iter().find(|(name, _)| name == class)
         });
-        match known {
-            Some((name, reserve)) => (reserve_bytes(Some(*reserve), total_bytes), Some(name)),
-            None => (self.miss_policy.reserve_bytes, None),
-        }
+        let (configured, name) = match known {
+            Some((name, reserve)) => (Some(*reserve), Some(name.as_str())),
+            None => (self.settings.expandable_reserve, None),
+        };
+        (reserve_bytes(configured, self.device_total_bytes), name)
     }
 
     pub(super) fn segment_came(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
-        self.counters.num_device_alloc += 1;
-        self.reserve_changes(pool, kind, size_bytes, Counter::increase);
-        for_kind(&mut self.counters.segment, kind, |counter| counter.increase(1));
-        if self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most) {
+        self.pages_came(pool, kind, size_bytes);
+        self.counters.segment.increase(kind, 1);
+        if self.is_oversize(size_bytes) {
             self.counters.oversize_segments.increase(1);
         }
     }
 
     pub(super) fn segment_went(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
-        self.counters.num_device_free += 1;
-        self.reserve_changes(pool, kind, size_bytes, Counter::decrease);
-        for_kind(&mut self.counters.segment, kind, |counter| counter.decrease(1));
-        if self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most) {
+        self.pages_went(pool, kind, size_bytes);
+        self.counters.segment.decrease(kind, 1);
+        if self.is_oversize(size_bytes) {
             self.counters.oversize_segments.decrease(1);
         }
+    }
+
+    fn is_oversize(&self, size_bytes: u64) -> bool {
+        self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most)
     }
 
     /// Pages of expandable segments count as bytes and as calls of the device, not as segments.
     pub(super) fn pages_came(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_alloc += 1;
-        self.reserve_changes(pool, kind, size_bytes, Counter::increase);
+        self.reserve_changes(pool, kind, size_bytes, PerPool::increase);
     }
 
     pub(super) fn pages_went(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_free += 1;
-        self.reserve_changes(pool, kind, size_bytes, Counter::decrease);
+        self.reserve_changes(pool, kind, size_bytes, PerPool::decrease);
     }
 
     /// Counts bytes that a pool took from the driver or gave back to it.
@@ -218,30 +204,15 @@ impl Growth {
         pool: PoolId,
         kind: PoolKind,
         size_bytes: u64,
-        change: fn(&mut Counter, i64),
+        change: fn(&mut PerPool, PoolKind, i64),
     ) {
         let bytes = i64::try_from(size_bytes).expect("segments are below 2^63 bytes");
-        let counters = &mut self.counters;
-        for_kind(&mut counters.reserved_bytes, kind, |counter| change(counter, bytes));
+        change(&mut self.counters.reserved_bytes, kind, bytes);
         if pool != PoolId::DEFAULT {
-            let own = counters.reserved_by_pool.entry(pool).or_default();
-            for_kind(own, kind, |counter| change(counter, bytes));
+            change(self.reserved_by_pool.entry(pool).or_default(), kind, bytes);
         }
-        self.reserved.tell(counters.reserved_bytes.all);
+        self.reserved.tell(self.counters.reserved_bytes.all);
     }
-
-    /// Whether the settings know oversize blocks, and from which size on.
-    pub(super) fn max_split_bytes(&self) -> Option<u64> {
-        self.settings.max_split_bytes
-    }
-}
-
-fn for_kind(counters: &mut PerPool, kind: PoolKind, change: impl Fn(&mut Counter)) {
-    change(&mut counters.all);
-    change(match kind {
-        PoolKind::Small => &mut counters.small,
-        PoolKind::Large => &mut counters.large,
-    });
 }
 
 impl Engine {
@@ -253,7 +224,7 @@ impl Engine {
         cell: &HeapCell,
         plan: &Plan,
     ) -> Result<Result<Allocation, Refusal>, DriverError> {
-        if let Some(refusal) = growth.refuses(plan.segment_bytes) {
+        if let Some(refusal) = growth.refuses(plan.segment_bytes, 0) {
             self.note_refusal(growth, cell, plan.segment_bytes, &refusal);
             return Ok(Err(refusal));
         }
@@ -269,9 +240,7 @@ impl Engine {
         };
         growth.segment_came(cell.pool(), plan.kind, plan.segment_bytes);
         growth.numbers.insert(address, self.history.number_segment());
-        if let Some(addresses) = &self.addresses {
-            addresses.add(address, plan.segment_bytes, cell.number);
-        }
+        self.addresses.add(address, plan.segment_bytes, cell.number);
         self.announce(growth, Action::SegmentAlloc, address, plan.segment_bytes, cell);
         // A snapshot that a tracker takes has neither the segment nor the entry.
         self.record(Action::SegmentAlloc, address, plan.segment_bytes, cell);
@@ -293,7 +262,7 @@ impl Engine {
             None => self.driver.allocate(plan.segment_bytes),
             Some(own) => take_from(&**own, plan.segment_bytes, cell.stream()),
         };
-        if own.is_none() && !growth.miss_policy.unlock_while_growing {
+        if own.is_none() && !growth.settings.release_lock_on_device_allocate {
             return take();
         }
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(plan.segment_bytes);

@@ -194,7 +194,7 @@ impl Why<'_> {
         let fits = report.rounded_bytes <= mib * MIB && mib * MIB < report.segment_bytes;
         let is_shared = PoolKind::of(report.rounded_bytes) == PoolKind::Large
             && report.rounded_bytes < OWN_SEGMENT_MIN_BYTES
-            && !self.growth.miss_policy.expandable;
+            && !self.growth.settings.expandable_segments;
         (fits && is_shared && mib * MIB > OWN_SEGMENT_MIN_BYTES).then(|| {
             format!(
                 "{} are free, enough for the request, but segments that requests share take {}: \
@@ -208,11 +208,11 @@ impl Why<'_> {
     /// The request's own stream has enough, but not in one piece.
     fn pieces(&self) -> Option<String> {
         if self.held.fits_now {
-            let why = if self.growth.miss_policy.searches_again() {
-                "a block that fits came free meanwhile"
-            } else {
+            let why = if self.growth.is_exact() {
                 "a block that fits came free while other streams were waited for, and compat:pytorch \
                  does not search again"
+            } else {
+                "a block that fits came free meanwhile"
             };
             return Some(format!("{why}: the same request would succeed now."));
         }
@@ -243,7 +243,7 @@ impl Why<'_> {
         if self.may_be_joined().is_some() {
             return "expandable_segments:True may join them".to_owned();
         }
-        let least = self.growth.miss_policy.large_segment_bytes;
+        let least = self.growth.settings.large_segment_bytes;
         let keeps_all = self.growth.settings.max_split_bytes.is_none();
         if keeps_all && held.cut_segment_bytes > least && held.cut_segment_bytes >= rounded {
             let (mib, cut) = (least.div_ceil(MIB), human_bytes(held.cut_segment_bytes));
@@ -311,7 +311,7 @@ impl Why<'_> {
             let home = (largest.stream, largest.pool) == (report.stream, report.pool);
             home && largest.largest_bytes >= bytes
         });
-        let segment = segment_bytes(bytes, self.growth.miss_policy.large_segment_bytes);
+        let segment = segment_bytes(bytes, self.growth.settings.large_segment_bytes);
         has_block || self.room().is_some_and(|room| room >= segment)
     }
 

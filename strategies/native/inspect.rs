@@ -57,9 +57,10 @@ impl Engine {
         }
         let growth = self.growth.lock();
         let policy = growth.policy_of(pool);
-        let plan = Plan::new(request.bytes, &policy, &growth.miss_policy);
+        let plan = Plan::new(request.bytes, &policy, &growth.settings);
         let heaps = self.heaps_of(&growth, pool);
-        let fit = heaps.iter().find(|cell| cell.stream() == request.stream).and_then(|cell| {
+        let cell = heaps.iter().find(|cell| cell.stream() == request.stream);
+        let fit = cell.and_then(|cell| {
             let heap = &cell.lock().heap;
             let slot = heap.best_fit(plan.kind, plan.rounded_bytes, &policy.rules)?;
             Some(heap.view(slot).address)
@@ -67,11 +68,10 @@ impl Engine {
         if let Some(address) = fit {
             return Foresight::Hit(address);
         }
-        let cell = heaps.iter().find(|cell| cell.stream() == request.stream);
         let growing = cell.filter(|_| plan.expandable).and_then(|cell| growing(cell, &plan));
         let page_bytes = match plan.kind {
             PoolKind::Small => plan.segment_bytes,
-            PoolKind::Large => growth.miss_policy.large_segment_bytes,
+            PoolKind::Large => growth.settings.large_segment_bytes,
         };
         let needed_bytes = match &growing {
             Some((Growing::Map(run), _)) => run.size_bytes,
@@ -83,7 +83,7 @@ impl Engine {
         };
         let free_bytes = self.driver.memory_info().map_or(u64::MAX, |info| info.free_bytes);
         let is_refused = |released_bytes: u64| {
-            growth.refuses_after(plan.segment_bytes, released_bytes)
+            growth.refuses(plan.segment_bytes, released_bytes).is_some()
                 || needed_bytes > free_bytes.saturating_add(released_bytes)
         };
         match self.foresee_collection(&growth) {
@@ -91,7 +91,7 @@ impl Engine {
                 let suffices = !is_refused(collection.bytes);
                 Foresight::Collect(Collection { suffices, ..collection })
             }
-            None if matches!(growth.refuses(plan.segment_bytes), Some(Refusal::Forbidden)) => {
+            None if matches!(growth.refuses(plan.segment_bytes, 0), Some(Refusal::Forbidden)) => {
                 Foresight::Refuse
             }
             None if is_refused(0) => {

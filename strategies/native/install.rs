@@ -64,9 +64,7 @@ impl Engine {
         let address = self.driver.allocate(segment.size_bytes)?;
         growth.segment_came(cell.pool(), segment.kind, segment.size_bytes);
         growth.numbers.insert(address, self.history.number_segment());
-        if let Some(addresses) = &self.addresses {
-            addresses.add(address, segment.size_bytes, cell.number);
-        }
+        self.addresses.add(address, segment.size_bytes, cell.number);
         let mut state = cell.lock();
         let clock = self.now();
         let slot = state.heap.add_segment(segment.kind, address, segment.size_bytes, clock);

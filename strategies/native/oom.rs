@@ -47,8 +47,9 @@ impl Engine {
             reserved_bytes: growth.reserved_bytes(),
             ..OutOfMemory::default()
         };
-        let can_expand = self.driver.virtual_memory().is_some() && !growth.miss_policy.expandable;
-        let page_bytes = growth.miss_policy.large_segment_bytes;
+        let can_expand =
+            self.driver.virtual_memory().is_some() && !growth.settings.expandable_segments;
+        let page_bytes = growth.settings.large_segment_bytes;
         let mut held = Held::new(can_expand.then_some(page_bytes));
         for other in self.all_heaps(growth) {
             self.add_heap_to_report(&mut report, &mut held, other, cell, plan);

@@ -1,6 +1,6 @@
-//! What the settings mean for decisions: small values that heaps carry with them.
+//! What the settings mean for a hit: a small value that heaps carry with them. A miss reads the settings.
 
-use crate::config::{Compat, HandleType, Reserve, Settings, Ties};
+use crate::config::{Reserve, Settings, Ties};
 use crate::heap::{FitRules, TieRule};
 use crate::size::{PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
 
@@ -13,23 +13,6 @@ pub(super) struct HitPolicy {
     /// Whether searches of the large pool advance the collector's clock: only while there is a
     /// limit and a threshold.
     pub(super) clock_runs: bool,
-}
-
-/// What a miss needs to know. The growth lock guards it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct MissPolicy {
-    pub(super) large_segment_bytes: u64,
-    pub(super) collect_above: Option<f64>,
-    pub(super) unlock_while_growing: bool,
-    /// `throw_on_cudamalloc_oom`: refuse what would pass this many bytes before asking the driver.
-    pub(super) refuse_above_bytes: Option<u64>,
-    pub(super) compat: Compat,
-    /// Whether new segments are expandable, and how much address space each reserves.
-    pub(super) expandable: bool,
-    pub(super) reserve_bytes: u64,
-    /// Whether pages mapped from now on can be shared with other processes.
-    pub(super) exportable: bool,
-    pub(super) handle_type: HandleType,
 }
 
 impl HitPolicy {
@@ -68,37 +51,6 @@ impl HitPolicy {
     }
 }
 
-impl MissPolicy {
-    pub(super) fn new(settings: &Settings, device_total_bytes: u64) -> Self {
-        let refuse_above_bytes = settings
-            .throw_on_device_oom
-            .then(|| fraction_of(settings.per_process_memory_fraction, device_total_bytes));
-        Self {
-            large_segment_bytes: settings.large_segment_bytes,
-            collect_above: settings.garbage_collection_threshold,
-            unlock_while_growing: settings.release_lock_on_device_allocate,
-            refuse_above_bytes,
-            compat: settings.compat,
-            expandable: settings.expandable_segments,
-            exportable: settings.expandable_segments_ipc,
-            handle_type: settings.expandable_segments_handle_type,
-            reserve_bytes: reserve_bytes(settings.expandable_reserve, device_total_bytes),
-        }
-    }
-
-    /// Whether the pool is searched again after waiting for events under pressure, and requests that
-    /// nothing could serve leave the cache alone. PyTorch does neither.
-    pub(super) fn searches_again(&self) -> bool {
-        self.compat == Compat::Default
-    }
-
-    /// Whether the limit holds for the pages that a request maps. PyTorch compares the size of a fixed
-    /// segment, and then maps whole pages.
-    pub(super) fn counts_whole_pages(&self) -> bool {
-        self.compat == Compat::Default
-    }
-}
-
 /// Address space of an expandable segment: nine eighths of the device's memory, or what is
 /// configured, but no more than that.
 ///
@@ -127,13 +79,13 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(requested_bytes: u64, hit: &HitPolicy, miss: &MissPolicy) -> Self {
+    pub(super) fn new(requested_bytes: u64, hit: &HitPolicy, settings: &Settings) -> Self {
         let rounded_bytes = hit.roundup.round(requested_bytes);
         Self {
             requested_bytes,
             rounded_bytes,
             kind: PoolKind::of(rounded_bytes),
-            segment_bytes: segment_bytes(rounded_bytes, miss.large_segment_bytes),
+            segment_bytes: segment_bytes(rounded_bytes, settings.large_segment_bytes),
             expandable: hit.rules.expandable,
             capturing: false,
         }

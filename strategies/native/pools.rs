@@ -237,7 +237,7 @@ impl Engine {
         } else if self.heaps.len() == CELLS_MAX {
             return Err(AllocError::TooManyStreams { stream, limit: CELLS_MAX });
         } else {
-            self.heaps.add(home, HeapState::new(self.addresses.is_some(), policy))
+            self.heaps.add(home, HeapState::new(self.addresses.is_kept(), policy))
         };
         heaps.numbers.write().push((stream, cell.number));
         Ok(cell)

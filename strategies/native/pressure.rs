@@ -2,7 +2,7 @@
 //!
 //! Free-memory callbacks; search again; collect idle segments near the limit; grow; take from pools
 //! that help out; release oversize blocks and grow; wait for pending events; search again; release
-//! everything idle and grow. `MissPolicy` says where PyTorch's letter is followed instead.
+//! everything idle and grow. `Growth::is_exact` lists where PyTorch differs.
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 
@@ -57,7 +57,7 @@ impl Engine {
                 }
                 state.policy
             };
-            let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.miss_policy) };
+            let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.settings) };
             growth.pools.set_busy(home.pool, true);
             // A pool's own allocator may panic: then the pool is not busy any more either.
             let step = catch_unwind(AssertUnwindSafe(|| self.climb(&mut growth, cell, &plan)));
@@ -104,7 +104,7 @@ impl Engine {
         if plan.capturing {
             return Ok(Err(refusal));
         }
-        let is_hopeless = growth.miss_policy.searches_again() && self.is_hopeless(growth, plan);
+        let is_hopeless = !growth.is_exact() && self.is_hopeless(growth, plan);
         if !is_hopeless && past_captures(self.release_oversize(growth, cell, plan), false)? {
             match self.grow(growth, cell, plan)? {
                 Err(again) => refusal = again,
@@ -122,7 +122,7 @@ impl Engine {
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events();
         self.note(cell, || "waited for the events of freed blocks".to_owned());
-        if growth.miss_policy.searches_again()
+        if !growth.is_exact()
             && let Some(found) = self.search(cell, &mut cell.lock(), plan.requested_bytes)
         {
             return Ok(Ok(found));
@@ -158,7 +158,7 @@ impl Engine {
         let mut growth = self.growth.lock();
         let heaps = self.heaps_of(&growth, pool);
         let cell = heaps.iter().find(|cell| cell.stream() == request.stream)?;
-        let plan = Plan::new(request.bytes, &growth.policy_of(pool), &growth.miss_policy);
+        let plan = Plan::new(request.bytes, &growth.policy_of(pool), &growth.settings);
         growth.counters.num_sync_all_streams += 1;
         self.release_and_grow(&mut growth, cell, &plan).ok()?.ok()
     }
@@ -169,7 +169,7 @@ impl Engine {
             let cell = self.helper_heap(heaps, stream)?;
             let mut state = cell.lock();
             // PyTorch looks at fixed segments only here.
-            let expandable = state.policy.rules.expandable && growth.miss_policy.searches_again();
+            let expandable = state.policy.rules.expandable && !growth.is_exact();
             let rules = FitRules { expandable, ..state.policy.rules };
             let slot = state.heap.best_fit(plan.kind, plan.rounded_bytes, &rules)?;
             let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);

@@ -95,7 +95,7 @@ impl Engine {
                 go_on(self.release_pool_memory(growth, pool), &mut kept)?;
             }
         }
-        if growth.miss_policy.searches_again() && growth.pools.may_shrink(also) {
+        if !growth.is_exact() && growth.pools.may_shrink(also) {
             go_on(self.release_pool_memory(growth, also), &mut kept)?;
         }
         self.forget_empty_pools(growth);
@@ -154,9 +154,7 @@ impl Engine {
             }
             state.heap.remove_segment(slot)
         };
-        if let Some(addresses) = &self.addresses {
-            addresses.remove(segment.address, segment.size_bytes);
-        }
+        self.addresses.remove(segment.address, segment.size_bytes);
         let (address, size_bytes, stream) = (segment.address, segment.size_bytes, cell.stream());
         // Another thread may get the address as soon as the driver has it.
         self.record(Action::SegmentFree, address, size_bytes, cell);
@@ -169,9 +167,7 @@ impl Engine {
             }
         };
         if let Err(error) = freed {
-            if let Some(addresses) = &self.addresses {
-                addresses.add(segment.address, segment.size_bytes, cell.number);
-            }
+            self.addresses.add(segment.address, segment.size_bytes, cell.number);
             self.announce(growth, Action::SegmentAlloc, address, size_bytes, cell);
             self.record(Action::SegmentAlloc, address, size_bytes, cell);
             cell.lock().heap.restore_segment(segment);
@@ -204,7 +200,7 @@ impl Engine {
         cell: &HeapCell,
         plan: &Plan,
     ) -> Result<bool, DriverError> {
-        let Some(max_split_bytes) = growth.max_split_bytes() else {
+        let Some(max_split_bytes) = growth.settings.max_split_bytes else {
             return Ok(false);
         };
         let wanted = plan.rounded_bytes.max(max_split_bytes);
@@ -225,7 +221,7 @@ impl Engine {
         cell: &'a HeapCell,
         plan: &Plan,
     ) -> Vec<Candidate<'a>> {
-        let max_split_bytes = match growth.max_split_bytes() {
+        let max_split_bytes = match growth.settings.max_split_bytes {
             Some(bytes) if !growth.pools.is_pinned(cell.pool()) => bytes,
             _ => return Vec::new(),
         };

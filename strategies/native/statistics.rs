@@ -4,6 +4,7 @@ use parking_lot::MutexGuard;
 
 use super::cell::HeapState;
 use super::engine::Engine;
+use super::growth::Growth;
 use crate::allocator::Counters;
 use crate::size::PoolKind;
 use crate::stats::{
@@ -76,19 +77,11 @@ impl Engine {
     }
 }
 
-impl super::growth::GrowthCounters {
-    fn for_each(&mut self, change: impl Fn(&mut Counter)) {
-        let families = [&mut self.reserved_bytes, &mut self.segment];
-        for family in families.into_iter().chain(self.reserved_by_pool.values_mut()) {
-            change(&mut family.all);
-            change(&mut family.large);
-            change(&mut family.small);
-        }
-        change(&mut self.oversize_segments);
-    }
-
-    /// Drops the counters of pools that hold nothing and of which nothing was counted since the last reset.
-    fn forget_empty_pools(&mut self) {
+impl Growth {
+    /// Resets the counters of private pools, and drops those of pools that hold nothing and of which nothing
+    /// was counted since the last reset.
+    fn reset_pools(&mut self, reset: fn(&mut PerPool)) {
+        self.reserved_by_pool.values_mut().for_each(reset);
         self.reserved_by_pool.retain(|_, reserved| reserved.all != Counter::default());
     }
 }
@@ -99,7 +92,7 @@ impl Counters for Engine {
     fn statistics(&self) -> Statistics {
         let growth = self.growth.lock();
         let mut fold = Fold::default();
-        let mut statistics = Statistics::default();
+        let mut statistics = growth.counters.clone();
         for cell in self.heaps.all() {
             let state = cell.lock();
             fold.add(&state.counters);
@@ -122,20 +115,9 @@ impl Counters for Engine {
         ] {
             *family = fold.per_pool(lane, &peaks);
         }
-        let grown = &growth.counters;
         statistics.oversize_allocations = fold.per_pool(Lane::Oversize, &peaks).all;
-        statistics.oversize_segments = grown.oversize_segments;
-        statistics.reserved_bytes = grown.reserved_bytes;
-        let by_pool = grown.reserved_by_pool.iter();
+        let by_pool = growth.reserved_by_pool.iter();
         statistics.reserved_by_pool = by_pool.map(|(pool, reserved)| (*pool, *reserved)).collect();
-        statistics.segment = grown.segment;
-        statistics.num_alloc_retries = grown.num_alloc_retries;
-        statistics.num_ooms = grown.num_ooms;
-        statistics.num_oom_rejections = grown.num_oom_rejections;
-        statistics.num_sync_all_streams = grown.num_sync_all_streams;
-        statistics.num_device_alloc = grown.num_device_alloc;
-        statistics.num_device_free = grown.num_device_free;
-        statistics.max_split_size = grown.max_split_size;
         statistics
     }
 
@@ -145,8 +127,9 @@ impl Counters for Engine {
         let mut states: Vec<MutexGuard<'_, HeapState>> =
             self.heaps.all().map(|cell| cell.lock()).collect();
         self.ledger.reset_peaks(states.iter_mut().map(|state| &mut state.counters));
-        growth.counters.for_each(|counter| counter.peak = counter.current);
-        growth.counters.forget_empty_pools();
+        growth.counters.reset_peaks();
+        growth.counters.oversize_segments.peak = growth.counters.oversize_segments.current;
+        growth.reset_pools(PerPool::reset_peaks);
         growth.reserved.tell(growth.counters.reserved_bytes.all);
     }
 
@@ -156,17 +139,12 @@ impl Counters for Engine {
         for cell in self.heaps.all() {
             cell.lock().counters.reset_accumulated();
         }
+        growth.reset_pools(PerPool::reset_accumulated);
         let counters = &mut growth.counters;
-        counters.for_each(|counter| {
-            counter.allocated = 0;
-            counter.freed = 0;
-        });
-        counters.forget_empty_pools();
-        counters.num_alloc_retries = 0;
-        counters.num_ooms = 0;
-        counters.num_oom_rejections = 0;
+        counters.reset_accumulated();
+        let oversize = &mut counters.oversize_segments;
+        (oversize.allocated, oversize.freed) = (0, 0);
+        (counters.num_alloc_retries, counters.num_oom_rejections) = (0, 0);
         counters.num_sync_all_streams = 0;
-        counters.num_device_alloc = 0;
-        counters.num_device_free = 0;
     }
 }
