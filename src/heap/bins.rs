@@ -150,16 +150,6 @@ impl BinSet {
         let other = self.summary[1];
         (half == 0 && other != 0).then(|| 64 + other.trailing_zeros() as usize)
     }
-
-    /// The last bin of the set.
-    pub(super) fn last(&self) -> Option<usize> {
-        let half = if self.summary[1] != 0 { 1 } else { 0 };
-        if self.summary[half] == 0 {
-            return None;
-        }
-        let word = half * 64 + self.summary[half].ilog2() as usize;
-        Some(word * 64 + self.words[word].ilog2() as usize)
-    }
 }
 
 #[cfg(test)]
@@ -214,7 +204,6 @@ mod tests {
             }
             let ask = ask as usize % (BINS + 2);
             set.first_from(ask) == model.range(ask..).next().copied()
-                && set.last() == model.last().copied()
         }
     }
 }

@@ -427,25 +427,39 @@ impl Heap {
     ) -> Slot {
         let key = self.key_of_segment(address, size_bytes);
         let (requested_bytes, birth) = (0, clock);
-        self.place_segment(Segment { address, size_bytes, kind, requested_bytes, key, birth })
+        self.restore_segment(Segment { address, size_bytes, kind, requested_bytes, key, birth })
     }
 
-    fn place_segment(&mut self, segment: Segment) -> Slot {
-        let Segment { address, size_bytes, kind, requested_bytes, key, birth } = segment;
+    /// Puts a segment back that could not be released, as it was and as old as it was.
+    pub(crate) fn restore_segment(&mut self, segment: Segment) -> Slot {
+        let Segment { size_bytes, kind, key, birth, .. } = segment;
         debug_assert!(size_bytes > 0 && size_bytes.is_multiple_of(MIN_BLOCK_BYTES), "I6");
-        let (slot, block) = self.slab.occupy();
-        block.address = address;
-        block.size_bytes = size_bytes;
-        block.requested_bytes = requested_bytes;
-        block.key = key;
-        block.previous = Slot::NONE;
-        block.next = Slot::NONE;
-        block.kind = kind;
-        block.reservation = FIXED;
-        block.state = BlockState::Free;
-        block.unlink();
+        let slot = self.occupy_alone(&segment, FIXED, BlockState::Free);
         self.order.note_birth(slot, birth);
         self.free[kind.index()].insert(&mut self.slab, slot, size_bytes, key);
+        slot
+    }
+
+    /// Adds a block without neighbours, in no index.
+    pub(super) fn occupy_alone(
+        &mut self,
+        segment: &Segment,
+        reservation: u16,
+        state: BlockState,
+    ) -> Slot {
+        let (slot, block) = self.slab.occupy();
+        *block = Block {
+            address: segment.address,
+            size_bytes: segment.size_bytes,
+            requested_bytes: segment.requested_bytes,
+            key: segment.key,
+            kind: segment.kind,
+            generation: block.generation,
+            priority: block.priority,
+            reservation,
+            state,
+            ..Block::VACANT
+        };
         slot
     }
 
@@ -463,26 +477,18 @@ impl Heap {
 
     /// Takes out a segment that is one free block.
     pub(crate) fn remove_segment(&mut self, slot: Slot) -> Segment {
-        let block = self.slab.get_mut(slot);
-        debug_assert!(block.state == BlockState::Free, "only idle segments leave");
-        debug_assert!(!block.is_split(), "only whole segments leave");
-        let segment = Segment {
-            address: block.address,
-            size_bytes: block.size_bytes,
-            kind: block.kind,
-            requested_bytes: block.requested_bytes,
-            key: block.key,
+        let gone = self.slab.vacate(slot);
+        debug_assert!(gone.state == BlockState::Free, "only idle segments leave");
+        debug_assert!(!gone.is_split(), "only whole segments leave");
+        self.free[gone.kind.index()].remove(&mut self.slab, slot, &gone);
+        Segment {
+            address: gone.address,
+            size_bytes: gone.size_bytes,
+            kind: gone.kind,
+            requested_bytes: gone.requested_bytes,
+            key: gone.key,
             birth: self.order.birth_of(slot),
-        };
-        let gone = *block;
-        self.free[segment.kind.index()].remove(&mut self.slab, slot, &gone);
-        self.slab.vacate(slot);
-        segment
-    }
-
-    /// Puts a segment back that could not be released, as it was and as old as it was.
-    pub(crate) fn restore_segment(&mut self, segment: Segment) {
-        self.place_segment(segment);
+        }
     }
 }
 
@@ -495,7 +501,7 @@ pub(crate) struct Segment {
     pub(crate) size_bytes: u64,
     /// Its kind.
     pub(crate) kind: PoolKind,
-    requested_bytes: u64,
-    key: u64,
-    birth: u64,
+    pub(super) requested_bytes: u64,
+    pub(super) key: u64,
+    pub(super) birth: u64,
 }

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use super::edit::FitRules;
+use super::edit::{FitRules, Segment};
 use super::{BlockState, Heap, Slot};
 use crate::size::{PoolKind, align_down, align_up};
 
@@ -141,18 +141,11 @@ impl Heap {
             self.expandable.reservations.push(None);
         }
         self.expandable.reservations[at] = Some(reservation);
-        let key = self.key_of_segment(reservation.address, reservation.size_bytes);
-        let (slot, block) = self.slab.occupy();
-        block.address = reservation.address;
-        block.size_bytes = reservation.size_bytes;
-        block.requested_bytes = 0;
-        block.key = key;
-        block.previous = Slot::NONE;
-        block.next = Slot::NONE;
-        block.kind = reservation.kind;
-        block.reservation = number;
-        block.state = BlockState::Unmapped;
-        self.expandable.gaps[reservation.kind.index()].insert(reservation.address, slot);
+        let Reservation { address, size_bytes, kind, .. } = reservation;
+        let key = self.key_of_segment(address, size_bytes);
+        let gap = Segment { address, size_bytes, kind, requested_bytes: 0, key, birth: 0 };
+        let slot = self.occupy_alone(&gap, number, BlockState::Unmapped);
+        self.expandable.gaps[kind.index()].insert(address, slot);
         Some(number)
     }
 

@@ -65,11 +65,6 @@ impl FreeIndex {
         }
     }
 
-    pub(super) fn last(&self, slab: &Slab) -> Option<Slot> {
-        let trees = self.trees[Self::bins_beside(self.filled.last()?)].iter();
-        trees.filter_map(|tree| tree.last(slab)).max_by_key(|slot| key_of(slab.get(*slot)))
-    }
-
     /// Adds a block of this size and key that is in no index and unlinked.
     #[inline(always)]
     pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot, size_bytes: u64, key: u64) {
@@ -234,7 +229,6 @@ mod tests {
             self.index.is_sound(&self.slab)
                 && SIZES.iter().all(first_of)
                 && self.model.iter().all(in_order_from)
-                && self.index.last(&self.slab) == self.model.values().next_back().copied()
         }
     }
 

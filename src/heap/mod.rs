@@ -117,12 +117,6 @@ impl Heap {
         first.into_iter().flat_map(|slot| self.free_from(slot)).map(|slot| (slot, self.view(slot)))
     }
 
-    /// The largest free block of a kind.
-    #[must_use]
-    pub(crate) fn largest_free(&self, kind: PoolKind) -> Option<Slot> {
-        self.free[kind.index()].last(&self.slab)
-    }
-
     /// The first block of every segment, in no particular order. Each mapped range of a
     /// reservation is a segment.
     pub(crate) fn segment_heads(&self) -> impl Iterator<Item = Slot> + '_ {
@@ -150,13 +144,8 @@ impl Heap {
 
     /// The blocks of the segment that starts with `head`, in address order.
     pub(crate) fn segment_blocks(&self, head: Slot) -> impl Iterator<Item = BlockView> + '_ {
-        let first = Some(head).filter(|slot| !slot.is_none());
-        std::iter::successors(first, |&slot| {
-            Some(self.slab.get(slot).next).filter(|&next| {
-                !next.is_none() && self.slab.get(next).state != BlockState::Unmapped
-            })
-        })
-        .map(|slot| self.view(slot))
+        let blocks = self.chain(head).map(|(_, block)| block);
+        blocks.take_while(|block| block.state != BlockState::Unmapped)
     }
 
     /// The live block that `id` names, if it is still the same block at `address`.

@@ -71,14 +71,6 @@ impl Tree {
         None
     }
 
-    pub(super) fn last(self, slab: &Slab) -> Option<Slot> {
-        let mut at = self.root;
-        while !at.is_none() && !slab.get(at).links[1].is_none() {
-            at = slab.get(at).links[1];
-        }
-        (!at.is_none()).then_some(at)
-    }
-
     /// Adds a block that is in no tree and unlinked. The tree is not empty.
     #[inline(never)]
     pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot) {
