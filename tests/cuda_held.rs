@@ -10,7 +10,7 @@ mod common;
 
 use std::sync::Arc;
 
-use stratalloc::allocator::{DeviceAllocator, Request};
+use stratalloc::allocator::{Caching, DeviceAllocator, Request};
 #[cfg(feature = "replay")]
 use stratalloc::config::KeyTable;
 use stratalloc::config::{Config, Settings};

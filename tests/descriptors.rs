@@ -7,7 +7,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use stratalloc::allocator::{Allocation, Counters, DeviceAllocator, Request};
+use stratalloc::allocator::{Allocation, Caching, Counters, DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::driver::Host;
 use stratalloc::driver::host::HostOptions;

@@ -19,8 +19,8 @@ use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
 use crate::allocator::{
-    Allocation, Counters, DeviceAllocator, PoolOptions, PoolScope, PrivatePools, Recording,
-    Request, ScopeFilter,
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PoolScope,
+    PrivatePools, Recording, Request, ScopeFilter,
 };
 use crate::config::Config;
 use crate::driver::sim::{EventMode, SimOptions};

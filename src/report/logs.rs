@@ -1,6 +1,6 @@
 //! Logs of requests, which say no decisions: they are repeated, and what the replay did is shown.
 
-use crate::allocator::Recording as _;
+use crate::allocator::{Caching as _, Recording as _};
 use crate::analysis::{Memory, Recording, Room, watch};
 use crate::config::{Compat, Config};
 use crate::history::{Action, Event, RecordOptions};

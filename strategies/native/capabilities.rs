@@ -7,10 +7,12 @@ use crate::allocator::{
     PeerAccess, Place, Request,
 };
 use crate::config::Config;
+use crate::diagnostics;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::SegmentLayout;
-use crate::ids::{DeviceId, StreamId};
-use crate::stats::Usage;
+use crate::ids::{PoolId, StreamId};
+use crate::size::{PoolKind, limit_of_fraction};
+use crate::stats::{ALL, Lane, Usage};
 
 impl DeviceAllocator for Engine {
     #[inline(always)]
@@ -51,8 +53,24 @@ impl DeviceAllocator for Engine {
         self.record_use(cell, address, stream, None).map_err(of_address)
     }
 
+    /// The most important counters now. Takes the heaps one at a time and no growth lock, under which the
+    /// driver may be called.
     fn usage(&self) -> Usage {
-        Self::usage(self)
+        let (mut live_blocks, mut allocated_bytes) = (0, 0);
+        for cell in self.heaps.all() {
+            let now = cell.lock().counters.current(ALL);
+            live_blocks += now.of(Lane::Allocation);
+            allocated_bytes += now.of(Lane::AllocatedBytes);
+        }
+        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(Lane::AllocatedBytes);
+        let [reserved_bytes, reserved_peak_bytes] = self.reserved.bytes();
+        Usage {
+            live_blocks,
+            allocated_bytes,
+            allocated_peak_bytes,
+            reserved_bytes,
+            reserved_peak_bytes,
+        }
     }
 
     fn control(&self) -> Control<'_> {
@@ -65,26 +83,17 @@ impl DeviceAllocator for Engine {
             private_pools: Some(self),
             checkpoints: Some(self),
             expandable: Some(self),
-            peer_access: self.reaches_others().then_some(self as &dyn PeerAccess),
+            peer_access: self.driver.peers().is_some().then_some(self as &dyn PeerAccess),
             sharing: Some(self),
             recording: Some(self),
         }
     }
 }
 
-impl PeerAccess for Engine {
-    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        self.let_in(device)
-    }
-
-    fn peers(&self) -> Vec<DeviceId> {
-        self.growth.lock().peers.clone()
-    }
-}
-
 impl CrossStream for Engine {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        Self::record_stream(self, allocation, stream)
+        let (cell, id) = self.own(allocation)?;
+        self.record_use(cell, allocation.address(), stream, Some(id))
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
@@ -98,12 +107,27 @@ impl CrossStream for Engine {
 }
 
 impl Caching for Engine {
+    /// Waits for all events, destroys them, and releases every idle segment of the default pool and of pools
+    /// without users. While a graph is captured nothing is released: the driver would refuse.
     fn empty_cache(&self) -> Result<(), DriverError> {
-        Self::empty_cache(self)
+        let _asks = self.history.of_free();
+        let _lines = diagnostics::lines();
+        if self.scopes.any_capture() {
+            return Ok(());
+        }
+        let mut growth = self.growth.lock();
+        growth.counters.num_sync_all_streams += 1;
+        let drained = self.drain_events(None);
+        self.release_idle(&mut growth, PoolId::DEFAULT)?;
+        self.shared.imports.offer_leftovers()?;
+        self.events.destroy_spare(&*self.driver)?;
+        drained
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        self.set_limit(limit_bytes);
+        let mut growth = self.growth.lock();
+        growth.limit_bytes = limit_bytes;
+        self.spread_policy(&growth);
     }
 
     fn limit_bytes(&self) -> Option<u64> {
@@ -111,25 +135,57 @@ impl Caching for Engine {
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        Self::set_memory_fraction(self, fraction)
+        FractionError::check(fraction)?;
+        self.set_limit_bytes(limit_of_fraction(fraction, self.device.total_bytes));
+        Ok(())
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        self.apply_settings(config.settings())?;
+        let settings = config.settings();
+        self.check_pages(settings)?;
+        let mut growth = self.growth.lock();
+        growth.settings = settings.clone().in_range();
+        self.captures.apply(settings);
+        self.spread_policy(&growth);
+        drop(growth);
         self.history.configured(config);
         Ok(())
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
-        Self::cache_info(self)
+        let info = self.driver.memory_info()?;
+        let (mut largest_cached_bytes, mut free_blocks, mut free_block_bytes) = (0, 0, 0);
+        for cell in self.heaps.all() {
+            let state = cell.lock();
+            for kind in [PoolKind::Small, PoolKind::Large] {
+                for (_, block) in state.heap.free_blocks(kind) {
+                    largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
+                    free_blocks += 1;
+                    free_block_bytes += block.size_bytes;
+                }
+            }
+        }
+        Ok(CacheInfo {
+            device_free_bytes: info.free_bytes,
+            device_total_bytes: info.total_bytes,
+            largest_cached_bytes,
+            free_blocks,
+            free_block_bytes,
+        })
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {
-        Self::layout(self)
+        let growth = self.growth.lock();
+        self.layout_of(&self.all_heaps(&growth))
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        self.base_of(allocation)
+        let place = self.place_of(allocation)?;
+        Ok(BaseAllocation {
+            address: place.address,
+            size_bytes: place.size_bytes,
+            expandable: place.reservation.is_some(),
+        })
     }
 }
 

@@ -81,19 +81,14 @@ impl Engine {
         status: CaptureStatus,
     ) -> Result<(), DriverError> {
         match status {
-            CaptureStatus::Active { capture } => {
-                if self.captures.reuse.load(Ordering::Relaxed) {
-                    self.reuse_deferred(stream, capture)?;
-                }
-                Ok(())
+            CaptureStatus::Active { capture } if self.captures.reuse.load(Ordering::Relaxed) => {
+                self.reuse_deferred(stream, capture)
             }
-            CaptureStatus::Invalidated => Ok(()),
-            CaptureStatus::None if self.scopes.captures_here() => Ok(()),
-            CaptureStatus::None if self.counts_as_captured() => Ok(()),
-            CaptureStatus::None => {
+            CaptureStatus::None if !self.scopes.captures_here() && !self.counts_as_captured() => {
                 self.settle_deferred()?;
                 if self.attention.any_event() { self.poll_events() } else { Ok(()) }
             }
+            _ => Ok(()),
         }
     }
 
@@ -114,18 +109,14 @@ impl Engine {
         matches!(status, Ok(CaptureStatus::Active { .. } | CaptureStatus::Invalidated))
     }
 
-    /// Takes back, inside a capture, a block that other streams use.
+    /// Takes back, inside a capture, a block that these other streams use.
     pub(super) fn defer_free(
         &self,
         cell: &HeapCell,
         address: u64,
         id: BlockId,
+        uses: SmallVec<[StreamUse; 4]>,
     ) -> Result<(), HandleError> {
-        let uses: SmallVec<[StreamUse; 4]> = {
-            let state = cell.lock();
-            let slot = state.heap.live(id, address).ok_or(HandleError::Stale { address })?;
-            state.heap.uses(slot).collect()
-        };
         let ends = self.ends_in_graph(cell.stream(), &uses);
         let thread = uses.iter().find_map(|by| thread_of(&*self.driver, by.stream));
         // Held until the block is listed: the end of the capture must find it.
@@ -162,10 +153,9 @@ impl Engine {
             let Ok(CaptureStatus::Active { capture }) = self.driver.capture_status(stream) else {
                 return None;
             };
-            if of.is_some_and(|other| other != capture) {
+            if *of.get_or_insert(capture) != capture {
                 return None;
             }
-            of = Some(capture);
             ends.extend(graph.frontier(stream).ok()?);
         }
         // A use from before the capture is not in the graph: its work must be waited for.
@@ -197,22 +187,18 @@ impl Engine {
                 ahead.extend(graph.dependencies(node)?);
             }
         }
-        let joined = |d: &Deferred| {
-            let ends = d.ends.as_ref().filter(|_| waits(d));
-            ends.is_some_and(|(_, ends)| ends.iter().all(|node| behind.contains(node)))
-        };
-        let (free, rest) = std::mem::take(&mut state.deferred).into_iter().partition(joined);
-        state.deferred = rest;
-        self.complete_deferred(free);
+        state.deferred.retain(|block| {
+            let ends = block.ends.as_ref().filter(|_| waits(block));
+            let joined =
+                ends.is_some_and(|(_, ends)| ends.iter().all(|node| behind.contains(node)));
+            if joined {
+                self.attention.remove_other();
+                let cell = self.heaps.get(block.heap).expect("heaps are never removed");
+                self.complete(cell, block.slot);
+            }
+            !joined
+        });
         Ok(())
-    }
-
-    fn complete_deferred(&self, blocks: Vec<Deferred>) {
-        for block in blocks {
-            self.attention.remove_other();
-            let cell = self.heaps.get(block.heap).expect("heaps are never removed");
-            self.complete(cell, block.slot);
-        }
     }
 
     /// A capture has ended. With reuse on, the blocks of its pool that were freed in it are settled

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::policy::HitPolicy;
+use crate::error::{AllocError, PoolError};
 use crate::heap::Heap;
 use crate::ids::{PoolId, StreamId};
 use crate::stats::{HeapCounters, Heaps};
@@ -90,12 +91,12 @@ impl HeapCell {
         PoolId { capture, user }
     }
 
-    /// Locks the heap if it still serves `home`.
+    /// Locks the heap if it still serves `home`: a pool may have gone since it was looked up.
     #[inline]
-    pub(super) fn lock_at(&self, home: Home) -> Option<MutexGuard<'_, HeapState>> {
+    pub(super) fn lock_at(&self, home: Home) -> Result<MutexGuard<'_, HeapState>, PoolError> {
         let state = self.lock();
         let now = Home { pool: self.pool(), stream: self.stream() };
-        (now == home).then_some(state)
+        if now == home { Ok(state) } else { Err(PoolError::Unknown { pool: home.pool }) }
     }
 
     /// Gives an empty heap to another pool or stream. The caller holds the growth lock.
@@ -142,17 +143,17 @@ impl Default for HeapTable {
 impl HeapTable {
     /// The heap of a stream that is the same one for all threads.
     #[inline]
-    pub(super) fn find(&self, stream: StreamId) -> Option<&Arc<HeapCell>> {
+    pub(super) fn find(&self, stream: StreamId) -> Option<&HeapCell> {
         Self::find_behind(&self.by_stream[bucket_of(stream)], stream)
     }
 
     /// The heap of a stream that is another one on each thread.
-    pub(super) fn find_per_thread(&self, stream: StreamId) -> Option<&Arc<HeapCell>> {
+    pub(super) fn find_per_thread(&self, stream: StreamId) -> Option<&HeapCell> {
         Self::find_behind(&self.per_thread, stream)
     }
 
     #[inline]
-    fn find_behind(mut at: &OnceLock<Box<Link>>, stream: StreamId) -> Option<&Arc<HeapCell>> {
+    fn find_behind(mut at: &OnceLock<Box<Link>>, stream: StreamId) -> Option<&HeapCell> {
         while let Some(link) = at.get() {
             if link.cell.stream() == stream {
                 return Some(&link.cell);
@@ -163,19 +164,21 @@ impl HeapTable {
     }
 
     #[inline]
-    pub(super) fn get(&self, number: u32) -> Option<&Arc<HeapCell>> {
+    pub(super) fn get(&self, number: u32) -> Option<&HeapCell> {
         let number = number as usize;
-        self.by_number.get(number / ROW_CELLS)?.get()?[number % ROW_CELLS].get()
+        Some(self.by_number.get(number / ROW_CELLS)?.get()?[number % ROW_CELLS].get()?)
     }
 
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Adds a heap that is found by its number alone. The caller holds the growth lock and has
-    /// checked that there is room.
-    pub(super) fn add(&self, home: Home, state: HeapState) -> &Arc<HeapCell> {
+    /// Adds a heap that is found by its number alone. The caller holds the growth lock.
+    pub(super) fn add(&self, home: Home, state: HeapState) -> Result<&Arc<HeapCell>, AllocError> {
         let len = self.len();
+        if len == CELLS_MAX {
+            return Err(AllocError::TooManyStreams { stream: home.stream, limit: CELLS_MAX });
+        }
         let number = u32::try_from(len).expect("cells are at most 2^16");
         let row = self.by_number[len / ROW_CELLS]
             .get_or_init(|| Box::new([const { OnceLock::new() }; ROW_CELLS]));
@@ -188,34 +191,33 @@ impl HeapTable {
             })
         });
         self.len.store(len + 1, Ordering::Release);
-        cell
+        Ok(cell)
     }
 
-    /// Adds a heap of the default pool for a stream that has none. The caller holds the growth lock
-    /// and has checked that there is room.
+    /// Adds a heap of the default pool for a stream that has none. The caller holds the growth lock.
     pub(super) fn add_for_stream(
         &self,
         stream: StreamId,
         is_per_thread: bool,
         state: HeapState,
-    ) -> &Arc<HeapCell> {
-        let cell = Arc::clone(self.add(Home::of(stream), state));
+    ) -> Result<&HeapCell, AllocError> {
+        let cell = Arc::clone(self.add(Home::of(stream), state)?);
         let bucket = &self.by_stream[bucket_of(stream)];
         let mut at = if is_per_thread { &self.per_thread } else { bucket };
         while let Some(link) = at.get() {
             at = &link.next;
         }
-        &at.get_or_init(|| Box::new(Link { cell, next: OnceLock::new() })).cell
+        Ok(&at.get_or_init(|| Box::new(Link { cell, next: OnceLock::new() })).cell)
     }
 
     /// All cells in the order of their numbers.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<HeapCell>> + '_ {
+    pub(super) fn all(&self) -> impl Iterator<Item = &HeapCell> + '_ {
         (0..self.len()).filter_map(|n| self.get(u32::try_from(n).ok()?))
     }
 
     /// The cells of the default pool in the order of their streams' raw values.
-    pub(super) fn of_default_pool(&self) -> Vec<&Arc<HeapCell>> {
-        let mut cells = Vec::new();
+    pub(super) fn of_default_pool(&self) -> Vec<&HeapCell> {
+        let mut cells: Vec<&HeapCell> = Vec::new();
         for bucket in self.by_stream.iter().chain([&self.per_thread]) {
             let mut at = bucket;
             while let Some(link) = at.get() {
@@ -259,7 +261,7 @@ mod tests {
         for n in 0..1000u64 {
             let stream = StreamId(n * 64);
             assert!(table.find(stream).is_none());
-            table.add_for_stream(stream, false, state());
+            table.add_for_stream(stream, false, state()).unwrap();
         }
         for n in 0..1000u64 {
             let cell = table.find(StreamId(n * 64)).unwrap();
@@ -277,13 +279,13 @@ mod tests {
         let table = HeapTable::default();
         let stream = StreamId(7);
         let home = |user| Home { pool: PoolId { capture: 0, user }, stream };
-        let cell = table.add(home(1), state());
+        let cell = table.add(home(1), state()).unwrap();
         assert!(table.find(stream).is_none());
         assert!(table.of_default_pool().is_empty());
-        assert!(cell.lock_at(home(1)).is_some());
+        assert!(cell.lock_at(home(1)).is_ok());
         let policy = cell.lock().policy;
         cell.move_to(home(2), policy);
-        assert!(cell.lock_at(home(1)).is_none());
-        assert!(cell.lock_at(home(2)).is_some());
+        assert!(cell.lock_at(home(1)).is_err());
+        assert!(cell.lock_at(home(2)).is_ok());
     }
 }

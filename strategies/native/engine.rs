@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::addresses::AddressMap;
 use super::capture::Captures;
-use super::cell::{CELLS_MAX, HeapCell, HeapState, HeapTable, Home};
+use super::cell::{HeapCell, HeapState, HeapTable, Home};
 use super::events::{Attention, Waiting};
 use super::growth::{Growth, Reserved};
 use super::pools::PoolHeaps;
@@ -17,13 +17,13 @@ use super::sharing::Shared;
 use crate::allocator::{Allocation, Hooks, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
-use crate::error::{AllocError, DriverError, FractionError, HandleError};
+use crate::error::{AllocError, DriverError, HandleError};
 use crate::event_queue::EventQueue;
 use crate::heap::{BlockId, Completed, HandOut, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
-use crate::size::{PoolKind, REQUEST_MAX_BYTES, limit_of_fraction};
+use crate::size::{PoolKind, REQUEST_MAX_BYTES};
 use crate::stats::Ledger;
 use crate::tracepoints;
 
@@ -334,21 +334,6 @@ impl Engine {
         self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell);
     }
 
-    /// See [`CrossStream::record_stream`](crate::allocator::CrossStream::record_stream).
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`]; nothing has changed then.
-    pub fn record_stream(
-        &self,
-        allocation: &Allocation,
-        stream: StreamId,
-    ) -> Result<(), HandleError> {
-        let (cell, id) = self.own(allocation)?;
-        let address = allocation.address();
-        self.record_use(cell, address, stream, Some(id))
-    }
-
     pub(super) fn record_use(
         &self,
         cell: &HeapCell,
@@ -371,7 +356,7 @@ impl Engine {
         &self,
         stream: StreamId,
         is_per_thread: bool,
-    ) -> Result<&Arc<HeapCell>, AllocError> {
+    ) -> Result<&HeapCell, AllocError> {
         let growth = self.growth.lock();
         let known = match is_per_thread {
             true => self.heaps.find_per_thread(stream),
@@ -380,41 +365,12 @@ impl Engine {
         if let Some(cell) = known {
             return Ok(cell);
         }
-        if self.heaps.len() == CELLS_MAX {
-            return Err(AllocError::TooManyStreams { stream, limit: CELLS_MAX });
-        }
         let policy = growth.policy_of(PoolId::DEFAULT);
         let state = HeapState::new(self.addresses.is_kept(), policy);
-        Ok(self.heaps.add_for_stream(stream, is_per_thread, state))
+        self.heaps.add_for_stream(stream, is_per_thread, state)
     }
 
-    /// Sets the limit to a part of the device's memory; 1 removes it.
-    ///
-    /// # Errors
-    ///
-    /// [`FractionError`] outside [0, 1]; nothing has changed then.
-    pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        FractionError::check(fraction)?;
-        self.set_limit(limit_of_fraction(fraction, self.device.total_bytes));
-        Ok(())
-    }
-
-    pub(super) fn set_limit(&self, limit_bytes: Option<u64>) {
-        let mut growth = self.growth.lock();
-        growth.limit_bytes = limit_bytes;
-        self.spread_policy(&growth);
-    }
-
-    pub(super) fn apply_settings(&self, settings: &Settings) -> Result<(), DriverError> {
-        self.check_pages(settings)?;
-        let mut growth = self.growth.lock();
-        growth.settings = settings.clone().in_range();
-        self.captures.apply(settings);
-        self.spread_policy(&growth);
-        Ok(())
-    }
-
-    fn spread_policy(&self, growth: &Growth) {
+    pub(super) fn spread_policy(&self, growth: &Growth) {
         for cell in self.heaps.all() {
             cell.lock().set_policy(growth.policy_of(cell.pool()));
         }

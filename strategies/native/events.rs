@@ -94,19 +94,16 @@ impl Engine {
         // Nobody else can record the events of this thread's own streams later. A captured use may be of
         // another thread's.
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
-        let now = || uses.iter().all(is_ours);
-        if self.scopes.any_capture() && !now() {
-            return self.defer_free(cell, address, id);
-        }
+        let may_wait = !self.scopes.any_capture() || uses.iter().all(is_ours);
         // An event that is recorded in a capture never passes, also if nobody told of the capture, nor when
         // the capture has ended.
-        if uses.iter().any(|by| may_be_captured(&*self.driver, by.stream)) {
-            return self.defer_free(cell, address, id);
+        if !may_wait || uses.iter().any(|by| may_be_captured(&*self.driver, by.stream)) {
+            return self.defer_free(cell, address, id, uses);
         }
         let waits = match self.record_events(&uses) {
             // One has begun meanwhile.
             Err(error) if error.kind() == DriverErrorKind::CaptureActive => {
-                return self.defer_free(cell, address, id);
+                return self.defer_free(cell, address, id, uses);
             }
             recorded => recorded?,
         };
@@ -184,17 +181,12 @@ impl Engine {
         self.events.poll(&*self.driver, |block| self.pass(block))
     }
 
-    /// Waits for every pending event and frees the blocks. May wait for running work.
+    /// Waits for every pending event, or those of one pool, and frees the blocks. May wait for running work.
     ///
     /// # Errors
     ///
     /// [`DriverError`]; blocks whose events could not be waited for go on waiting.
-    pub(super) fn drain_events(&self) -> Result<(), DriverError> {
-        self.drain_events_of(None)
-    }
-
-    /// Like [`drain_events`](Self::drain_events), for the blocks of one pool only.
-    pub(super) fn drain_events_of(&self, pool: Option<PoolId>) -> Result<(), DriverError> {
+    pub(super) fn drain_events(&self, pool: Option<PoolId>) -> Result<(), DriverError> {
         let settled = self.settle_deferred_surely();
         let of = |block: Waiting| self.heaps.get(block.heap).map(|cell| cell.pool());
         let wanted = |block| pool.is_none() || of(block) == pool;

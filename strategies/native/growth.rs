@@ -132,7 +132,8 @@ impl Growth {
 
     /// What a hit in a heap of this pool needs to know.
     pub(super) fn policy_of(&self, pool: PoolId) -> HitPolicy {
-        self.pools.policy(pool, HitPolicy::new(&self.settings, self.limit_bytes.is_some()))
+        let hit = HitPolicy::new(&self.settings, self.limit_bytes.is_some());
+        self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options))
     }
 
     /// Bytes held from the driver or asked of it.

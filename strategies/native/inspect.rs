@@ -6,8 +6,7 @@ use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use super::growth::Refusal;
 use super::policy::Plan;
-use crate::allocator::{CacheInfo, Recording, Request};
-use crate::error::DriverError;
+use crate::allocator::{Caching, Recording, Request};
 use crate::heap::{BlockState, Broken, Growing};
 use crate::history::{
     Action, BlockLayout, BlockStateName, Event, History, SegmentLayout, Snapshot,
@@ -106,13 +105,6 @@ impl Engine {
         }
     }
 
-    /// Every block of every segment, in address order.
-    #[must_use]
-    pub fn layout(&self) -> Vec<SegmentLayout> {
-        let growth = self.growth.lock();
-        self.layout_of(&self.all_heaps(&growth))
-    }
-
     fn snapshot_unless(&self, is_early: impl FnOnce() -> bool) -> Option<Snapshot> {
         let growth = self.growth.lock();
         let cells = self.all_heaps(&growth);
@@ -130,7 +122,7 @@ impl Engine {
     }
 
     /// The segments of these heaps, in address order. The caller holds the growth lock.
-    pub(super) fn layout_of(&self, cells: &[&Arc<HeapCell>]) -> Vec<SegmentLayout> {
+    pub(super) fn layout_of(&self, cells: &[&HeapCell]) -> Vec<SegmentLayout> {
         let mut segments = Vec::new();
         cells.iter().for_each(|cell| add_segments(cell, &cell.lock(), &mut segments));
         SegmentLayout::sort(&mut segments);
@@ -153,28 +145,6 @@ impl Engine {
         self.heaps.all().fold((0, 0), |(bytes, blocks), cell| {
             let state = cell.lock();
             (bytes + state.heap.metadata_bytes(), blocks + state.heap.block_count())
-        })
-    }
-
-    pub(super) fn cache_info(&self) -> Result<CacheInfo, DriverError> {
-        let info = self.driver.memory_info()?;
-        let (mut largest_cached_bytes, mut free_blocks, mut free_block_bytes) = (0, 0, 0);
-        for cell in self.heaps.all() {
-            let state = cell.lock();
-            for kind in [PoolKind::Small, PoolKind::Large] {
-                for (_, block) in state.heap.free_blocks(kind) {
-                    largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
-                    free_blocks += 1;
-                    free_block_bytes += block.size_bytes;
-                }
-            }
-        }
-        Ok(CacheInfo {
-            device_free_bytes: info.free_bytes,
-            device_total_bytes: info.total_bytes,
-            largest_cached_bytes,
-            free_blocks,
-            free_block_bytes,
         })
     }
 }
@@ -220,7 +190,7 @@ impl Drop for Engine {
             self.scopes.close_all();
         }
         // A driver that fails now keeps the memory; there is nobody to tell.
-        let _ = self.drain_events();
+        let _ = self.drain_events(None);
         for segment in self.layout() {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = segment;
             let action =

@@ -14,7 +14,6 @@ use crate::allocator::Allocation;
 use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::heap::Slot;
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
-use crate::size::PoolKind;
 
 /// A live block of a layout.
 #[derive(Debug)]
@@ -71,7 +70,12 @@ impl Engine {
         let here = moved(segment, address);
         let mut live = Vec::new();
         self.restore_segment(cell, &mut state, Some(slot), &here, false, &mut live);
-        installed.extend(with_addresses(segment, live));
+        let blocks = segment.blocks.iter().filter(|b| b.state == BlockStateName::ActiveAllocated);
+        let of = |(block, allocation): (&BlockLayout, _)| Installed {
+            address: block.address,
+            allocation,
+        };
+        installed.extend(blocks.zip(live).map(of));
         Ok(())
     }
 
@@ -134,7 +138,16 @@ impl Engine {
             let slot = state.heap.free_at(kind, base, span_bytes);
             self.restore_segment(cell, &mut state, slot, &here, false, &mut live);
         }
-        self.unmap_holes(growth, cell, kind, &holes)?;
+        for (address, size_bytes) in holes {
+            let run = {
+                let state = cell.lock();
+                let slot = state.heap.free_at(kind, address, size_bytes);
+                slot.and_then(|slot| state.heap.whole_pages(slot))
+            };
+            if let Some(run) = run {
+                self.release_pages(growth, cell, kind, &run)?;
+            }
+        }
         let blocks = runs.iter().flat_map(|run| &run.blocks);
         let mut state = cell.lock();
         for (block, allocation) in blocks.zip(live) {
@@ -143,26 +156,6 @@ impl Engine {
                     installed.push(Installed { address: block.address, allocation });
                 }
                 _ => self.give_back(cell, &mut state, slot_of(&allocation)),
-            }
-        }
-        Ok(())
-    }
-
-    fn unmap_holes(
-        &self,
-        growth: &mut MutexGuard<'_, Growth>,
-        cell: &HeapCell,
-        kind: PoolKind,
-        holes: &[(u64, u64)],
-    ) -> Result<(), DriverError> {
-        for &(address, size_bytes) in holes {
-            let run = {
-                let state = cell.lock();
-                let slot = state.heap.free_at(kind, address, size_bytes);
-                slot.and_then(|slot| state.heap.whole_pages(slot))
-            };
-            if let Some(run) = run {
-                self.release_pages(growth, cell, kind, &run)?;
             }
         }
         Ok(())
@@ -180,15 +173,6 @@ fn moved(segment: &SegmentLayout, address: u64) -> SegmentLayout {
         block.address = address + (block.address - segment.address);
     }
     here
-}
-
-/// Live blocks of a segment, in order, with the addresses that the layout says.
-fn with_addresses(
-    segment: &SegmentLayout,
-    live: Vec<Allocation>,
-) -> impl Iterator<Item = Installed> {
-    let blocks = segment.blocks.iter().filter(|b| b.state == BlockStateName::ActiveAllocated);
-    blocks.zip(live).map(|(block, allocation)| Installed { address: block.address, allocation })
 }
 
 /// Fixed segments one by one, runs of pages with those of the same reservation, in address order.

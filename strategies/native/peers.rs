@@ -5,12 +5,13 @@
 //! page is mapped between the opening of the old ones and the first new one.
 
 use super::engine::Engine;
+use crate::allocator::PeerAccess;
 use crate::driver::open_to_peer;
 use crate::error::DriverError;
 use crate::ids::DeviceId;
 
-impl Engine {
-    pub(super) fn let_in(&self, device: DeviceId) -> Result<(), DriverError> {
+impl PeerAccess for Engine {
+    fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
         let mut growth = self.growth.lock();
         if growth.peers.contains(&device) {
             return Ok(());
@@ -21,6 +22,12 @@ impl Engine {
         Ok(())
     }
 
+    fn peers(&self) -> Vec<DeviceId> {
+        self.growth.lock().peers.clone()
+    }
+}
+
+impl Engine {
     /// Opens every page that is mapped now. The caller holds the growth lock.
     fn open_pages_to(&self, device: DeviceId) -> Result<(), DriverError> {
         let Some(memory) = self.driver.virtual_memory() else { return Ok(()) };
@@ -40,9 +47,5 @@ impl Engine {
             ranges.into_iter().try_for_each(&mut open)?;
         }
         Ok(())
-    }
-
-    pub(super) fn reaches_others(&self) -> bool {
-        self.driver.peers().is_some()
     }
 }

@@ -35,12 +35,22 @@ impl Engine {
             Some(cell) => cell,
             None => self.add_heap(stream, true)?,
         };
-        let found = self.serve::<true>(cell, &mut cell.lock(), request.bytes);
+        self.allocate_at_home(cell, Home::of(stream), request)
+    }
+
+    /// Allocates in a heap that serves `home`, off the path of hits.
+    pub(super) fn allocate_at_home(
+        &self,
+        cell: &HeapCell,
+        home: Home,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
+        let found = self.serve::<true>(cell, &mut cell.lock_at(home)?, request.bytes);
         let made = match found {
             Some(made) => made,
-            None => self.allocate_under_pressure(cell, Home::of(stream), request)?,
+            None => self.allocate_under_pressure(cell, home, request)?,
         };
-        Ok(self.used_by_its_stream(made, stream))
+        Ok(self.used_by_its_stream(made, request.stream))
     }
 
     /// The allocation, noted as used by its own stream if that is another one on each thread. Nobody

@@ -1,5 +1,6 @@
 //! What the settings mean for a hit: a small value that heaps carry with them. A miss reads the settings.
 
+use crate::allocator::PoolOptions;
 use crate::config::{Reserve, Settings, Ties};
 use crate::heap::{FitRules, TieRule};
 use crate::size::{PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
@@ -37,9 +38,9 @@ impl HitPolicy {
 
     /// The same in a private pool. Only the default pool is ever collected, and memory of the
     /// pool's own allocator cannot be mapped page by page.
-    pub(super) fn in_pool(mut self, own_allocator: bool, no_split: bool) -> Self {
-        self.rules.expandable &= !own_allocator;
-        self.rules.no_split = no_split;
+    pub(super) fn in_pool(mut self, options: &PoolOptions) -> Self {
+        self.rules.expandable &= options.allocator.is_none();
+        self.rules.no_split = options.no_split;
         self.clock_runs = false;
         self
     }

@@ -13,10 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{MutexGuard, RwLock};
 
-use super::cell::{CELLS_MAX, HeapCell, HeapState, Home};
+use super::cell::{HeapCell, HeapState, Home};
 use super::engine::{Engine, check_size};
 use super::growth::Growth;
-use super::policy::HitPolicy;
 use crate::allocator::{
     Allocation, Place, PoolOptions, PrivatePools, Request, ScopeFilter, SegmentAllocator,
 };
@@ -44,11 +43,6 @@ impl PoolHeaps {
 
     fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Relaxed)
-    }
-
-    fn find(&self, stream: StreamId) -> Option<u32> {
-        let numbers = self.numbers.read();
-        numbers.iter().find(|(of, _)| *of == stream).map(|(_, number)| *number)
     }
 }
 
@@ -107,15 +101,12 @@ impl Pools {
 
     /// Where a pool takes segments from, if not from the driver.
     pub(super) fn allocator_of(&self, pool: PoolId) -> Option<Arc<dyn SegmentAllocator>> {
-        self.by_id.get(&pool)?.options.allocator.clone()
+        self.options_of(pool)?.allocator.clone()
     }
 
-    /// The policy of a pool's heaps.
-    pub(super) fn policy(&self, pool: PoolId, hit: HitPolicy) -> HitPolicy {
-        match self.by_id.get(&pool) {
-            Some(found) => hit.in_pool(found.options.allocator.is_some(), found.options.no_split),
-            None => hit,
-        }
+    /// The options of a private pool.
+    pub(super) fn options_of(&self, pool: PoolId) -> Option<&PoolOptions> {
+        self.by_id.get(&pool).map(|found| &found.options)
     }
 
     /// Pools that let the default pool use their idle blocks, in the order of their ids.
@@ -134,17 +125,11 @@ impl Pools {
 
     /// Pools without users, in the order of their ids.
     pub(super) fn freeable(&self) -> Vec<PoolId> {
-        let freeable = self.by_id.iter().filter(|(_, pool)| pool.users == 0);
-        freeable.map(|(id, _)| *id).collect()
+        self.by_id.keys().copied().filter(|pool| self.is_freeable(*pool)).collect()
     }
 
     pub(super) fn is_freeable(&self, pool: PoolId) -> bool {
         self.by_id.get(&pool).is_some_and(|found| found.users == 0)
-    }
-
-    /// How many pools there are.
-    pub(super) fn len(&self) -> usize {
-        self.by_id.len()
     }
 }
 
@@ -197,81 +182,63 @@ impl Engine {
             heaps.pin();
         }
         let home = Home { pool: heaps.pool, stream: request.stream };
-        let cell = match heaps.find(request.stream).and_then(|number| self.heaps.get(number)) {
+        let cell = match self.heap_in(heaps, request.stream) {
             Some(cell) => cell,
             None => self.add_private_heap(heaps, request.stream)?,
         };
-        // The pool may have gone since it was looked up; its heap then serves another.
-        let Some(mut state) = cell.lock_at(home) else {
-            return Err(PoolError::Unknown { pool: heaps.pool }.into());
-        };
-        let found = self.serve::<true>(cell, &mut state, request.bytes);
-        drop(state);
-        let made = match found {
-            Some(made) => made,
-            None => self.allocate_under_pressure(cell, home, request)?,
-        };
-        Ok(self.used_by_its_stream(made, request.stream))
+        self.allocate_at_home(cell, home, request)
     }
 
     fn add_private_heap(
         &self,
         heaps: &Arc<PoolHeaps>,
         stream: StreamId,
-    ) -> Result<&Arc<HeapCell>, AllocError> {
+    ) -> Result<&HeapCell, AllocError> {
         let mut growth = self.growth.lock();
         let pool = heaps.pool;
         let known = growth.pools.get(pool).is_ok_and(|found| Arc::ptr_eq(&found.heaps, heaps));
         if !known {
             return Err(PoolError::Unknown { pool }.into());
         }
-        if let Some(cell) = heaps.find(stream).and_then(|number| self.heaps.get(number)) {
+        if let Some(cell) = self.heap_in(heaps, stream) {
             return Ok(cell);
         }
         let home = Home { pool, stream };
         let policy = growth.policy_of(pool);
         let spare = growth.pools.spare.pop().and_then(|number| self.heaps.get(number));
-        let cell = if let Some(cell) = spare {
-            cell.move_to(home, policy);
-            cell
-        } else if self.heaps.len() == CELLS_MAX {
-            return Err(AllocError::TooManyStreams { stream, limit: CELLS_MAX });
-        } else {
-            self.heaps.add(home, HeapState::new(self.addresses.is_kept(), policy))
+        let cell: &HeapCell = match spare {
+            Some(cell) => cell,
+            None => self.heaps.add(home, HeapState::new(self.addresses.is_kept(), policy))?,
         };
+        cell.move_to(home, policy);
         heaps.numbers.write().push((stream, cell.number));
         Ok(cell)
     }
 
     /// The heaps of a pool.
-    pub(super) fn heaps_of(&self, growth: &Growth, pool: PoolId) -> Vec<&Arc<HeapCell>> {
+    pub(super) fn heaps_of(&self, growth: &Growth, pool: PoolId) -> Vec<&HeapCell> {
         if pool == PoolId::DEFAULT {
             return self.heaps.of_default_pool();
         }
-        let Ok(found) = growth.pools.get(pool) else {
-            return Vec::new();
-        };
-        let mut cells: Vec<_> = {
-            let numbers = found.heaps.numbers.read();
-            numbers.iter().filter_map(|(_, number)| self.heaps.get(*number)).collect()
-        };
+        let Ok(found) = growth.pools.get(pool) else { return Vec::new() };
+        let numbers = found.heaps.numbers.read();
+        let mut cells: Vec<_> =
+            numbers.iter().filter_map(|(_, number)| self.heaps.get(*number)).collect();
         cells.sort_by_key(|cell| cell.stream());
         cells
     }
 
     /// The heaps of all pools: the default one's first, then by id.
-    pub(super) fn all_heaps(&self, growth: &Growth) -> Vec<&Arc<HeapCell>> {
+    pub(super) fn all_heaps(&self, growth: &Growth) -> Vec<&HeapCell> {
         let private = growth.pools.by_id.keys().flat_map(|pool| self.heaps_of(growth, *pool));
         self.heaps.of_default_pool().into_iter().chain(private).collect()
     }
 
-    /// The heap for a stream in a pool that lets the default pool use its idle blocks.
-    pub(super) fn helper_heap(
-        &self,
-        heaps: &PoolHeaps,
-        stream: StreamId,
-    ) -> Option<&Arc<HeapCell>> {
-        heaps.find(stream).and_then(|number| self.heaps.get(number))
+    /// The heap of a stream in a private pool.
+    pub(super) fn heap_in(&self, heaps: &PoolHeaps, stream: StreamId) -> Option<&HeapCell> {
+        let numbers = heaps.numbers.read();
+        let (_, number) = numbers.iter().find(|(of, _)| *of == stream)?;
+        self.heaps.get(*number)
     }
 
     /// Forgets pools without users of which nothing is left.
@@ -305,7 +272,7 @@ impl Engine {
     /// How many private pools there are, also those without users that hold memory.
     #[must_use]
     pub fn private_pool_count(&self) -> usize {
-        self.growth.lock().pools.len()
+        self.growth.lock().pools.by_id.len()
     }
 }
 
@@ -373,13 +340,9 @@ impl PrivatePools for Engine {
         if pool == PoolId::DEFAULT || pool == PoolId::NOBODY {
             return Err(PoolError::IsDefault);
         }
-        let pools = &mut growth.pools;
-        let known = pools.by_id.contains_key(&pool);
-        if !known {
-            let made = PrivatePool { users: 0, ..new_pool(pool, PoolOptions::default()) };
-            pools.by_id.insert(pool, made);
-        }
-        let found = pools.get_mut(pool)?;
+        let known = growth.pools.by_id.contains_key(&pool);
+        let made = || PrivatePool { users: 0, ..new_pool(pool, PoolOptions::default()) };
+        let found = growth.pools.by_id.entry(pool).or_insert_with(made);
         if found.open {
             return Err(PoolError::ScopeOpen { pool });
         }
@@ -417,7 +380,7 @@ impl PrivatePools for Engine {
             return Ok(());
         }
         growth.counters.num_sync_all_streams += 1;
-        let drained = self.drain_events_of(Some(pool));
+        let drained = self.drain_events(Some(pool));
         self.release_pool_memory(&mut growth, pool)?;
         self.forget_empty_pools(&mut growth);
         drained.map_err(PoolError::Driver)

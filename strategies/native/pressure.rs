@@ -16,7 +16,7 @@ use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, Request};
 use crate::diagnostics;
-use crate::error::{AllocError, DriverError, DriverErrorKind, PoolError};
+use crate::error::{AllocError, DriverError, DriverErrorKind};
 use crate::heap::FitRules;
 use crate::ids::{PoolId, StreamId};
 use crate::size::{PoolKind, align_up};
@@ -37,7 +37,7 @@ impl Engine {
         let _lines = diagnostics::lines();
         if self.hooks.free_some_memory() {
             self.note(cell, || "free-memory callbacks freed something".to_owned());
-            if let Some(mut state) = cell.lock_at(home)
+            if let Ok(mut state) = cell.lock_at(home)
                 && let Some(found) = self.search(cell, &mut state, request.bytes)
             {
                 return Ok(found);
@@ -49,9 +49,7 @@ impl Engine {
             // Another miss may have grown this very heap while we waited for the lock, and a private
             // pool may have gone.
             let policy = {
-                let Some(mut state) = cell.lock_at(home) else {
-                    return Err(PoolError::Unknown { pool: home.pool }.into());
-                };
+                let mut state = cell.lock_at(home)?;
                 if let Some(found) = self.search(cell, &mut state, request.bytes) {
                     return Ok(found);
                 }
@@ -120,7 +118,7 @@ impl Engine {
             return Ok(Err(refusal));
         }
         growth.counters.num_sync_all_streams += 1;
-        let drained = self.drain_events();
+        let drained = self.drain_events(None);
         self.note(cell, || "waited for the events of freed blocks".to_owned());
         if !growth.is_exact()
             && let Some(found) = self.search(cell, &mut cell.lock(), plan.requested_bytes)
@@ -166,7 +164,7 @@ impl Engine {
     /// Searches the idle blocks of pools that help the default pool out.
     fn search_helpers(&self, growth: &Growth, plan: &Plan, stream: StreamId) -> Option<Allocation> {
         growth.pools.helpers().find_map(|heaps| {
-            let cell = self.helper_heap(heaps, stream)?;
+            let cell = self.heap_in(heaps, stream)?;
             let mut state = cell.lock();
             // PyTorch looks at fixed segments only here.
             let expandable = state.policy.rules.expandable && !growth.is_exact();

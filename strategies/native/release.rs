@@ -3,15 +3,12 @@
 //! Candidates are found heap by heap and released one by one: taken out under the heap's lock, announced to
 //! trackers, given to the driver with no heap locked, and put back as they were if the driver refuses.
 
-use std::sync::Arc;
-
 use parking_lot::MutexGuard;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Return};
 use super::policy::Plan;
-use crate::diagnostics;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{BlockView, PageRun, Slot};
 use crate::history::Action;
@@ -35,10 +32,7 @@ enum Idle<'a> {
 
 impl Engine {
     /// Idle segments of a kind in these heaps, in (size, address) order within each.
-    pub(super) fn idle_segments<'a>(
-        cells: &[&'a Arc<HeapCell>],
-        kind: PoolKind,
-    ) -> Vec<Candidate<'a>> {
+    pub(super) fn idle_segments<'a>(cells: &[&'a HeapCell], kind: PoolKind) -> Vec<Candidate<'a>> {
         let mut found = Vec::new();
         for cell in cells {
             let state = cell.lock();
@@ -49,27 +43,6 @@ impl Engine {
             found.extend(idle.map(|(slot, block)| Candidate { cell, slot, block }));
         }
         found
-    }
-
-    /// Waits for all events, destroys them, and releases every idle segment of the default pool and of pools
-    /// without users. While a graph is captured nothing is released: the driver would refuse.
-    ///
-    /// # Errors
-    ///
-    /// [`DriverError`]; what was not released stays cached.
-    pub fn empty_cache(&self) -> Result<(), DriverError> {
-        let _asks = self.history.of_free();
-        let _lines = diagnostics::lines();
-        if self.scopes.any_capture() {
-            return Ok(());
-        }
-        let mut growth = self.growth.lock();
-        growth.counters.num_sync_all_streams += 1;
-        let drained = self.drain_events();
-        self.release_idle(&mut growth, PoolId::DEFAULT)?;
-        self.shared.imports.offer_leftovers()?;
-        self.events.destroy_spare(&*self.driver)?;
-        drained
     }
 
     /// Releases what is idle in the default pool, large segments first, then in pools that nobody
@@ -189,30 +162,20 @@ impl Engine {
         cell: &HeapCell,
         plan: &Plan,
     ) -> Result<bool, DriverError> {
-        let enough = self.release_oversize_from(growth, cell, plan);
-        Self::return_segments(growth);
-        enough
-    }
-
-    fn release_oversize_from(
-        &self,
-        growth: &mut MutexGuard<'_, Growth>,
-        cell: &HeapCell,
-        plan: &Plan,
-    ) -> Result<bool, DriverError> {
-        let Some(max_split_bytes) = growth.settings.max_split_bytes else {
-            return Ok(false);
-        };
+        let Some(max_split_bytes) = growth.settings.max_split_bytes else { return Ok(false) };
         let wanted = plan.rounded_bytes.max(max_split_bytes);
         let mut released = 0;
-        for candidate in Self::oversize(growth, cell, plan) {
-            released += self.release(growth, &candidate)?;
-            if released >= wanted {
-                break;
+        let done = Self::oversize(growth, cell, plan).iter().try_for_each(|candidate| {
+            if released < wanted {
+                released += self.release(growth, candidate)?;
             }
+            Ok(())
+        });
+        if done.is_ok() {
+            self.note_step("max_split_size_mb", released);
         }
-        self.note_step("max_split_size_mb", released);
-        Ok(released >= wanted)
+        Self::return_segments(growth);
+        done.map(|()| released >= wanted)
     }
 
     /// What [`release_oversize`](Self::release_oversize) releases until it is enough, in its order.
@@ -226,14 +189,8 @@ impl Engine {
             _ => return Vec::new(),
         };
         let wanted = plan.rounded_bytes.max(max_split_bytes);
-        let mut oversize: Vec<_> = {
-            let state = cell.lock();
-            let blocks = state.heap.free_blocks(plan.kind);
-            let oversize = blocks.filter(|(_, b)| {
-                b.size_bytes >= max_split_bytes && !b.is_split && !b.is_expandable
-            });
-            oversize.map(|(slot, block)| Candidate { cell, slot, block }).collect()
-        };
+        let mut oversize = Self::idle_segments(&[cell], plan.kind);
+        oversize.retain(|candidate| candidate.block.size_bytes >= max_split_bytes);
         if let Some(enough) = oversize.iter().position(|c| c.block.size_bytes >= wanted) {
             return vec![oversize.swap_remove(enough)];
         }
@@ -255,7 +212,7 @@ fn go_on(
 }
 
 /// Whole pages inside free blocks of a kind, in (size, address) order of the blocks of each heap.
-fn add_idle_pages<'a>(cells: &[&'a Arc<HeapCell>], kind: PoolKind, idle: &mut Vec<Idle<'a>>) {
+fn add_idle_pages<'a>(cells: &[&'a HeapCell], kind: PoolKind, idle: &mut Vec<Idle<'a>>) {
     for cell in cells {
         let state = cell.lock();
         let blocks = state.heap.free_blocks(kind).filter(|(_, block)| block.is_expandable);

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use super::engine::Engine;
 use super::growth::Growth;
 use super::imports::{Held, Imports, Mapping, Range, Shown};
-use crate::allocator::{Allocation, BaseAllocation, Imported, Sharing};
+use crate::allocator::{Allocation, Imported, Sharing};
 use crate::driver::{Driver, Exportable, Fabric, FabricHandle, VirtualMemory};
 use crate::error::HandleError;
 use crate::heap::{Place, Reservation};
@@ -94,17 +94,12 @@ impl Sharing for Engine {
 
 impl Engine {
     /// The surroundings of a live block.
-    fn place_of(&self, allocation: &Allocation) -> Result<Place, HandleError> {
+    pub(super) fn place_of(&self, allocation: &Allocation) -> Result<Place, HandleError> {
         let (cell, id) = self.own(allocation)?;
         let state = cell.lock();
         let address = allocation.address();
         let slot = state.heap.live(id, address).ok_or(HandleError::Stale { address })?;
         Ok(state.heap.place_of(slot))
-    }
-
-    pub(super) fn base_of(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        let Place { address, size_bytes, reservation } = self.place_of(allocation)?;
-        Ok(BaseAllocation { address, size_bytes, expandable: reservation.is_some() })
     }
 
     /// Shares a block of a fixed segment. The caller holds the growth lock.

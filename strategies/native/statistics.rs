@@ -7,9 +7,7 @@ use super::engine::Engine;
 use super::growth::Growth;
 use crate::allocator::Counters;
 use crate::size::PoolKind;
-use crate::stats::{
-    ALL, Accumulated, Counter, HeapCounters, Lane, Lanes, PerPool, Statistics, Usage,
-};
+use crate::stats::{ALL, Accumulated, Counter, HeapCounters, Lane, Lanes, PerPool, Statistics};
 
 #[derive(Default)]
 struct Fold {
@@ -53,28 +51,6 @@ impl Fold {
 
 fn plus(a: Lanes, b: Lanes) -> Lanes {
     a.zip(b, i64::wrapping_add)
-}
-
-impl Engine {
-    /// The most important counters now. Takes the heaps one at a time and no growth lock, under which the
-    /// driver may be called.
-    pub(super) fn usage(&self) -> Usage {
-        let (mut live_blocks, mut allocated_bytes) = (0, 0);
-        for cell in self.heaps.all() {
-            let now = cell.lock().counters.current(ALL);
-            live_blocks += now.of(Lane::Allocation);
-            allocated_bytes += now.of(Lane::AllocatedBytes);
-        }
-        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(Lane::AllocatedBytes);
-        let [reserved_bytes, reserved_peak_bytes] = self.reserved.bytes();
-        Usage {
-            live_blocks,
-            allocated_bytes,
-            allocated_peak_bytes,
-            reserved_bytes,
-            reserved_peak_bytes,
-        }
-    }
 }
 
 impl Growth {
