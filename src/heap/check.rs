@@ -59,12 +59,12 @@ impl Heap {
         for slot in self.slab.occupied() {
             let block = self.slab.get(slot);
             if block.state == BlockState::Unmapped {
-                let known = self.expandable.gap_at(block.kind, block.address) == Some(slot);
-                ensure(known, "I9", || format!("no gap at {:#x}", block.address))?;
+                let gap = self.expandable.gaps[block.kind.index()].get(&block.address);
+                ensure(gap == Some(&slot), "I9", || format!("no gap at {:#x}", block.address))?;
                 count += 1;
             }
         }
-        let gaps = self.expandable.gap_count();
+        let gaps = self.unmapped_count();
         ensure(count == gaps, "I9", || format!("{count} unmapped blocks, {gaps} gaps"))
     }
 

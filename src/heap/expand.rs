@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use super::block::Block;
 use super::edit::{FitRules, Segment};
 use super::{BlockState, Heap, Slot};
 use crate::size::{PoolKind, align_down, align_up};
@@ -35,8 +36,10 @@ pub(crate) struct PageRun {
     pub(crate) address: u64,
     /// How long they are.
     pub(crate) size_bytes: u64,
-    /// The reservation they are part of.
-    pub(crate) reservation: u16,
+    /// How much is mapped at once.
+    pub(crate) page_bytes: u64,
+    /// Their kind.
+    pub(crate) kind: PoolKind,
 }
 
 /// The next step of growing a block to a wanted size.
@@ -46,23 +49,17 @@ pub(crate) enum Growing {
     Enough(Slot),
     /// Pages to map first.
     Map(PageRun),
-    /// No gap is long enough: another reservation is needed.
-    NoRoom,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Expandable {
     /// Unmapped blocks by address, for each kind.
-    gaps: [BTreeMap<u64, Slot>; 2],
+    pub(super) gaps: [BTreeMap<u64, Slot>; 2],
     /// Reservations by number; a number is reused when its reservation has gone.
     reservations: Vec<Option<Reservation>>,
 }
 
 impl Expandable {
-    pub(super) fn gap_at(&self, kind: PoolKind, address: u64) -> Option<Slot> {
-        self.gaps[kind.index()].get(&address).copied()
-    }
-
     /// Whether there is any reservation.
     pub(super) fn is_used(&self) -> bool {
         self.reservations.iter().any(Option::is_some)
@@ -72,10 +69,6 @@ impl Expandable {
     #[inline]
     pub(super) fn was_ever_used(&self) -> bool {
         !self.reservations.is_empty()
-    }
-
-    pub(super) fn gap_count(&self) -> usize {
-        self.gaps.iter().map(BTreeMap::len).sum()
     }
 }
 
@@ -169,9 +162,8 @@ impl Heap {
     pub(crate) fn room_for(&self, kind: PoolKind, bytes: u64) -> Option<Slot> {
         self.expandable.gaps[kind.index()].values().copied().find_map(|gap| {
             let before = self.slab.get(gap).previous;
-            let starts_before =
-                !before.is_none() && self.slab.get(before).state == BlockState::Free;
-            let start = if starts_before { before } else { gap };
+            let is_free = |block: &&Block| block.state == BlockState::Free;
+            let start = self.slab.try_get(before).filter(is_free).map_or(gap, |_| before);
             let (mut sum, mut at) = (0u64, start);
             while sum < bytes && !at.is_none() {
                 let block = self.slab.get(at);
@@ -186,35 +178,24 @@ impl Heap {
     }
 
     /// The next step of growing the block at `start` (from [`room_for`](Self::room_for), or what
-    /// [`mapped`](Self::mapped) returned) to `bytes`.
+    /// [`mapped`](Self::mapped) returned) to `bytes`. `None` when no gap is behind it.
     #[must_use]
-    pub(crate) fn plan_growth(&self, start: Slot, bytes: u64) -> Growing {
+    pub(crate) fn plan_growth(&self, start: Slot, bytes: u64) -> Option<Growing> {
         let block = self.slab.get(start);
         if block.state == BlockState::Free && block.size_bytes >= bytes {
-            return Growing::Enough(start);
+            return Some(Growing::Enough(start));
         }
         let (gap, missing) = if block.state == BlockState::Unmapped {
             (start, bytes)
         } else {
             (block.next, bytes - block.size_bytes)
         };
-        if gap.is_none() {
-            return Growing::NoRoom;
-        }
-        let gap_block = self.slab.get(gap);
-        let Some(reservation) = self.reservation(gap_block.reservation) else {
-            return Growing::NoRoom;
-        };
-        if gap_block.state != BlockState::Unmapped {
-            return Growing::NoRoom;
-        }
-        let wanted = align_up(missing.min(gap_block.size_bytes), reservation.page_bytes);
-        Growing::Map(PageRun {
-            slot: gap,
-            address: gap_block.address,
-            size_bytes: wanted.min(gap_block.size_bytes),
-            reservation: gap_block.reservation,
-        })
+        let block = self.slab.try_get(gap).filter(|block| block.state == BlockState::Unmapped)?;
+        let Reservation { page_bytes, kind, .. } = self.reservation(block.reservation)?;
+        let wanted = align_up(missing.min(block.size_bytes), page_bytes);
+        let size_bytes = wanted.min(block.size_bytes);
+        let address = block.address;
+        Some(Growing::Map(PageRun { slot: gap, address, size_bytes, page_bytes, kind }))
     }
 
     /// The pages at the front of a gap are mapped now. Returns the block that holds them, out of reach until
@@ -242,16 +223,12 @@ impl Heap {
     #[must_use]
     pub(crate) fn whole_pages(&self, slot: Slot) -> Option<PageRun> {
         let block = self.slab.try_get(slot).filter(|block| block.state == BlockState::Free)?;
-        let reservation = self.reservation(block.reservation)?;
-        let (base, page) = (reservation.address, reservation.page_bytes);
-        let start = base + align_up(block.address - base, page);
-        let end = base + align_down(block.address + block.size_bytes - base, page);
-        (start < end).then(|| PageRun {
-            slot,
-            address: start,
-            size_bytes: end - start,
-            reservation: block.reservation,
-        })
+        let Reservation { address: base, page_bytes, kind, .. } =
+            self.reservation(block.reservation)?;
+        let address = base + align_up(block.address - base, page_bytes);
+        let end = base + align_down(block.address + block.size_bytes - base, page_bytes);
+        let size_bytes = end.saturating_sub(address);
+        (size_bytes > 0).then_some(PageRun { slot, address, size_bytes, page_bytes, kind })
     }
 
     /// Takes the free block at `slot` out of reach while its pages are unmapped. Either
@@ -345,9 +322,8 @@ impl Heap {
         gaps.into_iter().filter_map(|gap| self.remove_reservation(gap)).collect()
     }
 
-    /// Every reservation there is, with its number.
-    pub(crate) fn reservations(&self) -> impl Iterator<Item = (u16, Reservation)> + '_ {
-        let numbered = (0..).zip(&self.expandable.reservations);
-        numbered.filter_map(|(number, reservation)| Some((number, (*reservation)?)))
+    /// Every reservation there is.
+    pub(crate) fn reservations(&self) -> impl Iterator<Item = Reservation> + '_ {
+        self.expandable.reservations.iter().copied().flatten()
     }
 }

@@ -90,13 +90,6 @@ impl Heap {
         self.slab.get(slot).requested_bytes
     }
 
-    /// The kind of a block.
-    #[inline]
-    #[must_use]
-    pub(crate) fn kind(&self, slot: Slot) -> PoolKind {
-        self.slab.get(slot).kind
-    }
-
     /// The first free block of a kind in (size, key) order with at least `size_bytes`.
     #[must_use]
     pub(crate) fn first_at_least(&self, kind: PoolKind, size_bytes: u64) -> Option<Slot> {
@@ -105,7 +98,7 @@ impl Heap {
 
     /// The free block at `slot` and those of its kind behind it in (size, key) order.
     pub(crate) fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
-        self.free[self.kind(slot).index()].in_order_from(&self.slab, slot)
+        self.free[self.slab.get(slot).kind.index()].in_order_from(&self.slab, slot)
     }
 
     /// All free blocks of a kind in (size, key) order.
@@ -203,7 +196,7 @@ impl Heap {
     /// How many blocks are address space only.
     #[must_use]
     pub(crate) fn unmapped_count(&self) -> usize {
-        self.expandable.gap_count()
+        self.expandable.gaps.iter().map(|gaps| gaps.len()).sum()
     }
 
     /// How many blocks there are, free and unmapped ones included.

@@ -18,17 +18,16 @@ impl Heap {
     /// segment.
     #[must_use]
     pub(crate) fn place_of(&self, slot: Slot) -> Place {
-        let before = |slot: &Slot| self.mapped_or_none(self.slab.get(*slot).previous);
+        let before = |slot: &Slot| {
+            let previous = self.slab.get(*slot).previous;
+            let block = self.slab.try_get(previous)?;
+            (block.state != BlockState::Unmapped).then_some(previous)
+        };
         let head = std::iter::successors(Some(slot), before).last().unwrap_or(slot);
         Place {
             address: self.slab.get(head).address,
             size_bytes: self.segment_blocks(head).map(|block| block.size_bytes).sum(),
             reservation: self.reservation(self.slab.get(slot).reservation),
         }
-    }
-
-    fn mapped_or_none(&self, slot: Slot) -> Option<Slot> {
-        let mapped = !slot.is_none() && self.slab.get(slot).state != BlockState::Unmapped;
-        mapped.then_some(slot)
     }
 }

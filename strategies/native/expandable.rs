@@ -12,6 +12,7 @@ use parking_lot::MutexGuard;
 use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
+use super::hints::page_of;
 use super::policy::Plan;
 use crate::allocator::{Allocation, Expandable, ExpandableSegment};
 use crate::config::{HandleType, Settings};
@@ -23,7 +24,7 @@ use crate::heap::{Growing, PageRun, Reservation};
 use crate::history::Action;
 use crate::ids::StreamId;
 use crate::sharing::PageEntry;
-use crate::size::{PoolKind, SMALL_SEGMENT_BYTES, align_up};
+use crate::size::{PoolKind, align_up};
 
 /// Mapped pages by address.
 pub(super) type Pages = HashMap<u64, Page>;
@@ -76,11 +77,7 @@ impl Leftovers {
 impl Growth {
     /// Bytes of a page of a new reservation.
     pub(super) fn page_bytes(&self, memory: &dyn VirtualMemory, kind: PoolKind) -> u64 {
-        let segment_bytes = match kind {
-            PoolKind::Small => SMALL_SEGMENT_BYTES,
-            PoolKind::Large => self.settings.large_segment_bytes,
-        };
-        align_up(segment_bytes, memory.granularity_bytes())
+        align_up(page_of(kind, self.settings.large_segment_bytes), memory.granularity_bytes())
     }
 }
 
@@ -106,13 +103,13 @@ impl Engine {
         let mut state = cell.lock();
         loop {
             let start = grown.or_else(|| state.heap.room_for(plan.kind, rounded));
-            match start.map(|start| state.heap.plan_growth(start, rounded)) {
+            match start.and_then(|start| state.heap.plan_growth(start, rounded)) {
                 Some(Growing::Enough(slot)) => {
                     return Ok(Ok(self.hand_out(cell, &mut state, slot, rounded, requested)));
                 }
                 Some(Growing::Map(run)) => {
                     drop(state);
-                    if let Some(refusal) = self.map_pages(growth, memory, cell, plan.kind, &run)? {
+                    if let Some(refusal) = self.map_pages(growth, memory, cell, &run)? {
                         return Ok(Err(refusal));
                     }
                     let slot = cell.lock().heap.mapped(run);
@@ -122,8 +119,8 @@ impl Engine {
                     grown = Some(slot);
                 }
                 // Another request took the front of what we were growing: look again.
-                Some(Growing::NoRoom) if grown.is_some() => grown = None,
-                Some(Growing::NoRoom) | None => {
+                None if grown.take().is_some() => {}
+                None => {
                     drop(state);
                     if let Some(refusal) = self.reserve(growth, memory, cell, plan)? {
                         return Ok(Err(refusal));
@@ -188,7 +185,6 @@ impl Engine {
         growth: &mut Growth,
         memory: &dyn VirtualMemory,
         cell: &HeapCell,
-        kind: PoolKind,
         run: &PageRun,
     ) -> Result<Option<Refusal>, DriverError> {
         if !growth.is_exact()
@@ -197,8 +193,7 @@ impl Engine {
             self.note_refusal(growth, cell, run.size_bytes, &refusal);
             return Ok(Some(refusal));
         }
-        let reservation = cell.lock().heap.reservation(run.reservation);
-        let page_bytes = reservation.map_or(run.size_bytes, |r| r.page_bytes);
+        let page_bytes = run.page_bytes;
         let count = run.size_bytes / page_bytes;
         let addresses = (0..count).map(|page| run.address + page * page_bytes);
         // To ask for the fabric may make a piece for a trial: only where pieces are to leave.
@@ -237,7 +232,7 @@ impl Engine {
         let pages =
             pieces.into_iter().map(|piece| Page { piece, exportable, shared: None, handle: None });
         growth.pages.extend(addresses.zip(pages));
-        growth.pages_came(cell.pool(), kind, run.size_bytes);
+        growth.pages_came(cell.pool(), run.kind, run.size_bytes);
         self.record(Action::SegmentMap, run.address, run.size_bytes, cell);
         self.note(cell, || {
             format!("mapped {} bytes of pages at {:#x}", run.size_bytes, run.address)
@@ -251,20 +246,18 @@ impl Engine {
         &self,
         growth: &mut MutexGuard<'_, Growth>,
         cell: &HeapCell,
-        kind: PoolKind,
         run: &PageRun,
     ) -> Result<u64, DriverError> {
         let memory = self.virtual_memory()?;
-        let page_bytes = {
+        let page_bytes = run.page_bytes;
+        {
             let mut state = cell.lock();
             let is_idle = state.heap.whole_pages(run.slot) == Some(*run);
             if !is_idle || !self.history.may_release(run.address, run.size_bytes) {
                 return Ok(0);
             }
             state.heap.hold(run.slot);
-            let reservation = state.heap.reservation(run.reservation);
-            reservation.map_or(run.size_bytes, |reservation| reservation.page_bytes)
-        };
+        }
         let unmapped = self.wait_for_free_memory(cell).and_then(|()| {
             self.announce(growth, Action::SegmentUnmap, run.address, run.size_bytes, cell);
             let unmapped = memory.unmap(run.address, run.size_bytes);
@@ -278,13 +271,12 @@ impl Engine {
             cell.lock().heap.complete(run.slot, clock);
             return Err(error);
         }
-        let (gap, gone) = {
+        let gone = {
             let mut state = cell.lock();
             let gap = state.heap.unmapped(*run, self.now());
-            (gap, state.heap.remove_reservation(gap))
+            state.heap.remove_reservation(gap)
         };
-        debug_assert!(gone.is_none() || !gap.is_none());
-        growth.pages_went(cell.pool(), kind, run.size_bytes);
+        growth.pages_went(cell.pool(), run.kind, run.size_bytes);
         self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell);
         self.note(cell, || {
             format!("unmapped {} bytes of pages at {:#x}", run.size_bytes, run.address)
@@ -335,10 +327,7 @@ impl Engine {
     pub(super) fn offer_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
         // Memory of others does not stand in the way of ours.
         let _ = self.shared.imports.offer_leftovers();
-        match self.driver.virtual_memory() {
-            Some(memory) => growth.leftovers.offer(memory),
-            None => Ok(()),
-        }
+        self.driver.virtual_memory().map_or(Ok(()), |memory| growth.leftovers.offer(memory))
     }
 
     /// Gives all pages and reservations back, when the engine goes. Waits for all work of the device:
@@ -359,8 +348,7 @@ impl Engine {
         }
         let mut reservations = Vec::new();
         for cell in self.heaps.all() {
-            let state = cell.lock();
-            reservations.extend(state.heap.reservations().map(|(_, reservation)| reservation));
+            reservations.extend(cell.lock().heap.reservations());
         }
         for (address, Page { piece, .. }) in pages {
             let own = |r: &&Reservation| (r.address..r.address + r.size_bytes).contains(&address);
@@ -382,7 +370,7 @@ impl Expandable for Engine {
         let mut found = Vec::new();
         for cell in self.all_heaps(&growth) {
             let state = cell.lock();
-            found.extend(state.heap.reservations().map(|(_, of)| ExpandableSegment {
+            found.extend(state.heap.reservations().map(|of| ExpandableSegment {
                 address: of.address,
                 stream: cell.stream(),
                 pool: cell.pool(),

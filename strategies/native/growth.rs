@@ -123,9 +123,9 @@ impl Growth {
     }
 
     /// Whether decisions are PyTorch's to the letter. PyTorch does not search again after it waited for
-    /// events, empties the cache for requests that nothing could serve, keeps idle memory of a pool in use and
-    /// expandable blocks of pools with `use_on_oom`, and compares the limit with the size of a fixed segment
-    /// where it maps whole pages. In a restored checkpoint it counts free blocks as allocated and freed.
+    /// events, empties the cache for requests that nothing could serve, and keeps idle memory of a pool in
+    /// use. It takes no expandable block from a pool with `use_on_oom`, and compares the limit with the size
+    /// of a fixed segment where it maps whole pages. A restored checkpoint counts the free blocks, too.
     pub(super) fn is_exact(&self) -> bool {
         self.settings.compat.is_pytorch()
     }

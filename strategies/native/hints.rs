@@ -108,7 +108,8 @@ fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
+/// Bytes of a page where the driver's granularity is not larger.
+pub(super) fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
     match kind {
         PoolKind::Small => SMALL_SEGMENT_BYTES,
         PoolKind::Large => large_page_bytes,

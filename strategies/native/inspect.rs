@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use super::growth::Refusal;
+use super::hints::page_of;
 use super::policy::Plan;
 use crate::allocator::{Caching, Recording, Request};
 use crate::heap::{BlockState, Broken, Growing};
@@ -12,7 +13,7 @@ use crate::history::{
     Action, BlockLayout, BlockStateName, Event, History, SegmentLayout, Snapshot,
 };
 use crate::ids::PoolId;
-use crate::size::{PoolKind, REQUEST_MAX_BYTES, align_up};
+use crate::size::{REQUEST_MAX_BYTES, align_up};
 
 /// How often a snapshot is tried while frees of other threads are on their way to the history.
 const LATE_MAX: u32 = 10_000;
@@ -68,17 +69,14 @@ impl Engine {
             return Foresight::Hit(address);
         }
         let growing = cell.filter(|_| plan.expandable).and_then(|cell| growing(cell, &plan));
-        let page_bytes = match plan.kind {
-            PoolKind::Small => plan.segment_bytes,
-            PoolKind::Large => growth.settings.large_segment_bytes,
-        };
         let needed_bytes = match &growing {
             Some((Growing::Map(run), _)) => run.size_bytes,
             Some((Growing::Enough(_), _)) => 0,
-            Some((Growing::NoRoom, _)) | None if plan.expandable => {
+            None if plan.expandable => {
+                let page_bytes = page_of(plan.kind, growth.settings.large_segment_bytes);
                 align_up(plan.rounded_bytes, page_bytes)
             }
-            _ => plan.segment_bytes,
+            None => plan.segment_bytes,
         };
         let free_bytes = self.driver.memory_info().map_or(u64::MAX, |info| info.free_bytes);
         let is_refused = |released_bytes: u64| {
@@ -214,7 +212,7 @@ impl Drop for Engine {
 fn growing(cell: &HeapCell, plan: &Plan) -> Option<(Growing, u64)> {
     let heap = &cell.lock().heap;
     let start = heap.room_for(plan.kind, plan.rounded_bytes)?;
-    Some((heap.plan_growth(start, plan.rounded_bytes), heap.view(start).address))
+    Some((heap.plan_growth(start, plan.rounded_bytes)?, heap.view(start).address))
 }
 
 impl Recording for Engine {

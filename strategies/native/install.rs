@@ -145,7 +145,7 @@ impl Engine {
                 slot.and_then(|slot| state.heap.whole_pages(slot))
             };
             if let Some(run) = run {
-                self.release_pages(growth, cell, kind, &run)?;
+                self.release_pages(growth, cell, &run)?;
             }
         }
         let blocks = runs.iter().flat_map(|run| &run.blocks);

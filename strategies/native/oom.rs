@@ -87,9 +87,9 @@ impl Engine {
         }
         report.free.extend(free_ranges(&state.heap, other));
         for kind in [PoolKind::Small, PoolKind::Large] {
-            let sizes: Vec<u64> =
-                state.heap.free_blocks(kind).map(|(_, block)| block.size_bytes).collect();
-            let cached: u64 = sizes.iter().sum();
+            let blocks = state.heap.free_blocks(kind);
+            let (cached, largest) =
+                blocks.fold((0, 0), |(sum, _), (_, b)| (sum + b.size_bytes, b.size_bytes));
             match kind {
                 PoolKind::Small => report.cached_small_bytes += cached,
                 PoolKind::Large => report.cached_large_bytes += cached,
@@ -97,12 +97,12 @@ impl Engine {
             if other.pool() != PoolId::DEFAULT {
                 report.cached_private_bytes += cached;
             }
-            if !own && let Some(largest) = sizes.last() {
+            if !own {
                 let same_pool = other.pool() == cell.pool();
                 let there = if same_pool { &mut held.streams } else { &mut held.pools };
                 there.cached_bytes += cached;
                 let reaches = same_pool || other.stream() == cell.stream();
-                there.fits |= reaches && kind == plan.kind && *largest >= plan.rounded_bytes;
+                there.fits |= reaches && kind == plan.kind && largest >= plan.rounded_bytes;
             }
         }
     }

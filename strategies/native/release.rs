@@ -27,7 +27,7 @@ pub(super) struct Candidate<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Idle<'a> {
     Segment(Candidate<'a>),
-    Pages { cell: &'a HeapCell, kind: PoolKind, run: PageRun },
+    Pages { cell: &'a HeapCell, run: PageRun },
 }
 
 impl Engine {
@@ -105,7 +105,7 @@ impl Engine {
         for one in idle {
             let released = match one {
                 Idle::Segment(candidate) => self.release(growth, &candidate),
-                Idle::Pages { cell, kind, run } => self.release_pages(growth, cell, kind, &run),
+                Idle::Pages { cell, run } => self.release_pages(growth, cell, &run),
             };
             go_on(released.map(drop), &mut kept)?;
         }
@@ -217,6 +217,6 @@ fn add_idle_pages<'a>(cells: &[&'a HeapCell], kind: PoolKind, idle: &mut Vec<Idl
         let state = cell.lock();
         let blocks = state.heap.free_blocks(kind).filter(|(_, block)| block.is_expandable);
         let runs = blocks.filter_map(|(slot, _)| state.heap.whole_pages(slot));
-        idle.extend(runs.map(|run| Idle::Pages { cell, kind, run }));
+        idle.extend(runs.map(|run| Idle::Pages { cell, run }));
     }
 }

@@ -62,7 +62,7 @@ fn mapped_pages_keep_the_number_of_the_gap_and_the_rest_of_it_is_new() {
         heap.add_reservation(Reservation { address, size_bytes, page_bytes, kind: SMALL });
         let start = heap.room_for(SMALL, page_bytes).unwrap();
         let before = heap.slab.get(start).key;
-        let Growing::Map(run) = heap.plan_growth(start, 2 * page_bytes) else { panic!() };
+        let Some(Growing::Map(run)) = heap.plan_growth(start, 2 * page_bytes) else { panic!() };
         let mapped = heap.mapped(run);
         heap.complete(mapped, 0);
         assert_eq!(heap.slab.get(mapped).key, before, "{rule:?}");
