@@ -90,12 +90,6 @@ impl Heap {
         self.slab.get(slot).requested_bytes
     }
 
-    /// The first free block of a kind in (size, key) order with at least `size_bytes`.
-    #[must_use]
-    pub(crate) fn first_at_least(&self, kind: PoolKind, size_bytes: u64) -> Option<Slot> {
-        self.free[kind.index()].first_at_least(&self.slab, size_bytes.max(MIN_BLOCK_BYTES))
-    }
-
     /// The free block at `slot` and those of its kind behind it in (size, key) order.
     pub(crate) fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
         self.free[self.slab.get(slot).kind.index()].in_order_from(&self.slab, slot)
@@ -106,7 +100,7 @@ impl Heap {
         &self,
         kind: PoolKind,
     ) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
-        let first = self.first_at_least(kind, 0);
+        let first = self.free[kind.index()].first_at_least(&self.slab, MIN_BLOCK_BYTES);
         first.into_iter().flat_map(|slot| self.free_from(slot)).map(|slot| (slot, self.view(slot)))
     }
 

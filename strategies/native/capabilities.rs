@@ -102,7 +102,8 @@ impl CrossStream for Engine {
         }
         let _asks = self.history.of_free();
         self.settle_deferred()?;
-        self.poll_events_surely()
+        // Unlike a request, waits for another thread that polls.
+        self.events.poll(&*self.driver, |block| self.pass(block))
     }
 }
 

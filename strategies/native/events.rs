@@ -176,11 +176,6 @@ impl Engine {
         self.events.try_poll(&*self.driver, |block| self.pass(block))
     }
 
-    /// Like [`poll_events`](Self::poll_events), but waits for another thread that is at it.
-    pub(super) fn poll_events_surely(&self) -> Result<(), DriverError> {
-        self.events.poll(&*self.driver, |block| self.pass(block))
-    }
-
     /// Waits for every pending event, or those of one pool, and frees the blocks. May wait for running work.
     ///
     /// # Errors
@@ -196,7 +191,7 @@ impl Engine {
 
     /// One event of a block has passed.
     #[inline]
-    fn pass(&self, block: Waiting) {
+    pub(super) fn pass(&self, block: Waiting) {
         self.attention.0.fetch_sub(1, Ordering::Relaxed);
         let cell = self.heaps.get(block.heap).expect("heaps are never removed");
         self.complete(cell, block.slot);

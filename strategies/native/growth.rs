@@ -59,8 +59,8 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// Says what is true from now on. The caller holds the growth lock.
-    pub(super) fn tell(&self, counter: Counter) {
+    /// Stores the counter of the growth lock, which the caller holds.
+    pub(super) fn store(&self, counter: Counter) {
         self.now.store(counter.current, Ordering::Relaxed);
         self.peak.store(counter.peak, Ordering::Relaxed);
     }
@@ -212,7 +212,7 @@ impl Growth {
         if pool != PoolId::DEFAULT {
             change(self.reserved_by_pool.entry(pool).or_default(), kind, bytes);
         }
-        self.reserved.tell(self.counters.reserved_bytes.all);
+        self.reserved.store(self.counters.reserved_bytes.all);
     }
 }
 

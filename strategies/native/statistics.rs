@@ -106,7 +106,7 @@ impl Counters for Engine {
         growth.counters.reset_peaks();
         growth.counters.oversize_segments.peak = growth.counters.oversize_segments.current;
         growth.reset_pools(PerPool::reset_peaks);
-        growth.reserved.tell(growth.counters.reserved_bytes.all);
+        growth.reserved.store(growth.counters.reserved_bytes.all);
     }
 
     /// Sets what was summed up to zero; currents and peaks stay.
