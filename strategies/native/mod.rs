@@ -5,8 +5,8 @@
 //! pages, `pressure` is the ladder a miss climbs,
 //! `release` and `collect` give segments back, `events` waits for other streams, `oom` tells why
 //! nothing helped. `sharing` and `imports` are blocks in other processes, `peers` on other devices.
-//! `per_thread` is streams that are another one on each thread. `policy` is the one value that says
-//! whose decisions are made.
+//! `per_thread` is streams that are another one on each thread. `policy` is what a hit needs to know of the
+//! settings; `Growth::is_exact` lists what differs where decisions are PyTorch's to the letter.
 //!
 //! Lock order: growth, imports, event queue, one heap, ledger, history. A second heap only by
 //! `try_lock`, or with the growth lock held, in ascending order. No lock is held while callbacks or
