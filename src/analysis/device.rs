@@ -10,7 +10,6 @@ use crate::stats::Statistics;
 use crate::strategies::Strategy;
 
 /// A simulated device of `total_bytes`, or an H200, whose events finish in `event_mode`.
-#[cfg(feature = "cli")]
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Arc<Sim> {
     let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
     Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..SimOptions::default() }))

@@ -5,12 +5,10 @@
 //! saves. If the recorded program fails under its limit, every setting under which it runs is worth its cost.
 
 use super::advice::{Advice, Tried};
-#[cfg(feature = "cli")]
 use super::callers::Callers;
 use super::needs::Cost;
 use super::recording::{Limit, Recording};
 use super::streams::Streams;
-#[cfg(feature = "cli")]
 use super::why::Why;
 use super::words::{counted_as, grouped, mib, near, part};
 use crate::size::MIB;
@@ -182,7 +180,6 @@ impl Advice {
     }
 }
 
-#[cfg(feature = "cli")]
 impl Advice {
     /// The sentence, and the largest holder of memory if no setting can help.
     pub(crate) fn sentence_with_holder(&self, recording: &Recording, why: &Why) -> String {
@@ -199,7 +196,6 @@ impl Advice {
 }
 
 /// The code that holds most, or the size of its blocks if the recording has no stacks.
-#[cfg(feature = "cli")]
 fn largest_holder(recording: &Recording, why: &Why) -> Option<String> {
     let holders = &why.main.as_ref()?.holders;
     let callers = Callers::of(&recording.trace.stacks, super::callers::Compared::Code);

@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-#[cfg(feature = "cli")]
 use super::callers::Callers;
 use super::recording::Recording;
 use crate::ids::StreamId;
@@ -128,7 +127,6 @@ impl Holders {
 
     /// The code that holds most: at most `most` callers, largest first, and behind them the blocks without a
     /// recorded stack and those that lived before the recording began.
-    #[cfg(feature = "cli")]
     pub(crate) fn by_code(&self, callers: &Callers<'_>, most: usize) -> Vec<CodeHolder> {
         let mut joined: BTreeMap<(Option<u32>, bool), Holder> = BTreeMap::new();
         for holder in &self.by_stack {
@@ -155,14 +153,11 @@ impl Holders {
 }
 
 /// The label of blocks whose requests were not recorded.
-#[cfg(feature = "cli")]
 const LIVED_BEFORE: &str = "(lived before the recording began)";
 /// The label of blocks whose requests were recorded without a stack.
-#[cfg(feature = "cli")]
 const NO_STACK: &str = "(no stack recorded)";
 
 /// Live blocks of one caller.
-#[cfg(feature = "cli")]
 #[derive(Clone, Debug)]
 pub(crate) struct CodeHolder {
     /// The caller for people.

@@ -84,7 +84,6 @@ impl Failures {
     }
 }
 
-#[cfg(feature = "cli")]
 impl Limit {
     /// What the failed requests of a recording show of its limit, without a replay. `config` is the recorded
     /// configuration.

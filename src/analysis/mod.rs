@@ -25,10 +25,13 @@
 //!
 //! Read next: `recording`, then `needs`, then `causes`.
 
+#![cfg_attr(
+    not(feature = "cli"),
+    allow(dead_code, unused_imports, reason = "some parts are for the command line only")
+)]
+
 mod advice;
-#[cfg(feature = "cli")]
 mod callers;
-#[cfg(feature = "cli")]
 mod categories;
 mod causes;
 mod device;
@@ -40,41 +43,30 @@ mod missing;
 mod needs;
 mod recording;
 mod served;
-#[cfg(feature = "cli")]
 mod snapshot;
 mod streams;
 mod torch;
 mod trial;
-#[cfg(feature = "cli")]
 mod why;
 mod words;
 
 pub use advice::{Advice, AdviceOptions, Tried};
-#[cfg(feature = "cli")]
 pub(crate) use callers::{Callers, Compared};
-#[cfg(feature = "cli")]
 pub(crate) use categories::Category;
 pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
-#[cfg(feature = "cli")]
 pub(crate) use device::{counted, open_sim};
 pub use figures::Figures;
 pub use headline::Headline;
-#[cfg(feature = "cli")]
 pub(crate) use headline::with_failed;
-#[cfg(feature = "cli")]
 pub(crate) use holders::CodeHolder;
 pub use holders::{AgeClass, Holder, Holders, SizeClass};
 pub use needs::{Cost, Need, SearchOptions};
 pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
 pub use served::advise_on_oom;
-#[cfg(feature = "cli")]
 pub(crate) use snapshot::snapshot_of;
 pub use streams::{StreamUse, Streams};
 pub use torch::ForTorch;
 pub use trial::{Room, Trial, fits, measure};
-#[cfg(feature = "cli")]
 pub(crate) use trial::{measure_watched, watch, without_files};
-#[cfg(feature = "cli")]
 pub(crate) use why::Why;
-#[cfg(feature = "cli")]
 pub(crate) use words::{BESIDES, Choice, counted_as, grouped, heap_name, near};

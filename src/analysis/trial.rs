@@ -1,7 +1,6 @@
 //! One replay of a recording on one simulated device.
 
 use std::cell::Cell;
-#[cfg(feature = "cli")]
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -150,7 +149,6 @@ pub(super) fn fits_in_order(
 /// # Errors
 ///
 /// As [`measure`].
-#[cfg(feature = "cli")]
 pub(crate) fn watch(
     recording: &Recording,
     config: &Config,

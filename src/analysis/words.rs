@@ -2,22 +2,15 @@
 
 use std::collections::BTreeMap;
 
-#[cfg(feature = "cli")]
 use super::advice::{Advice, Tried};
-#[cfg(feature = "cli")]
 use super::causes::HeapCauses;
 use super::causes::{Causes, Moment, Picture};
-#[cfg(feature = "cli")]
 use super::needs::Need;
-#[cfg(feature = "cli")]
 use super::recording::Recording;
 use super::streams::Streams;
-#[cfg(feature = "cli")]
 use super::torch::ForTorch;
-#[cfg(feature = "cli")]
 use crate::ids::PoolId;
 use crate::ids::StreamId;
-#[cfg(feature = "cli")]
 use crate::replay::HostMemory;
 use crate::size::MIB;
 
@@ -58,7 +51,6 @@ pub(super) fn part(bytes: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { bytes as f64 / of as f64 }
 }
 
-#[cfg(feature = "cli")]
 impl HostMemory {
     /// How much there was.
     pub(crate) fn sentence(&self) -> String {
@@ -71,7 +63,6 @@ impl HostMemory {
     }
 }
 
-#[cfg(feature = "cli")]
 impl Need {
     /// What it needs in MiB, and with lucky addresses if that is less.
     pub(crate) fn in_mib(&self) -> String {
@@ -170,7 +161,6 @@ impl Picture {
     }
 }
 
-#[cfg(feature = "cli")]
 impl Moment {
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -182,7 +172,6 @@ impl Moment {
 }
 
 /// A stream and its pool.
-#[cfg(feature = "cli")]
 pub(crate) fn heap_name(heap: &HeapCauses) -> String {
     let stream = format!("stream {:#x}", heap.stream.0);
     match heap.pool {
@@ -191,7 +180,6 @@ pub(crate) fn heap_name(heap: &HeapCauses) -> String {
     }
 }
 
-#[cfg(feature = "cli")]
 impl Recording {
     /// What may be reserved, and who says so.
     pub(crate) fn limit_sentence(&self) -> Option<String> {
@@ -203,7 +191,6 @@ impl Recording {
 }
 
 /// What to set, for one allocator.
-#[cfg(feature = "cli")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     /// The allocator.
@@ -214,7 +201,6 @@ pub(crate) struct Choice {
     pub(crate) needs: String,
 }
 
-#[cfg(feature = "cli")]
 impl Advice {
     /// What to set in PyTorch's own allocator and in this project's; nothing if no setting is worth its cost.
     pub(crate) fn choices(&self, recording: &Recording) -> Vec<Choice> {
@@ -271,6 +257,5 @@ impl Advice {
 }
 
 /// What a device holds besides the recorded memory.
-#[cfg(feature = "cli")]
 pub(crate) const BESIDES: &str = "A device needs more than that: the CUDA context, loaded kernels, and what NCCL, \
     cuBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";

@@ -241,14 +241,12 @@ impl<'a> Frame<'a> {
     }
 
     /// The node of the backward pass that the frame runs, such as `MulBackward0`.
-    #[cfg(feature = "analysis")]
     pub(crate) fn backward_node(&self) -> Option<&'a str> {
         let node = self.name().strip_suffix("::apply")?.rsplit("::").next()?;
         (node.contains("Backward") || node == "AccumulateGrad").then_some(node)
     }
 
     /// The function without its parameters, its template arguments and its namespaces.
-    #[cfg(feature = "analysis")]
     pub(crate) fn short_function(&self) -> &'a str {
         let name = self.name();
         let name = name.split('<').next().filter(|name| !name.is_empty()).unwrap_or(name);
@@ -410,7 +408,6 @@ mod tests {
         assert!(own.is_of_user());
     }
 
-    #[cfg(feature = "analysis")]
     #[test]
     fn functions_are_shown_without_parameters_and_namespaces() {
         let frame = |function| Frame { file: "??", line: 0, function };

@@ -5,6 +5,15 @@
 //! decision, `run` repeats the requests on any allocator and times them; `stacks` keeps the stacks of
 //! requests, `frames` decides which of their frames show the program, `start` is what was there before.
 
+#![cfg_attr(
+    not(feature = "cli"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "some parts are for the analysis and the command line only"
+    )
+)]
+
 mod answers;
 mod describe;
 mod frames;
@@ -18,18 +27,14 @@ mod verify;
 mod workload;
 
 pub use frames::{FrameKind, Runtime};
-#[cfg(feature = "cli")]
 pub(crate) use pools::PoolRouting;
 pub use reader::{Limits, TraceError};
-#[cfg(feature = "analysis")]
 pub(crate) use run::{Manner, run_as, walk};
 pub use run::{ReplayError, Run, is_served, run};
 pub use stacks::{Frame, StackId, Stacks};
-#[cfg(feature = "cli")]
 pub(crate) use start::free_block;
 pub use start::{LiveBlock, Start};
 pub use trace::{Annotation, HostMemory, MadeHere, Trace, TraceEvent, UnknownEntries};
 pub use verify::{Misfit, Verification, verify, verify_recording};
-#[cfg(feature = "analysis")]
 pub(crate) use verify::{Until, verify_until};
 pub use workload::{Op, Workload};

@@ -35,7 +35,7 @@ pub enum ReplayError {
     Handle(HandleError),
     /// The driver failed.
     #[error(transparent)]
-    Driver(DriverError),
+    Driver(#[from] DriverError),
     /// The strategy keeps no cache whose memory could be limited.
     #[error(transparent)]
     NoCache(#[from] NoCache),
@@ -63,12 +63,6 @@ pub enum ReplayError {
         /// How many.
         blocks: usize,
     },
-}
-
-impl From<DriverError> for ReplayError {
-    fn from(error: DriverError) -> Self {
-        Self::Driver(error)
-    }
 }
 
 /// Streams whose work finishes when the recording says so.
@@ -252,10 +246,6 @@ pub fn is_served<A: DeviceAllocator>(
 }
 
 /// One operation that is done.
-#[cfg_attr(
-    not(feature = "analysis"),
-    expect(dead_code, reason = "only the analysis looks at steps")
-)]
 pub(crate) struct Step<'a> {
     /// Which it is.
     pub(crate) at: usize,

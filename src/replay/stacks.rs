@@ -108,7 +108,6 @@ impl Stacks {
     }
 
     /// How many different frames there are: each number of a frame is below.
-    #[cfg(feature = "analysis")]
     pub(crate) fn frame_count(&self) -> u32 {
         u32::try_from(self.frames.len()).unwrap_or(u32::MAX)
     }

@@ -35,7 +35,6 @@ pub struct LiveBlock {
 
 impl LiveBlock {
     /// Its size, where the final layout still has it.
-    #[cfg(feature = "cli")]
     pub(crate) fn size_bytes(&self) -> Option<u64> {
         self.size_bytes
     }
@@ -101,7 +100,6 @@ impl Start {
     }
 
     /// Segments and runs of pages that were held, by address, without their blocks.
-    #[cfg(feature = "cli")]
     pub(crate) fn held(&self) -> impl Iterator<Item = &SegmentLayout> {
         self.held.values()
     }

@@ -137,7 +137,6 @@ impl Trace {
     }
 
     /// The entries of requests, served or not.
-    #[cfg(feature = "analysis")]
     pub(crate) fn requests(&self) -> impl Iterator<Item = &TraceEvent> {
         self.events.iter().filter(|event| event.is_request())
     }
@@ -234,7 +233,6 @@ impl TraceEvent {
     }
 
     /// Whether a program asked for memory.
-    #[cfg(feature = "analysis")]
     pub(crate) fn is_request(&self) -> bool {
         matches!(self.action, Action::Alloc | Action::OutOfMemory)
     }

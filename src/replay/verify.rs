@@ -123,7 +123,6 @@ pub(crate) enum Until {
 }
 
 /// [`verify`], which may end early.
-#[cfg_attr(not(feature = "analysis"), expect(dead_code, reason = "only the analysis ends early"))]
 pub(crate) fn verify_until(
     trace: &Trace,
     config: &Config,

@@ -143,7 +143,7 @@ impl<R: Read> ZstdFrames<R> {
     fn open(&mut self) -> io::Result<bool> {
         let mut first = [0];
         loop {
-            if read_one(&mut self.source, &mut first)? == 0 {
+            if io::copy(&mut (&mut self.source).take(1), &mut first.as_mut_slice())? == 0 {
                 return Ok(false);
             }
             let mut decoder = FrameDecoder::new();
@@ -200,15 +200,6 @@ impl<R: Read> Read for ZstdFrames<R> {
             }
             self.frame = None;
             self.kept_bytes = 0;
-        }
-    }
-}
-
-fn read_one(source: &mut impl Read, into: &mut [u8; 1]) -> io::Result<usize> {
-    loop {
-        match source.read(into) {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            other => return other,
         }
     }
 }
