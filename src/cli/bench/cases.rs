@@ -178,7 +178,45 @@ fn as_many_as(time_ns: f64, ns: f64, fewest: usize, most: usize) -> usize {
     steps.clamp(fewest, most)
 }
 
-/// Take and give back at once.
+/// What a case of one thread does, again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steps {
+    /// Take so many bytes, and give them back.
+    Pair(u64),
+    /// A pair of 512 bytes on each of so many streams in turn.
+    Streams(usize),
+    /// A request of twenty blocks on each of so many streams in turn.
+    Serve(usize),
+    /// Replace one of 4,096 live blocks.
+    Mix,
+    /// A pair of 1 KiB where so many free blocks of that size lie between live ones.
+    Holes(usize),
+}
+
+impl Steps {
+    /// How many streams they use besides the default one.
+    pub(super) fn streams(self) -> usize {
+        match self {
+            Self::Streams(n) | Self::Serve(n) => n,
+            Self::Pair(_) | Self::Mix | Self::Holes(_) => 0,
+        }
+    }
+
+    /// Nanoseconds a step on these streams.
+    pub fn time<C: Client>(self, client: &C, streams: &[StreamId], effort: Effort) -> f64 {
+        match self {
+            Self::Pair(bytes) => pair(client, bytes, effort),
+            Self::Streams(_) => self::streams(client, streams, effort),
+            Self::Serve(_) => serve(client, streams, effort),
+            Self::Mix => mix(client, effort),
+            Self::Holes(holes) => self::holes(client, holes, effort),
+        }
+    }
+}
+
+/// Take and give back at once. As the other loops, a function of its own, so that no case changes the code of
+/// another.
+#[inline(never)]
 pub fn pair<C: Client>(client: &C, bytes: u64, effort: Effort) -> f64 {
     let step = |_| {
         let block = client.take(black_box(bytes), DEFAULT);
@@ -189,6 +227,7 @@ pub fn pair<C: Client>(client: &C, bytes: u64, effort: Effort) -> f64 {
 }
 
 /// Take 512 bytes on each stream in turn and give them back at once.
+#[inline(never)]
 pub fn streams<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64 {
     let mut turn = streams.iter().cycle();
     let mut step = |_| {
@@ -207,6 +246,7 @@ const SERVED_MAX_BYTES: u64 = 4 * MIB;
 
 /// Requests on each stream in turn, which take blocks of mixed sizes and give all of them back. All requests
 /// are alike, as those to one model are. Nanoseconds a block.
+#[inline(never)]
 pub fn serve<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64 {
     let Mix { mut sizes, .. } = Mix::new(1, SERVED_MAX_BYTES);
     sizes.truncate(SERVED_BLOCKS);
@@ -256,6 +296,7 @@ fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::Block>>) {
 }
 
 /// Replaces one of 4,096 live blocks at each step.
+#[inline(never)]
 pub fn mix<C: Client>(client: &C, effort: Effort) -> f64 {
     let mix = Mix::new(4096, 64 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
@@ -272,6 +313,7 @@ pub fn mix<C: Client>(client: &C, effort: Effort) -> f64 {
 }
 
 /// Take and give back 1 KiB where `holes` free blocks of that size lie between live ones.
+#[inline(never)]
 pub fn holes<C: Client>(client: &C, holes: usize, effort: Effort) -> f64 {
     let mut blocks: Vec<_> = (0..2 * holes).map(|_| Some(client.take(KIB, DEFAULT))).collect();
     let mut order: Vec<usize> = (0..holes).collect();

@@ -108,19 +108,16 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>
     // The device's context stays from case to case.
     let _open = args.device.open(None)?;
     let device = args.device.to_string();
-    let subjects = confs.iter().map(|(text, config)| {
-        let subject = Subject { conf: text.clone(), device: device.clone() };
-        Timed { subject, what: What::Allocator(config) }
-    });
-    let mut timed: Vec<Timed<'_>> = subjects.collect();
+    let subject = |conf: &str| Subject { conf: conf.to_owned(), device: device.clone() };
+    let timed = confs.iter().map(|(text, config)| (subject(text), What::Allocator(config)));
+    let mut timed: Vec<_> = timed.collect();
     let has = |backend| confs.iter().any(|(_, config)| config.settings().backend == backend);
     if has("cudaMallocAsync") {
-        let subject = Subject { conf: "driver".to_owned(), device };
-        timed.push(Timed { subject, what: What::DriverPool });
+        timed.push((subject("driver"), What::DriverPool));
     }
-    let results = Results::new(args.json);
-    let bar = spinner();
-    let mut session = Session { args, loops, timed, results, bar };
+    let (subjects, timed) = timed.into_iter().unzip();
+    let (results, bar) = (Results::new(args.json), spinner());
+    let mut session = Session { args, loops, subjects, timed, results, bar };
     session.floors()?;
     if has("cpu") {
         session.other_host_memory()?;
@@ -145,15 +142,7 @@ struct Built {
     streams: Vec<StreamId>,
 }
 
-/// Makes one that finds bare addresses or does not, with so many streams.
-type Build<'b> = dyn Fn(bool, usize) -> Result<Built, Box<dyn Error>> + 'b;
-
 /// One of those that are timed side by side.
-struct Timed<'a> {
-    subject: Subject,
-    what: What<'a>,
-}
-
 #[derive(Clone, Copy)]
 enum What<'a> {
     Allocator(&'a Config),
@@ -182,7 +171,9 @@ fn alone(ns: f64) -> Together {
 struct Session<'a> {
     args: &'a Bench,
     loops: &'a Loops,
-    timed: Vec<Timed<'a>>,
+    /// What is timed side by side, by the names of its results.
+    subjects: Vec<Subject>,
+    timed: Vec<What<'a>>,
     results: Results,
     bar: ProgressBar,
 }
@@ -230,19 +221,30 @@ impl Session<'_> {
         threads: &[usize],
         time: impl Fn(&Self, What<'_>, usize) -> Shown<Together>,
     ) -> Result<(), Box<dyn Error>> {
+        let subjects = self.subjects.clone();
+        self.each(case, threads, &subjects, |session, at, threads| {
+            time(session, session.timed[at], threads)
+        })
+    }
+
+    /// A case for each of these numbers of threads and each of these subjects, which `time` knows by their
+    /// places.
+    fn each(
+        &mut self,
+        case: &str,
+        threads: &[usize],
+        subjects: &[Subject],
+        time: impl Fn(&Self, usize, usize) -> Shown<Together>,
+    ) -> Result<(), Box<dyn Error>> {
         if !self.wants(case) {
             return Ok(());
         }
-        let cells: Vec<(usize, usize)> = threads
-            .iter()
-            .flat_map(|threads| (0..self.timed.len()).map(|at| (*threads, at)))
-            .collect();
-        let shown = self.rounds(case, cells.len(), |cell| {
-            let (threads, at) = cells[cell];
-            time(self, self.timed[at].what, threads)
-        })?;
-        for ((threads, at), times) in cells.into_iter().zip(shown) {
-            self.results.add(case, threads, &self.timed[at].subject, times)?;
+        let cells = threads.iter().flat_map(|n| (0..subjects.len()).map(|at| (at, *n)));
+        let cells: Vec<(usize, usize)> = cells.collect();
+        let shown =
+            self.rounds(case, cells.len(), |cell| time(self, cells[cell].0, cells[cell].1))?;
+        for ((at, threads), times) in cells.into_iter().zip(shown) {
+            self.results.add(case, threads, &subjects[at], times)?;
         }
         Ok(())
     }
@@ -284,14 +286,7 @@ impl Session<'_> {
         threads: &[usize],
         time: impl Fn(usize) -> Together,
     ) -> Result<(), Box<dyn Error>> {
-        if !self.wants(case) {
-            return Ok(());
-        }
-        let shown = self.rounds(case, threads.len(), |at| Ok(Some(time(threads[at]))))?;
-        for (threads, times) in threads.iter().zip(shown) {
-            self.results.add(case, *threads, &Subject::machine(), times)?;
-        }
-        Ok(())
+        self.each(case, threads, &[Subject::machine()], |_, _, threads| Ok(Some(time(threads))))
     }
 
     /// 1, 2, 4 and so on, up to the most.
@@ -307,17 +302,7 @@ impl Session<'_> {
     fn cells(&mut self, cells: &[(&str, Cell)]) -> Result<(), Box<dyn Error>> {
         for (case, cell) in cells {
             self.single(case, |session, what| {
-                let (args, loops) = (session.args, session.loops);
-                match what {
-                    What::Allocator(config) => {
-                        let build =
-                            |raw_addresses, streams| args.build(config, raw_addresses, streams);
-                        cells::time(*cell, &build, loops, Effort::ROUND)
-                    }
-                    What::DriverPool => {
-                        cells::time_pool(*cell, |streams| args.open_pool(streams), Effort::ROUND)
-                    }
-                }
+                cells::time(*cell, what, session.args, session.loops, Effort::ROUND)
             })?;
         }
         Ok(())
@@ -325,8 +310,7 @@ impl Session<'_> {
 
     fn by_handle(&mut self) -> Result<(), Box<dyn Error>> {
         self.cells(&cells::FIRST)?;
-        let subjects: Vec<Subject> = self.timed.iter().map(|timed| timed.subject.clone()).collect();
-        self.tails("tail:", &subjects, |session, at| match session.timed[at].what {
+        self.tails("tail:", &self.subjects.clone(), |session, at| match session.timed[at] {
             What::Allocator(config) => {
                 let built = session.args.build(config, false, 0)?;
                 Ok(Some((session.loops.tail)(&Typed(&built.strategy))))
@@ -386,19 +370,16 @@ impl Session<'_> {
 
     /// Other allocators of host memory.
     fn other_host_memory(&mut self) -> Result<(), Box<dyn Error>> {
-        let wanted: Vec<_> =
-            host_memory::TOUCHED.into_iter().filter(|(case, _)| self.wants(case)).collect();
-        if wanted.is_empty() {
+        if !host_memory::TOUCHED.iter().any(|(case, _)| self.wants(case)) {
             return Ok(());
         }
-        let others = host_memory::others();
-        for (case, bytes) in wanted {
-            let time = |at: usize| Ok(Some(alone(host_memory::touch(&*others[at].1, bytes))));
-            let shown = self.rounds(case, others.len(), time)?;
-            for ((name, _), times) in others.iter().zip(shown) {
-                let subject = Subject { conf: (*name).to_owned(), device: "host".to_owned() };
-                self.results.add(case, 1, &subject, times)?;
-            }
+        let (names, others): (Vec<_>, Vec<_>) = host_memory::others().into_iter().unzip();
+        let subject = |name: &str| Subject { conf: name.to_owned(), device: "host".to_owned() };
+        let subjects: Vec<Subject> = names.into_iter().map(subject).collect();
+        for (case, bytes) in host_memory::TOUCHED {
+            self.each(case, &[1], &subjects, |_, at, _| {
+                Ok(Some(alone(host_memory::touch(&*others[at], bytes))))
+            })?;
         }
         Ok(())
     }

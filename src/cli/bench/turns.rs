@@ -11,7 +11,7 @@ use super::super::outcome::{BadWords, out};
 use super::cases::Effort;
 use super::loops::Loops;
 use super::results::{Row, Subject};
-use super::{Bench, Outcome, Shown, alone, cells, settings};
+use super::{Bench, Outcome, Shown, What, alone, cells, settings};
 
 pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
     // The device's context stays from turn to turn.
@@ -39,11 +39,10 @@ fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Shown<f64> {
         let known: Vec<_> = cells::all().map(|(name, _)| name).collect();
         BadWords(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
     })?;
-    if conf == "driver" {
-        let open = |streams| args.open_pool(streams);
-        return cells::time_pool(cell, open, Effort::BRIEF);
-    }
-    let config = settings::parse("configuration", conf)?;
-    let build = |raw_addresses, streams| args.build(&config, raw_addresses, streams);
-    cells::time(cell, &build, loops, Effort::BRIEF)
+    let config = match conf {
+        "driver" => None,
+        conf => Some(settings::parse("configuration", conf)?),
+    };
+    let what = config.as_ref().map_or(What::DriverPool, What::Allocator);
+    cells::time(cell, what, args, loops, Effort::BRIEF)
 }
