@@ -159,7 +159,7 @@ impl Report {
         let advice = Advice::search(&recording, &options.advice, progress)?;
         let mut why = Why::of(&recording)?;
         as_recorded(&mut why, &recording, &lives);
-        let settings = settings::settings(&recording, &lives, &advice, &options.settings)?;
+        let rows = settings::settings(&recording, &lives, &advice, &options.settings)?;
         Ok(sheet::sheet(
             &Parts {
                 name,
@@ -168,7 +168,7 @@ impl Report {
                 lives: &lives,
                 limit: recording.limit.map(LimitData::of),
                 advice: &AdviceData::of(&recording, &advice, &why),
-                needs: &NeedsData::of(&settings, settings::points(&lives)),
+                needs: &NeedsData { missing: None, points: settings::points(&lives), rows },
             },
             most,
         ))

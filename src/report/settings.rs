@@ -1,5 +1,7 @@
 //! What a recording needs under several settings, and how much each reserves while it runs.
 
+use serde::Serialize;
+
 use crate::analysis::{
     Advice, Headline, Need, Recording, Room, SearchOptions, Tried, watch, without_files,
 };
@@ -7,22 +9,28 @@ use crate::config::{Config, KeyTable};
 use crate::replay::{Op, ReplayError};
 
 use super::lives::Lives;
+use super::sheet::differences;
 
-/// One setting.
-#[derive(Clone, Debug)]
-pub(crate) struct Setting {
-    pub(crate) conf: String,
-    /// Whether it is the recorded one.
-    pub(crate) is_recorded: bool,
+/// What the recording needs under one setting.
+#[derive(Debug, Serialize)]
+pub(crate) struct NeedData {
+    conf: String,
+    recorded: bool,
     /// Whether only a model of the driver can try it.
-    pub(crate) is_model: bool,
-    /// Whether somebody asked for it.
-    pub(crate) is_asked: bool,
-    pub(crate) need: Need,
-    /// Reserved bytes in each column, on the smallest device on which it runs.
-    pub(crate) at_need: Vec<u64>,
+    model: bool,
+    /// Whether the caller named it.
+    asked: bool,
+    needs: Option<u64>,
+    /// What it needs with lucky addresses, if that is less.
+    with_luck: Option<u64>,
+    retries: Option<u64>,
+    device_calls: Option<u64>,
+    device_ms: Option<f64>,
+    reserved_unlimited: u64,
+    /// Reserved bytes at each point, on the smallest device on which it runs; differences to the one before.
+    at_need: Vec<i128>,
     /// The same where nothing limits it.
-    pub(crate) unlimited: Vec<u64>,
+    unlimited: Vec<i128>,
 }
 
 /// How many settings are shown, those that somebody asked for and the recorded one apart.
@@ -31,12 +39,13 @@ const SHOWN: usize = 6;
 const POINTS: usize = 800;
 
 /// The settings that `advice` found best, the recorded one and those that somebody asked for.
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
 pub(crate) fn settings(
     recording: &Recording,
     lives: &Lives,
     advice: &Advice,
     asked: &[(String, Config)],
-) -> Result<Vec<Setting>, ReplayError> {
+) -> Result<Vec<NeedData>, ReplayError> {
     let mut chosen: Vec<(Tried, Config)> = Vec::new();
     let recorded = &advice.recorded;
     let own = recording.config.clone().unwrap_or_default();
@@ -82,12 +91,23 @@ pub(crate) fn settings(
             None => Vec::new(),
         };
         let unlimited = curve(recording, &config, Room::Endless, &columns)?;
-        let is_asked = asked.iter().any(|(_, known)| known.settings() == config.settings());
-        let is_model = advice.modelled.as_ref().is_some_and(|modelled| modelled.conf == conf);
-        let is_recorded = at == 0;
-        all.push(Setting { conf, is_recorded, is_model, is_asked, need, at_need, unlimited });
+        let cost = need.cost;
+        all.push(NeedData {
+            recorded: at == 0,
+            model: advice.modelled.as_ref().is_some_and(|modelled| modelled.conf == conf),
+            asked: asked.iter().any(|(_, known)| known.settings() == config.settings()),
+            conf,
+            needs: need.needs_bytes,
+            with_luck: need.with_luck_bytes,
+            retries: cost.map(|cost| cost.retries),
+            device_calls: cost.map(|cost| cost.device_calls),
+            device_ms: cost.map(|cost| cost.device_ns as f64 / 1e6),
+            reserved_unlimited: need.reserved_unlimited_bytes,
+            at_need,
+            unlimited,
+        });
     }
-    all.sort_by_key(|setting| setting.need.needs_bytes.unwrap_or(u64::MAX));
+    all.sort_by_key(|setting| setting.needs.unwrap_or(u64::MAX));
     Ok(all)
 }
 
@@ -116,13 +136,13 @@ fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
     recording.workload.ops.iter().map(column).collect()
 }
 
-/// The most reserved bytes in each column.
+/// The most reserved bytes in each column; differences to the one before.
 fn curve(
     recording: &Recording,
     config: &Config,
     room: Room,
     columns: &[u32],
-) -> Result<Vec<u64>, ReplayError> {
+) -> Result<Vec<i128>, ReplayError> {
     let count = columns.last().map_or(0, |last| *last as usize + 1);
     let mut most: Vec<Option<u64>> = vec![None; count];
     let mut last = vec![0; count];
@@ -139,5 +159,5 @@ fn curve(
         }
         None => before,
     });
-    Ok(filled.collect())
+    Ok(differences(filled))
 }

@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::columns::{Column, fewer};
 use super::headline::Headline;
 use super::holders::{Holder, Holders};
-use super::lives::{Lives, NEVER, Peak};
+use super::lives::{Block, Lives, NEVER, Peak, Segment};
 use super::rows::{Kept, Room};
 use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
 use crate::analysis::{Callers, Category, Compared, Limit, counted_as};
 use crate::ids::PoolId;
 use crate::replay::{Annotation, StackId, Trace};
+use crate::size::PoolKind;
 
 /// What a sheet is made of.
 pub(crate) struct Parts<'a> {
@@ -53,7 +54,7 @@ struct Sheet<'a> {
     limit: Option<&'a LimitData>,
     peak_reserved: Peak,
     peak_live: Peak,
-    columns: ColumnsData,
+    columns: Table,
     failures: FailuresData,
     /// Moment, text and bytes of the block.
     annotations: Vec<(u32, String, u64)>,
@@ -66,7 +67,7 @@ struct Sheet<'a> {
     heaps: Vec<[u32; 2]>,
     /// Whether the moments' maps lack something.
     is_short: bool,
-    segments: SegmentsData,
+    segments: Table,
     blocks: BlocksData,
     stacks: Stacks,
     holders: Vec<HoldersData>,
@@ -75,19 +76,13 @@ struct Sheet<'a> {
     needs: &'a NeedsData,
 }
 
-/// Each list holds differences to the number before.
-#[derive(Default, Serialize)]
-struct ColumnsData {
-    start: Vec<i128>,
-    time_us: Vec<i128>,
-    live_min: Vec<i128>,
-    live_max: Vec<i128>,
-    live_last: Vec<i128>,
-    /// The first moment of the most live bytes.
-    live_peak: Vec<i128>,
-    reserved_min: Vec<i128>,
-    reserved_max: Vec<i128>,
-    reserved_last: Vec<i128>,
+/// Lists of numbers by their names.
+struct Table(Vec<(&'static str, Vec<i128>)>);
+
+impl Serialize for Table {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, list)| (name, list)))
+    }
 }
 
 #[derive(Serialize)]
@@ -103,27 +98,10 @@ struct PoolData {
     private: bool,
 }
 
-#[derive(Default, Serialize)]
-struct SegmentsData {
-    born: Vec<i128>,
-    life: Vec<i64>,
-    address: Vec<u64>,
-    size: Vec<u64>,
-    heap: Vec<u32>,
-    large: Vec<u8>,
-    expandable: Vec<u8>,
-}
-
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 struct BlocksData {
-    born: Vec<i128>,
-    life: Vec<i64>,
-    wait: Vec<i64>,
-    address: Vec<u64>,
-    size: Vec<u64>,
-    unused: Vec<i128>,
-    heap: Vec<u32>,
-    stack: Vec<i64>,
+    #[serde(flatten)]
+    table: Table,
     /// Rows that stand for several blocks, by their places, and how many.
     runs: Vec<(usize, u32)>,
 }
@@ -331,21 +309,21 @@ pub(super) fn differences(numbers: impl Iterator<Item = u64>) -> Vec<i128> {
         .collect()
 }
 
-fn columns_data(lives: &Lives, most: usize) -> ColumnsData {
+fn columns_data(lives: &Lives, most: usize) -> Table {
     let all = &lives.columns;
     let columns = fewer(&all.columns, most);
-    let of = |what: fn(&Column) -> u64| differences(columns.iter().map(what));
-    ColumnsData {
-        start: differences(columns.iter().map(|column| column.first.into())),
-        time_us: differences(columns.iter().map(|c| c.time_us.saturating_sub(all.begin_us))),
-        live_min: of(|column| column.live_min_bytes),
-        live_max: of(|column| column.live_max_bytes),
-        live_last: of(|column| column.live_last_bytes),
-        live_peak: of(|column| column.live_peak_at.into()),
-        reserved_min: of(|column| column.reserved_min_bytes),
-        reserved_max: of(|column| column.reserved_max_bytes),
-        reserved_last: of(|column| column.reserved_last_bytes),
-    }
+    let of = |what: &dyn Fn(&Column) -> u64| differences(columns.iter().map(what));
+    Table(vec![
+        ("start", of(&|column| column.first.into())),
+        ("time_us", of(&|column| column.time_us.saturating_sub(all.begin_us))),
+        ("live_min", of(&|column| column.live_min_bytes)),
+        ("live_max", of(&|column| column.live_max_bytes)),
+        ("live_last", of(&|column| column.live_last_bytes)),
+        ("live_peak", of(&|column| column.live_peak_at.into())),
+        ("reserved_min", of(&|column| column.reserved_min_bytes)),
+        ("reserved_max", of(&|column| column.reserved_max_bytes)),
+        ("reserved_last", of(&|column| column.reserved_last_bytes)),
+    ])
 }
 
 fn failures(lives: &Lives, table: &StackTable, most: usize) -> FailuresData {
@@ -388,21 +366,22 @@ impl Heaps {
 }
 
 /// How long something lives; -1 is to the end and beyond.
-fn span(from: u32, to: u32) -> i64 {
-    if to == NEVER { -1 } else { i64::from(to) - i64::from(from) }
+fn span(from: u32, to: u32) -> i128 {
+    if to == NEVER { -1 } else { i128::from(to) - i128::from(from) }
 }
 
-fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps) -> SegmentsData {
+fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps) -> Table {
     let all = &kept.segments;
-    SegmentsData {
-        born: differences(all.iter().map(|segment| segment.born.into())),
-        life: all.iter().map(|segment| span(segment.born, segment.gone)).collect(),
-        address: all.iter().map(|segment| (segment.address - base) / unit).collect(),
-        size: all.iter().map(|segment| segment.size_bytes / unit).collect(),
-        heap: all.iter().map(|segment| heaps.place(segment.stream, segment.pool)).collect(),
-        large: all.iter().map(|s| u8::from(s.kind == crate::size::PoolKind::Large)).collect(),
-        expandable: all.iter().map(|segment| u8::from(segment.expandable)).collect(),
-    }
+    let of = |what: &mut dyn FnMut(&Segment) -> i128| all.iter().map(what).collect();
+    Table(vec![
+        ("born", differences(all.iter().map(|segment| segment.born.into()))),
+        ("life", of(&mut |segment| span(segment.born, segment.gone))),
+        ("address", of(&mut |segment| ((segment.address - base) / unit).into())),
+        ("size", of(&mut |segment| (segment.size_bytes / unit).into())),
+        ("heap", of(&mut |segment| heaps.place(segment.stream, segment.pool).into())),
+        ("large", of(&mut |segment| (segment.kind == PoolKind::Large).into())),
+        ("expandable", of(&mut |segment| segment.expandable.into())),
+    ])
 }
 
 fn blocks(
@@ -413,25 +392,30 @@ fn blocks(
     heaps: &mut Heaps,
     table: &StackTable,
 ) -> BlocksData {
-    let born = differences(kept.rows.iter().map(|row| row.block.born.into()));
-    let mut data = BlocksData { born, ..BlocksData::default() };
-    for (at, row) in kept.rows.iter().enumerate() {
-        let block = &row.block;
-        data.life.push(span(block.born, block.freed));
-        data.wait.push(if block.freed == NEVER { 0 } else { span(block.freed, block.gone) });
-        data.address.push((block.address - base) / unit);
-        data.size.push(block.size_bytes / unit);
-        data.unused.push(i128::from(block.size_bytes) - i128::from(block.requested_bytes));
-        data.heap.push(heaps.place(block.stream, block.pool));
-        data.stack.push(match lives.lived_before(block) {
-            true => LIVED_BEFORE,
-            false => table.place(block.stack),
-        });
-        if row.blocks > 1 {
-            data.runs.push((at, row.blocks));
-        }
-    }
-    data
+    let rows = &kept.rows;
+    let of =
+        |what: &mut dyn FnMut(&Block) -> i128| rows.iter().map(|row| what(&row.block)).collect();
+    let wait = |block: &Block| match block.freed {
+        NEVER => 0,
+        freed => span(freed, block.gone),
+    };
+    let unused = |block: &Block| i128::from(block.size_bytes) - i128::from(block.requested_bytes);
+    let stack = |block: &Block| match lives.lived_before(block) {
+        true => LIVED_BEFORE,
+        false => table.place(block.stack),
+    };
+    let table = Table(vec![
+        ("born", differences(rows.iter().map(|row| row.block.born.into()))),
+        ("life", of(&mut |block| span(block.born, block.freed))),
+        ("wait", of(&mut |block| wait(block))),
+        ("address", of(&mut |block| ((block.address - base) / unit).into())),
+        ("size", of(&mut |block| (block.size_bytes / unit).into())),
+        ("unused", of(&mut |block| unused(block))),
+        ("heap", of(&mut |block| heaps.place(block.stream, block.pool).into())),
+        ("stack", of(&mut |block| stack(block).into())),
+    ]);
+    let runs = rows.iter().enumerate().filter(|(_, row)| row.blocks > 1);
+    BlocksData { table, runs: runs.map(|(at, row)| (at, row.blocks)).collect() }
 }
 
 /// The moments whose holders are listed, the most important one first.

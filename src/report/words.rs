@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 
-use super::settings::Setting;
-use super::sheet::differences;
+use super::settings::NeedData;
 use crate::analysis::{Advice, Choice, Picture, Recording, Streams, Why, heap_name};
 
 /// What to set, and why memory is reserved.
@@ -42,24 +41,6 @@ pub(crate) struct NeedsData {
     pub(crate) rows: Vec<NeedData>,
 }
 
-#[derive(Debug, Serialize)]
-pub(crate) struct NeedData {
-    conf: String,
-    recorded: bool,
-    model: bool,
-    asked: bool,
-    needs: Option<u64>,
-    /// What it needs with lucky addresses, if that is less.
-    with_luck: Option<u64>,
-    retries: Option<u64>,
-    device_calls: Option<u64>,
-    device_ms: Option<f64>,
-    reserved_unlimited: u64,
-    /// Reserved bytes at each point; differences to the one before.
-    at_need: Vec<i128>,
-    unlimited: Vec<i128>,
-}
-
 /// How many streams and pools are told.
 const HEAPS: usize = 64;
 
@@ -95,30 +76,5 @@ impl AdviceData {
             unknown: advice.unknown(recording),
             pictures: why.pictures().map(|p| PictureData::of(p, &why.streams)).collect(),
         }
-    }
-}
-
-impl NeedsData {
-    pub(crate) fn of(settings: &[Setting], points: usize) -> Self {
-        let differences = |curve: &[u64]| differences(curve.iter().copied());
-        #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-        let row = |setting: &Setting| {
-            let cost = setting.need.cost;
-            NeedData {
-                conf: setting.conf.clone(),
-                recorded: setting.is_recorded,
-                model: setting.is_model,
-                asked: setting.is_asked,
-                needs: setting.need.needs_bytes,
-                with_luck: setting.need.with_luck_bytes,
-                retries: cost.map(|cost| cost.retries),
-                device_calls: cost.map(|cost| cost.device_calls),
-                device_ms: cost.map(|cost| cost.device_ns as f64 / 1e6),
-                reserved_unlimited: setting.need.reserved_unlimited_bytes,
-                at_need: differences(&setting.at_need),
-                unlimited: differences(&setting.unlimited),
-            }
-        };
-        Self { missing: None, points, rows: settings.iter().map(row).collect() }
     }
 }
