@@ -1,6 +1,5 @@
 //! `stratalloc advise`: what to set so that a program needs less memory, and why it needs so much.
 
-use std::error::Error;
 use std::io::Write;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::replay::{Frame, FrameKind, StackId, Stacks, Trace};
 use crate::report;
 
 use super::assertion::{Assertion, Verdict, fits};
-use super::outcome::{Outcome, out};
+use super::outcome::{Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json};
 use super::show::{
     LUCK, NEED_HEADING, Side, emphasised, joined, mib, need_cells, progress, shown_conf, table,
@@ -52,7 +51,7 @@ pub(crate) struct Advise {
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(args: &Advise) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(args: &Advise) -> Result<Outcome> {
     args.recordings.each(Devices::Each, &mut |name, trace| advise(args, name, trace))
 }
 
@@ -71,7 +70,7 @@ impl Advise {
     }
 }
 
-fn advise(args: &Advise, name: &str, trace: Trace) -> Result<Outcome, Box<dyn Error>> {
+fn advise(args: &Advise, name: &str, trace: Trace) -> Result<Outcome> {
     let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
     let options = args.options();
     let bar = progress(1, &format!("trying settings on {}", shown(name)));

@@ -1,6 +1,5 @@
 //! Conditions on what a recording needs, as `needs<=24GiB`: `--assert` and `--fits` of `advise`.
 
-use std::error::Error;
 use std::str::FromStr;
 
 use serde_json::{Value, json};
@@ -9,6 +8,7 @@ use crate::analysis::{Advice, Recording, Tried, counted_as};
 use crate::config::Size;
 use crate::size::human_bytes;
 
+use super::outcome::Result;
 use super::show::mib;
 
 /// A quantity of a recording.
@@ -105,11 +105,7 @@ impl Assertion {
     }
 
     /// Checks the condition.
-    pub(crate) fn check(
-        &self,
-        recording: &Recording,
-        advice: &mut Advice,
-    ) -> Result<Verdict, Box<dyn Error>> {
+    pub(crate) fn check(&self, recording: &Recording, advice: &mut Advice) -> Result<Verdict> {
         match self.quantity {
             Quantity::LivePeak => Ok(self.check_live_peak(recording)),
             Quantity::Needs => self.check_needs(recording, advice),
@@ -131,11 +127,7 @@ impl Assertion {
         }
     }
 
-    fn check_needs(
-        &self,
-        recording: &Recording,
-        advice: &mut Advice,
-    ) -> Result<Verdict, Box<dyn Error>> {
+    fn check_needs(&self, recording: &Recording, advice: &mut Advice) -> Result<Verdict> {
         let setting = match self.enough_bytes() {
             Some(bytes) => advice.cheapest_within(recording, bytes)?,
             None => None,

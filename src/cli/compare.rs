@@ -1,6 +1,5 @@
 //! `stratalloc compare`: strategies side by side on the same recordings.
 
-use std::error::Error;
 use std::io::Write;
 
 use clap::Args;
@@ -10,10 +9,11 @@ use crate::analysis::{BESIDES, Need, Recording, Room, SearchOptions, Trial, meas
 use crate::config::{Compat, Config, TorchVersion, shown};
 use crate::replay::Trace;
 
-use super::outcome::{Outcome, out, tell};
+use super::outcome::{Outcome, Result, out, tell};
 use super::recordings::{Devices, Recordings, limit_json};
+use super::show::Side::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, Side, UNKNOWN, joined, mib, need_cells, progress, shown_conf, table, told,
+    LUCK, NEED_HEADING, UNKNOWN, joined, mib, need_cells, progress, shown_conf, table, told,
 };
 
 /// Arguments of `compare`.
@@ -57,7 +57,7 @@ struct Row {
 /// A configuration as its string says it, and parsed.
 type Said = (String, Config);
 
-pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(args: &Compare) -> Result<Outcome> {
     let texts: Vec<String> = if args.conf.is_empty() {
         DEFAULT_CONFS.map(str::to_owned).to_vec()
     } else {
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome, Box<dyn Error>> {
         .collect::<Result<_, _>>()?;
     let confs = for_torch(confs, args);
     let mut all = Vec::new();
-    let mut compare = |name: &str, trace: Trace| -> Result<Outcome, Box<dyn Error>> {
+    let mut compare = |name: &str, trace: Trace| -> Result<Outcome> {
         let recording = args.recordings.recording(name, trace, "no row as recorded");
         let confs = with_own(&confs, args.conf.is_empty(), &recording);
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
@@ -215,9 +215,9 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
     let limit = recording.limit;
     let mut heading = NEED_HEADING.to_vec();
     if limit.is_some() {
-        heading.extend([("reserved MiB", Side::Right), ("oom", Side::Right)]);
+        heading.extend([("reserved MiB", Right), ("oom", Right)]);
     }
-    heading.push(("ns/op", Side::Right));
+    heading.push(("ns/op", Right));
     let least = rows.iter().filter_map(|row| row.need.needs_bytes).min();
     let differ = rows.iter().any(|row| row.need.needs_bytes != least);
     let needs = |need: &Need| match need.needs_bytes {
@@ -337,8 +337,7 @@ fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
                 cells.push(vec![shown_conf(conf), most, name.clone()]);
             }
         }
-        let heading =
-            [("configuration", Side::Left), ("largest need MiB", Side::Right), ("of", Side::Left)];
+        let heading = [("configuration", Left), ("largest need MiB", Right), ("of", Left)];
         let mut out = out();
         writeln!(out, "{} ({} recordings of one job)", shown(&job), ranks.len())?;
         table(&mut out, &heading, &cells)?;

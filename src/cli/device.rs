@@ -54,36 +54,30 @@ impl Device {
             Self::Host => {
                 let defaults = HostOptions::default();
                 let total_bytes = total_bytes.unwrap_or(defaults.total_bytes);
-                let host = Host::new(HostOptions { total_bytes, ..defaults });
-                Ok(gated(host))
+                Ok(gated(Host::new(HostOptions { total_bytes, ..defaults })))
             }
             #[cfg(not(target_os = "linux"))]
-            Self::Host => Err(DriverError::new(
-                DriverErrorKind::NotSupported,
-                "open",
-                0,
-                "the host device needs Linux",
+            Self::Host => Err(not_supported("the host device needs Linux")),
+            Self::Cuda(_) if total_bytes.is_some() => Err(not_supported(
+                "a CUDA device has the memory it has; --total-memory is for sim and host",
             )),
-            Self::Cuda(_) if total_bytes.is_some() => {
-                let message =
-                    "a CUDA device has the memory it has; --total-memory is for sim and host";
-                Err(DriverError::new(DriverErrorKind::NotSupported, "open", 0, message))
-            }
             Self::Cuda(number) => open_cuda(number),
         }
     }
 }
 
+fn not_supported(why: &'static str) -> DriverError {
+    DriverError::new(DriverErrorKind::NotSupported, "open", 0, why)
+}
+
 #[cfg(all(feature = "cuda", unix))]
 fn open_cuda(number: u32) -> Result<Opened, DriverError> {
-    let cuda = crate::driver::Cuda::open(crate::ids::DeviceId(number))?;
-    Ok(gated(cuda))
+    Ok(gated(crate::driver::Cuda::open(crate::ids::DeviceId(number))?))
 }
 
 #[cfg(not(all(feature = "cuda", unix)))]
 fn open_cuda(_: u32) -> Result<Opened, DriverError> {
-    let message = "this program was built without the feature cuda";
-    Err(DriverError::new(DriverErrorKind::NotSupported, "open", 0, message))
+    Err(not_supported("this program was built without the feature cuda"))
 }
 
 impl Opened {

@@ -1,6 +1,5 @@
 //! `stratalloc explain`: what a string sets, what differs from the default for it, and the rest.
 
-use std::error::Error;
 use std::io::Write;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use crate::driver::sim::{EventMode, SimOptions};
 use crate::driver::{Driver, Sim};
 use crate::registry::{self, BuildOptions};
 
-use super::outcome::{Outcome, out, tell};
+use super::outcome::{Outcome, Result, out, tell};
 use super::settings;
 use super::show::{Side, table};
 
@@ -31,7 +30,7 @@ pub(crate) struct Explain {
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(args: &Explain) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     let (source, config) = match &args.conf {
         Some(text) => {
             let said = pasted(text);

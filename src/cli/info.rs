@@ -1,6 +1,5 @@
 //! `stratalloc info`: devices found and what they can do, and the strategies.
 
-use std::error::Error;
 use std::io::Write;
 
 use clap::Args;
@@ -11,8 +10,9 @@ use crate::registry;
 use crate::size::human_bytes;
 
 use super::device::Device;
-use super::outcome::{Outcome, out};
-use super::show::{Side, table};
+use super::outcome::{Outcome, Result, out};
+use super::show::Side::{Left, Right};
+use super::show::table;
 
 /// Arguments of `info`.
 #[derive(Args, Debug)]
@@ -28,7 +28,7 @@ type Found = (Device, Result<(DeviceInfo, Vec<&'static str>, Holders), String>);
 /// The processes that hold memory of a device, the largest first, or why they cannot be listed.
 type Holders = Result<Vec<ProcessUsage>, String>;
 
-pub(crate) fn run(args: &Info) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(args: &Info) -> Result<Outcome> {
     let found: Vec<Found> = Device::all().into_iter().map(find).collect();
     match args.json {
         true => writeln!(out(), "{}", as_json(&found))?,
@@ -83,23 +83,18 @@ fn write_tables(found: &[Found]) -> std::io::Result<()> {
         }
     };
     let mut out = out();
-    let heading = [
-        ("device", Side::Left),
-        ("name", Side::Left),
-        ("memory", Side::Right),
-        ("can", Side::Left),
-    ];
+    let heading = [("device", Left), ("name", Left), ("memory", Right), ("can", Left)];
     table(&mut out, &heading, &found.iter().map(row).collect::<Vec<_>>())?;
     writeln!(out)?;
     let holders: Vec<_> = found.iter().flat_map(holder_rows).collect();
     if !holders.is_empty() {
-        let heading = [("device", Side::Left), ("process", Side::Right), ("holds", Side::Right)];
+        let heading = [("device", Left), ("process", Right), ("holds", Right)];
         table(&mut out, &heading, &holders)?;
         writeln!(out)?;
     }
     let rows: Vec<Vec<String>> =
         registry::backends().into_iter().map(|backend| vec![backend.name, backend.about]).collect();
-    table(&mut out, &[("backend", Side::Left), ("what it is", Side::Left)], &rows)
+    table(&mut out, &[("backend", Left), ("what it is", Left)], &rows)
 }
 
 fn holder_rows((device, found): &Found) -> Vec<Vec<String>> {

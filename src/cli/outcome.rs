@@ -28,6 +28,9 @@ impl From<Outcome> for ExitCode {
     }
 }
 
+/// A result whose error is shown as it is.
+pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
+
 /// The caller's words do not fit together: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -53,10 +56,7 @@ pub(crate) fn tell(lines: impl Display) {
 
 /// Does something for each item. An error of one of several is told and does not stop the others: the exit
 /// code is 1 then.
-pub(crate) fn each<T>(
-    items: &[T],
-    mut act: impl FnMut(&T) -> Result<Outcome, Box<dyn Error>>,
-) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn each<T>(items: &[T], mut act: impl FnMut(&T) -> Result<Outcome>) -> Result<Outcome> {
     if let [item] = items {
         return act(item);
     }
@@ -69,9 +69,7 @@ pub(crate) fn each<T>(
 }
 
 /// Tells an error instead of passing it on, so that what follows is still done. A closed pipe ends all.
-pub(crate) fn one_of_several(
-    done: Result<Outcome, Box<dyn Error>>,
-) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn one_of_several(done: Result<Outcome>) -> Result<Outcome> {
     match done {
         Ok(Outcome::Good) => Ok(Outcome::Good),
         Ok(Outcome::Failed | Outcome::Usage) => Ok(Outcome::Failed),

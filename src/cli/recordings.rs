@@ -1,6 +1,5 @@
 //! The recordings that a command reads: which files and devices, and how much memory their programs had.
 
-use std::error::Error;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use crate::history::{BlockStateName, SegmentLayout};
 use crate::replay::{Limits, ReplayError, Trace, UnknownEntries, reader};
 
 use super::files;
-use super::outcome::{Outcome, each, fraction, one_of_several, tell};
+use super::outcome::{Outcome, Result, each, fraction, one_of_several, tell};
 use super::settings::{self, BadConf};
 use super::show::{mib, progress, shown_path};
 
@@ -52,7 +51,7 @@ pub(crate) enum Devices {
 const DEVICE_NUMBERS: u32 = 64;
 
 /// What is done with one device of a recording, which has this name for people.
-type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome, Box<dyn Error>> + 'a;
+type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome> + 'a;
 
 impl Recordings {
     /// What was said of the memory.
@@ -72,7 +71,7 @@ impl Recordings {
     }
 
     /// What `--conf` says, looked at before any recording is read.
-    pub(crate) fn parse_conf(&self, text: &str) -> Result<Config, Box<dyn Error>> {
+    pub(crate) fn parse_conf(&self, text: &str) -> Result<Config> {
         let config = settings::parse("--conf", text)?;
         files::spare_from(&config, &self.files)?;
         settings::tell_idle_keys(&config, self.memory_fraction.is_some());
@@ -81,20 +80,11 @@ impl Recordings {
 
     /// Reads each recording and does something with each device that is wanted, one after another: a file is
     /// read once for each of its devices, so that one at a time is held.
-    pub(crate) fn each(
-        &self,
-        wanted: Devices,
-        act: &mut Act<'_>,
-    ) -> Result<Outcome, Box<dyn Error>> {
+    pub(crate) fn each(&self, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
         each(&self.files, |path| self.each_device(path, wanted, act))
     }
 
-    fn each_device(
-        &self,
-        path: &Path,
-        wanted: Devices,
-        act: &mut Act<'_>,
-    ) -> Result<Outcome, Box<dyn Error>> {
+    fn each_device(&self, path: &Path, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
         let device = self.recorded_device;
         let again = device.is_none() && wanted == Devices::Each;
         let source = Source::of(path, self.max_input, again)?;
@@ -134,12 +124,7 @@ impl Recordings {
     }
 
     /// Reads a recording with a progress bar.
-    fn read(
-        &self,
-        path: &Path,
-        source: &Source<'_>,
-        device: Option<u32>,
-    ) -> Result<Trace, Box<dyn Error>> {
+    fn read(&self, path: &Path, source: &Source<'_>, device: Option<u32>) -> Result<Trace> {
         let name = shown_path(path);
         let (file, length): (Box<dyn Read + '_>, u64) = match source {
             Source::File(path) => {
@@ -168,12 +153,7 @@ impl Recordings {
 }
 
 /// Does something with a recording of the file at `path`, which errors of the replay name.
-fn take(
-    path: &Path,
-    act: &mut Act<'_>,
-    name: &str,
-    trace: Trace,
-) -> Result<Outcome, Box<dyn Error>> {
+fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outcome> {
     let UnknownEntries { entries, first_action } = &trace.unknown;
     if *entries > 0 {
         let ignored = counted_as(*entries, "entry is ignored", "entries are ignored");
@@ -204,7 +184,7 @@ enum Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn of(path: &'a Path, max_input: u64, again: bool) -> Result<Self, Box<dyn Error>> {
+    fn of(path: &'a Path, max_input: u64, again: bool) -> Result<Self> {
         if path != Path::new("-") {
             return Ok(Self::File(path));
         }

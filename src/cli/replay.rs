@@ -1,6 +1,5 @@
 //! `stratalloc replay`: repeat recordings through an allocator, and verify its decisions.
 
-use std::error::Error;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +17,7 @@ use crate::stats::Statistics;
 
 use super::device::{Device, Opened};
 use super::files;
-use super::outcome::{BadWords, Outcome, out};
+use super::outcome::{BadWords, Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json, tell_start};
 use super::settings;
 use super::show::{joined, mib, progress, shown_conf, shown_path};
@@ -53,7 +52,7 @@ pub(crate) struct Replay {
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(args: &Replay) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(args: &Replay) -> Result<Outcome> {
     let (stats, snapshot) = (args.stats.is_some(), args.snapshot.is_some());
     let (several, real) = (args.recordings.files.len() > 1, args.device != Device::Sim);
     let refused = [
@@ -99,7 +98,7 @@ fn replay_one(
     asked: Option<&Said<'_>>,
     name: &str,
     trace: Trace,
-) -> Result<Outcome, Box<dyn Error>> {
+) -> Result<Outcome> {
     let own = settings::recorded(&trace.conf);
     let recorded_conf = trace.conf.clone();
     let (text, config) = match asked {
@@ -148,7 +147,8 @@ fn replay_one(
         }
         false => Value::Null,
     };
-    let done = Done::of(&recording, statistics, run.as_ref(), verification.as_ref());
+    let (repeated, verification) = (run.as_ref(), verification.as_ref());
+    let done = Done { recording: &recording, statistics, repeated, verification };
     let heading = [name, text, &args.device.to_string()];
     if args.json {
         writeln!(out(), "{}", joined([done.json(heading), needed]))?;
@@ -156,12 +156,12 @@ fn replay_one(
         done.write(heading, args.recordings.memory() != Memory::default())?;
         write_limit(&recording)?;
     }
-    let exact = verification.as_ref().is_none_or(Verification::is_exact);
+    let exact = verification.is_none_or(Verification::is_exact);
     Ok(if exact { Outcome::Good } else { Outcome::Failed })
 }
 
 /// Compares every decision. What the recorded configuration does is known already if it is exact.
-fn verify(recording: &mut Recording, config: &Config) -> Result<Verification, Box<dyn Error>> {
+fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
     let own = recording.config.as_ref();
     let same = own.is_some_and(|own| {
         let as_recorded = |config: &Config| recording.trace.as_recorded(config.clone());
@@ -181,11 +181,7 @@ fn verify(recording: &mut Recording, config: &Config) -> Result<Verification, Bo
 /// Passes over the recording, and what the device's calls cost where it is simulated.
 type Repeated = (Run, Option<u64>);
 
-fn repeat(
-    args: &Replay,
-    config: &Config,
-    recording: &Recording,
-) -> Result<Repeated, Box<dyn Error>> {
+fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repeated> {
     let bar = progress(args.repeat.into(), "replaying");
     let done = |passes: u32| bar.set_position(passes.into());
     let repeated = match args.device {
@@ -211,7 +207,7 @@ fn repeat(
 }
 
 /// The recording's streams as streams of the device. The default stream stays what it is.
-fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload, Box<dyn Error>> {
+fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload> {
     let mut workload = workload.clone();
     if opened.driver.info().driver == "cuda" {
         let named: Vec<_> =
@@ -228,7 +224,7 @@ fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload, B
 /// The most streams that are made for a recording; more share them.
 const REAL_STREAMS_MAX: usize = 64;
 
-fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn Error>> {
+fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
     let keys: serde_json::Map<String, serde_json::Value> =
         statistics.keys().into_iter().map(|(key, n)| (key, n.into())).collect();
     std::fs::write(file, serde_json::to_string_pretty(&keys)? + "\n")
@@ -239,45 +235,26 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<(), Box<dyn 
 struct Done<'a> {
     recording: &'a Recording,
     statistics: &'a Statistics,
-    run: Option<&'a Run>,
+    repeated: Option<&'a Repeated>,
     verification: Option<&'a Verification>,
-    device_ns: Option<u64>,
-    allocations: u64,
-    frees: u64,
-    ooms: u64,
-    wall_s: f64,
-    ns_per_op: f64,
 }
 
-impl<'a> Done<'a> {
-    fn of(
-        recording: &'a Recording,
-        statistics: &'a Statistics,
-        repeated: Option<&'a Repeated>,
-        verification: Option<&'a Verification>,
-    ) -> Self {
-        let run = repeated.map(|(run, _)| run);
-        let of_run = run.map(|r| (r.allocations, r.frees, r.ooms, r.wall_s));
-        let verified = || verification.map(|v| (v.allocations, v.frees, v.ooms, v.wall_s));
-        let (allocations, frees, ooms, wall_s) = of_run.or_else(verified).unwrap_or_default();
-        let device_ns = repeated.and_then(|(_, device_ns)| *device_ns);
-        let ns_per_op = run.map_or(0.0, |run| (run.ns_per_op * 10.0).round() / 10.0);
-        Self {
-            recording,
-            statistics,
-            run,
-            verification,
-            device_ns,
-            allocations,
-            frees,
-            ooms,
-            wall_s,
-            ns_per_op,
+impl Done<'_> {
+    /// Allocations, frees, requests that failed, and seconds.
+    fn counts(&self) -> (u64, u64, u64, f64) {
+        match (self.repeated, self.verification) {
+            (Some((run, _)), _) => (run.allocations, run.frees, run.ooms, run.wall_s),
+            (None, Some(v)) => (v.allocations, v.frees, v.ooms, v.wall_s),
+            (None, None) => Default::default(),
         }
     }
 
+    fn ns_per_op(&self) -> f64 {
+        self.repeated.map_or(0.0, |(run, _)| (run.ns_per_op * 10.0).round() / 10.0)
+    }
+
     fn first_out_of_memory(&self) -> Option<String> {
-        let report = self.run?.first_out_of_memory.as_ref()?;
+        let report = self.repeated?.0.first_out_of_memory.as_ref()?;
         Some(report.to_string().trim_end().to_owned())
     }
 
@@ -289,23 +266,25 @@ impl<'a> Done<'a> {
 
     fn json(&self, [trace, conf, device]: [&str; 3]) -> Value {
         let s = self.statistics;
+        let (allocations, frees, ooms, wall_s) = self.counts();
+        let device_ns = self.repeated.and_then(|(_, device_ns)| *device_ns);
         let run = json!({
             "trace": trace,
             "conf": conf,
             "device": device,
-            "allocations": self.allocations,
-            "frees": self.frees,
+            "allocations": allocations,
+            "frees": frees,
             "peak_requested_bytes": s.requested_bytes.all.peak,
             "peak_allocated_bytes": s.allocated_bytes.all.peak,
             "peak_reserved_bytes": s.reserved_bytes.all.peak,
             "device_allocs": s.num_device_alloc,
             "device_frees": s.num_device_free,
             "retries": s.num_alloc_retries,
-            "ooms": self.ooms,
+            "ooms": ooms,
             "empty_caches_inferred": self.recording.workload.empty_caches,
-            "device_ms": self.device_ns.map(|ns| ns as f64 / 1e6),
-            "ns_per_op": self.ns_per_op,
-            "wall_s": self.wall_s,
+            "device_ms": device_ns.map(|ns| ns as f64 / 1e6),
+            "ns_per_op": self.ns_per_op(),
+            "wall_s": wall_s,
         });
         let verified = self.verification.map(|v| {
             json!({
@@ -324,16 +303,17 @@ impl<'a> Done<'a> {
     }
 
     fn write(&self, [trace, conf, device]: [&str; 3], room_is_said: bool) -> std::io::Result<()> {
-        let s = self.statistics;
+        let (s, ns_per_op) = (self.statistics, self.ns_per_op());
+        let (allocations, frees, ooms, wall_s) = self.counts();
         let bytes = |n: i64| mib(n as f64);
         let mut out = out();
         writeln!(out, "{}  [{}] on {}", shown(trace), shown_conf(conf), device)?;
         writeln!(
             out,
             "  {}, {}, {} out of memory, {}, {} of empty_cache",
-            counted_as(self.allocations, "allocation", "allocations"),
-            counted_as(self.frees, "free", "frees"),
-            self.ooms,
+            counted_as(allocations, "allocation", "allocations"),
+            counted_as(frees, "free", "frees"),
+            ooms,
             counted_as(s.num_alloc_retries.unsigned_abs(), "retry", "retries"),
             counted_as(self.recording.workload.empty_caches.into(), "call", "calls")
         )?;
@@ -346,15 +326,14 @@ impl<'a> Done<'a> {
             s.num_device_alloc,
             s.num_device_free
         )?;
-        if let Some(note) = may_have_had_more(self.recording.figures.ooms, self.ooms, room_is_said)
-        {
+        if let Some(note) = may_have_had_more(self.recording.figures.ooms, ooms, room_is_said) {
             writeln!(out, "  {note}")?;
         }
         if let Some(report) = self.first_out_of_memory() {
             writeln!(out, "  first: {}", report.replace('\n', "\n    "))?;
         }
-        if self.ns_per_op > 0.0 {
-            writeln!(out, "  {:.1} ns an operation, {:.2} s in all", self.ns_per_op, self.wall_s)?;
+        if ns_per_op > 0.0 {
+            writeln!(out, "  {ns_per_op:.1} ns an operation, {wall_s:.2} s in all")?;
         }
         if let Some(verified) = self.verification {
             writeln!(

@@ -1,6 +1,5 @@
 //! `stratalloc report`: one page that shows where memory went.
 
-use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use crate::replay::Trace;
 use crate::report::{self, Options, PAGE_BYTES};
 
 use super::files;
-use super::outcome::{BadWords, Outcome, out, tell};
+use super::outcome::{BadWords, Outcome, Result, out, tell};
 use super::recordings::{Devices, Recordings, name_of};
 use super::settings;
 use super::show::{mib, progress, shown_path};
@@ -41,7 +40,7 @@ pub(crate) struct Report {
     torch: Option<TorchVersion>,
 }
 
-pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(args: &Report) -> Result<Outcome> {
     let output = match &args.output {
         Some(output) => output.clone(),
         None => beside(&args.recordings.files)?,
@@ -59,7 +58,7 @@ pub(crate) fn run(args: &Report) -> Result<Outcome, Box<dyn Error>> {
     };
     let target = Target::open(&output)?;
     let mut report = report::Report::new(options, args.recordings.files.len());
-    let mut add = |name: &str, trace: Trace| -> Result<Outcome, Box<dyn Error>> {
+    let mut add = |name: &str, trace: Trace| -> Result<Outcome> {
         let own = settings::recorded(&trace.conf).map_err(|error| error.to_string());
         if let Err(error) = &own {
             tell(format_args!("note: {}: shown with PyTorch's default: {error}", shown(name)));
@@ -115,7 +114,7 @@ enum Target {
 
 impl Target {
     /// Fails before anything is read where the page could not be written.
-    fn open(output: &Path) -> Result<Self, Box<dyn Error>> {
+    fn open(output: &Path) -> Result<Self> {
         if output == Path::new("-") {
             return Ok(Self::Printed);
         }
@@ -142,7 +141,7 @@ impl Target {
         matches!(self, Self::Printed)
     }
 
-    fn write(mut self, bytes: &[u8]) -> Result<(), Box<dyn Error>> {
+    fn write(mut self, bytes: &[u8]) -> Result<()> {
         match &mut self {
             Self::Printed => out().write_all(bytes)?,
             Self::Into(file) => file.write_all(bytes)?,

@@ -1,41 +1,31 @@
 //! Where the command line's configurations come from.
 
-use std::error::Error;
-use std::fmt;
-
 use crate::config::{
     Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_process, nearest_of,
 };
 use crate::registry::{self, BuildError};
 
-use super::outcome::{BadWords, tell};
+use super::outcome::{BadWords, Result, tell};
 
 /// A string that could not be used, as it is shown.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{origin}: {error}\n{}", error.caret(text))]
 pub(crate) struct BadConf {
-    source: String,
+    origin: String,
     text: String,
     error: Box<ConfigError>,
 }
 
 impl BadConf {
-    fn new(source: &str, text: &str, error: ConfigError) -> Self {
-        Self { source: source.to_owned(), text: text.to_owned(), error: Box::new(error) }
+    fn new(origin: &str, text: &str, error: ConfigError) -> Self {
+        Self { origin: origin.to_owned(), text: text.to_owned(), error: Box::new(error) }
     }
 
     /// The same, of a recording's file.
     pub(crate) fn in_file(self, file: &str) -> Self {
-        Self { source: format!("{file}: {}", self.source), ..self }
+        Self { origin: format!("{file}: {}", self.origin), ..self }
     }
 }
-
-impl fmt::Display for BadConf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}\n{}", self.source, self.error, self.error.caret(&self.text))
-    }
-}
-
-impl Error for BadConf {}
 
 /// The keys that are known here.
 pub(crate) fn keys() -> KeyTable {
@@ -51,7 +41,7 @@ pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
 
 /// Parses what a recording says of its configuration. Recordings come from anybody, so that none of them
 /// writes files or loads code.
-pub(crate) fn recorded(text: &str) -> Result<Config, Box<dyn Error>> {
+pub(crate) fn recorded(text: &str) -> Result<Config> {
     let config = parse("the trace's configuration", text)?;
     let settings = config.settings();
     if settings.writes_files() || settings.pluggable.library.is_some() {
@@ -64,7 +54,7 @@ pub(crate) fn recorded(text: &str) -> Result<Config, Box<dyn Error>> {
 /// What the environment says.
 pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
     let said = from_process(&keys()).map_err(|error| BadConf {
-        source: error.variable.to_owned(),
+        origin: error.variable.to_owned(),
         text: error.text,
         error: error.error,
     })?;

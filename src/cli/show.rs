@@ -95,24 +95,19 @@ pub(crate) fn shown_conf(conf: &str) -> String {
 
 /// A bar on a terminal; nothing in a pipe.
 pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(length).with_message(what.to_owned());
-    if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent}%") {
-        bar.set_style(style);
-    }
-    bar
+    let bar = || ProgressBar::new(length).with_message(what.to_owned());
+    on_terminal(bar, "{msg} {wide_bar} {percent}%")
 }
 
 /// What is being done, on a terminal; nothing in a pipe.
 pub(crate) fn spinner() -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
+    on_terminal(ProgressBar::new_spinner, "timing {msg}")
+}
+
+fn on_terminal(make: impl FnOnce() -> ProgressBar, template: &str) -> ProgressBar {
+    match (io::stderr().is_terminal(), ProgressStyle::with_template(template)) {
+        (false, _) => ProgressBar::hidden(),
+        (true, Ok(style)) => make().with_style(style),
+        (true, Err(_)) => make(),
     }
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("timing {msg}") {
-        bar.set_style(style);
-    }
-    bar
 }

@@ -8,7 +8,6 @@ pub(super) mod loops;
 mod results;
 mod turns;
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,7 @@ use crate::registry::BuildOptions;
 use crate::strategies::Strategy;
 
 use super::device::{Device, Opened};
-use super::outcome::{BadWords, Outcome};
+use super::outcome::{BadWords, Outcome, Result};
 use super::settings;
 use super::show::spinner;
 use cases::{Effort, Pool, Raw, Tail, Together, Typed};
@@ -59,12 +58,7 @@ pub(crate) struct Bench {
 impl Bench {
     /// An allocator with an empty cache of its own, on a thread that works with the device as a program's
     /// threads do.
-    fn build(
-        &self,
-        config: &Config,
-        raw_addresses: bool,
-        streams: usize,
-    ) -> Result<Built, Box<dyn Error>> {
+    fn build(&self, config: &Config, raw_addresses: bool, streams: usize) -> Result<Built> {
         let (Opened { driver, .. }, streams) = self.open(streams)?;
         let options = BuildOptions { raw_addresses };
         let strategy = crate::registry::build(config, Arc::clone(&driver), options)?;
@@ -72,12 +66,12 @@ impl Bench {
     }
 
     /// The device's stream-ordered pool, and streams.
-    fn open_pool(&self, streams: usize) -> Result<(Pool, Vec<StreamId>), Box<dyn Error>> {
+    fn open_pool(&self, streams: usize) -> Result<(Pool, Vec<StreamId>)> {
         let (opened, streams) = self.open(streams)?;
         Ok((Pool::of(opened.driver)?, streams))
     }
 
-    fn open(&self, streams: usize) -> Result<(Opened, Vec<StreamId>), Box<dyn Error>> {
+    fn open(&self, streams: usize) -> Result<(Opened, Vec<StreamId>)> {
         let opened = self.device.open(None)?;
         opened.driver.make_current()?;
         let streams = opened.streams(streams)?;
@@ -100,7 +94,7 @@ const ROUNDS: usize = 5;
 /// After so much time for each that is timed no further round begins.
 const ROUNDS_TIME: Duration = Duration::from_secs(4);
 
-pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     if args.turns {
         return turns::run(args, loops);
     }
@@ -161,7 +155,7 @@ impl<'a> What<'a> {
 }
 
 /// What one timing showed; nothing where there is no such case.
-type Shown<T> = Result<Option<T>, Box<dyn Error>>;
+type Shown<T> = Result<Option<T>>;
 
 /// A step of one thread.
 fn alone(ns: f64) -> Together {
@@ -189,7 +183,7 @@ impl Session<'_> {
         case: &str,
         count: usize,
         mut time: impl FnMut(usize) -> Shown<T>,
-    ) -> Result<Vec<Vec<T>>, Box<dyn Error>> {
+    ) -> Result<Vec<Vec<T>>> {
         self.bar.set_message(case.to_owned());
         self.bar.tick();
         let mut shown: Vec<Vec<T>> = (0..count).map(|_| Vec::new()).collect();
@@ -206,11 +200,7 @@ impl Session<'_> {
     }
 
     /// A case of one thread.
-    fn single(
-        &mut self,
-        case: &str,
-        time: impl Fn(&Self, What<'_>) -> Shown<f64>,
-    ) -> Result<(), Box<dyn Error>> {
+    fn single(&mut self, case: &str, time: impl Fn(&Self, What<'_>) -> Shown<f64>) -> Result<()> {
         self.crowds(case, &[1], |session, what, _| Ok(time(session, what)?.map(alone)))
     }
 
@@ -220,7 +210,7 @@ impl Session<'_> {
         case: &str,
         threads: &[usize],
         time: impl Fn(&Self, What<'_>, usize) -> Shown<Together>,
-    ) -> Result<(), Box<dyn Error>> {
+    ) -> Result<()> {
         let subjects = self.subjects.clone();
         self.each(case, threads, &subjects, |session, at, threads| {
             time(session, session.timed[at], threads)
@@ -235,7 +225,7 @@ impl Session<'_> {
         threads: &[usize],
         subjects: &[Subject],
         time: impl Fn(&Self, usize, usize) -> Shown<Together>,
-    ) -> Result<(), Box<dyn Error>> {
+    ) -> Result<()> {
         if !self.wants(case) {
             return Ok(());
         }
@@ -255,7 +245,7 @@ impl Session<'_> {
         prefix: &str,
         subjects: &[Subject],
         time: impl Fn(&Self, usize) -> Shown<Tail>,
-    ) -> Result<(), Box<dyn Error>> {
+    ) -> Result<()> {
         let cases = [("p50", 500), ("p99", 990), ("p999", 999)]
             .map(|(name, part)| (format!("{prefix}{name}"), part));
         if !cases.iter().any(|(case, _)| self.wants(case)) {
@@ -272,7 +262,7 @@ impl Session<'_> {
     }
 
     /// What nothing can be faster than.
-    fn floors(&mut self) -> Result<(), Box<dyn Error>> {
+    fn floors(&mut self) -> Result<()> {
         self.machine("floor:atomic_rmw", &[1], |_| alone(floors::atomic_rmw()))?;
         self.machine("floor:lock_pair", &self.thread_counts(), floors::lock_pair)?;
         self.machine("floor:malloc_pair_512B", &[1], |_| alone(floors::malloc_pair()))?;
@@ -285,7 +275,7 @@ impl Session<'_> {
         case: &str,
         threads: &[usize],
         time: impl Fn(usize) -> Together,
-    ) -> Result<(), Box<dyn Error>> {
+    ) -> Result<()> {
         self.each(case, threads, &[Subject::machine()], |_, _, threads| Ok(Some(time(threads))))
     }
 
@@ -299,7 +289,7 @@ impl Session<'_> {
     }
 
     /// Cases of one thread, each on an allocator of its own.
-    fn cells(&mut self, cells: &[(&str, Cell)]) -> Result<(), Box<dyn Error>> {
+    fn cells(&mut self, cells: &[(&str, Cell)]) -> Result<()> {
         for (case, cell) in cells {
             self.single(case, |session, what| {
                 cells::time(*cell, what, session.args, session.loops, Effort::ROUND)
@@ -308,7 +298,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn by_handle(&mut self) -> Result<(), Box<dyn Error>> {
+    fn by_handle(&mut self) -> Result<()> {
         self.cells(&cells::FIRST)?;
         self.tails("tail:", &self.subjects.clone(), |session, at| match session.timed[at] {
             What::Allocator(config) => {
@@ -342,7 +332,7 @@ impl Session<'_> {
     }
 
     /// The same by bare address, where the strategy can.
-    fn by_address(&mut self) -> Result<(), Box<dyn Error>> {
+    fn by_address(&mut self) -> Result<()> {
         self.cells(&cells::RAW)?;
         self.crowds("threads_raw:own_stream", &self.thread_counts(), |session, what, threads| {
             let What::Allocator(config) = what else { return Ok(None) };
@@ -353,7 +343,7 @@ impl Session<'_> {
     }
 
     /// What only memory of the host has: threads with caches of their own, and pages that are touched.
-    fn host_memory(&mut self) -> Result<(), Box<dyn Error>> {
+    fn host_memory(&mut self) -> Result<()> {
         self.crowds("threads:own_guard", &self.thread_counts(), |_, what, threads| {
             let Some(config) = what.host_config() else { return Ok(None) };
             Ok(Some(host_memory::guards(config.settings(), threads)?))
@@ -369,7 +359,7 @@ impl Session<'_> {
     }
 
     /// Other allocators of host memory.
-    fn other_host_memory(&mut self) -> Result<(), Box<dyn Error>> {
+    fn other_host_memory(&mut self) -> Result<()> {
         if !host_memory::TOUCHED.iter().any(|(case, _)| self.wants(case)) {
             return Ok(());
         }

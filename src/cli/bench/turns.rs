@@ -4,16 +4,15 @@
 //! the device's stream-ordered pool with nothing on top. `floor:lock_pair` needs none. The answer is a row
 //! as of `--json`, or `null` where the allocator has no such calls.
 
-use std::error::Error;
 use std::io::{BufRead, Write};
 
-use super::super::outcome::{BadWords, out};
+use super::super::outcome::{BadWords, Result, out};
 use super::cases::Effort;
 use super::loops::Loops;
 use super::results::{Row, Subject};
 use super::{Bench, Outcome, Shown, What, alone, cells, settings};
 
-pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome, Box<dyn Error>> {
+pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     // The device's context stays from turn to turn.
     let _open = args.device.open(None)?;
     let device = args.device.to_string();
