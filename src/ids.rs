@@ -20,6 +20,7 @@ pub struct DeviceId(pub u32);
 /// wait for the others' work. Allocators that cache hand the block to another thread only when the
 /// work before the free has finished; those over stream-ordered pools free on the freeing thread's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "replay", derive(serde::Serialize))]
 pub struct StreamId(pub u64);
 
 impl StreamId {

@@ -30,7 +30,15 @@ pub enum Headline<'a> {
     CannotHelp(Option<&'a Tried>),
 }
 
-impl Headline<'_> {
+impl<'a> Headline<'a> {
+    /// The setting that is worth its cost.
+    pub(crate) fn choice(&self) -> Option<&'a Tried> {
+        match self {
+            Self::Worth(choice) => Some(choice),
+            Self::NotWorth(_) | Self::CannotHelp(_) => None,
+        }
+    }
+
     /// The kind as JSON has it.
     #[must_use]
     pub fn name(&self) -> &'static str {

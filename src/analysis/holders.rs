@@ -3,6 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use super::callers::Callers;
 use super::recording::Recording;
 use crate::ids::StreamId;
@@ -20,44 +22,46 @@ pub(super) struct LiveBlock {
 }
 
 /// Live blocks of one recorded stack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
     /// The recorded stack, in [`Trace::stacks`]; none where the recording has none.
+    #[serde(skip)]
     pub stack: Option<StackId>,
     /// Whether the blocks lived before the recording began. Their stacks are not recorded.
+    #[serde(skip)]
     pub lived_before: bool,
-    /// How many blocks.
-    pub blocks: u64,
     /// What they asked for, in bytes.
     pub requested_bytes: u64,
-    /// How many requests came after the oldest of them.
-    pub oldest_requests: u32,
+    /// How many blocks.
+    pub blocks: u64,
     /// How many requests came after the newest of them.
     pub newest_requests: u32,
+    /// How many requests came after the oldest of them.
+    pub oldest_requests: u32,
 }
 
 /// Blocks of one size on one stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SizeClass {
+    /// What they asked for together, in bytes.
+    pub requested_bytes: u64,
+    /// How many blocks.
+    pub blocks: u64,
     /// What each asked for, in bytes.
     pub each_bytes: u64,
     /// The stream.
     pub stream: StreamId,
-    /// How many blocks.
-    pub blocks: u64,
-    /// What they asked for together, in bytes.
-    pub requested_bytes: u64,
 }
 
 /// Blocks of about one age.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AgeClass {
-    /// At most this many requests came after each; none for the oldest class.
-    pub up_to_requests: Option<u32>,
-    /// How many blocks.
-    pub blocks: u64,
     /// What they asked for, in bytes.
     pub requested_bytes: u64,
+    /// How many blocks.
+    pub blocks: u64,
+    /// At most this many requests came after each; none for the oldest class.
+    pub up_to_requests: Option<u32>,
 }
 
 /// The holders of the live bytes at a moment.

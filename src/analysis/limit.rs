@@ -15,7 +15,7 @@ use super::figures::Figures;
 use super::recording::{Limit, LimitSource};
 use crate::config::{Config, Settings};
 use crate::history::Action;
-use crate::replay::{Misfit, Trace, Until, Verification, verify, verify_until};
+use crate::replay::{Misfit, Trace, Until, Verification, started, verify, verify_until};
 use crate::size::{MIB, align_up, fraction_of_limit, segment_bytes};
 
 /// A limit that makes every recorded decision, and the replay that showed it.
@@ -174,7 +174,8 @@ impl Search<'_> {
     /// recorded.
     fn guess(&self, limit_bytes: u64) -> Guess {
         let (total_bytes, fraction) = self.bound.room(limit_bytes);
-        match verify_until(self.trace, self.config, total_bytes, fraction, Until::FirstDifference) {
+        let until = Until::FirstDifference;
+        match verify_until(self.trace, self.config, total_bytes, fraction, until, &started) {
             Ok(found) if found.is_exact() => Guess::Exact,
             Ok(found) => found.limit.map_or(Guess::Unknown, Guess::Off),
             Err(_) => Guess::Off(Misfit::TooLow),

@@ -5,11 +5,13 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use crate::ids::StreamId;
 use crate::replay::{Op, Workload};
 
 /// How much one stream asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StreamUse {
     /// The stream.
     pub stream: StreamId,

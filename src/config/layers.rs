@@ -12,7 +12,7 @@ use crate::size::{GIB, KIB, MIB};
 /// The most layers of one allocator.
 const LAYERS_MAX: usize = 16;
 /// The most repetitions that `oom_retry` may be asked for.
-const RETRIES_MAX: u64 = 1000;
+const RETRIES_MAX: u32 = 1000;
 /// The largest alignment.
 const ALIGN_MAX_BYTES: u64 = GIB;
 /// The largest block that `front` may keep: its tables grow with it.
@@ -95,23 +95,23 @@ pub struct FaultSetting {
     pub above_bytes: Option<u64>,
 }
 
-/// Each layer's name, and how it is said.
-const LAYERS: [(&str, &str); 9] = [
-    ("limit", "limit:SIZE"),
-    ("statistics", "statistics"),
-    ("track", "track"),
-    ("log", "log:\"PATH\""),
-    ("fault", "fault:[...]"),
-    ("oom_retry", "oom_retry:TIMES"),
-    ("align", "align:SIZE"),
-    ("guard", "guard"),
-    ("front", "front or front:SIZE"),
+/// Each layer's name, how it is said, and what is expected where it is said in another way.
+const LAYERS: [(&str, &str, &str); 9] = [
+    ("limit", "limit:SIZE", "limit:SIZE, as limit:8GiB"),
+    ("statistics", "statistics", "statistics without a value"),
+    ("track", "track", "track without a value"),
+    ("log", "log:\"PATH\"", "log:\"PATH\""),
+    ("fault", "fault:[...]", "fault:[call:5], with at least one part"),
+    ("oom_retry", "oom_retry:TIMES", "oom_retry:TIMES, as oom_retry:3"),
+    ("align", "align:SIZE", "align:SIZE, as align:4KiB"),
+    ("guard", "guard", "guard without a value"),
+    ("front", "front or front:SIZE", "front or front:SIZE"),
 ];
 const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
 
 /// How each layer is said.
 fn all_layers() -> String {
-    LAYERS.map(|(_, said)| said).join(", ")
+    LAYERS.map(|(_, said, _)| said).join(", ")
 }
 
 /// What stands behind a layer's name.
@@ -187,62 +187,47 @@ fn said<'v, 't>(
 }
 
 fn layer(key: &str, name: &Token<'_>, said: &Said<'_, '_>) -> Result<LayerSetting, ConfigError> {
-    let wrong = |what: &str| ConfigError::new(key, name.span, what);
-    let word = |what: &'static str| match said {
-        Said::Word(word) => Ok(*word),
-        Said::Nothing | Said::List(_) => Err(wrong(what)),
-    };
-    let alone = |setting: LayerSetting, what: &'static str| match said {
-        Said::Nothing => Ok(setting),
-        Said::Word(_) | Said::List(_) => Err(wrong(what)),
-    };
-    match name.text {
-        "limit" => {
-            Ok(LayerSetting::Limit { bytes: size(key, word("limit:SIZE, as limit:8GiB")?)? })
-        }
-        "statistics" => alone(LayerSetting::Statistics, "statistics without a value"),
-        "track" => alone(LayerSetting::Track, "track without a value"),
-        "guard" => alone(LayerSetting::Guard, "guard without a value"),
-        "log" => {
-            let path = word("log:\"PATH\"")?;
-            let legal = !path.text.is_empty() && !path.text.contains('\0');
-            if !legal {
+    Ok(match (name.text, said) {
+        ("limit", Said::Word(word)) => LayerSetting::Limit { bytes: size(key, word)? },
+        ("statistics", Said::Nothing) => LayerSetting::Statistics,
+        ("track", Said::Nothing) => LayerSetting::Track,
+        ("guard", Said::Nothing) => LayerSetting::Guard,
+        ("log", Said::Word(path)) => {
+            if path.text.is_empty() || path.text.contains('\0') {
                 return Err(ConfigError::new(key, path.span, "the path of a file"));
             }
-            Ok(LayerSetting::Log { path: path.text.to_owned() })
+            LayerSetting::Log { path: path.text.to_owned() }
         }
-        "fault" => match said {
-            Said::List(tokens) => fault(key, name, tokens),
-            Said::Nothing | Said::Word(_) => Err(wrong("fault:[call:5], with at least one part")),
-        },
-        "oom_retry" => {
-            let times = word("oom_retry:TIMES, as oom_retry:3")?;
-            let legal = times.text.parse::<u64>().ok().filter(|n| (1..=RETRIES_MAX).contains(n));
-            let legal = legal.and_then(|n| u32::try_from(n).ok());
+        ("fault", Said::List(tokens)) => fault(key, name, tokens)?,
+        ("oom_retry", Said::Word(times)) => {
+            let legal = times.text.parse().ok().filter(|n| (1..=RETRIES_MAX).contains(n));
             let what = format!("a whole number from 1 to {RETRIES_MAX}");
             let times = legal.ok_or_else(|| ConfigError::new(key, times.span, what))?;
-            Ok(LayerSetting::OomRetry { times })
+            LayerSetting::OomRetry { times }
         }
-        "align" => {
-            let word = word("align:SIZE, as align:4KiB")?;
+        ("align", Said::Word(word)) => {
             let bytes = size(key, word)?;
             if !bytes.is_power_of_two() || bytes > ALIGN_MAX_BYTES {
                 return Err(ConfigError::new(key, word.span, "a power of two up to 1GiB"));
             }
-            Ok(LayerSetting::Align { bytes })
+            LayerSetting::Align { bytes }
         }
-        "front" => {
-            let block_max_bytes = match said {
-                Said::Nothing => FRONT_DEFAULT_BYTES,
-                Said::Word(word) => Some(size(key, word)?)
-                    .filter(|bytes| (512..=FRONT_MAX_BYTES).contains(bytes))
-                    .ok_or_else(|| ConfigError::new(key, word.span, "a size from 512B to 1MiB"))?,
-                Said::List(_) => return Err(wrong("front or front:SIZE")),
-            };
-            Ok(LayerSetting::Front { block_max_bytes })
+        ("front", Said::Nothing) => LayerSetting::Front { block_max_bytes: FRONT_DEFAULT_BYTES },
+        ("front", Said::Word(word)) => {
+            let block_max_bytes = size(key, word)?;
+            if !(512..=FRONT_MAX_BYTES).contains(&block_max_bytes) {
+                return Err(ConfigError::new(key, word.span, "a size from 512B to 1MiB"));
+            }
+            LayerSetting::Front { block_max_bytes }
         }
-        other => Err(wrong(&all_layers()).or_nearest(other, &LAYERS.map(|(name, _)| name))),
-    }
+        (other, _) => {
+            let wrong = |what: &str| ConfigError::new(key, name.span, what);
+            return Err(match LAYERS.iter().find(|(name, ..)| *name == other) {
+                Some((_, _, expected)) => wrong(expected),
+                None => wrong(&all_layers()).or_nearest(other, &LAYERS.map(|(name, ..)| name)),
+            });
+        }
+    })
 }
 
 fn fault(key: &str, name: &Token<'_>, tokens: &[Token<'_>]) -> Result<LayerSetting, ConfigError> {

@@ -36,19 +36,17 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, ConfigError> {
     let mut found = Vec::new();
     let mut rest = text.char_indices().peekable();
     while let Some((start, c)) = rest.next() {
-        let kind = match c {
-            ',' => Kind::Comma,
-            ':' => Kind::Colon,
-            '[' => Kind::Open,
-            ']' => Kind::Close,
+        let (kind, end) = match c {
+            ',' => (Kind::Comma, start + 1),
+            ':' => (Kind::Colon, start + 1),
+            '[' => (Kind::Open, start + 1),
+            ']' => (Kind::Close, start + 1),
             '"' => {
                 let Some((end, _)) = rest.find(|(_, c)| *c == '"') else {
                     let span = Span { at: start, len: text.len() - start };
                     return Err(ConfigError::new("", span, "a closing double quote"));
                 };
-                let span = Span { at: start, len: end + 1 - start };
-                found.push(Token { kind: Kind::Quoted, text: &text[start + 1..end], span });
-                continue;
+                (Kind::Quoted, end + 1)
             }
             c if c.is_whitespace() => continue,
             _ => {
@@ -58,13 +56,12 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, ConfigError> {
                 {
                     end = at + c.len_utf8();
                 }
-                let span = Span { at: start, len: end - start };
-                found.push(Token { kind: Kind::Word, text: &text[start..end], span });
-                continue;
+                (Kind::Word, end)
             }
         };
-        let span = Span { at: start, len: 1 };
-        found.push(Token { kind, text: &text[start..=start], span });
+        let quote = usize::from(kind == Kind::Quoted);
+        let span = Span { at: start, len: end - start };
+        found.push(Token { kind, text: &text[start + quote..end - quote], span });
     }
     Ok(found)
 }

@@ -36,5 +36,5 @@ pub(crate) use start::free_block;
 pub use start::{LiveBlock, Start};
 pub use trace::{Annotation, HostMemory, MadeHere, Trace, TraceEvent, UnknownEntries};
 pub use verify::{Misfit, Verification, verify, verify_recording};
-pub(crate) use verify::{Until, verify_until};
+pub(crate) use verify::{Until, started, verify_until};
 pub use workload::{Op, Workload};

@@ -106,10 +106,11 @@ pub fn verify_recording(
     memory_fraction: Option<f64>,
     start: &dyn Fn(&History),
 ) -> Result<Verification, ReplayError> {
-    repeat(trace, config, total_bytes, memory_fraction, Until::End, start)
+    verify_until(trace, config, total_bytes, memory_fraction, Until::End, start)
 }
 
-fn started(history: &History) {
+/// The history records all entries.
+pub(crate) fn started(history: &History) {
     history.start(&RecordOptions::default());
 }
 
@@ -122,18 +123,8 @@ pub(crate) enum Until {
     FirstDifference,
 }
 
-/// [`verify`], which may end early.
+/// [`verify_recording`], which may end early.
 pub(crate) fn verify_until(
-    trace: &Trace,
-    config: &Config,
-    total_bytes: u64,
-    memory_fraction: Option<f64>,
-    until: Until,
-) -> Result<Verification, ReplayError> {
-    repeat(trace, config, total_bytes, memory_fraction, until, &started)
-}
-
-fn repeat(
     trace: &Trace,
     config: &Config,
     total_bytes: u64,

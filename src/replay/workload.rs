@@ -57,6 +57,17 @@ pub enum Op {
     EmptyCache,
 }
 
+impl Op {
+    /// The stream of a request, or the one that a free waits for.
+    fn stream(&mut self) -> Option<&mut StreamId> {
+        match self {
+            Self::Allocate { stream, .. } | Self::AllocateInVain { stream, .. } => Some(stream),
+            Self::FreeInUse { lane, .. } => Some(lane),
+            Self::Free { .. } | Self::Finished { .. } | Self::EmptyCache => None,
+        }
+    }
+}
+
 /// Everything a recording asked for, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
@@ -209,12 +220,8 @@ impl Workload {
     /// The streams that requests name and that frees wait for, each once.
     #[must_use]
     pub fn streams(&self) -> Vec<StreamId> {
-        let named = self.ops.iter().filter_map(|op| match op {
-            Op::Allocate { stream, .. } | Op::AllocateInVain { stream, .. } => Some(*stream),
-            Op::FreeInUse { lane, .. } => Some(*lane),
-            Op::Free { .. } | Op::Finished { .. } | Op::EmptyCache => None,
-        });
-        let mut streams: Vec<_> = named.collect();
+        let mut streams: Vec<_> =
+            self.ops.iter().copied().filter_map(|mut op| op.stream().copied()).collect();
         streams.sort_unstable();
         streams.dedup();
         streams
@@ -222,15 +229,7 @@ impl Workload {
 
     /// Gives every stream another name: for devices that follow the handles of streams.
     pub fn rename_streams(&mut self, rename: impl Fn(StreamId) -> StreamId) {
-        for op in &mut self.ops {
-            match op {
-                Op::Allocate { stream, .. } | Op::AllocateInVain { stream, .. } => {
-                    *stream = rename(*stream);
-                }
-                Op::FreeInUse { lane, .. } => *lane = rename(*lane),
-                Op::Free { .. } | Op::Finished { .. } | Op::EmptyCache => {}
-            }
-        }
+        self.ops.iter_mut().filter_map(Op::stream).for_each(|stream| *stream = rename(*stream));
     }
 }
 

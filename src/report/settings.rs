@@ -2,9 +2,7 @@
 
 use serde::Serialize;
 
-use crate::analysis::{
-    Advice, Headline, Need, Recording, Room, SearchOptions, Tried, watch, without_files,
-};
+use crate::analysis::{Advice, Need, Recording, Room, SearchOptions, Tried, watch, without_files};
 use crate::config::{Config, KeyTable};
 use crate::replay::{Op, ReplayError};
 
@@ -61,7 +59,7 @@ pub(crate) fn settings(
     };
     let mut shown: Vec<&Tried> = others.filter(is_alone).take(SHOWN).collect();
     // The setting that the sentence names has a row.
-    if let Headline::Worth(choice) = advice.headline(recording)
+    if let Some(choice) = advice.headline(recording).choice()
         && shown.iter().all(|tried| tried.conf != choice.conf)
     {
         shown.push(choice);

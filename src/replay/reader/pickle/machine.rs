@@ -163,13 +163,10 @@ impl Machine<'_, '_> {
     fn step_structure(&mut self, opcode: u8) -> Result<bool, Stop> {
         match opcode {
             op::EMPTY_TUPLE => self.push(Value::EMPTY_TUPLE)?,
-            op::TUPLE => {
-                let from = self.unmark("TUPLE")?;
-                self.tuple(from)?;
-            }
-            op::TUPLE1 => self.short_tuple("TUPLE1", 1)?,
-            op::TUPLE2 => self.short_tuple("TUPLE2", 2)?,
-            op::TUPLE3 => self.short_tuple("TUPLE3", 3)?,
+            op::TUPLE => self.tuple("TUPLE", None)?,
+            op::TUPLE1 => self.tuple("TUPLE1", Some(1))?,
+            op::TUPLE2 => self.tuple("TUPLE2", Some(2))?,
+            op::TUPLE3 => self.tuple("TUPLE3", Some(3))?,
             op::EMPTY_LIST => {
                 let list = self.heap.list()?;
                 self.push(list)?;
@@ -190,22 +187,10 @@ impl Machine<'_, '_> {
                 self.set_items("DICT", dict, from)?;
                 self.push(dict)?;
             }
-            op::APPEND => {
-                let from = self.below("APPEND", 1)?;
-                self.append_to_top("APPEND", from)?;
-            }
-            op::APPENDS => {
-                let from = self.unmark("APPENDS")?;
-                self.append_to_top("APPENDS", from)?;
-            }
-            op::SETITEM => {
-                let from = self.below("SETITEM", 2)?;
-                self.set_items_of_top("SETITEM", from)?;
-            }
-            op::SETITEMS => {
-                let from = self.unmark("SETITEMS")?;
-                self.set_items_of_top("SETITEMS", from)?;
-            }
+            op::APPEND => self.append_to_top("APPEND", Some(1))?,
+            op::APPENDS => self.append_to_top("APPENDS", None)?,
+            op::SETITEM => self.set_items_of_top("SETITEM", Some(2))?,
+            op::SETITEMS => self.set_items_of_top("SETITEMS", None)?,
 
             op::MEMOIZE => {
                 let top = self.top("MEMOIZE")?;
@@ -377,23 +362,29 @@ impl Machine<'_, '_> {
         self.pop("POP").map(|_| ())
     }
 
-    fn short_tuple(&mut self, opcode: &'static str, count: usize) -> Result<(), Stop> {
-        let from = self.below(opcode, count)?;
-        self.tuple(from)
+    /// Height of the stack below the last `count` values, or below those since the last mark.
+    fn from(&mut self, opcode: &'static str, count: Option<usize>) -> Result<usize, Stop> {
+        match count {
+            Some(count) => self.below(opcode, count),
+            None => self.unmark(opcode),
+        }
     }
 
-    fn tuple(&mut self, from: usize) -> Result<(), Stop> {
+    fn tuple(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
+        let from = self.from(opcode, count)?;
         let tuple = self.heap.tuple(&self.stack[from..])?;
         self.stack.truncate(from);
         self.push(tuple)
     }
 
-    fn append_to_top(&mut self, opcode: &'static str, from: usize) -> Result<(), Stop> {
+    fn append_to_top(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
+        let from = self.from(opcode, count)?;
         let list = self.under(opcode, from)?;
         self.append(opcode, list, from)
     }
 
-    fn set_items_of_top(&mut self, opcode: &'static str, from: usize) -> Result<(), Stop> {
+    fn set_items_of_top(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
+        let from = self.from(opcode, count)?;
         let dict = self.under(opcode, from)?;
         self.set_items(opcode, dict, from)
     }
