@@ -1,11 +1,12 @@
-//! The cases of one thread by name: what is built for each, and what is timed.
+//! The cases of allocators by name: what is built for each, and what is timed.
 
 use crate::handle::Handle;
 use crate::size::{KIB, MIB};
 
-use super::cases::{Effort, Raw, Steps, Typed};
+use super::cases::{self, Effort, Raw, Steps, Together, Typed};
+use super::host_memory::{self, TOUCHED};
 use super::loops::Loops;
-use super::{Bench, Built, Shown, What};
+use super::{Bench, Built, Shown, What, one};
 
 /// One case.
 #[derive(Clone, Copy, Debug)]
@@ -17,22 +18,39 @@ pub(super) enum Cell {
     /// Through the switchable handle.
     Handle(Steps),
     RecordStream,
+    /// Several threads by handle, each on a stream of its own or all on one.
+    Threads {
+        own_stream: bool,
+    },
+    /// Several threads by bare address, each on a stream of its own.
+    ThreadsRaw,
+    /// Several threads with caches of host memory of their own.
+    Guards,
+    /// So many bytes of host memory are touched.
+    Touch(u64),
 }
 
-use Cell::RecordStream;
+use Cell::{Guards, RecordStream, Threads, ThreadsRaw, Touch};
 use Steps::{Holes, Mix, Pair, Serve, Streams};
 
 impl Cell {
+    /// Whether it is timed with several numbers of threads.
+    pub(super) fn is_crowd(self) -> bool {
+        matches!(self, Threads { .. } | ThreadsRaw | Guards)
+    }
+
     /// How many streams it uses besides the default one.
-    fn streams(self) -> usize {
+    fn streams(self, threads: usize) -> usize {
         match self {
             Self::Typed(steps) | Self::Raw(steps) | Self::Handle(steps) => steps.streams(),
-            RecordStream => 1,
+            Threads { own_stream: true } | ThreadsRaw => threads,
+            Threads { own_stream: false } | RecordStream => 1,
+            Guards | Touch(_) => 0,
         }
     }
 }
 
-/// Those before the cases of several threads, by handle.
+/// Those by handle, before the latencies of single steps.
 pub(super) const FIRST: [(&str, Cell); 14] = [
     ("pair:512B", Cell::Typed(Pair(512))),
     ("pair:64KiB", Cell::Typed(Pair(64 * KIB))),
@@ -50,11 +68,15 @@ pub(super) const FIRST: [(&str, Cell); 14] = [
     ("holes:65536", Cell::Typed(Holes(65_536))),
 ];
 
-/// The one behind them.
-pub(super) const LAST: [(&str, Cell); 1] = [("record_stream:64KiB", RecordStream)];
+/// Those by handle behind them.
+pub(super) const LAST: [(&str, Cell); 3] = [
+    ("threads:own_stream", Threads { own_stream: true }),
+    ("threads:one_stream", Threads { own_stream: false }),
+    ("record_stream:64KiB", RecordStream),
+];
 
 /// Those by bare address.
-pub(super) const RAW: [(&str, Cell); 11] = [
+pub(super) const RAW: [(&str, Cell); 12] = [
     ("pair_raw:512B", Cell::Raw(Pair(512))),
     ("pair_raw:64KiB", Cell::Raw(Pair(64 * KIB))),
     ("pair_raw:2MiB", Cell::Raw(Pair(2 * MIB))),
@@ -66,41 +88,64 @@ pub(super) const RAW: [(&str, Cell); 11] = [
     ("serve_raw:8", Cell::Raw(Serve(8))),
     ("serve_raw:128", Cell::Raw(Serve(128))),
     ("mix_raw:4096live", Cell::Raw(Mix)),
+    ("threads_raw:own_stream", ThreadsRaw),
 ];
 
-/// All of them.
-pub(super) fn all() -> impl Iterator<Item = (&'static str, Cell)> {
-    FIRST.into_iter().chain(LAST).chain(RAW)
+/// What only memory of the host has: threads with caches of their own, and pages that are touched.
+pub(super) fn of_host_memory() -> Vec<(&'static str, Cell)> {
+    let touched = TOUCHED.into_iter().map(|(case, bytes)| (case, Touch(bytes)));
+    [("threads:own_guard", Guards)].into_iter().chain(touched).collect()
 }
 
-/// Nanoseconds a step on an allocator, or a driver's pool, that is built for it. `None` where that has no such
+/// All of one thread on a device.
+pub(super) fn alone() -> impl Iterator<Item = (&'static str, Cell)> {
+    FIRST.into_iter().chain(LAST).chain(RAW).filter(|(_, cell)| !cell.is_crowd())
+}
+
+/// What a step takes on an allocator, or a driver's pool, that is built for it. `None` where that has no such
 /// calls.
 pub(super) fn time(
     cell: Cell,
+    threads: usize,
     what: What<'_>,
     args: &Bench,
     loops: &Loops,
     effort: Effort,
-) -> Shown<f64> {
+) -> Shown<Together> {
     let config = match (what, cell) {
         (What::Allocator(config), _) => config,
         (What::DriverPool, Cell::Typed(steps)) if !matches!(steps, Holes(_)) => {
             let (pool, streams) = args.open_pool(steps.streams())?;
-            return Ok(Some(steps.time(&pool, &streams, effort)));
+            return Ok(Some(one(steps.time(&pool, &streams, effort))));
+        }
+        (What::DriverPool, Threads { own_stream: true }) => {
+            let (pool, streams) = args.open_pool(threads)?;
+            return Ok(Some(cases::threads(&pool, pool.driver(), threads, &streams)));
         }
         (What::DriverPool, _) => return Ok(None),
     };
-    let is_raw = matches!(cell, Cell::Raw(_));
-    let Built { strategy, driver, streams } = args.build(config, is_raw, cell.streams())?;
-    Ok(match cell {
-        Cell::Typed(steps) => Some((loops.typed)(&Typed(&strategy), steps, &streams, effort)),
-        Cell::Raw(steps) => {
-            Raw::of(&strategy).map(|raw| (loops.raw)(&raw, steps, &streams, effort))
+    let settings = config.settings();
+    match cell {
+        Guards | Touch(_) if settings.backend != "cpu" => return Ok(None),
+        Guards => return Ok(Some(host_memory::guards(settings, threads)?)),
+        Touch(bytes) => {
+            return Ok(Some(one(host_memory::touch(&*host_memory::own(settings)?, bytes))));
         }
+        _ => {}
+    }
+    let is_raw = matches!(cell, Cell::Raw(_) | ThreadsRaw);
+    let Built { strategy, driver, streams } = args.build(config, is_raw, cell.streams(threads))?;
+    let raw = || Raw::of(&strategy);
+    Ok(match cell {
+        Cell::Typed(steps) => Some(one((loops.typed)(&Typed(&strategy), steps, &streams, effort))),
+        Cell::Raw(steps) => raw().map(|raw| one((loops.raw)(&raw, steps, &streams, effort))),
         Cell::Handle(steps) => {
             let handle = Handle::new(strategy, driver);
-            Some((loops.handle)(&Typed(&handle), steps, &streams, effort))
+            Some(one((loops.handle)(&Typed(&handle), steps, &streams, effort)))
         }
-        RecordStream => (loops.record_stream)(&strategy, streams[0], effort),
+        RecordStream => (loops.record_stream)(&strategy, streams[0], effort).map(one),
+        Threads { .. } => Some((loops.threads)(&Typed(&strategy), &*driver, threads, &streams)),
+        ThreadsRaw => raw().map(|raw| (loops.threads_raw)(&raw, &*driver, threads, &streams)),
+        Guards | Touch(_) => None,
     })
 }

@@ -24,7 +24,7 @@ use super::device::{Device, Opened};
 use super::outcome::{BadWords, Outcome, Result};
 use super::settings;
 use super::show::spinner;
-use cases::{Effort, Pool, Raw, Tail, Together, Typed};
+use cases::{Effort, Pool, Tail, Together, Typed};
 use cells::Cell;
 use loops::Loops;
 use results::{Results, Subject};
@@ -116,10 +116,12 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     if has("cpu") {
         session.other_host_memory()?;
     }
-    session.by_handle()?;
-    session.by_address()?;
+    session.cells(&cells::FIRST)?;
+    session.latencies()?;
+    session.cells(&cells::LAST)?;
+    session.cells(&cells::RAW)?;
     if has("cpu") {
-        session.host_memory()?;
+        session.cells(&cells::of_host_memory())?;
     }
     session.bar.finish_and_clear();
     if session.results.is_empty() {
@@ -144,21 +146,11 @@ enum What<'a> {
     DriverPool,
 }
 
-impl<'a> What<'a> {
-    /// The configuration of one for host memory.
-    fn host_config(self) -> Option<&'a Config> {
-        match self {
-            Self::Allocator(config) if config.settings().backend == "cpu" => Some(config),
-            Self::Allocator(_) | Self::DriverPool => None,
-        }
-    }
-}
-
 /// What one timing showed; nothing where there is no such case.
 type Shown<T> = Result<Option<T>>;
 
 /// A step of one thread.
-fn alone(ns: f64) -> Together {
+fn one(ns: f64) -> Together {
     Together { ns, mops: 1000.0 / ns }
 }
 
@@ -199,24 +191,6 @@ impl Session<'_> {
         Ok(shown)
     }
 
-    /// A case of one thread.
-    fn single(&mut self, case: &str, time: impl Fn(&Self, What<'_>) -> Shown<f64>) -> Result<()> {
-        self.crowds(case, &[1], |session, what, _| Ok(time(session, what)?.map(alone)))
-    }
-
-    /// A case for each of these numbers of threads.
-    fn crowds(
-        &mut self,
-        case: &str,
-        threads: &[usize],
-        time: impl Fn(&Self, What<'_>, usize) -> Shown<Together>,
-    ) -> Result<()> {
-        let subjects = self.subjects.clone();
-        self.each(case, threads, &subjects, |session, at, threads| {
-            time(session, session.timed[at], threads)
-        })
-    }
-
     /// A case for each of these numbers of threads and each of these subjects, which `time` knows by their
     /// places.
     fn each(
@@ -254,7 +228,7 @@ impl Session<'_> {
         let shown = self.rounds(prefix, subjects.len(), |at| time(self, at))?;
         for (case, part) in cases.iter().filter(|(case, _)| self.wants(case)).collect::<Vec<_>>() {
             for (subject, tails) in subjects.iter().zip(&shown) {
-                let times = tails.iter().map(|tail| alone(tail.quantile(*part)));
+                let times = tails.iter().map(|tail| one(tail.quantile(*part)));
                 self.results.add(case, 1, subject, times.collect())?;
             }
         }
@@ -263,9 +237,9 @@ impl Session<'_> {
 
     /// What nothing can be faster than.
     fn floors(&mut self) -> Result<()> {
-        self.machine("floor:atomic_rmw", &[1], |_| alone(floors::atomic_rmw()))?;
+        self.machine("floor:atomic_rmw", &[1], |_| one(floors::atomic_rmw()))?;
         self.machine("floor:lock_pair", &self.thread_counts(), floors::lock_pair)?;
-        self.machine("floor:malloc_pair_512B", &[1], |_| alone(floors::malloc_pair()))?;
+        self.machine("floor:malloc_pair_512B", &[1], |_| one(floors::malloc_pair()))?;
         self.tails("floor:tail_", &[Subject::machine()], |_, _| Ok(Some(floors::tail())))
     }
 
@@ -288,74 +262,28 @@ impl Session<'_> {
         counts
     }
 
-    /// Cases of one thread, each on an allocator of its own.
+    /// Cases of what is timed side by side, each on an allocator of its own.
     fn cells(&mut self, cells: &[(&str, Cell)]) -> Result<()> {
+        let (subjects, counts) = (self.subjects.clone(), self.thread_counts());
         for (case, cell) in cells {
-            self.single(case, |session, what| {
-                cells::time(*cell, what, session.args, session.loops, Effort::ROUND)
+            let threads = if cell.is_crowd() { counts.as_slice() } else { &[1] };
+            self.each(case, threads, &subjects, |session, at, threads| {
+                let (args, loops, what) = (session.args, session.loops, session.timed[at]);
+                cells::time(*cell, threads, what, args, loops, Effort::ROUND)
             })?;
         }
         Ok(())
     }
 
-    fn by_handle(&mut self) -> Result<()> {
-        self.cells(&cells::FIRST)?;
+    /// Latencies of single steps.
+    fn latencies(&mut self) -> Result<()> {
         self.tails("tail:", &self.subjects.clone(), |session, at| match session.timed[at] {
             What::Allocator(config) => {
                 let built = session.args.build(config, false, 0)?;
                 Ok(Some((session.loops.tail)(&Typed(&built.strategy))))
             }
             What::DriverPool => Ok(None),
-        })?;
-        for (case, own) in [("threads:own_stream", true), ("threads:one_stream", false)] {
-            self.crowds(case, &self.thread_counts(), |session, what, threads| {
-                session.threads(what, threads, own)
-            })?;
-        }
-        self.cells(&cells::LAST)
-    }
-
-    /// Threads with a stream for each, or one for all.
-    fn threads(&self, what: What<'_>, threads: usize, own: bool) -> Shown<Together> {
-        Ok(match what {
-            What::Allocator(config) => {
-                let Built { strategy, driver, streams } =
-                    self.args.build(config, false, if own { threads } else { 1 })?;
-                Some((self.loops.threads)(&Typed(&strategy), &*driver, threads, &streams))
-            }
-            What::DriverPool if own => {
-                let (pool, streams) = self.args.open_pool(threads)?;
-                Some(cases::threads(&pool, pool.driver(), threads, &streams))
-            }
-            What::DriverPool => None,
         })
-    }
-
-    /// The same by bare address, where the strategy can.
-    fn by_address(&mut self) -> Result<()> {
-        self.cells(&cells::RAW)?;
-        self.crowds("threads_raw:own_stream", &self.thread_counts(), |session, what, threads| {
-            let What::Allocator(config) = what else { return Ok(None) };
-            let Built { strategy, driver, streams } = session.args.build(config, true, threads)?;
-            let raw = Raw::of(&strategy);
-            Ok(raw.map(|raw| (session.loops.threads_raw)(&raw, &*driver, threads, &streams)))
-        })
-    }
-
-    /// What only memory of the host has: threads with caches of their own, and pages that are touched.
-    fn host_memory(&mut self) -> Result<()> {
-        self.crowds("threads:own_guard", &self.thread_counts(), |_, what, threads| {
-            let Some(config) = what.host_config() else { return Ok(None) };
-            Ok(Some(host_memory::guards(config.settings(), threads)?))
-        })?;
-        for (case, bytes) in host_memory::TOUCHED {
-            self.single(case, |_, what| {
-                let Some(config) = what.host_config() else { return Ok(None) };
-                let memory = host_memory::own(config.settings())?;
-                Ok(Some(host_memory::touch(&*memory, bytes)))
-            })?;
-        }
-        Ok(())
     }
 
     /// Other allocators of host memory.
@@ -368,7 +296,7 @@ impl Session<'_> {
         let subjects: Vec<Subject> = names.into_iter().map(subject).collect();
         for (case, bytes) in host_memory::TOUCHED {
             self.each(case, &[1], &subjects, |_, at, _| {
-                Ok(Some(alone(host_memory::touch(&*others[at], bytes))))
+                Ok(Some(one(host_memory::touch(&*others[at], bytes))))
             })?;
         }
         Ok(())

@@ -7,10 +7,10 @@
 use std::io::{BufRead, Write};
 
 use super::super::outcome::{BadWords, Result, out};
-use super::cases::Effort;
+use super::cases::{Effort, Together};
 use super::loops::Loops;
 use super::results::{Row, Subject};
-use super::{Bench, Outcome, Shown, What, alone, cells, settings};
+use super::{Bench, Outcome, Shown, What, cells, one, settings};
 
 pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     // The device's context stays from turn to turn.
@@ -20,7 +20,7 @@ pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
         let line = line?;
         let (case, conf) = line.split_once(' ').unwrap_or((line.as_str(), ""));
         let subject = Subject { conf: conf.to_owned(), device: device.clone() };
-        let timed = time(args, loops, case, conf)?.map(alone);
+        let timed = time(args, loops, case, conf)?;
         match Row::of(case, 1, &subject, timed.into_iter().collect()) {
             Some(row) => row.print_json()?,
             None => writeln!(out(), "null")?,
@@ -30,12 +30,12 @@ pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Shown<f64> {
+fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Shown<Together> {
     if case == "floor:lock_pair" {
-        return Ok(Some(super::floors::lock_pair(1).ns));
+        return Ok(Some(one(super::floors::lock_pair(1).ns)));
     }
-    let (_, cell) = cells::all().find(|(name, _)| *name == case).ok_or_else(|| {
-        let known: Vec<_> = cells::all().map(|(name, _)| name).collect();
+    let (_, cell) = cells::alone().find(|(name, _)| *name == case).ok_or_else(|| {
+        let known: Vec<_> = cells::alone().map(|(name, _)| name).collect();
         BadWords(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
     })?;
     let config = match conf {
@@ -43,5 +43,5 @@ fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Shown<f64> {
         conf => Some(settings::parse("configuration", conf)?),
     };
     let what = config.as_ref().map_or(What::DriverPool, What::Allocator);
-    cells::time(cell, what, args, loops, Effort::BRIEF)
+    cells::time(cell, 1, what, args, loops, Effort::BRIEF)
 }
