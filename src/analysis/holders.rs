@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::callers::Callers;
 use super::recording::Recording;
 use crate::ids::StreamId;
-use crate::replay::{StackId, Trace};
+use crate::replay::StackId;
 
 /// A block that lives.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(super) struct LiveBlock {
 /// Live blocks of one recorded stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The recorded stack, in [`Trace::stacks`]; none where the recording has none.
+    /// The recorded stack, in [`Trace::stacks`](crate::replay::Trace::stacks); none where the recording has none.
     #[serde(skip)]
     pub stack: Option<StackId>,
     /// Whether the blocks lived before the recording began. Their stacks are not recorded.
@@ -88,7 +88,8 @@ impl Holders {
     pub const LARGEST: usize = 10;
 
     pub(super) fn of(recording: &Recording, live: &[LiveBlock]) -> Self {
-        let stacks = StacksOfBlocks::of(&recording.trace, recording.workload.seeded);
+        let seeded = recording.workload.seeded;
+        let stacks: Vec<_> = recording.trace.requests().map(|event| event.stack).collect();
         let mut holders = Self::default();
         let mut by_stack: BTreeMap<(Option<StackId>, bool), Holder> = BTreeMap::new();
         let mut by_size: BTreeMap<(u64, StreamId), u64> = BTreeMap::new();
@@ -97,7 +98,9 @@ impl Holders {
             let LiveBlock { id, requested_bytes, stream, age_requests } = *block;
             holders.blocks += 1;
             holders.requested_bytes = holders.requested_bytes.saturating_add(requested_bytes);
-            let (stack, lived_before) = (stacks.of_block(id), stacks.lived_before(id));
+            let request = id.checked_sub(seeded);
+            let stack = request.and_then(|at| *stacks.get(at as usize)?);
+            let lived_before = request.is_none();
             let one = Holder {
                 stack,
                 lived_before,
@@ -186,32 +189,9 @@ impl Holder {
     }
 }
 
-/// The recorded stack of the request for a block of the workload.
+/// The recorded stack of the request for a block of the workload: blocks are numbered in the order of the
+/// requests, behind those that lived before.
 pub(super) fn stack_of(recording: &Recording, id: u32) -> Option<StackId> {
-    StacksOfBlocks::of(&recording.trace, recording.workload.seeded).of_block(id)
-}
-
-/// The stack of each block of a workload: blocks are numbered in the order of the requests, behind those
-/// that lived before.
-struct StacksOfBlocks {
-    seeded: u32,
-    of_requests: Vec<Option<StackId>>,
-}
-
-impl StacksOfBlocks {
-    fn of(trace: &Trace, seeded: u32) -> Self {
-        let of_requests = match trace.stacks.is_empty() {
-            true => Vec::new(),
-            false => trace.requests().map(|event| event.stack).collect(),
-        };
-        Self { seeded, of_requests }
-    }
-
-    fn lived_before(&self, id: u32) -> bool {
-        id < self.seeded
-    }
-
-    fn of_block(&self, id: u32) -> Option<StackId> {
-        *self.of_requests.get(id.checked_sub(self.seeded)? as usize)?
-    }
+    let request = id.checked_sub(recording.workload.seeded)?;
+    recording.trace.requests().nth(request as usize)?.stack
 }

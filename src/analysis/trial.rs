@@ -78,7 +78,30 @@ pub(crate) fn measure_watched(
     passes: u32,
     progress: &dyn Fn(u32),
 ) -> Result<Trial, ReplayError> {
-    let measure_on = |room| measure_on(recording, config, room, passes, progress);
+    let measure_on = |room| {
+        let (strategy, sim, held) = open_with_start(recording, config, room)?;
+        let strategy = counted(strategy);
+        let begun_ns = Cell::new(0);
+        let ended_ns = Cell::new(0);
+        let before = Cell::new(Calls::default());
+        let manner = Manner {
+            passes,
+            held,
+            progress,
+            begun: &|| {
+                begun_ns.set(sim.elapsed_ns());
+                before.set(Calls::of(&sim));
+            },
+            look: &|statistics: &mut Statistics| {
+                ended_ns.set(sim.elapsed_ns());
+                add_taken(statistics, &sim, before.get());
+            },
+        };
+        let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+        let run = replay::run_as(&recording.workload, &strategy, brake, manner)?;
+        let device_ns = ended_ns.get().saturating_sub(begun_ns.get());
+        Ok(Trial { run, peak_taken_bytes: sim.peak_used_bytes(), device_ns })
+    };
     if room != Room::Endless {
         return measure_on(room);
     }
@@ -89,37 +112,6 @@ pub(crate) fn measure_watched(
     }
     let second = measure_on(larger)?;
     Ok(if second.run.ooms <= trial.run.ooms { second } else { trial })
-}
-
-fn measure_on(
-    recording: &Recording,
-    config: &Config,
-    room: Room,
-    passes: u32,
-    progress: &dyn Fn(u32),
-) -> Result<Trial, ReplayError> {
-    let (strategy, sim, held) = open_with_start(recording, config, room)?;
-    let strategy = counted(strategy);
-    let begun_ns = Cell::new(0);
-    let ended_ns = Cell::new(0);
-    let before = Cell::new(Calls::default());
-    let manner = Manner {
-        passes,
-        held,
-        progress,
-        begun: &|| {
-            begun_ns.set(sim.elapsed_ns());
-            before.set(Calls::of(&sim));
-        },
-        look: &|statistics: &mut Statistics| {
-            ended_ns.set(sim.elapsed_ns());
-            add_taken(statistics, &sim, before.get());
-        },
-    };
-    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
-    let run = replay::run_as(&recording.workload, &strategy, brake, manner)?;
-    let device_ns = ended_ns.get().saturating_sub(begun_ns.get());
-    Ok(Trial { run, peak_taken_bytes: sim.peak_used_bytes(), device_ns })
 }
 
 /// Whether every request of a recording is served on a device of `total_bytes`. Ends at the first that

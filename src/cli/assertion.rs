@@ -82,7 +82,7 @@ pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
 }
 
 /// Whether a condition holds, and why.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
     text: String,
     pub(crate) holds: bool,
@@ -116,15 +116,8 @@ impl Assertion {
         let value = recording.live_peak_bytes;
         let holds = self.operator.holds(value, self.bytes);
         let sentence = format!("{}: {} MiB are live at once.", yes(holds), mib(value as f64));
-        let value_bytes = Some(value);
-        Verdict {
-            text: self.text.clone(),
-            holds,
-            value_bytes,
-            setting: None,
-            is_recorded: false,
-            sentence,
-        }
+        let (text, value_bytes) = (self.text.clone(), Some(value));
+        Verdict { text, holds, value_bytes, sentence, ..Verdict::default() }
     }
 
     fn check_needs(&self, recording: &Recording, advice: &mut Advice) -> Result<Verdict> {

@@ -13,7 +13,7 @@ use super::columns::Columns;
 use crate::config::Settings;
 use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
-use crate::replay::{PoolRouting, StackId, Start, Trace, TraceEvent, free_block};
+use crate::replay::{LiveBlock, PoolRouting, StackId, Start, Trace, TraceEvent, free_block};
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
 
 /// What no device has: more is taken for this much, so that sums stay numbers.
@@ -233,9 +233,14 @@ impl Walk<'_> {
             .map(|block| (block.address, block.size_bytes))
             .collect();
         for block in &start.blocks {
-            let known = sizes.get(&block.address).copied().or(block.size_bytes());
-            let requested = block.requested_bytes;
-            self.take(0, block.address, requested, block.stream, block.pool, None, known);
+            let LiveBlock { address, requested_bytes, stream, pool, .. } = *block;
+            let known = sizes.get(&address).copied().or(block.size_bytes());
+            self.take(
+                0,
+                &TraceEvent::new(Action::Alloc, address, requested_bytes, stream),
+                pool,
+                known,
+            );
             if block.draining {
                 self.give(0, block.address);
             }
@@ -248,7 +253,7 @@ impl Walk<'_> {
             Action::Alloc => {
                 let pool = self.routing.pool_of(event);
                 self.lives.served += 1;
-                self.take(moment, address, size_bytes, stream, pool, event.stack, None);
+                self.take(moment, event, pool, None);
             }
             Action::FreeRequested => self.give(moment, address),
             Action::FreeCompleted => self.end(moment, address),
@@ -285,20 +290,12 @@ impl Walk<'_> {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "an event and a start have these alike")]
-    fn take(
-        &mut self,
-        born: u32,
-        address: u64,
-        requested_bytes: u64,
-        stream: StreamId,
-        pool: PoolId,
-        stack: Option<StackId>,
-        size_bytes: Option<u64>,
-    ) {
+    /// A block of `size_bytes`, if that is known, for this request.
+    fn take(&mut self, born: u32, request: &TraceEvent, pool: PoolId, size_bytes: Option<u64>) {
+        let TraceEvent { address, stream, stack, .. } = *request;
         // A file whose parts contradict each other may hand out what lives.
         self.end(born, address);
-        let requested_bytes = requested_bytes.min(MOST_BYTES);
+        let requested_bytes = request.size_bytes.min(MOST_BYTES);
         let size_bytes = size_bytes.map(|bytes| bytes.min(MOST_BYTES));
         let size_bytes = size_bytes.unwrap_or_else(|| self.size_of(address, requested_bytes));
         let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
