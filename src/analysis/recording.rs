@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Serialize, Serializer};
+
 use super::figures::{Figures, live_peak_bytes};
 use super::limit::{Failures, infer};
 use crate::config::Config;
@@ -61,7 +63,7 @@ pub struct Beginning {
 }
 
 /// The most that may be reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limit {
     /// In bytes.
     pub bytes: u64,
@@ -91,6 +93,12 @@ pub enum LimitSource {
         /// Failed requests show that the limit was below this, if that is well above the inferred one.
         below_bytes: Option<u64>,
     },
+}
+
+impl Serialize for LimitSource {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 impl fmt::Display for LimitSource {

@@ -237,22 +237,18 @@ impl Advice {
     }
 
     /// What the recording does not show, why that matters, and what supplies it.
-    pub(crate) fn unknown(&self, recording: &Recording) -> Vec<String> {
-        let torch = (self.torch == ForTorch::Unknown).then(|| {
-            "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
-             names a version and adds its keys"
-                .to_owned()
-        });
-        let limit = recording
-            .limit
-            .is_none()
-            .then(|| "its memory limit: --total-memory or --memory-fraction sets one".to_owned());
-        let start = recording.start.is_some().then(|| {
-            "the code that holds what lived before its first event: call \
-             torch.cuda.memory._record_memory_history() before the program allocates"
-                .to_owned()
-        });
-        [limit, torch, start].into_iter().flatten().collect()
+    pub(crate) fn unknown(&self, recording: &Recording) -> Vec<&'static str> {
+        let torch = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
+             names a version and adds its keys";
+        let limit = "its memory limit: --total-memory or --memory-fraction sets one";
+        let start = "the code that holds what lived before its first event: call \
+             torch.cuda.memory._record_memory_history() before the program allocates";
+        let all = [
+            (recording.limit.is_none(), limit),
+            (self.torch == ForTorch::Unknown, torch),
+            (recording.start.is_some(), start),
+        ];
+        all.into_iter().filter(|(is_unknown, _)| *is_unknown).map(|(_, what)| what).collect()
     }
 }
 

@@ -106,7 +106,6 @@ enum Target {
         file: File,
         path: PathBuf,
         becomes: PathBuf,
-        is_done: bool,
     },
     /// What is there and is no plain file: a device or a pipe.
     Into(File),
@@ -134,7 +133,7 @@ impl Target {
         name.push(format!(".{}.part", std::process::id()));
         let path = output.with_file_name(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(named)?;
-        Ok(Self::Beside { file, path, becomes: output.to_owned(), is_done: false })
+        Ok(Self::Beside { file, path, becomes: output.to_owned() })
     }
 
     fn is_printed(&self) -> bool {
@@ -145,10 +144,9 @@ impl Target {
         match &mut self {
             Self::Printed => out().write_all(bytes)?,
             Self::Into(file) => file.write_all(bytes)?,
-            Self::Beside { file, path, becomes, is_done } => {
+            Self::Beside { file, path, becomes } => {
                 let written = file.write_all(bytes).and_then(|()| fs::rename(path, &*becomes));
                 written.map_err(|error| format!("{}: {error}", shown_path(becomes)))?;
-                *is_done = true;
             }
         }
         Ok(())
@@ -157,7 +155,8 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if let Self::Beside { path, is_done: false, .. } = self {
+        // After the page was written nothing is there.
+        if let Self::Beside { path, .. } = self {
             let _ = fs::remove_file(path);
         }
     }

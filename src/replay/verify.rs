@@ -193,7 +193,7 @@ pub(crate) fn verify_until(
         verifier.compare_layout(trace);
     }
     let Verifier { mut result, builder, .. } = verifier;
-    result.workload = builder.finish();
+    result.workload = builder.workload;
     result.wall_s = begin.elapsed().as_secs_f64();
     result.statistics = engine.statistics();
     Ok(result)
@@ -243,7 +243,8 @@ impl Verifier<'_> {
             Group::Request { events, completions, request } => {
                 let (completed, segments) = events.split_at(completions);
                 self.builder.segments(at + completions, segments);
-                let pool = request.map_or(PoolId::DEFAULT, |event| self.builder.pool_of(event));
+                let pool =
+                    request.map_or(PoolId::DEFAULT, |event| self.builder.routing.pool_of(event));
                 self.know(pool)?;
                 let waits = request.filter(|_| completions > 0 && segments.len() > 1);
                 let before = waits.map(|event| self.engine.foresee(pool, asked_by(event)));
@@ -271,7 +272,7 @@ impl Verifier<'_> {
             self.result.address_mismatches += 1;
             return Ok(());
         };
-        let lane = (!at_once).then(|| self.builder.lane(at));
+        let lane = (!at_once).then(|| self.builder.lanes.lane(at));
         if let Some(lane) = lane {
             self.engine.record_stream(&allocation, lane).map_err(ReplayError::Handle)?;
         }

@@ -212,7 +212,7 @@ impl Workload {
                 }
             }
         }
-        builder.finish()
+        builder.workload
     }
 }
 
@@ -248,9 +248,9 @@ fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
 /// Collects operations and gives blocks their numbers.
 #[derive(Debug)]
 pub(super) struct Builder {
-    workload: Workload,
-    lanes: Lanes,
-    routing: PoolRouting,
+    pub(super) workload: Workload,
+    pub(super) lanes: Lanes,
+    pub(super) routing: PoolRouting,
     /// What `workload.pools` holds.
     known_pools: HashSet<PoolId>,
     live: HashMap<u64, u32>,
@@ -322,11 +322,6 @@ impl Builder {
         }
     }
 
-    /// The pool of a request.
-    pub(super) fn pool_of(&self, event: &TraceEvent) -> PoolId {
-        self.routing.pool_of(event)
-    }
-
     pub(super) fn request(&mut self, event: &TraceEvent) {
         let (bytes, stream) = (event.size_bytes, event.stream);
         let id = self.new_block();
@@ -334,7 +329,7 @@ impl Builder {
             self.workload.ops.push(Op::AllocateInVain { id, bytes, stream });
         } else {
             self.live.insert(event.address, id);
-            let pool = self.pool_of(event);
+            let pool = self.routing.pool_of(event);
             self.know(pool);
             self.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
         }
@@ -372,15 +367,6 @@ impl Builder {
             _ => None,
         });
         freed.collect()
-    }
-
-    /// The lane of the deferred free whose event is number `at`.
-    pub(super) fn lane(&self, at: usize) -> StreamId {
-        self.lanes.lane(at)
-    }
-
-    pub(super) fn finish(self) -> Workload {
-        self.workload
     }
 }
 

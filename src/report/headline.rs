@@ -129,32 +129,22 @@ fn code(
         near(together),
         percent(together, holders.requested_bytes)
     );
-    match category {
+    let hint = match category {
         Category::Activations if callers.has_backward_pass() => {
-            text += &format!(
-                " All {all}: torch.utils.checkpoint recomputes them in the backward pass instead of storing them, and a smaller \
-                 batch makes them smaller."
-            );
+            "torch.utils.checkpoint recomputes them in the backward pass instead of storing them, and a smaller \
+             batch makes them smaller"
         }
-        Category::Activations => {
-            text += &format!(" All {all}: a smaller batch makes them smaller.")
-        }
+        Category::Activations => "a smaller batch makes them smaller",
         Category::Gradients => {
-            text += &format!(
-                " All {all}: zero_grad(set_to_none=True) frees them until the next backward pass."
-            );
+            "zero_grad(set_to_none=True) frees them until the next backward pass"
         }
         Category::OptimizerState => {
-            text += &format!(
-                " All {all}: an optimizer with 8-bit state, or one that shards it (ZeRO, FSDP), keeps less."
-            );
+            "an optimizer with 8-bit state, or one that shards it (ZeRO, FSDP), keeps less"
         }
-        Category::Parameters => {
-            text += &format!(" All {all}: bfloat16 takes half of what float32 takes.");
-        }
-        _ => {}
-    }
-    text
+        Category::Parameters => "bfloat16 takes half of what float32 takes",
+        _ => return text,
+    };
+    format!("{text} All {all}: {hint}.")
 }
 
 /// The bytes of some of the holders.

@@ -29,7 +29,7 @@ use crate::replay::{HostMemory, ReplayError, Trace};
 use crate::size::MIB;
 
 use lives::Lives;
-use sheet::{LimitData, Parts};
+use sheet::Parts;
 use words::{AdviceData, NeedsData, PictureData};
 
 /// The most bytes of a page.
@@ -128,20 +128,11 @@ impl Report {
                 if trace.requests_only { logs::repeated_alone(trace, &config)? } else { trace };
             let lives = lives_of(&trace, config.as_ref(), &options.memory);
             notes.extend(began_late(&lives));
-            let advice = unsearched(&lives);
-            let needs = NeedsData { missing: Some(UNSEARCHED.to_owned()), ..NeedsData::default() };
-            return Ok(sheet::sheet(
-                &Parts {
-                    name,
-                    notes: &notes,
-                    trace: &trace,
-                    lives: &lives,
-                    limit: limit_of(&trace, config.as_ref(), &options.memory).map(LimitData::of),
-                    advice: &advice,
-                    needs: &needs,
-                },
-                most,
-            ));
+            let (notes, trace, lives, advice) = (&notes, &trace, &lives, &unsearched(&lives));
+            let needs = &NeedsData { missing: Some(UNSEARCHED.to_owned()), ..NeedsData::default() };
+            let limit = limit_of(trace, config.as_ref(), &options.memory);
+            let parts = Parts { name, notes, trace, lives, limit, advice, needs };
+            return Ok(sheet::sheet(&parts, most));
         }
         let recording = Recording::new(trace, config, options.memory);
         let shown = match recording.trace.requests_only {
@@ -160,18 +151,11 @@ impl Report {
         let mut why = Why::of(&recording)?;
         as_recorded(&mut why, &recording, &lives);
         let rows = settings::settings(&recording, &lives, &advice, &options.settings)?;
-        Ok(sheet::sheet(
-            &Parts {
-                name,
-                notes: &notes,
-                trace,
-                lives: &lives,
-                limit: recording.limit.map(LimitData::of),
-                advice: &AdviceData::of(&recording, &advice, &why),
-                needs: &NeedsData { missing: None, points: settings::points(&lives), rows },
-            },
-            most,
-        ))
+        let needs = &NeedsData { missing: None, points: settings::points(&lives), rows };
+        let (notes, lives, limit) = (&notes, &lives, recording.limit);
+        let advice = &AdviceData::of(&recording, &advice, &why);
+        let parts = Parts { name, notes, trace, lives, limit, advice, needs };
+        Ok(sheet::sheet(&parts, most))
     }
 }
 

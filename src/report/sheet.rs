@@ -22,23 +22,9 @@ pub(crate) struct Parts<'a> {
     pub(crate) notes: &'a [String],
     pub(crate) trace: &'a Trace,
     pub(crate) lives: &'a Lives,
-    pub(crate) limit: Option<LimitData>,
+    pub(crate) limit: Option<Limit>,
     pub(crate) advice: &'a AdviceData,
     pub(crate) needs: &'a NeedsData,
-}
-
-/// The most that may be reserved.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct LimitData {
-    pub(crate) bytes: u64,
-    /// Where it comes from.
-    pub(crate) source: String,
-}
-
-impl LimitData {
-    pub(crate) fn of(limit: Limit) -> Self {
-        Self { bytes: limit.bytes, source: limit.source.to_string() }
-    }
 }
 
 #[derive(Serialize)]
@@ -51,7 +37,7 @@ struct Sheet<'a> {
     requests: u64,
     has_times: bool,
     duration_us: u64,
-    limit: Option<&'a LimitData>,
+    limit: Option<Limit>,
     peak_reserved: Peak,
     peak_live: Peak,
     columns: Table,
@@ -237,7 +223,7 @@ fn as_text(
         requests: lives.served + lives.failures.len() as u64,
         has_times: lives.has_times(),
         duration_us: columns.end_us - columns.begin_us,
-        limit: limit.as_ref(),
+        limit: *limit,
         peak_reserved: lives.peak_reserved,
         peak_live: lives.peak_live,
         columns: columns_data(lives, detail.columns),

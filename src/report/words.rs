@@ -16,7 +16,7 @@ pub(crate) struct AdviceData {
     pub(crate) limit: Option<String>,
     pub(crate) searched: Option<String>,
     /// What the recording does not show, each with what supplies it.
-    pub(crate) unknown: Vec<String>,
+    pub(crate) unknown: Vec<&'static str>,
     pub(crate) pictures: Vec<PictureData>,
 }
 
