@@ -44,31 +44,20 @@ impl Streams {
         let mut live: BTreeMap<StreamId, Live> = BTreeMap::new();
         let mut peak_live_bytes = 0;
         let mut now_bytes = 0_u64;
-        changes(workload, |stream, taken, bytes| {
+        changes(workload, |stream, change, bytes| {
             let entry = live.entry(stream).or_default();
-            match taken {
-                true => {
-                    entry.now_bytes = entry.now_bytes.saturating_add(bytes);
-                    now_bytes = now_bytes.saturating_add(bytes);
-                }
-                false => {
-                    entry.now_bytes = entry.now_bytes.saturating_sub(bytes);
-                    now_bytes = now_bytes.saturating_sub(bytes);
-                }
-            }
+            entry.now_bytes = change(entry.now_bytes, bytes);
+            now_bytes = change(now_bytes, bytes);
             entry.peak_bytes = entry.peak_bytes.max(entry.now_bytes);
             peak_live_bytes = peak_live_bytes.max(now_bytes);
         });
         let (mut busy, mut busy_together) = (0_usize, 0);
         live.values_mut().for_each(|entry| entry.now_bytes = 0);
-        changes(workload, |stream, taken, bytes| {
+        changes(workload, |stream, change, bytes| {
             let Some(entry) = live.get_mut(&stream) else { return };
             let is_busy = |now_bytes: u64| now_bytes > entry.peak_bytes / 2;
             let was_busy = is_busy(entry.now_bytes);
-            let now_bytes = match taken {
-                true => entry.now_bytes.saturating_add(bytes),
-                false => entry.now_bytes.saturating_sub(bytes),
-            };
+            let now_bytes = change(entry.now_bytes, bytes);
             match (was_busy, is_busy(now_bytes)) {
                 (false, true) => busy += 1,
                 (true, false) => busy -= 1,
@@ -92,18 +81,19 @@ impl Streams {
     }
 }
 
-/// Calls `change` for each block that is taken and for each that is given back.
-fn changes(workload: &Workload, mut change: impl FnMut(StreamId, bool, u64)) {
+/// Calls `see` for each block that is allocated, with a function that adds its bytes, and for each that is freed,
+/// with one that subtracts them.
+fn changes(workload: &Workload, mut see: impl FnMut(StreamId, fn(u64, u64) -> u64, u64)) {
     let mut blocks: Vec<Option<(StreamId, u64)>> = vec![None; workload.blocks as usize];
     for op in &workload.ops {
         match *op {
             Op::Allocate { id, bytes, stream, .. } => {
                 blocks[id as usize] = Some((stream, bytes));
-                change(stream, true, bytes);
+                see(stream, u64::saturating_add, bytes);
             }
             Op::Free { id } | Op::FreeInUse { id, .. } => {
                 if let Some((stream, bytes)) = blocks[id as usize].take() {
-                    change(stream, false, bytes);
+                    see(stream, u64::saturating_sub, bytes);
                 }
             }
             Op::AllocateInVain { .. } | Op::Finished { .. } | Op::EmptyCache => {}

@@ -90,28 +90,7 @@ impl Report {
         config: Result<Config, String>,
         progress: &(dyn Fn(usize, usize) + Sync),
     ) -> Result<(), ReplayError> {
-        let share_bytes = self.share_bytes / (trace.other_devices as usize + 1);
-        let sheet = self.sheet(name, trace, config, share_bytes, progress)?;
-        match sheet {
-            Some(sheet) => self.sheets.push(sheet),
-            None => self.left_out += 1,
-        }
-        Ok(())
-    }
-
-    /// The page.
-    pub(crate) fn page(&self) -> String {
-        page::page(&self.sheets)
-    }
-
-    fn sheet(
-        &self,
-        name: &str,
-        trace: Trace,
-        config: Result<Config, String>,
-        most: usize,
-        progress: &(dyn Fn(usize, usize) + Sync),
-    ) -> Result<Option<String>, ReplayError> {
+        let most = self.share_bytes / (trace.other_devices as usize + 1);
         let options = &self.options;
         let mut notes = Vec::new();
         if let Err(error) = &config {
@@ -132,7 +111,8 @@ impl Report {
             let needs = &NeedsData { missing: Some(UNSEARCHED.to_owned()), ..NeedsData::default() };
             let limit = limit_of(trace, config.as_ref(), &options.memory);
             let parts = Parts { name, notes, trace, lives, limit, advice, needs };
-            return Ok(sheet::sheet(&parts, most));
+            self.keep(sheet::sheet(&parts, most));
+            return Ok(());
         }
         let recording = Recording::new(trace, config, options.memory);
         let shown = match recording.trace.requests_only {
@@ -155,7 +135,18 @@ impl Report {
         let (notes, lives, limit) = (&notes, &lives, recording.limit);
         let advice = &AdviceData::of(&recording, &advice, &why);
         let parts = Parts { name, notes, trace, lives, limit, advice, needs };
-        Ok(sheet::sheet(&parts, most))
+        self.keep(sheet::sheet(&parts, most));
+        Ok(())
+    }
+
+    fn keep(&mut self, sheet: Option<String>) {
+        self.left_out += usize::from(sheet.is_none());
+        self.sheets.extend(sheet);
+    }
+
+    /// The page.
+    pub(crate) fn page(&self) -> String {
+        page::page(&self.sheets)
     }
 }
 

@@ -129,7 +129,7 @@ pub(super) fn time(
         Guards | Touch(_) if settings.backend != "cpu" => return Ok(None),
         Guards => return Ok(Some(host_memory::guards(settings, threads)?)),
         Touch(bytes) => {
-            return Ok(Some(one(host_memory::touch(&*host_memory::own(settings)?, bytes))));
+            return Ok(Some(one(host_memory::touch(&host_memory::own(settings)?, bytes))));
         }
         _ => {}
     }

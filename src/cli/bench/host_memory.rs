@@ -31,11 +31,8 @@ pub(crate) const TOUCHED: [(&str, u64); 7] = [
     ("touch:64MiB", 64 * MIB),
 ];
 
-/// Somebody's memory of the host.
-pub(crate) trait Memory {
-    /// Takes so many bytes, writes one on each page, and gives them back.
-    fn touch(&self, bytes: u64);
-}
+/// Takes so many bytes from an allocator, writes one on each page, and gives them back.
+pub(crate) type Memory = Box<dyn Fn(u64)>;
 
 fn write_each_page(bytes: &mut [MaybeUninit<u8>]) {
     for page in bytes.chunks_mut(PAGE_BYTES) {
@@ -43,47 +40,39 @@ fn write_each_page(bytes: &mut [MaybeUninit<u8>]) {
     }
 }
 
-impl Memory for CpuAllocator {
-    fn touch(&self, bytes: u64) {
-        write_each_page(self.buffer(bytes).expect("cases fit the machine").bytes());
-    }
+/// Ours.
+pub(crate) fn own(settings: &Settings) -> Result<Memory, DriverError> {
+    let own = CpuAllocator::new(DeviceId(0), settings)?;
+    let buffer = move |bytes| own.buffer(bytes).expect("cases fit the machine");
+    Ok(Box::new(move |bytes| write_each_page(buffer(bytes).bytes())))
 }
 
 /// An allocator of Rust's.
-struct Global<A: 'static>(FromGlobal<A>);
-
-impl<A> Memory for Global<A>
+fn global<A>(source: FromGlobal<A>) -> Memory
 where
-    FromGlobal<A>: Source,
+    FromGlobal<A>: Source + 'static,
 {
-    fn touch(&self, bytes: u64) {
-        let block = self.0.take(bytes, ALIGNMENT_BYTES);
-        write_each_page(block.expect("cases fit the machine").bytes());
-    }
-}
-
-/// Ours.
-pub(crate) fn own(settings: &Settings) -> Result<Box<dyn Memory>, DriverError> {
-    Ok(Box::new(CpuAllocator::new(DeviceId(0), settings)?))
+    let block = move |bytes| source.take(bytes, ALIGNMENT_BYTES).expect("cases fit the machine");
+    Box::new(move |bytes| write_each_page(block(bytes).bytes()))
 }
 
 /// Others, by name. To be timed before anything of ours runs: what we give back is the C library's to
 /// keep, and would spare it the system's calls.
-pub(crate) fn others() -> Vec<(&'static str, Box<dyn Memory>)> {
+pub(crate) fn others() -> Vec<(&'static str, Memory)> {
     #[cfg(not(feature = "mimalloc"))]
     tell("note: no rows of mimalloc: this program was built without the feature mimalloc");
     vec![
-        ("system", Box::new(Global(FromGlobal(&System))) as Box<dyn Memory>),
+        ("system", global(FromGlobal(&System))),
         #[cfg(feature = "mimalloc")]
-        ("mimalloc", Box::new(Global(FromGlobal(&mimalloc::MiMalloc)))),
+        ("mimalloc", global(FromGlobal(&mimalloc::MiMalloc))),
     ]
 }
 
 /// Nanoseconds for taking, touching and giving back.
-pub(crate) fn touch(memory: &dyn Memory, bytes: u64) -> f64 {
+pub(crate) fn touch(memory: &Memory, bytes: u64) -> f64 {
     let steps = usize::try_from((256 * MIB / bytes).max(8)).unwrap_or(8);
-    (0..4).for_each(|_| memory.touch(bytes));
-    median_ns(7, steps, |_| memory.touch(bytes))
+    (0..4).for_each(|_| memory(bytes));
+    median_ns(7, steps, |_| memory(bytes))
 }
 
 /// Threads that each take and give back 64 KiB, with an instance of their own: the median of seven.

@@ -296,7 +296,7 @@ impl Session<'_> {
         let subjects: Vec<Subject> = names.into_iter().map(subject).collect();
         for (case, bytes) in host_memory::TOUCHED {
             self.each(case, &[1], &subjects, |_, at, _| {
-                Ok(Some(one(host_memory::touch(&*others[at], bytes))))
+                Ok(Some(one(host_memory::touch(&others[at], bytes))))
             })?;
         }
         Ok(())

@@ -65,7 +65,10 @@ impl StackReader {
             let View::Dict(dict) = heap.view(frame) else { continue };
             let number = match seen[dict] {
                 Seen::Frame(known) => known,
-                _ => builder.frame(frame_of(heap, dict).as_frame(), room),
+                _ => {
+                    let (file, line, function) = &frame_of(heap, dict);
+                    builder.frame(Frame { file, line: *line, function }, room)
+                }
             };
             seen[dict] = Seen::Frame(number);
             if !builder.add(number) {
@@ -82,20 +85,8 @@ impl StackReader {
     }
 }
 
-/// A frame with texts of its own where they had to be made.
-struct OwnFrame<'h> {
-    file: Cow<'h, str>,
-    line: u32,
-    function: Cow<'h, str>,
-}
-
-impl OwnFrame<'_> {
-    fn as_frame(&self) -> Frame<'_> {
-        Frame { file: &self.file, line: self.line, function: &self.function }
-    }
-}
-
-fn frame_of(heap: &Heap, dict: usize) -> OwnFrame<'_> {
+/// The file, the line and the function of a frame, with texts of its own where they had to be made.
+fn frame_of(heap: &Heap, dict: usize) -> (Cow<'_, str>, u32, Cow<'_, str>) {
     let record = heap.record(dict);
     // Of a path its end matters, of a function its beginning.
     let text = |key: Word, cut: fn(&[u8]) -> &[u8]| match record[key as usize] {
@@ -110,7 +101,7 @@ fn frame_of(heap: &Heap, dict: usize) -> OwnFrame<'_> {
         Some(View::Int(line)) => u32::try_from(line).unwrap_or(0),
         _ => 0,
     };
-    OwnFrame { file: text(Word::Filename, tail), line, function: text(Word::Name, head) }
+    (text(Word::Filename, tail), line, text(Word::Name, head))
 }
 
 fn head(text: &[u8]) -> &[u8] {
