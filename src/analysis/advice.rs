@@ -253,7 +253,7 @@ impl Advice {
     }
 
     /// The configuration of a setting that was tried.
-    fn config_of(&self, recording: &Recording, tried: &Tried) -> Config {
+    pub(crate) fn config_of(&self, recording: &Recording, tried: &Tried) -> Config {
         match tried.conf == self.recorded.conf {
             true => recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch),
             false => parsed(&tried.conf),

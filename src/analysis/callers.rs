@@ -44,8 +44,6 @@ pub(crate) struct Callers<'a> {
     /// By the place of a stack.
     of_stacks: Vec<u32>,
     kinds: Vec<FrameKind>,
-    /// The rule of each frame's category.
-    rules: Vec<Option<u8>>,
 }
 
 /// How many frames of a chain a label has at least, if there are so many.
@@ -62,13 +60,13 @@ impl<'a> Callers<'a> {
     pub(crate) fn of(stacks: &'a Stacks, compared: Compared) -> Self {
         let frames = || (0..stacks.frame_count()).map(|number| stacks.frame(number));
         let kinds = frames().map(|frame| frame.kind()).collect();
-        let rules = frames().map(|frame| Category::rule_of(&frame)).collect();
-        let mut all = Self { stacks, callers: Vec::new(), of_stacks: Vec::new(), kinds, rules };
+        let rules: Vec<_> = frames().map(|frame| Category::rule_of(&frame)).collect();
+        let mut all = Self { stacks, callers: Vec::new(), of_stacks: Vec::new(), kinds };
         let mut known: HashMap<Caller, u32> = HashMap::new();
         for stack in stacks.ids() {
             let mut caller = all.caller_of(stack);
             let frames = stacks.frame_numbers(stack).iter();
-            let category = Category::of_rules(frames.map(|&frame| all.rules[frame as usize]));
+            let category = Category::of_rules(frames.map(|&frame| rules[frame as usize]));
             // Labels do not name activations, so these do not make another row of the same code.
             caller.category = match category {
                 Category::Activations => Category::Unknown,

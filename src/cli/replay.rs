@@ -79,17 +79,6 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome> {
     args.recordings.each(wanted, &mut |name, trace| replay_one(args, asked.as_ref(), name, trace))
 }
 
-/// Says that a replay may have had more memory than what was recorded, unless somebody said how much.
-pub(crate) fn may_have_had_more(recorded_ooms: u64, ooms: u64, is_said: bool) -> Option<String> {
-    (ooms < recorded_ooms && !is_said).then(|| {
-        let times = counted_as(recorded_ooms, "time", "times");
-        format!(
-            "the recorded program ran out of memory {times}: --memory-fraction or --total-memory says how \
-             much it had"
-        )
-    })
-}
-
 /// A configuration as its string says it, and parsed.
 type Said<'a> = (&'a str, Config);
 
@@ -326,8 +315,15 @@ impl Done<'_> {
             s.num_device_alloc,
             s.num_device_free
         )?;
-        if let Some(note) = may_have_had_more(self.recording.figures.ooms, ooms, room_is_said) {
-            writeln!(out, "  {note}")?;
+        let recorded_ooms = self.recording.figures.ooms;
+        // The replay may have had more memory than what was recorded.
+        if ooms < recorded_ooms && !room_is_said {
+            let times = counted_as(recorded_ooms, "time", "times");
+            writeln!(
+                out,
+                "  the recorded program ran out of memory {times}: --memory-fraction or --total-memory says how \
+                 much it had"
+            )?;
         }
         if let Some(report) = self.first_out_of_memory() {
             writeln!(out, "  first: {}", report.replace('\n', "\n    "))?;

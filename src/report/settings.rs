@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::analysis::{Advice, Need, Recording, Room, SearchOptions, Tried, watch, without_files};
-use crate::config::{Config, KeyTable};
+use crate::config::Config;
 use crate::replay::{Op, ReplayError};
 
 use super::lives::Lives;
@@ -44,10 +44,7 @@ pub(crate) fn settings(
     advice: &Advice,
     asked: &[(String, Config)],
 ) -> Result<Vec<NeedData>, ReplayError> {
-    let mut chosen: Vec<(Tried, Config)> = Vec::new();
     let recorded = &advice.recorded;
-    let own = recording.config.clone().unwrap_or_default();
-    chosen.push((recorded.clone(), own.with_compat(crate::config::Compat::PyTorch)));
     let others = advice.tried.iter().filter(|tried| tried.conf != recorded.conf);
     // Where both allocators need the same, one row is enough: PyTorch's own stands for both.
     let is_alone = |tried: &&Tried| {
@@ -64,15 +61,9 @@ pub(crate) fn settings(
     {
         shown.push(choice);
     }
-    for tried in shown {
-        let Ok(config) = Config::parse(&tried.conf, &KeyTable::default()) else { continue };
-        chosen.push((tried.clone(), config));
-    }
-    if let Some(tried) = &advice.modelled
-        && let Ok(config) = Config::parse(&tried.conf, &KeyTable::default())
-    {
-        chosen.push((tried.clone(), config));
-    }
+    let with_config = |tried: &Tried| (tried.clone(), advice.config_of(recording, tried));
+    let chosen = [recorded].into_iter().chain(shown).chain(&advice.modelled).map(with_config);
+    let mut chosen: Vec<(Tried, Config)> = chosen.collect();
     for (conf, config) in asked {
         let is_known = |(_, known): &(Tried, Config)| known.settings() == config.settings();
         if !chosen.iter().any(is_known) {

@@ -237,20 +237,17 @@ impl Session<'_> {
 
     /// What nothing can be faster than.
     fn floors(&mut self) -> Result<()> {
-        self.machine("floor:atomic_rmw", &[1], |_| one(floors::atomic_rmw()))?;
-        self.machine("floor:lock_pair", &self.thread_counts(), floors::lock_pair)?;
-        self.machine("floor:malloc_pair_512B", &[1], |_| one(floors::malloc_pair()))?;
-        self.tails("floor:tail_", &[Subject::machine()], |_, _| Ok(Some(floors::tail())))
-    }
-
-    /// A case without an allocator.
-    fn machine(
-        &mut self,
-        case: &str,
-        threads: &[usize],
-        time: impl Fn(usize) -> Together,
-    ) -> Result<()> {
-        self.each(case, threads, &[Subject::machine()], |_, _, threads| Ok(Some(time(threads))))
+        let (machine, counts) = ([Subject::machine()], self.thread_counts());
+        let floor = |ns: f64| Ok(Some(one(ns)));
+        self.each("floor:atomic_rmw", &[1], &machine, |_, _, _| floor(floors::atomic_rmw()))?;
+        self.each("floor:lock_pair", &counts, &machine, |_, _, n| Ok(Some(floors::lock_pair(n))))?;
+        self.each(
+            "floor:malloc_pair_512B",
+            &[1],
+            &machine,
+            |_, _, _| floor(floors::malloc_pair()),
+        )?;
+        self.tails("floor:tail_", &machine, |_, _| Ok(Some(floors::tail())))
     }
 
     /// 1, 2, 4 and so on, up to the most.

@@ -79,15 +79,9 @@ fn rounded(number: f64, parts: f64) -> f64 {
 pub(super) struct Results {
     json: bool,
     subjects: Vec<Subject>,
-    /// Cases with their numbers of threads, in the order in which they were timed.
-    lines: Vec<Line>,
-}
-
-struct Line {
-    case: String,
-    threads: usize,
-    /// What is printed for each subject; those that came later are not there.
-    cells: Vec<String>,
+    /// Cases with their numbers of threads, in the order in which they were timed, and what is printed for each
+    /// subject; those that came later are not there.
+    lines: Vec<((String, usize), Vec<String>)>,
 }
 
 impl Results {
@@ -116,12 +110,12 @@ impl Results {
             self.subjects.push(subject.clone());
             self.subjects.len() - 1
         });
-        let alike = |line: &Line| line.case == case && line.threads == threads;
-        let at = self.lines.iter().position(alike).unwrap_or_else(|| {
-            self.lines.push(Line { case: case.to_owned(), threads, cells: Vec::new() });
+        let line = (case.to_owned(), threads);
+        let at = self.lines.iter().position(|(known, _)| *known == line).unwrap_or_else(|| {
+            self.lines.push((line, Vec::new()));
             self.lines.len() - 1
         });
-        let cells = &mut self.lines[at].cells;
+        let cells = &mut self.lines[at].1;
         if cells.len() <= column {
             cells.resize(column + 1, String::new());
         }
@@ -137,9 +131,9 @@ impl Results {
         let names: Vec<String> = self.subjects.iter().enumerate().map(name_of).collect();
         let mut heading = vec![("case", Side::Left), ("threads", Side::Right)];
         heading.extend(names.iter().map(|name| (name.as_str(), Side::Right)));
-        let rows = self.lines.iter().map(|line| {
-            let mut row = vec![line.case.clone(), line.threads.to_string()];
-            row.extend(line.cells.iter().cloned());
+        let rows = self.lines.iter().map(|((case, threads), cells)| {
+            let mut row = vec![case.clone(), threads.to_string()];
+            row.extend_from_slice(cells);
             row.resize(heading.len(), String::new());
             row
         });
