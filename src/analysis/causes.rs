@@ -16,7 +16,7 @@ use super::trial::{Room, open_with_start, without_files};
 use crate::allocator::{Allocation, DeviceAllocator};
 use crate::config::Config;
 use crate::driver::Brake;
-use crate::history::{BlockStateName, SegmentLayout};
+use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::replay::{Op, ReplayError, StackId, Workload, walk};
 
@@ -56,30 +56,23 @@ impl Causes {
     }
 
     fn of(segment: &SegmentLayout) -> Self {
-        let mut causes = Self::default();
-        let mut free_bytes = 0;
-        for block in &segment.blocks {
-            match block.state {
-                BlockStateName::ActiveAllocated => {
-                    let requested = block.requested_bytes.min(block.size_bytes);
-                    causes.add(&Self {
-                        requested_bytes: requested,
-                        rounding_bytes: block.size_bytes - requested,
-                        ..Self::default()
-                    });
-                }
-                BlockStateName::ActivePendingFree => {
-                    causes.add(&Self { waiting_bytes: block.size_bytes, ..Self::default() })
-                }
-                BlockStateName::Inactive => free_bytes += block.size_bytes,
-            }
-        }
+        let sum = |state, bytes: fn(&BlockLayout) -> u64| {
+            let blocks = segment.blocks.iter().filter(|block| block.state == state);
+            blocks.map(bytes).fold(0, u64::saturating_add)
+        };
+        let (live, waiting) = (BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree);
+        let free_bytes = sum(BlockStateName::Inactive, |block| block.size_bytes);
         let is_idle = segment.blocks.iter().all(|b| b.state == BlockStateName::Inactive);
-        match is_idle {
-            true => causes.idle_segment_bytes = free_bytes,
-            false => causes.split_rest_bytes = free_bytes,
+        Self {
+            requested_bytes: sum(live, |block| block.requested_bytes.min(block.size_bytes)),
+            rounding_bytes: sum(live, |block| {
+                block.size_bytes.saturating_sub(block.requested_bytes)
+            }),
+            waiting_bytes: sum(waiting, |block| block.size_bytes),
+            split_rest_bytes: if is_idle { 0 } else { free_bytes },
+            idle_segment_bytes: if is_idle { free_bytes } else { 0 },
+            driver_bytes: 0,
         }
-        causes
     }
 
     pub(super) fn add(&mut self, other: &Self) {
@@ -153,9 +146,7 @@ impl Picture {
             None => Ok(None),
         }
     }
-}
 
-impl Picture {
     /// What a layout shows, without a replay and without holders.
     pub(crate) fn of_layout(layout: &[SegmentLayout], moment: Moment, operations: usize) -> Self {
         let mut heaps = heaps_of(layout);

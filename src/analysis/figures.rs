@@ -47,13 +47,8 @@ impl Figures {
                     held += bytes;
                     figures.device_frees += 1;
                 }
-                Action::OutOfMemory => {
-                    figures.ooms += 1;
-                }
-                Action::Alloc
-                | Action::FreeRequested
-                | Action::FreeCompleted
-                | Action::Snapshot => {}
+                Action::OutOfMemory => figures.ooms += 1,
+                _ => {}
             }
             peak = peak.max(held);
         }

@@ -186,9 +186,7 @@ impl Advice {
             false => format!(". It runs under the limit of {} MiB", mib(limit.bytes)),
         }
     }
-}
 
-impl Advice {
     /// The sentence, and the largest holder of memory if no setting can help.
     pub(crate) fn sentence_with_holder(&self, recording: &Recording, why: &Why) -> String {
         let sentence = self.sentence(recording);

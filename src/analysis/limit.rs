@@ -59,10 +59,7 @@ impl Failures {
                         least(&mut failures.device_bytes, device_bytes);
                     }
                 }
-                Action::Alloc
-                | Action::FreeRequested
-                | Action::FreeCompleted
-                | Action::Snapshot => {}
+                _ => {}
             }
         }
         failures

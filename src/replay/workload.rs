@@ -214,9 +214,7 @@ impl Workload {
         }
         builder.workload
     }
-}
 
-impl Workload {
     /// The streams that requests name and that frees wait for, each once.
     #[must_use]
     pub fn streams(&self) -> Vec<StreamId> {
