@@ -24,7 +24,8 @@ pub(super) struct LiveBlock {
 /// Live blocks of one recorded stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The recorded stack, in [`Trace::stacks`](crate::replay::Trace::stacks); none where the recording has none.
+    /// The recorded stack, in [`Trace::stacks`](crate::replay::Trace::stacks); none where the recording has
+    /// none.
     #[serde(skip)]
     pub stack: Option<StackId>,
     /// Whether the blocks lived before the recording began. Their stacks are not recorded.

@@ -81,8 +81,8 @@ impl Streams {
     }
 }
 
-/// Calls `see` for each block that is allocated, with a function that adds its bytes, and for each that is freed,
-/// with one that subtracts them.
+/// Calls `see` for each block that is allocated, with a function that adds its bytes, and for each that is
+/// freed, with one that subtracts them.
 fn changes(workload: &Workload, mut see: impl FnMut(StreamId, fn(u64, u64) -> u64, u64)) {
     let mut blocks: Vec<Option<(StreamId, u64)>> = vec![None; workload.blocks as usize];
     for op in &workload.ops {

@@ -79,8 +79,8 @@ fn rounded(number: f64, parts: f64) -> f64 {
 pub(super) struct Results {
     json: bool,
     subjects: Vec<Subject>,
-    /// Cases with their numbers of threads, in the order in which they were timed, and what is printed for each
-    /// subject; those that came later are not there.
+    /// Cases with their numbers of threads, in the order in which they were timed, and what is printed for
+    /// each subject; those that came later are not there.
     lines: Vec<((String, usize), Vec<String>)>,
 }
 
