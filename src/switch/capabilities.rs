@@ -7,6 +7,8 @@
 
 use std::sync::Arc;
 
+use super::core::Core;
+use super::generation::Generation;
 use super::{Switchable, is_unknown, of_maker};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
@@ -17,7 +19,7 @@ use crate::error::{DriverError, DriverErrorKind, FractionError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::{DeviceId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
-use crate::stats::Statistics;
+use crate::stats::{PerPool, Statistics};
 use crate::strategies::Strategy;
 
 /// The current allocator cannot do it; it could when the capability was asked for.
@@ -45,9 +47,7 @@ impl Switchable {
         self.core.left();
         answers
     }
-}
 
-impl Switchable {
     /// Shares a block through the allocator that made it.
     fn share_by(
         &self,
@@ -65,12 +65,9 @@ impl Switchable {
 
 impl CrossStream for Switchable {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        let record = |strategy: &Strategy| {
-            let crossing = strategy.control().cross_stream?;
-            of_maker(crossing.record_stream(allocation, stream))
-        };
-        let current = self.core.call(|generation| record(&generation.strategy));
-        let found = current.or_else(|| self.core.ask(|generation| record(&generation.strategy)));
+        let found = self.core.ask_maker(|strategy| {
+            of_maker(strategy.control().cross_stream?.record_stream(allocation, stream))
+        });
         found.unwrap_or_else(|| Err(nobodys(allocation)))
     }
 
@@ -184,19 +181,22 @@ impl Expandable for Switchable {
 
 impl Counters for Switchable {
     fn statistics(&self) -> Statistics {
-        let statistics = self.core.statistics();
-        self.core.left();
-        statistics
+        self.core.with_counters(|ledger, all| {
+            let off = |own: &mut Statistics| own.reserved_bytes = PerPool::default();
+            let all = Generation::counted_once(all, Generation::statistics, off);
+            ledger.sum(&all.collect::<Vec<_>>())
+        })
     }
 
     fn reset_peaks(&self) {
-        self.core.reset_peaks();
-        self.core.left();
+        self.core.with_counters(Core::begin_peaks);
     }
 
     fn reset_accumulated(&self) {
-        self.core.reset_accumulated();
-        self.core.left();
+        self.core.with_counters(|ledger, all| {
+            ledger.reset_accumulated();
+            all.iter().filter_map(|one| one.counters()).for_each(Counters::reset_accumulated);
+        });
     }
 }
 

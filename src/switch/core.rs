@@ -26,7 +26,7 @@ use crate::history::History;
 use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::registry::{self, BuildOptions, build_recording_in};
 use crate::strategies::Strategy;
-use crate::sync::{All, Read, Swap};
+use crate::sync::{Read, Swap};
 
 /// The key that tells a limit.
 const FRACTION: &str = "per_process_memory_fraction";
@@ -91,6 +91,7 @@ impl Core {
         let history =
             strategy.control().recording.map(|own| Arc::clone(own.history())).unwrap_or_default();
         let first = Generation::new(strategy, config.settings());
+        let state = SwitchState { config, is_known, limit_bytes, ..SwitchState::default() };
         Arc::new_cyclic(|this| {
             hooks::attach(&first.strategy, this);
             Self {
@@ -100,12 +101,7 @@ impl Core {
                 options,
                 hooks: Hooks::new(),
                 history,
-                state: Mutex::new(SwitchState {
-                    config,
-                    is_known,
-                    limit_bytes,
-                    ..SwitchState::default()
-                }),
+                state: Mutex::new(state),
                 ledger: Mutex::default(),
                 open_scopes: AtomicUsize::new(0),
                 scope_gate: RwLock::new(()),
@@ -132,8 +128,7 @@ impl Core {
         let driver = Arc::clone(&self.driver);
         let strategy = build_recording_in(&self.history, &config, driver, self.options)?;
         if self.options.raw_addresses && !strategy.control().by_address {
-            let (name, what) = (strategy.name().to_owned(), "blocks by bare address");
-            return Err(SwitchError::Lacks { name, what });
+            return Err(lacks(&strategy, "blocks by bare address"));
         }
         let next = Generation::new(strategy, config.settings());
         hooks::attach(&next.strategy, &self.this);
@@ -165,11 +160,9 @@ impl Core {
     #[cfg(feature = "ffi")]
     pub(super) fn check_update(&self, text: &str) -> Result<(), SwitchError> {
         self.with_state(|state| {
-            let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
-            let next = state.config.updated(text, &registry::key_table()).map_err(refused)?;
+            let next = state.updated(text)?;
             registry::check_name(&next.settings().backend)?;
-            let stays = state.is_known && state.config.settings().is_built_alike(next.settings());
-            if stays { Ok(()) } else { self.refuse_pools(state) }
+            if state.stays(&next) { Ok(()) } else { self.refuse_pools(state) }
         })
     }
 
@@ -180,9 +173,8 @@ impl Core {
         state: &mut SwitchState,
         text: &str,
     ) -> Result<Option<(Config, u64)>, SwitchError> {
-        let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
-        let next = state.config.updated(text, &registry::key_table()).map_err(refused)?;
-        if !(state.is_known && state.config.settings().is_built_alike(next.settings())) {
+        let next = state.updated(text)?;
+        if !state.stays(&next) {
             return Ok(Some((next, state.edition)));
         }
         let current = self.generations.current();
@@ -191,11 +183,7 @@ impl Core {
             if state.config.settings().extra != next.settings().extra {
                 return Ok(Some((next, state.edition)));
             }
-            let name = current.strategy.name().to_owned();
-            return Err(SwitchError::Lacks {
-                name,
-                what: "cache, which further strings would change",
-            });
+            return Err(lacks(&current.strategy, "cache, which further strings would change"));
         };
         self.apply(state, caching, next, false).map_err(SwitchError::Apply)?;
         Ok(None)
@@ -272,7 +260,7 @@ impl Core {
         state.is_known = true;
         state.pools.clear();
         let mut ledger = self.ledger.lock();
-        self.begin_peaks(&mut ledger);
+        Self::begin_peaks(&mut ledger, &self.generations.all());
         let old = self.generations.replace(next);
         old.retire();
         drop(ledger);
@@ -309,20 +297,16 @@ impl Core {
         answer
     }
 
-    /// Asks one generation after the other, the current one first, until one answers. Looks at nobody, so
-    /// `state` may be held; without them [`left`](Self::left) follows.
-    pub(super) fn find<R>(&self, mut ask: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
-        self.generations.all().iter().find_map(|generation| ask(generation))
-    }
-
-    /// What each generation answers, the current one first. Looks at nobody, as [`find`](Self::find).
+    /// What each generation answers, the current one first. Looks at
+    /// nobody, so `state` may be held; without it [`left`](Self::left) follows.
     pub(super) fn each<R>(&self, mut ask: impl FnMut(&Generation) -> R) -> Vec<R> {
         self.generations.all().iter().map(|generation| ask(generation)).collect()
     }
 
-    /// [`find`](Self::find) for calls that hold nothing.
-    pub(super) fn ask<R>(&self, ask: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
-        let answer = self.find(ask);
+    /// Asks one generation after the other, the current one first, until one answers. For calls that hold
+    /// nothing.
+    pub(super) fn ask<R>(&self, mut ask: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
+        let answer = self.generations.all().iter().find_map(|generation| ask(generation));
         self.left();
         answer
     }
@@ -336,7 +320,11 @@ impl Core {
 
     /// Like [`ask`](Self::ask), for frees.
     pub(super) fn free_by<R>(&self, mut free: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
-        let freed = find_owned(self.generations.all(), &mut free);
+        // No other is held when one has answered.
+        let freed = self.generations.all().into_iter().find_map(|generation| {
+            let answer = free(&generation)?;
+            Some((generation, answer))
+        });
         let answer = freed.map(|(generation, answer)| {
             self.freed_of(generation);
             answer
@@ -344,14 +332,16 @@ impl Core {
         self.left();
         answer
     }
+
+    /// Asks the current one, then all.
+    pub(super) fn ask_maker<R>(&self, ask: impl Fn(&Strategy) -> Option<R>) -> Option<R> {
+        let current = self.call(|generation| ask(&generation.strategy));
+        current.or_else(|| self.ask(|generation| ask(&generation.strategy)))
+    }
 }
 
-/// The first that answers. No other is held when this returns.
-fn find_owned<R>(
-    all: All<Generation>,
-    ask: &mut impl FnMut(&Generation) -> Option<R>,
-) -> Option<(Arc<Generation>, R)> {
-    all.into_iter().find_map(|generation| ask(&generation).map(|answer| (generation, answer)))
+fn lacks(strategy: &Strategy, what: &'static str) -> SwitchError {
+    SwitchError::Lacks { name: strategy.name().to_owned(), what }
 }
 
 /// Whether a configuration tells a fraction. A complete one tells all that was ever said of it; one that
@@ -365,14 +355,20 @@ fn tells_fraction(config: &Config, is_complete: bool) -> bool {
 }
 
 impl SwitchState {
+    /// The configuration in force, changed by a further string.
+    fn updated(&self, text: &str) -> Result<Config, SwitchError> {
+        let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
+        self.config.updated(text, &registry::key_table()).map_err(refused)
+    }
+
+    /// Whether the current one was built as this configuration says.
+    fn stays(&self, next: &Config) -> bool {
+        self.is_known && self.config.settings().is_built_alike(next.settings())
+    }
+
     /// Whether `strategy`, the current one, can become what the configuration says.
     pub(super) fn fits(&self, strategy: &Strategy, config: &Config) -> bool {
-        let said = config.settings();
-        if self.is_known {
-            self.config.settings().is_built_alike(said)
-        } else {
-            said.backend == strategy.name()
-        }
+        self.stays(config) || !self.is_known && config.settings().backend == strategy.name()
     }
 
     /// Puts a configuration in force.
@@ -385,8 +381,7 @@ impl SwitchState {
     fn carry_over(&self, next: &Strategy) -> Result<(), SwitchError> {
         for peer in &self.peers {
             let Some(peers) = next.control().peer_access else {
-                let (name, what) = (next.name().to_owned(), "use by other devices");
-                return Err(SwitchError::Lacks { name, what });
+                return Err(lacks(next, "use by other devices"));
             };
             peers.enable_peer_access(*peer).map_err(SwitchError::Peer)?;
         }

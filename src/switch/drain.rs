@@ -12,7 +12,7 @@
 //! would break.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{Ordering, fence};
 
 use parking_lot::RwLockWriteGuard;
 
@@ -25,8 +25,8 @@ use crate::allocator::{Counters, CrossStream, DeviceAllocator, Request};
 use crate::driver::CaptureStatus;
 use crate::error::{AllocError, OutOfMemory};
 use crate::size::human_bytes;
-use crate::stats::{PerPool, Statistics, Usage};
-use crate::sync::Read;
+use crate::stats::PerPool;
+use crate::sync::{All, Defer, Read};
 
 /// How many allocators in turn may refuse a request because each was replaced meanwhile: a callback that
 /// switches whenever it is asked must end, too.
@@ -124,7 +124,7 @@ impl Core {
     fn explain(&self, report: &mut OutOfMemory) {
         let retired = self.generations.retired();
         if retired > 0 {
-            let held = human_bytes(self.retired_bytes());
+            let held = human_bytes(self.sum_of_retired(Generation::held_bytes));
             report.hints.push(format!(
                 "{retired} allocators that were switched away from hold {held}, for blocks that live or \
                  because the driver did not take it back"
@@ -142,7 +142,9 @@ impl Core {
         if !matches!(captured, Ok(CaptureStatus::None)) {
             return false;
         }
-        let before = (self.retired_bytes(), self.reserved_by_retired());
+        // What they reserve, of a pool that several share, counts once for each.
+        let figures = [Generation::held_bytes, Generation::reserved_bytes];
+        let before = figures.map(|figure| self.sum_of_retired(figure));
         {
             let Some(_still) = self.hold_scopes_off() else { return false };
             self.each(|generation| {
@@ -153,7 +155,8 @@ impl Core {
         }
         self.look_at_all();
         self.spread_limit();
-        let has_room = self.retired_bytes() < before.0 || self.reserved_by_retired() < before.1;
+        let now = figures.map(|figure| self.sum_of_retired(figure));
+        let has_room = now[0] < before[0] || now[1] < before[1];
         self.left();
         has_room
     }
@@ -231,7 +234,9 @@ impl Core {
         }
         let mut ledger = self.ledger.lock();
         // Before it leaves the list: meanwhile it counts twice, never not at all.
-        let going = Going::begin(&self.going_bytes, old.held_bytes());
+        let held = old.held_bytes();
+        self.going_bytes.fetch_add(held, Ordering::SeqCst);
+        let going = Defer(|| _ = self.going_bytes.fetch_sub(held, Ordering::SeqCst));
         let gone = match self.generations.let_go(old, |old| self.has_drained(old)) {
             Ok(gone) => gone,
             Err(old) => return Some(old),
@@ -301,12 +306,13 @@ impl Core {
         if self.looks.fetch_add(1, Ordering::SeqCst) > 0 {
             return;
         }
-        let mut turn = Turn { looks: &self.looks, is_over: false };
+        // The turn ends too when an allocator that goes panics.
+        let turn = Defer(|| self.looks.store(0, Ordering::SeqCst));
         let mut asked = 1;
-        while !turn.is_over {
+        loop {
             self.look_once();
             match self.looks.compare_exchange(asked, 0, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => turn.is_over = true,
+                Ok(_) => return std::mem::forget(turn),
                 Err(more) => asked = more,
             }
         }
@@ -341,23 +347,10 @@ impl Core {
         }
     }
 
-    /// What retired ones hold from the driver.
-    fn retired_bytes(&self) -> u64 {
-        let held = |generation: &Generation| {
-            if generation.is_retired() { generation.held_bytes() } else { 0 }
-        };
-        self.each(held).into_iter().sum()
-    }
-
-    /// What retired ones have reserved: of a pool that several share all of it, once for each.
-    fn reserved_by_retired(&self) -> u64 {
-        let reserved = |generation: &Generation| {
-            if !generation.is_retired() {
-                return 0;
-            }
-            u64::try_from(generation.statistics().reserved_bytes.all.current).unwrap_or(0)
-        };
-        self.each(reserved).into_iter().sum()
+    /// Adds up a figure of the retired ones.
+    fn sum_of_retired(&self, figure: impl Fn(&Generation) -> u64) -> u64 {
+        let figures = self.each(|one| if one.is_retired() { figure(one) } else { 0 });
+        figures.into_iter().sum()
     }
 
     /// Shares the limit out anew.
@@ -386,81 +379,23 @@ impl Core {
         left_of(limit_bytes, self.each(Generation::held_bytes).into_iter().sum::<u64>() + going)
     }
 
-    /// The counters of all.
-    pub(super) fn statistics(&self) -> Statistics {
-        let ledger = self.ledger.lock();
-        ledger.sum(&self.all_statistics())
-    }
-
-    /// The most important counters of all.
-    pub(super) fn usage(&self) -> Usage {
-        let ledger = self.ledger.lock();
-        let all = self.generations.all();
-        ledger.add_usage(Generation::usage_of_all(all.iter().map(|generation| &**generation)))
-    }
-
-    fn all_statistics(&self) -> Vec<Statistics> {
-        Generation::all_statistics(self.generations.all().iter().map(|generation| &**generation))
-    }
-
-    pub(super) fn reset_peaks(&self) {
-        self.begin_peaks(&mut self.ledger.lock());
+    /// Does something with the counters of all that live and of those that have gone.
+    pub(super) fn with_counters<R>(
+        &self,
+        act: impl FnOnce(&mut Ledger, &All<Generation>) -> R,
+    ) -> R {
+        let answer = {
+            let mut ledger = self.ledger.lock();
+            act(&mut ledger, &self.generations.all())
+        };
+        self.left();
+        answer
     }
 
     /// Peaks begin anew.
-    pub(super) fn begin_peaks(&self, ledger: &mut Ledger) {
+    pub(super) fn begin_peaks(ledger: &mut Ledger, all: &All<Generation>) {
         ledger.reset_peaks();
-        for generation in self.generations.all() {
-            generation.strategy.control().counters.into_iter().for_each(Counters::reset_peaks);
-        }
-    }
-
-    pub(super) fn reset_accumulated(&self) {
-        let mut ledger = self.ledger.lock();
-        ledger.reset_accumulated();
-        for generation in self.generations.all() {
-            generation
-                .strategy
-                .control()
-                .counters
-                .into_iter()
-                .for_each(Counters::reset_accumulated);
-        }
-    }
-}
-
-/// Bytes of an allocator on its way out. They end with it, also when its end panics.
-#[derive(Debug)]
-struct Going<'c> {
-    bytes: &'c AtomicU64,
-    held: u64,
-}
-
-impl<'c> Going<'c> {
-    fn begin(bytes: &'c AtomicU64, held: u64) -> Self {
-        bytes.fetch_add(held, Ordering::SeqCst);
-        Self { bytes, held }
-    }
-}
-
-impl Drop for Going<'_> {
-    fn drop(&mut self) {
-        self.bytes.fetch_sub(self.held, Ordering::SeqCst);
-    }
-}
-
-/// The looker's turn. It ends too when an allocator that goes panics.
-#[derive(Debug)]
-struct Turn<'c> {
-    looks: &'c AtomicUsize,
-    is_over: bool,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.looks.store(0, Ordering::SeqCst);
-        }
+        all.iter().filter_map(|one| one.counters()).for_each(Counters::reset_peaks);
     }
 }
 

@@ -8,9 +8,9 @@ use crate::config::{LayerSetting, Settings};
 use crate::driver::{Driver, may_be_captured};
 use crate::layers;
 use crate::registry;
-use crate::stats::{PerPool, Statistics, Usage};
+use crate::stats::Statistics;
 use crate::strategies::Strategy;
-use crate::sync::{Global, Rank};
+use crate::sync::{All, Global, Rank};
 
 /// One allocator. Current first, then retired, then gone.
 #[derive(Debug)]
@@ -61,42 +61,42 @@ impl Generation {
         self.retired.store(true, Ordering::SeqCst);
     }
 
+    pub(super) fn counters(&self) -> Option<&dyn Counters> {
+        self.strategy.control().counters
+    }
+
     pub(super) fn statistics(&self) -> Statistics {
-        self.strategy.control().counters.map(Counters::statistics).unwrap_or_default()
+        self.counters().map(Counters::statistics).unwrap_or_default()
     }
 
     /// What it alone holds from the driver; of a pool that others use too, what its blocks take.
     pub(super) fn held_bytes(&self) -> u64 {
-        let statistics = self.statistics();
-        let family =
-            if self.shares_pool { statistics.active_bytes } else { statistics.reserved_bytes };
-        u64::try_from(family.all.current).unwrap_or(0)
+        if !self.shares_pool {
+            return self.reserved_bytes();
+        }
+        u64::try_from(self.statistics().active_bytes.all.current).unwrap_or(0)
     }
 
-    /// The counters of each of these. What several reserve together is counted with the first.
-    pub(super) fn all_statistics<'g>(all: impl Iterator<Item = &'g Self>) -> Vec<Statistics> {
-        let mut is_counted = false;
-        let one = |generation: &Self| {
-            let mut statistics = generation.statistics();
-            if generation.shares_pool && std::mem::replace(&mut is_counted, true) {
-                statistics.reserved_bytes = PerPool::default();
-            }
-            statistics
-        };
-        all.map(one).collect()
+    /// What it has reserved; of a pool that others use too, all of it.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        u64::try_from(self.statistics().reserved_bytes.all.current).unwrap_or(0)
     }
 
-    /// The same of the most important counters.
-    pub(super) fn usage_of_all<'g>(all: impl Iterator<Item = &'g Self>) -> Usage {
+    /// Figures of each of these. What several reserve together is counted with the first, and taken `off`
+    /// the others.
+    pub(super) fn counted_once<T>(
+        all: &All<Self>,
+        figures: impl Fn(&Self) -> T,
+        off: impl Fn(&mut T),
+    ) -> impl Iterator<Item = T> {
         let mut is_counted = false;
-        let one = |generation: &Self| {
-            let mut usage = generation.strategy.usage();
+        all.iter().map(move |generation| {
+            let mut own = figures(generation);
             if generation.shares_pool && std::mem::replace(&mut is_counted, true) {
-                (usage.reserved_bytes, usage.reserved_peak_bytes) = (0, 0);
+                off(&mut own);
             }
-            usage
-        };
-        all.map(one).fold(Usage::default(), Usage::plus)
+            own
+        })
     }
 
     /// Blocks in callers' hands, given its statistics: without those that threads keep in a front.

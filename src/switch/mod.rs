@@ -268,15 +268,15 @@ impl DeviceAllocator for Switchable {
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         let record = |strategy: &Strategy| of_maker(strategy.record_stream_raw(address, stream));
-        let current = self.core.call(|generation| record(&generation.strategy));
-        let found = current.or_else(|| self.core.ask(|generation| record(&generation.strategy)));
-        found.unwrap_or(Err(HandleError::UnknownAddress { address }))
+        self.core.ask_maker(record).unwrap_or(Err(HandleError::UnknownAddress { address }))
     }
 
     fn usage(&self) -> Usage {
-        let usage = self.core.usage();
-        self.core.left();
-        usage
+        self.core.with_counters(|ledger, all| {
+            let off = |own: &mut Usage| (own.reserved_bytes, own.reserved_peak_bytes) = (0, 0);
+            let all = Generation::counted_once(all, |one| one.strategy.usage(), off);
+            ledger.add_usage(all.fold(Usage::default(), Usage::plus))
+        })
     }
 
     /// What the current allocator or a retired one can do. Counters always, because an allocator that does

@@ -14,54 +14,27 @@ use crate::allocator::{
 use crate::error::PoolError;
 use crate::history::SegmentLayout;
 use crate::ids::PoolId;
-
-/// A scope that is about to open. Dropped, it did not.
-struct Opening<'s> {
-    core: &'s Core,
-    pool: PoolId,
-}
-
-impl Opening<'_> {
-    /// It is open.
-    fn opened(self) {
-        let mut state = self.core.state.lock();
-        state.scopes.push(self.pool);
-        state.pools.insert(self.pool);
-    }
-}
-
-impl Drop for Opening<'_> {
-    fn drop(&mut self) {
-        let mut state = self.core.state.lock();
-        strike(&mut state.opening, self.pool);
-        self.core.count_scopes(&state);
-    }
-}
-
-/// A scope that counts as closed when this is dropped.
-struct Closing<'s> {
-    core: &'s Core,
-    pool: PoolId,
-}
-
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        let mut state = self.core.state.lock();
-        strike(&mut state.scopes, self.pool);
-        self.core.count_scopes(&state);
-    }
-}
-
-/// Takes one mention of a pool off a list.
-fn strike(pools: &mut Vec<PoolId>, pool: PoolId) {
-    if let Some(at) = pools.iter().position(|listed| *listed == pool) {
-        pools.remove(at);
-    }
-}
+use crate::sync::Defer;
 
 impl Core {
     fn count_scopes(&self, state: &SwitchState) {
         self.open_scopes.store(state.scopes.len() + state.opening.len(), Ordering::SeqCst);
+    }
+
+    /// Takes one mention of a pool off a list when the result is dropped.
+    fn strike_later(
+        &self,
+        pool: PoolId,
+        list: fn(&mut SwitchState) -> &mut Vec<PoolId>,
+    ) -> Defer<impl FnMut()> {
+        Defer(move || {
+            let state = &mut *self.state.lock();
+            let pools = list(state);
+            if let Some(at) = pools.iter().position(|listed| *listed == pool) {
+                pools.remove(at);
+            }
+            self.count_scopes(state);
+        })
     }
 }
 
@@ -89,20 +62,21 @@ impl Switchable {
     }
 
     /// Says that a scope is about to open. From then on nothing is switched, and no retired allocator waits
-    /// or releases; so the maker, whose functions may be a user's, is asked with no lock held.
-    fn announce(&self, pool: PoolId) -> Result<Opening<'_>, PoolError> {
+    /// or releases; so the maker, whose functions may be a user's, is asked with no lock held. Dropped, the
+    /// result is about to open no more.
+    fn announce(&self, pool: PoolId) -> Result<Defer<impl FnMut()>, PoolError> {
         let what = "scopes opened from inside a release of memory";
         let _gate = self.core.open_gate().ok_or(PoolError::NotSupported { pool, what })?;
         let mut state = self.core.state.lock();
         state.opening.push(pool);
         self.core.count_scopes(&state);
-        Ok(Opening { core: &self.core, pool })
+        Ok(self.core.strike_later(pool, |state| &mut state.opening))
     }
 
     /// Closes a scope where it was opened. It counts as closed whatever the answer: makers have ended it
     /// then, or never had it.
     fn close_at_maker(&self, pool: PoolId) -> Result<(), PoolError> {
-        let _closing = Closing { core: &self.core, pool };
+        let _closing = self.core.strike_later(pool, |state| &mut state.scopes);
         self.ask_pool(pool, |pools| pools.close_scope(pool))
     }
 }
@@ -146,7 +120,11 @@ impl PrivatePools for Switchable {
         let opening = self.announce(pool)?;
         let opened = self.ask_pool(pool, |pools| pools.open_scope(pool, filter));
         if opened.is_ok() {
-            opening.opened();
+            let mut state = self.core.state.lock();
+            state.scopes.push(pool);
+            state.pools.insert(pool);
+            drop(state);
+            drop(opening);
         }
         self.core.left();
         opened

@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
 
 mod barrier;
+mod defer;
 mod exit;
 mod global;
 mod quota;
@@ -18,6 +19,7 @@ mod swap;
 #[cfg(feature = "stacks")]
 mod walk;
 
+pub(crate) use defer::Defer;
 pub(crate) use exit::at_exit;
 #[cfg(feature = "ffi")]
 pub(crate) use global::hold_all;

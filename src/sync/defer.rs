@@ -1,0 +1,11 @@
+//! What is done at the end of a scope.
+
+/// Calls its function when it is dropped, also when the scope ends with a panic.
+#[must_use = "dropping it calls the function"]
+pub(crate) struct Defer<A: FnMut()>(pub(crate) A);
+
+impl<A: FnMut()> Drop for Defer<A> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
