@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use super::calls::{pointer_to, stream_to};
 use super::guard::{Failure, Status, status};
-use super::lent::{self, Object};
+use super::lent;
 use super::pointers::store;
 use super::pools::Pool;
 use super::table;
@@ -28,10 +28,6 @@ pub type BlockFreed =
 struct Taken {
     handle: u64,
     checkpoint: PoolCheckpoint,
-}
-
-impl Object for Taken {
-    const WHAT: &str = "checkpoint";
 }
 
 /// Stores a checkpoint of a pool: its blocks now. From here on its idle memory stays while it has users.
@@ -71,10 +67,10 @@ pub unsafe extern "C" fn stratalloc_checkpoint_restore(
 ) -> Status {
     status(|| {
         let instance = table::find(handle)?;
-        let taken = lent::find::<Taken>(checkpoint.addr() as u64)?;
+        let taken = lent::find::<Taken>("checkpoint", checkpoint.addr() as u64)?;
         if taken.handle != handle {
             let text = "the checkpoint is another allocator's";
-            return Err(Failure::new(Status::InvalidArgument, text));
+            return Err(Failure::invalid(text));
         }
         let restored = instance.checkpoints()?.restore(&taken.checkpoint)?;
         if let Some(freed) = freed {
@@ -104,5 +100,5 @@ pub unsafe extern "C" fn stratalloc_checkpoint_restore(
 /// Ends a checkpoint. The pool stays as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_checkpoint_drop(checkpoint: *mut Checkpoint) -> Status {
-    status(|| lent::remove::<Taken>(checkpoint.addr() as u64).map(drop))
+    status(|| lent::remove::<Taken>("checkpoint", checkpoint.addr() as u64).map(drop))
 }

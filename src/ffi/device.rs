@@ -17,10 +17,8 @@ pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
         Some((kind, ordinal)) => (kind, Some(ordinal)),
         None => (spec, None),
     };
-    let unknown = || {
-        let text = format!("{spec:?} is no device; expected sim, host or cuda:N");
-        Failure::new(Status::InvalidArgument, text)
-    };
+    let text = format_args!("{spec:?} is no device; expected sim, host or cuda:N");
+    let unknown = || Failure::new(Status::InvalidArgument, text);
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     let device = match ordinal {
         Some(text) if !digits(text) => return Err(unknown()),

@@ -58,8 +58,13 @@ impl Failure {
     }
 
     #[cold]
+    pub(super) fn invalid(text: impl Display) -> Self {
+        Self::new(Status::InvalidArgument, text)
+    }
+
+    #[cold]
     pub(super) fn null(what: &str) -> Self {
-        Self::new(Status::InvalidArgument, format_args!("{what} is null"))
+        Self::invalid(format_args!("{what} is null"))
     }
 
     #[cold]

@@ -4,7 +4,6 @@
 
 use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -77,7 +76,7 @@ impl StackFrame {
 }
 
 /// A source's functions, all there.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Source {
     gate: Arc<Gate>,
     gather: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
@@ -92,6 +91,7 @@ unsafe impl Send for Source {}
 unsafe impl Sync for Source {}
 
 /// A stack of a source, released when it is dropped.
+#[derive(Debug)]
 struct Gathered {
     source: Source,
     stack: *mut c_void,
@@ -101,12 +101,6 @@ struct Gathered {
 unsafe impl Send for Gathered {}
 // SAFETY: as above.
 unsafe impl Sync for Gathered {}
-
-impl fmt::Debug for Gathered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gathered").field("stack", &self.stack).finish_non_exhaustive()
-    }
-}
 
 impl StackProvider for Source {
     fn gather(&self) -> Option<Arc<dyn Stack>> {
@@ -162,20 +156,20 @@ pub unsafe extern "C" fn stratalloc_history_start(
     clear: c_int,
 ) -> Status {
     status(|| {
-        let refuse = |text: String| Failure::new(Status::InvalidArgument, text);
+        let wrong = format_args!("stacks is {stacks}, and must be 0, 1, 2 or 3");
         let level = match stacks {
             0 => StackLevel::Never,
             1 => StackLevel::OfLiveBlocks,
             2 => StackLevel::OfAllocations,
             3 => StackLevel::OfFrees,
-            other => return Err(refuse(format!("stacks is {other}, and must be 0, 1, 2 or 3"))),
+            _ => return Err(Failure::invalid(wrong)),
         };
         // SAFETY: our caller's promise.
         let skip = unsafe { read_any(skip, "skip") }?.unwrap_or_default();
         let names = skip.split(',').map(str::trim).filter(|name| !name.is_empty());
         let skip = names.map(|name| {
             Action::from_name(name)
-                .ok_or_else(|| refuse(format!("skip: no action is called {name:?}")))
+                .ok_or_else(|| Failure::invalid(format_args!("skip: no action is called {name:?}")))
         });
         let skip: Vec<Action> = skip.collect::<Result<_, _>>()?;
         let entries_max = usize::try_from(entries_max).unwrap_or(usize::MAX);
@@ -318,7 +312,7 @@ unsafe fn push(names: NameKind, name: *const c_char) -> Status {
 fn pop(names: NameKind) -> Status {
     status(|| match names.pop() {
         true => Ok(()),
-        false => Err(Failure::new(Status::InvalidArgument, "the thread has no name to take back")),
+        false => Err(Failure::invalid("the thread has no name to take back")),
     })
 }
 
@@ -358,7 +352,7 @@ pub unsafe extern "C" fn stratalloc_annotate(
     status(|| {
         if words.is_null() || pairs == 0 || pairs > ANNOTATION_PAIRS_MAX {
             let text = format_args!("words is null, or pairs is not 1 to {ANNOTATION_PAIRS_MAX}");
-            return Err(Failure::new(Status::InvalidArgument, text));
+            return Err(Failure::invalid(text));
         }
         // SAFETY: not null; the rest is our caller's promise.
         let words = unsafe { std::slice::from_raw_parts(words, 2 * pairs) };
@@ -405,9 +399,8 @@ pub unsafe extern "C" fn stratalloc_snapshot_save(handle: u64, path: *const c_ch
         // SAFETY: our caller's promise.
         let path = unsafe { read(path, "path") }?;
         let snapshot = table::find(handle)?.recording().snapshot();
-        let saved = snapshot.save(Path::new(path));
-        saved
-            .map_err(|error| Failure::new(Status::InvalidArgument, format_args!("{path}: {error}")))
+        let failed = |error| Failure::invalid(format_args!("{path}: {error}"));
+        snapshot.save(Path::new(path)).map_err(failed)
     })
 }
 
@@ -424,17 +417,18 @@ pub unsafe extern "C" fn stratalloc_snapshot_write(
     user: *mut c_void,
 ) -> Status {
     status(|| {
-        let refuse = |text: String| Failure::new(Status::InvalidArgument, text);
+        let wrong = format_args!("format is {format}, and must be 0 or 1");
         let format = match format {
             0 => Format::Pickle,
             1 => Format::Json,
-            other => return Err(refuse(format!("format is {other}, and must be 0 or 1"))),
+            _ => return Err(Failure::invalid(wrong)),
         };
         let pieces = Pieces { write: write.ok_or_else(|| Failure::null("write"))?, user };
         let mut pieces = io::BufWriter::with_capacity(1 << 16, pieces);
         let snapshot = table::find(handle)?.recording().snapshot();
         let written = snapshot.write(format, &mut pieces).and_then(|()| pieces.flush());
-        written.map_err(|error| refuse(format!("the snapshot was not taken: {error}")))
+        let failed = |error| Failure::invalid(format_args!("the snapshot was not taken: {error}"));
+        written.map_err(failed)
     })
 }
 

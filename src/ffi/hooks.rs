@@ -94,7 +94,7 @@ fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Statu
         true => Ok(()),
         false => {
             let text = format_args!("nothing was added with the number {id}, or it was removed");
-            Err(Failure::new(Status::InvalidArgument, text))
+            Err(Failure::invalid(text))
         }
     })
 }

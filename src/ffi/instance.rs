@@ -80,23 +80,18 @@ impl Instance {
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
         match conf {
             Some(text) => Self::prepared(&parse(text).inspect(warn)?, device),
-            None => Self::open_as(&environment()?, device),
+            None => Self::open_over("", &environment()?, device),
         }
     }
 
-    /// Opens an allocator with this configuration. `defaults` lie under the configuration of each later
+    /// Opens the allocator that the environment asks for, by its configuration. `defaults` lie under the configuration of each later
     /// switch.
     pub(super) fn open_over(
         defaults: &'static str,
         config: &Config,
         device: &str,
     ) -> Result<Self, Failure> {
-        Ok(Self { defaults, ..Self::open_as(config, device)? })
-    }
-
-    /// The allocator that the environment asks for, by its configuration.
-    fn open_as(config: &Config, device: &str) -> Result<Self, Failure> {
-        let instance = Self::prepared(config, device)?;
+        let instance = Self { defaults, ..Self::prepared(config, device)? };
         if uncached::environment_asks() {
             instance.uncached.turn(true);
         }

@@ -5,7 +5,6 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,6 +40,7 @@ pub unsafe extern "C" fn stratalloc_callbacks_end(
 }
 
 /// A pointer of the caller's, for functions of the caller's. Each call of such a function holds it.
+#[derive(Debug)]
 pub(super) struct Lent {
     user: *mut c_void,
     release: Release,
@@ -52,12 +52,6 @@ pub(super) struct Lent {
 unsafe impl Send for Lent {}
 // SAFETY: as above.
 unsafe impl Sync for Lent {}
-
-impl fmt::Debug for Lent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lent").field("user", &self.user).finish_non_exhaustive()
-    }
-}
 
 impl Lent {
     /// Hands what the caller lends to `take`. It stays the caller's if that fails.
@@ -87,28 +81,25 @@ impl Drop for Lent {
     }
 }
 
-/// A thing that callers name by a number. No two things of any kind have the same.
-pub(super) trait Object: Send + Sync + 'static {
-    const WHAT: &str;
-}
-
 type Objects = BTreeMap<u64, Arc<dyn Any + Send + Sync>>;
 
 static OBJECTS: Global<Objects> = Global::new(Rank::Objects, BTreeMap::new());
 
-pub(super) fn add(thing: impl Object) -> u64 {
+/// Gives a thing a number for callers. No two things of any kind have the same.
+pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     OBJECTS.lock().insert(number, Arc::new(thing));
     number
 }
 
-pub(super) fn find<T: Object>(number: u64) -> Result<Arc<T>, Failure> {
-    known(OBJECTS.read().get(&number).map(Arc::clone))
+/// The thing of this kind that has the number.
+pub(super) fn find<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
+    known(kind, OBJECTS.read().get(&number).map(Arc::clone))
 }
 
 /// Takes the number out of use. The thing is dropped when its last use has ended.
-pub(super) fn remove<T: Object>(number: u64) -> Result<Arc<T>, Failure> {
+pub(super) fn remove<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
     let mut all = OBJECTS.lock();
     // A thing of another kind stays.
     let removed = match all.get(&number) {
@@ -116,14 +107,15 @@ pub(super) fn remove<T: Object>(number: u64) -> Result<Arc<T>, Failure> {
         _ => None,
     };
     drop(all);
-    known(removed)
+    known(kind, removed)
 }
 
-fn known<T: Object>(thing: Option<Arc<dyn Any + Send + Sync>>) -> Result<Arc<T>, Failure> {
-    let unknown = || {
-        let text = format_args!("there is no such {}, or it has gone", T::WHAT);
-        Failure::new(Status::UnknownHandle, text)
-    };
+fn known<T: Any + Send + Sync>(
+    kind: &str,
+    thing: Option<Arc<dyn Any + Send + Sync>>,
+) -> Result<Arc<T>, Failure> {
+    let text = format_args!("there is no such {kind}, or it has gone");
+    let unknown = || Failure::new(Status::UnknownHandle, text);
     thing.and_then(|thing| thing.downcast().ok()).ok_or_else(unknown)
 }
 

@@ -12,14 +12,8 @@ use super::guard::{Failure, Status, status};
 ///
 /// `from` is null or points to bytes that end with a zero and stay as they are for `'a`.
 pub(super) unsafe fn read<'a>(from: *const c_char, what: &str) -> Result<&'a str, Failure> {
-    if from.is_null() {
-        return Err(Failure::null(what));
-    }
-    // SAFETY: not null, and the caller of the library keeps the rest, as the header asks.
-    let bytes = unsafe { CStr::from_ptr(from) };
-    let refuse =
-        |_| Failure::new(Status::InvalidArgument, format_args!("{what} is not text in UTF-8"));
-    bytes.to_str().map_err(refuse)
+    // SAFETY: our caller's promise.
+    unsafe { read_any(from, what) }?.ok_or_else(|| Failure::null(what))
 }
 
 /// A structure of the caller's.
@@ -114,8 +108,10 @@ pub(super) unsafe fn read_any<'a>(
     if from.is_null() {
         return Ok(None);
     }
-    // SAFETY: our caller's promise.
-    unsafe { read(from, what) }.map(Some)
+    // SAFETY: not null, and the caller of the library keeps the rest, as the header asks.
+    let bytes = unsafe { CStr::from_ptr(from) };
+    let refuse = |_| Failure::invalid(format_args!("{what} is not text in UTF-8"));
+    bytes.to_str().map(Some).map_err(refuse)
 }
 
 /// Writes all items into a buffer of the caller's or none. The buffer is checked before they are made.

@@ -128,7 +128,7 @@ impl SegmentAllocator for Segments {
 fn options_of(options: u32) -> Result<PoolOptions, Failure> {
     if options & !(POOL_USE_ON_OOM | POOL_NO_SPLIT) != 0 {
         let text = format_args!("options {options:#x}: expected a sum of 1 and 2");
-        return Err(Failure::new(Status::InvalidArgument, text));
+        return Err(Failure::invalid(text));
     }
     Ok(PoolOptions {
         use_on_oom: options & POOL_USE_ON_OOM != 0,

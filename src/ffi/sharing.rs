@@ -6,7 +6,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::calls::{pointer_to, stream_of, stream_to};
 use super::guard::{Failure, Status, status};
-use super::lent::{self, Object};
+use super::lent;
 use super::pointers::{Place, read_any, store_any, write_all};
 use super::table;
 use crate::allocator::Imported;
@@ -24,10 +24,6 @@ pub type ExpandableVisitor = Option<
         mapped_bytes: u64,
     ),
 >;
-
-impl Object for Imported {
-    const WHAT: &str = "shared block";
-}
 
 /// Writes what another process needs to open the block that starts at `pointer`: bytes for any channel, with
 /// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`,
@@ -86,7 +82,7 @@ pub unsafe extern "C" fn stratalloc_open_shared(
             return Err(Failure::null("bytes"));
         }
         if isize::try_from(size).is_err() {
-            return Err(Failure::new(Status::InvalidArgument, "size is more than there can be"));
+            return Err(Failure::invalid("size is more than there can be"));
         }
         // SAFETY: not null and no more than memory has; our caller's promise for the rest.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), size) };
@@ -104,7 +100,7 @@ pub unsafe extern "C" fn stratalloc_open_shared(
 /// Unmaps a block that was opened, as soon as nobody else has the same pages open. Waits for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
-    status(|| lent::remove::<Imported>(shared).map(drop))
+    status(|| lent::remove::<Imported>("shared block", shared).map(drop))
 }
 
 /// Lets `device` access the allocator's memory: all that is mapped, and all that will be. One direction: for
@@ -113,8 +109,7 @@ pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
 pub extern "C" fn stratalloc_enable_peer(handle: u64, device: c_int) -> Status {
     status(|| {
         let instance = table::find(handle)?;
-        let negative =
-            |_| Failure::new(Status::InvalidArgument, format_args!("there is no device {device}"));
+        let negative = |_| Failure::invalid(format_args!("there is no device {device}"));
         let device = DeviceId(u32::try_from(device).map_err(negative)?);
         Ok(instance.peers()?.enable_peer_access(device)?)
     })

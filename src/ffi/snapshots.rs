@@ -9,7 +9,7 @@ use std::ptr::null;
 use super::calls::{pointer_to, stream_to};
 use super::guard::{Status, status};
 use super::history::stack_of;
-use super::lent::{self, Object};
+use super::lent;
 use super::pointers::{read_struct, store};
 use super::pools::Pool;
 use super::table;
@@ -113,29 +113,15 @@ struct Taken {
     pool: Option<PoolId>,
 }
 
-impl Object for Taken {
-    const WHAT: &str = "snapshot";
-}
-
 impl From<PoolId> for Pool {
     fn from(pool: PoolId) -> Self {
         Self { capture: pool.capture, user: pool.user }
     }
 }
 
-fn number_of(action: Action) -> u32 {
-    match action {
-        Action::Alloc => 0,
-        Action::FreeRequested => 1,
-        Action::FreeCompleted => 2,
-        Action::SegmentAlloc => 3,
-        Action::SegmentFree => 4,
-        Action::SegmentMap => 5,
-        Action::SegmentUnmap => 6,
-        Action::Snapshot => 7,
-        Action::OutOfMemory => 8,
-    }
-}
+// Actions and states have their numbers in the order in which they are declared.
+const _: () = assert!(Action::SegmentAlloc as u32 == 3 && Action::OutOfMemory as u32 == 8);
+const _: () = assert!(BlockStateName::Inactive as u32 == 2);
 
 /// Shows an entry as C has it.
 pub(super) fn with_entry(entry: &history::Entry, show: impl FnOnce(&Entry)) {
@@ -148,7 +134,7 @@ pub(super) fn with_entry(entry: &history::Entry, show: impl FnOnce(&Entry)) {
         [text(Context::compile_context), text(Context::metadata)];
     let event = entry.event;
     show(&Entry {
-        action: number_of(event.action),
+        action: event.action as u32,
         address: event.address,
         size_bytes: event.size_bytes,
         stream: stream_to(event.stream),
@@ -191,11 +177,7 @@ impl Block {
             address: block.address,
             size_bytes: block.size_bytes,
             requested_bytes: block.requested_bytes,
-            state: match block.state {
-                BlockStateName::ActiveAllocated => 0,
-                BlockStateName::ActivePendingFree => 1,
-                BlockStateName::Inactive => 2,
-            },
+            state: block.state as u32,
             stack: stack_in(holder),
         }
     }
@@ -241,7 +223,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
         // SAFETY: our caller's promise.
         let visitor = unsafe { read_struct(visitor, "visitor") }?;
         let SnapshotVisitor { segment, block, entry, user } = visitor;
-        let taken = lent::find::<Taken>(snapshot.addr() as u64)?;
+        let taken = lent::find::<Taken>("snapshot", snapshot.addr() as u64)?;
         let wanted = |pool: PoolId| taken.pool.is_none_or(|only| only == pool);
         for state in taken.snapshot.segments.iter().filter(|state| wanted(state.layout.pool)) {
             if let Some(show) = segment {
@@ -269,5 +251,5 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
 /// Ends a snapshot, and releases the stacks that only it held.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_snapshot_drop(snapshot: *mut Snapshot) -> Status {
-    status(|| lent::remove::<Taken>(snapshot.addr() as u64).map(drop))
+    status(|| lent::remove::<Taken>("snapshot", snapshot.addr() as u64).map(drop))
 }

@@ -3,7 +3,6 @@
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
 use std::ffi::{c_char, c_int};
-use std::fmt::Write as _;
 
 use super::guard::{Failure, Status};
 use super::pointers::write;
@@ -97,7 +96,7 @@ const MAKERS: [(Text, Maker); 11] = [
 
 fn text(of: u64, kind: u32) -> Result<String, Failure> {
     let maker = MAKERS.iter().find(|(known, _)| *known as u32 == kind);
-    let unknown = || Failure::new(Status::InvalidArgument, format_args!("no text has kind {kind}"));
+    let unknown = || Failure::invalid(format_args!("no text has kind {kind}"));
     let (_, make) = maker.ok_or_else(unknown)?;
     make(of)
 }
@@ -137,26 +136,13 @@ fn layout_json(layout: &[SegmentLayout]) -> String {
                 block.state.name()
             )
         });
-        let blocks: Vec<_> = blocks.collect();
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = write!(
-            text,
-            r#"{{"address":{},"total_size":{},"stream":{},"segment_type":"{}","#,
-            segment.address,
-            segment.size_bytes,
-            segment.stream,
-            segment.kind.name()
-        );
-        let (pool, expandable) = (segment.pool, segment.expandable);
-        let _ = write!(
-            text,
-            r#""segment_pool_id":[{},{}],"is_expandable":{expandable},"blocks":[{}]}}"#,
-            pool.capture,
-            pool.user,
-            blocks.join(",")
-        );
-        text
+        let blocks = blocks.collect::<Vec<_>>().join(",");
+        let SegmentLayout { address, size_bytes, stream, pool, expandable, .. } = segment;
+        let place = format!(r#""address":{address},"total_size":{size_bytes},"stream":{stream}"#);
+        let kind = segment.kind.name();
+        let pool = format!(r#""segment_pool_id":[{},{}]"#, pool.capture, pool.user);
+        let rest = format!(r#""is_expandable":{expandable},"blocks":[{blocks}]"#);
+        format!(r#"{{{place},"segment_type":"{kind}",{pool},{rest}}}"#)
     });
     format!("[{}]", segments.collect::<Vec<_>>().join(","))
 }

@@ -228,7 +228,7 @@ pub extern "C" fn stratalloc_torch_version(major: u32, minor: u32) -> Status {
     status(|| {
         if major == 0 {
             let text = format!("{major}.{minor} is no version of PyTorch");
-            return Err(Failure::new(Status::InvalidArgument, text));
+            return Err(Failure::invalid(text));
         }
         TorchVersion::nearest(major, minor).set_running();
         Ok(())

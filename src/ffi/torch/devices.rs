@@ -11,11 +11,11 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::config::Config;
-use crate::ffi::guard::{Failure, Status};
+use crate::ffi::guard::Failure;
 use crate::ffi::instance::{InForce, Instance, environment, environment_over, further, parse};
 use crate::ffi::said::warn_once;
 use crate::stats::Statistics;
-use crate::sync::{Global, Rank};
+use crate::sync::{Defer, Global, Rank};
 
 /// As many as PyTorch counts.
 const DEVICES_MAX: usize = 128;
@@ -60,20 +60,10 @@ thread_local! {
     static IS_OPENING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Says so while it lives.
-struct OpenedHere;
-
-impl OpenedHere {
-    fn begin() -> Self {
-        IS_OPENING.set(true);
-        Self
-    }
-}
-
-impl Drop for OpenedHere {
-    fn drop(&mut self) {
-        IS_OPENING.set(false);
-    }
+/// Sets [`IS_OPENING`] until the result is dropped.
+fn opening_here() -> Defer<impl FnMut()> {
+    IS_OPENING.set(true);
+    Defer(|| IS_OPENING.set(false))
 }
 
 impl Devices {
@@ -105,7 +95,7 @@ impl Devices {
             return Ok(open);
         }
         let instance = {
-            let _here = OpenedHere::begin();
+            let _here = opening_here();
             make(later.as_ref())?
         };
         for other in self.all() {
@@ -126,7 +116,7 @@ impl Devices {
         environment: impl FnOnce() -> Result<Config, Failure>,
     ) -> Result<(), Failure> {
         let mut later = self.opening.lock();
-        let _here = OpenedHere::begin();
+        let _here = opening_here();
         let before = later.clone().map_or_else(environment, Ok)?;
         let next = further(&before, text)?;
         for open in self.all() {
@@ -151,10 +141,8 @@ impl Devices {
 fn restore(instance: &Instance, before: InForce) {
     if let Err(failure) = instance.restore(before) {
         let device = instance.driver.info().device;
-        let text = failure.text;
-        warn_once(format_args!(
-            "device {device} keeps a configuration that others refused: {text}"
-        ));
+        let what = "keeps a configuration that others refused";
+        warn_once(format_args!("device {device} {what}: {}", failure.text));
     }
 }
 
@@ -230,7 +218,7 @@ pub(super) fn set_conf(text: &str) -> Result<(), Failure> {
 
 #[cold]
 fn none(device: c_int) -> Failure {
-    Failure::new(Status::InvalidArgument, format_args!("device {device} has no allocator"))
+    Failure::invalid(format_args!("device {device} has no allocator"))
 }
 
 #[cold]
