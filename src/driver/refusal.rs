@@ -36,14 +36,26 @@ pub(super) fn invalid(message: impl Into<String>) -> Refusal {
     Refusal::new(DriverErrorKind::InvalidValue, None, message)
 }
 
+/// Refuses a call unless the condition holds: as [`invalid`], or as the function that is named before the text.
+macro_rules! ensure {
+    ($condition:expr, $refusal:ident: $($text:tt)+) => {
+        if !$condition {
+            return Err($refusal(format!($($text)+)));
+        }
+    };
+    ($condition:expr, $($text:tt)+) => {
+        ensure!($condition, invalid: $($text)+)
+    };
+}
+pub(super) use ensure;
+
 pub(super) fn out_of_memory(message: impl Into<String>) -> Refusal {
     Refusal::new(DriverErrorKind::OutOfMemory, None, message)
 }
 
 /// Refuses what is not a positive multiple of the granularity.
 pub(super) fn check_whole(what: &str, bytes: u64, granularity_bytes: u64) -> Done<()> {
-    if bytes > 0 && bytes.is_multiple_of(granularity_bytes) {
-        return Ok(());
-    }
-    Err(invalid(format!("{what} {bytes:#x} is not a positive multiple of {granularity_bytes:#x}")))
+    let is_whole = bytes > 0 && bytes.is_multiple_of(granularity_bytes);
+    ensure!(is_whole, "{what} {bytes:#x} is not a positive multiple of {granularity_bytes:#x}");
+    Ok(())
 }

@@ -17,7 +17,7 @@ use rustix::fs::{
 
 use super::budget::Hold;
 use crate::driver::free_ranges::FreeRanges;
-use crate::driver::refusal::{Done, invalid};
+use crate::driver::refusal::{Done, ensure, invalid};
 
 /// The file system of memory files with ordinary pages. Huge pages may fault when they run out.
 ///
@@ -27,24 +27,27 @@ const MEMORY_FILE_SYSTEM: u64 = 0x0102_1994;
 /// One physical piece. Its memory goes when its last holder does: the table, mappings, work.
 #[derive(Debug)]
 pub(super) struct Piece {
-    backing: Backing,
-    size_bytes: usize,
+    file: Arc<OwnedFd>,
+    /// Where it begins in its file.
+    pub(super) file_offset: u64,
+    pub(super) size_bytes: usize,
+    /// Where its range of the file came from, if the file is shared.
+    store: Option<Arc<Store>>,
     /// Imported memory is counted where it was made.
     _hold: Option<Hold>,
-}
-
-#[derive(Debug)]
-enum Backing {
-    Shared { store: Arc<Store>, offset: u64 },
-    Own(OwnedFd),
 }
 
 impl Piece {
     /// A piece that stays in this process.
     pub(super) fn shared(store: &Arc<Store>, size_bytes: usize, hold: Hold) -> io::Result<Self> {
-        let offset = store.take(size_bytes as u64)?;
-        let backing = Backing::Shared { store: Arc::clone(store), offset };
-        Ok(Self { backing, size_bytes, _hold: Some(hold) })
+        let file_offset = store.take(size_bytes as u64)?;
+        let (file, store) = (Arc::clone(&store.file), Some(Arc::clone(store)));
+        Ok(Self { file, file_offset, size_bytes, store, _hold: Some(hold) })
+    }
+
+    /// A piece with a file of its own.
+    fn own(file: OwnedFd, size_bytes: usize, hold: Option<Hold>) -> Self {
+        Self { file: Arc::new(file), file_offset: 0, size_bytes, store: None, _hold: hold }
     }
 
     /// A piece that may leave this process.
@@ -52,47 +55,29 @@ impl Piece {
         let file = memory_file("stratalloc-piece")?;
         ftruncate(&file, size_bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(Self { backing: Backing::Own(file), size_bytes, _hold: Some(hold) })
+        Ok(Self::own(file, size_bytes, Some(hold)))
     }
 
     /// A piece of another driver, after its descriptor was found fit for mapping.
     pub(super) fn imported(file: OwnedFd, size_bytes: usize) -> Done<Self> {
         check_foreign(&file, size_bytes as u64)?;
-        Ok(Self { backing: Backing::Own(file), size_bytes, _hold: None })
-    }
-
-    pub(super) fn size_bytes(&self) -> usize {
-        self.size_bytes
+        Ok(Self::own(file, size_bytes, None))
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
-        match &self.backing {
-            Backing::Shared { store, .. } => store.file.as_fd(),
-            Backing::Own(file) => file.as_fd(),
-        }
-    }
-
-    /// Where it begins in its file.
-    pub(super) fn file_offset(&self) -> u64 {
-        match &self.backing {
-            Backing::Shared { offset, .. } => *offset,
-            Backing::Own(_) => 0,
-        }
+        self.file.as_fd()
     }
 
     /// A further descriptor of its file, closed on exec; `None` if it must stay in this process.
     pub(super) fn export(&self) -> Option<io::Result<OwnedFd>> {
-        match &self.backing {
-            Backing::Shared { .. } => None,
-            Backing::Own(file) => Some(file.try_clone()),
-        }
+        self.store.is_none().then(|| self.file.try_clone())
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        if let Backing::Shared { store, offset } = &self.backing {
-            store.give(*offset, self.size_bytes as u64);
+        if let Some(store) = &self.store {
+            store.give(self.file_offset, self.size_bytes as u64);
         }
     }
 }
@@ -100,7 +85,7 @@ impl Drop for Piece {
 /// The file that pieces share.
 #[derive(Debug)]
 pub(super) struct Store {
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     ranges: Mutex<Ranges>,
 }
 
@@ -114,7 +99,7 @@ impl Store {
     pub(super) fn open() -> io::Result<Arc<Self>> {
         let file = memory_file("stratalloc-pieces")?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::SEAL)?;
-        Ok(Arc::new(Self { file, ranges: Mutex::default() }))
+        Ok(Arc::new(Self { file: Arc::new(file), ranges: Mutex::default() }))
     }
 
     /// The lowest free range that is large enough, or a new one at the end.
@@ -154,27 +139,20 @@ fn memory_file(name: &str) -> io::Result<OwnedFd> {
 
 /// Refuses a descriptor that could not be mapped, or whose mapping could fault later.
 fn check_foreign(file: &OwnedFd, size_bytes: u64) -> Done<()> {
-    let refuse = |message: String| Err(invalid(message));
     let stat = fstat(file)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return refuse("the descriptor is not of a memory file".to_owned());
-    }
-    if u64::try_from(stat.st_size) != Ok(size_bytes) {
-        return refuse(format!("the file has {} bytes, not {size_bytes}", stat.st_size));
-    }
-    if fstatfs(file)?.f_type as u64 != MEMORY_FILE_SYSTEM {
-        return refuse("the file is not in memory with ordinary pages".to_owned());
-    }
-    if fcntl_getfl(file)? & OFlags::ACCMODE != OFlags::RDWR {
-        return refuse("the descriptor does not allow both reading and writing".to_owned());
-    }
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    ensure!(is_file, "the descriptor is not of a memory file");
+    let is_whole = u64::try_from(stat.st_size) == Ok(size_bytes);
+    ensure!(is_whole, "the file has {} bytes, not {size_bytes}", stat.st_size);
+    let is_memory = fstatfs(file)?.f_type as u64 == MEMORY_FILE_SYSTEM;
+    ensure!(is_memory, "the file is not in memory with ordinary pages");
+    let is_open = fcntl_getfl(file)? & OFlags::ACCMODE == OFlags::RDWR;
+    ensure!(is_open, "the descriptor does not allow both reading and writing");
     // Files of memory that cannot be sealed at all answer with an error: not sealed either.
     let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
-    if !seals.contains(SealFlags::SHRINK) {
-        return refuse("the file is not sealed against shrinking".to_owned());
-    }
-    if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
-        return refuse("the file is sealed against writing".to_owned());
-    }
+    let stays_whole = seals.contains(SealFlags::SHRINK);
+    ensure!(stays_whole, "the file is not sealed against shrinking");
+    let is_closed = seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
+    ensure!(!is_closed, "the file is sealed against writing");
     Ok(())
 }

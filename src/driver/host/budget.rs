@@ -12,7 +12,7 @@ use crate::driver::refusal::Done;
 /// The bytes of one device.
 #[derive(Debug)]
 pub(super) struct Budget {
-    total_bytes: u64,
+    pub(super) total_bytes: u64,
     taken_bytes: AtomicU64,
 }
 
@@ -26,10 +26,6 @@ pub(super) struct Hold {
 impl Budget {
     pub(super) fn new(total_bytes: u64) -> Arc<Self> {
         Arc::new(Self { total_bytes, taken_bytes: AtomicU64::new(0) })
-    }
-
-    pub(super) fn total_bytes(&self) -> u64 {
-        self.total_bytes
     }
 
     pub(super) fn taken_bytes(&self) -> u64 {

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::call::{Call, calls, forward};
-use super::refusal::{Done, invalid};
+use super::refusal::{Done, ensure, invalid};
 use super::{CaptureStatus, DeviceInfo, Driver, DriverResult, Held, MemoryInfo, MemoryPools};
 use super::{HoldsWork, ProcessUsage, Processes, VirtualMemory};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -100,7 +100,7 @@ impl Memory {
             let offset = usize::try_from(address - start).ok()?;
             let size = usize::try_from(size_bytes).ok()?;
             let fits = offset.checked_add(size)? <= region.size_bytes();
-            fits.then(|| Span::new(vec![Part::of_region(region, offset, size)]))
+            fits.then(|| Span(vec![Part::of_region(region, offset, size)]))
         };
         plain()
             .or_else(|| self.pools.span(address, size_bytes))
@@ -152,11 +152,9 @@ impl Device {
 
     /// The bytes of a range. They stay valid as long as the span lives.
     fn span(&self, address: u64, size_bytes: u64) -> Done<Span> {
-        self.memory.lock().span(address, size_bytes).ok_or_else(|| {
-            let message =
-                format!("{size_bytes} bytes at {address:#x} are not in live memory of one kind");
-            invalid(message)
-        })
+        let text =
+            format_args!("{size_bytes} bytes at {address:#x} are not in live memory of one kind");
+        self.memory.lock().span(address, size_bytes).ok_or_else(|| invalid(text.to_string()))
     }
 
     /// Waits for marks; then pools give back what they keep beyond their thresholds.
@@ -177,14 +175,12 @@ impl Device {
     }
 
     fn memory_info(&self) -> Done<MemoryInfo> {
-        let (free_bytes, total_bytes) = (self.budget.free_bytes(), self.budget.total_bytes());
-        Ok(MemoryInfo { free_bytes, total_bytes })
+        let budget = &self.budget;
+        Ok(MemoryInfo { free_bytes: budget.free_bytes(), total_bytes: budget.total_bytes })
     }
 
     fn allocate(&self, size_bytes: u64) -> Done<u64> {
-        if size_bytes == 0 {
-            return Err(invalid("zero bytes"));
-        }
+        ensure!(size_bytes > 0, "zero bytes");
         let hold = self.budget.take(size_bytes)?;
         let region = Region::map(length(size_bytes)?, hold)?;
         let address = region.address();
@@ -200,14 +196,12 @@ impl Device {
             let exact = found.is_some_and(|region| region.size_bytes() as u64 == size_bytes);
             if exact { regions.remove(&address) } else { None }
         };
-        let Some(region) = removed else {
-            let message = format!("no allocation of {size_bytes} bytes starts at {address:#x}");
-            return Err(invalid(message));
-        };
+        let is_exact = removed.is_some();
+        ensure!(is_exact, "no allocation of {size_bytes} bytes starts at {address:#x}");
         // From here on no work can be submitted to it; what was submitted holds it and is waited
         // for. Its address is not given out again before it is unmapped.
         self.synchronize_device()?;
-        drop(region);
+        drop(removed);
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use super::work::{Mark, Queues};
 use super::{Device, Host, Memory};
 use crate::driver::call::{Call, calls, forward};
 use crate::driver::pool_books::{KeepsPoolBooks, PoolBooks};
-use crate::driver::refusal::{Done, invalid};
+use crate::driver::refusal::{Done, ensure, invalid};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
 use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
@@ -75,7 +75,7 @@ impl Segment {
             range.freed = range.freed.filter(|mark| !queues.is_passed(*mark));
             if let Some((last_start, before)) = &mut last
                 && *last_start + before.size_bytes == start
-                && before.freed.map(Mark::stream) == range.freed.map(Mark::stream)
+                && before.freed.map(|mark| mark.stream) == range.freed.map(|mark| mark.stream)
             {
                 before.size_bytes += range.size_bytes;
                 before.freed = before.freed.zip(range.freed).map(|(a, b)| a.later(b));
@@ -89,7 +89,7 @@ impl Segment {
     /// Takes the lowest idle range that fits and that `on` may use.
     fn take(&mut self, size_bytes: u64, on: StreamId) -> Option<u64> {
         let found = self.idle.iter().find(|(_, range)| {
-            range.size_bytes >= size_bytes && range.freed.is_none_or(|mark| mark.stream() == on)
+            range.size_bytes >= size_bytes && range.freed.is_none_or(|mark| mark.stream == on)
         });
         let (start, range) = found.map(|(start, range)| (*start, *range))?;
         self.idle.remove(&start);
@@ -171,7 +171,7 @@ impl Pools {
         }
         let offset = usize::try_from(address - live.segment).ok()?;
         let count = usize::try_from(size_bytes).ok()?;
-        Some(Span::new(vec![Part::of_region(&segment.region, offset, count)]))
+        Some(Span(vec![Part::of_region(&segment.region, offset, count)]))
     }
 
     /// After somebody waited: every pool goes back to its threshold.
@@ -188,67 +188,6 @@ impl Pools {
     fn pool(&mut self, id: DriverPoolId) -> Done<&mut Pool> {
         let known = self.pools.get_mut(&id).filter(|pool| !pool.books.destroyed);
         known.ok_or_else(|| invalid(format!("there is no pool {}", id.0)))
-    }
-
-    fn allocate(
-        &mut self,
-        id: DriverPoolId,
-        bytes: u64,
-        on: StreamId,
-        queues: &Queues,
-        budget: &Arc<Budget>,
-    ) -> Done<u64> {
-        let pool = self.pool(id)?;
-        if bytes == 0 {
-            return Err(invalid("zero bytes"));
-        }
-        let free_bytes = budget.free_bytes();
-        let size_bytes = bytes.checked_next_multiple_of(MIN_BLOCK_BYTES);
-        let size_bytes = size_bytes.filter(|size_bytes| *size_bytes <= budget.total_bytes());
-        let size_bytes = size_bytes.ok_or(short(bytes, free_bytes))?;
-        pool.settle(queues);
-        let (address, segment) = match pool.take(size_bytes, on) {
-            Some(found) => found,
-            None => {
-                self.grow(id, size_bytes, queues, budget)?;
-                self.pool(id)?.take(size_bytes, on).expect("the pool just grew for this range")
-            }
-        };
-        self.pool(id)?.books.allocate(size_bytes);
-        self.live.insert(address, Live { size_bytes, pool: id, segment });
-        Ok(address)
-    }
-
-    /// Grows a pool; when memory is short, after all pools gave back what is idle.
-    fn grow(
-        &mut self,
-        id: DriverPoolId,
-        size_bytes: u64,
-        queues: &Queues,
-        budget: &Arc<Budget>,
-    ) -> Done<()> {
-        if let Ok(()) = self.pool(id)?.grow(size_bytes, budget) {
-            return Ok(());
-        }
-        for pool in self.pools.values_mut() {
-            pool.settle(queues);
-            pool.release(0);
-        }
-        self.pool(id)?.grow(size_bytes, budget)
-    }
-
-    fn free(&mut self, address: u64, mark: Mark, queues: &Queues) -> Done<()> {
-        let Some(live) = self.live.remove(&address) else {
-            return Err(invalid(format!("no allocation of a pool starts at {address:#x}")));
-        };
-        let pool = self.pools.get_mut(&live.pool).expect("pools stay while anything is live");
-        pool.books.usage.used_bytes -= live.size_bytes;
-        let segment = pool.segments.get_mut(&live.segment).expect("segments of live ranges stay");
-        segment.idle.insert(address, Idle { size_bytes: live.size_bytes, freed: Some(mark) });
-        if pool.books.destroyed {
-            self.synchronized(queues);
-        }
-        Ok(())
     }
 }
 
@@ -272,9 +211,7 @@ impl PoolCall<'_> {
     }
 
     fn destroy_pool(&mut self, pool: DriverPoolId) -> Done<()> {
-        if pool == DEFAULT_POOL {
-            return Err(invalid("the default pool cannot be destroyed"));
-        }
+        ensure!(pool != DEFAULT_POOL, "the default pool cannot be destroyed");
         let books = self.books(pool)?;
         books.destroyed = true;
         books.threshold_bytes = 0;
@@ -289,12 +226,52 @@ impl PoolCall<'_> {
 
     fn allocate_async(&mut self, pool: DriverPoolId, bytes: u64, on: StreamId) -> Done<u64> {
         self.queues.check(on)?;
-        self.pools.allocate(pool, bytes, on, self.queues, &self.device.budget)
+        let (own, budget) = (self.pools.pool(pool)?, &self.device.budget);
+        ensure!(bytes > 0, "zero bytes");
+        let free_bytes = budget.free_bytes();
+        let size_bytes = bytes.checked_next_multiple_of(MIN_BLOCK_BYTES);
+        let size_bytes = size_bytes.filter(|size_bytes| *size_bytes <= budget.total_bytes);
+        let size_bytes = size_bytes.ok_or(short(bytes, free_bytes))?;
+        own.settle(self.queues);
+        let (address, segment) = match own.take(size_bytes, on) {
+            Some(found) => found,
+            None => {
+                self.grow(pool, size_bytes)?;
+                let own = self.pools.pool(pool)?;
+                own.take(size_bytes, on).expect("the pool just grew for this range")
+            }
+        };
+        self.books(pool)?.allocate(size_bytes);
+        self.pools.live.insert(address, Live { size_bytes, pool, segment });
+        Ok(address)
+    }
+
+    /// Grows a pool; when memory is short, after all pools gave back what is idle.
+    fn grow(&mut self, pool: DriverPoolId, size_bytes: u64) -> Done<()> {
+        let budget = &self.device.budget;
+        if self.pools.pool(pool)?.grow(size_bytes, budget).is_ok() {
+            return Ok(());
+        }
+        for pool in self.pools.pools.values_mut() {
+            pool.settle(self.queues);
+            pool.release(0);
+        }
+        self.pools.pool(pool)?.grow(size_bytes, budget)
     }
 
     fn free_async(&mut self, address: u64, on: StreamId) -> Done<()> {
         self.queues.check(on)?;
-        self.pools.free(address, self.queues.end_of(on), self.queues)
+        let live = self.pools.live.remove(&address);
+        let unknown = || invalid(format!("no allocation of a pool starts at {address:#x}"));
+        let Live { size_bytes, pool, segment } = live.ok_or_else(unknown)?;
+        let pool = self.pools.pools.get_mut(&pool).expect("pools stay while anything is live");
+        pool.books.usage.used_bytes -= size_bytes;
+        let segment = pool.segments.get_mut(&segment).expect("segments of live ranges stay");
+        segment.idle.insert(address, Idle { size_bytes, freed: Some(self.queues.end_of(on)) });
+        if pool.books.destroyed {
+            self.pools.synchronized(self.queues);
+        }
+        Ok(())
     }
 
     fn trim(&mut self, pool: DriverPoolId, keep_bytes: u64) -> Done<()> {

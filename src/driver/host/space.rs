@@ -16,7 +16,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprot
 use super::backing::Piece;
 use super::memory::AddressRange;
 use super::span::Part;
-use crate::driver::refusal::{Done, invalid};
+use crate::driver::refusal::{Done, ensure, invalid};
 
 /// One range of reserved address space.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(super) struct Mapping {
 
 impl Mapping {
     fn end(&self) -> usize {
-        self.offset + self.piece.size_bytes()
+        self.offset + self.piece.size_bytes
     }
 
     fn is_open(&self) -> bool {
@@ -53,7 +53,7 @@ impl Mapping {
         // writable. It stays: `range` is held, `Reservation::unmap` consumes a mapping before it
         // replaces it, and the piece's file does not shrink (see `backing`). Atomics of one byte
         // need no alignment.
-        unsafe { std::slice::from_raw_parts(start, self.piece.size_bytes()) }
+        unsafe { std::slice::from_raw_parts(start, self.piece.size_bytes) }
     }
 }
 
@@ -76,7 +76,7 @@ impl Reservation {
     pub(super) fn mapped(&self) -> impl Iterator<Item = (u64, u64, &Arc<Piece>)> {
         self.mapped.iter().map(|(offset, mapping)| {
             let start = self.address() + *offset as u64;
-            (start, mapping.piece.size_bytes() as u64, &mapping.piece)
+            (start, mapping.piece.size_bytes as u64, &mapping.piece)
         })
     }
 
@@ -86,31 +86,25 @@ impl Reservation {
 
     /// Puts a piece at `offset`. Nobody can touch it yet.
     pub(super) fn map(&mut self, offset: usize, piece: &Arc<Piece>) -> Done<()> {
-        let size_bytes = piece.size_bytes();
-        let end = offset.checked_add(size_bytes).filter(|end| *end <= self.size_bytes());
-        let Some(end) = end else {
-            let message = format!(
-                "{size_bytes} bytes at offset {offset} reach over the end of {} reserved bytes",
-                self.size_bytes()
+        let size_bytes = piece.size_bytes;
+        let (end, all) = (offset.saturating_add(size_bytes), self.size_bytes());
+        ensure!(
+            end <= all,
+            "{size_bytes} bytes at offset {offset} reach over the end of {all} reserved bytes"
+        );
+        if let Some((start, other)) = self.mapped.range(..end).next_back() {
+            let stop = other.end();
+            ensure!(
+                stop <= offset,
+                "{size_bytes} bytes at offset {offset}: a piece is mapped at offset {start} to {stop}"
             );
-            return Err(invalid(message));
-        };
-        if let Some((_, other)) = self.mapped.range(..end).next_back()
-            && other.end() > offset
-        {
-            let message = format!(
-                "{size_bytes} bytes at offset {offset}: a piece is mapped at offset {} to {}",
-                other.offset,
-                other.end()
-            );
-            return Err(invalid(message));
         }
         let (start, flags) = (self.range.at(offset).cast(), MapFlags::SHARED | MapFlags::FIXED);
         // SAFETY: the target lies inside `range`, which is ours, and `mapped`, which knows all
         // mappings in it, has none there: only inaccessible bytes are replaced, and nobody sees
         // them.
         unsafe {
-            mmap(start, size_bytes, ProtFlags::empty(), flags, piece.file(), piece.file_offset())
+            mmap(start, size_bytes, ProtFlags::empty(), flags, piece.file(), piece.file_offset)
         }?;
         let (range, piece) = (Arc::clone(&self.range), Arc::clone(piece));
         let mapping = Mapping { range, offset, piece, open: AtomicBool::new(false) };
@@ -151,20 +145,17 @@ impl Reservation {
         if let Some(start) = used {
             self.keep(idle);
             let at = self.address() + start as u64;
-            let message = format!("unfinished work still uses the piece at {at:#x}");
-            return Err(invalid(message));
+            return Err(invalid(format!("unfinished work still uses the piece at {at:#x}")));
         }
         let start = self.range.at(offset).cast();
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: the range is covered exactly by the mappings in `idle`. They are owned here, so
         // nobody else holds them and nobody sees their bytes, and they are gone when this succeeds.
-        match unsafe { mmap_anonymous(start, size_bytes, ProtFlags::empty(), flags) } {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                self.keep(idle);
-                Err(error.into())
-            }
+        let unmapped = unsafe { mmap_anonymous(start, size_bytes, ProtFlags::empty(), flags) };
+        if unmapped.is_err() {
+            self.keep(idle);
         }
+        Ok(unmapped.map(drop)?)
     }
 
     /// The bytes of a range that mapped and accessible pieces cover, or nothing.
@@ -191,17 +182,15 @@ impl Reservation {
         while covered < size_bytes {
             let Some(mapping) = self.mapped.get(&(offset + covered)) else { break };
             starts.push(mapping.offset);
-            covered += mapping.piece.size_bytes();
+            covered += mapping.piece.size_bytes;
         }
-        if covered == size_bytes && size_bytes > 0 {
-            return Ok(starts);
-        }
-        let message = format!(
+        ensure!(
+            covered == size_bytes && size_bytes > 0,
             "{size_bytes} bytes at offset {offset} are not whole mapped pieces: {} of them cover \
              {covered} bytes",
             starts.len()
         );
-        Err(invalid(message))
+        Ok(starts)
     }
 
     fn keep(&mut self, mappings: Vec<Mapping>) {

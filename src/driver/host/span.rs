@@ -11,7 +11,7 @@ use super::space::Mapping;
 
 /// Device bytes without a gap in their addresses.
 #[derive(Debug)]
-pub(super) struct Span(Vec<Part>);
+pub(super) struct Span(pub(super) Vec<Part>);
 
 /// A piece of a span.
 #[derive(Debug)]
@@ -46,10 +46,6 @@ impl Part {
 }
 
 impl Span {
-    pub(super) fn new(parts: Vec<Part>) -> Self {
-        Self(parts)
-    }
-
     fn bytes(&self) -> impl Iterator<Item = &AtomicU8> {
         self.0.iter().flat_map(Part::bytes)
     }

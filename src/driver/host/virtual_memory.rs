@@ -20,7 +20,7 @@ use super::space::Reservation;
 use super::span::Span;
 use super::{Device, Host};
 use crate::driver::call::{calls, forward};
-use crate::driver::refusal::{Done, Refusal, check_whole, invalid};
+use crate::driver::refusal::{Done, Refusal, check_whole, ensure, invalid};
 use crate::driver::{Exportable, Held, PhysicalId, VirtualMemory};
 use crate::ids::DeviceId;
 
@@ -42,7 +42,7 @@ impl Space {
         let (start, reservation) = self.reservations.range(..=address).next_back()?;
         let offset = usize::try_from(address - start).ok()?;
         let parts = reservation.parts(offset, usize::try_from(size_bytes).ok()?)?;
-        Some(Span::new(parts))
+        Some(Span(parts))
     }
 
     /// Adds what is reserved, mapped and made.
@@ -69,24 +69,16 @@ impl Space {
             let fits = offset.checked_add(size)? <= reservation.size_bytes();
             fits.then_some((reservation, offset, size))
         });
-        found.ok_or_else(|| {
-            let message = format!("{size_bytes} bytes at {address:#x} are not in one reservation");
-            invalid(message)
-        })
+        let text = format_args!("{size_bytes} bytes at {address:#x} are not in one reservation");
+        found.ok_or_else(|| invalid(text.to_string()))
     }
 
     fn unreserve(&mut self, address: u64, size_bytes: u64) -> Done<()> {
         let found = self.reservations.get(&address);
         let exact = found.filter(|reservation| reservation.size_bytes() as u64 == size_bytes);
-        let Some(reservation) = exact else {
-            let message = format!("no reservation of {size_bytes} bytes starts at {address:#x}");
-            return Err(invalid(message));
-        };
-        let mappings = reservation.mappings();
-        if mappings > 0 {
-            let message = format!("{mappings} pieces are mapped in the range at {address:#x}");
-            return Err(invalid(message));
-        }
+        let unknown = format_args!("no reservation of {size_bytes} bytes starts at {address:#x}");
+        let mappings = exact.ok_or_else(|| invalid(unknown.to_string()))?.mappings();
+        ensure!(mappings == 0, "{mappings} pieces are mapped in the range at {address:#x}");
         self.reservations.remove(&address);
         Ok(())
     }
@@ -118,12 +110,9 @@ impl Space {
 
     fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> Done<()> {
         let piece = Arc::clone(self.piece(id)?);
-        if piece.size_bytes() as u64 != size_bytes {
-            let piece_bytes = piece.size_bytes();
-            let message =
-                format!("a piece of {piece_bytes} bytes cannot be mapped as {size_bytes}");
-            return Err(invalid(message));
-        }
+        let piece_bytes = piece.size_bytes as u64;
+        let is_whole = piece_bytes == size_bytes;
+        ensure!(is_whole, "a piece of {piece_bytes} bytes cannot be mapped as {size_bytes}");
         let (reservation, offset, _) = self.within(address, size_bytes)?;
         reservation.map(offset, &piece)
     }
@@ -136,16 +125,14 @@ fn unknown(id: PhysicalId) -> Refusal {
 impl Device {
     fn reserve(&self, size_bytes: u64) -> Done<u64> {
         check_whole("size", size_bytes, GRANULARITY_BYTES)?;
-        let size = length(size_bytes)?;
-        let reservation = Reservation::take(size)?;
+        let reservation = Reservation::take(length(size_bytes)?)?;
         let address = reservation.address();
         self.memory.lock().space.reservations.insert(address, reservation);
         Ok(address)
     }
 
     fn unreserve(&self, address: u64, size_bytes: u64) -> Done<()> {
-        let space = &mut self.memory.lock().space;
-        space.unreserve(address, size_bytes)
+        self.memory.lock().space.unreserve(address, size_bytes)
     }
 
     fn create(&self, size_bytes: u64, exportable: Exportable) -> Done<PhysicalId> {
@@ -167,16 +154,12 @@ impl Device {
     }
 
     fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> Done<()> {
-        let space = &mut self.memory.lock().space;
-        space.map(address, size_bytes, piece)
+        self.memory.lock().space.map(address, size_bytes, piece)
     }
 
     fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> Done<()> {
         let own = self.options.device;
-        if device != own {
-            let message = format!("device {device} asked; only device {own} exists here");
-            return Err(invalid(message));
-        }
+        ensure!(device == own, "device {device} asked; only device {own} exists here");
         let space = &mut self.memory.lock().space;
         let (reservation, offset, size) = space.within(address, size_bytes)?;
         reservation.open(offset, size)
@@ -191,13 +174,9 @@ impl Device {
 
     fn export(&self, piece: PhysicalId) -> Done<OwnedFd> {
         let space = &self.memory.lock().space;
-        match space.piece(piece)?.export() {
-            Some(descriptor) => Ok(descriptor?),
-            None => {
-                let message = format!("piece {} was not created exportable", piece.0);
-                Err(invalid(message))
-            }
-        }
+        let exported = space.piece(piece)?.export();
+        let stays = || invalid(format!("piece {} was not created exportable", piece.0));
+        Ok(exported.ok_or_else(stays)??)
     }
 
     /// The memory counts where it was created, not here.

@@ -21,15 +21,11 @@ const WORKERS: usize = 4;
 /// A point of a stream: it has been passed when the stream is done with this job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    stream: StreamId,
+    pub(super) stream: StreamId,
     number: u64,
 }
 
 impl Mark {
-    pub(super) fn stream(self) -> StreamId {
-        self.stream
-    }
-
     /// The later of two points of one stream.
     pub(super) fn later(self, other: Self) -> Self {
         debug_assert_eq!(self.stream, other.stream);

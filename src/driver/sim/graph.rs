@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::{Done, Sim, State, capture_active, invalid};
+use super::{Done, Refusal, Sim, State, capture_active, ensure, invalid};
 use crate::driver::call::{calls, forward};
 use crate::driver::{Capture, CaptureStatus, NodeId};
 use crate::ids::{StreamId, ThreadNumber};
@@ -49,11 +49,6 @@ struct Node {
 }
 
 impl Graphs {
-    /// Whether no capture is under way: the usual case, asked before anything else.
-    pub(super) fn is_idle(&self) -> bool {
-        self.captures.is_empty()
-    }
-
     #[inline]
     pub(super) fn status(&self, stream: StreamId) -> CaptureStatus {
         match self.branches.get(&stream) {
@@ -66,7 +61,8 @@ impl Graphs {
     /// Refuses a call that waits when its thread captures.
     #[inline]
     pub(super) fn check_may_wait(&self) -> Done<()> {
-        if self.is_idle() {
+        // The usual case.
+        if self.captures.is_empty() {
             return Ok(());
         }
         let own = ThreadNumber::current();
@@ -84,10 +80,8 @@ impl Graphs {
 
     /// Refuses a call that is not legal for a captured stream.
     pub(super) fn check_not_captured(&self, stream: StreamId) -> Done<()> {
-        if self.branches.contains_key(&stream) {
-            let message = format!("stream {stream} is being captured");
-            return Err(capture_active(message));
-        }
+        let is_captured = self.branches.contains_key(&stream);
+        ensure!(!is_captured, capture_active: "stream {stream} is being captured");
         Ok(())
     }
 
@@ -101,21 +95,18 @@ impl Graphs {
     }
 
     /// The error of a call that asks whether an event of a capture has finished.
-    pub(super) fn refuse_captured(&self, capture: u64) -> Done<bool> {
-        if self.captures.contains_key(&capture) {
-            let message = format!("the event belongs to capture {capture}");
-            return Err(capture_active(message));
+    #[cold]
+    pub(super) fn refusal_of(&self, capture: u64) -> Refusal {
+        match self.captures.contains_key(&capture) {
+            true => capture_active(format!("the event belongs to capture {capture}")),
+            false => invalid(format!("the event belongs to capture {capture}, which has ended")),
         }
-        let message = format!("the event belongs to capture {capture}, which has ended");
-        Err(invalid(message))
     }
 
     /// Refuses a submission to a stream whose capture broke.
     pub(super) fn check_takes_work(&self, stream: StreamId) -> Done<()> {
-        match self.branches.get(&stream) {
-            Some(branch) => check_sound(branch.capture, &self.captures),
-            None => Ok(()),
-        }
+        let branch = self.branches.get(&stream);
+        branch.map_or(Ok(()), |branch| check_sound(branch.capture, &self.captures))
     }
 
     /// Turns a submission to a captured stream into a node. `None`: the stream runs.
@@ -128,25 +119,23 @@ impl Graphs {
         self.last_node += 1;
         let id = NodeId(self.last_node);
         let dependencies = std::mem::replace(&mut branch.frontier, vec![id]);
-        let node = Node { capture, dependencies };
-        self.nodes.insert(id, node);
+        self.nodes.insert(id, Node { capture, dependencies });
         Ok(Some((capture, id)))
     }
 
     /// Makes `stream` wait for an event of a capture, which draws it into that capture.
     pub(super) fn join(&mut self, stream: StreamId, capture: u64, node: NodeId) -> Done<()> {
         if !self.captures.contains_key(&capture) {
-            return self.refuse_captured(capture).map(drop);
+            return Err(self.refusal_of(capture));
         }
         check_sound(capture, &self.captures)?;
-        let branch =
-            self.branches.entry(stream).or_insert_with(|| Branch { capture, frontier: Vec::new() });
-        if branch.capture != capture {
-            let other = branch.capture;
+        let fresh = || Branch { capture, frontier: Vec::new() };
+        let branch = self.branches.entry(stream).or_insert_with(fresh);
+        let other = branch.capture;
+        if other != capture {
             self.break_capture(capture);
             self.break_capture(other);
-            let message = format!("the wait would merge captures {capture} and {other}");
-            return Err(invalid(message));
+            return Err(invalid(format!("the wait would merge captures {capture} and {other}")));
         }
         if !branch.frontier.contains(&node) {
             branch.frontier.push(node);
@@ -156,19 +145,15 @@ impl Graphs {
 
     /// Refuses a captured stream's wait for an event from outside, which breaks the capture.
     pub(super) fn check_no_wait_outside(&mut self, stream: StreamId) -> Done<()> {
-        let Some(capture) = self.branches.get(&stream).map(|branch| branch.capture) else {
-            return Ok(());
-        };
-        self.break_capture(capture);
-        let message = format!("captured stream {stream} cannot wait for an event from outside");
-        Err(invalid(message))
+        let broke = self.break_on(stream);
+        ensure!(!broke, "captured stream {stream} cannot wait for an event from outside");
+        Ok(())
     }
 
-    /// Breaks the capture that a stream belongs to.
-    pub(super) fn break_on(&mut self, stream: StreamId) {
-        if let Some(capture) = self.branches.get(&stream).map(|branch| branch.capture) {
-            self.break_capture(capture);
-        }
+    /// Breaks the capture that a stream belongs to. False if it belongs to none.
+    pub(super) fn break_on(&mut self, stream: StreamId) -> bool {
+        let capture = self.branches.get(&stream).map(|branch| branch.capture);
+        capture.map(|capture| self.break_capture(capture)).is_some()
     }
 
     fn break_capture(&mut self, capture: u64) {
@@ -180,43 +165,29 @@ impl Graphs {
     fn begin(&mut self, stream: StreamId) -> Done<u64> {
         // Numbers are unique in the process, not only in this device.
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        if stream == StreamId::DEFAULT {
-            return Err(invalid("the default stream cannot be captured"));
-        }
-        if self.branches.contains_key(&stream) {
-            let message = format!("stream {stream} is being captured already");
-            return Err(capture_active(message));
-        }
+        ensure!(stream != StreamId::DEFAULT, "the default stream cannot be captured");
+        let is_captured = self.branches.contains_key(&stream);
+        ensure!(!is_captured, capture_active: "stream {stream} is being captured already");
         let capture = NEXT.fetch_add(1, Ordering::Relaxed);
         let run = Run { origin: stream, thread: ThreadNumber::current(), broken: false };
         self.captures.insert(capture, run);
-        let branch = Branch { capture, frontier: Vec::new() };
-        self.branches.insert(stream, branch);
+        self.branches.insert(stream, Branch { capture, frontier: Vec::new() });
         Ok(capture)
     }
 
     fn end(&mut self, stream: StreamId) -> Done<()> {
         let branch = self.branch(stream)?;
         let capture = branch.capture;
-        let run = &self.captures[&capture];
-        if run.origin != stream {
-            let message = format!("capture {capture} began on stream {}", run.origin);
-            return Err(invalid(message));
-        }
+        let origin = self.captures[&capture].origin;
+        ensure!(origin == stream, "capture {capture} began on stream {origin}");
         let sound = check_sound(capture, &self.captures);
         let unjoined = self.unjoined(capture, &branch.frontier);
         self.captures.remove(&capture);
         self.branches.retain(|_, branch| branch.capture != capture);
         self.nodes.retain(|_, node| node.capture != capture);
         sound?;
-        match unjoined {
-            Some(stream) => {
-                let message =
-                    format!("stream {stream} was not joined before capture {capture} ended");
-                Err(invalid(message))
-            }
-            None => Ok(()),
-        }
+        let Some(stream) = unjoined else { return Ok(()) };
+        Err(invalid(format!("stream {stream} was not joined before capture {capture} ended")))
     }
 
     /// These nodes and all that they depend on.
@@ -260,14 +231,11 @@ impl Graphs {
     pub(super) fn check_nodes(&self, stream: StreamId, nodes: &[NodeId]) -> Done<u64> {
         let capture = self.branch(stream)?.capture;
         check_sound(capture, &self.captures)?;
-        let own = |node: &NodeId| self.nodes.get(node).is_some_and(|n| n.capture == capture);
-        match nodes.iter().find(|node| !own(node)) {
-            None => Ok(capture),
-            Some(other) => {
-                let message = format!("node {} does not belong to capture {capture}", other.0);
-                Err(invalid(message))
-            }
+        for node in nodes {
+            let is_own = self.nodes.get(node).is_some_and(|node| node.capture == capture);
+            ensure!(is_own, "node {} does not belong to capture {capture}", node.0);
         }
+        Ok(capture)
     }
 
     /// A node behind these, which no stream comes after.
@@ -285,10 +253,8 @@ impl Graphs {
 }
 
 fn check_sound(capture: u64, captures: &HashMap<u64, Run>) -> Done<()> {
-    if captures[&capture].broken {
-        let message = format!("capture {capture} is broken and must be ended");
-        return Err(capture_active(message));
-    }
+    let is_broken = captures[&capture].broken;
+    ensure!(!is_broken, capture_active: "capture {capture} is broken and must be ended");
     Ok(())
 }
 

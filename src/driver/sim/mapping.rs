@@ -14,7 +14,8 @@ use hashbrown::HashMap;
 
 use super::ranges::{AddressSpace, Budget};
 use super::{
-    AddressOrder, Done, GRANULARITY_BYTES, Refusal, Sim, State, check_whole, invalid, not_supported,
+    AddressOrder, Done, GRANULARITY_BYTES, Refusal, Sim, State, check_whole, ensure, invalid,
+    not_supported,
 };
 use crate::driver::call::{calls, forward};
 use crate::driver::{Exportable, Fabric, FabricHandle, Held, PhysicalId, VirtualMemory};
@@ -68,11 +69,8 @@ struct Exported {
     identity: FileIdentity,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct FileIdentity {
-    device: u64,
-    inode: u64,
-}
+/// Device and inode.
+type FileIdentity = (u64, u64);
 
 impl Mappings {
     pub(super) fn new(order: AddressOrder) -> Self {
@@ -126,15 +124,10 @@ impl Mappings {
     fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> Done<()> {
         check_whole("address", address, GRANULARITY_BYTES)?;
         let piece_bytes = self.piece(id)?.size_bytes;
-        if size_bytes != piece_bytes {
-            let message =
-                format!("a piece of {piece_bytes} bytes cannot be mapped as {size_bytes}");
-            return Err(invalid(message));
-        }
-        if !self.space.holds(address, size_bytes) {
-            let message = format!("{size_bytes} bytes at {address:#x} are not all reserved");
-            return Err(invalid(message));
-        }
+        let is_whole = size_bytes == piece_bytes;
+        ensure!(is_whole, "a piece of {piece_bytes} bytes cannot be mapped as {size_bytes}");
+        let is_reserved = self.space.holds(address, size_bytes);
+        ensure!(is_reserved, "{size_bytes} bytes at {address:#x} are not all reserved");
         self.check_unmapped(address, size_bytes)?;
         self.piece(id)?.mappings += 1;
         let mapping = Mapping { size_bytes, piece: id, accessible: false, peers: Vec::new() };
@@ -143,13 +136,11 @@ impl Mappings {
     }
 
     fn check_unmapped(&self, address: u64, size_bytes: u64) -> Done<()> {
-        match self.mapped.range(..address + size_bytes).next_back() {
-            Some((start, mapping)) if start + mapping.size_bytes > address => {
-                let message = format!("{size_bytes} bytes at {address:#x}: {start:#x} is mapped");
-                Err(invalid(message))
-            }
-            _ => Ok(()),
+        if let Some((start, mapping)) = self.mapped.range(..address + size_bytes).next_back() {
+            let is_below = start + mapping.size_bytes <= address;
+            ensure!(is_below, "{size_bytes} bytes at {address:#x}: {start:#x} is mapped");
         }
+        Ok(())
     }
 
     /// Starts of the pieces that fill the range exactly.
@@ -157,20 +148,16 @@ impl Mappings {
         let mut starts = Vec::new();
         let mut covered = 0;
         while covered < size_bytes {
-            let Some(mapping) = self.mapped.get(&(address + covered)) else {
-                break;
-            };
+            let Some(mapping) = self.mapped.get(&(address + covered)) else { break };
             starts.push(address + covered);
             covered += mapping.size_bytes;
         }
-        if covered != size_bytes || size_bytes == 0 {
-            let message = format!(
-                "{size_bytes} bytes at {address:#x} are not whole mapped pieces: the first {} \
-                 cover {covered} bytes",
-                starts.len()
-            );
-            return Err(invalid(message));
-        }
+        ensure!(
+            covered == size_bytes && size_bytes > 0,
+            "{size_bytes} bytes at {address:#x} are not whole mapped pieces: the first {} cover \
+             {covered} bytes",
+            starts.len()
+        );
         Ok(starts)
     }
 
@@ -240,10 +227,8 @@ impl State {
         let cost_ns = self.options.costs.set_access.of(size_bytes);
         self.pass(cost_ns);
         let own = self.options.device;
-        if device != own && !self.peers.contains(&device) {
-            let message = format!("device {device} is neither device {own} nor an enabled peer");
-            return Err(invalid(message));
-        }
+        let may_access = device == own || self.peers.contains(&device);
+        ensure!(may_access, "device {device} is neither device {own} nor an enabled peer");
         let starts = self.mappings.whole_pieces(address, size_bytes)?;
         self.pass(cost_ns * (starts.len() as u64 - 1));
         for start in starts {
@@ -267,10 +252,8 @@ impl State {
     fn export(&mut self, piece: PhysicalId) -> Done<OwnedFd> {
         self.pass(self.options.costs.export.fixed_ns);
         let held = self.mappings.piece(piece)?;
-        if held.exportable == Exportable::No {
-            let message = format!("piece {} was not created exportable", piece.0);
-            return Err(invalid(message));
-        }
+        let may_leave = held.exportable != Exportable::No;
+        ensure!(may_leave, "piece {} was not created exportable", piece.0);
         let exported = match held.exported.take() {
             Some(exported) => exported,
             None => Exported::new().map_err(host_failed)?,
@@ -283,7 +266,7 @@ impl State {
     /// Knows the descriptors of this device only, and gives the same piece, held once more.
     fn import(&mut self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
         self.pass(self.options.costs.export.fixed_ns);
-        let identity = FileIdentity::of(descriptor).map_err(host_failed)?;
+        let identity = identity_of(descriptor).map_err(host_failed)?;
         let mut pieces = self.mappings.pieces.iter_mut();
         let found = pieces.find(|(_, piece)| {
             let exported = piece.exported.as_ref();
@@ -293,10 +276,8 @@ impl State {
             let message = "the descriptor is not of a living piece of this simulated device";
             return Err(not_supported(message));
         };
-        if piece.size_bytes != size_bytes {
-            let message = format!("the piece has {} bytes, not {size_bytes}", piece.size_bytes);
-            return Err(invalid(message));
-        }
+        let own_bytes = piece.size_bytes;
+        ensure!(own_bytes == size_bytes, "the piece has {own_bytes} bytes, not {size_bytes}");
         piece.holds += 1;
         Ok(*id)
     }
@@ -318,10 +299,8 @@ impl VirtualMemory for Sim {
 impl State {
     fn export_handle(&mut self, piece: PhysicalId) -> Done<FabricHandle> {
         self.pass(self.options.costs.export.fixed_ns);
-        if self.mappings.piece(piece)?.exportable != Exportable::Fabric {
-            let message = format!("piece {} was not created for the fabric", piece.0);
-            return Err(invalid(message));
-        }
+        let may_leave = self.mappings.piece(piece)?.exportable == Exportable::Fabric;
+        ensure!(may_leave, "piece {} was not created for the fabric", piece.0);
         let mut handle = [0; 64];
         handle[..8].copy_from_slice(&piece.0.to_le_bytes());
         Ok(FabricHandle(handle))
@@ -349,16 +328,14 @@ impl Fabric for Sim {
 impl Exported {
     fn new() -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
-        let identity = FileIdentity::of(reader.try_clone()?.into())?;
+        let identity = identity_of(reader.try_clone()?.into())?;
         Ok(Self { reader, _writer: writer, identity })
     }
 }
 
-impl FileIdentity {
-    fn of(descriptor: OwnedFd) -> io::Result<Self> {
-        let metadata = File::from(descriptor).metadata()?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
-    }
+fn identity_of(descriptor: OwnedFd) -> io::Result<FileIdentity> {
+    let metadata = File::from(descriptor).metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 fn host_failed(error: io::Error) -> Refusal {

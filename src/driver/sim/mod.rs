@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use parking_lot::Mutex;
 
 use super::call::{Call, calls, forward};
-use super::refusal::{Done, Refusal, check_whole, invalid, out_of_memory};
+use super::refusal::{Done, Refusal, check_whole, ensure, invalid, out_of_memory};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools, Peers,
     ProcessUsage, Processes, VirtualMemory,
@@ -178,16 +178,10 @@ impl State {
         self.now_ns = self.now_ns.saturating_add(ns);
     }
 
-    fn finish_stream(&mut self, stream: usize) {
-        let ready_ns = self.work.finish_stream(stream);
-        self.synchronized_at(ready_ns);
-    }
-
     /// After a wait that took until `ready_ns`; driver pools give memory back then.
     fn synchronized_at(&mut self, ready_ns: u64) {
         self.now_ns = self.now_ns.max(ready_ns);
-        let State { pools, work, graphs, budget, now_ns, .. } = self;
-        pools.synchronized(work, graphs, *now_ns, budget);
+        self.shrink_pools();
     }
 
     /// Checks the stream of a submission; on a captured stream it becomes a node.
@@ -198,13 +192,11 @@ impl State {
 
     /// Whether device code could reach all of these bytes.
     fn check_reachable(&self, address: u64, size_bytes: u64) -> Done<()> {
-        if self.memory.holds(address, size_bytes)
+        let is_valid = self.memory.holds(address, size_bytes)
             || self.mappings.holds(address, size_bytes)
-            || self.pools.holds(address, size_bytes)
-        {
-            return Ok(());
-        }
-        Err(invalid(format!("{size_bytes} bytes at {address:#x} are not all valid memory")))
+            || self.pools.holds(address, size_bytes);
+        ensure!(is_valid, "{size_bytes} bytes at {address:#x} are not all valid memory");
+        Ok(())
     }
 
     fn make_current(&mut self) -> Done<()> {
@@ -248,7 +240,8 @@ impl State {
     fn synchronize_stream(&mut self, stream: StreamId) -> Done<()> {
         self.graphs.check_may_wait_for(stream)?;
         let stream = self.work.stream(stream)?;
-        self.finish_stream(stream);
+        let ready_ns = self.work.finish_stream(stream);
+        self.synchronized_at(ready_ns);
         Ok(())
     }
 
@@ -279,7 +272,7 @@ impl State {
         match self.work.event(event)? {
             Event::Fresh => Ok(true),
             Event::Marked(mark) => Ok(self.work.is_finished(mark, self.now_ns)),
-            Event::Captured { capture, .. } => self.graphs.refuse_captured(capture),
+            Event::Captured { capture, .. } => Err(self.graphs.refusal_of(capture)),
         }
     }
 
@@ -292,7 +285,7 @@ impl State {
                 self.synchronized_at(ready_ns);
                 Ok(())
             }
-            Event::Captured { capture, .. } => self.graphs.refuse_captured(capture).map(drop),
+            Event::Captured { capture, .. } => Err(self.graphs.refusal_of(capture)),
         }
     }
 
@@ -317,27 +310,20 @@ impl State {
     fn copy(&mut self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> Done<()> {
         self.check_reachable(to, size_bytes)?;
         self.check_reachable(from, size_bytes)?;
-        if to.abs_diff(from) < size_bytes {
-            let message = format!("{size_bytes} bytes at {to:#x} and {from:#x} overlap");
-            return Err(invalid(message));
-        }
+        let is_apart = to.abs_diff(from) >= size_bytes;
+        ensure!(is_apart, "{size_bytes} bytes at {to:#x} and {from:#x} overlap");
         self.submit(stream)
     }
 
     fn copy_from_host(&mut self, to: u64, from: &[u8], stream: StreamId) -> Done<()> {
         self.check_reachable(to, from.len() as u64)?;
-        self.graphs.check_may_wait_for(stream)?;
-        let stream = self.work.stream(stream)?;
-        self.finish_stream(stream);
-        Ok(())
+        self.synchronize_stream(stream)
     }
 
     /// Fills `to` with zeros: there is no memory to read.
     fn copy_to_host(&mut self, to: &mut [u8], from: u64, stream: StreamId) -> Done<()> {
         self.check_reachable(from, to.len() as u64)?;
-        self.graphs.check_may_wait_for(stream)?;
-        let stream = self.work.stream(stream)?;
-        self.finish_stream(stream);
+        self.synchronize_stream(stream)?;
         to.fill(0);
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! They are ordinals and nothing more: there is no memory behind their addresses, so a copy checks
 //! this device's side only.
 
-use super::{Done, Sim, State, invalid, not_supported};
+use super::{Done, Sim, State, ensure, invalid, not_supported};
 use crate::driver::Peers;
 use crate::driver::call::{calls, forward};
 use crate::ids::{DeviceId, StreamId};
@@ -21,10 +21,8 @@ impl State {
     }
 
     fn enable_access(&mut self, other: DeviceId) -> Done<()> {
-        if !self.reaches(other) {
-            let message = format!("device {} cannot reach device {other}", self.options.device);
-            return Err(not_supported(message));
-        }
+        let (own, is_reached) = (self.options.device, self.reaches(other));
+        ensure!(is_reached, not_supported: "device {own} cannot reach device {other}");
         self.peers.insert(other);
         Ok(())
     }
@@ -39,8 +37,9 @@ impl State {
         for (device, address) in [to, from] {
             if device == self.options.device {
                 self.check_reachable(address, size_bytes)?;
-            } else if !self.peers.contains(&device) {
-                return Err(invalid(format!("access to device {device} is not enabled")));
+            } else {
+                let is_enabled = self.peers.contains(&device);
+                ensure!(is_enabled, "access to device {device} is not enabled");
             }
         }
         self.submit(stream)

@@ -17,7 +17,7 @@ use super::graph::Graphs;
 use super::idle::{Freed, Idle, IdleRanges};
 use super::ranges::{AddressSpace, Budget};
 use super::work::Work;
-use super::{AddressOrder, Done, Sim, State, invalid, not_supported};
+use super::{AddressOrder, Done, Sim, State, ensure, invalid, not_supported};
 use crate::driver::call::{calls, forward};
 use crate::driver::pool_books::{KeepsPoolBooks, PoolBooks};
 use crate::driver::{CaptureStatus, DriverPoolId, DriverPoolUsage, MemoryPools, NodeId};
@@ -182,10 +182,9 @@ impl Pools {
     }
 
     pub(super) fn new() -> Self {
-        let default = Pool::default();
         Self {
             space: AddressSpace::new(0x7000_0000_0000, 0x7f00_0000_0000, AddressOrder::Lowest),
-            pools: vec![default],
+            pools: vec![Pool::default()],
             graphs: Pool::default(),
             live: BTreeMap::new(),
         }
@@ -200,20 +199,13 @@ impl Pools {
         })
     }
 
-    /// After somebody waited: every pool goes back to its threshold.
-    pub(super) fn synchronized(
-        &mut self,
-        work: &Work,
-        graphs: &Graphs,
-        now_ns: u64,
-        budget: &mut Budget,
-    ) {
-        for pool in &mut self.pools {
-            if pool.books.usage.reserved_bytes > pool.books.threshold_bytes {
-                pool.settle(work, graphs, now_ns);
-                pool.release(pool.books.threshold_bytes, &mut self.space, budget);
-            }
-        }
+    /// The pool of ranges from there, and the addresses of all pools.
+    fn at(&mut self, home: Home) -> (&mut Pool, &mut AddressSpace) {
+        let pool = match home {
+            Home::Pool(index) => &mut self.pools[index],
+            Home::Graph(_) => &mut self.graphs,
+        };
+        (pool, &mut self.space)
     }
 
     /// The memory of a graph that was dropped without having run.
@@ -236,31 +228,29 @@ impl Pools {
 impl State {
     fn allocate_async(&mut self, pool: DriverPoolId, bytes: u64, on: StreamId) -> Done<u64> {
         let index = self.pools.index(pool)?;
-        if bytes == 0 {
-            return Err(invalid("0 bytes asked"));
-        }
+        ensure!(bytes > 0, "0 bytes asked");
         if bytes > self.budget.total_bytes {
             return self.budget.check(bytes).map(|()| 0);
         }
         self.work.stream(on)?;
         self.graphs.check_takes_work(on)?;
         let size_bytes = align_up(bytes, MIN_BLOCK_BYTES);
-        let (pools, now_ns) = (&mut self.pools, self.now_ns);
-        let (pool, home) = match self.graphs.status(on) {
-            CaptureStatus::Active { capture } => (&mut pools.graphs, Home::Graph(capture)),
-            _ => (&mut pools.pools[index], Home::Pool(index)),
+        let home = match self.graphs.status(on) {
+            CaptureStatus::Active { capture } => Home::Graph(capture),
+            _ => Home::Pool(index),
         };
         let behind = self.graphs.before(on);
-        pool.settle(&self.work, &self.graphs, now_ns);
+        let (pool, space) = self.pools.at(home);
+        pool.settle(&self.work, &self.graphs, self.now_ns);
         let address = match pool.take(size_bytes, on, &behind) {
             Some(address) => address,
             None => {
-                pool.grow(size_bytes, on, &mut pools.space, &mut self.budget)?;
+                pool.grow(size_bytes, on, space, &mut self.budget)?;
                 pool.take(size_bytes, on, &behind).expect("just grown for it")
             }
         };
         pool.books.allocate(size_bytes);
-        pools.live.insert(address, Live { size_bytes, home });
+        self.pools.live.insert(address, Live { size_bytes, home });
         self.submit(on)?;
         Ok(address)
     }
@@ -298,16 +288,11 @@ impl State {
 
     fn take_back(&mut self, address: u64, live: Live, freed: Freed) {
         self.pools.live.remove(&address);
-        let pool = match live.home {
-            Home::Pool(index) => &mut self.pools.pools[index],
-            Home::Graph(_) => &mut self.pools.graphs,
-        };
+        let (pool, _) = self.pools.at(live.home);
         pool.books.usage.used_bytes -= live.size_bytes;
         let range = Idle { size_bytes: live.size_bytes, freed: Some(freed) };
         pool.idle.insert(address, range, &pool.segments);
-        if let Home::Pool(index) = live.home {
-            self.release_destroyed(index);
-        }
+        self.release_destroyed(live.home);
     }
 
     /// A captured stream frees what its own capture asked for; other streams free everything else,
@@ -317,20 +302,33 @@ impl State {
             (CaptureStatus::None, Home::Pool(_)) => Ok(()),
             (CaptureStatus::None, Home::Graph(capture)) if !self.graphs.is_open(capture) => Ok(()),
             (CaptureStatus::Active { capture }, Home::Graph(own)) if own == capture => Ok(()),
-            _ => {
-                let message = format!("{address:#x} and stream {on} are not in the same capture");
-                Err(invalid(message))
-            }
+            _ => Err(invalid(format!("{address:#x} and stream {on} are not in the same capture"))),
         }
     }
 
     /// Gives back the memory of a destroyed pool as far as its frees have been reached; what is
     /// left goes when somebody synchronises.
-    fn release_destroyed(&mut self, index: usize) {
-        let pool = &mut self.pools.pools[index];
-        if pool.books.destroyed && pool.books.usage.used_bytes == 0 {
-            pool.settle(&self.work, &self.graphs, self.now_ns);
-            pool.release(0, &mut self.pools.space, &mut self.budget);
+    fn release_destroyed(&mut self, home: Home) {
+        let (Pool { books, .. }, _) = self.pools.at(home);
+        if books.destroyed && books.usage.used_bytes == 0 {
+            self.give_back(home, 0);
+        }
+    }
+
+    /// Gives a pool's idle memory back, as far as its frees have been reached.
+    fn give_back(&mut self, home: Home, keep_bytes: u64) {
+        let (pool, space) = self.pools.at(home);
+        pool.settle(&self.work, &self.graphs, self.now_ns);
+        pool.release(keep_bytes, space, &mut self.budget);
+    }
+
+    /// After somebody waited: every pool goes back to its threshold.
+    pub(super) fn shrink_pools(&mut self) {
+        for index in 0..self.pools.pools.len() {
+            let PoolBooks { usage, threshold_bytes, .. } = self.pools.pools[index].books;
+            if usage.reserved_bytes > threshold_bytes {
+                self.give_back(Home::Pool(index), threshold_bytes);
+            }
         }
     }
 
@@ -345,30 +343,24 @@ impl State {
     }
 
     fn destroy_pool(&mut self, pool: DriverPoolId) -> Done<()> {
-        if pool.0 == 0 {
-            return Err(invalid("the default pool cannot be destroyed"));
-        }
+        ensure!(pool.0 != 0, "the default pool cannot be destroyed");
         let index = self.pools.index(pool)?;
         let pool = &mut self.pools.pools[index];
         pool.books.destroyed = true;
         pool.books.threshold_bytes = 0;
-        self.release_destroyed(index);
+        self.release_destroyed(Home::Pool(index));
         Ok(())
     }
 
     fn open_pool(&mut self, pool: DriverPoolId, other: DeviceId) -> Done<()> {
         self.pools.index(pool)?;
-        if self.reaches(other) {
-            return Ok(());
-        }
-        Err(not_supported(format!("device {other} cannot reach this one")))
+        ensure!(self.reaches(other), not_supported: "device {other} cannot reach this one");
+        Ok(())
     }
 
     fn trim(&mut self, pool: DriverPoolId, keep_bytes: u64) -> Done<()> {
         let index = self.pools.index(pool)?;
-        let pool = &mut self.pools.pools[index];
-        pool.settle(&self.work, &self.graphs, self.now_ns);
-        pool.release(keep_bytes, &mut self.pools.space, &mut self.budget);
+        self.give_back(Home::Pool(index), keep_bytes);
         Ok(())
     }
 
@@ -382,9 +374,8 @@ impl State {
     }
 
     fn trim_graphs(&mut self) -> Done<()> {
-        let graphs = &mut self.pools.graphs;
-        graphs.settle(&self.work, &self.graphs, self.now_ns);
-        graphs.release(0, &mut self.pools.space, &mut self.budget);
+        // Whichever capture: they share one pool.
+        self.give_back(Home::Graph(0), 0);
         Ok(())
     }
 }

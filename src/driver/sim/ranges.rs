@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{AddressOrder, Done, GRANULARITY_BYTES, invalid, out_of_memory};
+use super::{AddressOrder, Done, GRANULARITY_BYTES, ensure, invalid, out_of_memory};
 use crate::driver::free_ranges::FreeRanges;
 use crate::size::align_up;
 
@@ -24,12 +24,10 @@ impl Budget {
 
     /// Whether so many bytes are free.
     pub(super) fn check(&self, size_bytes: u64) -> Done<()> {
-        if size_bytes <= self.free_bytes() {
-            return Ok(());
-        }
         let (free, total) = (self.free_bytes(), self.total_bytes);
-        let message = format!("{size_bytes} bytes asked, {free} of {total} bytes free");
-        Err(out_of_memory(message))
+        let fits = size_bytes <= free;
+        ensure!(fits, out_of_memory: "{size_bytes} bytes asked, {free} of {total} bytes free");
+        Ok(())
     }
 
     /// Uses bytes that a [`check`](Self::check) found free.
@@ -68,9 +66,7 @@ impl AddressSpace {
 
     /// Takes the next range, which is the lowest that fits if ranges are used again.
     pub(super) fn take(&mut self, size_bytes: u64) -> Done<u64> {
-        if size_bytes == 0 {
-            return Err(invalid("0 bytes asked"));
-        }
+        ensure!(size_bytes > 0, "0 bytes asked");
         let short = |left: u64| {
             let message = format!("{size_bytes} bytes asked, {left} bytes of addresses left");
             out_of_memory(message)

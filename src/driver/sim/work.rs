@@ -48,15 +48,16 @@ pub(super) enum Event {
     },
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 enum Life {
+    #[default]
     /// Stream 0, or known by its handle alone: a recording named it.
     Named,
     Created,
     Destroyed,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Stream {
     id: StreamId,
     life: Life,
@@ -71,7 +72,7 @@ struct Stream {
 }
 
 /// All streams and events.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Work {
     mode: EventMode,
     streams: Vec<Stream>,
@@ -87,15 +88,7 @@ const FIRST_STREAM: u64 = 0x51_0000;
 
 impl Work {
     pub(super) fn new(mode: EventMode) -> Self {
-        Self {
-            mode,
-            streams: Vec::new(),
-            by_id: HashMap::new(),
-            events: HashMap::new(),
-            last_mark: 0,
-            last_event: 0,
-            last_stream: FIRST_STREAM,
-        }
+        Self { mode, last_stream: FIRST_STREAM, ..Self::default() }
     }
 
     /// Events that were created and not destroyed.
@@ -127,14 +120,7 @@ impl Work {
     fn add_stream(&mut self, id: StreamId, life: Life) -> usize {
         let index = self.streams.len();
         self.by_id.insert(id, index);
-        self.streams.push(Stream {
-            id,
-            life,
-            done: 0,
-            early: Vec::new(),
-            ready_ns: 0,
-            waits: Vec::new(),
-        });
+        self.streams.push(Stream { id, life, ..Stream::default() });
         index
     }
 
@@ -159,10 +145,7 @@ impl Work {
     }
 
     pub(super) fn destroy_event(&mut self, event: EventId) -> Done<()> {
-        match self.events.remove(&event) {
-            Some(_) => Ok(()),
-            None => Err(unknown_event(event)),
-        }
+        self.events.remove(&event).map(drop).ok_or_else(|| unknown_event(event))
     }
 
     #[inline]
@@ -245,11 +228,8 @@ impl Work {
     pub(super) fn finish_stream(&mut self, stream: usize) -> u64 {
         // A wait made just now counts as submitted, so the end lies one past every mark.
         self.last_mark += 1;
-        self.finish(Mark {
-            stream,
-            number: self.last_mark,
-            ready_ns: self.streams[stream].ready_ns,
-        })
+        let ready_ns = self.streams[stream].ready_ns;
+        self.finish(Mark { stream, number: self.last_mark, ready_ns })
     }
 
     /// The number of the last mark.
