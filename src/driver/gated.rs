@@ -119,13 +119,6 @@ struct GatedWork<G> {
     ending: bool,
 }
 
-impl<G> Default for GatedWork<G> {
-    fn default() -> Self {
-        let held = HashMap::new();
-        Self { held, last_mark: 0, closed: 0, activity: 0, forced: 0, ending: false }
-    }
-}
-
 impl<G> GatedWork<G> {
     fn open_all(&mut self) {
         for held in self.held.values_mut().flatten() {
@@ -195,8 +188,11 @@ impl<D: HoldsWork> Intercepted<Arc<D>, Gates<D>> {
 
     fn with_patience(inner: D, patience: Duration) -> Self {
         let driver = Arc::new(inner);
-        let shared = Shared { lanes: Mutex::default(), changed: Condvar::new() };
-        let (shared, watchman) = (Arc::new(shared), Mutex::new(None));
+        let held = HashMap::new();
+        let lanes =
+            GatedWork { held, last_mark: 0, closed: 0, activity: 0, forced: 0, ending: false };
+        let shared = Arc::new(Shared { lanes: Mutex::new(lanes), changed: Condvar::new() });
+        let watchman = Mutex::new(None);
         let gates = Gates { driver: Arc::clone(&driver), shared, watchman, patience };
         Self::with(driver, gates)
     }

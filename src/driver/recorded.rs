@@ -78,6 +78,8 @@ impl Lists {
 #[derive(Debug)]
 struct Answers {
     what: &'static str,
+    /// The calls that give addresses out and take them back.
+    calls: [Call; 2],
     recorded: Vec<u64>,
     given: usize,
     /// Recorded address to the inner driver's.
@@ -98,12 +100,15 @@ impl<D: Driver> Intercepted<D, RecordedAnswers> {
     /// Wraps a driver.
     #[must_use]
     pub fn new(inner: D, addresses: RecordedAddresses) -> Self {
-        let answers = |what, recorded| Answers { what, recorded, given: 0, live: BTreeMap::new() };
+        let answers = |what, calls, recorded| {
+            let live = BTreeMap::new();
+            Answers { what, calls, recorded, given: 0, live }
+        };
         let starts = addresses.mappings.iter().map(|(mapping, _)| mapping.start).collect();
         let ends = addresses.mappings.iter().map(|(mapping, heap)| (mapping.end, *heap));
         let lists = Lists {
-            segments: answers("segment", addresses.segments),
-            reservations: answers("reservation", starts),
+            segments: answers("segment", [Call::Allocate, Call::Free], addresses.segments),
+            reservations: answers("reservation", [Call::Reserve, Call::Unreserve], starts),
             mappings: ends.collect(),
             heap: None,
         };
@@ -113,24 +118,19 @@ impl<D: Driver> Intercepted<D, RecordedAnswers> {
 
 impl Answers {
     /// The next address of the recording.
-    fn next(&self, call: &'static str) -> DriverResult<u64> {
-        self.recorded.get(self.given).copied().ok_or_else(|| self.used_up(call))
+    fn next(&self) -> DriverResult<u64> {
+        self.recorded.get(self.given).copied().ok_or_else(|| self.used_up())
     }
 
-    fn used_up(&self, call: &'static str) -> DriverError {
+    fn used_up(&self) -> DriverError {
         let message = format!("the recording has no further {}", self.what);
-        DriverError::new(DriverErrorKind::Other, call, 0, message)
+        DriverError::new(DriverErrorKind::Other, self.calls[0].name(), 0, message)
     }
 
     /// Where a new reservation of a heap begins: at the heap's next recorded mapping that continues no live
     /// reservation. Nothing shows a reservation until something is mapped in it: one that the recording never
     /// mapped stands far from all others.
-    fn next_base(
-        &self,
-        call: &'static str,
-        mappings: &[(u64, Option<u64>)],
-        heap: Option<u64>,
-    ) -> DriverResult<u64> {
+    fn next_base(&self, mappings: &[(u64, Option<u64>)], heap: Option<u64>) -> DriverResult<u64> {
         let is_same = |other: Option<u64>| heap.zip(other).is_none_or(|(own, other)| own == other);
         let mut live = self.live.clone();
         live.retain(|_, inner| is_same(inner.heap));
@@ -148,14 +148,13 @@ impl Answers {
         }
         let highest = self.recorded.iter().chain(self.live.keys()).max().copied();
         let far = highest.unwrap_or_default().checked_add(FAR_BYTES).filter(|_| heap.is_some());
-        far.map(|far| far & !(FAR_BYTES - 1)).ok_or_else(|| self.used_up(call))
+        far.map(|far| far & !(FAR_BYTES - 1)).ok_or_else(|| self.used_up())
     }
 
     /// Gives out a recorded address for what `act` obtains. A device without room refuses first: the next
     /// recorded range may lie where one is now that was released before the recorded call succeeded.
     fn answer(
         &mut self,
-        call: &'static str,
         recorded: u64,
         size_bytes: u64,
         heap: Option<u64>,
@@ -164,6 +163,7 @@ impl Answers {
         let address = act()?;
         if self.live.contains_key(&recorded) {
             let message = format!("the recording gives {recorded:#x} again, which is still in use");
+            let call = self.calls[0].name();
             return Err(DriverError::new(DriverErrorKind::Other, call, 0, message));
         }
         self.live.insert(recorded, Inner { address, size_bytes, reached: recorded, heap });
@@ -173,13 +173,12 @@ impl Answers {
     /// Gives back what starts at exactly this recorded address.
     fn take_back(
         &mut self,
-        call: &'static str,
         recorded: u64,
         act: impl FnOnce(u64) -> DriverResult<()>,
     ) -> DriverResult<()> {
         let found = self.live.get(&recorded).ok_or_else(|| {
             let message = format!("no {} starts at {recorded:#x}", self.what);
-            DriverError::new(DriverErrorKind::InvalidValue, call, 1, message)
+            DriverError::new(DriverErrorKind::InvalidValue, self.calls[1].name(), 1, message)
         })?;
         act(found.address)?;
         self.live.remove(&recorded);
@@ -200,30 +199,30 @@ fn memory(inner: &dyn Driver, call: Call) -> DriverResult<&dyn VirtualMemory> {
 impl Interceptor for RecordedAnswers {
     fn allocate(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
         let segments = &mut self.lists.lock().segments;
-        let recorded = segments.next("allocate")?;
-        segments.answer("allocate", recorded, size_bytes, None, || inner.allocate(size_bytes))?;
+        let recorded = segments.next()?;
+        segments.answer(recorded, size_bytes, None, || inner.allocate(size_bytes))?;
         segments.given += 1;
         Ok(recorded)
     }
 
     fn free(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
         let act = |address| inner.free(address, size_bytes);
-        self.lists.lock().segments.take_back("free", address, act)
+        self.lists.lock().segments.take_back(address, act)
     }
 
     fn reserve(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
         let memory = memory(inner, Call::Reserve)?;
         let Lists { reservations, mappings, heap, .. } = &mut *self.lists.lock();
-        let recorded = reservations.next_base("reserve", mappings, *heap)?;
+        let recorded = reservations.next_base(mappings, *heap)?;
         let act = || memory.reserve(size_bytes);
-        reservations.answer("reserve", recorded, size_bytes, *heap, act)?;
+        reservations.answer(recorded, size_bytes, *heap, act)?;
         Ok(recorded)
     }
 
     fn unreserve(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
         let memory = memory(inner, Call::Unreserve)?;
         let act = |address| memory.unreserve(address, size_bytes);
-        self.lists.lock().reservations.take_back("unreserve", address, act)
+        self.lists.lock().reservations.take_back(address, act)
     }
 
     /// A recorded mapping has been given out once it is accessible; a segment when it is allocated.

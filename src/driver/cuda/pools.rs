@@ -19,23 +19,26 @@ use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, StreamId};
 
-/// `CUmemPool_attribute` numbers.
-mod attribute {
-    /// Reuse after events, of finished work, and by waits of the driver's own.
-    pub(super) const REUSE: [u32; 3] = [1, 2, 3];
-    pub(super) const RELEASE_THRESHOLD: u32 = 4;
-    pub(super) const RESERVED: u32 = 5;
-    pub(super) const RESERVED_HIGH: u32 = 6;
-    pub(super) const USED: u32 = 7;
-    pub(super) const USED_HIGH: u32 = 8;
-}
+/// `CUmemPool_attribute` numbers of reuse after events, of finished work, and by waits of the driver's own.
+const REUSE: [u32; 3] = [1, 2, 3];
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+const RELEASE_THRESHOLD: u32 = 4;
 
-/// `CUgraphMem_attribute` numbers.
-mod graph {
-    pub(super) const USED: u32 = 0;
-    pub(super) const USED_HIGH: u32 = 1;
-    pub(super) const RESERVED: u32 = 2;
-    pub(super) const RESERVED_HIGH: u32 = 3;
+/// Numbers of what is used, its high mark, what is reserved, and its high mark, of `CUmemPool_attribute`.
+const OF_POOLS: [u32; 4] = [7, 8, 5, 6];
+/// The same of `CUgraphMem_attribute`.
+const OF_GRAPHS: [u32; 4] = [0, 1, 2, 3];
+
+fn usage(
+    [used, used_high, reserved, reserved_high]: [u32; 4],
+    get: impl Fn(u32) -> DriverResult<u64>,
+) -> DriverResult<DriverPoolUsage> {
+    Ok(DriverPoolUsage {
+        used_bytes: get(used)?,
+        used_high_bytes: get(used_high)?,
+        reserved_bytes: get(reserved)?,
+        reserved_high_bytes: get(reserved_high)?,
+    })
 }
 
 /// Users of pools in this process. A pool's handle is the same wherever its device was opened.
@@ -78,11 +81,11 @@ impl MemoryPools for Cuda {
 
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()> {
         let mut bytes = bytes;
-        self.api.pool_set(pool.0, attribute::RELEASE_THRESHOLD, &mut bytes).ok()
+        self.api.pool_set(pool.0, RELEASE_THRESHOLD, &mut bytes).ok()
     }
 
     fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64> {
-        got(|bytes| self.api.pool_get(pool.0, attribute::RELEASE_THRESHOLD, bytes))
+        got(|bytes| self.api.pool_get(pool.0, RELEASE_THRESHOLD, bytes))
     }
 
     fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
@@ -106,7 +109,7 @@ impl MemoryPools for Cuda {
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
         // The driver reads 32 bits of these: the lower half where it runs.
         let allow = |flag| self.api.pool_set(pool.0, flag, &mut 1).ok();
-        attribute::REUSE.into_iter().try_for_each(allow)
+        REUSE.into_iter().try_for_each(allow)
     }
 
     fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
@@ -131,20 +134,13 @@ impl MemoryPools for Cuda {
     }
 
     fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage> {
-        let get = |what| got(|value| self.api.pool_get(pool.0, what, value));
-        Ok(DriverPoolUsage {
-            used_bytes: get(attribute::USED)?,
-            used_high_bytes: get(attribute::USED_HIGH)?,
-            reserved_bytes: get(attribute::RESERVED)?,
-            reserved_high_bytes: get(attribute::RESERVED_HIGH)?,
-        })
+        usage(OF_POOLS, |what| got(|value| self.api.pool_get(pool.0, what, value)))
     }
 
     fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()> {
-        for mark in [attribute::USED_HIGH, attribute::RESERVED_HIGH] {
-            self.api.pool_set(pool.0, mark, &mut 0).ok()?;
-        }
-        Ok(())
+        let [_, used_high, _, reserved_high] = OF_POOLS;
+        let reset = |mark| self.api.pool_set(pool.0, mark, &mut 0).ok();
+        [used_high, reserved_high].into_iter().try_for_each(reset)
     }
 
     /// Nothing where the driver does not count it: older ones have no memory of graphs.
@@ -152,23 +148,16 @@ impl MemoryPools for Cuda {
         if self.api.graph_memory_get.is_none() {
             return Ok(DriverPoolUsage::default());
         }
-        let get = |what| got(|value| self.api.graph_memory_get(self.device, what, value));
-        Ok(DriverPoolUsage {
-            used_bytes: get(graph::USED)?,
-            used_high_bytes: get(graph::USED_HIGH)?,
-            reserved_bytes: get(graph::RESERVED)?,
-            reserved_high_bytes: get(graph::RESERVED_HIGH)?,
-        })
+        usage(OF_GRAPHS, |what| got(|value| self.api.graph_memory_get(self.device, what, value)))
     }
 
     fn reset_graph_high_marks(&self) -> DriverResult<()> {
         if self.api.graph_memory_set.is_none() {
             return Ok(());
         }
-        for mark in [graph::USED_HIGH, graph::RESERVED_HIGH] {
-            self.api.graph_memory_set(self.device, mark, &mut 0).ok()?;
-        }
-        Ok(())
+        let [_, used_high, _, reserved_high] = OF_GRAPHS;
+        let reset = |mark| self.api.graph_memory_set(self.device, mark, &mut 0).ok();
+        [used_high, reserved_high].into_iter().try_for_each(reset)
     }
 
     fn trim_graphs(&self) -> DriverResult<()> {
