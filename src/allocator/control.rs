@@ -47,38 +47,27 @@ pub struct Control<'a> {
     pub recording: Option<&'a dyn Recording>,
 }
 
-impl<'a> Control<'a> {
-    /// Of these, the ones that `other` has too.
-    pub(crate) fn also_in(self, other: &Control<'_>) -> Self {
-        Self {
-            cross_stream: self.cross_stream.filter(|_| other.cross_stream.is_some()),
-            caching: self.caching.filter(|_| other.caching.is_some()),
-            counters: self.counters.filter(|_| other.counters.is_some()),
-            by_address: self.by_address && other.by_address,
-            hooks: self.hooks.filter(|_| other.hooks.is_some()),
-            private_pools: self.private_pools.filter(|_| other.private_pools.is_some()),
-            checkpoints: self.checkpoints.filter(|_| other.checkpoints.is_some()),
-            expandable: self.expandable.filter(|_| other.expandable.is_some()),
-            peer_access: self.peer_access.filter(|_| other.peer_access.is_some()),
-            sharing: self.sharing.filter(|_| other.sharing.is_some()),
-            recording: self.recording.filter(|_| other.recording.is_some()),
-        }
-    }
+macro_rules! combine {
+    ($($capability:ident)*) => {
+        impl Control<'_> {
+            /// Of these, the ones that `other` has too.
+            pub(crate) fn also_in(self, other: &Control<'_>) -> Self {
+                Self {
+                    by_address: self.by_address && other.by_address,
+                    $($capability: self.$capability.filter(|_| other.$capability.is_some()),)*
+                }
+            }
 
-    /// These, and those of `other` that are missing here.
-    pub(crate) fn or(self, other: Self) -> Self {
-        Self {
-            cross_stream: self.cross_stream.or(other.cross_stream),
-            caching: self.caching.or(other.caching),
-            counters: self.counters.or(other.counters),
-            by_address: self.by_address || other.by_address,
-            hooks: self.hooks.or(other.hooks),
-            private_pools: self.private_pools.or(other.private_pools),
-            checkpoints: self.checkpoints.or(other.checkpoints),
-            expandable: self.expandable.or(other.expandable),
-            peer_access: self.peer_access.or(other.peer_access),
-            sharing: self.sharing.or(other.sharing),
-            recording: self.recording.or(other.recording),
+            /// These, and those of `other` that are missing here.
+            pub(crate) fn or(self, other: Self) -> Self {
+                Self {
+                    by_address: self.by_address || other.by_address,
+                    $($capability: self.$capability.or(other.$capability),)*
+                }
+            }
         }
-    }
+    };
+}
+combine! {
+    cross_stream caching counters hooks private_pools checkpoints expandable peer_access sharing recording
 }

@@ -8,6 +8,7 @@
 //! Source: PyTorch's `MemPool`, `use_mem_pool` and the pools of CUDA graphs.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::Allocation;
@@ -211,6 +212,12 @@ pub trait Checkpoints: Send + Sync {
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError>;
 }
 
+impl fmt::Debug for dyn PrivatePools + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrivatePools")
+    }
+}
+
 impl dyn PrivatePools + '_ {
     /// Whether the pool's live blocks start at exactly these addresses.
     ///
@@ -228,6 +235,7 @@ impl dyn PrivatePools + '_ {
 /// A pool of one's own. Dropping it releases the pool and gives back what is idle in it; blocks that
 /// are still live keep their memory until they are freed and memory is released.
 #[must_use = "dropping it releases the pool"]
+#[derive(Debug)]
 pub struct MemoryPool<'a> {
     pools: &'a dyn PrivatePools,
     id: PoolId,
@@ -268,18 +276,13 @@ impl Drop for MemoryPool<'_> {
     }
 }
 
-impl fmt::Debug for MemoryPool<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryPool").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
 /// A scope that is open while this lives. Dropping it also removes the user that the scope added, so
 /// a capture that fails leaves nothing behind.
 #[must_use = "dropping it closes the scope"]
+#[derive(Debug)]
 pub struct PoolScope<'a> {
-    hold: PoolHold<'a>,
-    open: bool,
+    pools: &'a dyn PrivatePools,
+    pool: PoolId,
 }
 
 impl<'a> PoolScope<'a> {
@@ -294,49 +297,41 @@ impl<'a> PoolScope<'a> {
         filter: ScopeFilter,
     ) -> Result<Self, PoolError> {
         pools.open_scope(pool, filter)?;
-        Ok(Self { hold: PoolHold { pools, pool, held: true }, open: true })
+        Ok(Self { pools, pool })
     }
 
     /// Its pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
-        self.hold.pool
+        self.pool
     }
 
     /// Closes the scope and keeps the pool in use, for a graph that was captured in it.
-    pub fn finish(mut self) -> PoolHold<'a> {
-        self.close();
-        let PoolHold { pools, pool, .. } = self.hold;
-        self.hold.held = false;
-        PoolHold { pools, pool, held: true }
+    pub fn finish(self) -> PoolHold<'a> {
+        ManuallyDrop::new(self).close()
     }
 
-    fn close(&mut self) {
-        if std::mem::take(&mut self.open) {
-            // It fails only if somebody closed the scope by hand, or behind the close: then it is closed.
-            let _ = self.hold.pools.close_scope(self.hold.pool);
-        }
+    /// Closes the scope, whose user the result is.
+    fn close(&self) -> PoolHold<'a> {
+        let hold = PoolHold { pools: self.pools, pool: self.pool };
+        // It fails only if somebody closed the scope by hand, or behind the close: then it is closed.
+        let _ = self.pools.close_scope(self.pool);
+        hold
     }
 }
 
 impl Drop for PoolScope<'_> {
     fn drop(&mut self) {
-        self.close();
-    }
-}
-
-impl fmt::Debug for PoolScope<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolScope").field("pool", &self.hold.pool).finish_non_exhaustive()
+        drop(self.close());
     }
 }
 
 /// Keeps a pool in use while it lives.
 #[must_use = "dropping it releases the pool"]
+#[derive(Debug)]
 pub struct PoolHold<'a> {
     pools: &'a dyn PrivatePools,
     pool: PoolId,
-    held: bool,
 }
 
 impl PoolHold<'_> {
@@ -349,15 +344,7 @@ impl PoolHold<'_> {
 
 impl Drop for PoolHold<'_> {
     fn drop(&mut self) {
-        if self.held {
-            // It fails only if somebody released more often than he retained.
-            let _ = self.pools.release_pool(self.pool);
-        }
-    }
-}
-
-impl fmt::Debug for PoolHold<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolHold").field("pool", &self.pool).finish_non_exhaustive()
+        // It fails only if somebody released more often than he retained.
+        let _ = self.pools.release_pool(self.pool);
     }
 }
