@@ -5,7 +5,7 @@
 //!
 //! Source of the recount: PyTorch's consistency test of `memory_stats()` against snapshots.
 
-use stratalloc::allocator::{Counters, DeviceAllocator};
+use stratalloc::allocator::{Caching, Counters, DeviceAllocator};
 use stratalloc::history::{BlockStateName, SegmentLayout};
 use stratalloc::size::{MIN_BLOCK_BYTES, PoolKind};
 use stratalloc::stats::{PerPool, Statistics, Usage};
