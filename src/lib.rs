@@ -47,6 +47,7 @@
 
 pub mod allocator;
 #[cfg(feature = "analysis")]
+#[doc(hidden)]
 pub mod analysis;
 pub mod blocks;
 #[cfg(feature = "cli")]
@@ -70,6 +71,7 @@ pub(crate) mod limit;
 mod live_blocks;
 pub mod registry;
 #[cfg(feature = "replay")]
+#[doc(hidden)]
 pub mod replay;
 #[cfg(feature = "cli")]
 pub(crate) mod report;
@@ -86,6 +88,8 @@ pub(crate) mod tracepoints;
 pub mod strategies;
 
 pub use allocator::{Allocation, DeviceAllocator, Request};
+#[cfg(feature = "analysis")]
+pub use analysis::advise_on_oom;
 pub use config::Config;
 pub use error::{AllocError, FreeError};
 pub use handle::{DeviceVec, Handle, build};

@@ -18,17 +18,17 @@ pub const EIB: u64 = 1 << 60;
 /// Every block is a multiple of this, and no block is smaller.
 pub const MIN_BLOCK_BYTES: u64 = 512;
 /// The largest rounded request that the small pool serves (inclusive).
-pub const SMALL_REQUEST_MAX_BYTES: u64 = MIB;
+pub(crate) const SMALL_REQUEST_MAX_BYTES: u64 = MIB;
 /// Size of a segment of the small pool.
 pub const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
 /// Size of a segment that several large requests share, unless configured otherwise.
-pub const LARGE_SEGMENT_DEFAULT_BYTES: u64 = 20 * MIB;
+pub(crate) const LARGE_SEGMENT_DEFAULT_BYTES: u64 = 20 * MIB;
 /// From this rounded size on, a request gets a segment of its own.
-pub const OWN_SEGMENT_MIN_BYTES: u64 = 10 * MIB;
+pub(crate) const OWN_SEGMENT_MIN_BYTES: u64 = 10 * MIB;
 /// A segment of its own is a multiple of this.
-pub const OWN_SEGMENT_ROUND_BYTES: u64 = 2 * MIB;
+pub(crate) const OWN_SEGMENT_ROUND_BYTES: u64 = 2 * MIB;
 /// In fixed segments of the large pool a rest is cut off only when it is larger than this.
-pub const LARGE_REST_MIN_BYTES: u64 = MIB;
+pub(crate) const LARGE_REST_MIN_BYTES: u64 = MIB;
 /// The largest request, in bytes. Anything above is refused before it reaches a pool.
 pub const REQUEST_MAX_BYTES: u64 = EIB;
 
@@ -47,7 +47,7 @@ pub enum PoolKind {
 
 impl PoolKind {
     /// Both kinds, in the order in which cached memory is released: large first.
-    pub const RELEASE_ORDER: [Self; 2] = [Self::Large, Self::Small];
+    pub(crate) const RELEASE_ORDER: [Self; 2] = [Self::Large, Self::Small];
 
     /// The pool that serves a request of `rounded_bytes`.
     #[inline]
@@ -58,7 +58,7 @@ impl PoolKind {
 
     /// The pool of a segment of `size_bytes`, where nothing else names it: small ones have one size.
     #[must_use]
-    pub const fn of_segment(size_bytes: u64) -> Self {
+    pub(crate) const fn of_segment(size_bytes: u64) -> Self {
         if size_bytes <= SMALL_SEGMENT_BYTES { Self::Small } else { Self::Large }
     }
 
@@ -85,14 +85,14 @@ impl PoolKind {
 /// 64 bits.
 #[inline]
 #[must_use]
-pub const fn align_up(bytes: u64, to: u64) -> u64 {
+pub(crate) const fn align_up(bytes: u64, to: u64) -> u64 {
     if to.is_power_of_two() { (bytes + (to - 1)) & !(to - 1) } else { bytes.div_ceil(to) * to }
 }
 
 /// `bytes` rounded down to a multiple of `to`. `to` is not zero.
 #[inline]
 #[must_use]
-pub const fn align_down(bytes: u64, to: u64) -> u64 {
+pub(crate) const fn align_down(bytes: u64, to: u64) -> u64 {
     bytes - bytes % to
 }
 
@@ -142,7 +142,7 @@ pub struct RoundupDivisions {
 
 impl RoundupDivisions {
     /// How many power-of-two intervals have a setting of their own.
-    pub const INTERVALS: usize = 16;
+    pub(crate) const INTERVALS: usize = 16;
     /// No interval is divided.
     pub const OFF: Self = Self { divisions: [0; Self::INTERVALS], any: false };
 

@@ -54,7 +54,7 @@ impl Tried {
 
     /// What to give PyTorch's own allocator, where the replay was to its letter.
     #[must_use]
-    pub fn for_pytorch(&self) -> Option<&str> {
+    pub(crate) fn for_pytorch(&self) -> Option<&str> {
         let conf = self.conf.strip_suffix(PYTORCH)?;
         Some(conf.strip_suffix(',').unwrap_or(conf))
     }
@@ -286,7 +286,7 @@ impl Advice {
     /// # Errors
     ///
     /// As [`search`](Self::search).
-    pub fn cheapest_within(
+    pub(crate) fn cheapest_within(
         &mut self,
         recording: &Recording,
         bytes: u64,

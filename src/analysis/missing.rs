@@ -9,7 +9,7 @@ impl Recording {
     /// Whether the recorded collector acted near a limit that neither the recording shows nor the caller
     /// sets.
     #[must_use]
-    pub fn lacks_collector_limit(&self) -> bool {
+    pub(crate) fn lacks_collector_limit(&self) -> bool {
         let collects = |config: &Config| config.settings().garbage_collection_threshold.is_some();
         self.exact.is_none()
             && self.memory.fraction.is_none()

@@ -120,7 +120,7 @@ impl Need {
 
     /// Whether [`try_other_addresses`](Self::try_other_addresses) has nothing more to find.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         self.all_orders || self.needs_bytes.is_none()
     }
 

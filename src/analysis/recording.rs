@@ -234,7 +234,7 @@ impl Recording {
 
     /// The part of a device with `total_bytes` that a replay may reserve; `None` if it may reserve all.
     #[must_use]
-    pub fn fraction_of(&self, total_bytes: u64) -> Option<f64> {
+    pub(crate) fn fraction_of(&self, total_bytes: u64) -> Option<f64> {
         let limit = self.limit?;
         match limit.source {
             LimitSource::Fraction => self.memory.fraction,

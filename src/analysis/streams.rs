@@ -75,7 +75,7 @@ impl Streams {
 
     /// The sum of the streams' own peaks: what they need if none lends another anything.
     #[must_use]
-    pub fn sum_of_peaks_bytes(&self) -> u64 {
+    pub(crate) fn sum_of_peaks_bytes(&self) -> u64 {
         let peaks = self.streams.iter().map(|stream| stream.peak_live_bytes);
         peaks.fold(0, u64::saturating_add)
     }

@@ -251,7 +251,7 @@ pub struct CpuSettings {
 
 impl CpuSettings {
     /// Legal alignments, in bytes.
-    pub const ALIGNMENTS: RangeInclusive<u64> = 16..=2 << 20;
+    pub(crate) const ALIGNMENTS: RangeInclusive<u64> = 16..=2 << 20;
 }
 
 impl Default for CpuSettings {

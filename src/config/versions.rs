@@ -60,15 +60,15 @@ static RUNNING: AtomicU8 = AtomicU8::new(0);
 
 impl TorchVersion {
     /// 2.1: the oldest version whose keys are known.
-    pub const V2_1: Self = Self { minor: 1 };
+    pub(crate) const V2_1: Self = Self { minor: 1 };
     /// 2.11: the version of recordings that show no sign of a newer one.
-    pub const V2_11: Self = Self { minor: 11 };
+    pub(crate) const V2_11: Self = Self { minor: 11 };
     /// 2.12: the first whose entries name a pool.
-    pub const V2_12: Self = Self { minor: 12 };
+    pub(crate) const V2_12: Self = Self { minor: 12 };
     /// 2.13: the first whose settings name `max_round_threshold`.
-    pub const V2_13: Self = Self { minor: 13 };
+    pub(crate) const V2_13: Self = Self { minor: 13 };
     /// 2.14: the first that records pinned memory.
-    pub const V2_14: Self = Self { minor: 14 };
+    pub(crate) const V2_14: Self = Self { minor: 14 };
 
     /// Returns the version 2.`minor`.
     pub(super) const fn minor(minor: u8) -> Self {
@@ -88,7 +88,7 @@ impl TorchVersion {
 
     /// Makes this the version that `compat:pytorch` means in this process, in configurations that are parsed
     /// from now on.
-    pub fn set_running(self) {
+    pub(crate) fn set_running(self) {
         RUNNING.store(self.minor, Ordering::Relaxed);
     }
 
@@ -150,13 +150,13 @@ pub enum Compat {
 impl Compat {
     /// Whether decisions are PyTorch's.
     #[must_use]
-    pub fn is_pytorch(self) -> bool {
+    pub(crate) fn is_pytorch(self) -> bool {
         self != Self::Default
     }
 
     /// Returns the same with a version, where PyTorch is named without one.
     #[must_use]
-    pub fn or_version(self, version: TorchVersion) -> Self {
+    pub(crate) fn or_version(self, version: TorchVersion) -> Self {
         if self == Self::PyTorch { Self::Version(version) } else { self }
     }
 

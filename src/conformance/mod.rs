@@ -53,6 +53,7 @@ mod gates;
 pub mod gpu;
 mod laws;
 mod leaks;
+#[doc(hidden)]
 pub mod machine;
 mod model;
 #[cfg(target_os = "linux")]

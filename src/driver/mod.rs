@@ -37,12 +37,15 @@ pub mod sim;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;
 pub use faulty::{FaultPlan, Faults, Faulty};
+#[doc(hidden)]
 pub use gated::{Brake, Gated, Gates, HoldsWork};
+#[doc(hidden)]
 pub use held::Held;
 pub(crate) use holders::name_holders;
 #[cfg(target_os = "linux")]
 pub use host::Host;
 pub use intercept::{Intercepted, Interceptor, Parts};
+#[doc(hidden)]
 pub use recorded::{Recorded, RecordedAddresses, RecordedAnswers};
 pub use sim::Sim;
 

@@ -23,7 +23,7 @@ use crate::ids::StreamId;
 pub type Guarded<A> = Shifted<A, Guard>;
 
 /// Guard bytes on each side: a multiple of what allocators align to.
-pub const GUARD_BYTES: u64 = GUARD_LEN as u64;
+pub(crate) const GUARD_BYTES: u64 = GUARD_LEN as u64;
 const GUARD_LEN: usize = 512;
 /// What guards are filled with.
 pub const GUARD: u8 = 0xA5;

@@ -16,7 +16,7 @@ use crate::history::Snapshot;
 use crate::sync::{Global, Rank};
 
 /// So many times an allocator writes a snapshot and looks for settings.
-pub const TIMES_MAX: usize = 4;
+pub(crate) const TIMES_MAX: usize = 4;
 
 /// Says, as sentences, which settings would have served the program of a snapshot.
 pub type Adviser = fn(&Snapshot) -> Vec<String>;

@@ -215,12 +215,6 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Whether the frame is Python code of the program itself.
-    #[must_use]
-    pub fn is_of_user(&self) -> bool {
-        self.kind() == FrameKind::Program
-    }
-
     /// The last part of the file's path.
     pub(crate) fn base_name(&self) -> &'a str {
         self.file.rsplit(['/', '\\']).next().unwrap_or(self.file)
@@ -405,7 +399,7 @@ mod tests {
         assert_eq!(of("<frozen runpy>"), FrameKind::Runtime(Interpreter));
         // A function of the program may have a name that the table lists for compiled code.
         let own = Frame { file: "train.py", line: 3, function: "_start" };
-        assert!(own.is_of_user());
+        assert_eq!(own.kind(), FrameKind::Program);
     }
 
     #[test]

@@ -163,7 +163,7 @@ impl Trace {
 
     /// Returns the configuration with the recording's version where it says `compat:pytorch`.
     #[must_use]
-    pub fn resolved(&self, config: &Config) -> Config {
+    pub(crate) fn resolved(&self, config: &Config) -> Config {
         let compat = config.settings().compat;
         match compat.or_version(self.torch_version()) {
             same if same == compat => config.clone(),

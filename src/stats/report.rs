@@ -312,7 +312,7 @@ impl Statistics {
 
     /// Those of one kind; nothing where other threads' moves make it less than nothing.
     #[must_use]
-    pub fn cached_bytes_of(&self, kind: PoolKind) -> u64 {
+    pub(crate) fn cached_bytes_of(&self, kind: PoolKind) -> u64 {
         let (reserved, active) = match kind {
             PoolKind::Small => (self.reserved_bytes.small, self.active_bytes.small),
             PoolKind::Large => (self.reserved_bytes.large, self.active_bytes.large),

@@ -7,6 +7,7 @@ use crate::driver::call::Call;
 use crate::driver::{Brake, DriverResult, Held};
 use crate::ids::{DeviceId, EventId, StreamId};
 
+#[doc(hidden)]
 impl Sim {
     /// Nanoseconds on the simulated clock: the cost of all calls so far, plus what was waited for.
     #[must_use]

@@ -152,7 +152,7 @@ impl SystemBlock {
     }
 
     /// Says that somebody may have written to it by its address.
-    pub fn mark_touched(&mut self) {
+    pub(crate) fn mark_touched(&mut self) {
         self.content = Content::Unknown;
     }
 
