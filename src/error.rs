@@ -379,11 +379,9 @@ impl fmt::Display for LiveBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (held, oldest) = (human_bytes(self.bytes), self.oldest.as_secs_f64());
         let (blocks, plural) = (self.blocks, if self.blocks == 1 { "block" } else { "blocks" });
-        write!(f, "{held} in {blocks} {plural}, up to {oldest:.1} s old: ")?;
-        match self.frames.is_empty() {
-            true => write!(f, "nobody knows who asked"),
-            false => write!(f, "{}", self.frames.join(" < ")),
-        }
+        let no_frames = self.frames.is_empty();
+        let asked = if no_frames { "nobody knows who asked" } else { &self.frames.join(" < ") };
+        write!(f, "{held} in {blocks} {plural}, up to {oldest:.1} s old: {asked}")
     }
 }
 
@@ -447,17 +445,15 @@ impl fmt::Display for OutOfMemory {
         if let Some(total) = self.device_total_bytes.filter(|total| self.requested_bytes > *total) {
             let (asked, all) = (h(self.requested_bytes), h(total));
             writeln!(f, "out of memory on device {}: tried to allocate {asked}.", self.device)?;
-            return writeln!(
-                f,
-                "The device has {all} in all: no setting makes room for this request."
-            );
+            let why = "no setting makes room for this request";
+            return writeln!(f, "The device has {all} in all: {why}.");
         }
         write!(f, "out of memory on device {}", self.device)?;
         // A report that was made of a driver's error alone has no request.
         if self.requested_bytes > 0 {
             let tried = self.segment_bytes.max(self.requested_bytes);
-            write!(f, ": tried to allocate {}", h(tried))?;
-            write!(f, " for a request of {}", h(self.requested_bytes))?;
+            let asked = h(self.requested_bytes);
+            write!(f, ": tried to allocate {} for a request of {asked}", h(tried))?;
             if self.rounded_bytes > 0 {
                 write!(f, " ({} rounded)", h(self.rounded_bytes))?;
             }
@@ -468,21 +464,20 @@ impl fmt::Display for OutOfMemory {
             writeln!(f, "The device has {} in all, of which {} is free.", h(total), h(free))?;
         }
         let knows_cache = self.reserved_bytes > 0;
-        if let Some(limit) = self.limit_bytes {
-            if knows_cache || self.allocated_bytes == 0 {
-                writeln!(f, "This allocator may reserve {}.", h(limit))?;
-            } else {
-                let held = h(self.allocated_bytes);
-                writeln!(f, "Callers may hold {} and hold {held}.", h(limit))?;
+        let held = h(self.allocated_bytes);
+        match self.limit_bytes.map(h) {
+            Some(limit) if knows_cache || self.allocated_bytes == 0 => {
+                writeln!(f, "This allocator may reserve {limit}.")?;
             }
+            Some(limit) => writeln!(f, "Callers may hold {limit} and hold {held}.")?,
+            None => {}
         }
         if knows_cache {
             writeln!(
                 f,
-                "It holds {}: {} allocated, {} cached in large and {} in small pools, {} waiting for \
-                 other streams.",
+                "It holds {}: {held} allocated, {} cached in large and {} in small pools, {} waiting \
+                 for other streams.",
                 h(self.reserved_bytes),
-                h(self.allocated_bytes),
                 h(self.cached_large_bytes),
                 h(self.cached_small_bytes),
                 h(self.draining_bytes)
@@ -508,8 +503,8 @@ impl fmt::Display for OutOfMemory {
         }
         for holder in &self.holders {
             let this = if holder.is_this_process() { " (this one)" } else { "" };
-            let held = h(holder.used_bytes);
-            writeln!(f, "Process {}{this} holds {held} of the device.", holder.process)?;
+            let (process, held) = (holder.process, h(holder.used_bytes));
+            writeln!(f, "Process {process}{this} holds {held} of the device.")?;
         }
         for live in &self.live {
             writeln!(f, "Live: {live}")?;

@@ -213,8 +213,11 @@ impl Drop for Cache {
     }
 }
 
+#[derive(Debug)]
+struct Caches(Vec<Cache>);
+
 thread_local! {
-    static CACHES: RefCell<Vec<Cache>> = const { RefCell::new(Vec::new()) };
+    static CACHES: RefCell<Caches> = const { RefCell::new(Caches(Vec::new())) };
 }
 
 /// Forgets what this thread keeps, after a fork: nobody may ask the fronts of the parent for anything.
@@ -222,7 +225,7 @@ thread_local! {
 pub(crate) fn forget_all() {
     let _ = CACHES.try_with(|caches| {
         if let Ok(mut caches) = caches.try_borrow_mut() {
-            std::mem::forget(std::mem::take(&mut *caches));
+            std::mem::forget(std::mem::take(&mut caches.0));
         }
     });
 }
@@ -232,7 +235,7 @@ pub(crate) fn forget_all() {
 fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
     let found = CACHES.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
-        act(caches.get_mut(index)?)
+        act(caches.0.get_mut(index)?)
     });
     found.ok().flatten()
 }
@@ -286,10 +289,10 @@ pub(super) fn put_in_force(
 ) -> Option<Out> {
     let put = CACHES.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
-        if caches.len() <= index {
-            caches.resize_with(index + 1, Cache::unused);
+        if caches.0.len() <= index {
+            caches.0.resize_with(index + 1, Cache::unused);
         }
-        let cache = caches.get_mut(index)?;
+        let cache = caches.0.get_mut(index)?;
         let out = if cache.is_of(state) {
             (cache.drain(), None)
         } else {
