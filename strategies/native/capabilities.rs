@@ -195,7 +195,7 @@ impl Engine {
     #[inline]
     fn cell_of(&self, address: u64) -> Option<&HeapCell> {
         let number = self.addresses.heap_of(address)?;
-        Some(self.heaps.get(number)?)
+        self.heaps.get(number)
     }
 
     /// The handle of the live block at `address`, for a call that only looks.
