@@ -36,7 +36,8 @@ pub(super) fn invalid(message: impl Into<String>) -> Refusal {
     Refusal::new(DriverErrorKind::InvalidValue, None, message)
 }
 
-/// Refuses a call unless the condition holds: as [`invalid`], or as the function that is named before the text.
+/// Refuses a call unless the condition holds: as [`invalid`], or as the function that stands before the
+/// text.
 macro_rules! ensure {
     ($condition:expr, $refusal:ident: $($text:tt)+) => {
         if !$condition {

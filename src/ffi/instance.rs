@@ -84,8 +84,8 @@ impl Instance {
         }
     }
 
-    /// Opens the allocator that the environment asks for, by its configuration. `defaults` lie under the configuration of each later
-    /// switch.
+    /// Opens the allocator that the environment asks for, by its configuration. `defaults` lie under the
+    /// configuration of each later switch.
     pub(super) fn open_over(
         defaults: &'static str,
         config: &Config,

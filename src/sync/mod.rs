@@ -5,7 +5,7 @@
 //! here knows what the value is. The only unsafe parts are one dereference, two
 //! calls of the system, and the walk over a thread's own stack.
 //! [`Global`] is the lock of what the whole process shares. [`Quota`] is a number of bytes that all threads
-//! take from.
+//! take from. [`Defer`] calls a function at the end of a scope.
 
 #![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
 
