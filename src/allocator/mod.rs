@@ -429,6 +429,25 @@ pub struct CacheInfo {
 }
 
 impl CacheInfo {
+    /// The device's memory, and a cache without free blocks.
+    pub(crate) fn empty(device_free_bytes: u64, device_total_bytes: u64) -> Self {
+        let (largest_cached_bytes, free_blocks, free_block_bytes) = (0, 0, 0);
+        Self {
+            device_free_bytes,
+            device_total_bytes,
+            largest_cached_bytes,
+            free_blocks,
+            free_block_bytes,
+        }
+    }
+
+    /// Counts a free block.
+    pub(crate) fn add_free(&mut self, bytes: u64) {
+        self.largest_cached_bytes = self.largest_cached_bytes.max(bytes);
+        self.free_blocks += 1;
+        self.free_block_bytes += bytes;
+    }
+
     /// External fragmentation of the allocator's segments: 1 - largest free block / sum of all free blocks.
     /// Neighbouring free blocks of a segment are one block. 0 if one block has all free bytes, or nothing is
     /// free; near 1 if many small blocks have them. `cudaMallocAsync` does not see its free ranges: 0.

@@ -111,20 +111,15 @@ pub trait PrivatePools: Send + Sync {
     /// [`PoolError`] when the id is taken or that of the default pool.
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError>;
 
-    /// Changes how a pool with users behaves; where its segments come from stays. `no_split` may change only
-    /// while the pool has served no request.
+    /// Changes how a pool with users behaves. Its `allocator` stays; `no_split` may change only while the pool
+    /// has served no request.
     ///
     /// # Errors
     ///
     /// [`PoolError`] when the pool is unknown, its last user has gone, or the strategy does not support
     /// the options, as `cudaMallocAsync` does not support `no_split`.
-    fn set_pool_options(
-        &self,
-        pool: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
-        let _ = (use_on_oom, no_split);
+    fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
+        let _ = options;
         Err(PoolError::NotSupported { pool, what: "other options for a pool that is there" })
     }
 

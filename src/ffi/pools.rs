@@ -197,9 +197,8 @@ pub unsafe extern "C" fn stratalloc_pool_ensure(
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_set_options(handle: u64, pool: Pool, options: u32) -> Status {
     status(|| {
-        let PoolOptions { use_on_oom, no_split, .. } = options_of(options)?;
-        let instance = table::find(handle)?;
-        Ok(instance.pools()?.set_pool_options(pool.into(), use_on_oom, no_split)?)
+        let options = options_of(options)?;
+        Ok(table::find(handle)?.pools()?.set_pool_options(pool.into(), &options)?)
     })
 }
 

@@ -94,13 +94,8 @@ impl PrivatePools for Switchable {
         })
     }
 
-    fn set_pool_options(
-        &self,
-        pool: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
-        self.ask_pool(pool, |pools| pools.set_pool_options(pool, use_on_oom, no_split))
+    fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
+        self.ask_pool(pool, |pools| pools.set_pool_options(pool, options))
     }
 
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {

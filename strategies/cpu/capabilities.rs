@@ -96,11 +96,10 @@ impl Caching for CpuAllocator {
             (blocks.idle(), blocks.idle_bytes());
         drop(blocks);
         Ok(CacheInfo {
-            device_free_bytes: info.free_bytes,
-            device_total_bytes: info.total_bytes,
             largest_cached_bytes,
             free_blocks,
             free_block_bytes,
+            ..CacheInfo::empty(info.free_bytes, info.total_bytes)
         })
     }
 

@@ -208,11 +208,8 @@ impl Caching for MallocAsyncAllocator {
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
         let info = self.driver.memory_info()?;
         Ok(CacheInfo {
-            device_free_bytes: info.free_bytes,
-            device_total_bytes: info.total_bytes,
             largest_cached_bytes: self.largest_that_fits(info.free_bytes)?,
-            free_blocks: 0,
-            free_block_bytes: 0,
+            ..CacheInfo::empty(info.free_bytes, info.total_bytes)
         })
     }
 

@@ -280,18 +280,13 @@ impl PrivatePools for MallocAsyncAllocator {
         Ok(())
     }
 
-    fn set_pool_options(
-        &self,
-        id: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
+    fn set_pool_options(&self, id: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
         let mut pools = self.pools.lock();
         let entry = pools.in_use(id)?;
-        if no_split {
+        if options.no_split {
             return Err(PoolError::NotSupported { pool: id, what: "blocks that are never split" });
         }
-        entry.use_on_oom = use_on_oom;
+        entry.use_on_oom = options.use_on_oom;
         Ok(())
     }
 

@@ -155,24 +155,17 @@ impl Caching for Engine {
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
         let info = self.driver.memory_info()?;
-        let (mut largest_cached_bytes, mut free_blocks, mut free_block_bytes) = (0, 0, 0);
+        let mut cached = CacheInfo::empty(info.free_bytes, info.total_bytes);
         for cell in self.heaps.all() {
             let state = cell.lock();
             for kind in [PoolKind::Small, PoolKind::Large] {
-                for (_, block) in state.heap.free_blocks(kind) {
-                    largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
-                    free_blocks += 1;
-                    free_block_bytes += block.size_bytes;
-                }
+                state
+                    .heap
+                    .free_blocks(kind)
+                    .for_each(|(_, block)| cached.add_free(block.size_bytes));
             }
         }
-        Ok(CacheInfo {
-            device_free_bytes: info.free_bytes,
-            device_total_bytes: info.total_bytes,
-            largest_cached_bytes,
-            free_blocks,
-            free_block_bytes,
-        })
+        Ok(cached)
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {

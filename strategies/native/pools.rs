@@ -303,21 +303,16 @@ impl PrivatePools for Engine {
         Ok(())
     }
 
-    fn set_pool_options(
-        &self,
-        pool: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
+    fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
         let mut growth = self.growth.lock();
         let found = growth.pools.in_use(pool)?;
         let is_new = found.heaps.numbers.read().is_empty();
-        if no_split != found.options.no_split && !is_new {
+        if options.no_split != found.options.no_split && !is_new {
             let what = "another rule of splitting once it has been used";
             return Err(PoolError::NotSupported { pool, what });
         }
-        found.options.use_on_oom = use_on_oom;
-        found.options.no_split = no_split;
+        found.options.use_on_oom = options.use_on_oom;
+        found.options.no_split = options.no_split;
         Ok(())
     }
 

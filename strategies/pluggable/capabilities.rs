@@ -124,21 +124,12 @@ impl Caching for PluggableAllocator {
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
         let info = self.driver.memory_info()?;
-        let (mut largest_cached_bytes, mut free_blocks, mut free_block_bytes) = (0, 0, 0);
+        let mut cached = CacheInfo::empty(info.free_bytes, info.total_bytes);
         let shards = self.table.lock_all();
         let blocks = shards.iter().flat_map(|shard| shard.iter());
-        for block in blocks.filter(|block| block.state == State::Idle) {
-            largest_cached_bytes = block.size_bytes.max(largest_cached_bytes);
-            free_blocks += 1;
-            free_block_bytes += block.size_bytes;
-        }
-        Ok(CacheInfo {
-            device_free_bytes: info.free_bytes,
-            device_total_bytes: info.total_bytes,
-            largest_cached_bytes,
-            free_blocks,
-            free_block_bytes,
-        })
+        let idle = blocks.filter(|block| block.state == State::Idle);
+        idle.for_each(|block| cached.add_free(block.size_bytes));
+        Ok(cached)
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {

@@ -393,15 +393,10 @@ impl PrivatePools for PluggableAllocator {
         Ok(())
     }
 
-    fn set_pool_options(
-        &self,
-        pool: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
+    fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
         let mut known = self.pools.lock();
-        let options = &mut known.in_use(pool)?.options;
-        (options.use_on_oom, options.no_split) = (use_on_oom, no_split);
+        let own = &mut known.in_use(pool)?.options;
+        (own.use_on_oom, own.no_split) = (options.use_on_oom, options.no_split);
         Ok(())
     }
 

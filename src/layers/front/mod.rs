@@ -502,13 +502,8 @@ impl<A: DeviceAllocator + 'static> PrivatePools for Front<A> {
         self.pools().create_pool(pool, options)
     }
 
-    fn set_pool_options(
-        &self,
-        pool: PoolId,
-        use_on_oom: bool,
-        no_split: bool,
-    ) -> Result<(), PoolError> {
-        self.pools().set_pool_options(pool, use_on_oom, no_split)
+    fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
+        self.pools().set_pool_options(pool, options)
     }
 
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
