@@ -126,7 +126,8 @@ impl CpuAllocator {
         let cpu = &settings.cpu;
         let options = SystemOptions { huge_pages: cpu.huge_pages, numa_node: cpu.numa_node };
         let system = Arc::new(SystemMemory::new(options)?);
-        Self::build(device, settings, (system, monotonic()), history)
+        let start = Instant::now();
+        Self::build(device, settings, (system, Arc::new(move || start.elapsed())), history)
     }
 
     /// An instance over any source of memory, with a clock for trimming by age.
@@ -267,11 +268,6 @@ fn place_of(Token([slot, low, high]): Token) -> Place {
 
 fn is_old(freed_at_ns: u64, now_ns: u64, age_ns: u64) -> bool {
     age_ns != UNLIMITED && freed_at_ns.saturating_add(age_ns) <= now_ns
-}
-
-fn monotonic() -> Clock {
-    let start = Instant::now();
-    Arc::new(move || start.elapsed())
 }
 
 /// How the settings want blocks to start.

@@ -213,19 +213,17 @@ impl Drop for Cache {
     }
 }
 
-#[derive(Debug)]
-struct Caches(Vec<Cache>);
-
 thread_local! {
-    static CACHES: RefCell<Caches> = const { RefCell::new(Caches(Vec::new())) };
+    /// The caches of this thread, each at the place of its front.
+    static LOCAL: RefCell<Vec<Cache>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Forgets what this thread keeps, after a fork: nobody may ask the fronts of the parent for anything.
 #[cfg(feature = "ffi")]
 pub(crate) fn forget_all() {
-    let _ = CACHES.try_with(|caches| {
+    let _ = LOCAL.try_with(|caches| {
         if let Ok(mut caches) = caches.try_borrow_mut() {
-            std::mem::forget(std::mem::take(&mut caches.0));
+            std::mem::forget(std::mem::take(&mut *caches));
         }
     });
 }
@@ -233,9 +231,9 @@ pub(crate) fn forget_all() {
 /// Does something with this thread's cache number `index`; `None` when there is none, or the thread ends.
 #[inline(always)]
 fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
-    let found = CACHES.try_with(|caches| {
+    let found = LOCAL.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
-        act(caches.0.get_mut(index)?)
+        act(caches.get_mut(index)?)
     });
     found.ok().flatten()
 }
@@ -287,12 +285,12 @@ pub(super) fn put_in_force(
     first_owner: u32,
     make: impl FnOnce() -> (u32, Arc<Counts>, Weak<dyn Home>),
 ) -> Option<Out> {
-    let put = CACHES.try_with(|caches| {
+    let put = LOCAL.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
-        if caches.0.len() <= index {
-            caches.0.resize_with(index + 1, Cache::unused);
+        if caches.len() <= index {
+            caches.resize_with(index + 1, Cache::unused);
         }
-        let cache = caches.0.get_mut(index)?;
+        let cache = caches.get_mut(index)?;
         let out = if cache.is_of(state) {
             (cache.drain(), None)
         } else {
