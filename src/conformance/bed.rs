@@ -12,9 +12,9 @@ use super::model::{Freed, Live, Model};
 use super::script::{Misuse, Op};
 use super::search::NOT_BUILT;
 use super::{Build, Checked};
-use crate::allocator::{Allocation, Counters, DeviceAllocator, Request};
+use crate::allocator::{Allocation, Counters, DeviceAllocator, Request, Token};
 use crate::driver::{Driver, Held};
-use crate::error::{AllocError, DriverError, HandleError, OutOfMemory};
+use crate::error::{AllocError, DriverError, FreeError, HandleError, OutOfMemory};
 use crate::ids::{EventId, OwnerId, StreamId};
 use crate::size::REQUEST_MAX_BYTES;
 use crate::stats::Statistics;
@@ -296,13 +296,15 @@ impl<'m> Bed<'m> {
     fn misuse(&mut self, what: Misuse, pick: u16) -> Step {
         self.before = self.statistics();
         let done = match what {
-            Misuse::FreeTwice => self.gone("free", pick).map(|twin| self.free_illegally(twin)),
-            Misuse::FreeForeign => self.foreign("free", pick).map(|twin| self.free_illegally(twin)),
-            Misuse::RecordFreed => {
-                self.gone("record", pick).and_then(|twin| self.record_illegally(&twin))
+            Misuse::Freed => self.gone(pick).map(|twin| self.use_illegally(twin)),
+            Misuse::Foreign => {
+                let as_if = "as if another allocator had made it";
+                self.forged(pick, as_if, |bed, block| (bed.stranger, block.token()))
             }
-            Misuse::RecordForeign => {
-                self.foreign("record", pick).and_then(|twin| self.record_illegally(&twin))
+            Misuse::MadeUp => {
+                let made_up = Token([[u32::MAX, 1 << 20][usize::from(pick % 2)]; 3]);
+                let how = "with a token that nobody made";
+                self.forged(pick, how, |_, block| (block.owner(), made_up))
             }
             Misuse::ZeroBytes => Some(self.ask_illegally(0)),
             Misuse::AbsurdBytes => {
@@ -315,34 +317,71 @@ impl<'m> Bed<'m> {
     }
 
     /// A handle of a block that was freed.
-    fn gone(&mut self, verb: &str, pick: u16) -> Option<Allocation> {
+    fn gone(&mut self, pick: u16) -> Option<Allocation> {
         let stale = &self.model.stale;
         let gone = stale.get(usize::from(pick) % stale.len().max(1))?;
-        self.lines.push(format!("{verb} block {}, which was freed before", gone.name));
+        self.lines.push(format!("free block {}, which was freed before", gone.name));
         Some(gone.twin())
     }
 
-    /// A handle of a live block, under another allocator's name.
-    fn foreign(&mut self, verb: &str, pick: u16) -> Option<Allocation> {
+    /// Uses a handle of a live block with another owner or token.
+    fn forged(
+        &mut self,
+        pick: u16,
+        how: &str,
+        change: impl FnOnce(&Self, &Allocation) -> (OwnerId, Token),
+    ) -> Option<Checked> {
         let Live { name, allocation, .. } = &self.model.live[self.pick(pick)?];
-        self.lines.push(format!("{verb} block {name} as if another allocator had made it"));
-        let (start, bytes) = (allocation.address(), allocation.size_bytes());
-        Some(Allocation::new(start, bytes, self.stranger, allocation.token()))
+        let (owner, token) = change(self, allocation);
+        let twin = Allocation::new(allocation.address(), allocation.size_bytes(), owner, token);
+        self.lines.push(format!("free block {name} {how}"));
+        Some(self.use_illegally(twin))
     }
 
     fn ask_illegally(&mut self, bytes: u64) -> Checked {
         self.lines.push(format!("allocate {bytes} bytes"));
         match self.allocator.allocate(Request::new(bytes, self.streams[0])) {
-            Err(_) => Ok(()),
+            Err(AllocError::ZeroBytes) if bytes == 0 => Ok(()),
+            Err(AllocError::TooLarge { requested_bytes }) if requested_bytes == bytes => Ok(()),
+            // A limit may refuse first.
+            Err(AllocError::OutOfMemory(_)) if bytes > 0 => Ok(()),
+            Err(error) => Err(format!("{bytes} bytes were refused as: {error}")),
             Ok(block) => Err(format!("{bytes} bytes were handed out at {:#x}", block.address())),
         }
     }
 
-    /// Nothing when it has no streams to tell of.
-    fn record_illegally(&self, twin: &Allocation) -> Option<Checked> {
-        let answer = self.allocator.control().cross_stream?.record_stream(twin, self.streams[0]);
-        let accepted = || format!("use by a stream was accepted at {:#x}", twin.address());
-        Some(if answer.is_err() { Ok(()) } else { Err(accepted()) })
+    /// Every call with a handle that is not live is refused for the same reason, and a free gives it back.
+    fn use_illegally(&self, twin: Allocation) -> Checked {
+        let (address, owner, token) = (twin.address(), twin.owner(), twin.token());
+        let control = self.allocator.control();
+        let recorded = control.cross_stream.map(|c| c.record_stream(&twin, self.streams[0]));
+        let is_based = control.caching.is_some_and(|c| c.base_allocation(&twin).is_ok());
+        let (freed, back) = match self.allocator.free(twin) {
+            Ok(()) => return Err(format!("a handle that is not live was freed at {address:#x}")),
+            Err(FreeError { reason, allocation }) => (Err(reason), allocation),
+        };
+        if (back.address(), back.owner(), back.token()) != (address, owner, token) {
+            return Err(format!("the free at {address:#x} gave another allocation back: {back:?}"));
+        }
+        let is_right = |done: &Result<(), HandleError>| match done {
+            Err(HandleError::Foreign { owner: named, .. }) => {
+                owner == self.stranger && *named == owner
+            }
+            Err(HandleError::Stale { address: named }) => {
+                owner != self.stranger && *named == address
+            }
+            _ => false,
+        };
+        // Who passes a call on to one of several asks by the address.
+        let unknown = HandleError::UnknownAddress { address }.to_string();
+        let recorded = recorded.filter(|done| {
+            done.as_ref().err().is_none_or(|refused| refused.to_string() != unknown)
+        });
+        match [Some(freed), recorded].into_iter().flatten().find(|done| !is_right(done)) {
+            Some(wrong) => Err(format!("a call with a wrong handle at {address:#x}: {wrong:?}")),
+            None if is_based => Err(format!("a wrong handle at {address:#x} has a base")),
+            None => Ok(()),
+        }
     }
 
     /// Its counters, if it has some.
@@ -357,20 +396,6 @@ impl<'m> Bed<'m> {
         match self.statistics() {
             Some(counted) if counted.reserved_bytes.all.peak > 0 => counted.memory_reserved(),
             _ => self.machine.used_bytes().saturating_sub(self.used_before).cast_signed(),
-        }
-    }
-
-    fn free_illegally(&self, twin: Allocation) -> Checked {
-        let (start, owner, token) = (twin.address(), twin.owner(), twin.token());
-        match self.allocator.free(twin) {
-            Ok(()) => Err(format!("a handle that is not live was freed at {start:#x}")),
-            Err(refused) => {
-                let back = &refused.allocation;
-                let same = (back.address(), back.owner(), back.token()) == (start, owner, token);
-                let other =
-                    format!("the free at {start:#x} gave another allocation back: {back:?}");
-                if same { Ok(()) } else { Err(other) }
-            }
         }
     }
 

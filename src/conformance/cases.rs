@@ -14,8 +14,8 @@ use super::suite::Case;
 use super::{Checked, Options, accounts};
 use crate::allocator::{Caching, DeviceAllocator, Request};
 use crate::driver::{Driver, FaultPlan, Faulty};
-use crate::error::DriverErrorKind;
-use crate::ids::PoolId;
+use crate::error::{DriverErrorKind, HandleError};
+use crate::ids::{PoolId, StreamId};
 
 /// The device is taken in so many pieces.
 const PIECES: u64 = 32;
@@ -370,8 +370,15 @@ fn stays_below(bed: &Bed<'_>, limit: u64) -> Checked {
 }
 
 fn refuses(raw: &dyn DeviceAllocator, address: u64, what: &str) -> Checked {
-    match raw.free_raw(address) {
-        Err(_) => Ok(()),
-        Ok(_) => Err(format!("free_raw took the address {address:#x} {what}")),
+    let recorded = raw.record_stream_raw(address, StreamId::DEFAULT);
+    for (call, done) in
+        [("free_raw", raw.free_raw(address).map(drop)), ("record_stream_raw", recorded)]
+    {
+        match done {
+            Err(HandleError::UnknownAddress { address: named }) if named == address => {}
+            Err(error) => return Err(format!("{call} of {address:#x}, {what}: {error}")),
+            Ok(()) => return Err(format!("{call} took the address {address:#x} {what}")),
+        }
     }
+    Ok(())
 }

@@ -2,6 +2,8 @@
 //!
 //! Checkpoints, own segment allocators and captures are not looked at.
 
+use std::fmt;
+
 use super::Checked;
 use super::bed::Bed;
 use super::report::Outcome;
@@ -58,10 +60,19 @@ fn works<T>(bed: &mut Bed<'_>, what: &str, done: Result<T, PoolError>) -> Result
     done.map_err(|error| format!("to {what} was refused: {error}"))
 }
 
-/// What must be refused.
-fn refused<T, E>(bed: &mut Bed<'_>, what: &str, done: Result<T, E>) -> Checked {
+/// What must be refused, and with which error.
+fn refused<T, E: fmt::Display>(
+    bed: &mut Bed<'_>,
+    what: &str,
+    done: Result<T, E>,
+    wanted: &PoolError,
+) -> Checked {
     bed.lines.push(format!("{what}, which must be refused"));
-    if done.is_err() { Ok(()) } else { Err(format!("to {what} was not refused")) }
+    match done {
+        Ok(_) => Err(format!("to {what} was not refused")),
+        Err(error) if error.to_string() == wanted.to_string() => Ok(()),
+        Err(error) => Err(format!("to {what} was refused, but not with: {wanted}; but: {error}")),
+    }
 }
 
 /// A block of the pool, or with `None` of whoever the request is routed to.
@@ -111,21 +122,21 @@ fn has_users(bed: &Bed<'_>, pool: PoolId, wanted: Option<u32>) -> Checked {
 
 fn begins(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     let done = pools(bed)?.retain_pool(pool);
-    refused(bed, "use a pool that nobody made", done)?;
+    refused(bed, "use a pool that nobody made", done, &PoolError::Unknown { pool })?;
     let done = pools(bed)?.release_pool(pool);
-    refused(bed, "release it", done)?;
+    refused(bed, "release it", done, &PoolError::Unknown { pool })?;
     let done = pools(bed)?.empty_pool(pool);
-    refused(bed, "empty it", done)?;
+    refused(bed, "empty it", done, &PoolError::Unknown { pool })?;
     let done = pools(bed)?.live_addresses(pool);
-    refused(bed, "list its live blocks", done)?;
+    refused(bed, "list its live blocks", done, &PoolError::Unknown { pool })?;
     let done = bed.allocator.allocate(Request::new(512, bed.streams[0]).in_pool(pool));
-    refused(bed, "allocate in it", done)?;
+    refused(bed, "allocate in it", done, &PoolError::Unknown { pool })?;
     let done = pools(bed)?.create_pool(PoolId::DEFAULT, PoolOptions::default());
-    refused(bed, "make the default pool", done)?;
+    refused(bed, "make the default pool", done, &PoolError::IsDefault)?;
     let done = pools(bed)?.create_pool(pool, PoolOptions::default());
     works(bed, "make a pool", done)?;
     let done = pools(bed)?.create_pool(pool, PoolOptions::default());
-    refused(bed, "make it again", done)?;
+    refused(bed, "make it again", done, &PoolError::Taken { pool })?;
     has_users(bed, pool, Some(1))
 }
 
@@ -160,7 +171,7 @@ fn routes_a_thread(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     let done = pools(bed)?.open_scope(pool, ScopeFilter::this_thread());
     works(bed, "open a scope of this thread", done)?;
     let done = pools(bed)?.open_scope(pool, ScopeFilter::Stream(stream));
-    refused(bed, "open a second scope of the pool", done)?;
+    refused(bed, "open a second scope of the pool", done, &PoolError::ScopeOpen { pool })?;
     let own = take(bed, None, 4096, stream)?;
     holds(bed, pool, &[&own])?;
     let theirs = take_elsewhere(bed, stream)?;
@@ -223,7 +234,7 @@ fn closes(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     let done = pools(bed)?.close_scope(pool);
     works(bed, "close the scope", done)?;
     let done = pools(bed)?.close_scope(pool);
-    refused(bed, "close it again", done)
+    refused(bed, "close it again", done, &PoolError::ScopeClosed { pool })
 }
 
 /// Its maker and two scopes use the pool.
@@ -237,13 +248,13 @@ fn ends(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     }
     has_users(bed, pool, Some(0))?;
     let done = pools(bed)?.release_pool(pool);
-    refused(bed, "release a pool without users", done)?;
+    refused(bed, "release a pool without users", done, &PoolError::Released { pool })?;
     let done = pools(bed)?.retain_pool(pool);
-    refused(bed, "use a pool without users", done)?;
+    refused(bed, "use a pool without users", done, &PoolError::Released { pool })?;
     let done = pools(bed)?.open_scope(pool, ScopeFilter::this_thread());
-    refused(bed, "open a scope of a pool without users", done)?;
+    refused(bed, "open a scope of a pool without users", done, &PoolError::Released { pool })?;
     let done = bed.allocator.allocate(Request::new(512, stream).in_pool(pool));
-    refused(bed, "allocate in a pool without users", done)?;
+    refused(bed, "allocate in a pool without users", done, &PoolError::Released { pool })?;
     holds(bed, pool, &[&last])?;
     give(bed, last)?;
     bed.finish_all()?;

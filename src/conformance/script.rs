@@ -48,14 +48,12 @@ pub(super) enum Op {
 /// A call that must be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misuse {
-    /// A block that was freed before, freed again.
-    FreeTwice,
+    /// A handle of a block that was freed before.
+    Freed,
     /// A live block under another allocator's name.
-    FreeForeign,
-    /// Another stream's use of a block that was freed before.
-    RecordFreed,
-    /// Another stream's use of a block of another allocator.
-    RecordForeign,
+    Foreign,
+    /// A live block with a token that nobody made.
+    MadeUp,
     /// A request of no bytes.
     ZeroBytes,
     /// A request of more bytes than any device has.
@@ -70,14 +68,8 @@ impl Misuse {
     }
 }
 
-const MISUSES: [Misuse; 6] = [
-    Misuse::FreeTwice,
-    Misuse::FreeForeign,
-    Misuse::RecordFreed,
-    Misuse::RecordForeign,
-    Misuse::ZeroBytes,
-    Misuse::AbsurdBytes,
-];
+const MISUSES: [Misuse; 5] =
+    [Misuse::Freed, Misuse::Foreign, Misuse::MadeUp, Misuse::ZeroBytes, Misuse::AbsurdBytes];
 
 /// Sizes around the boundaries that allocators like to have.
 const SIZES: [u64; 16] = [
@@ -101,7 +93,7 @@ impl Arbitrary for Op {
             84..88 => Self::EmptyCache,
             88..91 => Self::ResetPeaks,
             _ => {
-                let what = g.choose(&MISUSES).copied().unwrap_or(Misuse::FreeTwice);
+                let what = g.choose(&MISUSES).copied().unwrap_or(Misuse::Freed);
                 Self::Misuse { what, pick }
             }
         }
