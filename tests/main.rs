@@ -18,6 +18,7 @@ mod cpu;
 mod crowds;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 mod cuda;
+mod devices;
 #[cfg(feature = "replay")]
 mod exactness;
 mod expandable;

@@ -1,8 +1,4 @@
-//! The heap against a plain model: every block in a map by address, best fit by search.
-
-use std::collections::BTreeMap;
-
-use quickcheck::{Arbitrary, Gen};
+//! The heap by examples; `order/tests.rs` has it against a plain model.
 
 use super::*;
 use crate::ids::StreamId;
@@ -115,78 +111,6 @@ fn a_draining_block_is_free_after_its_last_event_and_joins_nothing_before() {
     assert!(heap.event_passed(first.id.slot));
     heap.complete(first.id.slot, 0);
     assert_eq!((heap.block_count(), heap.check()), (1, Ok(())));
-}
-
-/// One step of a random history.
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    Take { units: u16 },
-    Free { pick: u16 },
-    AddSegment,
-    RemoveIdle,
-}
-
-impl Arbitrary for Op {
-    fn arbitrary(g: &mut Gen) -> Self {
-        match u8::arbitrary(g) % 16 {
-            0..8 => Self::Take { units: u16::arbitrary(g) % 64 + 1 },
-            8..14 => Self::Free { pick: u16::arbitrary(g) },
-            14 => Self::AddSegment,
-            _ => Self::RemoveIdle,
-        }
-    }
-}
-
-quickcheck::quickcheck! {
-    fn best_fit_equals_a_search_of_all_holes(ops: Vec<Op>) -> bool {
-        let mut heap = Heap::new(true, TieRule::Address);
-        let mut holes: BTreeMap<u64, u64> = BTreeMap::new();
-        let mut live: Vec<HandOut> = Vec::new();
-        let mut next_segment = SEGMENT;
-        for op in ops {
-            match op {
-                Op::Take { units } => {
-                    let bytes = u64::from(units) * 512;
-                    let best = holes.iter().filter(|&(_, &size)| size >= bytes)
-                        .map(|(&address, &size)| (size, address)).min();
-                    let found = heap.best_fit(PoolKind::Small, bytes, &FitRules::NONE);
-                    assert_eq!(best.is_some(), found.is_some());
-                    let (Some((size, address)), Some(slot)) = (best, found) else { continue };
-                    let out = heap.hand_out(slot, bytes, bytes, &FitRules::NONE, || 0);
-                    assert_eq!(out.address, address);
-                    holes.remove(&address);
-                    if size > bytes { holes.insert(address + bytes, size - bytes); }
-                    live.push(out);
-                }
-                Op::Free { pick } if !live.is_empty() => {
-                    let out = live.swap_remove(pick as usize % live.len());
-                    assert_eq!(heap.live_at(out.address), Some(out.id.slot));
-                    heap.free(out.id.slot, || 0);
-                    assert_eq!(heap.live_at(out.address), None);
-                    let (mut start, mut end) = (out.address, out.address + out.size_bytes);
-                    let same = |a: u64, b: u64| a / SMALL_SEGMENT_BYTES == b / SMALL_SEGMENT_BYTES;
-                    if let Some((&a, &s)) = holes.range(..start).next_back()
-                        && a + s == start && same(a, start) { holes.remove(&a); start = a; }
-                    if let Some(&s) = holes.get(&end)
-                        && same(start, end) { holes.remove(&end); end += s; }
-                    holes.insert(start, end - start);
-                }
-                Op::Free { .. } => {}
-                Op::AddSegment => {
-                    heap.add_segment(PoolKind::Small, next_segment, SMALL_SEGMENT_BYTES, 0);
-                    holes.insert(next_segment, SMALL_SEGMENT_BYTES);
-                    next_segment += SMALL_SEGMENT_BYTES;
-                }
-                Op::RemoveIdle => {
-                    let idle = heap.free_blocks(PoolKind::Small).find(|(_, b)| !b.is_split);
-                    let Some((slot, _)) = idle else { continue };
-                    holes.remove(&heap.remove_segment(slot).address);
-                }
-            }
-            if let Err(broken) = heap.check() { panic!("{broken:?}") }
-        }
-        true
-    }
 }
 
 #[test]

@@ -32,22 +32,11 @@ fn plain(layout: &[SegmentLayout]) -> Vec<SegmentLayout> {
 
 #[test]
 fn the_last_map_is_the_layout_that_was_recorded() {
-    for name in [
-        "serve.default",
-        "unet.expandable",
-        "unet.frac045",
-        "multistream.default",
-        "multistream.expandable",
-        "llama_var.default",
-        "llama_var.expandable",
-        "cudagraph.default",
-        "fuzz.pools.1",
-        "fuzz.exppools.1",
-        "fuzz.expsplitgc.1.frac02",
-        "fuzz.splitgc.1.frac02",
-        "fuzz.streams.1.frac025",
-        "resnet50.default",
-    ] {
+    let names = "serve.default unet.expandable unet.frac045 multistream.default \
+                 multistream.expandable llama_var.default llama_var.expandable cudagraph.default \
+                 fuzz.pools.1 fuzz.exppools.1 fuzz.expsplitgc.1.frac02 fuzz.splitgc.1.frac02 \
+                 fuzz.streams.1.frac025 resnet50.default";
+    for name in names.split(' ') {
         let trace = shipped(name);
         let lives = lives(&trace);
         assert_eq!(plain(&lives.layout(lives.events)), plain(&trace.segments), "{name}");

@@ -18,6 +18,21 @@ fn a_machine_without_a_driver_says_so() {
     }
 }
 
+/// A library of a test's own, with what each of its functions answers.
+macro_rules! library {
+    ($($name:ident($($argument:tt)*) = $answer:expr;)*) => {
+        fn library() -> crate::driver::cuda::api::Api {
+            let mut api = crate::driver::cuda::api::Api::none();
+            $(
+                extern "C" fn $name($($argument)*) -> u32 { $answer }
+                api.$name = Some($name);
+            )*
+            api
+        }
+    };
+}
+pub(super) use library;
+
 /// A device over a library of a test's own. No context is current, and it has none.
 pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
     let info =

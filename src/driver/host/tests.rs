@@ -1,7 +1,5 @@
 //! Streams keep their order, events mark points in it, and real bytes move.
 
-use quickcheck::{Arbitrary, Gen};
-
 use super::*;
 use crate::error::DriverErrorKind;
 use crate::size::MIB;
@@ -142,52 +140,4 @@ fn a_dropped_device_lets_held_work_finish() {
     host.fill(address, 1, 64, A).unwrap();
     drop(host);
     drop(gate);
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    Fill { at: usize, count: usize, byte: u8, stream: u8 },
-    Copy { to: usize, from: usize, count: usize, stream: u8 },
-}
-
-impl Arbitrary for Op {
-    fn arbitrary(g: &mut Gen) -> Self {
-        let part = |g: &mut Gen| usize::arbitrary(g) % 16 * 32;
-        let (stream, count) = (u8::arbitrary(g) % 4, usize::arbitrary(g) % 32 + 1);
-        if bool::arbitrary(g) {
-            Self::Fill { at: part(g), count, byte: u8::arbitrary(g), stream }
-        } else {
-            Self::Copy { to: part(g), from: 512 + part(g), count, stream }
-        }
-    }
-}
-
-quickcheck::quickcheck! {
-    /// Each operation waits for the one before it, on whichever stream that was.
-    fn ordered_work_of_many_streams_equals_a_model(ops: Vec<Op>) -> bool {
-        let host = host();
-        let base = host.allocate(1024).unwrap();
-        let mut model: Vec<u8> = (0..1024).map(|n| (n % 251) as u8).collect();
-        host.copy_from_host(base, &model, A).unwrap();
-        let event = host.create_event().unwrap();
-        for op in ops {
-            let stream = match op {
-                Op::Fill { stream, .. } | Op::Copy { stream, .. } => StreamId(stream.into()),
-            };
-            host.wait_event(stream, event).unwrap();
-            match op {
-                Op::Fill { at, count, byte, .. } => {
-                    host.fill(base + at as u64, byte, count as u64, stream).unwrap();
-                    model[at..at + count].fill(byte);
-                }
-                Op::Copy { to, from, count, .. } => {
-                    host.copy(base + to as u64, base + from as u64, count as u64, stream).unwrap();
-                    model.copy_within(from..from + count, to);
-                }
-            }
-            host.record_event(event, stream).unwrap();
-        }
-        host.synchronize_event(event).unwrap();
-        bytes(&host, base, 1024, A) == model
-    }
 }

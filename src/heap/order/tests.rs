@@ -145,8 +145,9 @@ enum Op {
 impl Arbitrary for Op {
     fn arbitrary(g: &mut Gen) -> Self {
         match u8::arbitrary(g) % 16 {
-            // Few sizes: many ties.
-            0..8 => Self::Take { units: u8::arbitrary(g) % 4 + 1 },
+            // Few sizes, with many ties, and a few that are any.
+            0..7 => Self::Take { units: u8::arbitrary(g) % 4 + 1 },
+            7 => Self::Take { units: u8::arbitrary(g) % 64 + 1 },
             8..14 => Self::Free { pick: u16::arbitrary(g) },
             14 => Self::AddSegment { above: bool::arbitrary(g) },
             _ => Self::RemoveIdle,
@@ -237,7 +238,9 @@ fn follows(rule: TieRule, ops: &[Op]) {
             }
             Op::Free { pick } if !live.is_empty() => {
                 let out = live.swap_remove(pick as usize % live.len());
+                assert_eq!(heap.live_at(out.address), Some(out.id.slot));
                 heap.free(out.id.slot, || 0);
+                assert_eq!(heap.live_at(out.address), None);
                 model.free(out.address);
             }
             Op::Free { .. } => {}

@@ -5,8 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use super::*;
 use crate::driver::cuda::Abilities;
-use crate::driver::cuda::api::Api;
-use crate::driver::cuda::tests::device_over;
+use crate::driver::cuda::tests::{device_over, library};
 use crate::driver::{Driver, Peers};
 
 /// The context of the device; see `device_over`.
@@ -36,121 +35,64 @@ fn called(what: &'static str, a: u64, b: u64) {
     CALLS.with_borrow_mut(|calls| calls.push((what, a, b)));
 }
 
-extern "C" fn current(context: &mut u64) -> u32 {
-    *context = CURRENT.get();
-    0
-}
-
-extern "C" fn push(context: u64) -> u32 {
-    CURRENT.set(context);
-    0
-}
-
-extern "C" fn pop(_: &mut u64) -> u32 {
-    CURRENT.set(OURS);
-    0
-}
-
-extern "C" fn stream_create(stream: &mut u64, _: u32) -> u32 {
-    *stream = CURRENT.get() + 0x222;
-    called("create stream", *stream, 0);
-    0
-}
-
-extern "C" fn stream_destroy(stream: u64) -> u32 {
-    called("destroy stream", stream, 0);
-    0
-}
-
-extern "C" fn stream_context(stream: u64, context: &mut u64) -> u32 {
-    *context = context_of(stream);
-    if stream == GONE.0 { INVALID_HANDLE } else { 0 }
-}
-
-extern "C" fn create(event: &mut u64, _: u32) -> u32 {
-    if CURRENT.get() == THEIRS && THERE.get() != 0 {
-        return THERE.get();
-    }
-    EVENTS.set(EVENTS.get() + 1);
-    *event = CURRENT.get() + EVENTS.get();
-    0
-}
-
-extern "C" fn destroy(event: u64) -> u32 {
-    called("destroy event", event, 0);
-    0
-}
-
-extern "C" fn record(event: u64, stream: u64) -> u32 {
-    let fits = context_of(event) == context_of(stream) && CURRENT.get() == context_of(event);
-    if stream == GONE.0 || !fits {
-        return INVALID_HANDLE;
-    }
-    called("record", event, stream);
-    0
-}
-
-extern "C" fn wait(stream: u64, event: u64, _: u32) -> u32 {
-    called("wait", stream, event);
-    0
-}
-
-extern "C" fn status(_: u64, status: &mut u32, id: &mut u64) -> u32 {
-    (*status, *id) = (CAPTURED.get(), 5);
-    0
-}
-
-extern "C" fn device(number: &mut i32, ordinal: i32) -> u32 {
-    *number = ordinal;
-    u32::from(!(0..3).contains(&ordinal))
-}
-
 fn hold(device: i32, by: i32) {
     let mut held = HELD.get();
     held[usize::try_from(device).unwrap()] += by;
     HELD.set(held);
 }
 
-extern "C" fn retain(context: &mut u64, device: i32) -> u32 {
-    hold(device, 1);
-    *context = THEIRS * u64::try_from(device).unwrap();
-    0
-}
-
-extern "C" fn release(device: i32) -> u32 {
-    hold(device, -1);
-    0
-}
-
-extern "C" fn possible(can: &mut i32, _: i32, _: i32) -> u32 {
-    *can = 1;
-    0
-}
-
-extern "C" fn enable(context: u64, _: u32) -> u32 {
-    called("enable", CURRENT.get(), context);
-    0
+library! {
+    context_current(context: &mut u64) = { *context = CURRENT.get(); 0 };
+    context_push(context: u64) = { CURRENT.set(context); 0 };
+    context_pop(_: &mut u64) = { CURRENT.set(OURS); 0 };
+    stream_create(stream: &mut u64, _: u32) = {
+        *stream = CURRENT.get() + 0x222;
+        called("create stream", *stream, 0);
+        0
+    };
+    stream_destroy(stream: u64) = { called("destroy stream", stream, 0); 0 };
+    stream_context(stream: u64, context: &mut u64) = {
+        *context = context_of(stream);
+        if stream == GONE.0 { INVALID_HANDLE } else { 0 }
+    };
+    event_create(event: &mut u64, _: u32) = {
+        if CURRENT.get() == THEIRS && THERE.get() != 0 {
+            return THERE.get();
+        }
+        EVENTS.set(EVENTS.get() + 1);
+        *event = CURRENT.get() + EVENTS.get();
+        0
+    };
+    event_destroy(event: u64) = { called("destroy event", event, 0); 0 };
+    event_record(event: u64, stream: u64) = {
+        let fits = context_of(event) == context_of(stream) && CURRENT.get() == context_of(event);
+        if stream == GONE.0 || !fits {
+            return INVALID_HANDLE;
+        }
+        called("record", event, stream);
+        0
+    };
+    stream_wait(stream: u64, event: u64, _: u32) = { called("wait", stream, event); 0 };
+    capture_info_1(_: u64, status: &mut u32, id: &mut u64) = {
+        (*status, *id) = (CAPTURED.get(), 5);
+        0
+    };
+    device_get(number: &mut i32, ordinal: i32) = {
+        *number = ordinal;
+        u32::from(!(0..3).contains(&ordinal))
+    };
+    context_retain(context: &mut u64, device: i32) = {
+        hold(device, 1);
+        *context = THEIRS * u64::try_from(device).unwrap();
+        0
+    };
+    context_release(device: i32) = { hold(device, -1); 0 };
+    peer_possible(can: &mut i32, _: i32, _: i32) = { *can = 1; 0 };
+    peer_enable(context: u64, _: u32) = { called("enable", CURRENT.get(), context); 0 };
 }
 
 fn cuda() -> Cuda {
-    let mut api = Api::none();
-    api.context_current = Some(current);
-    api.context_push = Some(push);
-    api.context_pop = Some(pop);
-    api.context_retain = Some(retain);
-    api.context_release = Some(release);
-    api.stream_create = Some(stream_create);
-    api.stream_destroy = Some(stream_destroy);
-    api.stream_context = Some(stream_context);
-    api.stream_wait = Some(wait);
-    api.event_create = Some(create);
-    api.event_destroy = Some(destroy);
-    api.event_record = Some(record);
-    api.capture_info_1 = Some(status);
-    api.device_get = Some(device);
-    api.peer_possible = Some(possible);
-    api.peer_enable = Some(enable);
-    device_over(api, Abilities::default())
+    device_over(library(), Abilities::default())
 }
 
 fn calls() -> Vec<(&'static str, u64, u64)> {

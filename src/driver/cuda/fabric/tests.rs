@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 
 use super::*;
 use crate::driver::cuda::Abilities;
-use crate::driver::cuda::api::{AllocationProperties, Api};
-use crate::driver::cuda::tests::device_over;
+use crate::driver::cuda::api::AllocationProperties;
+use crate::driver::cuda::tests::{device_over, library};
 use crate::driver::{Driver, Exportable};
 use crate::size::MIB;
 
@@ -23,36 +23,28 @@ thread_local! {
     static HELD: Cell<u64> = const { Cell::new(0) };
 }
 
-extern "C" fn create(piece: &mut u64, _: usize, what: &AllocationProperties, _: u64) -> u32 {
-    ASKED.with_borrow_mut(|asked| asked.push(what.handles));
-    DIRECT.set(what.direct);
-    if what.handles & FABRIC != 0 && FABRIC_ANSWER.get() != 0 {
-        return FABRIC_ANSWER.get();
-    }
-    HELD.set(HELD.get() + 1);
-    *piece = 70 + HELD.get();
-    0
-}
-
-extern "C" fn release(_: u64) -> u32 {
-    HELD.set(HELD.get() - 1);
-    0
-}
-
-/// The handle is the piece's number, eight times.
-extern "C" fn export(handle: &mut [u8; 64], piece: u64, kind: u32, _: u64) -> u32 {
-    handle.as_chunks_mut().0.fill(piece.to_le_bytes());
-    u32::from(kind != FABRIC)
-}
-
-extern "C" fn import(piece: &mut u64, handle: &[u8; 64], kind: u32) -> u32 {
-    *piece = u64::from_le_bytes(*handle.first_chunk().expect("it is longer"));
-    u32::from(kind != FABRIC)
-}
-
-extern "C" fn nothing_current(context: &mut u64) -> u32 {
-    *context = 0;
-    0
+library! {
+    piece_create(piece: &mut u64, _: usize, what: &AllocationProperties, _: u64) = {
+        ASKED.with_borrow_mut(|asked| asked.push(what.handles));
+        DIRECT.set(what.direct);
+        if what.handles & FABRIC != 0 && FABRIC_ANSWER.get() != 0 {
+            return FABRIC_ANSWER.get();
+        }
+        HELD.set(HELD.get() + 1);
+        *piece = 70 + HELD.get();
+        0
+    };
+    piece_release(_: u64) = { HELD.set(HELD.get() - 1); 0 };
+    // The handle is the piece's number, eight times.
+    piece_export_fabric(handle: &mut [u8; 64], piece: u64, kind: u32, _: u64) = {
+        handle.as_chunks_mut().0.fill(piece.to_le_bytes());
+        u32::from(kind != FABRIC)
+    };
+    piece_import_fabric(piece: &mut u64, handle: &[u8; 64], kind: u32) = {
+        *piece = u64::from_le_bytes(*handle.first_chunk().expect("it is longer"));
+        u32::from(kind != FABRIC)
+    };
+    context_current(context: &mut u64) = { *context = 0; 0 };
 }
 
 /// A device over that library. Its context is the one that is current: none.
@@ -61,13 +53,7 @@ fn cuda(can_fabric: bool) -> Cuda {
 }
 
 fn cuda_that_can(can: Abilities) -> Cuda {
-    let mut api = Api::none();
-    api.context_current = Some(nothing_current);
-    api.piece_create = Some(create);
-    api.piece_release = Some(release);
-    api.piece_export_fabric = Some(export);
-    api.piece_import_fabric = Some(import);
-    device_over(api, Abilities { virtual_memory: true, descriptors: true, ..can })
+    device_over(library(), Abilities { virtual_memory: true, descriptors: true, ..can })
 }
 
 fn asked() -> Vec<u32> {

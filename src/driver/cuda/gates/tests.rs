@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use super::*;
 use crate::driver::Driver;
 use crate::driver::cuda::Abilities;
-use crate::driver::cuda::tests::device_over;
+use crate::driver::cuda::tests::{device_over, library};
 
 thread_local! {
     /// What streams were told to wait for: the stream, the address, and the value.
@@ -15,75 +15,38 @@ thread_local! {
     static ANSWER: Cell<u32> = const { Cell::new(0) };
 }
 
-extern "C" fn current(context: &mut u64) -> u32 {
-    *context = 0;
-    0
-}
-
-extern "C" fn retain(context: &mut u64, _: i32) -> u32 {
-    CONTEXTS.set(CONTEXTS.get() + 1);
-    *context = 0;
-    0
-}
-
-extern "C" fn let_go(_: i32) -> u32 {
-    CONTEXTS.set(CONTEXTS.get() - 1);
-    0
-}
-
-extern "C" fn push(_: u64) -> u32 {
-    0
-}
-
-extern "C" fn nothing() -> u32 {
-    0
-}
-
-/// Memory that the test leaks, with what was there before.
-extern "C" fn host_allocate(pointer: &mut u64, bytes: usize, flags: u32) -> u32 {
-    let words: &'static [AtomicU32] =
-        (0..bytes / 4).map(|_| AtomicU32::new(77)).collect::<Vec<_>>().leak();
-    *pointer = words.as_ptr() as u64;
-    u32::from(flags != SEEN_BY_DEVICES)
-}
-
-extern "C" fn host_pointer(address: &mut u64, pointer: u64, _: u32) -> u32 {
-    *address = pointer;
-    0
-}
-
-extern "C" fn host_free(_: u64) -> u32 {
-    FREED.set(true);
-    0
-}
-
-extern "C" fn wait(stream: u64, address: u64, value: u32, _: u32) -> u32 {
-    if ANSWER.get() == 0 {
-        WAITS.with_borrow_mut(|waits| waits.push((stream, address, value)));
-    }
-    ANSWER.get()
-}
-
-extern "C" fn create_stream(stream: &mut u64, _: u32) -> u32 {
-    *stream = 5000;
-    0
+library! {
+    context_current(context: &mut u64) = { *context = 0; 0 };
+    context_pop(context: &mut u64) = { *context = 0; 0 };
+    context_retain(context: &mut u64, _: i32) = {
+        CONTEXTS.set(CONTEXTS.get() + 1);
+        *context = 0;
+        0
+    };
+    context_release(_: i32) = { CONTEXTS.set(CONTEXTS.get() - 1); 0 };
+    context_push(_: u64) = 0;
+    stream_destroy(_: u64) = 0;
+    context_synchronize() = 0;
+    // Memory that the test leaks, with what was there before.
+    host_allocate(pointer: &mut u64, bytes: usize, flags: u32) = {
+        let words: &'static [AtomicU32] =
+            (0..bytes / 4).map(|_| AtomicU32::new(77)).collect::<Vec<_>>().leak();
+        *pointer = words.as_ptr() as u64;
+        u32::from(flags != SEEN_BY_DEVICES)
+    };
+    host_pointer(address: &mut u64, pointer: u64, _: u32) = { *address = pointer; 0 };
+    host_free(_: u64) = { FREED.set(true); 0 };
+    stream_wait_value(stream: u64, address: u64, value: u32, _: u32) = {
+        if ANSWER.get() == 0 {
+            WAITS.with_borrow_mut(|waits| waits.push((stream, address, value)));
+        }
+        ANSWER.get()
+    };
+    stream_create(stream: &mut u64, _: u32) = { *stream = 5000; 0 };
 }
 
 fn cuda() -> Cuda {
-    let mut api = Api::none();
-    api.context_current = Some(current);
-    api.context_retain = Some(retain);
-    api.context_release = Some(let_go);
-    api.context_push = Some(push);
-    api.context_pop = Some(current);
-    api.context_synchronize = Some(nothing);
-    api.host_allocate = Some(host_allocate);
-    api.host_pointer = Some(host_pointer);
-    api.host_free = Some(host_free);
-    api.stream_wait_value = Some(wait);
-    api.stream_create = Some(create_stream);
-    api.stream_destroy = Some(push);
-    device_over(api, Abilities::default())
+    device_over(library(), Abilities::default())
 }
 
 /// What the streams still wait for: those whose number is too small.

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 
 use crate::driver::cuda::api::{Api, PoolProperties, kind_of};
-use crate::driver::cuda::tests::device_over;
+use crate::driver::cuda::tests::{device_over, library};
 use crate::driver::cuda::{Abilities, Cuda, INVALID_CONTEXT};
 use crate::driver::{
     Capture, CaptureStatus, Driver, DriverPoolId, DriverPoolUsage, MemoryPools, PhysicalId,
@@ -37,52 +37,9 @@ fn seen() -> Vec<(&'static str, u64, u32)> {
     SEEN.with_borrow_mut(std::mem::take)
 }
 
-extern "C" fn current(context: &mut u64) -> u32 {
-    saw("current");
-    *context = CURRENT.get();
-    0
-}
-
-extern "C" fn push(context: u64) -> u32 {
-    CURRENT.set(context);
-    0
-}
-
-extern "C" fn set_current(context: u64) -> u32 {
-    CURRENT.set(context);
-    0
-}
-
-extern "C" fn pop(context: &mut u64) -> u32 {
-    *context = CURRENT.replace(THEIRS);
-    0
-}
-
-extern "C" fn exchange(mode: &mut u32) -> u32 {
-    *mode = MODE.replace(*mode);
-    0
-}
-
 fn in_context(what: &'static str) -> u32 {
     saw(what);
     if WANTS_CONTEXT.get() && CURRENT.get() != OURS { INVALID_CONTEXT } else { 0 }
-}
-
-extern "C" fn allocate(address: &mut u64, _: usize, _: u64, _: u64) -> u32 {
-    *address = 0x1000;
-    in_context("allocate")
-}
-
-extern "C" fn free(_: u64, _: u64) -> u32 {
-    in_context("free")
-}
-
-extern "C" fn query(_: u64) -> u32 {
-    in_context("query")
-}
-
-extern "C" fn synchronize(_: u64) -> u32 {
-    in_context("synchronize")
 }
 
 thread_local! {
@@ -90,87 +47,49 @@ thread_local! {
     static DESTROYED: Cell<u32> = const { Cell::new(0) };
 }
 
-extern "C" fn create_pool(pool: &mut u64, _: &PoolProperties) -> u32 {
-    *pool = 0x9003;
-    0
-}
-
-extern "C" fn destroy_pool(_: u64) -> u32 {
-    DESTROYED.get()
-}
-
-extern "C" fn create_stream(stream: &mut u64, _: u32) -> u32 {
-    *stream = 0x5001;
-    0
-}
-
-extern "C" fn destroy_stream(_: u64) -> u32 {
-    DESTROYED.get()
-}
-
-extern "C" fn free_plain(_: u64) -> u32 {
-    in_context("free")
-}
-
-extern "C" fn reserve(address: &mut u64, _: usize, _: usize, _: u64, _: u64) -> u32 {
-    *address = 0x2000;
-    in_context("reserve")
-}
-
-extern "C" fn give_range(_: u64, _: usize) -> u32 {
-    in_context("give range")
-}
-
-extern "C" fn release_piece(_: u64) -> u32 {
-    in_context("release")
-}
-
-extern "C" fn trim_graphs(_: i32) -> u32 {
-    in_context("trim")
-}
-
 thread_local! {
     static THRESHOLD: Cell<u64> = const { Cell::new(0) };
 }
 
-extern "C" fn get(_: u64, _: u32, value: &mut u64) -> u32 {
-    *value = THRESHOLD.get();
-    0
-}
-
-/// A threshold of 1 is more than it takes.
-extern "C" fn set(_: u64, _: u32, value: &mut u64) -> u32 {
-    if *value == 1 {
-        return 1;
-    }
-    THRESHOLD.set(*value);
-    0
+library! {
+    context_current(context: &mut u64) = { saw("current"); *context = CURRENT.get(); 0 };
+    context_push(context: u64) = { CURRENT.set(context); 0 };
+    context_set(context: u64) = { CURRENT.set(context); 0 };
+    context_pop(context: &mut u64) = { *context = CURRENT.replace(THEIRS); 0 };
+    exchange_capture_mode(mode: &mut u32) = { *mode = MODE.replace(*mode); 0 };
+    pool_allocate(address: &mut u64, _: usize, _: u64, _: u64) = {
+        *address = 0x1000;
+        in_context("allocate")
+    };
+    pool_free(_: u64, _: u64) = in_context("free");
+    event_query(_: u64) = in_context("query");
+    event_synchronize(_: u64) = in_context("synchronize");
+    pool_create(pool: &mut u64, _: &PoolProperties) = { *pool = 0x9003; 0 };
+    pool_destroy(_: u64) = DESTROYED.get();
+    stream_create(stream: &mut u64, _: u32) = { *stream = 0x5001; 0 };
+    stream_destroy(_: u64) = DESTROYED.get();
+    memory_free(_: u64) = in_context("free");
+    address_reserve(address: &mut u64, _: usize, _: usize, _: u64, _: u64) = {
+        *address = 0x2000;
+        in_context("reserve")
+    };
+    address_free(_: u64, _: usize) = in_context("give range");
+    piece_unmap(_: u64, _: usize) = in_context("give range");
+    piece_release(_: u64) = in_context("release");
+    graph_memory_trim(_: i32) = in_context("trim");
+    pool_get(_: u64, _: u32, value: &mut u64) = { *value = THRESHOLD.get(); 0 };
+    // A threshold of 1 is more than it takes.
+    pool_set(_: u64, _: u32, value: &mut u64) = {
+        if *value == 1 {
+            return 1;
+        }
+        THRESHOLD.set(*value);
+        0
+    };
 }
 
 fn cuda() -> Cuda {
-    let mut api = Api::none();
-    api.context_current = Some(current);
-    api.context_set = Some(set_current);
-    api.context_push = Some(push);
-    api.context_pop = Some(pop);
-    api.exchange_capture_mode = Some(exchange);
-    api.pool_allocate = Some(allocate);
-    api.pool_free = Some(free);
-    api.pool_get = Some(get);
-    api.pool_set = Some(set);
-    api.pool_create = Some(create_pool);
-    api.pool_destroy = Some(destroy_pool);
-    api.memory_free = Some(free_plain);
-    api.address_reserve = Some(reserve);
-    api.address_free = Some(give_range);
-    api.piece_release = Some(release_piece);
-    api.piece_unmap = Some(give_range);
-    api.graph_memory_trim = Some(trim_graphs);
-    api.stream_create = Some(create_stream);
-    api.stream_destroy = Some(destroy_stream);
-    api.event_query = Some(query);
-    api.event_synchronize = Some(synchronize);
-    device_over(api, Abilities { memory_pools: true, ..Abilities::default() })
+    device_over(library(), Abilities { memory_pools: true, ..Abilities::default() })
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Reserved space, pieces in it, and what is refused.
 
+use quickcheck::{Arbitrary, Gen};
+
 use super::*;
 use crate::driver::{Exportable, PhysicalId};
 
@@ -102,47 +104,6 @@ fn released_memory_goes_back_to_the_system_and_its_place_is_used_again() {
     mapped(&host, base, 3 * PAGE);
     assert_eq!(stored(&host), (0, 3 * PAGE), "the joined hole serves it");
     assert_eq!(bytes(&host, base + PAGE, 4, A), [0; 4]);
-}
-
-#[test]
-fn what_is_illegal_is_refused_and_changes_nothing() {
-    let host = host();
-    for odd in [0, 1, MIB, PAGE + 1] {
-        refused(host.reserve(odd));
-        refused(host.create(odd, Exportable::No));
-    }
-    let base = host.reserve(4 * PAGE).unwrap();
-    let piece = mapped(&host, base, 2 * PAGE);
-    let other = host.create(PAGE, Exportable::No).unwrap();
-    refused(host.map(base + 2 * PAGE, PAGE, piece));
-    refused(host.map(base + 2 * PAGE, PAGE, PhysicalId(99)));
-    refused(host.map(base + 2 * PAGE + 512, PAGE, other));
-    refused(host.map(base + PAGE, PAGE, other));
-    refused(host.map(base + 4 * PAGE, PAGE, other));
-    refused(host.map(base + 3 * PAGE, 2 * PAGE, piece));
-    refused(host.map(PAGE, PAGE, other));
-    refused(host.map(u64::MAX - PAGE + 1, PAGE, other));
-    refused(host.set_access(base, 2 * PAGE, DeviceId(1)));
-    refused(host.set_access(base, PAGE, DeviceId(0)));
-    refused(host.set_access(base, 3 * PAGE, DeviceId(0)));
-    refused(host.unmap(base, PAGE));
-    refused(host.unmap(base + PAGE, PAGE));
-    refused(host.unmap(base, 4 * PAGE));
-    refused(host.unmap(base + 2 * PAGE, PAGE));
-    refused(host.unreserve(base, 4 * PAGE));
-    refused(host.unreserve(base, 2 * PAGE));
-    refused(host.unreserve(base + PAGE, 3 * PAGE));
-    refused(host.free(base, 4 * PAGE));
-    refused(host.export(piece));
-    host.release(piece).unwrap();
-    refused(host.release(piece));
-    refused(host.map(base + 2 * PAGE, 2 * PAGE, piece));
-    host.fill(base, 1, 2 * PAGE, A).unwrap();
-    host.synchronize_stream(A).unwrap();
-    host.unmap(base, 2 * PAGE).unwrap();
-    host.unreserve(base, 4 * PAGE).unwrap();
-    refused(host.unreserve(base, 4 * PAGE));
-    refused(host.map(base, PAGE, other));
 }
 
 #[test]

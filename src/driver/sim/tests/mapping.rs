@@ -26,22 +26,6 @@ fn address_space_costs_nothing_and_pieces_do() {
 }
 
 #[test]
-fn a_piece_lives_until_it_is_released_and_unmapped() {
-    let sim = sim(EventMode::Immediate);
-    let at = sim.reserve(2 * PIECE).unwrap();
-    let piece = create(&sim, PIECE);
-    sim.map(at, PIECE, piece).unwrap();
-    sim.map(at + PIECE, PIECE, piece).unwrap();
-    sim.release(piece).unwrap();
-    assert_eq!(kind(sim.release(piece)), INVALID);
-    sim.unmap(at, PIECE).unwrap();
-    assert_eq!(free_bytes(&sim), 62 * MIB);
-    sim.unmap(at + PIECE, PIECE).unwrap();
-    assert_eq!(free_bytes(&sim), 64 * MIB);
-    sim.unreserve(at, 2 * PIECE).unwrap();
-}
-
-#[test]
 fn mapped_memory_is_reachable_once_access_is_set() {
     let sim = sim(EventMode::Immediate);
     let at = sim.reserve(3 * PIECE).unwrap();
@@ -58,34 +42,6 @@ fn mapped_memory_is_reachable_once_access_is_set() {
 }
 
 #[test]
-fn pieces_are_mapped_whole_where_space_is_reserved_and_free() {
-    let sim = sim(EventMode::Immediate);
-    let at = sim.reserve(2 * PIECE).unwrap();
-    let (small, large) = (create(&sim, PIECE), create(&sim, 2 * PIECE));
-    assert_eq!(kind(sim.map(at, PIECE, large)), INVALID, "part of a piece");
-    assert_eq!(kind(sim.map(at + MIB, PIECE, small)), INVALID, "not aligned");
-    assert_eq!(kind(sim.map(at + PIECE, 2 * PIECE, large)), INVALID, "over the end");
-    assert_eq!(kind(sim.map(at, PIECE, PhysicalId(99))), INVALID, "no such piece");
-    sim.map(at + PIECE, PIECE, small).unwrap();
-    assert_eq!(kind(sim.map(at, 2 * PIECE, large)), INVALID, "overlaps");
-    assert_eq!(kind(sim.unreserve(at, 2 * PIECE)), INVALID, "still mapped");
-    assert_eq!(kind(sim.unreserve(at, PIECE)), INVALID, "not as reserved");
-}
-
-#[test]
-fn access_and_unmapping_take_whole_pieces() {
-    let sim = sim(EventMode::Immediate);
-    let at = sim.reserve(3 * PIECE).unwrap();
-    sim.map(at, 2 * PIECE, create(&sim, 2 * PIECE)).unwrap();
-    assert_eq!(kind(sim.unmap(at, PIECE)), INVALID);
-    assert_eq!(kind(sim.unmap(at + PIECE, PIECE)), INVALID);
-    assert_eq!(kind(sim.unmap(at, 3 * PIECE)), INVALID);
-    assert_eq!(kind(sim.set_access(at, PIECE, DeviceId(0))), INVALID);
-    assert_eq!(kind(sim.set_access(at, 2 * PIECE, DeviceId(1))), INVALID);
-    sim.unmap(at, 2 * PIECE).unwrap();
-}
-
-#[test]
 fn access_and_unmapping_cost_by_the_handle() {
     let sim = Sim::new(SimOptions::default());
     let at = sim.reserve(4 * PIECE).unwrap();
@@ -98,15 +54,6 @@ fn access_and_unmapping_cost_by_the_handle() {
     let costs = CallCosts::default();
     let per_handle_ns = costs.set_access.fixed_ns + costs.unmap.fixed_ns;
     assert_eq!(sim.elapsed_ns() - before_ns, 4 * per_handle_ns);
-}
-
-#[test]
-fn sizes_are_multiples_of_the_granularity() {
-    let sim = sim(EventMode::Immediate);
-    for bytes in [0, MIB, 3 * MIB] {
-        assert_eq!(kind(sim.reserve(bytes)), INVALID);
-        assert_eq!(kind(sim.create(bytes, Exportable::No)), INVALID);
-    }
 }
 
 #[test]

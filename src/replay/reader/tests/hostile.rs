@@ -68,16 +68,6 @@ fn every_first_opcode_is_read_or_refused() {
 }
 
 #[test]
-fn a_cut_file_is_refused_wherever_it_is_cut() {
-    for whole in [snapshot().pickle(), snapshot().json()] {
-        for cut in 0..whole.len() {
-            assert!(read_from(&whole[..cut]).is_err(), "cut at {cut}");
-        }
-        assert!(read_from(&whole).is_ok());
-    }
-}
-
-#[test]
 fn deep_nesting_neither_overflows_nor_hangs() {
     const DEPTH: usize = 1_000_000;
     let around = |open: &[u8], middle: &[u8], close: &[u8]| {

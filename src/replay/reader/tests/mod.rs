@@ -16,7 +16,7 @@ use crate::ids::{PoolId, StreamId};
 use crate::replay::UnknownEntries;
 use crate::size::{MIB, PoolKind};
 use stored::xz;
-use writer::{Node, dict, entry, list, snapshot, text, tuple};
+use writer::{Node, at, block, dict, entry, int, list, segment, snapshot, text, tuple};
 
 fn read_from(bytes: &[u8]) -> Result<Trace, TraceError> {
     read_bytes("file", bytes, &Limits::default(), None)
@@ -83,19 +83,16 @@ fn what_is_no_stack_is_passed_over() {
     let odd = [
         Node::None,
         Node::Bool(true),
-        Node::Int(-3),
+        int(-3),
         Node::Float(1.5),
         text("forward"),
         dict([("name", text("forward"))]),
         list([]),
-        list([Node::None, list([Node::Int(1)]), text("size"), Node::Float(0.5)]),
+        list([Node::None, list([int(1)]), text("size"), Node::Float(0.5)]),
     ];
     let event = |frames| {
-        let places = [("addr", Node::Int(512)), ("size", Node::Int(512))];
-        let mut pairs = vec![("action", text("alloc")), ("stream", Node::Int(0))];
-        pairs.extend(places);
-        pairs.push(("frames", frames));
-        dict(pairs)
+        let named = [("action", text("alloc")), ("stream", int(0)), ("frames", frames)];
+        dict(named.into_iter().chain(at(512, 512)))
     };
     let trace = read_both(&events(odd.map(event).into())).unwrap();
     assert_eq!(trace.events.len(), 8);
@@ -103,7 +100,7 @@ fn what_is_no_stack_is_passed_over() {
     assert!(trace.stacks.is_empty());
 
     // A function may be called like a word of the format, or have no name; what is around it stays.
-    let named = [list([Node::Int(1), frame(text("size"))]), list([frame(Node::Int(7))])];
+    let named = [list([int(1), frame(text("size"))]), list([frame(int(7))])];
     let trace = read_both(&events(named.map(event).into())).unwrap();
     let functions = trace.events.iter().map(|event| {
         let mut frames = trace.stacks.frames(event.stack.unwrap());
@@ -113,7 +110,7 @@ fn what_is_no_stack_is_passed_over() {
 }
 
 #[test]
-fn every_compression_is_recognised_by_its_content() {
+fn every_compression_is_recognised_by_its_content_and_no_cut_is_read() {
     let plain = snapshot().pickle();
     let expected = read_from(&plain).unwrap();
     let gzip = |bytes: &[u8]| {
@@ -135,6 +132,8 @@ fn every_compression_is_recognised_by_its_content() {
         [xz(a), vec![0; 8], xz(b)].concat(),
         [skippable.clone(), zstd(a), skippable, zstd(b)].concat(),
         xz(&snapshot().json()),
+        plain.clone(),
+        snapshot().json(),
     ] {
         assert_eq!(read_from(&packed).unwrap(), expected);
         for cut in 0..packed.len() {
@@ -162,17 +161,13 @@ fn progress_tells_the_bytes_taken() {
 
 #[test]
 fn a_bare_list_is_segments_only() {
+    let size = 2 * i128::from(MIB);
+    let block = |size, state| dict([("size", int(size)), ("state", text(state))]);
     let old = list([dict([
-        ("address", Node::Int(4096)),
-        ("total_size", Node::Int(2 * i128::from(MIB))),
+        ("address", int(4096)),
+        ("total_size", int(size)),
         ("stream", Node::None),
-        (
-            "blocks",
-            list([
-                dict([("size", Node::Int(512)), ("state", text("active_allocated"))]),
-                dict([("size", Node::Int(2 * i128::from(MIB) - 512)), ("state", text("inactive"))]),
-            ]),
-        ),
+        ("blocks", list([block(512, "active_allocated"), block(size - 512, "inactive")])),
     ])]);
     let trace = read_both(&old).unwrap();
     assert!(trace.events.is_empty());
@@ -186,8 +181,8 @@ fn a_bare_list_is_segments_only() {
 
 #[test]
 fn remarks_are_no_events_when_a_device_is_chosen() {
-    let event = || entry("alloc", [("addr", Node::Int(512)), ("size", Node::Int(1))]);
-    let remark = || entry("annotate", [("addr", Node::Int(0)), ("size", Node::Int(0))]);
+    let event = || entry("alloc", at(512, 1));
+    let remark = || entry("annotate", at(0, 0));
     let traces = [list([remark(), remark(), event()]), list([event(), event()]), list([event()])];
     let with = |traces| dict([("segments", list([])), ("device_traces", Node::List(traces))]);
     let trace = read_both(&with(traces.to_vec())).unwrap();
@@ -201,16 +196,8 @@ fn remarks_are_no_events_when_a_device_is_chosen() {
 
 #[test]
 fn the_device_with_the_most_events_is_chosen_unless_one_is_asked_for() {
-    let event = || entry("alloc", [("addr", Node::Int(512)), ("size", Node::Int(1))]);
-    let segment = |device, address| {
-        dict([
-            ("device", Node::Int(device)),
-            ("address", Node::Int(address)),
-            ("total_size", Node::Int(0)),
-            ("stream", Node::Int(0)),
-            ("blocks", list([])),
-        ])
-    };
+    let event = || entry("alloc", at(512, 1));
+    let segment = |device, address| segment(device, address, 0, vec![]);
     let node = dict([
         ("segments", list([segment(1, 9), segment(0, 8), segment(1, 7)])),
         ("device_traces", list([list([event()]), list([event(), event()]), list([])])),
@@ -237,10 +224,10 @@ fn the_device_with_the_most_events_is_chosen_unless_one_is_asked_for() {
 #[test]
 fn remarks_are_skipped_and_settings_may_be_absent() {
     let node = events(vec![
-        entry("snapshot", [("addr", Node::Int(0)), ("size", Node::Int(0))]),
-        entry("annotate", [("addr", Node::Int(0)), ("size", Node::Int(0))]),
+        entry("snapshot", at(0, 0)),
+        entry("annotate", at(0, 0)),
         dict([("action", text("user_defined"))]),
-        entry("free_completed", [("addr", Node::Int(1)), ("size", Node::Int(2))]),
+        entry("free_completed", at(1, 2)),
     ]);
     let trace = read_both(&node).unwrap();
     assert_eq!(trace.events.len(), 1);
@@ -254,10 +241,10 @@ fn remarks_are_skipped_and_settings_may_be_absent() {
 #[test]
 fn pools_may_be_lists_or_tuples() {
     for pair in [list, tuple] {
-        let pool = pair([Node::Int(1), Node::Int(2)]);
+        let pool = pair([int(1), int(2)]);
         let node = events(vec![entry(
             "alloc",
-            [("addr", Node::Int(1)), ("size", Node::Int(2)), ("segment_pool_id", pool)],
+            [("addr", int(1)), ("size", int(2)), ("segment_pool_id", pool)],
         )]);
         let expected = PoolId { capture: 1, user: 2 };
         assert_eq!(read_both(&node).unwrap().events[0].said_pool(), Some(expected));
@@ -267,10 +254,7 @@ fn pools_may_be_lists_or_tuples() {
 #[test]
 fn numbers_keep_all_64_bits() {
     for number in [0, 255, 256, 65_536, 1 << 31, 1 << 61, u64::MAX - 2] {
-        let node = events(vec![entry(
-            "alloc",
-            [("addr", Node::Int(number.into())), ("size", Node::Int(2))],
-        )]);
+        let node = events(vec![entry("alloc", at(number.into(), 2))]);
         assert_eq!(read_both(&node).unwrap().events[0].address, number);
     }
 }
@@ -291,28 +275,19 @@ fn shared_and_late_filled_containers_are_read_as_python_would() {
 
 #[test]
 fn content_that_is_no_snapshot_is_named_with_its_place() {
-    let good = || {
-        vec![
-            ("action", text("alloc")),
-            ("addr", Node::Int(1)),
-            ("size", Node::Int(2)),
-            ("stream", Node::Int(0)),
-        ]
-    };
+    let good = || [("action", text("alloc")), ("stream", int(0))].into_iter().chain(at(1, 2));
     let with = |key, value: Node| {
-        let mut fields = good();
-        fields.retain(|(k, _)| *k != key);
-        fields.push((key, value));
-        events(vec![dict(good()), dict(fields)])
+        let others = good().filter(|(other, _)| *other != key);
+        events(vec![dict(good()), dict(others.chain([(key, value)]))])
     };
     for (node, place) in [
-        (with("action", Node::Int(7)), "device_traces[0][1].action: "),
-        (with("size", Node::Int(-1)), "device_traces[0][1].size: "),
-        (with("size", Node::Int(1 << 64)), "device_traces[0][1].size: "),
+        (with("action", int(7)), "device_traces[0][1].action: "),
+        (with("size", int(-1)), "device_traces[0][1].size: "),
+        (with("size", int(1 << 64)), "device_traces[0][1].size: "),
         (with("size", text("big")), "device_traces[0][1].size: "),
-        (with("stream", Node::Int(-7)), "device_traces[0][1].stream: "),
+        (with("stream", int(-7)), "device_traces[0][1].stream: "),
         (with("pool_id", list([])), "device_traces[0][1].pool_id: "),
-        (with("addr", Node::Int(u64::MAX.into())), "device_traces[0][1]: "),
+        (with("addr", int(u64::MAX.into())), "device_traces[0][1]: "),
         (events(vec![dict([])]), "device_traces[0][0]: "),
         (dict([]), "the snapshot: "),
     ] {
@@ -329,7 +304,7 @@ fn content_that_is_no_snapshot_is_named_with_its_place() {
 #[test]
 fn entries_with_unknown_actions_are_counted_for_the_device_that_is_read() {
     let entry = |action: &'static str| {
-        let numbers = ["addr", "size", "stream"].map(|key| (key, Node::Int(512)));
+        let numbers = ["addr", "size", "stream"].map(|key| (key, int(512)));
         dict([("action", text(action))].into_iter().chain(numbers))
     };
     let devices = [
@@ -347,19 +322,8 @@ fn entries_with_unknown_actions_are_counted_for_the_device_that_is_read() {
 #[test]
 fn blocks_that_do_not_tile_their_segment_are_refused_with_the_numbers() {
     let segment = |size: i128, second: i128| {
-        let block = |address, size| {
-            dict([
-                ("address", Node::Int(address)),
-                ("size", Node::Int(size)),
-                ("state", text("inactive")),
-            ])
-        };
-        list([dict([
-            ("address", Node::Int(1000)),
-            ("total_size", Node::Int(size)),
-            ("stream", Node::Int(0)),
-            ("blocks", list([block(1000, 100), block(second, 200)])),
-        ])])
+        let blocks = [(1000, 100), (second, 200)].map(|(at, size)| block(at, size, "inactive"));
+        list([writer::segment(0, 1000, size, blocks.into())])
     };
     assert!(read_both(&segment(300, 1100)).is_ok());
     let error = read_both(&segment(301, 1100)).unwrap_err();
@@ -370,25 +334,15 @@ fn blocks_that_do_not_tile_their_segment_are_refused_with_the_numbers() {
 
 #[test]
 fn annotations_and_host_memory_are_kept() {
-    let numbers =
-        |at| [("addr", Node::Int(at)), ("size", Node::Int(512)), ("stream", Node::Int(0))];
+    let numbers = |at| [("addr", int(at)), ("size", int(512)), ("stream", int(0))];
     let entry = |action, at| dict([("action", text(action))].into_iter().chain(numbers(at)));
     let annotate = dict(
         [("action", text("annotate")), ("user_metadata", text("weights"))]
             .into_iter()
             .chain(numbers(512)),
     );
-    let block = |address, size, state| {
-        let size = Node::Int(size);
-        dict([("address", Node::Int(address)), ("size", size), ("state", text(state))])
-    };
-    let segment = dict([
-        ("device", Node::Int(-1)),
-        ("address", Node::Int(1000)),
-        ("total_size", Node::Int(300)),
-        ("stream", Node::Int(0)),
-        ("blocks", list([block(1000, 100, "active_allocated"), block(1100, 200, "inactive")])),
-    ]);
+    let blocks = vec![block(1000, 100, "active_allocated"), block(1100, 200, "inactive")];
+    let segment = segment(-1, 1000, 300, blocks);
     let host = ["segment_alloc", "segment_alloc", "alloc", "segment_free", "segment_free"];
     let node = dict([
         ("segments", list([])),

@@ -17,6 +17,10 @@ pub(super) fn text(text: &'static str) -> Node {
     Node::Text(text)
 }
 
+pub(super) fn int(number: i128) -> Node {
+    Node::Int(number)
+}
+
 pub(super) fn list<const N: usize>(items: [Node; N]) -> Node {
     Node::List(items.into())
 }
@@ -34,19 +38,39 @@ pub(super) fn entry(
     action: &'static str,
     fields: impl IntoIterator<Item = (&'static str, Node)>,
 ) -> Node {
-    let mut pairs = vec![("action", text(action)), ("stream", Node::Int(0))];
+    let mut pairs = vec![("action", text(action)), ("stream", int(0))];
     pairs.extend(fields);
-    pairs.push(("time_us", Node::Int(1_795_202_965_440_983)));
+    pairs.push(("time_us", int(1_795_202_965_440_983)));
     pairs.push(("compile_context", text("N/A")));
     pairs.push(("frames", list([frame(), frame()])));
     dict(pairs)
+}
+
+/// Where a trace entry's block is.
+pub(super) fn at(address: i128, size: i128) -> [(&'static str, Node); 2] {
+    [("addr", int(address)), ("size", int(size))]
+}
+
+pub(super) fn block(address: i128, size: i128, state: &'static str) -> Node {
+    dict([("address", int(address)), ("size", int(size)), ("state", text(state))])
+}
+
+/// A segment on the default stream.
+pub(super) fn segment(device: i128, address: i128, size: i128, blocks: Vec<Node>) -> Node {
+    dict([
+        ("device", int(device)),
+        ("address", int(address)),
+        ("total_size", int(size)),
+        ("stream", int(0)),
+        ("blocks", Node::List(blocks)),
+    ])
 }
 
 fn frame() -> Node {
     dict([
         ("name", text("forward")),
         ("filename", text("a/model/with/a/long/path/in/front/of/it.py")),
-        ("line", Node::Int(70_000)),
+        ("line", int(70_000)),
     ])
 }
 
@@ -56,8 +80,8 @@ pub(super) fn snapshot() -> Node {
     const BASE: i128 = 0x7f00_0000_0000;
     let segment = |address: i128, rest: Vec<(&'static str, Node)>, blocks: Node| {
         let mut pairs = vec![
-            ("device", Node::Int(0)),
-            ("address", Node::Int(address)),
+            ("device", int(0)),
+            ("address", int(address)),
             ("frames", list([frame()])),
             ("blocks", blocks),
         ];
@@ -66,9 +90,9 @@ pub(super) fn snapshot() -> Node {
     };
     let block = |address: i128, size: i128, requested: i128, state| {
         dict([
-            ("address", Node::Int(address)),
-            ("size", Node::Int(size)),
-            ("requested_size", Node::Int(requested)),
+            ("address", int(address)),
+            ("size", int(size)),
+            ("requested_size", int(requested)),
             ("state", text(state)),
             ("frames", list([])),
         ])
@@ -76,10 +100,10 @@ pub(super) fn snapshot() -> Node {
     let shared = segment(
         BASE,
         vec![
-            ("total_size", Node::Int(20 * MIB)),
-            ("stream", Node::Int(0)),
+            ("total_size", int(20 * MIB)),
+            ("stream", int(0)),
             ("segment_type", text("large")),
-            ("segment_pool_id", tuple([Node::Int(0), Node::Int(2)])),
+            ("segment_pool_id", tuple([int(0), int(2)])),
             ("is_expandable", Node::Bool(true)),
         ],
         list([
@@ -89,29 +113,24 @@ pub(super) fn snapshot() -> Node {
     );
     let small = segment(
         4096,
-        vec![
-            ("total_size", Node::Int(2 * MIB)),
-            ("stream", Node::Int(5)),
-            ("segment_type", text("small")),
-        ],
+        vec![("total_size", int(2 * MIB)), ("stream", int(5)), ("segment_type", text("small"))],
         list([block(4096, 2 * MIB, 2 * MIB, "active_pending_free")]),
     );
-    let at = |address: i128, size: i128| [("addr", Node::Int(address)), ("size", Node::Int(size))];
     let mut alloc = entry("alloc", at(BASE, 4 * MIB - 100));
     if let Node::Dict(pairs) = &mut alloc {
-        pairs[1].1 = Node::Int(0x5555_0000_1234);
-        pairs.push(("pool_id", tuple([Node::Int(3), Node::Int(1)])));
+        pairs[1].1 = int(0x5555_0000_1234);
+        pairs.push(("pool_id", tuple([int(3), int(1)])));
     }
     let mut collected = entry("segment_free", at(BASE, 20 * MIB));
     if let Node::Dict(pairs) = &mut collected {
         pairs.push(("user_metadata", text("empty_cache")));
     }
-    let oom = entry("oom", [("device_free", Node::Int(1234)), ("size", Node::Int(1 << 40))]);
+    let oom = entry("oom", [("device_free", int(1234)), ("size", int(1 << 40))]);
     let settings = dict([
         ("PYTORCH_CUDA_ALLOC_CONF", text("expandable_segments:True")),
-        ("max_split_size", Node::Int(-1)),
+        ("max_split_size", int(-1)),
         ("garbage_collection_threshold", Node::Float(0.5)),
-        ("roundup_power2_divisions", dict([("1", Node::Int(0))])),
+        ("roundup_power2_divisions", dict([("1", int(0))])),
     ]);
     let traces = list([
         Node::List(vec![entry("segment_alloc", at(BASE, 20 * MIB)), alloc, oom, collected]),
