@@ -4,7 +4,7 @@
 //! Each device runs them with fixed segments, with expandable ones, and switching between the two.
 //! `shadow/ops.rs` makes and shrinks the operations, `runner.rs` performs and checks them, `misuse.rs`
 //! knows the calls that must be refused, `mirror.rs` keeps the account, `pages.rs` that of pages.
-//! `STRATALLOC_RUNS=100 cargo test --test main shadow` runs a hundred times as many scripts.
+//! `STRATALLOC_RUNS=100 cargo test --test main shadow` runs a hundred times as many histories.
 
 mod mirror;
 mod misuse;
@@ -15,7 +15,6 @@ mod runner;
 #[cfg(target_os = "linux")]
 use std::sync::Arc;
 
-use quickcheck::{Gen, QuickCheck};
 #[cfg(target_os = "linux")]
 use stratalloc::conformance::part::Part;
 #[cfg(target_os = "linux")]
@@ -25,46 +24,36 @@ use crate::common::Segments;
 #[cfg(target_os = "linux")]
 use crate::common::machine::{HostMachine, RealMachine};
 use crate::common::prelude::*;
-use crate::common::runs::runs;
-use ops::Script;
-
-fn check(tests: u64, longest: usize, property: fn(Script) -> Checked) {
-    let tests = runs(tests);
-    QuickCheck::new()
-        .tests(tests)
-        .max_tests(tests)
-        .rng(Gen::new(longest))
-        .quickcheck(property as fn(Script) -> Checked);
-}
+use ops::Op;
 
 /// A device on which limits bite and out of memory is common.
-fn on_a_small_device(script: &Script, segments: Segments) -> Checked {
-    runner::run(&SimMachine::new(96 * MIB), script, segments)
+fn on_a_small_device(ops: &[Op], segments: Segments) -> Checked {
+    runner::run(&SimMachine::new(96 * MIB), ops, segments)
 }
 
 /// A device that always has room.
-fn on_a_large_device(script: &Script, segments: Segments) -> Checked {
-    runner::run(&SimMachine::new(64 << 30), script, segments)
+fn on_a_large_device(ops: &[Op], segments: Segments) -> Checked {
+    runner::run(&SimMachine::new(64 << 30), ops, segments)
 }
 
 /// Real memory, in which bytes must stay intact.
 #[cfg(target_os = "linux")]
-fn in_real_memory(script: &Script, segments: Segments) -> Checked {
-    runner::run(&HostMachine::new(96 * MIB), script, segments)
+fn in_real_memory(ops: &[Op], segments: Segments) -> Checked {
+    runner::run(&HostMachine::new(96 * MIB), ops, segments)
 }
 
 /// A small device cut out of real memory: what `on_a_gpu` does, where there is none.
 #[cfg(target_os = "linux")]
-fn on_a_part_of_a_device(script: &Script, segments: Segments) -> Checked {
+fn on_a_part_of_a_device(ops: &[Op], segments: Segments) -> Checked {
     let host = Host::with_bytes(1 << 30);
-    runner::run(&RealMachine::of(Part::new(Arc::new(host), 96 * MIB)), script, segments)
+    runner::run(&RealMachine::of(Part::new(Arc::new(host), 96 * MIB)), ops, segments)
 }
 
 /// A part of a GPU, in which bytes must stay intact.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
-fn on_a_gpu(script: &Script, segments: Segments) -> Checked {
+fn on_a_gpu(ops: &[Op], segments: Segments) -> Checked {
     let cuda = crate::common::gpu::shared().ok_or("it was there before")?;
-    runner::run(&RealMachine::of(Part::new(cuda, 96 * MIB)), script, segments)
+    runner::run(&RealMachine::of(Part::new(cuda, 96 * MIB)), ops, segments)
 }
 
 /// Writes the tests of one sort of segments.
@@ -77,36 +66,36 @@ macro_rules! shadow_tests {
 
             #[test]
             fn short_scripts_on_a_small_device_keep_every_law() {
-                check(300, 30, |script| on_a_small_device(&script, SEGMENTS));
+                histories(runs(200), 30, |ops| on_a_small_device(ops, SEGMENTS));
             }
 
             #[test]
             fn long_scripts_on_a_small_device_keep_every_law() {
-                check(35, 300, |script| on_a_small_device(&script, SEGMENTS));
+                histories(runs(23), 300, |ops| on_a_small_device(ops, SEGMENTS));
             }
 
             #[test]
             fn long_scripts_on_a_large_device_keep_every_law() {
-                check(20, 300, |script| on_a_large_device(&script, SEGMENTS));
+                histories(runs(13), 300, |ops| on_a_large_device(ops, SEGMENTS));
             }
 
             #[cfg(target_os = "linux")]
             #[test]
             fn scripts_in_real_memory_keep_every_law_and_every_byte() {
-                check(60, 100, |script| in_real_memory(&script, SEGMENTS));
+                histories(runs(40), 100, |ops| in_real_memory(ops, SEGMENTS));
             }
 
             #[cfg(target_os = "linux")]
             #[test]
             fn scripts_on_a_part_of_a_device_keep_every_law_and_every_byte() {
-                check(20, 100, |script| on_a_part_of_a_device(&script, SEGMENTS));
+                histories(runs(13), 100, |ops| on_a_part_of_a_device(ops, SEGMENTS));
             }
 
             #[cfg(all(feature = "cuda", target_os = "linux"))]
             #[test]
             fn scripts_on_a_gpu_keep_every_law_and_every_byte() {
                 if let Some(_turn) = crate::common::gpu::turn() {
-                    check(40, 100, |script| on_a_gpu(&script, SEGMENTS));
+                    histories(runs(26), 100, |ops| on_a_gpu(ops, SEGMENTS));
                 }
             }
         }

@@ -145,8 +145,7 @@ fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
         let options = PoolOptions { use_on_oom, ..PoolOptions::default() };
         let pool = PoolId { capture: 0, user: 1 };
         pools.create_pool(pool, options).expect("it is new");
-        let cached = bed.take_in(pool, 150 * MIB, HOME);
-        bed.give(cached);
+        bed.give(bed.take_in(pool, 150 * MIB, HOME));
         if use_on_oom {
             bed.give(bed.take(100 * MIB));
             continue;

@@ -1,8 +1,7 @@
 //! Running out: requests beyond the device, limits, and who is told.
 
 use parking_lot::Mutex;
-use stratalloc::error::FractionError;
-use stratalloc::size::{EIB, TIB};
+use stratalloc::size::EIB;
 
 use super::{H200_BYTES, signed};
 use crate::common::prelude::*;
@@ -20,53 +19,8 @@ fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
     assert!(error.to_string().contains("more than 1 EiB"), "{error}");
     assert!(matches!(error, AllocError::TooLarge { requested_bytes } if requested_bytes > EIB));
     assert_eq!(bed.device.total_calls(), calls, "the device was not asked");
-    let block = bed.take(1);
-    bed.give(block);
+    bed.give(bed.take(1));
     bed.check();
-}
-
-// The reference: half of the memory twice fails, because something else is held too; after the first
-// half is freed the very same request succeeds, also in a size that the cached half cannot serve.
-#[test]
-fn a_request_that_failed_succeeds_once_memory_was_freed() {
-    let bed = Bed::new(8 * GIB, "");
-    let small = bed.take(1);
-    let half = bed.take(4 * GIB);
-    bed.fail(4 * GIB, HOME);
-    bed.give(half);
-    let again = bed.take(4 * GIB);
-    bed.give(again);
-    assert_eq!(bed.stats().num_alloc_retries, 1, "the cached half was reused");
-    let larger = bed.take(6 * GIB);
-    assert_eq!(bed.stats().memory_reserved(), signed(6 * GIB + 2 * MIB));
-    bed.give(larger);
-    bed.give(small);
-    bed.check();
-}
-
-// The reference: fractions outside [0, 1] are refused; with one half, 0.499 of the memory less what
-// is reserved fits, and 0.5 does not, because the segment is rounded up.
-#[test]
-fn a_memory_fraction_limits_what_is_reserved_and_must_be_a_fraction() {
-    let bed = Bed::new(H200_BYTES, "");
-    for fraction in [-0.1, 2.0, 1.000_000_1, f64::NAN, f64::INFINITY] {
-        let before = bed.state();
-        let error = bed.caching().set_memory_fraction(fraction).unwrap_err();
-        assert!(error == FractionError { fraction } || fraction.is_nan());
-        assert_eq!(bed.state(), before);
-    }
-    let small = bed.take(1);
-    bed.caching().set_memory_fraction(0.5).unwrap();
-    let reserved = bed.stats().memory_reserved().unsigned_abs();
-    let almost_half = bed.take(H200_BYTES * 499 / 1000 - reserved);
-    bed.give(almost_half);
-    bed.empty_cache();
-    let report = bed.fail(H200_BYTES / 2, HOME);
-    assert_eq!(report.limit_bytes, Some(H200_BYTES / 2));
-    bed.caching().set_memory_fraction(1.0).unwrap();
-    let half = bed.take(H200_BYTES / 2);
-    bed.give(half);
-    bed.give(small);
 }
 
 // The reference reads back 1, 0 and three random fractions. Here the limit is read back in bytes.
@@ -140,33 +94,6 @@ fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
     }
 }
 
-#[test]
-fn a_limit_below_what_is_reserved_releases_nothing_and_still_serves_hits() {
-    let bed = Bed::new(GIB, "");
-    let cached = bed.take(30 * MIB);
-    bed.give(cached);
-    bed.caching().set_limit_bytes(Some(MIB));
-    assert_eq!(bed.segment_sizes(), [30 * MIB]);
-    let hit = bed.take(30 * MIB);
-    bed.fail(1, HOME);
-    bed.give(hit);
-    bed.caching().set_limit_bytes(None);
-    bed.give(bed.take(1));
-}
-
-// The reference: 4 TiB are out of memory with and without a size from which blocks are not split.
-#[test]
-fn four_tebibytes_are_out_of_memory_with_and_without_oversize_blocks() {
-    for max_split_bytes in [None, Some(GIB)] {
-        let bed = Bed::with(H200_BYTES, Settings { max_split_bytes, ..Settings::default() });
-        let report = bed.fail(4 * TIB, HOME);
-        assert_eq!(report.requested_bytes, 4 * TIB);
-        assert!(report.driver.is_some());
-        assert_eq!(bed.stats().num_ooms, 1);
-        bed.check();
-    }
-}
-
 // The reference: whoever asked to be told of failures is told, once for each.
 #[test]
 fn observers_see_the_very_report_that_the_caller_gets() {
@@ -201,4 +128,24 @@ fn a_free_memory_callback_is_asked_before_the_device_is() {
     assert_eq!(bed.device.calls("allocate"), calls, "what the callback freed was reused");
     bed.give(block);
     bed.check();
+}
+
+/// Calls that are refused leave the counters, the layout and the device alone; `shadow` has all of them.
+#[test]
+fn a_refused_call_changes_nothing_and_calls_no_driver() {
+    let orphan = Bed::new(GIB, "").take(512);
+    let bed = Bed::new(GIB, "");
+    let (block, freed) = (bed.take(512), bed.take(MIB));
+    assert_eq!((block.address(), block.token()), (orphan.address(), orphan.token()));
+    let stale = Allocation::new(freed.address(), MIB, freed.owner(), freed.token());
+    bed.give(freed);
+    let before = bed.state();
+    let refused = bed.free(orphan).expect_err("its allocator has gone");
+    assert!(matches!(refused.reason, HandleError::Foreign { .. }), "{refused}");
+    bed.free(stale).expect_err("it was freed");
+    for bytes in [0, EIB + 1, u64::MAX] {
+        bed.ask(bytes, HOME).expect_err("no device has so many");
+    }
+    assert_eq!(bed.state(), before);
+    assert_eq!(bed.fail(EIB, HOME).segment_bytes, EIB, "an exbibyte is merely out of memory");
 }

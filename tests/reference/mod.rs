@@ -8,7 +8,6 @@
 mod collector;
 mod config;
 mod counters;
-mod handles;
 mod hints;
 mod holders;
 mod limits;

@@ -117,8 +117,7 @@ fn fragmentation_is_blamed_when_the_cache_has_enough_in_pieces() {
 #[test]
 fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
     let live_after_a_large_one_was_cut = |bed: &Bed| {
-        let large = bed.take(400 * MIB);
-        bed.give(large);
+        bed.give(bed.take(400 * MIB));
         [bed.take(200 * MIB), bed.take(350 * MIB)]
     };
     let bed = Bed::new(1000 * MIB, "");

@@ -35,38 +35,28 @@ fn compat_makes_the_references_false_out_of_memory_and_its_retry_succeeds() {
     bed.check();
 }
 
-/// Idle segments of 40, 30 and 20 MiB on a device of 100 MiB.
-fn three_idle_segments(compat: Compat) -> Bed {
-    let bed = Bed::with(100 * MIB, rules(compat));
+/// Idle segments of 40, 30 and 20 MiB.
+fn idle_segments(total_bytes: u64, compat: Compat) -> Bed {
+    let bed = Bed::with(total_bytes, rules(compat));
     let blocks = [40, 30, 20].map(|mib| bed.take(mib * MIB));
     blocks.into_iter().for_each(|block| bed.give(block));
     assert_eq!(bed.segment_sizes(), [20 * MIB, 30 * MIB, 40 * MIB]);
     bed
 }
 
-// As the reference does: keeping some of them cuts the rest into more pieces.
+// As the reference does: keeping some cuts the rest into more pieces. A limit presses like a full device.
 #[test]
 fn pressure_releases_every_idle_segment() {
     for compat in [Compat::Default, Compat::PyTorch] {
-        let bed = three_idle_segments(compat);
-        drop(bed.take(44 * MIB));
-        assert_eq!(bed.segment_sizes(), [44 * MIB]);
-        let now = bed.stats();
-        assert_eq!((now.num_device_free, now.num_alloc_retries), (3, 1));
-        bed.check();
-    }
-}
-
-#[test]
-fn a_limit_presses_like_a_full_device() {
-    for compat in [Compat::Default, Compat::PyTorch] {
-        let bed = Bed::with(GIB, rules(compat));
-        let blocks = [40, 30, 20].map(|mib| bed.take(mib * MIB));
-        blocks.into_iter().for_each(|block| bed.give(block));
-        bed.caching().set_limit_bytes(Some(100 * MIB));
-        drop(bed.take(44 * MIB));
-        assert_eq!(bed.segment_sizes(), [44 * MIB]);
-        bed.check();
+        for (total_bytes, limit_bytes) in [(100 * MIB, None), (GIB, Some(100 * MIB))] {
+            let bed = idle_segments(total_bytes, compat);
+            bed.caching().set_limit_bytes(limit_bytes);
+            drop(bed.take(44 * MIB));
+            assert_eq!(bed.segment_sizes(), [44 * MIB]);
+            let now = bed.stats();
+            assert_eq!((now.num_device_free, now.num_alloc_retries), (3, 1));
+            bed.check();
+        }
     }
 }
 
@@ -76,7 +66,7 @@ fn a_request_larger_than_the_device_leaves_the_cache_alone() {
     for (compat, left, waits) in
         [(Compat::Default, vec![20 * MIB, 30 * MIB, 40 * MIB], 0), (Compat::PyTorch, vec![], 1)]
     {
-        let bed = three_idle_segments(compat);
+        let bed = idle_segments(100 * MIB, compat);
         let report = bed.fail(102 * MIB, HOME);
         assert_eq!(bed.segment_sizes(), left);
         assert_eq!(report.reserved_bytes, left.iter().sum::<u64>());
@@ -87,7 +77,7 @@ fn a_request_larger_than_the_device_leaves_the_cache_alone() {
 
 #[test]
 fn a_request_larger_than_the_limit_leaves_the_cache_alone() {
-    let bed = three_idle_segments(Compat::Default);
+    let bed = idle_segments(100 * MIB, Compat::Default);
     bed.caching().set_limit_bytes(Some(60 * MIB));
     bed.fail(62 * MIB, HOME);
     assert_eq!(bed.segment_sizes(), [20 * MIB, 30 * MIB, 40 * MIB]);

@@ -1,103 +1,82 @@
 //! Calls that must be refused, each with its reason, and must change nothing.
 
+use stratalloc::error::FractionError;
 use stratalloc::ids::OwnerId;
 use stratalloc::size::EIB;
 
-use super::ops::Bad;
 use super::runner::{Outcome, Runner, Stale};
 use crate::common::prelude::*;
 use crate::common::{ensure, ensure_eq};
 
 impl<M: Machine> Runner<'_, M> {
-    pub(crate) fn misuse(&self, what: Bad, pick: u16) -> Result<Outcome, String> {
+    /// Makes every call that must be refused; `pick` chooses the handle that forged ones are made of.
+    pub(crate) fn misuse(&self, pick: u16) -> Result<Outcome, String> {
         let stream = self.stream(pick.to_le_bytes()[0]);
-        match what {
-            Bad::ZeroBytes => {
-                let told = self.strategy.ask(0, stream);
-                ensure!(matches!(told, Err(AllocError::ZeroBytes)), "{told:?}");
-            }
-            Bad::TooLarge => {
-                let bytes = [EIB + 1, u64::MAX, u64::MAX - 511][usize::from(pick) % 3];
-                let told = self.strategy.ask(bytes, stream);
-                let refused = matches!(told, Err(AllocError::TooLarge { requested_bytes })
-                    if requested_bytes == bytes);
-                ensure!(refused, "{told:?}");
-            }
-            Bad::FreeTwice => {
-                if let Some(stale) = self.old_handle(pick) {
-                    let reason = HandleError::Stale { address: stale.address };
-                    self.refuses_free(stale, self.engine().owner(), &reason)?;
-                }
-            }
-            Bad::RecordAfterFree => {
-                if let Some(stale) = self.old_handle(pick) {
-                    let handle = handle(stale, self.engine().owner());
-                    let told = self.cross_stream().record_stream(&handle, stream);
-                    let reason = HandleError::Stale { address: stale.address };
-                    ensure_eq!(told, Err(reason), "record after free");
-                }
-            }
-            Bad::FreeForeign => {
-                let like = self.some_handle(pick);
-                let (owner, asked) = (self.stranger, self.engine().owner());
-                self.refuses_free(like, owner, &HandleError::Foreign { owner, asked })?;
-            }
-            Bad::RecordForeign => {
-                let (owner, asked) = (self.stranger, self.engine().owner());
-                let handle = handle(self.some_handle(pick), owner);
-                let told = self.cross_stream().record_stream(&handle, stream);
-                ensure_eq!(told, Err(HandleError::Foreign { owner, asked }), "foreign record");
-            }
-            Bad::FreeMadeUpToken => {
-                let mut made_up = self.some_handle(pick);
-                let Token(parts) = &mut made_up.token;
-                match pick % 4 {
-                    0 => parts[0] = u32::MAX,
-                    1 => parts[1] = u32::MAX,
-                    2 => parts[2] ^= 1 << 31,
-                    _ => made_up.address += 512,
-                }
-                let reason = HandleError::Stale { address: made_up.address };
-                self.refuses_free(made_up, self.engine().owner(), &reason)?;
-            }
-            Bad::FreeUnknownAddress | Bad::RecordUnknownAddress => {
-                let Some(raw) = self.raw() else {
-                    return Ok(Outcome::Refused);
-                };
-                for address in self.addresses_of_nobody(pick) {
-                    let told = match what {
-                        Bad::FreeUnknownAddress => raw.free_raw(address).map(drop),
-                        _ => raw.record_stream_raw(address, stream),
-                    };
-                    ensure_eq!(told, Err(HandleError::UnknownAddress { address }), "bare address");
-                }
-            }
-            Bad::FractionOutOfRange => {
-                for fraction in [-0.1, 1.1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-                    let limit = self.caching().limit_bytes();
-                    let told = self.caching().set_memory_fraction(fraction);
-                    ensure!(told.is_err(), "{fraction} is no fraction");
-                    ensure_eq!(self.caching().limit_bytes(), limit, "limit");
-                }
-            }
+        for bytes in [0, EIB + 1, 1 << 63, u64::MAX - 511, u64::MAX] {
+            let told = self.strategy.ask(bytes, stream);
+            let refused = match &told {
+                Err(AllocError::ZeroBytes) => bytes == 0,
+                Err(AllocError::TooLarge { requested_bytes }) => *requested_bytes == bytes,
+                _ => false,
+            };
+            ensure!(refused, "{bytes} bytes: {told:?}");
         }
+        let asked = self.engine().owner();
+        for &stale in &self.stale {
+            self.refuses(stale, asked)?;
+        }
+        let real = self.some_handle(pick);
+        self.refuses(real, self.stranger)?;
+        let Token([heap, slot, generation]) = real.token;
+        for token in [
+            [heap.wrapping_add(1), slot, generation],
+            [u32::MAX, slot, generation],
+            [u32::MAX - 1, u32::MAX, u32::MAX],
+            [heap, slot.wrapping_add(1), generation],
+            [heap, u32::MAX, generation],
+            [heap, u32::MAX - 1, generation],
+            [heap, 1 << 20, generation],
+            [heap, slot, generation.wrapping_add(1)],
+            [heap, slot, generation.wrapping_sub(1)],
+            [heap, slot, generation ^ 1 << 31],
+        ] {
+            self.refuses(Stale { token: Token(token), ..real }, asked)?;
+        }
+        for address in [0, real.address + 512, real.address - 512, u64::MAX] {
+            self.refuses(Stale { address, ..real }, asked)?;
+        }
+        for address in self.addresses_of_nobody(pick) {
+            let unknown = || HandleError::UnknownAddress { address };
+            let recorded = self.strategy.record_stream_raw(address, stream);
+            ensure_eq!(self.strategy.free_raw(address), Err(unknown()), "bare address");
+            ensure_eq!(recorded, Err(unknown()), "bare address");
+        }
+        let limit = self.caching().limit_bytes();
+        for fraction in [-0.1, 1.000_000_1, 2.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let told = self.caching().set_memory_fraction(fraction);
+            let is_named = told == Err(FractionError { fraction });
+            ensure!(is_named || told.is_err() && fraction.is_nan(), "{fraction}: {told:?}");
+        }
+        ensure_eq!(self.caching().limit_bytes(), limit, "limit");
         Ok(Outcome::Refused)
     }
 
-    fn refuses_free(&self, like: Stale, owner: OwnerId, reason: &HandleError) -> Checked {
-        match self.strategy.free(handle(like, owner)) {
-            Ok(()) => Err(format!("{like:?} was freed")),
-            Err(error) => {
-                ensure_eq!(error.reason, *reason, "reason");
-                ensure_eq!(error.allocation, handle(like, owner), "the handle comes back");
-                Ok(())
-            }
-        }
-    }
-
-    fn old_handle(&self, pick: u16) -> Option<Stale> {
-        let count = self.stale.len();
-        (count > 0).then(|| self.stale[usize::from(pick) % count])
+    /// A use by a stream and a free are refused for the same reason, and the handle comes back as it was.
+    fn refuses(&self, like: Stale, owner: OwnerId) -> Checked {
+        let handle = || Allocation::new(like.address, like.bytes, owner, like.token);
+        let asked = self.engine().owner();
+        let reason = match owner == asked {
+            true => HandleError::Stale { address: like.address },
+            false => HandleError::Foreign { owner, asked },
+        };
+        let recorded = self.cross_stream().record_stream(&handle(), StreamId(7));
+        ensure_eq!(recorded, Err(reason.clone()), "a use of {like:?}");
+        let Err(refused) = self.strategy.free(handle()) else {
+            return Err(format!("{like:?} was freed"));
+        };
+        ensure_eq!(refused.reason, reason, "a free of {like:?}");
+        ensure_eq!(refused.allocation, handle(), "the handle comes back");
+        Ok(())
     }
 
     /// A copy of a live handle, or one of nothing.
@@ -113,21 +92,18 @@ impl<M: Machine> Runner<'_, M> {
         }
     }
 
-    /// Addresses at which no live block begins: inside blocks, free blocks, past every segment.
+    /// Addresses at which no live block begins: inside blocks, free blocks, past every segment. All, if the
+    /// allocator finds no block by its address.
     fn addresses_of_nobody(&self, pick: u16) -> Vec<u64> {
         let layout = self.caching().layout();
         let live = |address: u64| self.held.iter().any(|block| block.address == address);
-        let mut addresses = vec![0, 1, u64::MAX, u64::from(pick) * MIB];
+        let mut addresses = vec![0, 1, u64::MAX - 511, u64::MAX, u64::from(pick) * MIB];
         for segment in &layout {
             addresses.push(segment.address + segment.size_bytes);
             addresses.push(segment.address - 1);
             addresses.extend(segment.blocks.iter().flat_map(|b| [b.address, b.address + 1]));
         }
-        addresses.retain(|address| !live(*address));
+        addresses.retain(|address| !live(*address) || self.raw().is_none());
         addresses
     }
-}
-
-fn handle(like: Stale, owner: OwnerId) -> Allocation {
-    Allocation::new(like.address, like.bytes, owner, like.token)
 }

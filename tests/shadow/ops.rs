@@ -4,58 +4,49 @@
 //! every list of operations is legal and stays legal when parts are taken out.
 
 use quickcheck::{Arbitrary, Gen};
-use stratalloc::history::StackLevel;
 use stratalloc::size::RoundupDivisions;
 
 use crate::common::Segments;
 use crate::common::prelude::*;
-use crate::common::stacks::LEVELS;
 
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Op {
-    Allocate { bytes: u64, stream: u8 },
-    Free { pick: u16 },
-    RecordStream { pick: u16, stream: u8 },
-    FinishStream { stream: u8 },
-    FinishEvent { pick: u8 },
+    Allocate {
+        bytes: u64,
+        stream: u8,
+    },
+    Free {
+        pick: u16,
+    },
+    RecordStream {
+        pick: u16,
+        stream: u8,
+    },
+    FinishStream {
+        stream: u8,
+    },
+    FinishEvent {
+        pick: u8,
+    },
     ProcessEvents,
     EmptyCache,
-    SetLimitMib { mib: Option<u8> },
-    SetFraction { percent: u8 },
-    Apply { tuning: Tuning },
+    SetLimitMib {
+        mib: Option<u8>,
+    },
+    SetFraction {
+        percent: u8,
+    },
+    Apply {
+        tuning: Tuning,
+    },
     ResetPeaks,
     ResetAccumulated,
-    Bad { what: Bad, pick: u16 },
+    /// Every call that must be refused and change nothing.
+    Misuse {
+        pick: u16,
+    },
 }
-
-/// A call that must be refused and change nothing.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Bad {
-    ZeroBytes,
-    TooLarge,
-    FreeTwice,
-    RecordAfterFree,
-    FreeForeign,
-    RecordForeign,
-    FreeMadeUpToken,
-    FreeUnknownAddress,
-    RecordUnknownAddress,
-    FractionOutOfRange,
-}
-
-const BAD: [Bad; 10] = [
-    Bad::ZeroBytes,
-    Bad::TooLarge,
-    Bad::FreeTwice,
-    Bad::RecordAfterFree,
-    Bad::FreeForeign,
-    Bad::RecordForeign,
-    Bad::FreeMadeUpToken,
-    Bad::FreeUnknownAddress,
-    Bad::RecordUnknownAddress,
-    Bad::FractionOutOfRange,
-];
 
 /// A configuration, as small numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -203,7 +194,7 @@ impl Arbitrary for Op {
             55..58 => Self::Apply { tuning: Tuning::arbitrary(g) },
             58 => Self::ResetPeaks,
             59 => Self::ResetAccumulated,
-            _ => Self::Bad { what: choose(g, &BAD), pick },
+            _ => Self::Misuse { pick },
         }
     }
 
@@ -223,42 +214,8 @@ impl Arbitrary for Op {
             Self::Apply { tuning } => {
                 Box::new(tuning.shrink().map(|tuning| Self::Apply { tuning }))
             }
-            Self::Bad { what, pick } => {
-                Box::new(pick.shrink().map(move |pick| Self::Bad { what, pick }))
-            }
+            Self::Misuse { pick } => Box::new(pick.shrink().map(|pick| Self::Misuse { pick })),
             _ => quickcheck::empty_shrinker(),
         }
-    }
-}
-
-/// A whole run: how the allocator is built, and what is done with it.
-#[derive(Clone, Debug)]
-pub(crate) struct Script {
-    pub(crate) streams: usize,
-    pub(crate) raw_addresses: bool,
-    /// Whose stacks the history gathers meanwhile.
-    pub(crate) stacks: StackLevel,
-    pub(crate) tuning: Tuning,
-    pub(crate) ops: Vec<Op>,
-}
-
-impl Arbitrary for Script {
-    fn arbitrary(g: &mut Gen) -> Self {
-        Self {
-            streams: choose(g, &[2, 3, 5]),
-            raw_addresses: bool::arbitrary(g),
-            stacks: choose(g, &LEVELS),
-            tuning: if once_in(g, 2) { Tuning::PLAIN } else { Tuning::arbitrary(g) },
-            ops: Vec::arbitrary(g),
-        }
-    }
-
-    fn shrink(&self) -> Box<dyn Iterator<Item = Self>> {
-        let (own, other) = (self.clone(), self.clone());
-        let shorter = self.ops.shrink().map(move |ops| Self { ops, ..own.clone() });
-        let plainer = self.tuning.shrink().map(move |tuning| Self { tuning, ..other.clone() });
-        let silent = Self { stacks: StackLevel::Never, ..self.clone() };
-        let silent = (self.stacks != StackLevel::Never).then_some(silent);
-        Box::new(silent.into_iter().chain(plainer).chain(shorter))
     }
 }

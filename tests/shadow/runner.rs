@@ -14,9 +14,9 @@ use stratalloc::registry::build;
 use stratalloc::size::PoolKind;
 
 use super::mirror::Mirror;
-use super::ops::{Op, Script};
+use super::ops::{Op, Tuning};
 use crate::common::prelude::*;
-use crate::common::stacks::Counted;
+use crate::common::stacks::{Counted, LEVELS};
 use crate::common::{Segments, ensure, ensure_eq};
 
 /// A block in the runner's hands.
@@ -70,17 +70,18 @@ pub(crate) struct Runner<'m, M> {
     before: (Vec<SegmentLayout>, Statistics),
     /// Stacks that were gathered and not released.
     stacks: Arc<AtomicI64>,
+    stack_level: StackLevel,
 }
 
-/// Runs a whole script.
-pub(crate) fn run<M: Machine>(machine: &M, script: &Script, segments: Segments) -> Checked {
-    let mut runner = Runner::new(machine, script, segments)?;
-    for (at, op) in script.ops.iter().enumerate() {
+/// Runs a whole history.
+pub(crate) fn run<M: Machine>(machine: &M, ops: &[Op], segments: Segments) -> Checked {
+    let mut runner = Runner::new(machine, ops, segments)?;
+    for (at, op) in ops.iter().enumerate() {
         runner.step(op).map_err(|wrong| format!("operation {at}, {op:?}: {wrong}"))?;
     }
-    runner.every_block_has_its_holder(script.stacks)?;
-    // Every other script goes with blocks in use, the rest hands everything back first.
-    if script.ops.len().is_multiple_of(2) {
+    runner.every_block_has_its_holder()?;
+    // Every other history goes with blocks in use, the rest hands everything back first.
+    if ops.len().is_multiple_of(2) {
         runner.hand_everything_back()?;
     }
     let stacks = Arc::clone(&runner.stacks);
@@ -93,9 +94,18 @@ pub(crate) fn run<M: Machine>(machine: &M, script: &Script, segments: Segments) 
 }
 
 impl<'m, M: Machine> Runner<'m, M> {
-    fn new(machine: &'m M, script: &Script, segments: Segments) -> Result<Self, String> {
-        let settings = script.tuning.settings(segments);
-        let options = BuildOptions { raw_addresses: script.raw_addresses };
+    /// Histories of different lengths get allocators that are built in different ways; three of five begin
+    /// with the first settings that their operations apply.
+    fn new(machine: &'m M, ops: &[Op], segments: Segments) -> Result<Self, String> {
+        let n = ops.len();
+        let (raw_addresses, stack_level) = (n / 2 % 2 == 0, LEVELS[n / 4 % LEVELS.len()]);
+        let applied = ops.iter().find_map(|op| match op {
+            Op::Apply { tuning } => Some(*tuning),
+            _ => None,
+        });
+        let tuning = applied.filter(|_| n % 5 < 3).unwrap_or(Tuning::PLAIN);
+        let settings = tuning.settings(segments);
+        let options = BuildOptions { raw_addresses };
         let config = Config::from_settings(settings.clone());
         let strategy =
             build(&config, machine.driver(), options).map_err(|error| error.to_string())?;
@@ -106,7 +116,7 @@ impl<'m, M: Machine> Runner<'m, M> {
             strategy,
             segments,
             mirror: Mirror::new(settings, total_bytes),
-            streams: machine.streams(script.streams),
+            streams: machine.streams([2, 3, 5][n % 3]),
             held: Vec::new(),
             stale: Vec::new(),
             waits: BTreeMap::new(),
@@ -116,21 +126,22 @@ impl<'m, M: Machine> Runner<'m, M> {
             next_seed: 0,
             before: Default::default(),
             stacks,
+            stack_level,
         };
         let history = runner.engine().history();
         history.set_stack_provider(Some(provider));
-        history.start(&RecordOptions::at_most(100_000).with_stacks(script.stacks));
-        ensure_eq!(runner.raw().is_some(), script.raw_addresses, "raw addresses");
+        history.start(&RecordOptions::at_most(100_000).with_stacks(stack_level));
+        ensure_eq!(runner.raw().is_some(), raw_addresses, "raw addresses");
         runner.before = runner.look();
         Ok(runner)
     }
 
     /// Blocks that are in use have a stack in a snapshot, and free ones none.
-    fn every_block_has_its_holder(&self, level: StackLevel) -> Checked {
+    fn every_block_has_its_holder(&self) -> Checked {
         for segment in self.engine().snapshot().segments {
             for (block, holder) in segment.layout.blocks.iter().zip(&segment.holders) {
-                let expected =
-                    level != StackLevel::Never && block.state != BlockStateName::Inactive;
+                let expected = self.stack_level != StackLevel::Never
+                    && block.state != BlockStateName::Inactive;
                 ensure_eq!(holder.is_some(), expected, "the holder of {block:?}");
             }
         }
@@ -220,7 +231,7 @@ impl<'m, M: Machine> Runner<'m, M> {
                 self.counters().reset_accumulated();
                 self.mirror.reset_accumulated();
             }
-            Op::Bad { what, pick } => return self.misuse(what, pick),
+            Op::Misuse { pick } => return self.misuse(pick),
         }
         Ok(Outcome::Done)
     }
