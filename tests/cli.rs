@@ -15,10 +15,12 @@ mod verified;
 mod words;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+
+use crate::common::folder::Folder;
 
 fn trace(name: &str) -> String {
     format!("{}/tests/traces/{name}.pickle.xz", env!("CARGO_MANIFEST_DIR"))
@@ -111,34 +113,6 @@ fn recordings_from_elsewhere(endings: &[&str]) -> Vec<String> {
         .collect();
     paths.sort();
     paths
-}
-
-/// A folder of a test's own, which goes with it.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let own = format!("stratalloc-cli-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(own);
-        std::fs::create_dir_all(&folder).expect("a test may make a folder");
-        Self(folder)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("names are text").to_owned()
-    }
-
-    fn file(&self, name: &str, content: &str) -> String {
-        let path = self.path(name);
-        std::fs::write(&path, content).expect("a test may write there");
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 #[test]

@@ -83,11 +83,3 @@ fn timed(source: &Arc<Counted>, conf: &str, clock: Clock) -> CpuAllocator {
     let source = Arc::clone(source) as Arc<dyn Source>;
     CpuAllocator::with_source(DeviceId(0), &settings(conf), source, clock).expect("legal settings")
 }
-
-fn take(allocator: &dyn DeviceAllocator, bytes: u64) -> Allocation {
-    allocator.take_on(bytes, ANY)
-}
-
-fn statistics(allocator: &dyn DeviceAllocator) -> Statistics {
-    allocator.stats()
-}

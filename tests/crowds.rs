@@ -154,7 +154,7 @@ fn peaks_are_exact_when_threads_take_turns() {
                 });
             }
         });
-        let told = scene.statistics();
+        let told = scene.strategy.stats();
         let (now, peak) = turn.into_inner().expect("nobody has panicked");
         let families = [told.allocation, told.allocated_bytes, told.requested_bytes];
         assert_eq!(families.map(|family| family.all.current), now);
@@ -199,7 +199,7 @@ fn overlapping_growth_never_passes_the_limit() {
             done.into_iter().for_each(|done| done.expect("no worker panics"));
             watch.join().expect("the limit held");
         });
-        let told = scene.statistics();
+        let told = scene.strategy.stats();
         assert!(told.reserved_bytes.all.peak <= 90 << 20, "not even for a moment");
         assert_eq!(told.num_ooms, i64::try_from(failures.into_inner()).expect("few"));
         scene.check();

@@ -23,14 +23,6 @@ fn engine(strategy: &Strategy) -> &Engine {
     strategy.engine().expect("built on the engine")
 }
 
-fn take(strategy: &Strategy, bytes: u64, stream: StreamId) -> Allocation {
-    strategy.take_on(bytes, stream)
-}
-
-fn give(strategy: &Strategy, block: Allocation) {
-    strategy.give(block);
-}
-
 /// Whether all of a range has one value.
 fn holds(cuda: &Cuda, address: u64, bytes: u64, value: u8, stream: StreamId) -> bool {
     let mut seen = vec![0; usize::try_from(bytes).expect("test sizes fit")];
@@ -151,7 +143,7 @@ fn random_histories_keep_every_byte() {
                 let bytes = [512, 3 * KIB, 700 * KIB, 2 * MIB, 11 * MIB][(roll % 5) as usize];
                 let stream = streams[(roll % 2) as usize];
                 let value = u8::try_from(step % 251).unwrap();
-                let block = take(&strategy, bytes, stream);
+                let block = strategy.take_on(bytes, stream);
                 cuda.fill(block.address(), value, bytes, stream).unwrap();
                 held.push((block, value, stream));
             } else if !held.is_empty() {
@@ -159,14 +151,14 @@ fn random_histories_keep_every_byte() {
                     held.swap_remove(usize::try_from(roll).unwrap() % held.len());
                 let (address, bytes) = (block.address(), block.size_bytes());
                 assert!(holds(&cuda, address, bytes, value, stream), "{conf}: step {step}");
-                give(&strategy, block);
+                strategy.give(block);
             }
             if step % 150 == 149 {
                 engine(&strategy).empty_cache().unwrap();
             }
         }
         engine(&strategy).check().unwrap();
-        held.into_iter().for_each(|(block, ..)| give(&strategy, block));
+        held.into_iter().for_each(|(block, ..)| strategy.give(block));
         engine(&strategy).empty_cache().unwrap();
         assert_eq!(engine(&strategy).statistics().memory_reserved(), 0);
     }
@@ -180,9 +172,9 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
         let strategy = strategy(&cuda, conf);
         let (home, side) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
         let bytes = 64 * MIB;
-        let target = take(&strategy, bytes, home);
-        let slow = take(&strategy, 256 * MIB, side);
-        let source = take(&strategy, bytes, home);
+        let target = strategy.take_on(bytes, home);
+        let slow = strategy.take_on(256 * MIB, side);
+        let source = strategy.take_on(bytes, home);
         let address = source.address();
         cuda.fill(address, 1, bytes, home).unwrap();
         let filled = cuda.create_event().unwrap();
@@ -194,15 +186,15 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
         }
         cuda.copy(target.address(), address, bytes, side).unwrap();
         strategy.record(&source, side);
-        give(&strategy, source);
-        let other = take(&strategy, bytes, home);
+        strategy.give(source);
+        let other = strategy.take_on(bytes, home);
         assert_ne!(other.address(), address, "{conf}: its other stream works");
         cuda.fill(other.address(), 2, bytes, home).unwrap();
         cuda.synchronize_device().unwrap();
         assert!(holds(&cuda, target.address(), bytes, 1, home), "{conf}");
-        let again = take(&strategy, bytes, home);
+        let again = strategy.take_on(bytes, home);
         assert_eq!(again.address(), address, "{conf}: free by now");
-        [target, slow, other, again].into_iter().for_each(|block| give(&strategy, block));
+        [target, slow, other, again].into_iter().for_each(|block| strategy.give(block));
         cuda.destroy_event(filled).unwrap();
     }
 }
@@ -215,24 +207,24 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
         let strategy = strategy(&cuda, conf);
         let pools: &dyn PrivatePools = engine(&strategy);
         let stream = cuda.create_stream().unwrap();
-        let warm = take(&strategy, 4 * MIB, stream);
-        give(&strategy, warm);
+        let warm = strategy.take_on(4 * MIB, stream);
+        strategy.give(warm);
         let pool = PoolId::next_capture();
         let capture = Capture::begin(&*cuda, stream).unwrap();
         assert_eq!(cuda.capture_status(stream), Ok(CaptureStatus::Active { capture }));
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
-        let between = take(&strategy, 4 * MIB, stream);
+        let between = strategy.take_on(4 * MIB, stream);
         cuda.fill(between.address(), 6, 4 * MIB, stream).unwrap();
-        let result = take(&strategy, 4 * MIB, stream);
+        let result = strategy.take_on(4 * MIB, stream);
         cuda.copy(result.address(), between.address(), 4 * MIB, stream).unwrap();
         let frontier = Capture::frontier(&*cuda, stream).unwrap();
         assert_eq!(frontier.len(), 1);
         assert_eq!(Capture::dependencies(&*cuda, frontier[0]).unwrap().len(), 1);
-        give(&strategy, between);
+        strategy.give(between);
         let graph = cuda.end_capture(stream).unwrap();
         let hold = scope.finish();
         // What the graph uses between is free in its pool, and nobody else may have it.
-        let others: Vec<_> = (0..20).map(|_| take(&strategy, 4 * MIB, stream)).collect();
+        let others: Vec<_> = (0..20).map(|_| strategy.take_on(4 * MIB, stream)).collect();
         for other in &others {
             cuda.fill(other.address(), 9, 4 * MIB, stream).unwrap();
         }
@@ -243,9 +235,9 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
         }
         for other in others {
             assert!(holds(&cuda, other.address(), 4 * MIB, 9, stream), "{conf}");
-            give(&strategy, other);
+            strategy.give(other);
         }
-        give(&strategy, result);
+        strategy.give(result);
         drop((graph, hold));
         engine(&strategy).empty_cache().unwrap();
         assert_eq!(engine(&strategy).private_pool_count(), 0);
@@ -271,20 +263,20 @@ fn a_join_inside_a_capture_frees_what_it_joins() {
         let pool = PoolId::next_capture();
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
         join(stream, side);
-        let block = take(&strategy, 8 * MIB, stream);
+        let block = strategy.take_on(8 * MIB, stream);
         let address = block.address();
         cuda.fill(address, 1, 8 * MIB, side).unwrap();
         strategy.record(&block, side);
-        give(&strategy, block);
-        let early = take(&strategy, 8 * MIB, stream);
+        strategy.give(block);
+        let early = strategy.take_on(8 * MIB, stream);
         assert_ne!(early.address(), address);
         join(side, stream);
-        let late = take(&strategy, 8 * MIB, stream);
+        let late = strategy.take_on(8 * MIB, stream);
         assert_eq!(late.address() == address, reuses, "{conf}");
         Capture::end(&*cuda, stream).unwrap();
         drop(scope);
-        [early, late].into_iter().for_each(|block| give(&strategy, block));
-        give(&strategy, take(&strategy, 512, stream));
+        [early, late].into_iter().for_each(|block| strategy.give(block));
+        strategy.give(strategy.take_on(512, stream));
         assert_eq!(engine(&strategy).statistics().active.all.current, 0, "{conf}");
     }
 }
@@ -296,7 +288,7 @@ fn a_limit_and_the_device_end_in_reports() {
         let strategy = strategy(&cuda, conf);
         let caching: &dyn Caching = engine(&strategy);
         caching.set_limit_bytes(Some(256 * MIB));
-        let held: Vec<_> = (0..4).map(|_| take(&strategy, 60 * MIB, StreamId::DEFAULT)).collect();
+        let held: Vec<_> = (0..4).map(|_| strategy.take_on(60 * MIB, StreamId::DEFAULT)).collect();
         match strategy.ask(60 * MIB, StreamId::DEFAULT) {
             Err(AllocError::OutOfMemory(report)) => {
                 assert_eq!(report.limit_bytes, Some(256 * MIB));
@@ -304,8 +296,8 @@ fn a_limit_and_the_device_end_in_reports() {
             }
             other => panic!("{other:?}"),
         }
-        held.into_iter().for_each(|block| give(&strategy, block));
-        give(&strategy, take(&strategy, 240 * MIB, StreamId::DEFAULT));
+        held.into_iter().for_each(|block| strategy.give(block));
+        strategy.give(strategy.take_on(240 * MIB, StreamId::DEFAULT));
         caching.set_limit_bytes(None);
         let total = cuda.info().total_bytes;
         match strategy.ask(total - total % 512, StreamId::DEFAULT) {
@@ -332,10 +324,10 @@ fn threads_need_no_context_of_their_own() {
                     let stream = cuda.create_stream().unwrap();
                     for round in 0..50_u64 {
                         let bytes = (1 + round % 7) * 300 * KIB;
-                        let block = take(strategy, bytes, stream);
+                        let block = strategy.take_on(bytes, stream);
                         cuda.fill(block.address(), value, bytes, stream).unwrap();
                         assert!(holds(cuda, block.address(), bytes, value, stream));
-                        give(strategy, block);
+                        strategy.give(block);
                     }
                 });
             }
@@ -354,16 +346,16 @@ fn a_peer_reaches_what_it_was_let_into() {
     for conf in BOTH {
         let strategy = strategy(&cuda, conf);
         let stream = cuda.create_stream().unwrap();
-        let early = take(&strategy, 4 * MIB, stream);
+        let early = strategy.take_on(4 * MIB, stream);
         strategy.peer_access().enable_peer_access(DeviceId(1)).unwrap();
-        let late = take(&strategy, 40 * MIB, stream);
+        let late = strategy.take_on(40 * MIB, stream);
         let there = second.create_stream().unwrap();
         for block in [&early, &late] {
             second.fill(block.address(), 4, block.size_bytes(), there).unwrap();
             second.synchronize_stream(there).unwrap();
             assert!(holds(&cuda, block.address(), block.size_bytes(), 4, stream), "{conf}");
         }
-        [early, late].into_iter().for_each(|block| give(&strategy, block));
+        [early, late].into_iter().for_each(|block| strategy.give(block));
     }
 }
 
@@ -399,7 +391,7 @@ fn a_block_is_shared_between_two_processes() {
     let Some((_alone, cuda)) = device() else { return };
     for conf in ["", "expandable_segments:True,expandable_segments_ipc:True"] {
         let strategy = strategy(&cuda, conf);
-        let pair = [0, 1].map(|_| take(&strategy, 3 * MIB, StreamId::DEFAULT));
+        let pair = [0, 1].map(|_| strategy.take_on(3 * MIB, StreamId::DEFAULT));
         let block = &pair[1];
         cuda.fill(block.address(), 77, 3 * MIB, StreamId::DEFAULT).unwrap();
         cuda.synchronize_device().unwrap();
@@ -422,7 +414,7 @@ fn a_block_is_shared_between_two_processes() {
             + &String::from_utf8_lossy(&other.stderr);
         assert!(other.status.success(), "{conf}: {told}");
         assert!(holds(&cuda, block.address(), 3 * MIB, 78, StreamId::DEFAULT), "{conf}");
-        pair.into_iter().for_each(|block| give(&strategy, block));
+        pair.into_iter().for_each(|block| strategy.give(block));
     }
 }
 
@@ -433,13 +425,13 @@ fn many_live_blocks_do_not_overlap() {
     for conf in BOTH {
         let strategy = strategy(&cuda, conf);
         let held: Vec<_> =
-            (1..400_u64).map(|n| take(&strategy, n * 1000, StreamId::DEFAULT)).collect();
+            (1..400_u64).map(|n| strategy.take_on(n * 1000, StreamId::DEFAULT)).collect();
         let ranges: BTreeMap<u64, u64> =
             held.iter().map(|block| (block.address(), block.size_bytes())).collect();
         let ordered: Vec<_> = ranges.into_iter().collect();
         assert_eq!(ordered.len(), 399);
         assert!(ordered.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
-        held.into_iter().for_each(|block| give(&strategy, block));
+        held.into_iter().for_each(|block| strategy.give(block));
     }
 }
 

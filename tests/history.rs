@@ -14,15 +14,13 @@ mod on_oom;
 mod reports;
 mod trackers;
 
-use stratalloc::allocator::Recording;
 use stratalloc::history::{Event, History};
 
 use crate::common::prelude::*;
 
 /// A simulated device.
 fn sim(total_bytes: u64) -> Arc<dyn Driver> {
-    let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
-    Arc::new(Sim::new(SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() }))
+    Arc::new(Sim::with_bytes(total_bytes))
 }
 
 /// What a configuration string builds, on a device of its own.
@@ -36,15 +34,7 @@ fn build_over(conf: &str, driver: Arc<dyn Driver>) -> Switchable {
 }
 
 fn history(allocator: &dyn DeviceAllocator) -> Arc<History> {
-    Arc::clone(recording(allocator).history())
-}
-
-fn recording(allocator: &dyn DeviceAllocator) -> &dyn Recording {
-    allocator.recording()
-}
-
-fn take(allocator: &dyn DeviceAllocator, bytes: u64, stream: u64) -> Allocation {
-    allocator.allocate(Request::new(bytes, StreamId(stream))).expect("there is room")
+    Arc::clone(allocator.recording().history())
 }
 
 fn events(history: &History) -> Vec<Event> {

@@ -19,40 +19,17 @@ use crate::common::prelude::*;
 #[cfg(target_os = "linux")]
 use crate::common::machine::HostMachine;
 
-/// An allocator on a machine.
-struct Bed<M> {
-    // Dropped before the machine.
-    allocator: MallocAsyncAllocator,
-    machine: M,
-}
+type Bed = BedOn<Sim, MallocAsyncAllocator>;
 
-impl<M> std::ops::Deref for Bed<M> {
-    type Target = MallocAsyncAllocator;
-
-    fn deref(&self) -> &MallocAsyncAllocator {
-        &self.allocator
-    }
-}
-
-impl<M: Machine> Bed<M> {
-    fn new(machine: M) -> Self {
-        Self::with(machine, Settings::default())
-    }
-
-    fn with(machine: M, settings: Settings) -> Self {
-        let allocator =
-            MallocAsyncAllocator::new(machine.driver(), &settings).expect("the machine has pools");
-        Self { allocator, machine }
-    }
-
+impl Bed {
     fn allocated(&self) -> (i64, i64, i64) {
         let s = self.allocator.statistics();
         (s.allocation.all.current, s.allocated_bytes.all.current, s.active_bytes.all.current)
     }
 }
 
-fn sim(mib: u64) -> Bed<SimMachine> {
-    Bed::new(SimMachine::new(mib * MIB))
+fn sim(mib: u64) -> Bed {
+    Bed::new(mib * MIB, "")
 }
 
 /// The strategy's own counter of this name.
@@ -85,11 +62,10 @@ fn requests_are_passed_on_as_they_are_and_the_driver_reuses_them_in_order() {
 #[test]
 fn memory_stays_in_the_pool_over_a_wait_and_goes_when_the_cache_is_emptied() {
     let bed = sim(256);
-    let block = bed.take(64 * MIB);
-    bed.give(block);
-    bed.machine.driver().synchronize_device().unwrap();
+    bed.give(bed.take(64 * MIB));
+    bed.device.synchronize_device().unwrap();
     assert_eq!(bed.statistics().reserved_bytes.all.current, 64 << 20);
-    bed.empty_cache().unwrap();
+    bed.empty_cache();
     let s = bed.statistics();
     assert_eq!((s.reserved_bytes.all.current, s.reserved_bytes.all.peak), (0, 64 << 20));
     bed.reset_peaks();
@@ -98,17 +74,16 @@ fn memory_stays_in_the_pool_over_a_wait_and_goes_when_the_cache_is_emptied() {
 
 #[test]
 fn the_default_pool_is_left_as_it_was_found() {
-    let machine = SimMachine::new(256 * MIB);
-    let pool = machine.0.default_pool().unwrap();
-    machine.0.set_release_threshold(pool, 7 * MIB).unwrap();
-    let bed = Bed::new(machine);
-    assert_eq!(bed.machine.0.release_threshold(pool).unwrap(), u64::MAX);
-    let kept = bed.take(MIB);
-    let Bed { allocator, machine } = bed;
+    let device = Arc::new(Sim::with_bytes(256 * MIB));
+    let pool = device.default_pool().unwrap();
+    device.set_release_threshold(pool, 7 * MIB).unwrap();
+    let allocator = MallocAsyncAllocator::new(device.clone(), &Settings::default()).unwrap();
+    assert_eq!(device.release_threshold(pool).unwrap(), u64::MAX);
+    let kept = allocator.take(MIB);
     drop(allocator);
-    assert_eq!(machine.0.release_threshold(pool).unwrap(), 7 * MIB);
-    assert!(machine.held().is_nothing(), "{:?}", machine.held());
-    assert_eq!(machine.used_bytes(), 0);
+    assert_eq!(device.release_threshold(pool).unwrap(), 7 * MIB);
+    assert!(device.held().is_nothing(), "{:?}", device.held());
+    assert_eq!(device.used_bytes(), 0);
     assert_eq!(kept.size_bytes(), MIB);
 }
 
@@ -121,8 +96,7 @@ fn two_allocators_on(machine: &impl Machine) {
         MallocAsyncAllocator::new(machine.driver(), &Settings::default()).expect("it works")
     });
     let request = Request::new(64 * MIB, StreamId::DEFAULT);
-    let block = second.allocate(request).expect("it works");
-    second.give(block);
+    second.give(second.allocate(request).expect("it works"));
     drop(first);
     driver.synchronize_device().expect("it works");
     assert_eq!(
@@ -147,15 +121,15 @@ fn allocators_that_share_a_pool_leave_it_as_the_first_found_it() {
 #[test]
 fn a_pool_of_its_own_shares_nothing_with_the_default_pool() {
     let settings = Settings { malloc_async_own_pool: true, ..Settings::default() };
-    let bed = Bed::with(SimMachine::new(256 * MIB), settings);
+    let bed = Bed::with(256 * MIB, settings);
     let block = bed.take(MIB);
-    let driver = &bed.machine.0;
+    let driver = &bed.device;
     assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().reserved_bytes, 0);
     assert_eq!(bed.statistics().reserved_bytes.all.current, 32 << 20);
     bed.give(block);
-    let Bed { allocator, machine } = bed;
+    let Bed { device, allocator } = bed;
     drop(allocator);
-    assert_eq!(machine.used_bytes(), 0);
+    assert_eq!(device.used_bytes(), 0);
 }
 
 #[test]
@@ -163,15 +137,14 @@ fn the_limit_refuses_without_asking_the_driver() {
     let bed = sim(256);
     bed.set_limit_bytes(Some(10 * MIB));
     let block = bed.take(6 * MIB);
-    let asked = bed.machine.0.calls("allocate_async");
+    let asked = bed.device.calls("allocate_async");
     let report = bed.fail(5 * MIB, HOME);
-    assert_eq!(bed.machine.0.calls("allocate_async"), asked);
+    assert_eq!(bed.device.calls("allocate_async"), asked);
     assert_eq!((report.limit_bytes, report.allocated_bytes), (Some(10 * MIB), 6 * MIB));
     assert_eq!(report.driver, None);
     assert!(report.to_string().contains("raise the memory fraction"), "{report}");
     bed.give(block);
-    let block = bed.take(10 * MIB);
-    bed.give(block);
+    bed.give(bed.take(10 * MIB));
     assert_eq!(bed.statistics().num_ooms, 1);
     assert!(bed.set_memory_fraction(1.5).is_err());
     bed.set_memory_fraction(0.5).unwrap();
@@ -183,20 +156,19 @@ fn the_limit_refuses_without_asking_the_driver() {
 #[test]
 fn a_configured_fraction_is_a_limit_from_the_start() {
     let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
-    let bed = Bed::with(SimMachine::new(256 * MIB), settings);
+    let bed = Bed::with(256 * MIB, settings);
     assert_eq!(bed.limit_bytes(), Some(64 * MIB));
     // Settings made by hand may be out of range: they are no limit then, with every backend.
     let settings = Settings { per_process_memory_fraction: -1.0, ..Settings::default() };
-    let bed = Bed::with(SimMachine::new(256 * MIB), settings);
+    let bed = Bed::with(256 * MIB, settings);
     assert_eq!(bed.limit_bytes(), None);
 }
 
 #[test]
 fn a_refusal_is_tried_again_after_waiting_and_trimming() {
     let bed = sim(128);
-    let (a, b) = (bed.machine.driver().create_stream().unwrap(), StreamId::DEFAULT);
-    let held = bed.take_on(64 * MIB, a);
-    bed.give(held);
+    let (a, b) = (bed.device.create_stream().unwrap(), StreamId::DEFAULT);
+    bed.give(bed.take_on(64 * MIB, a));
     // The free on stream a has not been reached, so its memory is of no use to b until waited for.
     let block = bed.take_on(96 * MIB, b);
     assert_eq!(note(&bed, "trims_that_helped"), 1);
@@ -207,14 +179,12 @@ fn a_refusal_is_tried_again_after_waiting_and_trimming() {
 #[test]
 fn pytorchs_letter_waits_for_the_streams_own_work_only() {
     let settings = Settings { compat: Compat::PyTorch, ..Settings::default() };
-    let bed = Bed::with(SimMachine::new(128 * MIB), settings);
-    let other = bed.machine.driver().create_stream().unwrap();
-    let held = bed.take_on(64 * MIB, other);
-    bed.give(held);
+    let bed = Bed::with(128 * MIB, settings);
+    let other = bed.device.create_stream().unwrap();
+    bed.give(bed.take_on(64 * MIB, other));
     bed.fail(96 * MIB, HOME);
-    bed.machine.finish_stream(other);
-    let block = bed.take(96 * MIB);
-    bed.give(block);
+    bed.device.complete_stream(other);
+    bed.give(bed.take(96 * MIB));
 }
 
 #[test]
@@ -260,7 +230,7 @@ fn free_memory_callbacks_are_asked_before_anything_is_waited_for() {
 #[test]
 fn a_block_that_other_streams_use_waits_for_all_of_them() {
     let bed = sim(256);
-    let driver = bed.machine.driver();
+    let driver = &bed.device;
     let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
     let block = bed.take_on(32 * MIB, a);
     let address = block.address();
@@ -276,8 +246,8 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
         assert_ne!(other.address(), address);
         bed.give(other);
     }
-    bed.machine.finish_stream(b);
-    bed.machine.finish_stream(a);
+    driver.complete_stream(b);
+    driver.complete_stream(a);
     driver.synchronize_device().unwrap();
     let again = bed.take_on(32 * MIB, b);
     assert_eq!(again.address(), address, "the lowest range is free for everybody now");
@@ -287,10 +257,9 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
 #[test]
 fn captures_are_asked_for_no_more_than_once_for_each_stream_while_no_scope_is_open() {
     let bed = sim(256);
-    let driver = &bed.machine.0;
+    let driver = &bed.device;
     let [a, b] = [0, 1].map(|_| driver.create_stream().unwrap());
-    let plain = bed.take_on(MIB, a);
-    bed.give(plain);
+    bed.give(bed.take_on(MIB, a));
     assert_eq!(driver.calls("capture_status"), 0);
     let used = bed.take_on(MIB, a);
     bed.record_stream(&used, b).unwrap();
@@ -317,58 +286,32 @@ fn threads_together_do_not_pass_the_limit() {
         assert_eq!(held.len() as u64, limit_mib, "as many as fit and no more");
         held.into_iter().for_each(|block| bed.give(block));
         bed.set_limit_bytes(None);
-        let more = bed.take(64 * MIB);
-        bed.give(more);
+        bed.give(bed.take(64 * MIB));
     }
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn bytes_that_another_stream_still_reads_stay_intact() {
-    let bed = Bed::new(HostMachine::new(256 * MIB));
-    let driver = bed.machine.driver();
+    let machine = HostMachine::new(256 * MIB);
+    let driver = machine.driver();
+    let bed = MallocAsyncAllocator::new(machine.driver(), &Settings::default()).unwrap();
     let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
     let target = bed.take_on(MIB, b);
     for round in 0..50 {
         let source = bed.take_on(MIB, a);
-        bed.machine.write(source.address(), MIB, round, a).unwrap();
+        machine.write(source.address(), MIB, round, a).unwrap();
         // b is held back, then copies; meanwhile the source is freed and others want memory.
-        bed.machine.spoil_later(target.address(), 64, b).unwrap();
+        machine.spoil_later(target.address(), 64, b).unwrap();
         driver.copy(target.address(), source.address(), MIB, b).unwrap();
         bed.record_stream(&source, b).unwrap();
         bed.give(source);
         let other = bed.take_on(MIB, a);
         driver.fill(other.address(), 0xAA, MIB, a).unwrap();
         bed.give(other);
-        bed.machine.verify(target.address(), MIB, round, b).unwrap();
+        machine.verify(target.address(), MIB, round, b).unwrap();
     }
     bed.give(target);
-}
-
-#[test]
-fn stale_foreign_and_wild_handles_are_refused() {
-    let (bed, other) = (sim(256), sim(256));
-    let block = bed.take(MIB);
-    let address = block.address();
-    let error = other.allocator.free(block).unwrap_err();
-    assert!(matches!(error.reason, HandleError::Foreign { .. }));
-    let block = error.allocation;
-    let stale = Allocation::new(address, MIB, block.owner(), block.token());
-    bed.give(block);
-    let error = bed.free(stale).unwrap_err();
-    assert_eq!(error.reason, HandleError::Stale { address });
-    let fresh = bed.take(MIB);
-    assert_eq!(fresh.address(), address);
-    let error = bed.record_stream(&error.allocation, StreamId(1)).unwrap_err();
-    assert_eq!(error, HandleError::Stale { address });
-    for wild in [0, 1, address + 512, u64::MAX] {
-        let unknown = HandleError::UnknownAddress { address: wild };
-        assert_eq!(bed.free_raw(wild), Err(unknown));
-    }
-    bed.free_raw(address).unwrap();
-    assert_eq!(bed.allocated(), (0, 0, 0));
-    assert!(matches!(bed.ask(0, StreamId::DEFAULT), Err(AllocError::ZeroBytes)));
-    assert!(matches!(bed.ask(u64::MAX, StreamId::DEFAULT), Err(AllocError::TooLarge { .. })));
 }
 
 #[test]
@@ -404,7 +347,7 @@ fn the_largest_request_counts_what_the_pool_holds_idle() {
     let bed = sim(128);
     let (kept, idle) = (bed.take(64 * MIB), bed.take(24 * MIB));
     bed.give(idle);
-    bed.machine.driver().synchronize_device().unwrap();
+    bed.device.synchronize_device().unwrap();
     let info = bed.cache_info().unwrap();
     // Idle pages move to where the rest comes, so both together serve one request.
     assert_eq!((info.device_free_bytes, info.largest_cached_bytes), (32 * MIB, 64 * MIB));

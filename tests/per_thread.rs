@@ -177,13 +177,11 @@ fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
     let pool = PoolId::next_user();
     let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     pools.create_pool(pool, options).unwrap();
-    let idle = bed.take_in(pool, 20 * MIB, OWN);
-    bed.give(idle);
+    bed.give(bed.take_in(pool, 20 * MIB, OWN));
     bed.process_events();
     bed.device.inner().complete_all();
     bed.process_events();
-    let helped = bed.take(20 * MIB, OWN);
-    bed.give(helped);
+    bed.give(bed.take(20 * MIB, OWN));
     assert_eq!(bed.live_and_draining(), (0, 20 << 20), "work runs on it still");
     bed.check();
 }

@@ -12,6 +12,10 @@ mod limits;
 mod refusals;
 mod statistics;
 
+use std::fmt::Debug;
+
+use stratalloc::allocator::Control;
+
 use crate::common::prelude::*;
 
 const NATIVE: &str = "backend:native";
@@ -19,6 +23,46 @@ const EXPANDABLE: &str = "backend:native,expandable_segments:True";
 const ASYNC: &str = "backend:cudaMallocAsync";
 const FRONT: &str = "backend:native,layers:[front]";
 const ALL: [&str; 4] = [NATIVE, EXPANDABLE, ASYNC, FRONT];
+
+/// An engine that offers what `control` says.
+#[derive(Debug)]
+struct Narrow<T> {
+    inner: Engine,
+    name: &'static str,
+    more: T,
+    control: for<'a> fn(&'a Self) -> Control<'a>,
+}
+
+impl<T: Debug + Send + Sync> DeviceAllocator for Narrow<T> {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.inner.allocate(request)
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.inner.free(allocation)
+    }
+
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn control(&self) -> Control<'_> {
+        (self.control)(self)
+    }
+}
+
+/// Registers such an allocator with something of its own.
+fn register<T: Clone + Debug + Send + Sync + 'static>(
+    name: &'static str,
+    more: T,
+    control: for<'a> fn(&'a Narrow<T>) -> Control<'a>,
+) {
+    let make = move |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
+        let inner = Engine::new(driver, &EngineOptions::default())?;
+        Ok(Box::new(Narrow { inner, name, more: more.clone(), control }))
+    };
+    registry::register(name, make).expect("the name is free");
+}
 
 /// A switchable allocator on a simulated device.
 type Bed = BedOn<Sim, Switchable>;

@@ -19,8 +19,7 @@ fn the_program_has_notes_of_malloc_with_four_arguments_and_of_free_with_one() {
         let config = config(conf);
         let device = std::sync::Arc::new(Sim::new(Default::default()));
         let allocator = registry::build(&config, device, BuildOptions::default()).unwrap();
-        let block = allocator.take(512);
-        allocator.give(block);
+        allocator.give(allocator.take(512));
     }
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     let program = &*program;

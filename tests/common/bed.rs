@@ -16,8 +16,8 @@ use stratalloc::history::{BlockStateName, SegmentLayout};
 use stratalloc::ids::{EventId, PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
-use stratalloc::strategies::Strategy;
 use stratalloc::strategies::native::Engine;
+use stratalloc::strategies::{MallocAsyncAllocator, Strategy};
 use stratalloc::switch::Switchable;
 
 use super::base::Base;
@@ -173,6 +173,12 @@ impl Built for Strategy {
 impl Built for Switchable {
     fn built(config: &Config, driver: Arc<dyn Driver>) -> Self {
         Self::build(config, driver, BuildOptions::default()).expect("the device can do it")
+    }
+}
+
+impl Built for MallocAsyncAllocator {
+    fn built(config: &Config, driver: Arc<dyn Driver>) -> Self {
+        Self::new(driver, config.settings()).expect("the device has pools")
     }
 }
 

@@ -6,8 +6,8 @@
 //! `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
 //! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts),
 //! `racing` (one on which others act between two calls), `threaded` (one with a stream of each thread),
-//! `crowded` (one with other processes on it), `stacks` (who asked, counted), `runs` (how many random
-//! histories), `gpu` (a real one, and what is said where there is none).
+//! `crowded` (one with other processes on it), `folder` (for a test's files), `stacks` (who asked,
+//! counted), `runs` (how many random histories), `gpu` (a real one, and what is said where there is none).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
@@ -16,6 +16,7 @@ pub(crate) mod bed;
 pub(crate) mod claims;
 pub(crate) mod crowded;
 pub(crate) mod dice;
+pub(crate) mod folder;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 pub(crate) mod gpu;
 pub(crate) mod law;

@@ -9,7 +9,7 @@ use stratalloc::strategies::{
     CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
 };
 
-use super::{ANY, Counted, hand_clock, over, statistics, take};
+use super::{ANY, Counted, hand_clock, over};
 use crate::common::prelude::*;
 
 fn take_raw(own: &CpuAllocator, bytes: u64) -> u64 {
@@ -22,7 +22,7 @@ fn any_instance_takes_any_address_back_for_the_one_that_made_it() {
     let address = take_raw(&maker, 1000);
     maker.record_stream_raw(address, ANY).unwrap();
     other.free_raw(address).unwrap();
-    assert_eq!((statistics(&maker).free_blocks, statistics(&other).free_blocks), (1, 0));
+    assert_eq!((maker.stats().free_blocks, other.stats().free_blocks), (1, 0));
     assert_eq!(take_raw(&maker, 1000), address);
     other.free_raw(address).unwrap();
     let unknown = HandleError::UnknownAddress { address };
@@ -36,10 +36,9 @@ fn any_instance_takes_any_address_back_for_the_one_that_made_it() {
 fn a_dropped_instance_gives_its_cache_back_and_its_live_blocks_when_they_are_freed() {
     let source = Counted::new();
     let (own, other) = (over(&source, ""), over(&Counted::new(), ""));
-    let cached = take(&own, 100);
-    own.give(cached);
-    let (by_address, by_handle, buffer) = (take_raw(&own, 200), take(&own, 300), own.buffer(400));
-    let stranger = take(&other, 1);
+    own.give(own.take(100));
+    let (by_address, by_handle, buffer) = (take_raw(&own, 200), own.take(300), own.buffer(400));
+    let stranger = other.take(1);
     drop(own);
     assert_eq!(source.held(), (3, 900));
     other.free_raw(by_address).unwrap();
@@ -51,7 +50,7 @@ fn a_dropped_instance_gives_its_cache_back_and_its_live_blocks_when_they_are_fre
     assert_eq!(Arc::strong_count(&source), 1, "nothing of the instance is left");
     assert!(other.free_raw(by_address).is_err());
     CpuAllocator::free_shared(stranger).unwrap();
-    assert_eq!(statistics(&other).free_blocks, 1);
+    assert_eq!(other.stats().free_blocks, 1);
 }
 
 #[test]
@@ -62,7 +61,7 @@ fn what_others_freed_is_forgotten_and_its_memory_comes_along() {
     let memory = other.record_free(address).unwrap();
     assert_eq!((memory.address(), memory.size_bytes()), (address, 4096));
     assert!(own.free_raw(address).is_err() && own.record_free(address).is_err());
-    let s = statistics(&own);
+    let s = own.stats();
     assert_eq!((s.allocation.all.current, s.reserved_bytes.all.current), (0, 0));
     drop(memory);
     let idle = take_raw(&own, 64);
@@ -98,7 +97,7 @@ fn guards_nest_and_belong_to_their_thread() {
         assert!(Arc::ptr_eq(&current().unwrap(), &outer));
     });
     assert!(current().is_none());
-    assert_eq!((statistics(&*outer).misses, statistics(&*inner).misses), (1, 1));
+    assert_eq!((outer.stats().misses, inner.stats().misses), (1, 1));
     let mut plain = CpuBuffer::zeroed(100).unwrap();
     assert_eq!(plain.initialized().unwrap(), [0; 100]);
     assert!(CpuBuffer::new(0).is_err() && CpuBuffer::new(u64::MAX).is_err());
@@ -156,12 +155,11 @@ fn nobody_runs_out_of_memory_that_another_thread_is_giving_back() {
         let slow = Arc::new(Slow(Arc::clone(&source), Arc::clone(&both)));
         let settings = Settings::default();
         let own = CpuAllocator::with_source(DeviceId(0), &settings, slow, hand_clock().1).unwrap();
-        let idle = take(&own, 800);
-        own.give(idle);
+        own.give(own.take(800));
         std::thread::scope(|scope| {
             scope.spawn(|| own.empty_cache().unwrap());
             both.wait();
-            let _taken = take(&own, 400);
+            let _taken = own.take(400);
         });
     }
 }
@@ -198,7 +196,7 @@ fn a_block_goes_home_from_another_thread() {
         let maker = Arc::clone(&own);
         scope.spawn(move || {
             for size in 1..=500 {
-                send.send((take(&*maker, size), maker.buffer(size).unwrap())).unwrap();
+                send.send((maker.take(size), maker.buffer(size).unwrap())).unwrap();
             }
         });
         scope.spawn(|| {
@@ -208,7 +206,7 @@ fn a_block_goes_home_from_another_thread() {
             }
         });
     });
-    let s = statistics(&*own);
+    let s = own.stats();
     assert_eq!((s.allocation.all.current, s.allocation.all.allocated), (0, 1000));
     drop(own);
     assert_eq!(source.held(), (0, 0));

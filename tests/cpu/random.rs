@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use quickcheck::{Arbitrary, Gen};
 use stratalloc::strategies::{CpuAllocator, CpuBuffer};
 
-use super::{ANY, Counted, hand_clock, statistics, timed};
+use super::{ANY, Counted, hand_clock, timed};
 use crate::common::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ impl Model {
 }
 
 fn check(own: &CpuAllocator, source: &Counted, model: &Model) -> Result<(), String> {
-    let s = statistics(own);
+    let s = own.stats();
     let as_bytes = |n: i64| u64::try_from(n).expect("counts are positive");
     let live = model.live_bytes();
     let same = |what: &str, is: u64, expected: u64| {
@@ -124,13 +124,13 @@ fn run(steps: &[Step]) -> Result<(), String> {
             Step::Take(size) | Step::Buffer(size) => {
                 let room = source.held().1 < source.most_bytes.load(Ordering::SeqCst);
                 let hits = model.idle.get(&size).is_some_and(|stack| !stack.is_empty());
-                let retries = statistics(&own).num_alloc_retries;
+                let retries = own.stats().num_alloc_retries;
                 let taken = if matches!(step, Step::Take(_)) {
                     own.ask(size, ANY).map(Held::Typed)
                 } else {
                     own.buffer(size).map(Held::Buffer)
                 };
-                if statistics(&own).num_alloc_retries > retries {
+                if own.stats().num_alloc_retries > retries {
                     if hits || (room && source.most_bytes.load(Ordering::SeqCst) == i64::MAX) {
                         return Err("under pressure without need".to_owned());
                     }
@@ -243,7 +243,7 @@ fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
         }
     });
     for own in instances.iter().chain([&*shared]) {
-        let s = statistics(own);
+        let s = own.stats();
         assert_eq!((s.allocation.all.current, s.allocated_bytes.all.current), (0, 0));
         assert_eq!(s.allocation.all.allocated, s.allocation.all.freed);
     }

@@ -65,10 +65,6 @@ impl Scene {
         }
     }
 
-    pub(crate) fn statistics(&self) -> Statistics {
-        self.strategy.stats()
-    }
-
     pub(crate) fn used_bytes(&self) -> u64 {
         self.machine.used_bytes()
     }
@@ -126,7 +122,7 @@ impl Scene {
     /// After all threads: counters equal their recount, and nothing is lost when all is freed.
     pub(crate) fn rest(&self, left: Vec<Block>) {
         self.check();
-        let told = self.statistics();
+        let told = self.strategy.stats();
         let (least, most) = (&self.claims.at_least, &self.claims.at_most);
         assert_eq!((least.now(), most.now()), (told.allocation.all.current, least.now()));
         let peak = told.allocation.all.peak;

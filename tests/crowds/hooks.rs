@@ -63,7 +63,7 @@ fn a_callback_that_frees_blocks_makes_room_for_the_request_that_asked() {
         scene.check();
     }
     assert!(calls.load(SeqCst) > 0);
-    assert_eq!(scene.statistics().num_ooms, 0);
+    assert_eq!(scene.strategy.stats().num_ooms, 0);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
     assert_eq!(busy.load(SeqCst), failed, "once for each failed request, never from inside");
     assert_eq!(seen.lock().unwrap().len(), failed);
     scene.check();
-    assert_eq!(scene.statistics().allocation.all.current, 0);
+    assert_eq!(scene.strategy.stats().allocation.all.current, 0);
 }
 
 #[test]
@@ -168,8 +168,7 @@ fn an_allocator_whose_callback_panics_stays_usable() {
             scope.spawn(|| allocate(&scene, 5 * MIB, stream)).join().expect("no panic now")
         });
         scene.strategy.free(block.expect("there is room")).expect("it is live");
-        let own = allocate(&scene, 7 * MIB, stream).expect("there is room");
-        scene.strategy.give(own);
+        scene.strategy.give(allocate(&scene, 7 * MIB, stream).expect("there is room"));
     }
     scene.check();
 }
@@ -184,7 +183,7 @@ fn an_allocator_whose_observer_panics_stays_usable() {
         assert!(died.is_err(), "the panic reaches the caller");
         scene.check();
     }
-    assert_eq!(scene.statistics().num_ooms, 2);
+    assert_eq!(scene.strategy.stats().num_ooms, 2);
     let other = allocate(&scene, 60 * MIB, 1).expect("there is room");
     for block in [held, other] {
         scene.strategy.give(block);

@@ -132,8 +132,7 @@ fn the_limit_and_the_device_end_in_reports() {
         Err(AllocError::OutOfMemory(report)) => println!("{report}"),
         other => panic!("{other:?}"),
     }
-    let block = allocator.take(MIB);
-    allocator.give(block);
+    allocator.give(allocator.take(MIB));
 }
 
 /// No context is current on a new thread. A stream's handle says where it belongs; default streams are

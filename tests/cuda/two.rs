@@ -26,7 +26,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         strategy.peer_access().enable_peer_access(DeviceId(1)).unwrap();
         let (home, there) = (cuda.create_stream().unwrap(), other.create_stream().unwrap());
         let bytes = 4 * MIB;
-        let block = take(&strategy, bytes, home);
+        let block = strategy.take_on(bytes, home);
         let address = block.address();
         // What the driver loads at the first fill may wait for the device.
         cuda.fill(address, 1, bytes, home).unwrap();
@@ -36,9 +36,9 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         let gate = other.hold_back(there).unwrap();
         other.fill(address, 4, bytes, there).unwrap();
         strategy.record(&block, there);
-        give(&strategy, block);
+        strategy.give(block);
         // The driver's pool may give the same memory, behind that work.
-        let next = take(&strategy, bytes, home);
+        let next = strategy.take_on(bytes, home);
         assert!(conf == pools || next.address() != address, "{conf}: the other device works");
         cuda.fill(next.address(), 2, bytes, home).unwrap();
         gate.open();
@@ -46,11 +46,11 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         assert!(holds(&cuda, next.address(), bytes, 2, home), "{conf}");
         if conf != pools {
             strategy.cross_stream().process_events().unwrap();
-            let again = take(&strategy, bytes, home);
+            let again = strategy.take_on(bytes, home);
             assert_eq!(again.address(), address, "{conf}: free by now");
-            give(&strategy, again);
+            strategy.give(again);
         }
-        give(&strategy, next);
+        strategy.give(next);
         strategy.caching().empty_cache().unwrap();
         other.destroy_stream(there).unwrap();
     }
@@ -61,7 +61,7 @@ fn bytes_go_from_device_to_device() {
     let Some((_alone, cuda, other)) = pair() else { return };
     let strategy = strategy(&cuda, "");
     let stream = cuda.create_stream().unwrap();
-    let block = take(&strategy, MIB, stream);
+    let block = strategy.take_on(MIB, stream);
     let there = other.allocate(MIB).unwrap();
     cuda.fill(block.address(), 9, MIB, stream).unwrap();
     let (to, from) = ((DeviceId(1), there), (DeviceId(0), block.address()));
@@ -69,5 +69,5 @@ fn bytes_go_from_device_to_device() {
     cuda.synchronize_stream(stream).unwrap();
     assert!(holds(&other, there, MIB, 9, StreamId::DEFAULT));
     other.free(there, MIB).unwrap();
-    give(&strategy, block);
+    strategy.give(block);
 }

@@ -4,7 +4,7 @@ use std::thread;
 
 use stratalloc::history::{Entry, StackLevel};
 
-use super::{build, build_over, events, history, recording, sim, take};
+use super::{build, build_over, events, history, sim};
 use crate::common::prelude::*;
 use crate::common::runs::runs;
 use crate::common::stacks::Counted;
@@ -126,7 +126,7 @@ fn starting_clearing_reading_switching_and_failing_at_once() {
                 let entries = history.entries();
                 assert!(entries.len() <= 1000);
                 assert_eq!(entries.iter().count(), entries.len());
-                drop(recording(&allocator).snapshot());
+                drop(allocator.recording().snapshot());
                 if *level == StackLevel::OfAllocations {
                     history.clear();
                     history.stop();
@@ -137,7 +137,7 @@ fn starting_clearing_reading_switching_and_failing_at_once() {
         ended.store(true, Ordering::Relaxed);
     });
     history.stop();
-    drop(take(&allocator, 512, 0));
+    drop(allocator.take(512));
     assert_eq!(alive.load(Ordering::Relaxed), 0, "each stack is released once");
     assert!(Arc::strong_count(&alive) >= 1);
 }

@@ -3,7 +3,7 @@
 use stratalloc::history::{Entry, Event, History, Snapshot};
 use stratalloc::ids::OwnerId;
 
-use super::{actions, build, events, history, recording, take};
+use super::{actions, build, events, history};
 use crate::common::prelude::*;
 
 /// The least that an allocator can be.
@@ -41,10 +41,10 @@ fn every_strategy_records_requests_and_frees_and_shows_what_lives() {
     for conf in STRATEGIES {
         let allocator = build(conf);
         let history = history(&allocator);
-        let before = take(&allocator, 700, 0);
+        let before = allocator.take(700);
         assert!(history.entries().is_empty(), "{conf}: it is off at first");
         history.start(&RecordOptions::default());
-        let [a, b] = [1000, 2000].map(|bytes| take(&allocator, bytes, 5));
+        let [a, b] = [1000, 2000].map(|bytes| allocator.take_on(bytes, StreamId(5)));
         let (at_a, at_b) = (a.address(), b.address());
         allocator.give(a);
         let seen = events(&history);
@@ -57,7 +57,7 @@ fn every_strategy_records_requests_and_frees_and_shows_what_lives() {
         assert_eq!(of(Action::FreeRequested, at_a), Some((1000, 5)), "{conf}");
         assert_eq!(of(Action::FreeCompleted, at_a), Some((1000, 5)), "{conf}");
         assert_eq!(of(Action::FreeRequested, at_b), None, "{conf}");
-        let snapshot = recording(&allocator).snapshot();
+        let snapshot = allocator.recording().snapshot();
         let blocks = snapshot.segments.iter().flat_map(|segment| &segment.layout.blocks);
         let live = blocks.filter(|block| block.state == BlockStateName::ActiveAllocated);
         let live: Vec<_> = live.map(|block| (block.address, block.requested_bytes)).collect();
@@ -77,7 +77,7 @@ fn work(allocator: &dyn DeviceAllocator) {
     for _ in 0..20_000 {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let stream = if dice >> 60 == 0 { 1 + (dice >> 32) % 100 } else { 0 };
-        allocator.free(take(allocator, 512, stream)).expect("it is live");
+        allocator.free(allocator.take_on(512, StreamId(stream))).expect("it is live");
     }
 }
 
@@ -125,7 +125,7 @@ fn actions_can_be_left_out() {
     let history = history(&allocator);
     let skip = [Action::SegmentAlloc, Action::FreeRequested];
     history.start(&RecordOptions::default().without(&skip));
-    allocator.free(take(&allocator, 512, 0)).unwrap();
+    allocator.free(allocator.take(512)).unwrap();
     assert_eq!(actions(&history), [Action::Alloc, Action::FreeCompleted]);
 }
 
@@ -134,10 +134,10 @@ fn a_snapshot_adds_an_entry_that_the_next_snapshot_lists() {
     for conf in STRATEGIES.into_iter().filter(|conf| !conf.contains("least")) {
         let allocator = build(conf);
         let history = history(&allocator);
-        recording(&allocator).snapshot();
+        allocator.recording().snapshot();
         history.start(&RecordOptions::default());
-        let live = [700, 3 << 20].map(|bytes| take(&allocator, bytes, 5));
-        let first = recording(&allocator).snapshot();
+        let live = [700, 3 << 20].map(|bytes| allocator.take_on(bytes, StreamId(5)));
+        let first = allocator.recording().snapshot();
         let seen = |snapshot: &Snapshot| -> Vec<_> {
             let of =
                 |entry: &Entry| (entry.event.action == Action::Snapshot).then_some(entry.event);
@@ -153,9 +153,9 @@ fn a_snapshot_adds_an_entry_that_the_next_snapshot_lists() {
             stream: StreamId::DEFAULT,
             pool: PoolId::DEFAULT,
         };
-        assert_eq!(seen(&recording(&allocator).snapshot()), [noted], "{conf}");
+        assert_eq!(seen(&allocator.recording().snapshot()), [noted], "{conf}");
         history.start(&RecordOptions::default().without(&[Action::Snapshot]).clearing());
-        recording(&allocator).snapshot();
+        allocator.recording().snapshot();
         assert_eq!(actions(&history), [], "{conf}: it can be left out");
         live.into_iter().for_each(|block| allocator.give(block));
     }
@@ -172,7 +172,7 @@ fn trackers_are_called_when_a_snapshot_was_taken() {
         let is_snapshot = entry.event.action == Action::Snapshot;
         counter.fetch_add(u64::from(is_snapshot), Ordering::Relaxed);
     }));
-    recording(&allocator).snapshot();
+    allocator.recording().snapshot();
     assert_eq!(calls.load(Ordering::Relaxed), 1);
 }
 
@@ -181,11 +181,11 @@ fn the_history_lives_through_a_switch() {
     let allocator = build("backend:native");
     let history = history(&allocator);
     history.start(&RecordOptions::default());
-    let old = take(&allocator, 4096, 0);
+    let old = allocator.take(4096);
     allocator.switch("backend:cudaMallocAsync").unwrap();
-    let new = take(&allocator, 512, 0);
-    assert!(Arc::ptr_eq(&history, recording(&allocator).history()));
-    let live = recording(&allocator).snapshot().segments.len();
+    let new = allocator.take(512);
+    assert!(Arc::ptr_eq(&history, allocator.recording().history()));
+    let live = allocator.recording().snapshot().segments.len();
     assert_eq!(live, 2, "the replaced allocator's segment and the new one's block");
     [old, new].into_iter().for_each(|block| allocator.give(block));
     let [freed, completed] = [Action::FreeRequested, Action::FreeCompleted];
@@ -194,7 +194,7 @@ fn the_history_lives_through_a_switch() {
     assert_eq!(seen[..3], expected);
     assert_eq!(seen[3], Action::Snapshot, "one for both allocators");
     assert_eq!(seen[4..8], [freed, completed, Action::SegmentFree, freed], "{seen:?}");
-    let text = recording(&allocator).snapshot().about.config.to_text();
+    let text = allocator.recording().snapshot().about.config.to_text();
     assert_eq!(text, "backend:cudaMallocAsync");
 }
 

@@ -1,14 +1,14 @@
 //! Snapshots as files: both syntaxes, hostile names, failing disks, and back through the verifying replay.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::thread;
 
 use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::history::{Context, Format, Snapshot, StackLevel};
 use stratalloc::replay::{Limits, Trace, reader, verify};
 
-use super::{build, build_over, history, recording, take};
+use super::{build, build_over, history};
+use crate::common::folder::Folder;
 use crate::common::prelude::*;
 use crate::common::stacks::Counted;
 
@@ -41,9 +41,9 @@ fn both_syntaxes_say_the_same() {
     history.set_stack_provider(Some(provider));
     history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
     let _scope = Context::scope("scope\nwith a line");
-    let kept = take(&allocator, 3 * MIB, u64::MAX - 7);
-    allocator.free(take(&allocator, 512, 0)).unwrap();
-    let snapshot = recording(&allocator).snapshot();
+    let kept = allocator.take_on(3 * MIB, StreamId(u64::MAX - 7));
+    allocator.free(allocator.take(512)).unwrap();
+    let snapshot = allocator.recording().snapshot();
     let [pickle, json] = [Format::Pickle, Format::Json].map(|format| written(&snapshot, format));
     assert_eq!(pickle, json);
     assert_eq!(pickle.conf, "max_split_size_mb:64");
@@ -70,35 +70,12 @@ impl Write for Disk {
     }
 }
 
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let own = format!("stratalloc-history-{name}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(own);
-        std::fs::create_dir_all(&folder).expect("a test may make a folder");
-        Self(folder)
-    }
-
-    fn names(&self) -> Vec<String> {
-        let files = std::fs::read_dir(&self.0).expect("it is there");
-        let names = files.map(|file| file.expect("it is there").file_name().into_string());
-        names.map(|name| name.expect("names are text")).collect()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn a_file_that_cannot_be_written_is_an_error_and_nothing_is_left_of_it() {
     let allocator = build("backend:native");
     history(&allocator).start(&RecordOptions::default());
-    let _block = take(&allocator, 512, 0);
-    let snapshot = recording(&allocator).snapshot();
+    let _block = allocator.take(512);
+    let snapshot = allocator.recording().snapshot();
     for room in [0, 100, 900] {
         let error = snapshot.write(Format::Pickle, &mut Disk(room)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
@@ -119,8 +96,8 @@ fn a_file_that_cannot_be_written_is_an_error_and_nothing_is_left_of_it() {
 fn compressed_files_say_the_same() {
     let allocator = build("backend:native");
     history(&allocator).start(&RecordOptions::default());
-    let blocks = [1, 2, 3].map(|stream| take(&allocator, MIB, stream));
-    let snapshot = recording(&allocator).snapshot();
+    let blocks = [1, 2, 3].map(|stream| allocator.take_on(MIB, StreamId(stream)));
+    let snapshot = allocator.recording().snapshot();
     let folder = Folder::new("compressed");
     for name in ["run.pickle", "run.json"] {
         let [plain, packed] = ["", ".gz"].map(|end| folder.0.join(format!("{name}{end}")));
@@ -150,7 +127,7 @@ fn eight_threads_on_real_memory_are_repeated_exactly() {
                 scope.spawn(move || {
                     let mut live = Vec::new();
                     for step in 0..1500 {
-                        live.push(take(allocator, 1 + step * 977 % 300_000, stream));
+                        live.push(allocator.take_on(1 + step * 977 % 300_000, StreamId(stream)));
                         if step % 3 != 0 {
                             allocator.free(live.swap_remove(live.len() / 2)).expect("it is live");
                         }
@@ -159,7 +136,7 @@ fn eight_threads_on_real_memory_are_repeated_exactly() {
                 });
             }
         });
-        assert_exact(&recording(&allocator).snapshot(), conf);
+        assert_exact(&allocator.recording().snapshot(), conf);
     }
 }
 
@@ -171,19 +148,19 @@ fn pools_other_streams_and_limits_are_repeated_exactly() {
     ] {
         let allocator = build(conf);
         history(&allocator).start(&RecordOptions::default());
-        let held = take(&allocator, 5 * MIB, 0);
+        let held = allocator.take(5 * MIB);
         let pools = allocator.private_pools();
         let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
         let inside = {
             let _scope = pool.enter().unwrap();
-            [take(&allocator, 3 * MIB, 0), take(&allocator, 800, 4)]
+            [allocator.take(3 * MIB), allocator.take_on(800, StreamId(4))]
         };
         allocator.record_stream(&held, StreamId(4)).unwrap();
         allocator.give(held);
-        let next = take(&allocator, 5 * MIB, 0);
+        let next = allocator.take(5 * MIB);
         let [a, b] = inside;
         allocator.give(a);
-        assert_exact(&recording(&allocator).snapshot(), conf);
+        assert_exact(&allocator.recording().snapshot(), conf);
         [b, next].into_iter().for_each(|block| allocator.give(block));
         drop(pool);
     }

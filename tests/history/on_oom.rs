@@ -5,21 +5,14 @@ use std::path::{Path, PathBuf};
 
 use stratalloc::replay::{Limits, reader};
 
-use super::{build_over, sim, take};
+use super::{build_over, sim};
 use crate::common::prelude::*;
-
-fn refused(allocator: &dyn DeviceAllocator, bytes: u64) -> OutOfMemory {
-    match allocator.ask(bytes, StreamId(0)) {
-        Err(AllocError::OutOfMemory(report)) => *report,
-        other => panic!("there is no room: {other:?}"),
-    }
-}
 
 /// 40 MiB that 12 MiB keep from going back, so that 50 MiB find no room among 64.
 fn fragmented(conf: &str) -> impl DeviceAllocator {
     let allocator = build_over(conf, sim(64 * MIB));
-    allocator.free(take(&allocator, 40 * MIB, 0)).expect("it is live");
-    let _ = take(&allocator, 12 * MIB, 0);
+    allocator.free(allocator.take(40 * MIB)).expect("it is live");
+    let _ = allocator.take(12 * MIB);
     allocator
 }
 
@@ -34,7 +27,7 @@ fn a_snapshot_is_written_a_few_times_and_read_again() {
         );
         let allocator = fragmented(&conf);
         let written: Vec<PathBuf> = (0..6)
-            .filter_map(|_| refused(&allocator, 45 * MIB).snapshot)
+            .filter_map(|_| allocator.fail(45 * MIB, HOME).snapshot)
             .map(|saved| saved.expect("the folder is there"))
             .collect();
         let process = std::process::id();
@@ -52,7 +45,7 @@ fn a_snapshot_is_written_a_few_times_and_read_again() {
 #[test]
 fn a_snapshot_that_cannot_be_written_is_said_and_the_request_fails_as_ever() {
     let allocator = fragmented("snapshot_on_oom:\"/nowhere/run.pickle\"");
-    let report = refused(&allocator, 50 * MIB);
+    let report = allocator.fail(50 * MIB, HOME);
     let why = report.snapshot.clone().expect("asked for").expect_err("no such folder");
     assert!(why.starts_with("/nowhere/run.pickle: "), "{why}");
     assert!(report.to_string().contains("Snapshot: not written: /nowhere/run.pickle"), "{report}");
@@ -62,18 +55,18 @@ fn a_snapshot_that_cannot_be_written_is_said_and_the_request_fails_as_ever() {
 fn settings_that_would_have_served_the_program_are_named() {
     stratalloc::analysis::advise_on_oom();
     let allocator = fragmented("record_history:1000,advise_on_oom:True");
-    let report = refused(&allocator, 50 * MIB);
+    let report = allocator.fail(50 * MIB, HOME);
     let hint = "max_split_size_mb:32 would have served the 1 request that failed (replayed)";
     assert!(report.hints.iter().any(|said| said == hint), "{:#?}", report.hints);
     let allocator = fragmented("advise_on_oom:True");
-    let report = refused(&allocator, 50 * MIB);
+    let report = allocator.fail(50 * MIB, HOME);
     assert!(
         report.hints.iter().any(|said| said.contains("nothing is recorded")),
         "{:#?}",
         report.hints
     );
     let allocator = fragmented("record_history:1000,advise_on_oom:True,max_split_size_mb:32");
-    let report = refused(&allocator, 60 * MIB);
+    let report = allocator.fail(60 * MIB, HOME);
     assert!(
         report.hints.iter().any(|said| said.contains("no setting that was tried")),
         "{:#?}",

@@ -2,15 +2,8 @@
 
 use stratalloc::history::{Context, Frame, Stack, StackLevel};
 
-use super::{build_over, history, sim, take};
+use super::{build_over, history, sim};
 use crate::common::prelude::*;
-
-fn refused(allocator: &dyn DeviceAllocator, bytes: u64) -> OutOfMemory {
-    match allocator.ask(bytes, StreamId(0)) {
-        Err(AllocError::OutOfMemory(report)) => *report,
-        other => panic!("there is no room: {other:?}"),
-    }
-}
 
 /// A stack like no other, whose frame is one of two.
 #[derive(Debug)]
@@ -38,8 +31,8 @@ fn the_largest_holders_are_named_with_count_and_age() {
         };
         history.set_stack_provider(Some(Arc::new(gather)));
         history.start(&RecordOptions::at_most(1).with_stacks(StackLevel::OfLiveBlocks));
-        let live: Vec<_> = (0..8).map(|_| take(&allocator, 4 * MIB, 0)).collect();
-        let report = refused(&allocator, 60 * MIB);
+        let live: Vec<_> = (0..8).map(|_| allocator.take(4 * MIB)).collect();
+        let report = allocator.fail(60 * MIB, HOME);
         let told: Vec<_> = report.live.iter().map(|l| (l.bytes, l.blocks, &*l.frames)).collect();
         let frames = ["forward?[2J (train.py:12)", "optimizer (train.py:12)"].map(str::to_owned);
         assert_eq!(told, [(24 * MIB, 6, &frames[..1]), (8 * MIB, 2, &frames[1..])], "{conf}");
@@ -59,16 +52,16 @@ fn scopes_alone_name_holders_too() {
     history(&allocator).start(&RecordOptions::at_most(1).with_stacks(StackLevel::OfLiveBlocks));
     let _weights = {
         let _scope = Context::scope("weights");
-        take(&allocator, 40 * MIB, 0)
+        allocator.take(40 * MIB)
     };
-    let report = refused(&allocator, 60 * MIB);
+    let report = allocator.fail(60 * MIB, HOME);
     assert_eq!((report.live.len(), report.live[0].frames.clone()), (1, vec!["weights".to_owned()]));
 }
 
 #[test]
 fn a_request_that_no_device_has_room_for_says_just_that() {
     let allocator = build_over("backend:native", sim(64 * MIB));
-    let text = refused(&allocator, 65 * MIB).to_string();
+    let text = allocator.fail(65 * MIB, HOME).to_string();
     let expected = "out of memory on device 0: tried to allocate 65.00 MiB.\n\
                     The device has 64.00 MiB in all: no setting makes room for this request.\n";
     assert_eq!(text, expected);

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use stratalloc::driver::{DriverResult, Host, Intercepted, Interceptor};
 use stratalloc::history::Entry;
 
-use super::{actions, build, build_over, history, recording, sim, take};
+use super::{actions, build, build_over, history, sim};
 use crate::common::prelude::*;
 use crate::common::runs::runs;
 
@@ -81,12 +81,12 @@ fn memory_is_announced_as_gone_before_another_thread_can_get_its_address() {
         let allocator = build_over(conf, driver);
         let registered = register_in(&allocator);
         let (is_stopped, go) = stop_the_first(&allocator);
-        allocator.free(take(&allocator, 32 * MIB, 0)).unwrap();
+        allocator.free(allocator.take(32 * MIB)).unwrap();
         thread::scope(|scope| {
             let empties = scope.spawn(|| caching(&allocator).empty_cache());
             is_stopped.recv().expect("something goes");
             // The address of the block that is on its way would be announced twice.
-            let other = take(&allocator, 32 * MIB, 7);
+            let other = allocator.take_on(32 * MIB, StreamId(7));
             go.send(()).expect("the tracker waits");
             empties.join().expect("it ends").unwrap();
             allocator.give(other);
@@ -108,7 +108,7 @@ fn threads_never_announce_memory_twice_nor_release_what_was_not_announced() {
                 scope.spawn(move || {
                     for round in 0..runs(300) {
                         let bytes = (2 + 2 * ((round + stream) % 12)) * MIB;
-                        allocator.free(take(allocator, bytes, stream)).unwrap();
+                        allocator.free(allocator.take_on(bytes, StreamId(stream))).unwrap();
                         caching(allocator).empty_cache().unwrap();
                     }
                 });
@@ -136,7 +136,7 @@ fn memory_can_be_read_while_it_is_announced() {
                 log.lock().push((entry.event.action.gives_back(), read.is_ok(), first[0]));
             }
         }));
-        let block = take(&allocator, 32 * MIB, 0);
+        let block = allocator.take(32 * MIB);
         allocator.driver().fill(block.address(), 0xAB, 32 * MIB, StreamId(0)).unwrap();
         allocator.give(block);
         caching(&allocator).empty_cache().unwrap();
@@ -153,7 +153,7 @@ fn a_tracker_gets_what_the_ring_skips() {
     let log = Arc::clone(&heard);
     history(&allocator).start(&RecordOptions::default().without(&Action::ALL));
     history(&allocator).add_tracker(Arc::new(move |entry| log.lock().push(entry.event.action)));
-    allocator.free(take(&allocator, 32 * MIB, 0)).unwrap();
+    allocator.free(allocator.take(32 * MIB)).unwrap();
     caching(&allocator).empty_cache().unwrap();
     let block = [Action::SegmentAlloc, Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
     assert_eq!(heard.lock()[..4], block);
@@ -177,15 +177,15 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
             if entry.event.action.is_segment() && count.fetch_add(1, Ordering::SeqCst) < 8 {
                 let bytes = (24 + 8 * count.load(Ordering::SeqCst)) * MIB;
                 let before = checked.pages.lock().len();
-                own.free(take(&own, bytes, 3)).expect("it is live");
+                own.free(own.take_on(bytes, StreamId(3))).expect("it is live");
                 caching(&own).empty_cache().expect("it does nothing");
                 let _ = own.ask(GIB << 4, StreamId(0)).expect_err("too much");
-                let _ = recording(&own).snapshot();
+                let _ = own.recording().snapshot();
                 assert_eq!(checked.pages.lock().len(), before);
             }
             inside.fetch_sub(1, Ordering::SeqCst);
         }));
-        allocator.free(take(&allocator, 32 * MIB, 0)).unwrap();
+        allocator.free(allocator.take(32 * MIB)).unwrap();
         caching(&allocator).empty_cache().unwrap();
         assert!(calls.load(Ordering::SeqCst) > 2, "{conf}");
         assert_eq!(depth.load(Ordering::SeqCst), 0, "{conf}: no assertion inside failed");
@@ -232,7 +232,7 @@ fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
     history(&allocator).start(&RecordOptions::at_most(1));
     let (is_stopped, go) = stop_the_first(&allocator);
     *driver.interceptor().go.lock() = Some(go);
-    allocator.free(take(&allocator, 32 * MIB, 0)).unwrap();
+    allocator.free(allocator.take(32 * MIB)).unwrap();
     thread::scope(|scope| {
         let empties = scope.spawn(|| caching(&allocator).empty_cache());
         is_stopped.recv().expect("something goes");

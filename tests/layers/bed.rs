@@ -84,10 +84,6 @@ pub(crate) fn built(text: &str, driver: Arc<dyn Driver>, raw_addresses: bool) ->
     registry::build(&config, driver, BuildOptions { raw_addresses }).expect(text)
 }
 
-pub(crate) fn take<A: DeviceAllocator>(allocator: &A, bytes: u64, stream: StreamId) -> Allocation {
-    allocator.take_on(bytes, stream)
-}
-
 pub(crate) fn allocated<A: DeviceAllocator>(allocator: &A) -> i64 {
     allocator.stats().allocation.all.current
 }

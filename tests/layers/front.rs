@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use stratalloc::layers::front::{FrontCounts, front};
 use stratalloc::layers::limit;
 
-use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use super::bed::{DEFAULT, Two, allocated, built, native, sim};
 use crate::common::prelude::*;
 
 const KEPT_MAX: u64 = 64 << 10;
@@ -133,7 +133,7 @@ fn a_block_that_another_stream_uses_is_not_kept() {
     assert_eq!((told.allocation.all.current, told.active.all.current), (1, 2), "it drains below");
     fronted.give(plain);
     assert_eq!(fronted.here().held_blocks, 1, "the mark was that block's alone");
-    let foreign = take(&Two::new(10), 1, DEFAULT);
+    let foreign = Two::new(10).take_on(1, DEFAULT);
     let refused = fronted.cross_stream().record_stream(&foreign, SIDE).unwrap_err();
     assert!(matches!(refused, HandleError::Foreign { .. }));
 }
@@ -197,8 +197,7 @@ fn foreign_handles_and_odd_requests_pass_unkept() {
     assert!(matches!(fronted.ask(0, DEFAULT), Err(AllocError::ZeroBytes)));
     let huge = fronted.ask(u64::MAX, DEFAULT);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
-    let large = fronted.take(KEPT_MAX + 1);
-    fronted.give(large);
+    fronted.give(fronted.take(KEPT_MAX + 1));
     assert_eq!(fronted.here().held_blocks, 1);
     // Two fronts of one thread, one inside the other, and one after another in the same place.
     let twice = front(front(Two::new(u64::MAX), KEPT_MAX), KEPT_MAX);
@@ -233,7 +232,7 @@ fn blocks_may_be_freed_by_another_thread_than_the_one_that_took_them() {
         let strategy = &strategy;
         let taking = scope.spawn(move || {
             for step in 0..5000u64 {
-                send.send(take(strategy, 1 + step % 3000, StreamId(step / 1000 % 2))).unwrap();
+                send.send(strategy.take_on(1 + step % 3000, StreamId(step / 1000 % 2))).unwrap();
             }
         });
         let freeing = scope.spawn(move || {

@@ -8,7 +8,7 @@ use stratalloc::layers::{self, align, front, limit, oom_retry};
 use stratalloc::stats::Usage;
 use stratalloc::strategies::CpuAllocator;
 
-use super::bed::{DEFAULT, native, sim, take};
+use super::bed::{DEFAULT, native, sim};
 use crate::common::prelude::*;
 use crate::common::racing::racing;
 
@@ -32,7 +32,7 @@ fn present(control: &Control<'_>) -> [bool; 11] {
 /// Takes and frees a block by its address, and compares the name and the counters with those below.
 fn passes_on(layered: &impl DeviceAllocator, what: &str) {
     assert_eq!(layered.name(), "native", "{what}");
-    let address = take(layered, 4096, DEFAULT).address();
+    let address = layered.take_on(4096, DEFAULT).address();
     layered.record_stream_raw(address, StreamId(7)).expect("it is live");
     let usage = layered.usage();
     assert_eq!((usage.live_blocks, usage.reserved_bytes), (1, 2 << 20), "{what}");
@@ -161,6 +161,5 @@ fn places_that_an_allocator_does_not_know_are_refused() {
     assert!(matches!(&refused, AllocError::Pool(of) if **of == PoolError::Unknown { pool }));
     let refused = own.allocate(request.at(1 << 20)).unwrap_err();
     assert!(matches!(refused, AllocError::NoBlockAt { address, .. } if address == 1 << 20));
-    let block = own.allocate(request.in_pool(PoolId::DEFAULT)).unwrap();
-    own.give(block);
+    own.give(own.allocate(request.in_pool(PoolId::DEFAULT)).unwrap());
 }

@@ -78,8 +78,7 @@ impl Player<'_> {
                 }
             }
             Op::Free { pick } if !self.typed.is_empty() => {
-                let block = self.typed.swap_remove(pick % self.typed.len());
-                self.strategy.give(block);
+                self.strategy.give(self.typed.swap_remove(pick % self.typed.len()));
             }
             Op::FreeRaw { pick } if !self.raw.is_empty() => {
                 let raw = &self.strategy;

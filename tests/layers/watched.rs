@@ -9,7 +9,8 @@ use stratalloc::handle::Handle;
 use stratalloc::history::LiveReport;
 use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
 
-use super::bed::{DEFAULT, Two, allocated, built, native, sim, take};
+use super::bed::{DEFAULT, Two, allocated, built, native, sim};
+use crate::common::folder::Folder;
 use crate::common::prelude::*;
 
 fn is_oom<T>(result: Result<T, AllocError>) -> bool {
@@ -168,8 +169,7 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
     assert!(told.to_string().starts_with("154 bytes in 2 blocks\n  154 bytes in 2 blocks, up to"));
 
     let silent = track::track_to(Two::new(10), Box::new(|_| panic!("nothing is leaked")));
-    let block = silent.take(1);
-    silent.give(block);
+    silent.give(silent.take(1));
 }
 
 /// Set in the process that leaks.
@@ -203,13 +203,10 @@ fn a_leaked_buffer_is_told_when_the_process_ends() {
     assert!(!said.contains("stratalloc::"), "frames of the library are cut off: {said}");
 }
 
-fn file(name: &str) -> std::path::PathBuf {
-    std::env::temp_dir().join(format!("stratalloc-layers-{}-{name}", std::process::id()))
-}
-
 #[test]
 fn a_log_has_a_row_for_every_attempt_and_every_free() {
-    let path = file("rows.csv");
+    let folder = Folder::new("rows");
+    let path = folder.0.join("rows.csv");
     let logged = log::log(Two::new(100), &path).unwrap();
     let block = logged.take_on(60, StreamId(255));
     assert!(is_oom(logged.ask(61, StreamId(2))));
@@ -218,7 +215,6 @@ fn a_log_has_a_row_for_every_attempt_and_every_free() {
     logged.flush().unwrap();
     assert_eq!(logged.error(), None);
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
     let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
     assert_eq!(rows[0], ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]);
     let pointer = format!("{address:#x}");
@@ -236,15 +232,15 @@ fn a_log_of_many_threads_is_read_back_as_what_they_did() {
 
     const THREADS: u64 = 4;
     const STEPS: u64 = 500;
-    let path = file("threads.csv");
+    let folder = Folder::new("threads");
+    let path = folder.0.join("threads.csv");
     let logged = log::log(native(&sim(), false), &path).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let logged = &logged;
             scope.spawn(move || {
                 for step in 1..=STEPS {
-                    let block = take(logged, step * 7, StreamId(thread % 2));
-                    logged.give(block);
+                    logged.give(logged.take_on(step * 7, StreamId(thread % 2)));
                 }
             });
         }
@@ -252,7 +248,6 @@ fn a_log_of_many_threads_is_read_back_as_what_they_did() {
     let left = logged.take(9);
     drop(logged);
     let trace = reader::read(&path, &Limits::default()).unwrap();
-    std::fs::remove_file(&path).unwrap();
     let workload = Workload::of(&trace, 1 << 40);
     assert_eq!(u64::from(workload.blocks), THREADS * STEPS + 1);
     assert_eq!(workload.seeded, 0);

@@ -11,39 +11,17 @@ use super::{Bed, note, sim};
 use crate::common::prelude::*;
 use crate::common::racing::Before;
 
-impl Bed<SimMachine> {
-    fn stream(&self) -> StreamId {
-        self.machine.0.create_stream().expect("streams are free")
-    }
-
-    fn capture(&self, stream: StreamId, pool: PoolId) -> PoolScope<'_> {
-        let id = Capture::begin(&*self.machine.0, stream).expect("no capture yet");
-        PoolScope::open(&self.allocator, pool, ScopeFilter::Capture(id)).expect("no scope yet")
-    }
-
-    fn end(&self, stream: StreamId) {
-        Capture::end(&*self.machine.0, stream).expect("sound and joined");
-    }
-
+impl Bed {
     /// All that the next node on a captured stream comes after.
     fn behind(&self, stream: StreamId) -> HashSet<NodeId> {
         let mut seen = HashSet::new();
-        let mut todo = self.machine.0.frontier(stream).expect("it is captured");
+        let mut todo = self.device.frontier(stream).expect("it is captured");
         while let Some(node) = todo.pop() {
             if seen.insert(node) {
-                todo.extend(self.machine.0.dependencies(node).expect("it is known"));
+                todo.extend(self.device.dependencies(node).expect("it is known"));
             }
         }
         seen
-    }
-
-    /// Draws `other` into the capture of `stream`, or joins it.
-    fn order(&self, before: StreamId, after: StreamId) {
-        let driver = &self.machine.0;
-        let event = driver.create_event().expect("events are free");
-        driver.record_event(event, before).expect("both live");
-        driver.wait_event(after, event).expect("both live");
-        driver.destroy_event(event).expect("it lives");
     }
 }
 
@@ -61,12 +39,12 @@ fn a_graph_reuses_what_was_freed_before_on_the_same_stream() {
         })
         .collect();
     assert!(addresses.iter().all(|address| *address == addresses[0]), "{addresses:x?}");
-    let driver = &bed.machine.0;
+    let driver = &bed.device;
     assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().reserved_bytes, 0);
     assert_eq!(bed.statistics().reserved_bytes.all.current, 32 << 20);
-    bed.end(stream);
+    bed.end_capture(stream);
     drop(scope);
-    bed.caching().empty_cache().unwrap();
+    bed.empty_cache();
     assert_eq!(bed.statistics().reserved_bytes.all.current, 0);
 }
 
@@ -75,14 +53,13 @@ fn a_block_may_be_freed_after_its_stream_was_joined() {
     let bed = sim(256);
     let (main, side) = (bed.stream(), bed.stream());
     let scope = bed.capture(main, PoolId::next_capture());
-    bed.order(main, side);
+    bed.join(main, side);
     let block = bed.take_on(8 * MIB, side);
-    bed.order(side, main);
+    bed.join(side, main);
     // The side stream does nothing any more that anybody could join.
     bed.give(block);
-    let next = bed.take_on(8 * MIB, main);
-    bed.give(next);
-    bed.end(main);
+    bed.give(bed.take_on(8 * MIB, main));
+    bed.end_capture(main);
     drop(scope);
     assert_eq!(bed.allocated(), (0, 0, 0));
 }
@@ -94,26 +71,19 @@ fn a_free_inside_comes_after_every_stream_that_uses_the_block() {
     let scope = bed.capture(main, PoolId::next_capture());
     let block = bed.take_on(8 * MIB, main);
     let address = block.address();
-    bed.order(main, side);
-    bed.machine.0.fill(address, 1, 8 * MIB, side).unwrap();
-    let used_in = bed.machine.0.frontier(side).unwrap();
+    bed.join(main, side);
+    bed.device.fill(address, 1, 8 * MIB, side).unwrap();
+    let used_in = bed.device.frontier(side).unwrap();
     bed.record_stream(&block, side).unwrap();
     bed.give(block);
     // The stream is where it was, and its next block may have the memory only behind the use.
-    assert!(!bed.machine.0.frontier(main).unwrap().contains(&used_in[0]));
+    assert!(!bed.device.frontier(main).unwrap().contains(&used_in[0]));
     let again = bed.take_on(8 * MIB, main);
     assert_eq!(again.address(), address);
-    let node = bed.machine.0.frontier(main).unwrap()[0];
-    let mut behind = bed.machine.0.dependencies(node).unwrap();
-    let mut all = Vec::new();
-    while let Some(node) = behind.pop() {
-        behind.extend(bed.machine.0.dependencies(node).unwrap());
-        all.push(node);
-    }
-    assert!(all.contains(&used_in[0]));
+    assert!(bed.behind(main).contains(&used_in[0]));
     bed.give(again);
-    bed.order(side, main);
-    bed.end(main);
+    bed.join(side, main);
+    bed.end_capture(main);
     drop(scope);
 }
 
@@ -126,12 +96,11 @@ fn a_block_from_outside_is_freed_when_the_capture_has_ended() {
     bed.give(outside);
     assert_eq!(bed.allocated(), (0, 0, 8 << 20));
     assert_eq!(note(&bed, "deferred_frees"), 1);
-    let inside = bed.take_on(MIB, stream);
-    bed.give(inside);
-    bed.end(stream);
+    bed.give(bed.take_on(MIB, stream));
+    bed.end_capture(stream);
     drop(scope);
     assert_eq!(bed.allocated(), (0, 0, 0));
-    let driver = &bed.machine.0;
+    let driver = &bed.device;
     assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().used_bytes, 0);
 }
 
@@ -140,10 +109,10 @@ fn a_free_in_a_capture_that_nobody_told_of_waits_too() {
     let bed = sim(256);
     let stream = bed.stream();
     let outside = bed.take_on(8 * MIB, stream);
-    Capture::begin(&*bed.machine.0, stream).unwrap();
+    Capture::begin(&*bed.device, stream).unwrap();
     bed.give(outside);
     assert_eq!(bed.allocated(), (0, 0, 8 << 20));
-    bed.end(stream);
+    bed.end_capture(stream);
     let next = bed.take_on(MIB, stream);
     assert_eq!(bed.allocated(), (1, 1 << 20, 1 << 20));
     bed.give(next);
@@ -159,7 +128,7 @@ fn a_use_from_outside_captures_is_waited_for_after_the_capture() {
     let scope = bed.capture(stream, PoolId::next_capture());
     bed.give(block);
     assert_eq!(bed.allocated(), (0, 0, 32 << 20));
-    bed.end(stream);
+    bed.end_capture(stream);
     drop(scope);
     assert_eq!(bed.allocated(), (0, 0, 0));
     let other = bed.take_on(32 * MIB, stream);
@@ -173,7 +142,7 @@ fn a_graphs_block_that_is_freed_later_is_noted() {
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
     let result = bed.take_on(8 * MIB, stream);
-    bed.end(stream);
+    bed.end_capture(stream);
     let graph = scope.finish();
     assert_eq!(bed.private_pools().live_addresses(graph.pool()).unwrap(), [result.address()]);
     bed.give(result);
@@ -186,16 +155,14 @@ fn a_failed_request_inside_a_capture_leaves_the_capture_sound() {
     let bed = sim(64);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
-    let block = bed.take_on(8 * MIB, stream);
-    bed.give(block);
+    bed.give(bed.take_on(8 * MIB, stream));
     assert!(bed.ask(100 * MIB, stream).is_err());
-    let block = bed.take_on(8 * MIB, stream);
-    bed.give(block);
-    bed.end(stream);
+    bed.give(bed.take_on(8 * MIB, stream));
+    bed.end_capture(stream);
     drop(scope);
-    let Bed { allocator, machine } = bed;
+    let Bed { device, allocator } = bed;
     drop(allocator);
-    assert_eq!(machine.used_bytes(), 0);
+    assert_eq!(device.used_bytes(), 0);
 }
 
 #[test]
@@ -217,7 +184,7 @@ fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
         started.wait();
         while !freed.load(Ordering::Acquire) {
             // Only this thread submits to the stream.
-            bed.machine.0.fill(target.address(), 1, 64, stream).unwrap();
+            bed.device.fill(target.address(), 1, 64, stream).unwrap();
             kernels += 1;
         }
     });
@@ -225,7 +192,7 @@ fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
     let nodes = bed.behind(stream).len();
     assert_eq!(nodes, 1 + REQUESTS + kernels, "{kernels} kernels were submitted");
     bed.give(target);
-    bed.end(stream);
+    bed.end_capture(stream);
     drop(scope);
     assert_eq!(bed.allocated(), (0, 0, 0));
 }
@@ -243,7 +210,7 @@ fn what_was_freed_is_found_again_after_a_request_that_failed() {
     assert_eq!(again.address(), address);
     bed.give(again);
     bed.give(kept);
-    bed.end(stream);
+    bed.end_capture(stream);
     drop(scope);
 }
 
@@ -258,23 +225,23 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
         let scope = if told {
             bed.capture(stream, pool)
         } else {
-            Capture::begin(&*bed.machine.0, stream).unwrap();
+            Capture::begin(&*bed.device, stream).unwrap();
             PoolScope::open(&*bed, pool, ScopeFilter::Stream(stream)).unwrap()
         };
         let inside = bed.take_on(MIB, stream);
         let kept = bed.take(64 * MIB);
         bed.fail(64 * MIB, HOME);
-        bed.empty_cache().unwrap();
+        bed.empty_cache();
         if !told {
             // Its stream has gone, so its free waits for all work, which nobody may do now.
-            bed.machine.0.destroy_stream(gone).unwrap();
+            bed.device.destroy_stream(gone).unwrap();
         }
         let deferred = note(&bed, "deferred_frees");
         bed.give(orphan);
         assert_eq!(note(&bed, "deferred_frees") - deferred, i64::from(!told));
         bed.give(inside);
         bed.give(kept);
-        bed.end(stream);
+        bed.end_capture(stream);
         drop(scope);
         assert_eq!(bed.allocated(), (0, 0, 0), "told: {told}");
     }
@@ -289,10 +256,10 @@ fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
     let scope = bed.capture(stream, PoolId::next_capture());
     let inside = bed.take_on(8 * MIB, stream);
     drop(scope);
-    let Bed { allocator, machine } = bed;
+    let Bed { device, allocator } = bed;
     drop(allocator);
     assert_eq!((outside.size_bytes(), inside.size_bytes()), (8 * MIB, 8 * MIB));
-    Capture::end(&*machine.0, stream).unwrap();
+    Capture::end(&*device, stream).unwrap();
 }
 
 #[test]
@@ -300,11 +267,10 @@ fn an_allocator_that_goes_unused_breaks_no_capture_of_others() {
     let bed = sim(256);
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
-    drop(MallocAsyncAllocator::new(bed.machine.0.clone(), &Settings::default()).unwrap());
-    let inside = bed.take_on(8 * MIB, stream);
-    bed.give(inside);
+    drop(MallocAsyncAllocator::new(bed.device.clone(), &Settings::default()).unwrap());
+    bed.give(bed.take_on(8 * MIB, stream));
     drop(scope);
-    bed.end(stream);
+    bed.end_capture(stream);
 }
 
 #[test]
@@ -313,16 +279,15 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     let stream = bed.stream();
     let scope = bed.capture(stream, PoolId::next_capture());
     let (first, second) = (bed.take_on(8 * MIB, stream), bed.take_on(8 * MIB, stream));
-    bed.end(stream);
+    bed.end_capture(stream);
     // The graph has gone, and its memory with it: the driver knows no such block.
-    assert!(bed.machine.0.free_async(first.address(), stream).is_err());
+    assert!(bed.device.free_async(first.address(), stream).is_err());
     bed.give(first);
     drop(scope);
     bed.give(second);
     assert_eq!(bed.allocated(), (0, 0, 0));
     bed.set_limit_bytes(Some(MIB));
-    let next = bed.take_on(MIB, stream);
-    bed.give(next);
+    bed.give(bed.take_on(MIB, stream));
 }
 
 #[test]
@@ -353,8 +318,7 @@ fn a_free_that_comes_to_wait_is_charged_all_the_time() {
         Capture::end(&**sim, side).unwrap();
         drop(scope);
         allocator.process_events().unwrap();
-        let whole = allocator.take_on(2 * MIB, other);
-        allocator.give(whole);
+        allocator.give(allocator.take_on(2 * MIB, other));
     }
 }
 
@@ -365,12 +329,12 @@ fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
     let outside: Vec<_> = (0..500).map(|_| bed.take_on(512, stream)).collect();
     let scope = bed.capture(stream, PoolId::next_capture());
     outside.into_iter().for_each(|block| bed.give(block));
-    let asked = bed.machine.0.calls("capture_status");
+    let asked = bed.device.calls("capture_status");
     let inside: Vec<_> = (0..20).map(|_| bed.take_on(512, stream)).collect();
-    let asked = bed.machine.0.calls("capture_status") - asked;
+    let asked = bed.device.calls("capture_status") - asked;
     assert!(asked <= 3 * 20, "{asked} questions for 20 requests");
     inside.into_iter().for_each(|block| bed.give(block));
-    bed.end(stream);
+    bed.end_capture(stream);
     // The next request finds the first of them free, and so looks at all.
     let next = bed.take(512);
     assert_eq!(bed.allocated(), (1, 512, 512));
@@ -390,8 +354,8 @@ fn a_block_whose_graph_is_gone_leaves_when_its_address_comes_back() {
     // Work outside the capture uses it, so its free waits.
     bed.record_stream(&waiting, side).unwrap();
     bed.give(waiting);
-    bed.end(stream);
-    let again = Capture::begin(&*bed.machine.0, stream).unwrap();
+    bed.end_capture(stream);
+    let again = Capture::begin(&*bed.device, stream).unwrap();
     let _other = PoolScope::open(&*bed, PoolId::next_capture(), ScopeFilter::Capture(again));
     let first = bed.take_on(8 * MIB, stream);
     assert_eq!(first.address(), old.address());
@@ -402,10 +366,10 @@ fn a_block_whose_graph_is_gone_leaves_when_its_address_comes_back() {
     assert_eq!(second.address(), address);
     drop(scope);
     assert_eq!(bed.allocated(), (2, 16 << 20, 16 << 20));
-    assert_eq!(bed.machine.held().pool_ranges, 2, "nobody else's block was freed");
+    assert_eq!(bed.device.held().pool_ranges, 2, "nobody else's block was freed");
     bed.give(first);
     bed.give(second);
-    bed.end(stream);
+    bed.end_capture(stream);
 }
 
 #[test]
@@ -452,8 +416,7 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
         held.into_iter().for_each(|block| allocator.give(block));
         assert_eq!(allocator.statistics().active.all.current, 0, "call {at}, {kind:?}");
         allocator.set_limit_bytes(Some(MIB));
-        let last = allocator.take_on(MIB, side);
-        allocator.give(last);
+        allocator.give(allocator.take_on(MIB, side));
         drop(allocator);
         [main, side].into_iter().for_each(|stream| sim.destroy_stream(stream).unwrap());
         assert!(machine.held().is_nothing(), "call {at}, {kind:?}: {:?}", machine.held());
@@ -466,11 +429,10 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
 fn memory_that_is_given_back_breaks_no_capture_before_its_scope() {
     let bed = sim(64);
     let [captured, side] = [bed.stream(), bed.stream()];
-    let block = bed.take_on(40 * MIB, side);
-    bed.give(block);
-    let driver = &bed.machine.0;
+    bed.give(bed.take_on(40 * MIB, side));
+    let driver = &bed.device;
     let begun = elsewhere(|| Capture::begin(&**driver, captured));
-    bed.empty_cache().expect("there is no reason to fail");
+    bed.empty_cache();
     assert_eq!(bed.statistics().reserved_bytes.all.current, 0);
     let [first, second] = [30, 30].map(|mib| bed.take_on(mib * MIB, side));
     bed.give(first);
@@ -480,5 +442,5 @@ fn memory_that_is_given_back_breaks_no_capture_before_its_scope() {
     let status = driver.capture_status(captured).unwrap();
     assert_eq!(status, CaptureStatus::Active { capture: begun.unwrap() });
     bed.give(large);
-    elsewhere(|| bed.end(captured));
+    elsewhere(|| bed.end_capture(captured));
 }

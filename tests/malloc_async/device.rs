@@ -78,6 +78,5 @@ fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
     allocator.give(inside);
     let counts = allocator.statistics();
     assert_eq!((counts.active.all.current, counts.active_bytes.all.current), (0, 0));
-    let after = allocator.take(MIB);
-    allocator.give(after);
+    allocator.give(allocator.take(MIB));
 }

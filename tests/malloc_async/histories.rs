@@ -14,7 +14,6 @@ use stratalloc::conformance::part::Part;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
 
-use super::Bed;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use crate::common::gpu;
 #[cfg(target_os = "linux")]
@@ -74,7 +73,9 @@ struct Held {
 }
 
 struct Run<M: Machine> {
-    bed: Bed<M>,
+    // Dropped before the machine.
+    bed: MallocAsyncAllocator,
+    machine: M,
     streams: Vec<StreamId>,
     pool: PoolId,
     bag: Mutex<Vec<Held>>,
@@ -91,11 +92,12 @@ struct Hand {
 
 impl<M: Machine + Sync> Run<M> {
     fn new(machine: M) -> Self {
-        let (bed, pool) = (Bed::new(machine), PoolId::next_user());
-        let streams = bed.machine.streams(3);
+        let bed = MallocAsyncAllocator::new(machine.driver(), &Settings::default());
+        let (bed, pool) = (bed.expect("the machine has pools"), PoolId::next_user());
+        let streams = machine.streams(3);
         bed.create_pool(pool, PoolOptions::default()).expect("it works");
         let (bag, shadow) = (Mutex::default(), Mutex::default());
-        Self { bed, streams, pool, bag, shadow }
+        Self { bed, machine, streams, pool, bag, shadow }
     }
 
     fn step(&self, hand: &mut Hand, op: &Op) {
@@ -145,7 +147,7 @@ impl<M: Machine + Sync> Run<M> {
         }
         hand.taken += 1;
         let seed = start ^ hand.taken;
-        self.bed.machine.write(start, bytes, seed, stream).expect("it works");
+        self.machine.write(start, bytes, seed, stream).expect("it works");
         self.bag.lock().push(Held { block, stream, seed, of_graph });
     }
 
@@ -157,10 +159,7 @@ impl<M: Machine + Sync> Run<M> {
 
     fn give(&self, held: Held) {
         let Held { block, stream, seed, of_graph } = held;
-        self.bed
-            .machine
-            .verify(block.address(), block.size_bytes(), seed, stream)
-            .expect("it works");
+        self.machine.verify(block.address(), block.size_bytes(), seed, stream).expect("it works");
         if !of_graph {
             self.shadow.lock().remove(&block.address()).expect("it was taken");
         }
@@ -171,7 +170,7 @@ impl<M: Machine + Sync> Run<M> {
     }
 
     fn begin_or_end(&self, hand: &mut Hand, filter: usize, scope_first: bool) {
-        let driver = self.bed.machine.driver();
+        let driver = self.machine.driver();
         let Some(graphs) = driver.capture() else { return };
         match hand.scope.take() {
             None => {
@@ -205,7 +204,7 @@ impl<M: Machine + Sync> Run<M> {
     }
 
     fn thread<'o>(&self, ops: impl Iterator<Item = &'o Op>) -> (u64, StreamId) {
-        let stream = self.bed.machine.driver().create_stream().expect("it works");
+        let stream = self.machine.driver().create_stream().expect("it works");
         let mut hand = Hand { stream, scope: None, taken: 0 };
         ops.for_each(|op| self.step(&mut hand, op));
         if hand.scope.is_some() {
@@ -231,11 +230,10 @@ impl<M: Machine + Sync> Run<M> {
         assert_eq!(s.allocated.unsigned_abs(), taken);
         // All that was charged has come back, or this would not fit.
         self.bed.set_limit_bytes(Some(MIB));
-        let last = self.bed.take(MIB);
-        self.bed.give(last);
-        let Bed { allocator, machine } = self.bed;
-        drop(allocator);
-        let ours = self.streams.iter().filter(|stream| **stream != StreamId::DEFAULT);
+        self.bed.give(self.bed.take(MIB));
+        let Self { bed, machine, streams, .. } = self;
+        drop(bed);
+        let ours = streams.iter().filter(|stream| **stream != StreamId::DEFAULT);
         ours.chain(made)
             .for_each(|stream| machine.driver().destroy_stream(*stream).expect("it works"));
         assert!(machine.held().is_nothing(), "{:?}", machine.held());

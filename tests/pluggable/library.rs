@@ -52,8 +52,7 @@ fn a_library_written_for_pytorch_works_unchanged() {
     let text = conf(&library, "alloc_fn:my_alloc,free_fn:my_free");
     let own = build(&text).unwrap();
     assert_eq!(own.name(), "pluggable");
-    let block = own.take_on(1000, MAIN);
-    own.give(block);
+    own.give(own.take_on(1000, MAIN));
     assert_eq!(heard(&log), ["alloc 1000 0 64", "free 1 1000 0 64"]);
     let huge = own.ask(1 << 37, MAIN);
     assert!(

@@ -10,10 +10,6 @@ use crate::common::prelude::*;
 const MAIN: StreamId = StreamId(64);
 const POOL: PoolId = PoolId { capture: 0, user: 77 };
 
-fn take(own: &PluggableAllocator, bytes: u64) -> Allocation {
-    own.take_on(bytes, MAIN)
-}
-
 fn plenty() -> (Arc<User>, PluggableAllocator) {
     let user = User::with_bytes(u64::MAX / 2);
     let own = over(sim(), user.callbacks());
@@ -29,15 +25,15 @@ fn what_is_freed_in_a_pool_stays_for_the_pool_until_its_last_user_has_gone() {
     let (user, own) = plenty();
     let pool = MemoryPool::new(pools(&own), PoolOptions::default()).unwrap();
     let scope = pool.enter().unwrap();
-    let inside = take(&own, 4096);
+    let inside = own.take_on(4096, MAIN);
     let address = inside.address();
     own.give(inside);
     assert_eq!(user.heard(), ["alloc 4096 64"], "it is kept");
-    let elsewhere = elsewhere(|| take(&own, 4096));
+    let elsewhere = elsewhere(|| own.take_on(4096, MAIN));
     assert_ne!(elsewhere.address(), address, "another thread is not in the scope");
-    let again = take(&own, 4000);
+    let again = own.take_on(4000, MAIN);
     assert_eq!(again.address(), address, "about the same size");
-    let small = take(&own, 2000);
+    let small = own.take_on(2000, MAIN);
     assert_ne!(small.address(), address);
     assert_eq!(pools(&own).live_addresses(pool.id()).unwrap().len(), 2);
     let id = pool.id();
@@ -91,7 +87,7 @@ fn a_pool_that_helps_out_serves_the_default_pool_before_it_fails() {
     let block = own.take_in(pool.id(), 1000, MAIN);
     let address = block.address();
     own.give(block);
-    let helped = take(&own, 900);
+    let helped = own.take_on(900, MAIN);
     assert_eq!(helped.address(), address);
     assert!(own.ask(900, MAIN).is_err(), "there is only one");
     own.give(helped);
@@ -132,7 +128,7 @@ fn a_captures_requests_go_to_its_pool_from_all_threads() {
     let scope = PoolScope::open(pools(&own), POOL, ScopeFilter::Capture(capture)).unwrap();
     let request = Request::new(64, stream);
     let inside = elsewhere(|| own.allocate(request)).unwrap();
-    let outside = take(&own, 64);
+    let outside = own.take_on(64, MAIN);
     device.capture().unwrap().end(stream).unwrap();
     let hold = scope.finish();
     assert_eq!(pools(&own).live_addresses(POOL).unwrap(), [inside.address()]);
@@ -156,8 +152,7 @@ fn functions_that_keep_pools_are_told_and_asked_for_everything() {
     let pool = pools(&own);
     pool.open_scope(POOL, ScopeFilter::Stream(MAIN)).unwrap();
     assert!(filters.lock()[0](MAIN) && !filters.lock()[0](StreamId(65)));
-    let inside = take(&own, 64);
-    own.give(inside);
+    own.give(own.take_on(64, MAIN));
     pool.close_scope(POOL).unwrap();
     assert_eq!(
         user.heard(),
@@ -195,8 +190,7 @@ fn many_threads_ask_functions_that_keep_pools_for_one_pool() {
             scope.spawn(move || {
                 for _ in 0..200 {
                     let request = Request::new(64, StreamId(n));
-                    let block = own.allocate(request.in_pool(POOL)).unwrap();
-                    own.give(block);
+                    own.give(own.allocate(request.in_pool(POOL)).unwrap());
                 }
             });
         }
@@ -213,8 +207,7 @@ fn a_begin_that_panics_leaves_no_scope() {
     let open = || pools(&own).open_scope(POOL, ScopeFilter::this_thread());
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).is_err());
     assert_eq!(pools(&own).pool_users(POOL), None);
-    let block = take(&own, 64);
-    own.give(block);
+    own.give(own.take_on(64, MAIN));
 }
 
 /// The fields of a checkpoint are public.

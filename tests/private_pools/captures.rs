@@ -53,8 +53,7 @@ fn an_expandable_graph_adds_no_segment() {
     let bed = Bed::new(ROOMY, "expandable_segments:True");
     let (stream, pool) = (bed.stream(), PoolId::next_capture());
     let scope = bed.capture(stream, pool);
-    let block = bed.take_on(MIB, stream);
-    bed.give(block);
+    bed.give(bed.take_on(MIB, stream));
     bed.end_capture(stream);
     let graph = scope.finish();
     assert_eq!(bed.stats().segment.all.current, 0);
@@ -403,8 +402,7 @@ fn a_driver_that_does_not_hear_of_captures_keeps_no_scope_from_opening() {
     let kind = DriverErrorKind::Other;
     driver.arm(FaultPlan { at: 0, kind, repeat: true, only: Some("expect_captures") });
     let scope = PoolScope::open(pools, PoolId::next_user(), ScopeFilter::this_thread()).unwrap();
-    let block = strategy.take(MIB);
-    strategy.give(block);
+    strategy.give(strategy.take(MIB));
     drop(scope);
     assert_eq!(driver.failed_calls(), 1, "what it was not told is not taken back");
 }
@@ -556,15 +554,13 @@ fn a_capture_without_a_scope_yet_keeps_only_its_own_streams_memory() {
         let begun = std::thread::scope(|s| {
             s.spawn(|| Capture::begin(&*bed.device, captured).unwrap()).join().unwrap()
         });
-        let block = bed.take_on(34 * MIB, asking);
-        bed.give(block);
+        bed.give(bed.take_on(34 * MIB, asking));
         bed.empty_cache();
         assert_eq!(bed.reserved_bytes(), 20 * MIB, "{conf}: what the captured stream may use");
         let pool = PoolId::next_capture();
         let scope = PoolScope::open(bed.private_pools(), pool, ScopeFilter::Capture(begun))
             .expect("it is closed");
-        let block = bed.take_on(MIB, captured);
-        bed.give(block);
+        bed.give(bed.take_on(MIB, captured));
         elsewhere(|| bed.end_capture(captured));
         drop(scope);
         bed.empty_cache();

@@ -1,5 +1,7 @@
 //! Pools whose segments come from somewhere else than the driver.
 
+use std::sync::Weak;
+
 use parking_lot::Mutex;
 use stratalloc::allocator::SegmentAllocator;
 
@@ -130,43 +132,50 @@ fn an_allocator_without_memory_is_out_of_memory_and_a_crooked_one_an_error() {
     bed.check();
 }
 
-/// Calls back into the allocator that asks it.
+/// Calls back into the allocator that calls it.
 #[derive(Debug)]
 struct Curious {
-    inner: Own,
-    ask: Mutex<Option<Arc<Bed>>>,
+    inner: Arc<Own>,
+    bed: Weak<Bed>,
+}
+
+impl Curious {
+    fn look(&self) -> Arc<Bed> {
+        let bed = self.bed.upgrade().expect("it lives");
+        let _ = (bed.stats(), bed.layout());
+        bed
+    }
 }
 
 impl SegmentAllocator for Curious {
     fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64> {
-        if let Some(bed) = self.ask.lock().take() {
-            let _ = bed.engine().statistics();
-            bed.empty_cache();
-        }
+        self.look().empty_cache();
         self.inner.allocate(size_bytes, stream)
     }
 
     fn free(&self, address: u64, size_bytes: u64, stream: StreamId) {
-        if let Some(bed) = self.ask.lock().take() {
-            let _ = bed.engine().layout();
-        }
+        self.look();
         self.inner.free(address, size_bytes, stream);
     }
 }
 
+impl Drop for Curious {
+    fn drop(&mut self) {
+        self.look();
+    }
+}
+
+/// A lock that is held while it is called or dropped makes this test wait without end.
 #[test]
-fn an_own_allocator_may_call_back() {
-    let bed = Arc::new(Bed::new(ROOMY, ""));
-    let own = Arc::new(Curious { inner: Own::default(), ask: Mutex::new(Some(Arc::clone(&bed))) });
-    let options = PoolOptions { allocator: Some(Arc::clone(&own) as _), ..PoolOptions::default() };
+fn an_own_allocator_may_call_back_in_each_call_and_when_it_is_dropped() {
+    let (bed, inner) = (Arc::new(Bed::new(ROOMY, "")), Arc::<Own>::default());
+    let own = Curious { inner: Arc::clone(&inner), bed: Arc::downgrade(&bed) };
+    let options = PoolOptions { allocator: Some(Arc::new(own)), ..PoolOptions::default() };
     let pool = MemoryPool::new(bed.private_pools(), options).unwrap();
-    let scope = pool.enter().unwrap();
-    let block = bed.take(MIB);
-    drop(scope);
-    bed.give(block);
-    *own.ask.lock() = Some(Arc::clone(&bed));
+    bed.give(bed.take_in(pool.id(), MIB, HOME));
     drop(pool);
-    assert_eq!(own.inner.given_back.lock().len(), 1);
+    assert_eq!((inner.given_back.lock().len(), Arc::strong_count(&inner)), (1, 1));
+    assert_eq!(bed.engine().private_pool_count(), 0);
 }
 
 #[test]

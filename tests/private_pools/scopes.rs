@@ -29,30 +29,6 @@ fn ids_of_pools_are_distinct_also_between_threads() {
 }
 
 #[test]
-fn a_pool_has_one_scope_at_a_time_and_says_so() {
-    let bed = Bed::new(ROOMY, "");
-    let pools = bed.private_pools();
-    let pool = PoolId::next_user();
-    let this = ScopeFilter::this_thread();
-    assert_eq!(pools.open_scope(PoolId::DEFAULT, this.clone()), Err(PoolError::IsDefault));
-    assert_eq!(pools.close_scope(pool), Err(PoolError::Unknown { pool }));
-    let scope = PoolScope::open(pools, pool, this.clone()).unwrap();
-    assert_eq!(pools.open_scope(pool, this.clone()), Err(PoolError::ScopeOpen { pool }));
-    drop(scope);
-    assert_eq!(pools.open_scope(pool, this), Err(PoolError::Released { pool }));
-    assert_eq!(pools.close_scope(pool), Err(PoolError::ScopeClosed { pool }));
-    assert_eq!(pools.create_pool(pool, PoolOptions::default()), Err(PoolError::Taken { pool }));
-    assert_eq!(pools.retain_pool(pool), Err(PoolError::Released { pool }));
-    assert_eq!(pools.release_pool(pool), Err(PoolError::Released { pool }));
-    let refused = bed.allocate(Request::new(1, HOME).in_pool(pool)).unwrap_err();
-    let is_released = |of: &PoolError| matches!(of, PoolError::Released { .. });
-    assert!(matches!(&refused, AllocError::Pool(of) if is_released(of)), "{refused}");
-    bed.empty_cache();
-    assert_eq!(pools.pool_users(pool), None, "nothing is left of it");
-    assert_eq!(pools.pool_layout(pool), Err(PoolError::Unknown { pool }));
-}
-
-#[test]
 fn users_are_counted_by_pools_and_scopes() {
     let bed = Bed::new(ROOMY, "");
     let pool = bed.pool();
@@ -208,8 +184,7 @@ fn released_pools_help_nobody() {
     let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     let id = PoolId::next_user();
     gone.private_pools().create_pool(id, helps).unwrap();
-    let kept = gone.take_in(id, 30 * MIB, HOME);
-    gone.give(kept);
+    gone.give(gone.take_in(id, 30 * MIB, HOME));
     gone.private_pools().release_pool(id).unwrap();
     let block = gone.take(30 * MIB);
     assert_eq!(pool_of(&gone, block.address()), PoolId::DEFAULT, "its memory was released");
@@ -247,8 +222,7 @@ fn pressure_in_a_pool_releases_its_own_idle_segments_unless_a_graph_knows_them()
         let wall = (conf.is_empty()).then(|| bed.take(20 * MIB));
         let pair = [40, 30].map(|mib| bed.take(mib * MIB));
         pair.into_iter().for_each(|block| bed.give(block));
-        let large = bed.take(80 * MIB);
-        bed.give(large);
+        bed.give(bed.take(80 * MIB));
         drop(scope);
         let report = bed.fail(90 * MIB, HOME);
         assert!(report.cached_private_bytes > 0, "{report}");
@@ -355,8 +329,7 @@ fn a_request_to_a_routed_pool_releases_no_free_segments_where_the_version_of_pyt
     ] {
         let bed = Bed::new(ROOMY, conf);
         bed.caching().set_limit_bytes(Some(100 * MIB));
-        let cached = bed.take(60 * MIB);
-        bed.give(cached);
+        bed.give(bed.take(60 * MIB));
         let pool = bed.pool();
         let scope = pool.enter().unwrap();
         let request = bed.ask(80 * MIB, HOME);
@@ -364,8 +337,7 @@ fn a_request_to_a_routed_pool_releases_no_free_segments_where_the_version_of_pyt
         drop(scope);
         request.into_iter().for_each(|block| bed.give(block));
         drop(pool);
-        let after = bed.take(80 * MIB);
-        bed.give(after);
+        bed.give(bed.take(80 * MIB));
         bed.check();
     }
 }

@@ -43,8 +43,7 @@ fn a_switch_inside_a_stack_provider_is_refused() {
     };
     history.set_stack_provider(Some(Arc::new(gather)));
     history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
-    let block = bed.take(512);
-    bed.give(block);
+    bed.give(bed.take(512));
     assert_eq!(refused.load(Ordering::Relaxed), 4);
     history.set_stack_provider(None);
     bed.allocator.switch("backend:cudaMallocAsync").expect("no provider runs");
@@ -80,8 +79,7 @@ fn functions_that_begin_and_end_pools_may_call_the_allocator_and_panic() {
     pools.create_pool(pool, PoolOptions::default()).expect("a new id");
     pools.open_scope(pool, filter.clone()).expect("it is closed");
     assert_eq!(calls.load(Ordering::Relaxed), 1);
-    let block = bed.take_on(512, StreamId(7));
-    bed.give(block);
+    bed.give(bed.take_on(512, StreamId(7)));
     pools.close_scope(pool).expect("it is open");
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     panics.store(true, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use stratalloc::allocator::{Control, PeerAccess};
 use stratalloc::error::DriverError;
 use stratalloc::switch::SwitchError;
 
-use super::{ASYNC, Bed, EXPANDABLE, NATIVE};
+use super::{ASYNC, Bed, EXPANDABLE, NATIVE, register};
 use crate::common::prelude::*;
 
 fn raw_bed(conf: &str) -> Bed {
@@ -43,11 +43,7 @@ fn bare_addresses_find_their_allocator() {
 
 #[test]
 fn an_allocator_without_bare_addresses_is_refused_where_they_are_in_use() {
-    let plain = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        let options = stratalloc::strategies::native::EngineOptions::default();
-        Ok(Box::new(Engine::new(driver, &options)?))
-    };
-    registry::register("addressless", plain).expect("the name is free");
+    register("addressless", (), |own| own.inner.control());
     let bed = raw_bed(NATIVE);
     let error = bed.allocator.switch("backend:addressless").expect_err("it has none");
     assert!(matches!(error, SwitchError::Lacks { .. }), "{error}");
@@ -101,8 +97,7 @@ fn a_switch_that_is_refused_leaves_a_capture_sound() {
             let error = bed.allocator.switch(other).expect_err("a scope is open");
             assert!(matches!(error, SwitchError::ScopeOpen { .. }), "{error}");
         }
-        let inside = bed.take_on(MIB, stream);
-        bed.give(inside);
+        bed.give(bed.take_on(MIB, stream));
         drop(scope);
         Capture::end(&*bed.device, stream).expect("the capture is sound");
     }
@@ -198,28 +193,8 @@ fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
 }
 
 /// Lets no device in.
-#[derive(Debug)]
-struct Walled(Engine);
-
-impl DeviceAllocator for Walled {
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.0.allocate(request)
-    }
-
-    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        self.0.free(allocation)
-    }
-
-    fn name(&self) -> &str {
-        "walled"
-    }
-
-    fn control(&self) -> Control<'_> {
-        let mut control = Control::default();
-        control.peer_access = Some(self);
-        control
-    }
-}
+#[derive(Clone, Debug)]
+struct Walled;
 
 impl PeerAccess for Walled {
     fn enable_peer_access(&self, _: DeviceId) -> Result<(), DriverError> {
@@ -238,10 +213,11 @@ impl PeerAccess for Walled {
 
 #[test]
 fn a_device_that_a_retired_allocator_keeps_out_is_not_let_in_by_the_current_one() {
-    let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        Ok(Box::new(Walled(Engine::new(driver, &EngineOptions::default())?)))
-    };
-    registry::register("walled", make).expect("the name is free");
+    register("walled", Walled, |own| {
+        let mut control = Control::default();
+        control.peer_access = Some(&own.more);
+        control
+    });
     let sim = SimOptions { reachable_devices: 1, ..SimOptions::default() };
     let config = config("backend:walled");
     let driver = Arc::new(Sim::new(sim));

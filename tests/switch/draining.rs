@@ -15,8 +15,7 @@ struct LastWords(Arc<Bed>);
 
 impl Drop for LastWords {
     fn drop(&mut self) {
-        let block = self.0.take(64 * MIB);
-        self.0.give(block);
+        self.0.give(self.0.take(64 * MIB));
     }
 }
 
@@ -30,8 +29,7 @@ fn a_threads_last_destructor_may_take_memory() {
     let ended = std::thread::spawn(move || {
         LAST.set(Some(LastWords(Arc::clone(&own))));
         // A miss: what it leaves on the thread goes before what was left earlier.
-        let block = own.take(32 * MIB);
-        own.give(block);
+        own.give(own.take(32 * MIB));
     });
     ended.join().expect("no destructor panics");
     assert_eq!(bed.stats().misses, 2);
@@ -74,8 +72,7 @@ fn a_switch_gives_idle_memory_back_at_once_and_the_rest_with_the_last_block() {
 #[test]
 fn an_allocator_without_blocks_goes_at_the_switch() {
     let bed = Bed::new(8 * GIB, NATIVE);
-    let block = bed.take(MIB);
-    bed.give(block);
+    bed.give(bed.take(MIB));
     bed.switch(EXPANDABLE);
     assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
     assert_eq!(bed.name(), "native");

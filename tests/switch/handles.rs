@@ -60,8 +60,7 @@ fn a_switchable_allocator_wears_layers_as_any_other() {
     bed.switch(EXPANDABLE);
     assert!(take(2 * MIB).is_err(), "the layer has not forgotten the block");
     limited.give(first);
-    let second = take(2 * MIB).expect("within the limit");
-    limited.give(second);
+    limited.give(take(2 * MIB).expect("within the limit"));
     assert_eq!(bed.retired(), 0);
 }
 

@@ -6,16 +6,9 @@ use stratalloc::allocator::Control;
 use stratalloc::handle::Handle;
 use stratalloc::strategies::plugin::Callbacks;
 
-use super::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use super::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE, register};
 use crate::common::plain::plain;
 use crate::common::prelude::*;
-
-fn fails(bed: &Bed, bytes: u64) -> String {
-    match bed.ask(bytes, StreamId::DEFAULT) {
-        Err(AllocError::OutOfMemory(report)) => report.to_string(),
-        other => panic!("{bytes} bytes: {other:?}"),
-    }
-}
 
 #[test]
 fn a_limit_spans_old_and_new_and_rises_as_the_old_drains() {
@@ -26,15 +19,15 @@ fn a_limit_spans_old_and_new_and_rises_as_the_old_drains() {
     bed.switch(EXPANDABLE);
     assert_eq!(caching.limit_bytes(), Some(100 * MIB), "the limit is that of both");
     let new = bed.take(40 * MIB);
-    let told = fails(&bed, 2 * MIB);
+    let told = bed.fail(2 * MIB, HOME).to_string();
     assert!(told.contains("1 allocators that were switched away from hold 60.00 MiB"), "{told}");
     let mut old = old.into_iter();
     bed.give(old.next().expect("three"));
     let more = bed.take(20 * MIB);
-    fails(&bed, 2 * MIB);
+    bed.fail(2 * MIB, HOME);
     old.for_each(|block| bed.give(block));
     let rest = bed.take(40 * MIB);
-    fails(&bed, 2 * MIB);
+    bed.fail(2 * MIB, HOME);
     assert!(bed.used_bytes() <= 100 * MIB);
     [new, more, rest].into_iter().for_each(|block| bed.give(block));
 }
@@ -73,7 +66,7 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
         assert!(bed.used_bytes() >= 196 * MIB, "{to}");
         let counters = bed.counters();
         assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (0, 0), "{to}");
-        fails(&bed, 60 * MIB);
+        bed.fail(60 * MIB, HOME);
         assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1), "{to}");
         old.chain([big]).for_each(|block| bed.give(block));
         assert_eq!(bed.retired(), 0, "{to}");
@@ -97,7 +90,7 @@ fn hooks_are_carried_from_allocator_to_allocator() {
     for (round, conf) in [NATIVE, EXPANDABLE, ASYNC, NATIVE].into_iter().enumerate() {
         bed.switch(conf);
         let before = asked.load(SeqCst);
-        fails(&bed, 500 * MIB);
+        bed.fail(500 * MIB, HOME);
         assert_eq!(told.load(SeqCst), round + 1, "{conf}");
         assert!(asked.load(SeqCst) > before, "{conf}");
     }
@@ -119,7 +112,7 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
     }));
     for (round, conf) in [NATIVE, EXPANDABLE, ASYNC, NATIVE].into_iter().enumerate() {
         bed.switch(conf);
-        fails(&bed, 500 * MIB);
+        bed.fail(500 * MIB, HOME);
         assert_eq!(told.load(SeqCst), round + 1, "{conf}");
     }
     let (count, switchable) = (Arc::clone(&asked), bed.allocator.clone());
@@ -128,7 +121,7 @@ fn an_observer_or_a_callback_that_asks_for_too_much_again_is_called_once() {
         too_much(&switchable);
         false
     }));
-    fails(&bed, 500 * MIB);
+    bed.fail(500 * MIB, HOME);
     assert!((1..4).contains(&asked.load(SeqCst)), "{}", asked.load(SeqCst));
 }
 
@@ -140,11 +133,10 @@ fn a_callback_that_switches_whenever_it_is_asked_ends_in_an_error() {
         switchable.switch(NATIVE).expect("it can be built");
         false
     }));
-    fails(&bed, 500 * MIB);
+    bed.fail(500 * MIB, HOME);
     let counters = bed.counters();
     assert_eq!((told.load(SeqCst), counters.statistics().num_ooms), (1, 1));
-    let block = bed.take(50 * MIB);
-    bed.give(block);
+    bed.give(bed.take(50 * MIB));
 }
 
 #[test]
@@ -170,7 +162,7 @@ fn a_fraction_in_a_further_string_that_does_not_switch_is_enforced() {
         let kept = bed.take(GIB);
         bed.update("per_process_memory_fraction:0.25").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(2 * GIB), "{conf}");
-        fails(&bed, 2 * GIB);
+        bed.fail(2 * GIB, HOME);
         // It sticks, and a limit that a call has set since is not moved by a string that tells none.
         caching.set_limit_bytes(Some(3 * GIB));
         bed.update("throw_on_cudamalloc_oom:False").expect("a good string");
@@ -197,7 +189,7 @@ fn a_fraction_in_a_further_string_binds_every_strategy() {
         for said in ["", ",per_process_memory_fraction:0.5"] {
             let bed = Bed::new(8 * GIB, &format!("{conf}{said}"));
             bed.update("per_process_memory_fraction:0.000001").expect("a good string");
-            fails(&bed, MIB);
+            bed.fail(MIB, HOME);
             let caching = bed.caching();
             assert!(caching.limit_bytes().is_some_and(|limit| limit < MIB), "{conf}");
             assert_eq!(bed.retired(), 0, "nothing was switched: {conf}");
@@ -213,7 +205,7 @@ fn a_fraction_in_a_further_string_spans_old_and_new() {
     let old = bed.take(1000 * MIB);
     bed.switch(EXPANDABLE);
     bed.update("per_process_memory_fraction:0.25").expect("a good string");
-    fails(&bed, 1200 * MIB);
+    bed.fail(1200 * MIB, HOME);
     let new = bed.take(1000 * MIB);
     assert!(bed.used_bytes() <= 2 * GIB);
     [old, new].into_iter().for_each(|block| bed.give(block));
@@ -231,8 +223,7 @@ fn a_further_string_that_the_device_refuses_moves_no_limit() {
     assert_eq!(switchable.caching().limit_bytes(), None);
     let part = switchable.config().settings().per_process_memory_fraction;
     assert!(part >= 1.0, "{part}");
-    let block = switchable.take(3 * GIB);
-    switchable.give(block);
+    switchable.give(switchable.take(3 * GIB));
 }
 
 #[test]
@@ -283,10 +274,7 @@ fn a_whole_configuration_tells_the_fraction_that_was_said_before_its_last_text()
 
 #[test]
 fn a_registered_allocator_is_built_anew_for_keys_that_others_read_once() {
-    let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        Ok(Box::new(Engine::new(driver, &EngineOptions::default())?))
-    };
-    registry::register("reads_once", make).expect("the name is free");
+    register("reads_once", (), |own| own.inner.control());
     for key in ["library:\"a.so\"", "malloc_async_own_pool:True", "cpu_alignment:256"] {
         let bed = Bed::new(8 * GIB, "backend:reads_once");
         let old = bed.take(MIB);
@@ -323,36 +311,13 @@ fn a_key_that_is_read_when_an_allocator_is_built_switches() {
     bed.give(old);
 }
 
-/// Tells nobody of memory pressure, and counts.
-#[derive(Debug)]
-struct Hookless(Engine);
-
-impl DeviceAllocator for Hookless {
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.0.allocate(request)
-    }
-
-    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        self.0.free(allocation)
-    }
-
-    fn name(&self) -> &str {
-        "hookless"
-    }
-
-    fn control(&self) -> Control<'_> {
-        let mut control = Control::default();
-        control.counters = self.0.control().counters;
-        control
-    }
-}
-
 #[test]
 fn a_request_that_was_rescued_is_no_failure_of_an_allocator_without_hooks() {
-    let make = |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        Ok(Box::new(Hookless(Engine::new(driver, &EngineOptions::default())?)))
-    };
-    registry::register("hookless", make).expect("the name is free");
+    register("hookless", (), |own| {
+        let mut control = Control::default();
+        control.counters = own.inner.control().counters;
+        control
+    });
     let bed = Bed::new(200 * MIB, NATIVE);
     let old: Vec<_> = (0..16).map(|_| bed.take(12 * MIB)).collect();
     bed.switch("backend:hookless");
@@ -361,7 +326,7 @@ fn a_request_that_was_rescued_is_no_failure_of_an_allocator_without_hooks() {
     let big = bed.take(16 * MIB);
     let counters = bed.counters();
     assert_eq!(counters.statistics().num_ooms, 0, "it was served");
-    fails(&bed, 60 * MIB);
+    bed.fail(60 * MIB, HOME);
     assert_eq!(counters.statistics().num_ooms, 1);
     old.chain([big]).for_each(|block| bed.give(block));
 }

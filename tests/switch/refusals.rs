@@ -6,53 +6,22 @@ use stratalloc::allocator::{BaseAllocation, CacheInfo, Control};
 use stratalloc::error::{DriverError, FractionError};
 use stratalloc::switch::SwitchError;
 
-use super::Bed;
+use super::{Bed, Narrow, register};
 use crate::common::prelude::*;
 
 /// What was applied so far: the sizes from which on nothing is split.
 type Applied = Arc<Mutex<Vec<Option<u64>>>>;
 
 /// Limits to parts of the device are beyond it.
-#[derive(Debug)]
-struct Fractionless {
-    inner: Engine,
-    applied: Applied,
-}
-
-impl Fractionless {
-    fn cache(&self) -> &dyn Caching {
-        self.inner.caching()
-    }
-}
-
-impl DeviceAllocator for Fractionless {
-    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.inner.allocate(request)
-    }
-
-    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        self.inner.free(allocation)
-    }
-
-    fn name(&self) -> &str {
-        "fractionless"
-    }
-
-    fn control(&self) -> Control<'_> {
-        let mut control = Control::default();
-        control.counters = self.inner.control().counters;
-        control.caching = Some(self);
-        control
-    }
-}
+type Fractionless = Narrow<Applied>;
 
 impl Caching for Fractionless {
     fn empty_cache(&self) -> Result<(), DriverError> {
-        self.cache().empty_cache()
+        self.inner.caching().empty_cache()
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        self.cache().set_limit_bytes(limit_bytes);
+        self.inner.caching().set_limit_bytes(limit_bytes);
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
@@ -60,37 +29,37 @@ impl Caching for Fractionless {
     }
 
     fn limit_bytes(&self) -> Option<u64> {
-        self.cache().limit_bytes()
+        self.inner.caching().limit_bytes()
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        self.cache().apply(config)?;
-        self.applied.lock().expect("nobody panics").push(config.settings().max_split_bytes);
+        self.inner.caching().apply(config)?;
+        self.more.lock().expect("nobody panics").push(config.settings().max_split_bytes);
         Ok(())
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
-        self.cache().cache_info()
+        self.inner.caching().cache_info()
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {
-        self.cache().layout()
+        self.inner.caching().layout()
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        self.cache().base_allocation(allocation)
+        self.inner.caching().base_allocation(allocation)
     }
 }
 
 #[test]
 fn a_fraction_that_is_refused_takes_back_the_rest_of_its_string() {
     let applied = Applied::default();
-    let seen = Arc::clone(&applied);
-    let make = move |driver: Arc<dyn Driver>, _: &_| -> registry::Constructed {
-        let inner = Engine::new(driver, &EngineOptions::default())?;
-        Ok(Box::new(Fractionless { inner, applied: Arc::clone(&seen) }))
-    };
-    registry::register("fractionless", make).expect("the name is free");
+    register("fractionless", Arc::clone(&applied), |own| {
+        let mut control = Control::default();
+        control.counters = own.inner.control().counters;
+        control.caching = Some(own);
+        control
+    });
     let bed = Bed::new(8 * GIB, "backend:fractionless");
     bed.update("max_split_size_mb:40").expect("a good string");
     let before = bed.config();

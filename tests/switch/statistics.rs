@@ -6,12 +6,8 @@ use stratalloc::stats::Usage;
 use super::{ALL, ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 use crate::common::prelude::*;
 
-fn statistics(bed: &Bed) -> Statistics {
-    bed.stats()
-}
-
 fn peak_mib(bed: &Bed) -> i64 {
-    let peak = statistics(bed).allocated_bytes.all.peak;
+    let peak = bed.stats().allocated_bytes.all.peak;
     peak / i64::try_from(MIB).expect("it fits")
 }
 
@@ -24,7 +20,7 @@ fn sums_of_bytes_have_no_end() {
             bed.give(bed.take(EIB));
         }
         bed.switch(NATIVE);
-        let told = statistics(&bed).allocated_bytes.all;
+        let told = bed.stats().allocated_bytes.all;
         let sum = 20u64.wrapping_mul(EIB).cast_signed();
         assert_eq!((told.current, told.allocated, told.freed), (0, sum, sum), "{conf}");
     }
@@ -40,7 +36,7 @@ fn currents_and_sums_span_all_allocators_also_those_that_have_gone() {
         taken += 6;
         blocks.drain(..blocks.len() / 2).for_each(|block| bed.give(block));
         bed.switch(ALL[round % 2]);
-        let told = statistics(&bed);
+        let told = bed.stats();
         let live = i64::try_from(blocks.len()).expect("few");
         assert_eq!((told.allocation.all.current, told.allocation.all.allocated), (live, taken));
         assert_eq!(told.allocation.all.freed, taken - live);
@@ -52,7 +48,7 @@ fn currents_and_sums_span_all_allocators_also_those_that_have_gone() {
         assert_eq!(law::reserved_bytes(&layout), bed.used_bytes());
     }
     blocks.into_iter().for_each(|block| bed.give(block));
-    let told = statistics(&bed);
+    let told = bed.stats();
     assert_eq!((told.allocation.all.current, told.allocation.all.freed), (0, taken));
     assert_eq!(told.hits + told.misses, u64::try_from(taken).expect("positive"));
 }
@@ -141,7 +137,7 @@ fn what_two_allocators_reserve_together_is_counted_once_also_when_one_has_gone()
         bed.switch(ASYNC);
         bed.give(block);
         assert_eq!(bed.retired(), 0);
-        let reserved = statistics(&bed).reserved_bytes.all;
+        let reserved = bed.stats().reserved_bytes.all;
         let mib = i64::try_from(MIB).expect("it fits");
         assert!(reserved.current <= reserved.peak && reserved.peak <= 64 * mib, "{reserved:?}");
         assert!(reserved.freed <= reserved.allocated, "{reserved:?}");
