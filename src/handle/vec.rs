@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 
+use super::view::extent;
 use super::{BufferError, DeviceView, DeviceViewMut, Handle, size_of_many};
 use crate::allocator::{Allocation, DeviceAllocator};
 use crate::ids::StreamId;
@@ -126,29 +127,7 @@ impl<T: Pod> DeviceVec<T> {
         &self.handle
     }
 
-    /// Where the first value stands on the device; 0 when the buffer has no bytes.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// How many values it has.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// How many bytes its values have.
-    #[must_use]
-    pub fn size_bytes(&self) -> u64 {
-        (self.len * size_of::<T>()) as u64
-    }
+    extent!(self => self);
 
     /// The stream it belongs to.
     #[must_use]

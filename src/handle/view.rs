@@ -11,6 +11,36 @@ use super::{BufferError, Handle};
 use crate::driver::{Driver, DriverResult};
 use crate::ids::StreamId;
 
+/// Where values lie and how many there are.
+macro_rules! extent {
+    ($self:ident => $view:expr) => {
+        /// The address of the first value on the device; 0 in a buffer without bytes.
+        #[must_use]
+        pub fn address(&$self) -> u64 {
+            $view.address
+        }
+
+        /// How many values there are.
+        #[must_use]
+        pub fn len(&$self) -> usize {
+            $view.len
+        }
+
+        /// Whether there are none.
+        #[must_use]
+        pub fn is_empty(&$self) -> bool {
+            $view.len == 0
+        }
+
+        /// How many bytes the values have.
+        #[must_use]
+        pub fn size_bytes(&$self) -> u64 {
+            ($view.len * size_of::<T>()) as u64
+        }
+    };
+}
+pub(super) use extent;
+
 /// Values of a buffer that can be read.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceView<'a, T> {
@@ -28,29 +58,7 @@ pub struct DeviceViewMut<'a, T> {
 }
 
 impl<'a, T: Pod> DeviceView<'a, T> {
-    /// Where the first value stands on the device.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// How many values there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// How many bytes they have.
-    #[must_use]
-    pub fn size_bytes(&self) -> u64 {
-        (self.len * size_of::<T>()) as u64
-    }
+    extent!(self => self);
 
     /// A part of the values.
     ///
@@ -133,23 +141,7 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
         self.view
     }
 
-    /// Where the first value stands on the device.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.view.address
-    }
-
-    /// How many values there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.view.len
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.view.len == 0
-    }
+    extent!(self => self.view);
 
     /// A part of the values.
     ///
