@@ -213,20 +213,6 @@ impl fmt::Debug for dyn PrivatePools + '_ {
     }
 }
 
-impl dyn PrivatePools + '_ {
-    /// Whether the pool's live blocks start at exactly these addresses.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError`] when the pool is unknown.
-    pub fn holds_exactly(&self, pool: PoolId, addresses: &[u64]) -> Result<bool, PoolError> {
-        let mut expected = addresses.to_vec();
-        expected.sort_unstable();
-        expected.dedup();
-        Ok(self.live_addresses(pool)? == expected)
-    }
-}
-
 /// A pool of one's own. Dropping it releases the pool and gives back what is idle in it; blocks that
 /// are still live keep their memory until they are freed and memory is released.
 #[must_use = "dropping it releases the pool"]

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::{BuildError, BuildOptions};
-use crate::config::Settings;
+use crate::config::{PluggableSettings, Settings};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::history::History;
 use crate::strategies::native::{Engine, EngineOptions};
-use crate::strategies::plugin::{Callbacks, LibraryFunctions};
+use crate::strategies::plugin::Callbacks;
 use crate::strategies::{CpuAllocator, MallocAsyncAllocator, PluggableAllocator, Strategy};
 
 /// A built-in strategy.
@@ -35,35 +35,23 @@ pub(crate) struct Build<'s> {
 
 /// The built-in strategies.
 pub const BUILT_IN: &[Backend] = &[
+    row("native", native, "fixed segments cached per stream; PyTorch's decisions"),
     Backend {
-        name: "native",
-        alias: "native",
-        about: "fixed segments cached per stream; PyTorch's decisions",
-        build: native,
-        shares_pool: |_| false,
-    },
-    Backend {
-        name: "cudaMallocAsync",
         alias: "hipMallocAsync",
-        about: "the driver's stream-ordered pools",
-        build: malloc_async,
         shares_pool: |settings| !settings.malloc_async_own_pool,
+        ..row("cudaMallocAsync", malloc_async, "the driver's stream-ordered pools")
     },
-    Backend {
-        name: "pluggable",
-        alias: "pluggable",
-        about: "your own functions, from a shared library written for PyTorch",
-        build: pluggable,
-        shares_pool: |_| false,
-    },
-    Backend {
-        name: "cpu",
-        alias: "cpu",
-        about: "memory of the host, cached by exact size",
-        build: cpu,
-        shares_pool: |_| false,
-    },
+    row("pluggable", pluggable, "your own functions, from a shared library written for PyTorch"),
+    row("cpu", cpu, "memory of the host, cached by exact size"),
 ];
+
+const fn row(
+    name: &'static str,
+    build: fn(Build<'_>) -> Result<Strategy, BuildError>,
+    about: &'static str,
+) -> Backend {
+    Backend { name, alias: name, about, build, shares_pool: |_| false }
+}
 
 fn native(build: Build<'_>) -> Result<Strategy, BuildError> {
     let Build { driver, settings, options: BuildOptions { raw_addresses }, history } = build;
@@ -94,25 +82,14 @@ fn cpu(build: Build<'_>) -> Result<Strategy, BuildError> {
 fn pluggable(build: Build<'_>) -> Result<Strategy, BuildError> {
     let Build { driver, settings, history, .. } = build;
     let own = &settings.pluggable;
-    let required = |value: &Option<String>, key: &'static str| {
-        let backend = settings.backend.clone();
-        value.clone().ok_or(BuildError::MissingKey { backend, key })
-    };
-    let library = required(&own.library, "library")?;
-    let (alloc, free) = (required(&own.alloc_fn, "alloc_fn")?, required(&own.free_fn, "free_fn")?);
-    let callbacks = load(&LibraryFunctions {
-        library: library.into(),
-        alloc,
-        free,
-        init: own.init_fn.clone(),
-        reset: own.reset_fn.clone(),
-        memory_fraction: own.memory_fraction_fn.clone(),
-        base_alloc: own.base_alloc_fn.clone(),
-        record_stream: own.record_stream_fn.clone(),
-        begin_allocate_to_pool: own.begin_allocate_to_pool_fn.clone(),
-        end_allocate_to_pool: own.end_allocate_to_pool_fn.clone(),
-        release_pool: own.release_pool_fn.clone(),
-    })?;
+    for (key, value) in
+        [("library", &own.library), ("alloc_fn", &own.alloc_fn), ("free_fn", &own.free_fn)]
+    {
+        if value.is_none() {
+            return Err(BuildError::MissingKey { backend: settings.backend.clone(), key });
+        }
+    }
+    let callbacks = load(own)?;
     let count = device_count(&*driver);
     let own = PluggableAllocator::new("pluggable", driver, callbacks, settings, count);
     let mut own = Box::new(own);
@@ -121,15 +98,15 @@ fn pluggable(build: Build<'_>) -> Result<Strategy, BuildError> {
 }
 
 #[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
-fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
-    Ok(crate::strategies::plugin::load(functions)?)
+fn load(own: &PluggableSettings) -> Result<Callbacks, BuildError> {
+    Ok(crate::strategies::plugin::load(own)?)
 }
 
 #[cfg(not(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64")))]
-fn load(functions: &LibraryFunctions) -> Result<Callbacks, BuildError> {
+fn load(own: &PluggableSettings) -> Result<Callbacks, BuildError> {
     let what = format!(
         "backend:pluggable with library {} (it needs 64-bit Linux and the feature pluggable)",
-        functions.library.display()
+        own.library.as_deref().unwrap_or_default()
     );
     Err(BuildError::NotAvailable { what })
 }
@@ -160,7 +137,7 @@ mod tests {
             let own = PluggableAllocator::new("added", build.driver, callbacks, build.settings, 1);
             Ok(Box::new(own).into())
         };
-        let added = Backend { name: "added", alias: "added", about: "", build, ..BUILT_IN[0] };
+        let added = row("added", build, "");
         let settings = Settings { backend: "added".to_owned(), ..Settings::default() };
         let made = |rows: &[Backend]| {
             let driver = Arc::new(Sim::new(SimOptions::default()));

@@ -5,8 +5,10 @@
 //!
 //! Source of the recount: PyTorch's consistency test of `memory_stats()` against snapshots.
 
-use stratalloc::allocator::{Caching, Counters, DeviceAllocator};
+use stratalloc::allocator::{Caching, Counters, DeviceAllocator, PrivatePools};
+use stratalloc::error::PoolError;
 use stratalloc::history::{BlockStateName, SegmentLayout};
+use stratalloc::ids::PoolId;
 use stratalloc::size::{MIN_BLOCK_BYTES, PoolKind};
 use stratalloc::stats::{PerPool, Statistics, Usage};
 use stratalloc::strategies::native::Engine;
@@ -139,4 +141,15 @@ pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentL
     check_statistics(&statistics, &segments)?;
     ensure_eq!(DeviceAllocator::usage(engine), Usage::of(&statistics), "usage and the counters");
     Ok(segments)
+}
+
+/// Whether the pool's live blocks start at exactly these addresses.
+pub(crate) fn holds_exactly(
+    pools: &dyn PrivatePools,
+    pool: PoolId,
+    addresses: &[u64],
+) -> Result<bool, PoolError> {
+    let mut expected = addresses.to_vec();
+    expected.sort_unstable();
+    Ok(pools.live_addresses(pool)? == expected)
 }

@@ -5,7 +5,8 @@
 
 use std::path::PathBuf;
 
-use stratalloc::strategies::plugin::{LibraryError, LibraryFunctions, load};
+use stratalloc::config::PluggableSettings;
+use stratalloc::strategies::plugin::{LibraryError, load};
 
 /// One less than the header of a 64-bit file: the loader reads no further.
 const FILE_MAX_BYTES: usize = 63;
@@ -16,11 +17,11 @@ const LOOKED_AT_BYTES: usize = 20;
 pub(crate) fn check(bytes: &[u8]) {
     let content = &bytes[..bytes.len().min(FILE_MAX_BYTES)];
     let path = Temporary::holding(content);
-    let functions = LibraryFunctions {
-        library: path.0.clone(),
-        alloc: "allocate".to_owned(),
-        free: "free".to_owned(),
-        ..LibraryFunctions::default()
+    let functions = PluggableSettings {
+        library: path.0.to_str().map(str::to_owned),
+        alloc_fn: Some("allocate".to_owned()),
+        free_fn: Some("free".to_owned()),
+        ..PluggableSettings::default()
     };
     let Err(error) = load(&functions) else { panic!("nothing can be loaded from {content:x?}") };
     let said = error.to_string();

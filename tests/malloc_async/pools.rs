@@ -4,6 +4,7 @@ use stratalloc::allocator::SegmentAllocator;
 use stratalloc::driver::MemoryPools;
 
 use super::sim;
+use crate::common::law::holds_exactly;
 use crate::common::prelude::*;
 
 #[test]
@@ -21,7 +22,7 @@ fn a_scope_routes_a_threads_requests_and_blocks_stay_apart() {
     drop(scope);
     let after = bed.take(MIB);
     assert_eq!(bed.live_addresses(pool.id()).unwrap(), [inside.address()]);
-    assert!(<dyn PrivatePools>::holds_exactly(&*bed, pool.id(), &[inside.address()]).unwrap());
+    assert!(holds_exactly(&*bed, pool.id(), &[inside.address()]).unwrap());
     assert_eq!(bed.pool_layout(pool.id()).unwrap().len(), 1);
     assert_eq!(bed.layout().len(), 3);
     assert_eq!(bed.statistics().reserved_bytes.all.current, 64 << 20);

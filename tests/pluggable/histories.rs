@@ -9,6 +9,7 @@ use quickcheck::{Arbitrary, Gen};
 use stratalloc::strategies::plugin::Callbacks;
 
 use super::{over, sim};
+use crate::common::law::holds_exactly;
 use crate::common::prelude::*;
 
 const STREAMS: usize = 3;
@@ -254,7 +255,7 @@ impl Bed {
         };
         self.live.retain(|block| !addresses.contains(&block.address()));
         self.live.extend(restored.live);
-        assert!(self.pools().holds_exactly(pool, &addresses).expect("it is known"));
+        assert!(holds_exactly(self.pools(), pool, &addresses).expect("it is known"));
     }
 
     fn check(&mut self) {

@@ -5,6 +5,7 @@ use stratalloc::allocator::SegmentAllocator;
 use stratalloc::strategies::plugin::StreamFilter;
 
 use super::{User, over, sim};
+use crate::common::law::holds_exactly;
 use crate::common::prelude::*;
 
 const MAIN: StreamId = StreamId(64);
@@ -111,7 +112,7 @@ fn a_checkpoint_is_gone_back_to() {
     let live: Vec<u64> = restored.live.iter().map(Allocation::address).collect();
     assert_eq!(live, [kept, lost]);
     assert!(own.free(stays).is_err() && own.free(later).is_err(), "old handles are stale");
-    assert!(pools.holds_exactly(POOL, &[kept, lost]).unwrap());
+    assert!(holds_exactly(pools, POOL, &[kept, lost]).unwrap());
     restored.live.into_iter().for_each(|block| own.give(block));
     pools.release_pool(POOL).unwrap();
     pools.empty_pool(POOL).unwrap();

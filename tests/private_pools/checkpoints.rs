@@ -3,6 +3,7 @@
 use stratalloc::allocator::PoolCheckpoint;
 use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
 
+use crate::common::law::holds_exactly;
 use crate::common::prelude::*;
 
 struct Tree {
@@ -128,7 +129,7 @@ fn live_blocks_are_compared_as_a_set() {
     let tree = Tree::new("");
     let blocks = [512, MIB, 3 * MIB].map(|bytes| tree.take(bytes));
     let mut addresses = blocks.each_ref().map(Allocation::address).to_vec();
-    let exactly = |set: &[u64]| tree.bed.private_pools().holds_exactly(tree.pool, set).unwrap();
+    let exactly = |set: &[u64]| holds_exactly(tree.bed.private_pools(), tree.pool, set).unwrap();
     addresses.reverse();
     assert!(exactly(&addresses));
     assert!(!exactly(&addresses[1..]));
@@ -137,7 +138,10 @@ fn live_blocks_are_compared_as_a_set() {
     blocks.into_iter().for_each(|block| tree.give(block));
     assert!(exactly(&[]));
     let pool = PoolId { capture: 1 << 40, user: 0 };
-    assert_eq!(tree.bed.private_pools().holds_exactly(pool, &[]), Err(PoolError::Unknown { pool }));
+    assert_eq!(
+        holds_exactly(tree.bed.private_pools(), pool, &[]),
+        Err(PoolError::Unknown { pool })
+    );
 }
 
 // An expandable segment that grew since: 2 MiB live of 20, then 32 of 40, then 2 of 40 again.

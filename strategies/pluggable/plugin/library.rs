@@ -22,7 +22,8 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 use parking_lot::Mutex;
 
 use super::filter::StdFunction;
-use super::{Base, Callbacks, LibraryError, LibraryFunctions, OnPool, elf};
+use super::{Base, Callbacks, LibraryError, OnPool, elf};
+use crate::config::PluggableSettings;
 use crate::ids::{DeviceId, PoolId, StreamId};
 
 type Pointer = *mut c_void;
@@ -47,45 +48,47 @@ impl From<PoolId> for Pair {
     }
 }
 
-/// Loads a library and finds its functions. Runs what the library does when it is loaded, and waits
+/// Loads a library and finds its functions; names that are absent are not looked up. Runs what the library does when it is loaded, and waits
 /// for that and for the disk. `init` is called by whoever uses the callbacks; it reaches the library
 /// once, however often it is loaded.
 ///
 /// # Errors
 ///
 /// [`LibraryError`]; none of the functions was called then.
-pub fn load(functions: &LibraryFunctions) -> Result<Callbacks, LibraryError> {
-    let path = elf::check(&functions.library)?;
+pub fn load(names: &PluggableSettings) -> Result<Callbacks, LibraryError> {
+    let path = elf::check(names.library.as_deref().unwrap_or_default().as_ref())?;
     let library = Found::open(path)?;
-    let names = functions;
-    let alloc: AllocFn = library.find("alloc_fn", &names.alloc)?;
-    let free: FreeFn = library.find("free_fn", &names.free)?;
+    let required_name = |name: &Option<String>| name.clone().unwrap_or_default();
+    let alloc: AllocFn = library.find("alloc_fn", &required_name(&names.alloc_fn))?;
+    let free: FreeFn = library.find("free_fn", &required_name(&names.free_fn))?;
     let mut callbacks = required(alloc, free);
-    if let Some(init) = library.find_any::<InitFn>("init_fn", &names.init)? {
+    if let Some(init) = library.find_any::<InitFn>("init_fn", &names.init_fn)? {
         callbacks = callbacks.on_init(move |devices| init_once(init, devices));
     }
-    if let Some(reset) = library.find_any::<ResetFn>("reset_fn", &names.reset)? {
+    if let Some(reset) = library.find_any::<ResetFn>("reset_fn", &names.reset_fn)? {
         // SAFETY: the function has this signature: see the header.
         callbacks = callbacks.on_reset(move || unsafe { reset() });
     }
     if let Some(set) =
-        library.find_any::<FractionFn>("memory_fraction_fn", &names.memory_fraction)?
+        library.find_any::<FractionFn>("memory_fraction_fn", &names.memory_fraction_fn)?
     {
         callbacks = callbacks.on_memory_fraction(move |fraction, device| {
             // SAFETY: the function has this signature: see the header.
             unsafe { set(fraction, ordinal(device)) }
         });
     }
-    if let Some(base) = library.find_any::<BaseFn>("base_alloc_fn", &names.base_alloc)? {
+    if let Some(base) = library.find_any::<BaseFn>("base_alloc_fn", &names.base_alloc_fn)? {
         callbacks = callbacks.on_base_address(move |address| base_of(base, address));
     }
-    if let Some(record) = library.find_any::<RecordFn>("record_stream_fn", &names.record_stream)? {
+    if let Some(record) =
+        library.find_any::<RecordFn>("record_stream_fn", &names.record_stream_fn)?
+    {
         callbacks = callbacks.on_record_stream(move |address, stream| {
             // SAFETY: as above; the block is live.
             unsafe { record(pointer(address), pointer(stream.0)) }
         });
     }
-    let begin = ("begin_allocate_to_pool_fn", &names.begin_allocate_to_pool);
+    let begin = ("begin_allocate_to_pool_fn", &names.begin_allocate_to_pool_fn);
     if let Some(begin) = library.find_any::<BeginFn>(begin.0, begin.1)? {
         callbacks.begin_pool = Some(Arc::new(move |device, pool, filter| {
             let mut filter = StdFunction::new(filter);
@@ -102,8 +105,8 @@ pub fn load(functions: &LibraryFunctions) -> Result<Callbacks, LibraryError> {
             })
         }))
     };
-    callbacks.end_pool = on_pool("end_allocate_to_pool_fn", &names.end_allocate_to_pool)?;
-    callbacks.release_pool = on_pool("release_pool_fn", &names.release_pool)?;
+    callbacks.end_pool = on_pool("end_allocate_to_pool_fn", &names.end_allocate_to_pool_fn)?;
+    callbacks.release_pool = on_pool("release_pool_fn", &names.release_pool_fn)?;
     Ok(callbacks)
 }
 

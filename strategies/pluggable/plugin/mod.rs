@@ -167,35 +167,6 @@ impl fmt::Debug for Callbacks {
     }
 }
 
-/// A library and the names of the functions to find in it. Names that are absent are not looked for.
-///
-/// Source of the set: PyTorch's `CUDAPluggableAllocator`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LibraryFunctions {
-    /// The file.
-    pub library: PathBuf,
-    /// `void *(size_t, int device, stream)`.
-    pub alloc: String,
-    /// `void (void *, size_t, int device, stream)`.
-    pub free: String,
-    /// `void (int device_count)`.
-    pub init: Option<String>,
-    /// `void (void)`.
-    pub reset: Option<String>,
-    /// `void (double, int device)`.
-    pub memory_fraction: Option<String>,
-    /// `void *(void *, size_t *)`.
-    pub base_alloc: Option<String>,
-    /// `void (void *, stream)`.
-    pub record_stream: Option<String>,
-    /// `void (int device, pair of ids, filter)`.
-    pub begin_allocate_to_pool: Option<String>,
-    /// `void (int device, pair of ids)`.
-    pub end_allocate_to_pool: Option<String>,
-    /// `void (int device, pair of ids)`.
-    pub release_pool: Option<String>,
-}
-
 /// Why a library was not used. None of its functions was called.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
