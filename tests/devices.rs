@@ -12,26 +12,26 @@ const PIECE: u64 = 2 * MIB;
 
 #[track_caller]
 fn refused<T: Debug>(result: DriverResult<T>) {
-    let error = result.unwrap_err();
+    let error = result.expect_err("it is illegal");
     assert_eq!(error.kind(), DriverErrorKind::InvalidValue, "{error}");
 }
 
 fn free_mib(device: &impl Driver) -> u64 {
-    device.memory_info().unwrap().free_bytes / MIB
+    device.memory_info().expect("it is legal").free_bytes / MIB
 }
 
 fn pieces_are_mapped_opened_and_unmapped_whole<D: Base>() {
     let device = D::with_bytes(64 * MIB);
-    let memory = device.virtual_memory().unwrap();
+    let memory = device.virtual_memory().expect("it is legal");
     for odd in [0, 1, MIB, PIECE + 1, 3 * MIB] {
         refused(memory.reserve(odd));
         refused(memory.create(odd, Exportable::No));
     }
-    let at = memory.reserve(4 * PIECE).unwrap();
-    let create = |bytes| memory.create(bytes, Exportable::No).unwrap();
+    let at = memory.reserve(4 * PIECE).expect("it is legal");
+    let create = |bytes| memory.create(bytes, Exportable::No).expect("it is legal");
     let (large, small) = (create(2 * PIECE), create(PIECE));
-    memory.map(at, 2 * PIECE, large).unwrap();
-    memory.set_access(at, 2 * PIECE, DeviceId(0)).unwrap();
+    memory.map(at, 2 * PIECE, large).expect("it is legal");
+    memory.set_access(at, 2 * PIECE, DeviceId(0)).expect("it is legal");
     for (from, bytes, piece) in [
         (at + 2 * PIECE, PIECE, large),
         (at + 2 * PIECE, PIECE, PhysicalId(99)),
@@ -56,31 +56,31 @@ fn pieces_are_mapped_opened_and_unmapped_whole<D: Base>() {
     }
     refused(device.free(at, 4 * PIECE));
     refused(memory.export(large));
-    memory.release(large).unwrap();
+    memory.release(large).expect("it is legal");
     refused(memory.release(large));
     refused(memory.map(at + 2 * PIECE, 2 * PIECE, large));
-    device.fill(at, 1, 2 * PIECE, HOME).unwrap();
-    device.synchronize_device().unwrap();
-    memory.unmap(at, 2 * PIECE).unwrap();
+    device.fill(at, 1, 2 * PIECE, HOME).expect("it is legal");
+    device.synchronize_device().expect("it is legal");
+    memory.unmap(at, 2 * PIECE).expect("it is legal");
     assert_eq!(free_mib(&device), 62);
     // Twice mapped, it lives until the last mapping goes.
-    memory.map(at, PIECE, small).unwrap();
-    memory.map(at + PIECE, PIECE, small).unwrap();
-    memory.release(small).unwrap();
+    memory.map(at, PIECE, small).expect("it is legal");
+    memory.map(at + PIECE, PIECE, small).expect("it is legal");
+    memory.release(small).expect("it is legal");
     for free in [62, 64] {
-        memory.unmap(at + (free - 62) / 2 * PIECE, PIECE).unwrap();
+        memory.unmap(at + (free - 62) / 2 * PIECE, PIECE).expect("it is legal");
         assert_eq!(free_mib(&device), free);
     }
-    memory.unreserve(at, 4 * PIECE).unwrap();
+    memory.unreserve(at, 4 * PIECE).expect("it is legal");
     refused(memory.unreserve(at, 4 * PIECE));
     refused(memory.map(at, PIECE, create(PIECE)));
 }
 
 fn pools_refuse_what_is_illegal_and_go_with_their_last_allocation<D: Base>() {
     let device = D::with_bytes(64 * MIB);
-    let pools = device.memory_pools().unwrap();
-    let main = pools.default_pool().unwrap();
-    let live = pools.allocate_async(main, 1000, HOME).unwrap();
+    let pools = device.memory_pools().expect("it is legal");
+    let main = pools.default_pool().expect("it is legal");
+    let live = pools.allocate_async(main, 1000, HOME).expect("it is legal");
     refused(pools.destroy_pool(main));
     refused(pools.allocate_async(main, 0, HOME));
     refused(pools.allocate_async(DriverPoolId(9), 1, HOME));
@@ -89,24 +89,26 @@ fn pools_refuse_what_is_illegal_and_go_with_their_last_allocation<D: Base>() {
     refused(device.free(live, 1000));
     refused(device.fill(live, 1, 1025, HOME));
     for huge in [65 * MIB, u64::MAX] {
-        assert!(pools.allocate_async(main, huge, HOME).unwrap_err().is_out_of_memory());
+        assert!(
+            pools.allocate_async(main, huge, HOME).expect_err("it is too much").is_out_of_memory()
+        );
     }
-    pools.free_async(live, HOME).unwrap();
+    pools.free_async(live, HOME).expect("it is legal");
     refused(pools.free_async(live, HOME));
-    device.synchronize_device().unwrap();
+    device.synchronize_device().expect("it is legal");
     assert_eq!(free_mib(&device), 64);
 
-    let own = pools.create_pool().unwrap();
-    let last = pools.allocate_async(own, 512, HOME).unwrap();
-    pools.destroy_pool(own).unwrap();
+    let own = pools.create_pool().expect("it is legal");
+    let last = pools.allocate_async(own, 512, HOME).expect("it is legal");
+    pools.destroy_pool(own).expect("it is legal");
     refused(pools.allocate_async(own, 512, HOME));
     refused(pools.usage(own));
     refused(pools.destroy_pool(own));
-    device.fill(last, 3, 512, HOME).unwrap();
-    device.synchronize_device().unwrap();
+    device.fill(last, 3, 512, HOME).expect("it is legal");
+    device.synchronize_device().expect("it is legal");
     assert!(free_mib(&device) < 64);
-    pools.free_async(last, HOME).unwrap();
-    device.synchronize_device().unwrap();
+    pools.free_async(last, HOME).expect("it is legal");
+    device.synchronize_device().expect("it is legal");
     assert_eq!(free_mib(&device), 64);
 }
 

@@ -21,7 +21,8 @@ fn reports_with(
         let sim = Sim::with_bytes(100 * MIB);
         sim.allocate(70 * MIB).expect("it fits");
         let crowded = crowded(sim, list.clone());
-        let strategy = build(&config(conf), crowded.clone(), BuildOptions::default()).unwrap();
+        let strategy = build(&config(conf), crowded.clone(), BuildOptions::default());
+        let strategy = strategy.expect("a legal string");
         strategy.caching().set_limit_bytes(limit_bytes);
         (strategy.fail(40 * MIB, HOME), crowded.interceptor().asked())
     })

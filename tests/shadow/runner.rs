@@ -98,7 +98,8 @@ impl<'m, M: Machine> Runner<'m, M> {
     /// with the first settings that their operations apply.
     fn new(machine: &'m M, ops: &[Op], segments: Segments) -> Result<Self, String> {
         let n = ops.len();
-        let (raw_addresses, stack_level) = (n / 2 % 2 == 0, LEVELS[n / 4 % LEVELS.len()]);
+        let (raw_addresses, stack_level) =
+            ((n / 2).is_multiple_of(2), LEVELS[n / 4 % LEVELS.len()]);
         let applied = ops.iter().find_map(|op| match op {
             Op::Apply { tuning } => Some(*tuning),
             _ => None,
