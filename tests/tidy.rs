@@ -27,66 +27,32 @@ fn any(_: &str) -> bool {
     true
 }
 
-#[test]
-fn files_use_only_what_stands_to_the_left_of_them() {
-    assert_eq!(complaints(product, layers::imports), "");
+fn bookkeeping(path: &str) -> bool {
+    path.starts_with("src/heap/") || path.starts_with("strategies/native/")
 }
 
-#[test]
-fn heaps_know_no_driver_and_no_lock() {
-    assert_eq!(complaints(|path| path.starts_with("src/heap/"), layers::heap_is_pure), "");
+macro_rules! rules {
+    ($($name:ident: $files:expr, $rule:path;)*) => {
+        $(#[test]
+        fn $name() {
+            assert_eq!(complaints($files, $rule), "");
+        })*
+    };
 }
 
-#[test]
-fn no_strategy_uses_another() {
-    assert_eq!(complaints(|path| path.starts_with("strategies/"), layers::strategies_apart), "");
-}
-
-#[test]
-fn unsafe_lives_only_where_it_may() {
-    assert_eq!(complaints(product, layers::unsafe_at_home), "");
-}
-
-#[test]
-fn no_file_is_longer_than_600_lines() {
-    assert_eq!(complaints(any, text::short_file), "");
-}
-
-#[test]
-fn no_function_of_the_heap_or_the_engine_is_longer_than_90_lines() {
-    let bookkeeping =
-        |path: &str| path.starts_with("src/heap/") || path.starts_with("strategies/native/");
-    assert_eq!(complaints(bookkeeping, text::short_functions), "");
-}
-
-#[test]
-fn no_comment_runs_on_past_110_columns() {
-    assert_eq!(complaints(any, text::short_comments), "");
-}
-
-#[test]
-fn every_file_begins_with_a_header() {
-    assert_eq!(complaints(any, text::header), "");
-}
-
-#[test]
-fn no_banners_no_leftovers_no_ignored_tests() {
-    assert_eq!(complaints(any, text::leftovers), "");
-}
-
-#[test]
-fn a_lint_is_silenced_only_with_a_reason() {
-    assert_eq!(complaints(any, text::reasons), "");
-}
-
-#[test]
-fn nothing_is_used_that_an_ending_thread_has_no_more() {
-    assert_eq!(complaints(product, threads::usable_to_the_end), "");
-}
-
-#[test]
-fn nothing_is_unwrapped_outside_tests() {
-    assert_eq!(complaints(product, text::unwraps), "");
+rules! {
+    files_use_only_what_stands_to_the_left_of_them: product, layers::imports;
+    heaps_know_no_driver_and_no_lock: |path| path.starts_with("src/heap/"), layers::heap_is_pure;
+    no_strategy_uses_another: |path| path.starts_with("strategies/"), layers::strategies_apart;
+    unsafe_lives_only_where_it_may: product, layers::unsafe_at_home;
+    no_file_is_longer_than_600_lines: any, text::short_file;
+    no_function_of_the_heap_or_the_engine_is_longer_than_90_lines: bookkeeping, text::short_functions;
+    no_comment_runs_on_past_110_columns: any, text::short_comments;
+    every_file_begins_with_a_header: any, text::header;
+    no_banners_no_leftovers_no_ignored_tests: any, text::leftovers;
+    a_lint_is_silenced_only_with_a_reason: any, text::reasons;
+    nothing_is_used_that_an_ending_thread_has_no_more: product, threads::usable_to_the_end;
+    nothing_is_unwrapped_outside_tests: product, text::unwraps;
 }
 
 #[test]

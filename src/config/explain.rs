@@ -1,6 +1,6 @@
 //! Every key, its value, where it came from, and what to know about it.
 
-use super::keys::{Acts, Key, is_built_in};
+use super::keys::{Key, is_built_in};
 use super::rows::BUILT_IN;
 use super::settings::Settings;
 use super::versions::TorchVersion;
@@ -96,15 +96,12 @@ fn idle(settings: &Settings, key: &Key) -> Option<String> {
         return None;
     }
     let backend = settings.backend.as_str();
-    let why = match key.acts {
-        Acts::NotYet => "parsed and checked; not yet acted on",
-        Acts::Always => return None,
-        _ if !is_built_in(backend) => "as its strategy reads it",
-        acts if !acts.reaches(backend) => return Some(format!("{} only", acts.whose())),
-        Acts::Expandable if !settings.expandable_segments => {
-            "acts with expandable_segments:True only"
-        }
-        _ => (key.idle)(settings)?,
-    };
-    Some(why.to_owned())
+    if key.backends.is_empty() || key.backends.contains(&backend) {
+        return (key.idle)(settings).map(str::to_owned);
+    }
+    if !is_built_in(backend) {
+        return Some("as its strategy reads it".to_owned());
+    }
+    let own: Vec<_> = key.backends.iter().map(|name| format!("backend:{name}")).collect();
+    Some(format!("{} only", own.join(" and ")))
 }

@@ -11,59 +11,9 @@ use super::versions::TorchVersion;
 use super::{Config, Origin};
 use crate::size::MIB;
 
-/// Who acts on a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acts {
-    /// Everybody.
-    Always,
-    /// The strategies built on the caching engine.
-    Native,
-    /// Every built-in strategy.
-    BuiltIn,
-    /// Both that follow PyTorch's rules: the strategies built on the caching engine, and
-    /// `backend:cudaMallocAsync`.
-    NativeAndMallocAsync,
-    /// Expandable segments only.
-    Expandable,
-    /// `backend:cudaMallocAsync`.
-    MallocAsync,
-    /// `backend:pluggable` only.
-    Pluggable,
-    /// `backend:cpu` only.
-    Cpu,
-    /// Nobody yet: parsed and checked.
-    NotYet,
-}
-
-/// Whether `backend` is no user's: some key is for it.
+/// Whether `backend` is built in: some key is for it alone.
 pub(super) fn is_built_in(backend: &str) -> bool {
-    BUILT_IN.iter().any(|key| key.acts.backends().contains(&backend))
-}
-
-impl Acts {
-    /// The backends that the key is for; none: everybody's, or nobody's yet.
-    const fn backends(self) -> &'static [&'static str] {
-        match self {
-            Self::Always | Self::BuiltIn | Self::NotYet => &[],
-            Self::Native | Self::Expandable => &["native"],
-            Self::NativeAndMallocAsync => &["native", "cudaMallocAsync"],
-            Self::MallocAsync => &["cudaMallocAsync"],
-            Self::Pluggable => &["pluggable"],
-            Self::Cpu => &["cpu"],
-        }
-    }
-
-    /// Whether that backend may act on it. Nobody knows what a registered one reads.
-    pub(super) fn reaches(self, backend: &str) -> bool {
-        let own = self.backends();
-        self != Self::NotYet && (own.is_empty() || own.contains(&backend) || !is_built_in(backend))
-    }
-
-    /// The backends that the key is for, as the string says them.
-    pub(super) fn whose(self) -> String {
-        let said: Vec<_> = self.backends().iter().map(|name| format!("backend:{name}")).collect();
-        said.join(" and ")
-    }
+    BUILT_IN.iter().any(|key| key.backends.contains(&backend))
 }
 
 /// One key.
@@ -78,8 +28,8 @@ pub struct Key {
     pub range: &'static str,
     /// What it does, in a line.
     pub meaning: &'static str,
-    /// Who acts on it.
-    pub acts: Acts,
+    /// The backends that read it; empty: all of them, or none yet.
+    pub backends: &'static [&'static str],
     /// Whether it is read once, when an allocator is built: another value takes another allocator.
     pub is_fixed: bool,
     /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has no
@@ -98,14 +48,10 @@ pub struct Key {
 }
 
 impl Settings {
-    /// The first key of those who act as `whose` says that is read once, when an allocator is built, and
-    /// says something else in `other`.
-    pub(crate) fn fixed_key_that_differs(
-        &self,
-        other: &Self,
-        whose: impl Fn(Acts) -> bool,
-    ) -> Option<&'static str> {
-        let mut fixed = BUILT_IN.iter().filter(|key| key.is_fixed && whose(key.acts));
+    /// Returns the first key of `backend` alone that is read once, when an allocator is built, and has
+    /// another value in `other`.
+    pub(crate) fn fixed_key_that_differs(&self, other: &Self, backend: &str) -> Option<&str> {
+        let mut fixed = BUILT_IN.iter().filter(|key| key.is_fixed && key.backends == [backend]);
         fixed.find(|key| (key.differs)(self, other)).map(|key| key.name)
     }
 
@@ -113,7 +59,12 @@ impl Settings {
     /// registered backend nobody knows what it reads when it is built: anything that others read then
     /// counts.
     pub(crate) fn is_built_alike(&self, other: &Self) -> bool {
-        self.fixed_key_that_differs(other, |acts| acts.reaches(&self.backend)).is_none()
+        let reads = |key: &Key| {
+            key.backends.is_empty()
+                || key.backends.contains(&&*self.backend)
+                || !is_built_in(&self.backend)
+        };
+        !BUILT_IN.iter().any(|key| key.is_fixed && reads(key) && (key.differs)(self, other))
     }
 }
 
@@ -164,12 +115,6 @@ impl Known<'_> {
 }
 
 impl KeyTable {
-    /// Adds a key of a user-defined strategy that may say anything. Its value is handed on as text.
-    #[must_use]
-    pub fn with_extra(self, name: impl Into<String>) -> Self {
-        self.with(UserKey::anything(name, "handed to the strategy that knows it"))
-    }
-
     /// Adds a key of a user-defined strategy. A name that is known already keeps its first meaning.
     #[must_use]
     pub fn with(mut self, key: UserKey) -> Self {

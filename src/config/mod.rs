@@ -35,7 +35,7 @@ pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
 #[cfg(feature = "cli")]
 pub(crate) use keys::nearest_of;
-pub use keys::{Acts, Key, KeyTable};
+pub use keys::{Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
 pub use rows::BUILT_IN;
 pub use settings::{

@@ -166,7 +166,7 @@ fn unknown_keys_are_answered_with_the_nearest_known_one() {
     ] {
         assert_eq!(parse(text).unwrap_err().nearest.as_deref(), nearest, "{text}");
     }
-    let table = KeyTable::default().with_extra("arena_bytes");
+    let table = KeyTable::default().with(UserKey::anything("arena_bytes", "its strategy reads it"));
     let error = Config::parse("arena_byte:1", &table).unwrap_err();
     assert_eq!(error.nearest.as_deref(), Some("arena_bytes"));
 }
@@ -265,7 +265,8 @@ fn errors_repeat_nothing_that_a_terminal_would_obey() {
 #[test]
 fn users_words_that_look_like_lists_are_told_back_as_words() {
     let word = UserKey::one_of("mine_mode", &["[slow]"], "a word");
-    let table = KeyTable::default().with_extra("mine_any").with(word);
+    let table =
+        KeyTable::default().with(UserKey::anything("mine_any", "its strategy reads it")).with(word);
     for text in ["mine_any:\"[a\"", "mine_mode:\"[slow]\"", "mine_any:[a,\"]\"]", "mine_any:\"\""] {
         let config = Config::parse(text, &table).unwrap();
         let again = Config::parse(&config.to_text(), &table).unwrap();
@@ -335,7 +336,7 @@ fn keys_that_are_read_once_take_another_allocator() {
             assert_eq!(alike, !whose.contains(&backend), "backend:{backend}, {said}");
         }
     }
-    let functions = BUILT_IN.iter().filter(|key| key.acts == Acts::Pluggable);
+    let functions = BUILT_IN.iter().filter(|key| key.backends == ["pluggable"]);
     assert_eq!(functions.clone().count(), 11);
     for key in functions {
         let other = |backend| settings(&format!("backend:{backend},{}:x", key.name));
@@ -384,7 +385,9 @@ fn the_last_of_repeated_keys_counts_and_is_warned_about() {
 
 #[test]
 fn users_keys_are_handed_on_as_text() {
-    let table = KeyTable::default().with_extra("wrappers").with_extra("arena_file");
+    let table = KeyTable::default()
+        .with(UserKey::anything("wrappers", "its strategy reads it"))
+        .with(UserKey::anything("arena_file", "its strategy reads it"));
     let text = "backend:mine,wrappers:[limit:8GiB,track],arena_file:\"/a,b:c\"";
     let config = Config::parse(text, &table).unwrap();
     let extra = &config.settings().extra;

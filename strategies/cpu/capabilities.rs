@@ -8,7 +8,7 @@ use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, Recording,
     Request,
 };
-use crate::config::{Acts, Config};
+use crate::config::Config;
 use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::StreamId;
@@ -79,8 +79,7 @@ impl Caching for CpuAllocator {
 
     /// The watermark, the age and the fills. What is read when an instance is built cannot change.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        let fixed = |acts| acts == Acts::Cpu;
-        if let Some(key) = self.core.built.fixed_key_that_differs(config.settings(), fixed) {
+        if let Some(key) = self.core.built.fixed_key_that_differs(config.settings(), "cpu") {
             return Err(DriverError::fixed_key(key));
         }
         let new = config.settings().cpu;

@@ -12,7 +12,7 @@ use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, CrossStream,
     DeviceAllocator, PeerAccess, Place, Recording, Request,
 };
-use crate::config::{Acts, Config};
+use crate::config::Config;
 use crate::driver::{DriverPoolUsage, synchronize_outside_captures};
 use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
@@ -196,7 +196,7 @@ impl Caching for MallocAsyncAllocator {
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         let new = config.settings().clone().in_range();
         let mut settings = self.settings.write();
-        if let Some(key) = settings.fixed_key_that_differs(&new, |acts| acts == Acts::MallocAsync) {
+        if let Some(key) = settings.fixed_key_that_differs(&new, "cudaMallocAsync") {
             return Err(DriverError::fixed_key(key));
         }
         // The rest is looked at when it is needed.

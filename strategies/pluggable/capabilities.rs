@@ -8,7 +8,7 @@ use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, CrossStream,
     DeviceAllocator, PeerAccess, Place, Recording, Request,
 };
-use crate::config::{Acts, Config};
+use crate::config::Config;
 use crate::driver::open_to_peer;
 use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{History, SegmentLayout, Snapshot};
@@ -113,9 +113,7 @@ impl Caching for PluggableAllocator {
 
     /// Nothing that acts on this backend may change while it lives; other keys are accepted.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        let fixed = |acts| acts == Acts::Pluggable;
-        let differs = self.built.fixed_key_that_differs(config.settings(), fixed);
-        if let Some(key) = differs {
+        if let Some(key) = self.built.fixed_key_that_differs(config.settings(), "pluggable") {
             return Err(DriverError::fixed_key(key));
         }
         self.history.configured(config);
