@@ -111,8 +111,8 @@ pub trait PrivatePools: Send + Sync {
     /// [`PoolError`] when the id is taken or that of the default pool.
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError>;
 
-    /// Changes how a pool with users behaves. Its `allocator` stays; `no_split` may change only while the pool
-    /// has served no request.
+    /// Changes how a pool with users behaves. Its `allocator` stays; `no_split` may change only while the
+    /// pool has served no request.
     ///
     /// # Errors
     ///

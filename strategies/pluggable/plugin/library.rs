@@ -48,9 +48,9 @@ impl From<PoolId> for Pair {
     }
 }
 
-/// Loads a library and finds its functions; names that are absent are not looked up. Runs what the library does when it is loaded, and waits
-/// for that and for the disk. `init` is called by whoever uses the callbacks; it reaches the library
-/// once, however often it is loaded.
+/// Loads a library and finds its functions; names that are absent are not looked up. Runs what the
+/// library does when it is loaded, and waits for that and for the disk. `init` is called by whoever uses
+/// the callbacks; it reaches the library once, however often it is loaded.
 ///
 /// # Errors
 ///
