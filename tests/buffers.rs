@@ -3,7 +3,7 @@
 #[cfg(all(feature = "cudarc", target_os = "linux"))]
 mod cudarc;
 
-use stratalloc::handle::{BufferError, DeviceVec, Handle, Released};
+use stratalloc::handle::{BufferError, DeviceVec, Released};
 
 use crate::common::prelude::*;
 

@@ -15,12 +15,10 @@ mod verified;
 mod words;
 
 use std::io::Write;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
+use crate::common::prelude::*;
 use serde_json::Value;
-
-use crate::common::folder::Folder;
 
 fn trace(name: &str) -> String {
     format!("{}/tests/traces/{name}.pickle.xz", env!("CARGO_MANIFEST_DIR"))

@@ -4,13 +4,10 @@ mod instances;
 mod random;
 mod rules;
 
-use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use stratalloc::driver::DriverResult;
-use stratalloc::error::DriverError;
+use stratalloc::strategies::Clock;
 use stratalloc::strategies::system::{Source, SystemBlock, SystemMemory};
-use stratalloc::strategies::{Clock, CpuAllocator};
 
 use crate::common::prelude::*;
 

@@ -7,14 +7,10 @@
 mod hammer;
 mod hooks;
 
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Barrier, Mutex};
-use std::thread;
+use std::sync::Mutex;
 
-use stratalloc::driver::Intercepted;
 use stratalloc::registry::build;
 
-use crate::common::dice::Dice;
 use crate::common::meeting::Meeting;
 use crate::common::prelude::*;
 use hammer::{Scene, hammer_on};

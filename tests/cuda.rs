@@ -3,12 +3,8 @@
 mod malloc_async;
 mod two;
 
-use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
-
-use stratalloc::driver::{CaptureStatus, Cuda, Exportable, Peers};
+use stratalloc::driver::{Cuda, Exportable, Peers};
 use stratalloc::registry::build;
-use stratalloc::sharing::{SharedHandle, SharingError};
 
 use crate::common::gpu::{device, second, skip};
 use crate::common::prelude::*;

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
-use stratalloc::driver::{DriverPoolId, DriverResult, Exportable, PhysicalId};
+use stratalloc::driver::{DriverPoolId, Exportable, PhysicalId};
 
 use crate::common::prelude::*;
 

@@ -4,16 +4,13 @@
 //! `num_sync_all_streams` is excused where a recording cannot tell it: a call of `empty_cache` that
 //! found nothing to release leaves no event.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
 use stratalloc::history::History;
 use stratalloc::replay::{
     Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify, verify_recording,
 };
 
 use crate::common::prelude::*;
-use crate::common::stacks::{Counted, LEVELS};
+use crate::common::stacks::LEVELS;
 
 const H200_BYTES: u64 = 150_109_880_320;
 

@@ -6,7 +6,6 @@ use stratalloc::config::Reserve;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
 
-use crate::common::plain::plain;
 use crate::common::prelude::*;
 
 /// Runs each function on every device.

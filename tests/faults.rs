@@ -6,7 +6,6 @@
 //! there; after the workload everything can be freed and the allocator serves as before.
 
 use crate::common::prelude::*;
-use crate::common::{ensure, ensure_eq};
 
 const A: StreamId = StreamId(0);
 const B: StreamId = StreamId(7);

@@ -5,11 +5,9 @@
 #[path = "fuzz_checks/mod.rs"]
 mod checks;
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::common::prelude::*;
 use checks::CHECKS;
 
 /// The most processor time for one input, with room for a build without optimisation.

@@ -14,7 +14,7 @@ mod on_oom;
 mod reports;
 mod trackers;
 
-use stratalloc::history::{Event, History};
+use stratalloc::history::History;
 
 use crate::common::prelude::*;
 

@@ -4,7 +4,7 @@
 //! stream. Only there does the allocator hand the block out while another stream still writes to it.
 
 use stratalloc::driver::Host;
-use stratalloc::driver::{Brake, DriverResult, Gated, Intercepted, Interceptor};
+use stratalloc::driver::{Brake, Gated};
 
 use crate::common::prelude::*;
 

@@ -1,9 +1,7 @@
 //! The reference of keys in `docs/configuration.md` is what the table of keys contains. With
 //! `STRATALLOC_WRITE_DOCS` set the test writes it instead.
 
-use std::fs;
-use std::path::Path;
-
+use crate::common::prelude::*;
 use stratalloc::config::{BUILT_IN, Key};
 
 const BEGIN: &str = "<!-- keys: begin -->\n";

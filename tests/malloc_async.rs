@@ -11,7 +11,6 @@ mod histories;
 mod pools;
 mod pressure;
 
-use stratalloc::allocator::Recording;
 use stratalloc::driver::MemoryPools;
 
 use crate::common::prelude::*;

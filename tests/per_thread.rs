@@ -6,8 +6,7 @@
 
 mod captures;
 
-use stratalloc::driver::{Interceptor, Recorded, RecordedAddresses};
-use stratalloc::ids::EventId;
+use stratalloc::driver::{Recorded, RecordedAddresses};
 use stratalloc::registry::build;
 
 use crate::common::prelude::*;

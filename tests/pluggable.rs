@@ -16,11 +16,6 @@ mod per_thread;
 mod pools;
 mod registered;
 
-use parking_lot::Mutex;
-
-use stratalloc::registry::BuildError;
-use stratalloc::strategies::plugin::Callbacks;
-
 use crate::common::prelude::*;
 
 /// A simulated device whose events finish when the test says so.

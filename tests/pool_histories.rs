@@ -11,15 +11,13 @@
 mod failing;
 mod ops;
 
-use stratalloc::allocator::{PoolCheckpoint, SegmentAllocator};
-use stratalloc::driver::Held;
+use stratalloc::allocator::PoolCheckpoint;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
 
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use crate::common::gpu::{Gpu, turn};
 use crate::common::prelude::*;
-use crate::common::{Segments, ensure, ensure_eq};
 use ops::Op;
 
 const OWN_START: u64 = 1 << 55;

@@ -20,7 +20,6 @@ use stratalloc::conformance::part::Part;
 #[cfg(target_os = "linux")]
 use stratalloc::driver::Host;
 
-use crate::common::Segments;
 #[cfg(target_os = "linux")]
 use crate::common::machine::{HostMachine, RealMachine};
 use crate::common::prelude::*;

@@ -14,8 +14,6 @@ mod statistics;
 
 use std::fmt::Debug;
 
-use stratalloc::allocator::Control;
-
 use crate::common::prelude::*;
 
 const NATIVE: &str = "backend:native";

@@ -1,9 +1,8 @@
 //! Buffers in cudarc's hands, on a real device.
 
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
-use parking_lot::MutexGuard;
 use stratalloc::driver::Cuda;
-use stratalloc::handle::{BufferError, DeviceVec, Handle};
+use stratalloc::handle::{BufferError, DeviceVec};
 
 use super::{CONFS, live_blocks};
 use crate::common::gpu::device;

@@ -4,7 +4,6 @@
 use super::made::{MIB, Made};
 use super::*;
 use crate::common::prelude::*;
-use crate::common::runs::runs;
 
 /// In the full size every shipped recording; otherwise some that are searched quickly: without a limit, and
 /// with one that settings help with.

@@ -7,7 +7,6 @@ use stratalloc::replay::{Trace, TraceEvent, is_served};
 
 use super::made::{MIB, Made};
 use super::{Folder, run};
-use crate::common::dice::Dice;
 use crate::common::prelude::*;
 
 /// `+BYTES` is a request on the default stream, `+BYTES@7` one on stream 7, `-N` frees the block of request

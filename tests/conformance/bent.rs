@@ -1,10 +1,8 @@
 //! `backend:native`, with one capability that it offers and that does nothing.
 
-use parking_lot::Mutex;
-use stratalloc::allocator::{BaseAllocation, CacheInfo, Control, Hooks, Place};
+use stratalloc::allocator::{BaseAllocation, CacheInfo, Hooks, Place};
 use stratalloc::conformance::configured;
-use stratalloc::error::{DriverError, FractionError};
-use stratalloc::registry::Constructed;
+use stratalloc::error::FractionError;
 
 use crate::common::prelude::*;
 

@@ -4,8 +4,7 @@ use stratalloc::conformance::{
     Device, Failure, Options, Outcome, Property, constructor, run, test,
 };
 use stratalloc::layers::statistics::statistics;
-use stratalloc::registry::Constructed;
-use stratalloc::stats::{Counter, PerPool};
+use stratalloc::stats::Counter;
 
 use super::bent::{Bend, bent};
 use super::toy::{Defect, misstating, toy};

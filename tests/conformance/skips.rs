@@ -1,10 +1,9 @@
 //! Tests that are left out for want of a device say so where the harness does not hide it.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use stratalloc::conformance::gpu::is_absent;
 use stratalloc::conformance::skip::REQUIRE_CUDA;
-use stratalloc::error::DriverError;
 
 use crate::common::prelude::*;
 

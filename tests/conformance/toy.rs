@@ -1,15 +1,8 @@
 //! A small caching allocator that can be told to be wrong in one way.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::thread::ThreadId;
 
-use parking_lot::Mutex;
-use stratalloc::allocator::Control;
-use stratalloc::error::DriverError;
-use stratalloc::ids::{EventId, OwnerId};
-use stratalloc::registry::Constructed;
 use stratalloc::size::REQUEST_MAX_BYTES;
-use stratalloc::stats::PerPool;
 
 use crate::common::prelude::*;
 

@@ -2,11 +2,7 @@
 
 use std::sync::Once;
 
-use parking_lot::Mutex;
-
 use stratalloc::conformance::configured;
-use stratalloc::registry::Constructed;
-use stratalloc::strategies::plugin::Callbacks;
 
 use super::toy::{Defect, toy};
 use crate::common::prelude::*;

@@ -1,13 +1,9 @@
 //! Several instances: one map, threads, guards, and what outlives its instance.
 
-use std::sync::Barrier;
 use std::sync::mpsc::channel;
 
-use stratalloc::driver::DriverResult;
 use stratalloc::strategies::system::{Fill, Source, SystemBlock};
-use stratalloc::strategies::{
-    CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
-};
+use stratalloc::strategies::{CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator};
 
 use super::{ANY, Counted, hand_clock, over};
 use crate::common::prelude::*;

@@ -1,10 +1,8 @@
 //! Random histories against a plain model, and many threads on several instances.
 
-use std::collections::HashMap;
 use std::mem::MaybeUninit;
 
-use quickcheck::{Arbitrary, Gen};
-use stratalloc::strategies::{CpuAllocator, CpuBuffer};
+use stratalloc::strategies::CpuBuffer;
 
 use super::{ANY, Counted, hand_clock, timed};
 use crate::common::prelude::*;

@@ -2,9 +2,6 @@
 
 use std::sync::atomic::AtomicU32;
 
-use stratalloc::allocator::Recording;
-use stratalloc::driver::DriverResult;
-use stratalloc::strategies::CpuAllocator;
 use stratalloc::strategies::system::{Source, SystemBlock};
 
 use super::{ANY, Counted, hand_clock, over, settings, timed};

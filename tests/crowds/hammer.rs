@@ -2,14 +2,11 @@
 //!
 //! Each thread draws its own numbers, so a failing schedule is luck but the work is always the same.
 
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 
 use stratalloc::registry::build;
 
 use crate::common::claims::Claims;
-use crate::common::dice::Dice;
 use crate::common::prelude::*;
 
 /// How many operations each thread performs.

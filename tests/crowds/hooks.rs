@@ -1,14 +1,10 @@
 //! Callbacks and observers run with no lock held: they may allocate, free and panic.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Mutex, OnceLock, Weak};
-use std::thread;
+use std::sync::{Mutex, Weak};
 
 use stratalloc::allocator::Hooks;
 
 use super::hammer::Scene;
-use crate::common::dice::Dice;
 use crate::common::prelude::*;
 
 const DEVICE_BYTES: u64 = 100 * MIB;

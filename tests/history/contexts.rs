@@ -2,15 +2,12 @@
 
 use std::panic;
 
-use parking_lot::Mutex;
-
 #[cfg(feature = "stacks")]
 use stratalloc::history::RustStacks;
-use stratalloc::history::{Context, Frame, Stack, StackLevel};
+use stratalloc::history::{Context, Frame};
 
 use super::{build, history};
 use crate::common::prelude::*;
-use crate::common::stacks::Counted;
 
 #[test]
 fn each_level_gathers_its_stacks_and_all_are_released() {

@@ -1,13 +1,9 @@
 //! Eight threads that record at once: nothing is lost that was not told, and each heap's order is exact.
 
-use std::thread;
-
-use stratalloc::history::{Entry, StackLevel};
+use stratalloc::history::Entry;
 
 use super::{build, build_over, events, history, sim};
 use crate::common::prelude::*;
-use crate::common::runs::runs;
-use crate::common::stacks::Counted;
 
 const THREADS: u64 = 8;
 

@@ -1,7 +1,6 @@
 //! What is recorded, and which entries are kept.
 
-use stratalloc::history::{Entry, Event, History, Snapshot};
-use stratalloc::ids::OwnerId;
+use stratalloc::history::{Entry, History, Snapshot};
 
 use super::{actions, build, events, history};
 use crate::common::prelude::*;

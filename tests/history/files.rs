@@ -1,16 +1,13 @@
 //! Snapshots as files: both syntaxes, hostile names, failing disks, and back through the verifying replay.
 
 use std::io::{self, Write};
-use std::thread;
 
 use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::history::{Context, Format, Snapshot, StackLevel};
+use stratalloc::history::{Context, Format, Snapshot};
 use stratalloc::replay::{Limits, Trace, reader, verify};
 
 use super::{build, build_over, history};
-use crate::common::folder::Folder;
 use crate::common::prelude::*;
-use crate::common::stacks::Counted;
 
 fn written(snapshot: &Snapshot, format: Format) -> Trace {
     let mut bytes = Vec::new();

@@ -1,8 +1,5 @@
 //! What a request that fails leaves behind: a snapshot, and settings that would have served it.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use stratalloc::replay::{Limits, reader};
 
 use super::{build_over, sim};

@@ -1,16 +1,12 @@
 //! When trackers get memory of the driver, and what they may do.
 
-use std::collections::BTreeSet;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread;
 
-use parking_lot::Mutex;
-use stratalloc::driver::{DriverResult, Host, Intercepted, Interceptor};
+use stratalloc::driver::Host;
 use stratalloc::history::Entry;
 
 use super::{actions, build, build_over, history, sim};
 use crate::common::prelude::*;
-use crate::common::runs::runs;
 
 const CONFS: [&str; 3] =
     ["backend:native", "backend:native,expandable_segments:True", "backend:cpu"];

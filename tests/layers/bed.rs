@@ -1,10 +1,5 @@
 //! Allocators to put layers around: a user's with two methods, and the native strategy on a simulated device.
 
-use std::collections::HashMap;
-
-use parking_lot::Mutex;
-use stratalloc::ids::OwnerId;
-
 use crate::common::prelude::*;
 
 pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;

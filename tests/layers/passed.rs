@@ -1,12 +1,8 @@
 //! What a layer passes on of the allocator below, and what is absent.
 
-use std::sync::OnceLock;
-
-use stratalloc::allocator::Control;
 use stratalloc::config::{FaultSetting, LayerSetting};
 use stratalloc::layers::{self, align, front, limit, oom_retry};
 use stratalloc::stats::Usage;
-use stratalloc::strategies::CpuAllocator;
 
 use super::bed::{DEFAULT, native, sim};
 use crate::common::prelude::*;

@@ -3,8 +3,6 @@
 //! After each history everything is freed, and every layer, the strategy and the device must agree that
 //! nothing is left.
 
-use quickcheck::{Arbitrary, Gen};
-
 use super::bed::{allocated, built};
 use crate::common::prelude::*;
 

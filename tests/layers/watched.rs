@@ -1,16 +1,10 @@
 //! Limit, statistics, track, log, fault and retry.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Command;
-
-use parking_lot::Mutex;
 use stratalloc::config::FaultSetting;
-use stratalloc::handle::Handle;
 use stratalloc::history::LiveReport;
 use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
 
 use super::bed::{DEFAULT, Two, allocated, built, native, sim};
-use crate::common::folder::Folder;
 use crate::common::prelude::*;
 
 fn is_oom<T>(result: Result<T, AllocError>) -> bool {

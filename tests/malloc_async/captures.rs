@@ -1,11 +1,8 @@
 //! Graphs: memory of their own, frees that must not keep a capture from ending, frees that wait.
 
 use std::collections::HashSet;
-use std::sync::Barrier;
 
-use parking_lot::Mutex;
-
-use stratalloc::driver::{CaptureStatus, Intercepted, MemoryPools, NodeId};
+use stratalloc::driver::{MemoryPools, NodeId};
 
 use super::{Bed, note, sim};
 use crate::common::prelude::*;

@@ -1,7 +1,5 @@
 //! On a real device. Without one each test prints `skipped: no CUDA device` and ends.
 
-use parking_lot::MutexGuard;
-
 use stratalloc::driver::Cuda;
 
 use super::note;

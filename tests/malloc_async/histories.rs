@@ -5,10 +5,6 @@
 //! blocks at any moment; a graph is gone when its capture ends, so its addresses may then come back while the
 //! old blocks are held. A GPU gets short histories without captures, on a part of it.
 
-use std::collections::BTreeMap;
-
-use parking_lot::Mutex;
-use quickcheck::{Arbitrary, Gen};
 #[cfg(target_os = "linux")]
 use stratalloc::conformance::part::Part;
 #[cfg(target_os = "linux")]

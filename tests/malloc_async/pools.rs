@@ -1,10 +1,8 @@
 //! Private pools, each a driver pool.
 
-use stratalloc::allocator::SegmentAllocator;
 use stratalloc::driver::MemoryPools;
 
 use super::sim;
-use crate::common::law::holds_exactly;
 use crate::common::prelude::*;
 
 #[test]

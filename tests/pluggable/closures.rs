@@ -1,10 +1,7 @@
 //! What the framework does around a user's functions.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use stratalloc::allocator::Recording;
 use stratalloc::error::AddressFault;
-use stratalloc::strategies::plugin::{Base, Callbacks};
+use stratalloc::strategies::plugin::Base;
 
 use super::{User, build, over, sim};
 use crate::common::prelude::*;

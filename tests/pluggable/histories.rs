@@ -2,14 +2,7 @@
 //! agrees with ours after every step. What a graph got in a pool, by whatever scope or by the pool's name,
 //! stays there while the pool has users.
 
-use std::collections::{BTreeSet, HashMap};
-
-use parking_lot::Mutex;
-use quickcheck::{Arbitrary, Gen};
-use stratalloc::strategies::plugin::Callbacks;
-
 use super::{over, sim};
-use crate::common::law::holds_exactly;
 use crate::common::prelude::*;
 
 const STREAMS: usize = 3;

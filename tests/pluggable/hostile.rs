@@ -1,9 +1,5 @@
 //! Libraries that cannot be loaded: each is an error that says what was found.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use stratalloc::registry::BuildError;
 use stratalloc::strategies::plugin::LibraryError;
 
 use super::build;

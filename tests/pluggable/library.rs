@@ -1,9 +1,5 @@
 //! Compiled libraries, as people write them for PyTorch.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use stratalloc::error::AddressFault;
 
 use super::build;

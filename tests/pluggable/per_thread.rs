@@ -1,9 +1,6 @@
 //! A stream that is another one on each thread: nobody gets a block of it, the user neither, before the
 //! work of the thread that freed it is done.
 
-use stratalloc::driver::CaptureStatus;
-use stratalloc::ids::EventId;
-
 use super::{User, over};
 use crate::common::prelude::*;
 use crate::common::threaded::{OWN, Threaded, threaded};

@@ -1,11 +1,8 @@
 //! Private pools over a user's functions: kept by the framework, or by the functions themselves.
 
-use parking_lot::Mutex;
-use stratalloc::allocator::SegmentAllocator;
 use stratalloc::strategies::plugin::StreamFilter;
 
 use super::{User, over, sim};
-use crate::common::law::holds_exactly;
 use crate::common::prelude::*;
 
 const MAIN: StreamId = StreamId(64);

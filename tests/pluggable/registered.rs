@@ -1,8 +1,7 @@
 //! A Rust type under a name, with keys of its own.
 
 use stratalloc::config::{UserKey, from_environment};
-use stratalloc::ids::OwnerId;
-use stratalloc::registry::{BuildError, RegisterError, Registration};
+use stratalloc::registry::{RegisterError, Registration};
 
 use super::{User, build, sim};
 use crate::common::prelude::*;

@@ -1,7 +1,5 @@
 //! The steps of a random history of pools.
 
-use quickcheck::{Arbitrary, Gen};
-
 use crate::common::prelude::*;
 
 /// One step. Numbers pick among what there is.

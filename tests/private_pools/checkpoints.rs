@@ -3,7 +3,6 @@
 use stratalloc::allocator::PoolCheckpoint;
 use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
 
-use crate::common::law::holds_exactly;
 use crate::common::prelude::*;
 
 struct Tree {

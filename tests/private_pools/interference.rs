@@ -1,9 +1,7 @@
 //! Private pools where others interfere: captures of other threads, captures nobody told of,
 //! checkpoints that were tampered with, allocators that call back.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use stratalloc::allocator::{PoolCheckpoint, PoolHold, SegmentAllocator};
+use stratalloc::allocator::{PoolCheckpoint, PoolHold};
 
 use crate::common::bed::Built;
 use crate::common::prelude::*;

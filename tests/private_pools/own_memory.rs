@@ -2,9 +2,6 @@
 
 use std::sync::Weak;
 
-use parking_lot::Mutex;
-use stratalloc::allocator::SegmentAllocator;
-
 use crate::common::prelude::*;
 
 /// Hands out addresses of its own, far from the device's.

@@ -1,7 +1,5 @@
 //! Address space of expandable segments: classes of streams, and what is listed.
 
-use stratalloc::size::PoolKind;
-
 use crate::common::prelude::*;
 
 const DEVICE_BYTES: u64 = 100 * GIB;

@@ -1,10 +1,6 @@
 //! Scopes and users: who is served from which pool, and what stays when they go.
 
 use std::sync::mpsc::channel;
-use std::thread;
-
-use stratalloc::allocator::Recording;
-use stratalloc::driver::CaptureStatus;
 
 use crate::common::prelude::*;
 

@@ -1,7 +1,6 @@
 //! Counters: what one request changes, and the law that ties them to the layout.
 
 use super::{H200_BYTES, signed};
-use crate::common::dice::Dice;
 use crate::common::prelude::*;
 
 // The reference: 256 floats raise the active bytes by 1,024; after the free `freed` says 1,024, the

@@ -3,7 +3,6 @@
 
 use stratalloc::registry::build;
 
-use crate::common::plain::plain;
 use crate::common::prelude::*;
 
 /// Sizes in MiB: what is taken first, which of them are freed, and the request that fails.

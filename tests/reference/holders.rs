@@ -1,7 +1,6 @@
 //! Who holds the device: the report names the largest, and asks only when the device itself is short.
 
-use stratalloc::driver::{DriverResult, ProcessUsage};
-use stratalloc::error::DriverError;
+use stratalloc::driver::ProcessUsage;
 use stratalloc::registry::build;
 
 use crate::common::crowded::crowded;

@@ -1,6 +1,5 @@
 //! Running out: requests beyond the device, limits, and who is told.
 
-use parking_lot::Mutex;
 use stratalloc::size::EIB;
 
 use super::{H200_BYTES, signed};

@@ -10,15 +10,11 @@
 //! picks and in which order oversize ones go, and, in a call that has waited without getting a block
 //! back, whether the first or the second search served it.
 
-use std::collections::BTreeMap;
-
-use stratalloc::history::Event;
-use stratalloc::size::{PoolKind, SMALL_SEGMENT_BYTES, segment_bytes};
-use stratalloc::stats::{Counter, PerPool};
+use stratalloc::size::{SMALL_SEGMENT_BYTES, segment_bytes};
+use stratalloc::stats::Counter;
 
 use super::pages::Call;
 use crate::common::prelude::*;
-use crate::common::{ensure, ensure_eq};
 
 /// A block as the rules say it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

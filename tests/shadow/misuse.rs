@@ -1,12 +1,10 @@
 //! Calls that must be refused, each with its reason, and must change nothing.
 
 use stratalloc::error::FractionError;
-use stratalloc::ids::OwnerId;
 use stratalloc::size::EIB;
 
 use super::runner::{Outcome, Runner, Stale};
 use crate::common::prelude::*;
-use crate::common::{ensure, ensure_eq};
 
 impl<M: Machine> Runner<'_, M> {
     /// Makes every call that must be refused; `pick` chooses the handle that forged ones are made of.

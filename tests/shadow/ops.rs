@@ -3,10 +3,8 @@
 //! Sizes lie around every boundary of the rounding rules; picks are taken modulo what there is, so
 //! every list of operations is legal and stays legal when parts are taken out.
 
-use quickcheck::{Arbitrary, Gen};
 use stratalloc::size::RoundupDivisions;
 
-use crate::common::Segments;
 use crate::common::prelude::*;
 
 /// One operation.

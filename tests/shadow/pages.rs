@@ -9,15 +9,10 @@
 //! driver's list; its size is computed. A range that was reserved and never mapped is learnt after the
 //! call; so a call that has waited may map a range that the mirror did not know.
 
-use std::collections::BTreeMap;
-
-use stratalloc::driver::Held;
-use stratalloc::history::Event;
-use stratalloc::size::{PoolKind, SMALL_SEGMENT_BYTES};
+use stratalloc::size::SMALL_SEGMENT_BYTES;
 
 use super::mirror::{Block, Mirror, Segment, change, signed};
 use crate::common::prelude::*;
-use crate::common::{ensure, ensure_eq};
 
 /// Pages are multiples of this on both devices.
 const GRANULARITY_BYTES: u64 = 2 * MIB;

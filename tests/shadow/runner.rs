@@ -4,20 +4,12 @@
 //! list of what it holds. Work on other streams stays unfinished until an operation finishes it,
 //! so a block that comes back too early is seen.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::AtomicI64;
-
-use stratalloc::allocator::Recording;
-use stratalloc::history::{Event, StackLevel};
-use stratalloc::ids::{EventId, OwnerId};
 use stratalloc::registry::build;
-use stratalloc::size::PoolKind;
 
 use super::mirror::Mirror;
 use super::ops::{Op, Tuning};
 use crate::common::prelude::*;
-use crate::common::stacks::{Counted, LEVELS};
-use crate::common::{Segments, ensure, ensure_eq};
+use crate::common::stacks::LEVELS;
 
 /// A block in the runner's hands.
 #[derive(Debug)]

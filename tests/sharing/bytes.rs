@@ -1,7 +1,7 @@
 //! The wire format: what goes in comes out, and nothing hostile gets further than an error.
 
 use quickcheck::quickcheck;
-use stratalloc::sharing::{FormatError, PAGES_MAX, SharedHandle};
+use stratalloc::sharing::PAGES_MAX;
 
 use super::tools::{forged, handle, seal, wrong};
 use crate::common::prelude::*;

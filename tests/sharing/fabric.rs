@@ -1,8 +1,7 @@
 //! Pages of a fabric: the driver's handles are the whole, no thread and no descriptor is needed.
 
-use stratalloc::allocator::Sharing;
-use stratalloc::driver::{Exportable, Held};
-use stratalloc::sharing::{FormatError, PAGES_MAX, SharedHandle, SharingError};
+use stratalloc::driver::Exportable;
+use stratalloc::sharing::PAGES_MAX;
 
 use super::tools::{SHARED, allocate, engine, forged, handle, shared, sim, sim_with, two, wrong};
 use crate::common::prelude::*;

@@ -1,8 +1,5 @@
 //! Opening on the simulated device: what it takes, what it shares, what it leaves behind.
 
-use stratalloc::allocator::{PeerAccess, Sharing};
-use stratalloc::sharing::{FormatError, SharedHandle, SharingError};
-
 use super::tools::{SHARED, allocate, engine, forged, shared, sim, two};
 use crate::common::prelude::*;
 

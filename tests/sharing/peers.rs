@@ -1,7 +1,5 @@
 //! Other devices: they get every page there is and every page to come, or the error says so.
 
-use stratalloc::allocator::{PeerAccess, Sharing};
-
 use super::tools::{SHARED, allocate, engine, sim, two};
 use crate::common::prelude::*;
 

@@ -1,10 +1,6 @@
 //! Plain allocations: the driver's own handle of the segment, with the block's place in it.
 
-use parking_lot::Mutex;
-use stratalloc::allocator::Sharing;
-use stratalloc::driver::{DriverResult, Intercepted, Interceptor, Ipc, Parts};
-use stratalloc::error::DriverError;
-use stratalloc::sharing::{FormatError, SharedHandle, SharingError};
+use stratalloc::driver::{Ipc, Parts};
 
 use super::tools::{allocate, engine, forged, shared, sim};
 use crate::common::prelude::*;

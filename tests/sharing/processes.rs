@@ -5,11 +5,9 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout};
 
-use stratalloc::allocator::Sharing;
 use stratalloc::driver::Host;
-use stratalloc::sharing::{SharedHandle, SharingError};
 
 use super::tools::{SHARED, allocate, engine, forged, shared};
 use crate::common::prelude::*;

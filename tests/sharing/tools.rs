@@ -1,8 +1,5 @@
 //! Engines to share with, and handles to spoil.
 
-use stratalloc::allocator::Sharing;
-use stratalloc::sharing::{FormatError, SharedHandle};
-
 use crate::common::prelude::*;
 
 pub(crate) const SHARED: &str = "expandable_segments:True,expandable_segments_ipc:True";

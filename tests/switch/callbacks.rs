@@ -1,12 +1,5 @@
 //! A user's functions behind a switchable allocator: they may ask it for anything while it calls them.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
-
-use stratalloc::history::{Stack, StackLevel};
-use stratalloc::strategies::plugin::Callbacks;
-use stratalloc::switch::SwitchError;
-
 use super::{Bed, NATIVE};
 use crate::common::prelude::*;
 

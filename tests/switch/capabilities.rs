@@ -1,9 +1,5 @@
 //! What is asked about blocks, pools and devices after a switch.
 
-use stratalloc::allocator::{Control, PeerAccess};
-use stratalloc::error::DriverError;
-use stratalloc::switch::SwitchError;
-
 use super::{ASYNC, Bed, EXPANDABLE, NATIVE, register};
 use crate::common::prelude::*;
 

@@ -1,11 +1,7 @@
 //! A thousand switches under the load of four threads, with every byte's holder known.
 
-use std::sync::atomic::Ordering::SeqCst;
-use std::thread;
-
 use super::{ASYNC, EXPANDABLE, FRONT, NATIVE};
 use crate::common::claims::Claims;
-use crate::common::dice::Dice;
 use crate::common::prelude::*;
 
 const SWITCHES: usize = 1000;

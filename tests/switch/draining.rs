@@ -2,8 +2,6 @@
 
 use std::cell::RefCell;
 
-use stratalloc::driver::CaptureStatus;
-
 use super::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
 use crate::common::prelude::*;
 

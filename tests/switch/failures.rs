@@ -1,10 +1,6 @@
 //! Switches that fail: everything is as it was.
 
-use stratalloc::registry::BuildError;
-use stratalloc::switch::SwitchError;
-
 use super::{ASYNC, Bed, NATIVE};
-use crate::common::plain::plain;
 use crate::common::prelude::*;
 
 #[test]

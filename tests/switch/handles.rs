@@ -1,12 +1,7 @@
 //! Handles that are switched, buffers from before, and the current allocator of each device.
 
-use std::sync::Barrier;
-use std::thread;
-
-use stratalloc::handle::Handle;
 use stratalloc::handle::current::{self, CurrentError};
 use stratalloc::layers;
-use stratalloc::switch::SwitchError;
 
 use super::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
 use crate::common::prelude::*;

@@ -1,13 +1,6 @@
 //! Limits and memory pressure across a switch.
 
-use std::sync::atomic::Ordering::SeqCst;
-
-use stratalloc::allocator::Control;
-use stratalloc::handle::Handle;
-use stratalloc::strategies::plugin::Callbacks;
-
 use super::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE, register};
-use crate::common::plain::plain;
 use crate::common::prelude::*;
 
 #[test]

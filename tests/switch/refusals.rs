@@ -2,9 +2,8 @@
 
 use std::sync::Mutex;
 
-use stratalloc::allocator::{BaseAllocation, CacheInfo, Control};
-use stratalloc::error::{DriverError, FractionError};
-use stratalloc::switch::SwitchError;
+use stratalloc::allocator::{BaseAllocation, CacheInfo};
+use stratalloc::error::FractionError;
 
 use super::{Bed, Narrow, register};
 use crate::common::prelude::*;

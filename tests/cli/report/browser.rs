@@ -1,13 +1,10 @@
 //! Pages in a browser: headless Chromium opens a copy that uses itself (`exercise.js`) and says what it saw.
 //! With `STRATALLOC_TIMES=1` each answer must come within 100 ms.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
 use super::super::advise::recording_that_begins_late;
 use super::super::*;
 use super::made;
-use crate::common::runs::runs;
+use crate::common::prelude::*;
 
 /// The browser, if there is one that starts.
 pub(super) fn chromium() -> Option<PathBuf> {
