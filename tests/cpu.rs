@@ -4,8 +4,6 @@ mod instances;
 mod random;
 mod rules;
 
-use std::time::Duration;
-
 use stratalloc::strategies::Clock;
 use stratalloc::strategies::system::{Source, SystemBlock, SystemMemory};
 

@@ -4,7 +4,6 @@
 //! `num_sync_all_streams` is excused where a recording cannot tell it: a call of `empty_cache` that
 //! found nothing to release leaves no event.
 
-use stratalloc::history::History;
 use stratalloc::replay::{
     Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify, verify_recording,
 };

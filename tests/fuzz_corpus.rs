@@ -5,8 +5,6 @@
 #[path = "fuzz_checks/mod.rs"]
 mod checks;
 
-use std::time::Duration;
-
 use crate::common::prelude::*;
 use checks::CHECKS;
 

@@ -14,8 +14,6 @@ mod on_oom;
 mod reports;
 mod trackers;
 
-use stratalloc::history::History;
-
 use crate::common::prelude::*;
 
 /// A simulated device.
@@ -31,6 +29,20 @@ fn build(conf: &str) -> Switchable {
 fn build_over(conf: &str, driver: Arc<dyn Driver>) -> Switchable {
     let config = config(conf);
     Switchable::build(&config, driver, BuildOptions::default()).expect("the device can do it")
+}
+
+/// The same with its history.
+fn unrecorded(conf: &str) -> (Switchable, Arc<History>) {
+    let allocator = build(conf);
+    let history = history(&allocator);
+    (allocator, history)
+}
+
+/// The same with a history that records everything.
+fn recorded(conf: &str) -> (Switchable, Arc<History>) {
+    let (allocator, history) = unrecorded(conf);
+    history.start(&RecordOptions::default());
+    (allocator, history)
 }
 
 fn history(allocator: &dyn DeviceAllocator) -> Arc<History> {

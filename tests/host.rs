@@ -3,7 +3,6 @@
 //! The same program runs twice, on the device itself and on a double that records events on the wrong
 //! stream. Only there does the allocator hand the block out while another stream still writes to it.
 
-use stratalloc::driver::Host;
 use stratalloc::driver::{Brake, Gated};
 
 use crate::common::prelude::*;

@@ -7,14 +7,15 @@ pub(crate) use std::process::{Command, Stdio};
 pub(crate) use std::sync::atomic::Ordering::SeqCst;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use std::sync::{Arc, Barrier, OnceLock};
+pub(crate) use std::time::Duration;
 pub(crate) use std::{fs, thread};
 
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 pub(crate) use quickcheck::{Arbitrary, Gen};
 pub(crate) use stratalloc::allocator::{
-    Allocation, Caching, Control, Counters, CrossStream, DeviceAllocator, MemoryPool, PeerAccess,
-    PoolOptions, PoolScope, PrivatePools, Recording, Request, ScopeFilter, SegmentAllocator,
-    Sharing, Token,
+    Allocation, Caching, Control, Counters, CrossStream, DeviceAllocator, Hooks, MemoryPool,
+    PeerAccess, PoolOptions, PoolScope, PrivatePools, Recording, Request, ScopeFilter,
+    SegmentAllocator, Sharing, Token,
 };
 pub(crate) use stratalloc::config::{Compat, Config, KeyTable, Settings};
 pub(crate) use stratalloc::conformance::histories;
@@ -26,11 +27,13 @@ pub(crate) use stratalloc::driver::{
     Interceptor, Sim,
 };
 pub(crate) use stratalloc::error::{
-    AllocError, DriverError, DriverErrorKind, FreeError, HandleError, OutOfMemory, PoolError,
+    AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError, OutOfMemory,
+    PoolError,
 };
 pub(crate) use stratalloc::handle::Handle;
 pub(crate) use stratalloc::history::{
-    Action, BlockStateName, Event, RecordOptions, SegmentLayout, Stack, StackLevel,
+    Action, BlockStateName, Entry, Event, Frame, History, RecordOptions, SegmentLayout, Stack,
+    StackLevel,
 };
 pub(crate) use stratalloc::ids::{DeviceId, EventId, OwnerId, PoolId, StreamId};
 pub(crate) use stratalloc::registry::{self, BuildError, BuildOptions, Constructed};

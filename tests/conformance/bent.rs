@@ -1,8 +1,7 @@
 //! `backend:native`, with one capability that it offers and that does nothing.
 
-use stratalloc::allocator::{BaseAllocation, CacheInfo, Hooks, Place};
+use stratalloc::allocator::{BaseAllocation, CacheInfo, Place};
 use stratalloc::conformance::configured;
-use stratalloc::error::FractionError;
 
 use crate::common::prelude::*;
 

@@ -2,8 +2,6 @@
 
 use std::sync::{Mutex, Weak};
 
-use stratalloc::allocator::Hooks;
-
 use super::hammer::Scene;
 use crate::common::prelude::*;
 

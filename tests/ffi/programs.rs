@@ -43,12 +43,24 @@ fn run(program: &Path, arguments: &[&str], device: &str) -> String {
     errors
 }
 
-#[test]
-fn a_c_program_uses_every_call() {
-    let Some(program) = compile("cc", "use.c", &["-std=c11"]) else { return };
-    for device in ["sim", "host"] {
-        run(&program, &[device], device);
-    }
+/// Programs that get the device's name and end well on both devices.
+macro_rules! good_on_both {
+    ($($name:ident: $source:literal, $standard:literal;)+) => {$(
+        #[test]
+        fn $name() {
+            let Some(program) = compile("cc", $source, &[$standard]) else { return };
+            for device in ["sim", "host"] {
+                run(&program, &[device], device);
+            }
+        }
+    )+};
+}
+
+good_on_both! {
+    a_c_program_uses_every_call: "use.c", "-std=c11";
+    what_threads_lend_is_let_go_of_once_also_when_the_allocator_ends: "lent.c", "-std=c11";
+    a_hostile_c_program_gets_a_status_for_everything: "hostile.c", "-std=c11";
+    functions_of_callers_may_call_the_library: "inside.c", "-std=gnu11";
 }
 
 #[test]
@@ -67,22 +79,6 @@ fn a_c_program_reaches_everything_an_allocator_can_do() {
             let errors = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.stdout, b"good\n", "{variable}={value}: {errors}");
         }
-    }
-}
-
-#[test]
-fn what_threads_lend_is_let_go_of_once_also_when_the_allocator_ends() {
-    let Some(program) = compile("cc", "lent.c", &["-std=c11"]) else { return };
-    for device in ["sim", "host"] {
-        run(&program, &[device], device);
-    }
-}
-
-#[test]
-fn a_hostile_c_program_gets_a_status_for_everything() {
-    let Some(program) = compile("cc", "hostile.c", &["-std=c11"]) else { return };
-    for device in ["sim", "host"] {
-        run(&program, &[device], device);
     }
 }
 
@@ -140,14 +136,6 @@ fn a_name_may_be_open_when_its_thread_ends() {
     let Some(program) = compile("cc", "names.c", &["-std=c11"]) else { return };
     run(&program, &[], "sim");
     run(&program, &["main"], "sim");
-}
-
-#[test]
-fn functions_of_callers_may_call_the_library() {
-    let Some(program) = compile("cc", "inside.c", &["-std=gnu11"]) else { return };
-    for device in ["sim", "host"] {
-        run(&program, &[device], device);
-    }
 }
 
 #[test]

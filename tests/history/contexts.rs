@@ -2,11 +2,11 @@
 
 use std::panic;
 
+use stratalloc::history::Context;
 #[cfg(feature = "stacks")]
 use stratalloc::history::RustStacks;
-use stratalloc::history::{Context, Frame};
 
-use super::{build, history};
+use super::{recorded, unrecorded};
 use crate::common::prelude::*;
 
 #[test]
@@ -19,8 +19,7 @@ fn each_level_gathers_its_stacks_and_all_are_released() {
     ];
     for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
         for (level, [of_blocks, of_allocations, of_frees]) in levels {
-            let allocator = build(conf);
-            let history = history(&allocator);
+            let (allocator, history) = unrecorded(conf);
             let (provider, alive) = Counted::provider("step");
             history.set_stack_provider(Some(provider));
             history.start(&RecordOptions::default().with_stacks(level));
@@ -49,8 +48,7 @@ fn each_level_gathers_its_stacks_and_all_are_released() {
 
 #[test]
 fn a_block_that_is_freed_lets_its_stack_go() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
+    let (allocator, history) = unrecorded("backend:native");
     let (provider, alive) = Counted::provider("step");
     history.set_stack_provider(Some(provider));
     history.start(&RecordOptions::at_most(1).with_stacks(StackLevel::OfLiveBlocks));
@@ -65,9 +63,7 @@ fn a_block_that_is_freed_lets_its_stack_go() {
 
 #[test]
 fn scopes_nest_and_say_what_a_thread_does() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
-    history.start(&RecordOptions::default());
+    let (allocator, history) = recorded("backend:native");
     history.set_metadata(Some("epoch 3"));
     let block = {
         let _training = Context::scope("training");
@@ -90,8 +86,7 @@ fn scopes_nest_and_say_what_a_thread_does() {
 
 #[test]
 fn a_provider_may_panic() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
+    let (allocator, history) = unrecorded("backend:native");
     let angry = || -> Option<Arc<dyn Stack>> { panic::panic_any("no stack today") };
     history.set_stack_provider(Some(Arc::new(angry)));
     history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
@@ -124,8 +119,7 @@ impl Drop for Holding {
 #[test]
 fn providers_and_their_stacks_may_allocate_and_free() {
     for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
-        let allocator = build(conf);
-        let history = history(&allocator);
+        let (allocator, history) = unrecorded(conf);
         let own = allocator.clone();
         let gather = move || -> Option<Arc<dyn Stack>> {
             let block = own.ask(512, StreamId(0)).ok();
@@ -148,9 +142,7 @@ fn providers_and_their_stacks_may_allocate_and_free() {
 #[test]
 fn trackers_hear_of_each_entry_and_may_allocate_and_go() {
     for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
-        let allocator = build(conf);
-        let history = history(&allocator);
-        history.start(&RecordOptions::default());
+        let (allocator, history) = recorded(conf);
         let heard = Arc::new(Mutex::new(Vec::new()));
         let (log, own) = (Arc::clone(&heard), allocator.clone());
         let id = history.add_tracker(Arc::new(move |entry| {
@@ -173,8 +165,7 @@ fn trackers_hear_of_each_entry_and_may_allocate_and_go() {
 
 #[test]
 fn annotations_say_where_something_begins_and_ends() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
+    let (allocator, history) = unrecorded("backend:native");
     history.annotate([("name", "before anything is recorded")]);
     history.start(&RecordOptions::default());
     {
@@ -207,8 +198,7 @@ fn take_a_thousand(allocator: &Switchable) -> Vec<Allocation> {
 #[test]
 fn stacks_of_the_program_are_held_once_and_begin_where_it_asked() {
     for conf in ["backend:native", "backend:cudaMallocAsync", "layers:[statistics,limit:1GiB]"] {
-        let allocator = build(conf);
-        let history = history(&allocator);
+        let (allocator, history) = unrecorded(conf);
         let provider = Arc::new(RustStacks::new());
         history.set_stack_provider(Some(Arc::clone(&provider) as _));
         history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));

@@ -1,8 +1,6 @@
 //! Eight threads that record at once: nothing is lost that was not told, and each heap's order is exact.
 
-use stratalloc::history::Entry;
-
-use super::{build, build_over, events, history, sim};
+use super::{build_over, events, history, sim, unrecorded};
 use crate::common::prelude::*;
 
 const THREADS: u64 = 8;
@@ -35,8 +33,7 @@ fn work(allocator: &dyn DeviceAllocator, stream: u64, steps: u64) -> Vec<(Action
 #[test]
 fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
     for conf in ["backend:native", "backend:native,expandable_segments:True"] {
-        let allocator = build(conf);
-        let history = history(&allocator);
+        let (allocator, history) = unrecorded(conf);
         let (provider, alive) = Counted::provider("step");
         history.set_stack_provider(Some(provider));
         history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
@@ -70,8 +67,7 @@ fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
 /// A ring that is much too small: what is kept and what is told as dropped is all there was.
 #[test]
 fn what_is_dropped_is_told() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
+    let (allocator, history) = unrecorded("backend:native");
     let heard = Arc::new(AtomicUsize::new(0));
     let sink = Arc::clone(&heard);
     history.add_tracker(Arc::new(move |_: &Entry| {

@@ -1,8 +1,8 @@
 //! What is recorded, and which entries are kept.
 
-use stratalloc::history::{Entry, History, Snapshot};
+use stratalloc::history::Snapshot;
 
-use super::{actions, build, events, history};
+use super::{actions, events, recorded, unrecorded};
 use crate::common::prelude::*;
 
 /// The least that an allocator can be.
@@ -38,8 +38,7 @@ fn every_strategy_records_requests_and_frees_and_shows_what_lives() {
     let least = || Least { owner: OwnerId::next(), next: AtomicU64::new(1 << 30) };
     registry::register("history_least", move |_, _| Ok(Box::new(least()))).unwrap();
     for conf in STRATEGIES {
-        let allocator = build(conf);
-        let history = history(&allocator);
+        let (allocator, history) = unrecorded(conf);
         let before = allocator.take(700);
         assert!(history.entries().is_empty(), "{conf}: it is off at first");
         history.start(&RecordOptions::default());
@@ -83,15 +82,12 @@ fn work(allocator: &dyn DeviceAllocator) {
 #[test]
 fn the_newest_entries_are_kept_and_the_others_counted() {
     let everything = {
-        let allocator = build("backend:native");
-        let history = history(&allocator);
-        history.start(&RecordOptions::default());
+        let (allocator, history) = recorded("backend:native");
         work(&allocator);
         events(&history)
     };
     for most in [1, 7, 256, 1000, 30_000] {
-        let allocator = build("backend:native");
-        let history = history(&allocator);
+        let (allocator, history) = unrecorded("backend:native");
         history.start(&RecordOptions::at_most(most));
         work(&allocator);
         let entries = history.entries();
@@ -106,9 +102,7 @@ fn the_newest_entries_are_kept_and_the_others_counted() {
 
 #[test]
 fn a_smaller_ring_forgets_what_is_too_old_at_once() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
-    history.start(&RecordOptions::default());
+    let (allocator, history) = recorded("backend:native");
     work(&allocator);
     let all = history.entries().len() as u64;
     history.start(&RecordOptions::at_most(10));
@@ -120,8 +114,7 @@ fn a_smaller_ring_forgets_what_is_too_old_at_once() {
 
 #[test]
 fn actions_can_be_left_out() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
+    let (allocator, history) = unrecorded("backend:native");
     let skip = [Action::SegmentAlloc, Action::FreeRequested];
     history.start(&RecordOptions::default().without(&skip));
     allocator.free(allocator.take(512)).unwrap();
@@ -131,8 +124,7 @@ fn actions_can_be_left_out() {
 #[test]
 fn a_snapshot_adds_an_entry_that_the_next_snapshot_lists() {
     for conf in STRATEGIES.into_iter().filter(|conf| !conf.contains("least")) {
-        let allocator = build(conf);
-        let history = history(&allocator);
+        let (allocator, history) = unrecorded(conf);
         allocator.recording().snapshot();
         history.start(&RecordOptions::default());
         let live = [700, 3 << 20].map(|bytes| allocator.take_on(bytes, StreamId(5)));
@@ -162,9 +154,7 @@ fn a_snapshot_adds_an_entry_that_the_next_snapshot_lists() {
 
 #[test]
 fn trackers_are_called_when_a_snapshot_was_taken() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
-    history.start(&RecordOptions::default());
+    let (allocator, history) = recorded("backend:native");
     let calls = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&calls);
     history.add_tracker(Arc::new(move |entry| {
@@ -177,9 +167,7 @@ fn trackers_are_called_when_a_snapshot_was_taken() {
 
 #[test]
 fn the_history_lives_through_a_switch() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
-    history.start(&RecordOptions::default());
+    let (allocator, history) = recorded("backend:native");
     let old = allocator.take(4096);
     allocator.switch("backend:cudaMallocAsync").unwrap();
     let new = allocator.take(512);
@@ -199,9 +187,7 @@ fn the_history_lives_through_a_switch() {
 
 #[test]
 fn a_request_that_fails_is_recorded_with_what_was_free() {
-    let allocator = build("backend:native");
-    let history = history(&allocator);
-    history.start(&RecordOptions::default());
+    let (allocator, history) = recorded("backend:native");
     allocator.ask(1 << 40, StreamId(3)).unwrap_err();
     let last = *events(&history).last().expect("it is recorded");
     assert_eq!(

@@ -6,7 +6,7 @@ use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::history::{Context, Format, Snapshot};
 use stratalloc::replay::{Limits, Trace, reader, verify};
 
-use super::{build, build_over, history};
+use super::{build, build_over, history, unrecorded};
 use crate::common::prelude::*;
 
 fn written(snapshot: &Snapshot, format: Format) -> Trace {
@@ -32,8 +32,7 @@ fn assert_exact(snapshot: &Snapshot, what: &str) {
 
 #[test]
 fn both_syntaxes_say_the_same() {
-    let allocator = build("backend:native,max_split_size_mb:64");
-    let history = history(&allocator);
+    let (allocator, history) = unrecorded("backend:native,max_split_size_mb:64");
     let (provider, _) = Counted::provider("forward \u{1}</script>\u{2028}\"\\ \u{1f980}");
     history.set_stack_provider(Some(provider));
     history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));

@@ -1,6 +1,6 @@
 //! The report of a request that fails: who holds the memory, and under which configuration.
 
-use stratalloc::history::{Context, Frame};
+use stratalloc::history::Context;
 
 use super::{build_over, history, sim};
 use crate::common::prelude::*;

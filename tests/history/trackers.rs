@@ -2,9 +2,6 @@
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use stratalloc::driver::Host;
-use stratalloc::history::Entry;
-
 use super::{actions, build, build_over, history, sim};
 use crate::common::prelude::*;
 
@@ -14,10 +11,6 @@ const PAGE_STEP: usize = 2 << 20;
 
 fn host() -> Arc<dyn Driver> {
     Arc::new(Host::with_bytes(GIB))
-}
-
-fn caching(allocator: &Switchable) -> &dyn Caching {
-    allocator.caching()
 }
 
 /// A cache of registered memory, as a network library has one: what was announced and has not gone.
@@ -79,7 +72,7 @@ fn memory_is_announced_as_gone_before_another_thread_can_get_its_address() {
         let (is_stopped, go) = stop_the_first(&allocator);
         allocator.free(allocator.take(32 * MIB)).unwrap();
         thread::scope(|scope| {
-            let empties = scope.spawn(|| caching(&allocator).empty_cache());
+            let empties = scope.spawn(|| allocator.caching().empty_cache());
             is_stopped.recv().expect("something goes");
             // The address of the block that is on its way would be announced twice.
             let other = allocator.take_on(32 * MIB, StreamId(7));
@@ -87,7 +80,7 @@ fn memory_is_announced_as_gone_before_another_thread_can_get_its_address() {
             empties.join().expect("it ends").unwrap();
             allocator.give(other);
         });
-        caching(&allocator).empty_cache().unwrap();
+        allocator.caching().empty_cache().unwrap();
         registered.check(conf);
         assert!(registered.pages.lock().is_empty(), "{conf}");
     }
@@ -105,7 +98,7 @@ fn threads_never_announce_memory_twice_nor_release_what_was_not_announced() {
                     for round in 0..runs(300) {
                         let bytes = (2 + 2 * ((round + stream) % 12)) * MIB;
                         allocator.free(allocator.take_on(bytes, StreamId(stream))).unwrap();
-                        caching(allocator).empty_cache().unwrap();
+                        allocator.caching().empty_cache().unwrap();
                     }
                 });
             }
@@ -135,7 +128,7 @@ fn memory_can_be_read_while_it_is_announced() {
         let block = allocator.take(32 * MIB);
         allocator.driver().fill(block.address(), 0xAB, 32 * MIB, StreamId(0)).unwrap();
         allocator.give(block);
-        caching(&allocator).empty_cache().unwrap();
+        allocator.caching().empty_cache().unwrap();
         let seen = seen.lock();
         assert!(seen.iter().all(|(_, was_readable, _)| *was_readable), "{conf}: {seen:?}");
         assert_eq!(seen.last(), Some(&(true, true, 0xAB)), "{conf}");
@@ -150,7 +143,7 @@ fn a_tracker_gets_what_the_ring_skips() {
     history(&allocator).start(&RecordOptions::default().without(&Action::ALL));
     history(&allocator).add_tracker(Arc::new(move |entry| log.lock().push(entry.event.action)));
     allocator.free(allocator.take(32 * MIB)).unwrap();
-    caching(&allocator).empty_cache().unwrap();
+    allocator.caching().empty_cache().unwrap();
     let block = [Action::SegmentAlloc, Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
     assert_eq!(heard.lock()[..4], block);
     assert_eq!(heard.lock()[4..], [Action::SegmentFree]);
@@ -163,7 +156,7 @@ fn a_tracker_gets_what_the_ring_skips() {
 fn a_tracker_may_do_everything_inside_a_call_for_memory() {
     for (conf, driver) in CONFS.into_iter().flat_map(|conf| [(conf, host()), (conf, sim(GIB))]) {
         let allocator = build_over(conf, driver);
-        caching(&allocator).set_limit_bytes(Some(GIB));
+        allocator.caching().set_limit_bytes(Some(GIB));
         let registered = register_in(&allocator);
         let (depth, calls) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let (own, inside, count) = (allocator.clone(), Arc::clone(&depth), Arc::clone(&calls));
@@ -174,7 +167,7 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
                 let bytes = (24 + 8 * count.load(Ordering::SeqCst)) * MIB;
                 let before = checked.pages.lock().len();
                 own.free(own.take_on(bytes, StreamId(3))).expect("it is live");
-                caching(&own).empty_cache().expect("it does nothing");
+                own.caching().empty_cache().expect("it does nothing");
                 let _ = own.ask(GIB << 4, StreamId(0)).expect_err("too much");
                 let _ = own.recording().snapshot();
                 assert_eq!(checked.pages.lock().len(), before);
@@ -182,11 +175,11 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
             inside.fetch_sub(1, Ordering::SeqCst);
         }));
         allocator.free(allocator.take(32 * MIB)).unwrap();
-        caching(&allocator).empty_cache().unwrap();
+        allocator.caching().empty_cache().unwrap();
         assert!(calls.load(Ordering::SeqCst) > 2, "{conf}");
         assert_eq!(depth.load(Ordering::SeqCst), 0, "{conf}: no assertion inside failed");
         assert!(history(&allocator).remove_tracker(id));
-        caching(&allocator).empty_cache().unwrap();
+        allocator.caching().empty_cache().unwrap();
         registered.check(conf);
         assert!(registered.pages.lock().is_empty(), "{conf}");
     }
@@ -230,7 +223,7 @@ fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
     *driver.interceptor().go.lock() = Some(go);
     allocator.free(allocator.take(32 * MIB)).unwrap();
     thread::scope(|scope| {
-        let empties = scope.spawn(|| caching(&allocator).empty_cache());
+        let empties = scope.spawn(|| allocator.caching().empty_cache());
         is_stopped.recv().expect("something goes");
         let other = allocator.ask(32 * MIB, StreamId(7));
         allocator.free(other.expect("the memory on its way serves it")).unwrap();

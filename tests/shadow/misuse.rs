@@ -1,6 +1,5 @@
 //! Calls that must be refused, each with its reason, and must change nothing.
 
-use stratalloc::error::FractionError;
 use stratalloc::size::EIB;
 
 use super::runner::{Outcome, Runner, Stale};

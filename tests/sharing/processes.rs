@@ -7,8 +7,6 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout};
 
-use stratalloc::driver::Host;
-
 use super::tools::{SHARED, allocate, engine, forged, shared};
 use crate::common::prelude::*;
 

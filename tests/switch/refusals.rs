@@ -3,7 +3,6 @@
 use std::sync::Mutex;
 
 use stratalloc::allocator::{BaseAllocation, CacheInfo};
-use stratalloc::error::FractionError;
 
 use super::{Bed, Narrow, register};
 use crate::common::prelude::*;
