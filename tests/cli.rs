@@ -17,19 +17,16 @@ mod words;
 use std::io::Write;
 use std::process::Output;
 
-use crate::common::prelude::*;
 use serde_json::Value;
+
+use crate::common::prelude::*;
 
 fn trace(name: &str) -> String {
     format!("{}/tests/traces/{name}.pickle.xz", env!("CARGO_MANIFEST_DIR"))
 }
 
 fn stratalloc() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_stratalloc"));
-    for variable in stratalloc::config::VARIABLES {
-        command.env_remove(variable);
-    }
-    command
+    unconfigured(env!("CARGO_BIN_EXE_stratalloc"))
 }
 
 /// How a run ended and what it printed.

@@ -5,8 +5,9 @@
 #[path = "fuzz_checks/mod.rs"]
 mod checks;
 
-use crate::common::prelude::*;
 use checks::CHECKS;
+
+use crate::common::prelude::*;
 
 /// The most processor time for one input, with room for a build without optimisation.
 const CPU_TIME_MAX: Duration = Duration::from_secs(10);

@@ -1,8 +1,9 @@
 //! The reference of keys in `docs/configuration.md` is what the table of keys contains. With
 //! `STRATALLOC_WRITE_DOCS` set the test writes it instead.
 
-use crate::common::prelude::*;
 use stratalloc::config::{BUILT_IN, Key};
+
+use crate::common::prelude::*;
 
 const BEGIN: &str = "<!-- keys: begin -->\n";
 const END: &str = "<!-- keys: end -->\n";

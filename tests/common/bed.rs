@@ -204,6 +204,11 @@ pub(crate) struct BedOn<D, A = Strategy> {
 /// The same on the simulated device.
 pub(crate) type Bed = BedOn<Sim>;
 
+/// A bed for each kind of segments, one after the other.
+pub(crate) fn beds(total_bytes: u64) -> impl Iterator<Item = Bed> {
+    BOTH.into_iter().map(move |conf| Bed::new(total_bytes, conf))
+}
+
 impl<D, A> Deref for BedOn<D, A> {
     type Target = A;
 

@@ -32,6 +32,15 @@ pub(crate) mod threaded;
 
 pub(crate) use stratalloc::conformance::machine;
 
+/// A program without a configuration in its environment.
+pub(crate) fn unconfigured(program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
+    let mut command = std::process::Command::new(program);
+    for variable in stratalloc::config::VARIABLES {
+        command.env_remove(variable);
+    }
+    command
+}
+
 /// What is wrong, or nothing.
 pub(crate) type Checked = Result<(), String>;
 

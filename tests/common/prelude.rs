@@ -48,7 +48,9 @@ pub(crate) use stratalloc::strategies::{
 pub(crate) use stratalloc::switch::{SwitchError, Switchable};
 
 pub(crate) use super::base::{Base, Breaks};
-pub(crate) use super::bed::{BOTH, Bed, BedOn, FAR, HOME, ROOMY, SIDE, Tested, config, elsewhere};
+pub(crate) use super::bed::{
+    BOTH, Bed, BedOn, FAR, HOME, ROOMY, SIDE, Tested, beds, config, elsewhere,
+};
 pub(crate) use super::dice::Dice;
 pub(crate) use super::folder::Folder;
 pub(crate) use super::law::holds_exactly;
@@ -56,4 +58,4 @@ pub(crate) use super::machine::{Machine, SimMachine};
 pub(crate) use super::plain::plain;
 pub(crate) use super::runs::runs;
 pub(crate) use super::stacks::Counted;
-pub(crate) use super::{Checked, Segments, ensure, ensure_eq, law};
+pub(crate) use super::{Checked, Segments, ensure, ensure_eq, law, unconfigured};

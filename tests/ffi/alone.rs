@@ -1,9 +1,7 @@
 //! PyTorch's way in a process of its own: an environment and a standard error stream for one test.
 
-use std::process::Command;
 use std::ptr::{null, null_mut};
 
-use stratalloc::config::VARIABLES;
 use stratalloc::ffi::{
     Status, Text, stratalloc_create, stratalloc_destroy, stratalloc_set_conf, stratalloc_switch,
     stratalloc_torch_empty_cache, stratalloc_torch_free, stratalloc_torch_handle,
@@ -13,6 +11,7 @@ use stratalloc::registry;
 use stratalloc::strategies::plugin::Callbacks;
 
 use super::{create, last_error, text};
+use crate::common::unconfigured;
 
 /// Set in the processes that tests start.
 const PART: &str = "STRATALLOC_TEST_PART";
@@ -25,10 +24,7 @@ fn is_part() -> bool {
 /// Runs one test of this file in a process with these variables and returns what it wrote to the
 /// standard error stream.
 fn alone(test: &str, variables: &[(&str, &str)]) -> String {
-    let mut command = Command::new(std::env::current_exe().expect("tests are programs"));
-    for variable in VARIABLES {
-        command.env_remove(variable);
-    }
+    let mut command = unconfigured(std::env::current_exe().expect("tests are programs"));
     command.args(["--exact", &format!("alone::{test}"), "--nocapture", "--test-threads=1"]);
     command.env(PART, test).envs(variables.iter().copied());
     let output = command.output().expect("this program can be started again");

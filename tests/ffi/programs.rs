@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::shared_library::shared_library;
+use crate::common::unconfigured;
 
 /// Compiles a program; `None`, and a word, where there is no compiler.
 fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
@@ -28,10 +29,7 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
 }
 
 fn run(program: &Path, arguments: &[&str], device: &str) -> String {
-    let mut command = Command::new(program);
-    for variable in stratalloc::config::VARIABLES {
-        command.env_remove(variable);
-    }
+    let mut command = unconfigured(program);
     // The test runner points this at its own output folder, where an older library may lie, and it
     // goes before the path that the program was linked with.
     command.env_remove("LD_LIBRARY_PATH");

@@ -194,13 +194,8 @@ fn the_command_line_compares_a_library_with_others() {
     let Some((library, _)) = compile("cc", "functions.c", "cli") else { return };
     let text = conf(&library, "alloc_fn:quiet_alloc,free_fn:quiet_free");
     let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces/serve.default.pickle.xz");
-    let run = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_stratalloc"));
-        for variable in stratalloc::config::VARIABLES {
-            command.env_remove(variable);
-        }
-        command.args(args).output().unwrap()
-    };
+    let run =
+        |args: &[&str]| unconfigured(env!("CARGO_BIN_EXE_stratalloc")).args(args).output().unwrap();
     let output = run(&["compare", trace.to_str().unwrap(), "--json", "--conf", &text]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

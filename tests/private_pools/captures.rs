@@ -92,8 +92,7 @@ fn graphs_that_share_a_pool_share_its_memory() {
 
 #[test]
 fn a_capture_that_fails_leaves_nothing_behind() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let (stream, pool) = (bed.stream(), PoolId::next_capture());
         let attempt = || -> Result<(), PoolError> {
             let _scope = bed.capture(stream, pool);
@@ -119,8 +118,7 @@ fn a_capture_that_fails_leaves_nothing_behind() {
 
 #[test]
 fn a_capture_in_the_same_pool_can_be_repeated() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let stream = bed.stream();
         let pool = PoolId::next_user();
         bed.private_pools().create_pool(pool, Default::default()).unwrap();
@@ -167,8 +165,7 @@ fn only_streams_of_the_capture_are_routed_to_its_pool() {
 // with it, and the next request outside frees the block.
 #[test]
 fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let (stream, side) = (bed.stream(), bed.stream());
         let (before, elsewhere) = (bed.take_on(3 * MIB, stream), bed.stream());
         bed.record(&before, elsewhere);
@@ -316,8 +313,7 @@ fn a_use_from_before_the_capture_is_waited_for() {
 
 #[test]
 fn out_of_memory_in_a_capture_is_an_error_that_releases_nothing() {
-    for conf in BOTH {
-        let bed = Bed::new(1 << 30, conf);
+    for bed in beds(1 << 30) {
         let stream = bed.stream();
         bed.give(bed.take_on(900 * MIB, stream));
         let scope = bed.capture(stream, PoolId::next_capture());
@@ -365,8 +361,7 @@ fn a_scope_of_an_unknown_capture_routes_nobody() {
 
 #[test]
 fn the_driver_is_told_of_captures_as_long_as_any_scope_is_open() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let stream = bed.stream();
         let of_thread =
             PoolScope::open(bed.private_pools(), PoolId::next_user(), ScopeFilter::this_thread())

@@ -254,8 +254,7 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_block_can_be_had_at_an_exact_address() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let whole = bed.take(20 * MIB);
         let base = whole.address();
         bed.give(whole);

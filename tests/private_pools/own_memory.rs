@@ -37,8 +37,7 @@ fn options(own: &Arc<Own>) -> PoolOptions {
 // pool has gone. Such pools are never expandable.
 #[test]
 fn segments_come_from_the_pools_own_allocator_and_go_back_to_it() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let own = Arc::new(Own::default());
         let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
         let scope = pool.enter().unwrap();

@@ -43,8 +43,7 @@ fn users_are_counted_by_pools_and_scopes() {
 // A block that outlives its pool keeps its segment until it is freed and memory is released.
 #[test]
 fn a_block_may_outlive_its_pool() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let pool = bed.pool();
         let id = pool.id();
         let scope = pool.enter().unwrap();
@@ -66,8 +65,7 @@ fn a_block_may_outlive_its_pool() {
 // Emptying the cache inside a scope frees nothing of the pool, on four threads at once.
 #[test]
 fn emptying_the_cache_spares_pools_in_use() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let (done, wait) = channel();
         thread::scope(|s| {
             for n in 0..4 {
@@ -132,8 +130,7 @@ fn a_stale_handle_of_a_pool_that_has_gone_is_refused() {
 // A pool that helps out serves a request to the default pool before that fails; others never do.
 #[test]
 fn a_pool_may_help_the_default_pool_out() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         bed.engine().set_memory_fraction(1.0).unwrap();
         let caching: &dyn stratalloc::allocator::Caching = bed.engine();
         caching.set_limit_bytes(Some(80 * MIB));
@@ -229,8 +226,7 @@ fn pressure_in_a_pool_releases_its_own_idle_segments_unless_a_graph_knows_them()
 
 #[test]
 fn the_default_pools_idle_memory_serves_a_pool_under_pressure() {
-    for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
+    for bed in beds(ROOMY) {
         let caching: &dyn stratalloc::allocator::Caching = bed.engine();
         caching.set_limit_bytes(Some(100 * MIB));
         bed.give(bed.take(60 * MIB));

@@ -6,16 +6,19 @@ use super::super::*;
 use super::made;
 use crate::common::prelude::*;
 
-/// The browser, if there is one that starts.
+/// The browser, if there is one that starts; otherwise a word that the test is skipped.
 pub(super) fn chromium() -> Option<PathBuf> {
-    let browser = installed()?;
+    let Some(browser) = installed() else {
+        eprintln!("skipped: no Chromium");
+        return None;
+    };
     let mut blank = Command::new(&browser);
     blank.args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
     let started = blank.args(["--dump-dom", "about:blank"]).output();
     if started.is_ok_and(|output| output.status.success()) {
         return Some(browser);
     }
-    eprintln!("{} does not start", browser.display());
+    eprintln!("skipped: {} does not start", browser.display());
     None
 }
 
@@ -137,10 +140,7 @@ const MACHINERY: [&str; 6] =
 
 #[test]
 fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
-    let Some(browser) = chromium() else {
-        eprintln!("skipped: no Chromium");
-        return;
-    };
+    let Some(browser) = chromium() else { return };
     let folder = Folder::new("browser");
     let shipped = ["serve.default", "unet.frac045"].map(trace);
     let made = [
@@ -192,10 +192,7 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
 
 #[test]
 fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
-    let Some(browser) = chromium() else {
-        eprintln!("skipped: no Chromium");
-        return;
-    };
+    let Some(browser) = chromium() else { return };
     let folder = Folder::new("windows");
     let page = folder.path("page.html");
     let (failed, late) =
@@ -227,10 +224,7 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
 /// The same for recordings that are not shipped: `STRATALLOC_RECORDINGS` names a folder.
 #[test]
 fn pages_of_recordings_from_elsewhere_answer_too() {
-    let Some(browser) = chromium() else {
-        eprintln!("skipped: no Chromium");
-        return;
-    };
+    let Some(browser) = chromium() else { return };
     for path in &recordings_from_elsewhere(&[".pickle", ".json", ".csv"]) {
         let folder = Folder::new("elsewhere");
         let page = folder.path("page.html");
