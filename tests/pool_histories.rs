@@ -508,21 +508,21 @@ macro_rules! on_every_device {
             #[test]
             fn pools_of_fixed_segments() {
                 if let Some(_turn) = $turn {
-                    histories(runs(100), 150, |ops| run::<$base>(Segments::Fixed, ops));
+                    histories(runs(50), 150, |ops| run::<$base>(Segments::Fixed, ops));
                 }
             }
 
             #[test]
             fn pools_of_expandable_segments() {
                 if let Some(_turn) = $turn {
-                    histories(runs(100), 150, |ops| run::<$base>(Segments::Expandable, ops));
+                    histories(runs(50), 150, |ops| run::<$base>(Segments::Expandable, ops));
                 }
             }
 
             #[test]
             fn pools_while_segments_switch() {
                 if let Some(_turn) = $turn {
-                    histories(runs(200), 150, |ops| run::<$base>(Segments::Switching, ops));
+                    histories(runs(100), 150, |ops| run::<$base>(Segments::Switching, ops));
                 }
             }
 
