@@ -39,7 +39,7 @@ const _: () = assert!(OWN_SEGMENT_MIN_BYTES.is_multiple_of(OWN_SEGMENT_ROUND_BYT
 /// The two kinds of pool: requests up to 1 MiB and those above it never share a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PoolKind {
-    /// Rounded requests up to [`SMALL_REQUEST_MAX_BYTES`].
+    /// Rounded requests up to 1 MiB.
     Small,
     /// Everything larger.
     Large,
@@ -58,7 +58,7 @@ impl PoolKind {
 
     /// The pool of a segment of `size_bytes`, where nothing else names it: small ones have one size.
     #[must_use]
-    pub(crate) const fn of_segment(size_bytes: u64) -> Self {
+    pub const fn of_segment(size_bytes: u64) -> Self {
         if size_bytes <= SMALL_SEGMENT_BYTES { Self::Small } else { Self::Large }
     }
 

@@ -66,7 +66,7 @@ impl Strategy {
     /// # Errors
     ///
     /// [`NoCache`] when the strategy keeps none.
-    pub(crate) fn caching_or_refuse(&self) -> Result<&dyn Caching, NoCache> {
+    pub fn caching_or_refuse(&self) -> Result<&dyn Caching, NoCache> {
         self.control().caching.ok_or_else(|| NoCache { name: self.name().to_owned() })
     }
 

@@ -64,11 +64,11 @@ impl TorchVersion {
     /// 2.11: the version of recordings that show no sign of a newer one.
     pub(crate) const V2_11: Self = Self { minor: 11 };
     /// 2.12: the first whose entries name a pool.
-    pub(crate) const V2_12: Self = Self { minor: 12 };
+    pub const V2_12: Self = Self { minor: 12 };
     /// 2.13: the first whose settings name `max_round_threshold`.
-    pub(crate) const V2_13: Self = Self { minor: 13 };
+    pub const V2_13: Self = Self { minor: 13 };
     /// 2.14: the first that records pinned memory.
-    pub(crate) const V2_14: Self = Self { minor: 14 };
+    pub const V2_14: Self = Self { minor: 14 };
 
     /// Returns the version 2.`minor`.
     pub(super) const fn minor(minor: u8) -> Self {
@@ -88,7 +88,7 @@ impl TorchVersion {
 
     /// Makes this the version that `compat:pytorch` means in this process, in configurations that are parsed
     /// from now on.
-    pub(crate) fn set_running(self) {
+    pub fn set_running(self) {
         RUNNING.store(self.minor, Ordering::Relaxed);
     }
 

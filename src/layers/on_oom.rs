@@ -2,7 +2,7 @@
 //! that would have served the program. The keys `snapshot_on_oom` and `advise_on_oom` put it around all other
 //! layers.
 //!
-//! Both happen on the thread of the request, with no lock held, and at most [`TIMES_MAX`] times for an
+//! Both happen on the thread of the request, with no lock held, and at most four times for an
 //! allocator: a program that meets the end of the memory again and again is not held up each time.
 
 use std::ffi::OsString;

@@ -47,7 +47,7 @@ pub trait Source: fmt::Debug + Send + Sync {
 /// What is asked of the system beside the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SystemOptions {
-    /// Blocks of at least [`HUGE_PAGE_BYTES`] shall be made of transparent huge pages.
+    /// Blocks of at least 2 MiB shall be made of transparent huge pages.
     pub huge_pages: bool,
     /// Mappings shall lie on this node if it has room. `None`: near the thread that touches them first.
     pub numa_node: Option<u32>,
