@@ -161,7 +161,7 @@ impl RoundupDivisions {
 
     /// The divisions that apply to a request of `bytes` (at least 1).
     #[must_use]
-    pub const fn for_size(&self, bytes: u64) -> u64 {
+    pub(crate) const fn for_size(&self, bytes: u64) -> u64 {
         let interval = (bytes.ilog2() as usize).saturating_sub(20);
         let last = Self::INTERVALS - 1;
         self.divisions[if interval < last { interval } else { last }]

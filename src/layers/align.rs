@@ -9,7 +9,7 @@ use crate::allocator::DeviceAllocator;
 use crate::error::{DriverError, DriverErrorKind};
 
 /// See the [module](self).
-pub type Aligned<A> = Shifted<A, Align>;
+pub(crate) type Aligned<A> = Shifted<A, Align>;
 
 /// The alignment.
 #[derive(Clone, Copy, Debug)]

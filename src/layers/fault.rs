@@ -12,7 +12,7 @@ use crate::config::FaultSetting;
 use crate::error::{AllocResult, OutOfMemory};
 
 /// See the [module](self).
-pub type Faulting<A> = Watched<A, Faults>;
+pub(crate) type Faulting<A> = Watched<A, Faults>;
 
 /// When requests fail, and how many there were.
 #[derive(Debug)]

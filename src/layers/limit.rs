@@ -11,7 +11,7 @@ use crate::error::{AllocError, AllocResult, OutOfMemory};
 use crate::sync::Quota;
 
 /// See the [module](self).
-pub type Limited<A> = Watched<A, Limit>;
+pub(crate) type Limited<A> = Watched<A, Limit>;
 
 /// The limit and what is held.
 #[derive(Debug)]

@@ -30,7 +30,7 @@ use crate::ids::{OwnerId, StreamId, ThreadNumber};
 use crate::live_blocks::{Live, Sharded};
 
 /// See the [module](self).
-pub type Logged<A> = Watched<A, Log>;
+pub(crate) type Logged<A> = Watched<A, Log>;
 
 /// The first line of a file.
 pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";

@@ -14,7 +14,7 @@ use crate::error::{AllocError, AllocResult, OutOfMemory};
 use crate::threads::Region;
 
 /// See the [module](self).
-pub type Retrying<A> = Watched<A, Retry>;
+pub(crate) type Retrying<A> = Watched<A, Retry>;
 
 /// Called with the request, the report and the number of the attempt that failed (from 1); says whether
 /// to ask again.

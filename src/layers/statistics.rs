@@ -15,7 +15,7 @@ use crate::size::PoolKind;
 use crate::stats::{Counter, PerPool, Statistics, Usage, signed};
 
 /// See the [module](self).
-pub type Counted<A> = Watched<A, Count>;
+pub(crate) type Counted<A> = Watched<A, Count>;
 
 /// The counters of this layer.
 #[derive(Debug, Default)]

@@ -187,7 +187,7 @@ impl Usage {
 
     /// Those of two allocators together.
     #[must_use]
-    pub fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             live_blocks: self.live_blocks + other.live_blocks,
             allocated_bytes: self.allocated_bytes + other.allocated_bytes,

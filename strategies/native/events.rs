@@ -172,7 +172,7 @@ impl Engine {
     ///
     /// [`DriverError`] when an event cannot be queried; its block goes on waiting.
     #[cold]
-    pub fn poll_events(&self) -> Result<(), DriverError> {
+    pub(crate) fn poll_events(&self) -> Result<(), DriverError> {
         self.events.try_poll(&*self.driver, |block| self.pass(block))
     }
 
