@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 import stratalloc
@@ -193,6 +194,8 @@ class Hooks(unittest.TestCase):
                 tracker = allocator.add_tracker(lambda entry: heard.append(entry["stream"]))
                 allocator.remove_tracker(tracker)
                 gc.collect()
+                # Without it this loop keeps the interpreter from the threads for minutes.
+                time.sleep(0.001)
             self.assertTrue(set(heard) <= {1, 2, 3})
             self.assertEqual(allocator.usage()["allocated"], 0)
 
