@@ -341,18 +341,17 @@ pub struct OutOfMemory {
     /// Of what is free, so much is in private pools.
     pub cached_private_bytes: u64,
     /// What is free for each stream and pool that has something, the one with the largest range first; at
-    /// most [`FREE_MAX`](Self::FREE_MAX).
+    /// most 5.
     pub free: Vec<FreeRanges>,
     /// Freed by the caller, but still used by other streams' unfinished work.
     pub draining_bytes: u64,
     /// What the driver said, if it was asked and refused.
     pub driver: Option<DriverError>,
-    /// Processes that hold most of the device, the largest first; at most
-    /// [`HOLDERS_MAX`](Self::HOLDERS_MAX). Empty when the driver was not asked for memory, or cannot
-    /// tell who holds it.
+    /// Processes that hold most of the device, the largest first; at most 5. Empty when the driver was not
+    /// asked for memory, or does not list the processes.
     pub holders: Vec<Holder>,
-    /// Who holds most of what is in callers' hands, the largest first; at most [`LIVE_MAX`](Self::LIVE_MAX).
-    /// Empty unless the history records stacks, or names of scopes.
+    /// Who holds most of what is in callers' hands, the largest first; at most 10. Empty unless the history
+    /// records stacks, or names of scopes.
     pub live: Vec<LiveBytes>,
     /// The configuration in force, as far as it differs from the defaults.
     pub configuration: Option<String>,
@@ -417,18 +416,18 @@ pub struct Holder {
 impl Holder {
     /// Whether it has this process's number.
     #[must_use]
-    pub fn is_this_process(&self) -> bool {
+    pub(crate) fn is_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 }
 
 impl OutOfMemory {
     /// The most processes that a report names.
-    pub const HOLDERS_MAX: usize = 5;
+    pub(crate) const HOLDERS_MAX: usize = 5;
     /// The most streams and pools whose free memory is described.
-    pub const FREE_MAX: usize = 5;
+    pub(crate) const FREE_MAX: usize = 5;
     /// The most holders of live bytes.
-    pub const LIVE_MAX: usize = 10;
+    pub(crate) const LIVE_MAX: usize = 10;
 
     /// The report of a failed request for `bytes` on `stream` that nothing else is known of yet. What is
     /// left at 0 is not spoken of.

@@ -113,7 +113,7 @@ pub struct HookId(pub u64);
 impl HookId {
     /// A number that no other hook of this process has.
     #[must_use]
-    pub fn next() -> Self {
+    pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
@@ -130,7 +130,7 @@ impl ThreadNumber {
     /// Returns the calling thread's number: 1, 2, .. in the order of first calls.
     #[inline]
     #[must_use]
-    pub fn current() -> Self {
+    pub(crate) fn current() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         thread_local! {
             static OWN: Cell<u64> = const { Cell::new(0) };

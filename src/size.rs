@@ -65,7 +65,7 @@ impl PoolKind {
     /// 0 for small and 1 for large, to index tables by kind.
     #[inline]
     #[must_use]
-    pub const fn index(self) -> usize {
+    pub(crate) const fn index(self) -> usize {
         self as usize
     }
 
@@ -144,7 +144,7 @@ impl RoundupDivisions {
     /// How many power-of-two intervals have a setting of their own.
     pub(crate) const INTERVALS: usize = 16;
     /// No interval is divided.
-    pub const OFF: Self = Self { divisions: [0; Self::INTERVALS], any: false };
+    pub(crate) const OFF: Self = Self { divisions: [0; Self::INTERVALS], any: false };
 
     /// Divisions per interval, or `None` when one of them is neither 0 nor a power of two.
     #[must_use]

@@ -72,7 +72,7 @@ impl Config {
     /// Returns the first version of PyTorch whose own allocator accepts the string of this configuration,
     /// `compat` aside: it has every key that the string sets. `None` if PyTorch lacks one of them.
     #[must_use]
-    pub fn oldest_torch(&self) -> Option<TorchVersion> {
+    pub(crate) fn oldest_torch(&self) -> Option<TorchVersion> {
         // Before 2.10 the value had to be larger than 20.
         let is_least = self.settings.max_split_bytes == Some(20 * MIB);
         let least = if is_least { TorchVersion::minor(10) } else { TorchVersion::V2_1 };
@@ -126,7 +126,7 @@ impl KeyTable {
 
     /// The users' keys.
     #[must_use]
-    pub fn extra(&self) -> &[UserKey] {
+    pub(crate) fn extra(&self) -> &[UserKey] {
         &self.extra
     }
 
@@ -139,7 +139,7 @@ impl KeyTable {
 
     /// Whether a key or another name of a key is called this.
     #[must_use]
-    pub fn knows(&self, name: &str) -> bool {
+    pub(crate) fn knows(&self, name: &str) -> bool {
         self.look_up(name).is_some()
     }
 

@@ -28,7 +28,7 @@ pub struct LiveReport {
     pub bytes: u64,
     /// How many blocks.
     pub blocks: u64,
-    /// The largest holders, the largest first; at most [`HOLDERS_MAX`](Self::HOLDERS_MAX). Blocks of which
+    /// The largest holders, the largest first; at most 16. Blocks of which
     /// nobody knows who asked have no frames.
     pub holders: Vec<LiveBytes>,
     /// How many others there are.
@@ -41,9 +41,9 @@ pub struct LiveReport {
 
 impl LiveReport {
     /// The most holders that are told one by one.
-    pub const HOLDERS_MAX: usize = 16;
+    pub(crate) const HOLDERS_MAX: usize = 16;
     /// The most frames that are told of each.
-    pub const FRAMES_MAX: usize = 8;
+    pub(crate) const FRAMES_MAX: usize = 8;
 }
 
 impl fmt::Display for LiveReport {

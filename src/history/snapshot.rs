@@ -119,7 +119,7 @@ impl Snapshot {
 
     /// Both, in address order, with the entries of this one: for allocators that share a history.
     #[must_use]
-    pub fn with_segments_of(mut self, other: Self) -> Self {
+    pub(crate) fn with_segments_of(mut self, other: Self) -> Self {
         self.segments.extend(other.segments);
         self.segments.sort_by_key(|segment| segment.layout.address);
         self

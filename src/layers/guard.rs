@@ -26,11 +26,11 @@ pub type Guarded<A> = Shifted<A, Guard>;
 pub(crate) const GUARD_BYTES: u64 = GUARD_LEN as u64;
 const GUARD_LEN: usize = 512;
 /// What guards are filled with.
-pub const GUARD: u8 = 0xA5;
+pub(crate) const GUARD: u8 = 0xA5;
 /// What fresh memory is filled with.
-pub const FRESH: u8 = 0xCB;
+pub(crate) const FRESH: u8 = 0xCB;
 /// What freed memory is filled with.
-pub const FREED: u8 = 0xDD;
+pub(crate) const FREED: u8 = 0xDD;
 
 /// On which side of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -204,8 +204,8 @@ impl CpuAllocator {
     /// Forgets a live block, because somebody else will free its memory. Call it before the memory is
     /// freed: afterwards the system may have given the address to another instance. The memory comes
     /// along: hand it to the source's [`give`](Source::give) to give it back after all, or to
-    /// `std::mem::forget` when its new holder frees it: with the C library's `free` below
-    /// [`MAPPING_MIN_BYTES`](system::MAPPING_MIN_BYTES), above it with `munmap`.
+    /// `std::mem::forget` when its new holder frees it: with the C library's `free` below 1 MiB, from
+    /// there on with `munmap`.
     ///
     /// # Errors
     ///

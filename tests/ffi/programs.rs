@@ -18,13 +18,16 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
     let library = shared_library();
     let folder = library.parent().expect("files lie in folders");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(source.replace('.', "-"));
+    // Another process may run the same tests, and a program that runs cannot be written: it is replaced.
+    let own = program.with_extension(std::process::id().to_string());
     let mut command = Command::new(compiler);
     command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]).args(more);
     command.arg("-I").arg(root.join("include")).arg(root.join("tests/ffi").join(source));
     command.arg("-L").arg(folder).arg("-lstratalloc").arg("-ldl");
-    command.arg(format!("-Wl,-rpath,{}", folder.display())).arg("-o").arg(&program);
+    command.arg(format!("-Wl,-rpath,{}", folder.display())).arg("-o").arg(&own);
     let output = command.output().expect("the compiler was there a moment ago");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(own, &program).expect("a file takes another's place");
     Some(program)
 }
 

@@ -93,10 +93,14 @@ mod guards {
     use stratalloc::config::Settings;
     use stratalloc::driver::host::HostOptions;
     use stratalloc::driver::{Driver, Host};
-    use stratalloc::layers::guard::{self, Damage, FREED, FRESH, GUARD, Side};
+    use stratalloc::layers::guard::{self, Damage, Side};
     use stratalloc::strategies::native::{Engine, EngineOptions};
 
     use super::*;
+
+    const GUARD: u8 = 0xA5;
+    const FRESH: u8 = 0xCB;
+    const FREED: u8 = 0xDD;
 
     struct Bed {
         host: Arc<Host>,

@@ -21,7 +21,7 @@ pub use block::{Fill, SystemBlock};
 pub use usage::memory_info;
 
 /// Blocks of this size or more are mappings of their own, where the system has mappings.
-pub const MAPPING_MIN_BYTES: u64 = 1 << 20;
+pub(crate) const MAPPING_MIN_BYTES: u64 = 1 << 20;
 /// Blocks of this size or more can be made of huge pages.
 pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
