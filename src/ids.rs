@@ -1,24 +1,24 @@
-//! A type for each kind of number that names something, so that the compiler refuses a stream
-//! where a pool belongs.
+//! A type for each kind of id, so that a stream cannot be passed where a pool is expected.
 
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Ordinal of a device, as the driver counts them.
+/// Ordinal of a device, as the driver numbers devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
 /// A stream: the driver's raw handle as a number. 0 is the default stream.
 ///
-/// Streams are ordered by this value wherever an order over streams is needed, as in PyTorch.
+/// Where an order over streams is needed, they are ordered by this value, as in PyTorch.
 ///
-/// CUDA's per-thread default stream is 2 on every thread, and another stream on each: see
-/// [`Driver::is_per_thread_stream`](crate::driver::Driver::is_per_thread_stream). Allocators take such a
-/// number to mean the calling thread's own stream. A free comes behind the work of the thread that
-/// frees, so free a block on the thread whose work used it last, or first make that thread's stream
-/// wait for the others' work. Allocators that cache hand the block to another thread only when the
-/// work before the free has finished; those over stream-ordered pools free on the freeing thread's stream.
+/// CUDA's per-thread default stream is number 2, and means a different stream on each thread: see
+/// [`Driver::is_per_thread_stream`](crate::driver::Driver::is_per_thread_stream). Allocators take the
+/// number to mean the calling thread's own stream. A free is ordered after the work of the freeing
+/// thread only. So free a block on the thread whose work used it last, or first make that thread's
+/// stream wait for the other threads' work. Caching allocators reuse the block on another thread only
+/// after the work before the free has finished. Allocators over stream-ordered pools free on the freeing
+/// thread's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "replay", derive(serde::Serialize))]
 pub struct StreamId(pub u64);
@@ -28,36 +28,36 @@ impl StreamId {
     pub const DEFAULT: Self = Self(0);
 }
 
-/// An event, as its driver names it.
+/// An event: the driver's number for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u64);
 
-/// A pool: (0, 0) is the default one, (n, 0) pools of graph captures, (0, n) pools of users.
+/// A pool: (0, 0) is the default pool, (n, 0) are pools of graph captures, (0, n) are pools of users.
 ///
 /// Source: PyTorch's `MempoolId_t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId {
-    /// Number of a graph capture's pool, or 0.
+    /// Number of a capture's pool, or 0.
     pub capture: u64,
     /// Number of a user's pool, or 0.
     pub user: u64,
 }
 
 impl PoolId {
-    /// The pool that serves every request that no scope routes elsewhere.
+    /// The pool for all requests that no scope routes elsewhere.
     pub const DEFAULT: Self = Self { capture: 0, user: 0 };
 
-    /// Nobody's: the home of heaps that wait for a pool.
+    /// The id of no pool: that of empty heaps that wait for a pool.
     pub(crate) const NOBODY: Self = Self { capture: u64::MAX, user: u64::MAX };
 
-    /// An id for a user's pool that no other pool of this process has.
+    /// Returns an id for a user's pool that no other pool of this process has.
     #[must_use]
     pub fn next_user() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self { capture: 0, user: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// An id for a capture's pool that no other pool of this process has.
+    /// Returns an id for a capture's pool that no other pool of this process has.
     #[must_use]
     pub fn next_capture() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -65,19 +65,19 @@ impl PoolId {
     }
 }
 
-/// Names one allocator in this process. A free is routed by it, and a handle that belongs to
-/// another allocator is refused by it.
+/// Identifies one allocator in this process. Frees are routed by it, and an allocator refuses handles of
+/// another one by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(u32);
 
 static NEXT_OWNER: AtomicU32 = AtomicU32::new(1);
 
 impl OwnerId {
-    /// A number no other allocator of this process has.
+    /// Returns a number that no other allocator of this process has.
     ///
     /// # Panics
     ///
-    /// After 2^32 - 1 allocators: a reused number would let one allocator free another's blocks.
+    /// After 2^32 - 1 allocators. With a reused number one allocator could free another's blocks.
     #[must_use]
     pub fn next() -> Self {
         let after = |n: u32| n.checked_add(1);
@@ -85,33 +85,33 @@ impl OwnerId {
         Self(taken.expect("owner numbers are never reused"))
     }
 
-    /// The first of `count` numbers in a row that no other allocator has; `None` when half of all
-    /// numbers are gone: the rest is for those who need one only.
+    /// Returns the first of `count` consecutive numbers that no other allocator has. Returns `None` when
+    /// half of all numbers are used: the rest is kept for callers of [`next`](Self::next).
     pub(crate) fn next_row(count: u32) -> Option<Self> {
         const END: u32 = u32::MAX / 2;
         let after = |n: u32| n.checked_add(count).filter(|after| *after <= END);
         NEXT_OWNER.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).ok().map(Self)
     }
 
-    /// The allocator with this number, which [`next_row`](Self::next_row) gave out.
+    /// Returns the owner with a number that [`next_row`](Self::next_row) reserved.
     #[inline]
     pub(crate) const fn numbered(number: u32) -> Self {
         Self(number)
     }
 
-    /// The number, for messages.
+    /// Returns the number, for messages.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
     }
 }
 
-/// Names a hook that was added to an allocator, to remove it.
+/// Identifies a hook that was added to an allocator, in order to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HookId(pub u64);
 
 impl HookId {
-    /// A number that no other hook of this process has.
+    /// Returns a number that no other hook of this process has.
     #[must_use]
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -119,15 +119,15 @@ impl HookId {
     }
 }
 
-/// A number of a thread, which no other thread of this process has or had.
+/// The number of a thread. No other thread of this process has or had it.
 ///
-/// Unlike [`std::thread::ThreadId`] it can be read until the very end of the thread, also in the destructors
-/// of C++ `thread_local`s and of pthread keys.
+/// Unlike [`std::thread::ThreadId`] it can be read until the very end of the thread, including in
+/// destructors of C++ `thread_local`s and of pthread keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ThreadNumber(u64);
 
 impl ThreadNumber {
-    /// Returns the calling thread's number: 1, 2, .. in the order of first calls.
+    /// Returns the calling thread's number: 1, 2, .. in the order in which threads first call this.
     #[inline]
     #[must_use]
     pub(crate) fn current() -> Self {
@@ -141,7 +141,7 @@ impl ThreadNumber {
         Self(OWN.get())
     }
 
-    /// Returns 32 bits of it: enough to order two entries of one nanosecond.
+    /// Returns its low 32 bits: enough to order two entries with the same nanosecond.
     pub(crate) fn low_half(self) -> u32 {
         let [a, b, c, d, ..] = self.0.to_le_bytes();
         u32::from_le_bytes([a, b, c, d])

@@ -1,10 +1,10 @@
-//! Values of one thread that stay usable until the very end of the thread.
+//! Thread-local values that stay usable until the very end of the thread.
 //!
-//! A thread may free memory in the last of its destructors: that of a C++ `thread_local`, or of a pthread
-//! key. A thread-local of Rust with a destructor is gone by then, and to use it panics, as does
-//! `std::thread::current`. The values here have no destructor. What they own is freed by the code that put
-//! it there: a list that has become empty owns no memory. The number of a thread is
-//! [`ThreadNumber`](crate::ids::ThreadNumber); `tests/tidy.rs` keeps other thread-locals out.
+//! A thread may free memory in its last destructors: those of C++ `thread_local`s and of pthread keys. A
+//! Rust thread-local with a destructor is already destroyed then. Its use panics, and so does
+//! `std::thread::current`. The values here have no destructor. The code that stores a value also removes
+//! it, and an empty list owns no memory. For the number of a thread see
+//! [`ThreadNumber`](crate::ids::ThreadNumber). `tests/tidy.rs` forbids other thread-locals.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A thread-local value without a destructor: the owner empties it before the thread ends.
+/// A thread-local value without a destructor. Its user must empty it before the thread ends.
 pub(crate) struct Lasting<T>(Cell<ManuallyDrop<T>>);
 
 impl<T: Default> Lasting<T> {
@@ -20,17 +20,18 @@ impl<T: Default> Lasting<T> {
         Self(Cell::new(ManuallyDrop::new(value)))
     }
 
-    /// Stores a value and returns the one before.
+    /// Stores a value and returns the previous one.
     pub(crate) fn replace(&self, value: T) -> T {
         ManuallyDrop::into_inner(self.0.replace(ManuallyDrop::new(value)))
     }
 
-    /// Takes the value out.
+    /// Returns the value and stores the default.
     pub(crate) fn take(&self) -> T {
         self.replace(T::default())
     }
 
-    /// Reads or changes the value. What `act` calls must not use it: the default is in its place.
+    /// Runs `act` on the value. During `act` the default is stored in its place, so `act` must not use
+    /// it again.
     fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> R {
         let mut value = self.take();
         let answer = act(&mut value);
@@ -47,12 +48,12 @@ impl<T: Clone> Lasting<Option<T>> {
 }
 
 impl<T> Lasting<Vec<T>> {
-    /// Reads the list.
+    /// Runs `read` on the list.
     pub(crate) fn read<R>(&self, read: impl FnOnce(&[T]) -> R) -> R {
         self.with(|list| read(list))
     }
 
-    /// Changes the list, and frees its memory if it has become empty.
+    /// Runs `change` on the list, and frees its memory if it is empty then.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Vec<T>) -> R) -> R {
         self.with(|list| {
             let answer = change(list);
@@ -65,15 +66,15 @@ impl<T> Lasting<Vec<T>> {
 }
 
 thread_local! {
-    /// The regions that this thread is inside of, the innermost last.
+    /// The regions that the calling thread is inside of, the innermost last.
     static INSIDE: Lasting<Vec<u64>> = const { Lasting::new(Vec::new()) };
 }
 
-/// A part of the code that a thread is inside of for a while, for one object: its callbacks, say.
+/// A region of code, such as the callbacks of one object, that a thread enters and leaves.
 #[derive(Debug)]
 pub(crate) struct Region(u64);
 
-/// Keeps the thread inside of a region. Dropped on the same thread.
+/// Guard: the thread is inside the region until this is dropped, on the same thread.
 #[derive(Debug)]
 pub(crate) struct Inside<'r> {
     region: &'r Region,
@@ -81,7 +82,7 @@ pub(crate) struct Inside<'r> {
 }
 
 impl Default for Region {
-    /// A region of one object.
+    /// Creates a region for one object.
     fn default() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -94,17 +95,17 @@ impl Region {
         self.0
     }
 
-    /// Counts how often the calling thread has entered the region without leaving it.
+    /// Returns how often the calling thread has entered the region without leaving it.
     pub(crate) fn depth(&self) -> usize {
         INSIDE.with(|inside| inside.read(|all| all.iter().filter(|id| **id == self.0).count()))
     }
 
-    /// Whether the calling thread is inside of it.
+    /// Returns whether the calling thread is inside the region.
     pub(crate) fn is_here(&self) -> bool {
         self.depth() > 0
     }
 
-    /// Enters it until the result is dropped.
+    /// Enters the region until the returned guard is dropped.
     #[must_use = "dropping it leaves the region"]
     pub(crate) fn enter(&self) -> Inside<'_> {
         INSIDE.with(|inside| inside.change(|all| all.push(self.0)));

@@ -1,10 +1,11 @@
-//! The driver's calls: the methods of the driver's traits that can fail, in one table.
+//! The table of driver calls: all methods of the driver's traits that can fail.
 //!
-//! `calls! { Trait then with.. }` passes the calls of one trait to the macro `then`, behind `with..`;
-//! everything that needs a list of the calls is written from it. An entry is the name in [`Call`] and the
-//! signature. `stream: StreamId as stream` is an argument that an interceptor translates with its method
-//! `stream`. A file that uses the table imports the types of the signatures. Methods that cannot fail
-//! (`info`, `granularity_bytes`, the accessors of parts) are no calls.
+//! `calls! { Trait then with.. }` passes the calls of one trait to the macro `then`, after the tokens
+//! `with..`. All code that needs a list of the calls is generated from it. An entry is the variant of
+//! [`Call`] and the signature. In `stream: StreamId as stream`, `as stream` names the method of an
+//! interceptor that translates the argument. A file that uses the table imports the types of the
+//! signatures. Methods that cannot fail (`info`, `granularity_bytes`, the accessors of parts) are not in
+//! it.
 
 use std::sync::Arc;
 
@@ -110,8 +111,8 @@ macro_rules! calls {
 }
 pub(super) use calls;
 
-/// `forward! { via; calls }` writes these methods of a trait: each is `via(self, call, act)`, where `act`
-/// calls the method of the same name on its argument.
+/// `forward! { via; calls }` generates the methods of a trait. Each is `via(self, call, act)`, where
+/// `act` calls the method of the same name on its argument.
 macro_rules! forward {
     ($via:expr; $($variant:ident $name:ident(
         $($arg:ident: $type:ty $(as $meaning:ident)?),*
@@ -170,11 +171,11 @@ macro_rules! enumerate {
 enumerate! { [Driver VirtualMemory Fabric MemoryPools Ipc Peers Capture Processes] }
 
 impl Call {
-    /// The call of that name.
+    /// Returns the call with this name.
     ///
     /// # Panics
     ///
-    /// When no call has that name: a misspelt name in a test would otherwise never match.
+    /// When no call has that name. Otherwise a misspelt name in a test would never match.
     pub(crate) fn named(name: &str) -> Self {
         Self::ALL
             .into_iter()

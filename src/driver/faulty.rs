@@ -1,8 +1,9 @@
-//! A driver that fails the k-th call, to show that whoever uses it gives nothing away half done.
+//! A driver that fails the k-th call, to test that its users recover from errors.
 //!
-//! A call that is made to fail never reaches the inner driver. A test counts the calls of some work
-//! once, then does the work once for each index with a plan that fails there. Questions that cannot
-//! fail (`info`, `granularity_bytes`, which parts there are) are neither counted nor failed.
+//! A call that is made to fail never reaches the inner driver. A test first counts the calls of an
+//! operation. Then it runs the operation once for each index with a plan that fails that call. Methods
+//! that cannot fail (`info`, `granularity_bytes`, the accessors of parts) are neither counted nor
+//! failed.
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -11,24 +12,24 @@ use super::intercept::{Intercepted, Interceptor};
 use super::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
 
-/// Which calls fail, and how.
+/// Which calls fail, and with which error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
     /// The index of the call, counted from 0 since the plan was armed. With `only`, calls of other
     /// names do not count.
     pub at: u64,
-    /// The kind of error it reports.
+    /// The kind of the error.
     pub kind: DriverErrorKind,
-    /// Whether every call from then on fails, not just this one.
+    /// Whether every later call fails too.
     pub repeat: bool,
-    /// The one method that fails, by its name in the driver traits. `None`: any.
+    /// Name of the only method that fails, as in the driver traits. `None`: any method.
     pub only: Option<&'static str>,
 }
 
-/// A driver that fails as planned; everything else is `D`'s.
+/// A driver that fails as planned.
 pub type Faulty<D> = Intercepted<D, Faults>;
 
-/// What a [`Faulty`] driver counts, and which calls it makes fail.
+/// The plan and the counters of a [`Faulty`] driver.
 #[derive(Debug, Default)]
 pub struct Faults(Mutex<State>);
 
@@ -40,13 +41,13 @@ struct State {
 }
 
 impl<D: Driver> Intercepted<D, Faults> {
-    /// Wraps a driver. Nothing fails before [`arm`](Self::arm), but calls are counted.
+    /// Wraps a driver. Calls are counted, and none fails before [`arm`](Self::arm).
     #[must_use]
     pub fn new(inner: D) -> Self {
         Self::with(inner, Faults::default())
     }
 
-    /// Makes a plan the current one and counts calls and failures from 0 again.
+    /// Sets the plan and counts calls and failures from 0 again.
     ///
     /// # Panics
     ///
@@ -58,19 +59,19 @@ impl<D: Driver> Intercepted<D, Faults> {
         *self.state() = State { plan: Some(plan), ..State::default() };
     }
 
-    /// Drops the plan: nothing fails any more, and calls and failures are counted from 0 again.
+    /// Removes the plan, and counts calls and failures from 0 again.
     pub fn disarm(&self) {
         *self.state() = State::default();
     }
 
-    /// Calls that the plan counted since it was armed, failed ones included. Without a plan: all
-    /// calls.
+    /// Returns the number of calls that the plan counted since it was armed, failed ones included.
+    /// Without a plan: of all calls.
     #[must_use]
     pub fn counted_calls(&self) -> u64 {
         self.state().counted
     }
 
-    /// Calls that were made to fail since the plan was armed.
+    /// Returns the number of calls that were made to fail since the plan was armed.
     #[must_use]
     pub fn failed_calls(&self) -> u64 {
         self.state().failed
@@ -82,7 +83,7 @@ impl<D: Driver> Intercepted<D, Faults> {
 }
 
 impl Interceptor for Faults {
-    /// Counts a call and fails it if it is its turn.
+    /// Counts a call and fails it if the plan requires it.
     fn around<T>(
         &self,
         call: &'static str,
@@ -123,7 +124,7 @@ mod tests {
         FaultPlan { at, kind: DriverErrorKind::Other, repeat: false, only: None }
     }
 
-    /// Calls every method that can fail and that the simulated device has, once.
+    /// Calls once each method that can fail and that the simulated device has.
     fn call_all(driver: &dyn Driver) -> Vec<DriverResult<()>> {
         let (stream, event, at) = (StreamId(7), EventId(1), 0x1000);
         let memory = driver.virtual_memory().unwrap();

@@ -1,8 +1,8 @@
-//! Free ranges: addresses of `sim`, and parts of the file that backs pieces of `host`.
+//! Free ranges: of addresses in `sim`, and of the file that backs pieces in `host`.
 
 use std::collections::BTreeMap;
 
-/// Start and size of each range. No two touch.
+/// Start and size of each range. No two ranges touch.
 #[derive(Debug, Default)]
 pub(super) struct FreeRanges(BTreeMap<u64, u64>);
 
@@ -17,7 +17,7 @@ impl FreeRanges {
         Some(start)
     }
 
-    /// Adds a range and joins it with its neighbours. Returns start and end of the whole.
+    /// Adds a range and coalesces it with its neighbours. Returns start and end of the resulting range.
     pub(super) fn give(&mut self, start: u64, size_bytes: u64) -> (u64, u64) {
         let below = self.0.range(..start).next_back();
         let joined = below.filter(|(below, free)| *below + *free == start);

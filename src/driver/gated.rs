@@ -1,12 +1,13 @@
-//! Work held back on purpose: a driver whose streams finish when a recording, or a test, says so.
+//! A driver that holds back the work of streams until a replay or a test lets it run.
 //!
 //! Streams without work finish at once, so a block that other streams used would be free too early. A
-//! [`Brake`] holds them: a gate stands in front of each mark until the mark may be reached. `sim` is
-//! told when work finishes; [`Gated`] gives the same to devices that really run it.
+//! [`Brake`] holds them back: a gate stands in front of each mark until the mark may be reached. `sim`
+//! finishes work when it is told to. [`Gated`] adds gates to a device that really runs the work; on CUDA
+//! the stream waits for a number in pinned memory.
 //!
-//! Nothing waits for ever: a call that waits for the device lets all work go first, as it would have
-//! waited for all of it, and gates that nobody touches for ten seconds open by themselves. That means
-//! that some call waits which was not thought to, and the next [`Brake::finish_all`] says so.
+//! Every wait ends. A call that waits for the device opens all gates first. Gates that are not
+//! touched for ten seconds open by themselves, which means that a call waits that was expected not to.
+//! The next [`Brake::finish_all`] reports that as an error.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,44 +23,44 @@ use super::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{EventId, StreamId};
 
-/// Says when the work of streams finishes.
+/// Controls when the work of streams finishes.
 pub trait Brake: fmt::Debug + Send + Sync {
-    /// Holds back what is submitted to `stream` from now on. Never waits.
+    /// Holds back work that is submitted to `stream` from now on. Never waits.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device cannot; nothing is held then.
+    /// [`DriverError`] when the device cannot. No work is held back then.
     fn hold(&self, stream: StreamId) -> DriverResult<()>;
 
-    /// A name for the point that `stream` has reached. Never waits.
+    /// Marks the current end of `stream` and returns the mark's number. Never waits.
     ///
     /// # Errors
     ///
     /// [`DriverError`] of the device.
     fn mark(&self, stream: StreamId) -> DriverResult<u64>;
 
-    /// Lets work of `stream` go up to a mark of it, and waits until that point is reached.
+    /// Lets the work of `stream` run up to a mark, and waits until that point is reached.
     ///
     /// # Errors
     ///
     /// [`DriverError`] of the device, and when the point is not reached in ten seconds.
     fn finish_until(&self, stream: StreamId, mark: u64) -> DriverResult<()>;
 
-    /// Lets all work go, and waits for what marks were made for.
+    /// Lets all work run, and waits for all marks.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] of the device, and when work had to be let go before its time.
+    /// [`DriverError`] of the device, and when gates opened before their time.
     fn finish_all(&self) -> DriverResult<()>;
 }
 
 /// A driver that can hold back the work of a stream.
 pub trait HoldsWork: Driver {
-    /// Lets the stream go on when it is dropped, which neither waits nor fails.
+    /// A closed gate. Dropping it lets the stream run. The drop neither waits nor fails.
     type Gate: fmt::Debug + Send + 'static;
 
-    /// Holds back what is submitted to `stream` from now on. Never waits. Calls that wait for that work
-    /// wait until another thread drops the gate.
+    /// Holds back work that is submitted to `stream` from now on. Never waits. Calls that wait for that
+    /// work wait until another thread drops the gate.
     ///
     /// # Errors
     ///
@@ -75,10 +76,10 @@ impl<D: HoldsWork + ?Sized> HoldsWork for Arc<D> {
     }
 }
 
-/// How long gates stay closed while nothing happens, and how long an open stream may take.
+/// How long gates stay closed without activity, and how long a stream may take to reach a mark.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Calls during which the device may wait for work that was submitted before.
+/// Calls that may wait for work submitted before.
 const WAITING: [&str; 15] = [
     "free",
     "synchronize_stream",
@@ -97,13 +98,13 @@ const WAITING: [&str; 15] = [
     "enable_access",
 ];
 
-/// A gate in front of a mark.
+/// A gate, or a mark, of a stream.
 #[derive(Debug)]
 struct Held<G> {
     mark: u64,
     /// `None` once it is open.
     gate: Option<G>,
-    /// Recorded behind the gate, if anybody named the point.
+    /// The event recorded behind the gate, if this is a mark.
     event: Option<EventId>,
 }
 
@@ -112,9 +113,9 @@ struct GatedWork<G> {
     held: HashMap<StreamId, VecDeque<Held<G>>>,
     last_mark: u64,
     closed: usize,
-    /// Changes with every gate that is closed or opened.
+    /// Changes whenever gates close or open.
     activity: u64,
-    /// How often gates opened because nothing happened for too long.
+    /// How often gates opened because there was no activity for too long.
     forced: u64,
     ending: bool,
 }
@@ -128,7 +129,7 @@ impl<G> GatedWork<G> {
         self.activity += 1;
     }
 
-    /// Opens the gates of a stream up to a mark, in order, and returns their events.
+    /// Opens the gates of a stream up to a mark, in order. Returns the events of the marks.
     fn open_until(&mut self, stream: StreamId, mark: u64) -> Vec<EventId> {
         let mut events = Vec::new();
         let Some(lane) = self.held.get_mut(&stream) else { return events };
@@ -144,12 +145,12 @@ impl<G> GatedWork<G> {
 #[derive(Debug)]
 struct Shared<G> {
     lanes: Mutex<GatedWork<G>>,
-    /// The first gate was closed, or all is ending.
+    /// Signalled when the first gate was closed, or when the driver is dropped.
     changed: Condvar,
 }
 
 impl<G> Shared<G> {
-    /// Opens gates that nobody touches: a thread's whole work.
+    /// Opens gates without activity. Runs on a thread of its own.
     fn watch(&self, patience: Duration) {
         let mut lanes = self.lanes.lock();
         while !lanes.ending {
@@ -167,10 +168,10 @@ impl<G> Shared<G> {
     }
 }
 
-/// A driver whose work can be held back, and a hand on its brake.
+/// A driver whose work can be held back. It implements [`Brake`].
 pub type Gated<D> = Intercepted<Arc<D>, Gates<D>>;
 
-/// The gates of a [`Gated`] driver. When they go, all work is let go.
+/// The gates of a [`Gated`] driver. They open when it is dropped.
 #[derive(Debug)]
 pub struct Gates<D: HoldsWork> {
     driver: Arc<D>,
@@ -180,7 +181,7 @@ pub struct Gates<D: HoldsWork> {
 }
 
 impl<D: HoldsWork> Intercepted<Arc<D>, Gates<D>> {
-    /// Wraps a driver. Nothing is held before [`Brake::hold`].
+    /// Wraps a driver. No work is held back before [`Brake::hold`].
     #[must_use]
     pub fn new(inner: D) -> Self {
         Self::with_patience(inner, PATIENCE)
@@ -228,8 +229,8 @@ impl<D: HoldsWork> Gates<D> {
         }
     }
 
-    /// Waits for an event behind open gates, and destroys it. A device may run streams behind each
-    /// other that have nothing to do with each other: then the others are let go too.
+    /// Waits for an event behind open gates, and destroys it. A device may run independent streams one
+    /// after the other. If that delays the event too long, all other gates are opened too.
     fn reach(&self, event: EventId) -> DriverResult<()> {
         let begin = Instant::now();
         while !self.driver.query_event(event)? {
@@ -314,7 +315,7 @@ impl<D: HoldsWork> Brake for Gated<D> {
 }
 
 impl<D: HoldsWork> Drop for Gates<D> {
-    /// Lets all work go.
+    /// Opens all gates.
     fn drop(&mut self) {
         let mut lanes = self.lanes();
         lanes.open_all();
@@ -327,7 +328,7 @@ impl<D: HoldsWork> Drop for Gates<D> {
             // It ends without a panic: it only waits and opens gates.
             let _ = watchman.join();
         }
-        // A driver that fails now keeps what it has; there is nobody to tell.
+        // A failed call leaks the event. A drop cannot report it.
         events.into_iter().for_each(|event| drop(self.driver.destroy_event(event)));
     }
 }

@@ -1,39 +1,40 @@
-//! What a driver has given out and not taken back, for tests that look for leaks.
+//! Resources that callers of a driver hold, for tests that look for leaks.
 //!
-//! `sim` and `host` count for themselves, so tests that run beside each other in one process do not
-//! disturb each other's numbers. No part of the contract: a real device cannot tell.
+//! Each `sim` and `host` device counts for itself, so tests that run in parallel in one process do not
+//! affect each other's numbers. It is not part of the contract: a real device has no such list.
 
-/// What a device has given out and not taken back. Ranges are (start, bytes), in address order.
+/// Resources that a device has provided and that were not returned to it. Ranges are (start, bytes), in
+/// address order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// What `allocate` returned.
+    /// Memory from `allocate`.
     pub segments: Vec<(u64, u64)>,
     /// Reserved address space.
     pub reservations: Vec<(u64, u64)>,
-    /// Pieces where they are mapped.
+    /// Mapped pieces, by address.
     pub mapped: Vec<(u64, u64)>,
-    /// Physical pieces that are held or mapped.
+    /// Number of physical pieces that are referenced or mapped.
     pub pieces: u64,
-    /// Ranges from stream-ordered pools.
+    /// Number of allocations from stream-ordered pools.
     pub pool_ranges: u64,
-    /// Events that were created and not destroyed.
+    /// Number of events that were created and not destroyed.
     pub events: u64,
 }
 
 impl Held {
-    /// Whether nothing is out.
+    /// Returns whether there are no such resources.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Bytes of all mapped pieces. A piece that is mapped twice counts twice.
+    /// Returns the bytes of all mapped pieces. A piece that is mapped twice counts twice.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Bytes of address space that are reserved.
+    /// Returns the bytes of reserved address space.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.reservations.iter().map(|(_, bytes)| bytes).sum()

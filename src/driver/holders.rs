@@ -1,4 +1,4 @@
-//! The other processes that hold a device, for reports of failed requests.
+//! Names the processes that hold memory of a device in reports of failed requests.
 
 use std::cmp::Reverse;
 
@@ -6,14 +6,16 @@ use super::{Driver, ProcessUsage};
 use crate::error::{Holder, OutOfMemory};
 use crate::size::human_bytes;
 
-/// Adds the processes that hold most of the device to the report of a request that the driver refused, and a
-/// hint, after all others, if their memory is what is missing.
+/// Adds the processes that hold most of the device's memory to the report of a request that the driver
+/// refused. If their memory would have been enough for the request, adds a hint as well, after all
+/// others.
 pub(crate) fn name_holders(report: &mut OutOfMemory, driver: &dyn Driver) {
     report.holders = largest_holders(driver);
     report.hints.extend(held_by_others(report));
 }
 
-/// Empty when the driver has no such list: that is no reason to lose the report.
+/// Returns the processes that hold most. Empty when the driver has no such list or fails: the report
+/// matters more.
 fn largest_holders(driver: &dyn Driver) -> Vec<Holder> {
     let list = driver.processes().and_then(|processes| processes.list().ok());
     let holder =
@@ -25,7 +27,7 @@ fn largest_holders(driver: &dyn Driver) -> Vec<Holder> {
     holders
 }
 
-/// Others on the device have what is missing.
+/// Returns a hint if others hold at least as many bytes as the request needs.
 fn held_by_others(report: &OutOfMemory) -> Option<String> {
     let others =
         report.device_total_bytes.zip(report.device_free_bytes).map_or(0, |(total, free)| {
@@ -34,7 +36,7 @@ fn held_by_others(report: &OutOfMemory) -> Option<String> {
     if others < report.rounded_bytes {
         return None;
     }
-    // Where this process is not on the list it may be there under a number that the host gave it.
+    // If this process is not found, the list may contain it under the pid of the host's namespace.
     let this = report.holders.iter().find(|holder| holder.is_this_process());
     let other = report.holders.iter().find(|holder| !holder.is_this_process());
     let beside = this.map_or(0, |this| this.used_bytes.saturating_sub(report.reserved_bytes));

@@ -1,9 +1,9 @@
-//! One driver in front of another: what is done to calls, streams and addresses on the way.
+//! A wrapper that intercepts the calls to another driver.
 //!
-//! [`Intercepted`] passes every call of every part to an [`Interceptor`], which has a method for each call.
-//! By default that does the call on the driver behind it; one method surrounds all calls, others translate
-//! the streams and addresses that calls name.
-//! Read next: `faulty` (calls that fail), `gated` (work held back), `recorded` (other addresses).
+//! [`Intercepted`] passes every call of every part to an [`Interceptor`], which has a method for each
+//! call. The default method calls the inner driver. [`Interceptor::around`] runs around every call. Two
+//! more methods translate the streams and addresses that calls name. Read next: `faulty` (calls that
+//! fail), `gated` (work held back), `recorded` (recorded addresses).
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use super::{
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
 
-/// Writes a method of [`Interceptor`] for each call of a part.
+/// Generates a method of [`Interceptor`] for each call of a part.
 macro_rules! hooks {
     ($part:ident $of:path; $($variant:ident $name:ident(
         $($arg:ident: $type:ty $(as $meaning:ident)?),*
@@ -48,17 +48,19 @@ macro_rules! translated {
     };
 }
 
-/// What an [`Intercepted`] driver does differently. By default: nothing.
+/// The behaviour that an [`Intercepted`] driver changes. By default: none.
 ///
-/// Methods run on the calling thread and may wait only where the call may. Each call has a method here, whose
-/// arguments are the caller's: the default passes them to the inner driver, streams and addresses translated
-/// by [`stream`](Self::stream) and [`address`](Self::address). A call that cannot fail is not surrounded.
+/// Methods run on the calling thread and may wait only where the call may. There is a method for each
+/// call, with the caller's arguments. Its default calls the inner driver, with streams and addresses
+/// translated by [`stream`](Self::stream) and [`address`](Self::address). [`around`](Self::around) does
+/// not run for calls that cannot fail.
 pub trait Interceptor: fmt::Debug + Send + Sync {
-    /// Surrounds every call that can fail. `call` is its name in the driver traits; `act` does it.
+    /// Runs around every call that can fail. `call` is its name in the driver traits; `act` does the
+    /// call.
     ///
     /// # Errors
     ///
-    /// Those of `act`, and own ones, also instead of `act`.
+    /// Those of `act`, and those of the interceptor, which may return one without `act`.
     fn around<T>(
         &self,
         call: &'static str,
@@ -68,22 +70,22 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
         act()
     }
 
-    /// The inner driver's address for one that a call names. Not used for what a call frees, and not for
-    /// stream-ordered memory. Never waits.
+    /// Translates an address that a call names into the inner driver's. Not used for addresses that a
+    /// call frees, and not for stream-ordered memory. Never waits.
     fn address(&self, address: u64) -> u64 {
         address
     }
 
-    /// The inner driver's stream for one that a call names.
+    /// Translates a stream that a call names into the inner driver's.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when there is none; the call fails with it.
+    /// [`DriverError`] when there is none. The call fails with it.
     fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
         Ok(stream)
     }
 
-    /// Whether `stream` means another stream on each thread. Never waits.
+    /// Returns whether `stream` is the per-thread default stream. Never waits.
     fn is_per_thread_stream(&self, inner: &dyn Driver, stream: StreamId) -> bool {
         self.stream(stream).is_ok_and(|stream| inner.is_per_thread_stream(stream))
     }
@@ -93,9 +95,9 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
         inner.info()
     }
 
-    /// The optional parts, from those that the inner driver has. Never waits. Who asks for one part is
-    /// answered by that one alone: the others are `None` in `parts`, because a driver may take long to say
-    /// whether it has them.
+    /// Returns the optional parts, given those of the inner driver. Never waits. `parts` holds only the
+    /// part that is queried. The others are `None`, because a driver may take long to find out whether
+    /// it has them.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         parts
     }
@@ -114,7 +116,7 @@ fn fabric(inner: &dyn Driver) -> Option<&dyn Fabric> {
     inner.virtual_memory()?.fabric()
 }
 
-/// Addresses of other devices stay as they are: the interceptor translates those of its own.
+/// Translates an address of this interceptor's device. Addresses of other devices do not change.
 fn place<I: Interceptor + ?Sized>(
     interceptor: &I,
     inner: &dyn Driver,
@@ -124,8 +126,8 @@ fn place<I: Interceptor + ?Sized>(
     (device, if is_own { interceptor.address(address) } else { address })
 }
 
-/// A part is announced only when the inner driver has it, so that it is missing only for those who call the
-/// method past that.
+/// Returns the error for a part that the inner driver lacks. A caller gets it only if it calls the
+/// method without the accessor, which returns `None` then.
 #[cold]
 pub(super) fn lacking(call: Call) -> DriverError {
     let message = "the wrapped driver does not have this part";
@@ -151,7 +153,7 @@ pub struct Parts<'a> {
     pub processes: Option<&'a dyn Processes>,
 }
 
-/// A driver whose calls pass an [`Interceptor`]; everything else is `D`'s.
+/// A driver whose calls pass through an [`Interceptor`].
 #[derive(Debug)]
 pub struct Intercepted<D, I> {
     inner: D,
@@ -159,19 +161,19 @@ pub struct Intercepted<D, I> {
 }
 
 impl<D, I> Intercepted<D, I> {
-    /// Puts an interceptor in front of a driver.
+    /// Wraps a driver with an interceptor.
     #[must_use]
     pub const fn with(inner: D, interceptor: I) -> Self {
         Self { inner, interceptor }
     }
 
-    /// The driver that does the work. Calls to it directly are not intercepted.
+    /// Returns the inner driver. Calls made on it are not intercepted.
     #[must_use]
     pub fn inner(&self) -> &D {
         &self.inner
     }
 
-    /// What intercepts.
+    /// Returns the interceptor.
     #[must_use]
     pub fn interceptor(&self) -> &I {
         &self.interceptor
@@ -242,7 +244,7 @@ mod tests {
     use crate::driver::Sim;
     use crate::driver::sim::SimOptions;
 
-    /// Counts who asks for parts.
+    /// Counts queries for parts.
     #[derive(Debug, Default)]
     struct Asked(AtomicU64);
 

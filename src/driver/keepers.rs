@@ -1,24 +1,25 @@
-//! Who wants a pool of a device to keep its memory.
+//! Counts the users that want a driver pool to keep its memory.
 //!
-//! Several allocators may share one pool, and each wants it to keep everything; what the threshold was
-//! before the first of them comes back with the last. It calls no driver: it says what to set.
+//! Several allocators may share one pool, and each sets its release threshold to the maximum. The last
+//! one restores the threshold from before the first. This type calls no driver: it returns the threshold
+//! to set.
 
-/// Users of one pool.
+/// Number of users of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Keepers {
     count: u64,
-    /// The release threshold before the first.
+    /// The release threshold before the first user.
     before_bytes: u64,
 }
 
 impl Keepers {
-    /// The users after one has come, or gone if `keep` is false, and the threshold to set, if any.
-    /// `None` when nobody is there who could go.
+    /// Adds a user (`keep`) or removes one. Returns the new count and the threshold to set, if it
+    /// changes. Returns `None` if there is no user to remove.
     pub(crate) fn after(self, keep: bool, now_bytes: u64) -> Option<(Self, Option<u64>)> {
         let Self { count, before_bytes } = self;
         match (keep, count) {
             (true, 0) => Some((Self { count: 1, before_bytes: now_bytes }, Some(u64::MAX))),
-            // Set again: somebody else may have lowered it.
+            // Set it again: another library may have lowered it.
             (true, _) => Some((Self { count: count + 1, before_bytes }, Some(u64::MAX))),
             (false, 0) => None,
             (false, 1) => Some((Self::default(), Some(before_bytes))),
@@ -26,14 +27,14 @@ impl Keepers {
         }
     }
 
-    /// Whether nobody is left.
+    /// Returns whether there are no users.
     #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
     pub(crate) fn is_nobody(self) -> bool {
         self.count == 0
     }
 }
 
-/// Why a user cannot go who never came.
+/// The error message when there is no user to remove.
 pub(crate) const NO_KEEPER: &str = "nobody wants this pool to keep its memory";
 
 #[cfg(test)]

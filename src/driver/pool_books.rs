@@ -6,7 +6,7 @@ use super::{DriverPoolId, DriverPoolUsage};
 
 #[derive(Debug, Default)]
 pub(super) struct PoolBooks {
-    /// No call finds it any more; it stays until its memory is free.
+    /// No call finds the pool any more. It stays until its memory is free.
     pub(super) destroyed: bool,
     pub(super) threshold_bytes: u64,
     keepers: Keepers,
@@ -34,9 +34,9 @@ impl PoolBooks {
     }
 }
 
-/// The calls of [`MemoryPools`](super::MemoryPools) that use nothing but a pool's books.
+/// The calls of [`MemoryPools`](super::MemoryPools) that use only a pool's books.
 pub(super) trait KeepsPoolBooks {
-    /// The books of a pool that was not destroyed.
+    /// Returns the books of a pool that was not destroyed.
     fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks>;
 
     fn set_release_threshold(&mut self, pool: DriverPoolId, bytes: u64) -> Done<()> {
@@ -57,7 +57,7 @@ pub(super) trait KeepsPoolBooks {
         Ok(())
     }
 
-    /// Nothing else is done here.
+    /// Does nothing: these devices always reuse memory in the same way.
     fn allow_reuse(&mut self, pool: DriverPoolId) -> Done<()> {
         self.books(pool).map(drop)
     }

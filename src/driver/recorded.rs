@@ -1,9 +1,9 @@
-//! A driver that answers with a recording's addresses.
+//! A driver that returns the addresses of a recording.
 //!
-//! Decisions of an allocator can depend on addresses (equal sizes are taken lowest first), so an
-//! exact replay needs the recorded ones. The wrapped driver still does all the work and keeps all
-//! the books; this wrapper only translates, inwards for every call that names an address.
-//! Addresses that no list of the recording gave out (those of driver pools) pass unchanged.
+//! Decisions of an allocator can depend on addresses (of equal sizes, the lowest is taken), so an exact
+//! replay needs the recorded ones. The inner driver does all the work and keeps the books. This wrapper
+//! translates the recorded addresses in calls into the inner driver's. Other addresses, such as those of
+//! driver pools, pass unchanged.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,30 +16,30 @@ use super::{Driver, DriverResult, VirtualMemory};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::DeviceId;
 
-/// The addresses of a recording, each list in the order in which they were given out.
+/// The addresses of a recording, in the order in which the recorded device returned them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordedAddresses {
-    /// Answers to [`Driver::allocate`].
+    /// Addresses that [`Driver::allocate`] returned.
     pub segments: Vec<u64>,
-    /// Where each recorded run of pages was mapped, with a number for its heap, if that is known.
-    /// A reservation begins at the next one of its heap that continues no other reservation: recordings
-    /// contain where memory was mapped, not where space was reserved.
+    /// Where each recorded run of pages was mapped, with the number of its heap if that is known.
+    /// Recordings contain mappings, but no reservations. So a reservation begins at the next mapping of
+    /// its heap that does not continue another reservation.
     pub mappings: Vec<(Range<u64>, Option<u64>)>,
 }
 
-/// A driver that answers with a recording's addresses; everything else is `D`'s.
+/// A driver that returns the addresses of a recording.
 pub type Recorded<D> = Intercepted<D, RecordedAnswers>;
 
-/// What of a recording a [`Recorded`] driver has given out.
+/// The state of a [`Recorded`] driver: which recorded addresses are used up.
 #[derive(Debug)]
 pub struct RecordedAnswers {
-    /// Held while the inner driver allocates and frees, so that answers keep the recorded order.
-    /// Calls without addresses do not take it.
+    /// Held while the inner driver allocates and frees, so that addresses are used in the recorded
+    /// order. Calls without addresses do not take it.
     lists: Mutex<Lists>,
 }
 
 impl RecordedAnswers {
-    /// Sets the heap that reserves from now on; `None` if it is not known.
+    /// Sets the heap that makes the next reservations. `None` if it is not known.
     pub fn serve(&self, heap: Option<u64>) {
         self.lists.lock().heap = heap;
     }
@@ -49,17 +49,17 @@ impl RecordedAnswers {
 struct Lists {
     segments: Answers,
     reservations: Answers,
-    /// Where each recorded mapping ends, and whose it is.
+    /// End of each recorded mapping, and its heap.
     mappings: Vec<(u64, Option<u64>)>,
-    /// The heap that reserves.
+    /// The heap that makes the next reservations.
     heap: Option<u64>,
 }
 
-/// Far from all recorded addresses: more than any device has, and a multiple of every granularity.
+/// Distance to all recorded addresses: more than any device has, and a multiple of every granularity.
 const FAR_BYTES: u64 = 1 << 44;
 
 impl Lists {
-    /// The next recorded run of pages is mapped.
+    /// Marks the next recorded run of pages as mapped.
     fn mapped(&mut self) {
         let reservations = &mut self.reservations;
         let at = reservations.given;
@@ -74,15 +74,15 @@ impl Lists {
     }
 }
 
-/// One list of the recording and what of it is given out.
+/// One list of the recording, and how much of it is used up.
 #[derive(Debug)]
 struct Answers {
     what: &'static str,
-    /// The calls that give addresses out and take them back.
+    /// The call that returns addresses, and the call that frees them.
     calls: [Call; 2],
     recorded: Vec<u64>,
     given: usize,
-    /// Recorded address to the inner driver's.
+    /// Recorded address to the inner driver's range.
     live: BTreeMap<u64, Inner>,
 }
 
@@ -90,9 +90,10 @@ struct Answers {
 struct Inner {
     address: u64,
     size_bytes: u64,
-    /// Up to this recorded address memory was mapped. No mapping of a reservation begins behind it.
+    /// End of the recorded mappings in this reservation. No further mapping of it begins beyond that
+    /// address.
     reached: u64,
-    /// Whose reservation it is.
+    /// The heap of the reservation.
     heap: Option<u64>,
 }
 
@@ -117,7 +118,7 @@ impl<D: Driver> Intercepted<D, RecordedAnswers> {
 }
 
 impl Answers {
-    /// The next address of the recording.
+    /// Returns the next address of the recording.
     fn next(&self) -> DriverResult<u64> {
         self.recorded.get(self.given).copied().ok_or_else(|| self.used_up())
     }
@@ -127,16 +128,16 @@ impl Answers {
         DriverError::new(DriverErrorKind::Other, self.calls[0].name(), 0, message)
     }
 
-    /// Where a new reservation of a heap begins: at the heap's next recorded mapping that continues no live
-    /// reservation. Nothing shows a reservation until something is mapped in it: one that the recording never
-    /// mapped stands far from all others.
+    /// Returns the address of a new reservation of a heap: that of the heap's next recorded mapping that
+    /// does not continue a live reservation. If the recording has no such mapping, it never mapped pages
+    /// in this reservation. Then the address is far from all others.
     fn next_base(&self, mappings: &[(u64, Option<u64>)], heap: Option<u64>) -> DriverResult<u64> {
         let is_same = |other: Option<u64>| heap.zip(other).is_none_or(|(own, other)| own == other);
         let mut live = self.live.clone();
         live.retain(|_, inner| is_same(inner.heap));
         let rest = self.recorded.iter().zip(mappings).skip(self.given);
         for (&start, &(end, _)) in rest.filter(|(_, (_, of))| is_same(*of)) {
-            // The real sizes of reservations are unknown if the device's memory is.
+            // If the size of the recorded device is unknown, so are the sizes of its reservations.
             let below = live.range_mut(..=start).next_back();
             let continued = below.filter(|(base, inner)| {
                 start - **base < inner.size_bytes && start <= inner.reached
@@ -151,8 +152,9 @@ impl Answers {
         far.map(|far| far & !(FAR_BYTES - 1)).ok_or_else(|| self.used_up())
     }
 
-    /// Gives out a recorded address for what `act` obtains. A device without room refuses first: the next
-    /// recorded range may lie where one is now that was released before the recorded call succeeded.
+    /// Enters the range that `act` obtains under a recorded address. The check for overlap comes after
+    /// `act`. A device without enough memory fails first, because the recorded range may be in use until
+    /// the recorded call succeeded after a release.
     fn answer(
         &mut self,
         recorded: u64,
@@ -170,7 +172,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Gives back what starts at exactly this recorded address.
+    /// Frees the range that starts at exactly this recorded address.
     fn take_back(
         &mut self,
         recorded: u64,
@@ -225,7 +227,8 @@ impl Interceptor for RecordedAnswers {
         self.lists.lock().reservations.take_back(address, act)
     }
 
-    /// A recorded mapping has been given out once it is accessible; a segment when it is allocated.
+    /// Counts a recorded mapping as used up once it is accessible. A segment is used up when it is
+    /// allocated.
     fn set_access(
         &self,
         inner: &dyn Driver,
@@ -357,7 +360,7 @@ mod tests {
         driver.unreserve(second, 8 * MIB).unwrap();
     }
 
-    /// The replayed device may be larger than the recorded one, and its reservations too.
+    /// The replayed device may be larger than the recorded one, and so are its reservations.
     #[test]
     fn a_reservation_begins_in_another_one_that_reaches_too_far() {
         let driver = recorded(&[], &[0x2000_0000, 0x2040_0000]);
@@ -381,7 +384,8 @@ mod tests {
         assert_eq!(driver.reserve(4 * MIB), Ok(0x6000_0000));
     }
 
-    /// A heap reserves, finds no room on the device, and maps only after others have mapped.
+    /// A heap reserves, the device has no memory to map, and the heap maps only after others have
+    /// mapped.
     #[test]
     fn a_reservation_is_answered_with_a_mapping_of_its_own_heap() {
         let mappings =

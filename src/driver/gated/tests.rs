@@ -1,4 +1,4 @@
-//! Held work stays held until it is let go, and nothing waits for ever.
+//! Work stays held back until it may run, and every wait ends.
 
 use super::*;
 use crate::driver::host::HostOptions;
@@ -82,7 +82,7 @@ fn a_call_that_waits_lets_everything_go_first() {
         gated.hold(LANE).unwrap();
         gated.hold(OTHER).unwrap();
         let event = recorded(&gated, LANE);
-        // Without a mark nothing waits for a stream that was only let go.
+        // `finish_all` waits for marks only.
         gated.mark(LANE).unwrap();
         assert!(!gated.query_event(event).unwrap());
         wait(&gated);
@@ -122,7 +122,7 @@ fn work_that_is_still_held_goes_when_the_brake_goes() {
     assert!(host.held().is_nothing());
 }
 
-// The call goes past the brake, as one would that nobody knew to wait.
+// The call bypasses the gates, as a call would that is missing in `WAITING`.
 #[test]
 fn gates_that_nobody_touches_open_by_themselves_and_that_is_told() {
     let host = Host::new(HostOptions { total_bytes: MIB, ..HostOptions::default() });
