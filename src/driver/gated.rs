@@ -2,7 +2,7 @@
 //!
 //! Streams without work finish at once, so a block that other streams used would be free too early. A
 //! [`Brake`] holds them back: a gate stands in front of each mark until the mark may be reached. `sim`
-//! finishes work when it is told to. [`Gated`] adds gates to a device that really runs the work; on CUDA
+//! finishes work on request. [`Gated`] adds gates to a device that really runs the work; on CUDA
 //! the stream waits for a number in pinned memory.
 //!
 //! Every wait ends. A call that waits for the device opens all gates first. Gates that are not

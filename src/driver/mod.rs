@@ -1,13 +1,19 @@
-//! What a device can do: the whole contract between allocators and drivers, on one page.
+//! The contract between allocators and devices.
 //!
-//! A driver owns device state and nothing else: it caches nothing, rounds nothing and decides
-//! nothing. Every call says what must hold before it and whether it may wait. Optional parts are
-//! announced by accessors that return an option; a driver that announces a part does all of it.
-//! All methods may be called from any thread. Addresses and sizes are bytes of device memory.
-//! Every call may fail with a [`DriverError`], whose kind says what is wrong; unless its text says
-//! otherwise, a call that failed changed nothing. Read next: `sim` (no memory, any size), `host` (real
-//! memory, same semantics), `intercept` (what stands in front of another driver), `call` (the table of the
-//! calls: a new one is entered there too).
+//! A driver owns device state and nothing else: it caches nothing, rounds nothing and decides nothing.
+//! The doc of each call states its preconditions and whether it may wait. Optional parts are accessors
+//! that return an `Option`. A driver that returns a part implements all of its calls.
+//!
+//! All methods may be called from any thread. Addresses and sizes are in bytes of device memory. A call
+//! that fails returns a [`DriverError`] with its kind. Unless its doc states otherwise, a failed call
+//! changed nothing.
+//!
+//! - `sim`: a simulated device without memory, of any size, with a clock.
+//! - `host`: a device in host memory, with the same semantics. Streams run on worker threads.
+//! - `cuda`: an NVIDIA GPU.
+//! - `intercept`: the base of wrappers around a driver. `faulty` makes calls fail, `gated` holds work
+//!   back, `recorded` returns the addresses of a recording.
+//! - `call`: the table of all calls. A new call must be added there.
 
 #![expect(clippy::missing_errors_doc, reason = "all calls fail alike: see the header")]
 
@@ -52,104 +58,106 @@ pub use sim::Sim;
 /// Result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
 
-/// What a device says about itself. Fixed for the life of the driver.
+/// Properties of a device. They do not change during the life of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its ordinal.
+    /// Ordinal of the device.
     pub device: DeviceId,
-    /// Its name, for people.
+    /// Human-readable name.
     pub name: String,
     /// `sim`, `host` or `cuda`.
     pub driver: &'static str,
-    /// All the memory it has.
+    /// Total memory.
     pub total_bytes: u64,
 }
 
-/// Memory of the device at this moment.
+/// Free and total memory of a device at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Free for anybody.
+    /// Free memory.
     pub free_bytes: u64,
-    /// All it has.
+    /// Total memory.
     pub total_bytes: u64,
 }
 
-/// Whether a stream is being captured into a graph.
+/// Capture status of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureStatus {
-    /// Not capturing: work runs as it is submitted.
+    /// Not captured: work runs as it is submitted.
     None,
-    /// Capturing, with the id of the capture sequence.
+    /// Captured, with the id of the capture sequence.
     Active {
-        /// Unique for each capture of the process.
+        /// Id, unique among all captures of the process.
         capture: u64,
     },
-    /// The capture broke and must be ended.
+    /// The capture was invalidated. It must still be ended.
     Invalidated,
 }
 
-/// The contract with a device.
+/// A device, as allocators use it.
 pub trait Driver: fmt::Debug + Send + Sync {
-    /// What the device says about itself. Never waits.
+    /// Returns the properties of the device. Never waits.
     fn info(&self) -> DeviceInfo;
 
-    /// Makes the device the calling thread's own, in place of what the thread had, as a program does on
-    /// the threads that launch work. No call needs it. Threads that only take memory gain by it on CUDA:
-    /// otherwise most calls push the device's context and pop it again. The driver, or another owner of
-    /// the context, must live as long as the thread works with the device. Never waits.
+    /// Makes the device's context current on the calling thread, in place of the previous one. Never
+    /// waits.
+    ///
+    /// No other call needs it. On CUDA it makes calls of the thread cheaper: otherwise most calls push
+    /// the context and pop it again. The driver, or another owner of the context, must live as long as
+    /// the thread uses the device.
     fn make_current(&self) -> DriverResult<()> {
         Ok(())
     }
 
-    /// Free and total memory now. Never waits.
+    /// Returns free and total memory. Never waits.
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
 
-    /// Takes `size_bytes` (at least 1) of device memory and returns its address, aligned to at
-    /// least 512. May wait for running work: drivers are free to synchronise.
+    /// Allocates `size_bytes` (at least 1) of device memory and returns the address, aligned to at least
+    /// 512 bytes. May wait for running work: drivers are free to synchronise.
     fn allocate(&self, size_bytes: u64) -> DriverResult<u64>;
 
-    /// Gives back what [`allocate`](Self::allocate) returned, with the same size. Waits for running
-    /// work on real devices (measured beside a 35 ms kernel on an H200: 30 ms).
+    /// Frees memory that [`allocate`](Self::allocate) returned. `size_bytes` is the size of that call.
+    /// Waits for running work on real devices (measured beside a 35 ms kernel on an H200: 30 ms).
     fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
 
-    /// Makes a stream that does not synchronise with the default one. Never waits.
+    /// Creates a stream that does not synchronise with the default stream. Never waits.
     fn create_stream(&self) -> DriverResult<StreamId>;
 
-    /// Destroys a stream that [`create_stream`](Self::create_stream) made. Work that was submitted
-    /// still finishes.
+    /// Destroys a stream that [`create_stream`](Self::create_stream) returned. Work already submitted to
+    /// it still runs to its end.
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()>;
 
     /// Waits until all work submitted to `stream` so far has finished.
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()>;
 
-    /// Waits until all work submitted to the device so far has finished. While any thread captures it
-    /// fails, and breaks that capture.
+    /// Waits until all work submitted to the device so far has finished. While any thread captures a
+    /// stream, the call fails and invalidates that capture.
     fn synchronize_device(&self) -> DriverResult<()>;
 
-    /// Makes an event without timing. It counts as finished until it is recorded. Never waits.
+    /// Creates an event without timing. It counts as finished until it is recorded. Never waits.
     fn create_event(&self) -> DriverResult<EventId>;
 
-    /// Marks the point that `stream` has reached. An earlier mark of the event is forgotten. Never
+    /// Records the event at the current end of `stream`. Replaces an earlier record of the event. Never
     /// waits.
     fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()>;
 
-    /// Whether the work before the event's mark has finished. Never waits. Not legal while the
-    /// calling thread captures.
+    /// Returns whether all work before the event's last record has finished. Never waits. Not allowed
+    /// while the calling thread captures.
     fn query_event(&self, event: EventId) -> DriverResult<bool>;
 
-    /// Waits until the work before the event's mark has finished.
+    /// Waits until all work before the event's last record has finished.
     fn synchronize_event(&self, event: EventId) -> DriverResult<()>;
 
-    /// Makes later work of `stream` wait for the event's mark. The caller does not wait. An event
-    /// of a capture draws `stream` into that capture; a wait across the border of a capture fails
-    /// and breaks it.
+    /// Makes later work of `stream` wait for the event. The calling thread does not wait. If the event
+    /// was recorded in a capture, `stream` joins that capture. A wait of a captured stream for an event
+    /// from outside its capture, or of one from another capture, fails and invalidates the capture.
     fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()>;
 
-    /// Destroys an event. Waits for nothing.
+    /// Destroys an event. Never waits.
     fn destroy_event(&self, event: EventId) -> DriverResult<()>;
 
-    /// Submits a copy of `size_bytes` between two device ranges that do not overlap. Both stay
-    /// valid until the work has finished.
+    /// Submits a copy of `size_bytes` between two device ranges that do not overlap. Both ranges must
+    /// stay valid until the copy has finished.
     fn copy(&self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
 
     /// Copies host bytes to the device in stream order and waits for the copy.
@@ -161,43 +169,43 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Submits a fill of a device range with one byte value.
     fn fill(&self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> DriverResult<()>;
 
-    /// Whether `stream` is being captured. Never waits.
+    /// Returns whether `stream` is being captured. Never waits.
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus>;
 
-    /// Whether `stream` names another stream on each thread: every call means the calling thread's own.
-    /// Two threads that name it are then ordered by nothing, and nobody can wait for another thread's.
-    /// The answer for a stream never changes. Never waits.
+    /// Returns whether `stream` is the per-thread default stream. Every call that names it means the
+    /// calling thread's own stream. Work that two threads submit to it is unordered, and no thread can
+    /// wait for another thread's. The answer for a stream never changes. Never waits.
     fn is_per_thread_stream(&self, stream: StreamId) -> bool {
         let _ = stream;
         false
     }
 
-    /// Virtual memory, if the device has it.
+    /// Returns the calls for virtual memory, if the device supports it.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
     }
 
-    /// Stream-ordered memory pools, if the device has them.
+    /// Returns the calls for stream-ordered memory pools, if the device supports them.
     fn memory_pools(&self) -> Option<&dyn MemoryPools> {
         None
     }
 
-    /// Sharing of [`Driver::allocate`]'s memory between processes, if the device can.
+    /// Returns the calls that share [`Driver::allocate`]'s memory with other processes, if supported.
     fn ipc(&self) -> Option<&dyn Ipc> {
         None
     }
 
-    /// Access between devices, if there can be any.
+    /// Returns the calls for access between devices, if supported.
     fn peers(&self) -> Option<&dyn Peers> {
         None
     }
 
-    /// Capture of work into graphs, if the device can.
+    /// Returns the calls for stream capture, if supported.
     fn capture(&self) -> Option<&dyn Capture> {
         None
     }
 
-    /// Processes that hold memory of the device, if anybody can tell.
+    /// Returns the list of processes that hold memory of the device, if it is available.
     fn processes(&self) -> Option<&dyn Processes> {
         None
     }
@@ -208,20 +216,21 @@ pub(crate) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadN
     driver.is_per_thread_stream(stream).then(ThreadNumber::current)
 }
 
-/// What passes its events in order: a stream, and whose it is if each thread has its own.
+/// A stream together with the calling thread's number if it is the per-thread default stream. Events
+/// recorded on one timeline finish in order.
 pub(crate) type Timeline = (StreamId, Option<ThreadNumber>);
 
-/// What a stream's number means on the calling thread.
+/// Returns the timeline of `stream` on the calling thread.
 #[inline]
 pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
     (stream, thread_of(driver, stream))
 }
 
-/// Whether a stream is being captured. One that is gone is in no capture.
+/// Returns whether a stream is being captured. A destroyed stream is not.
 ///
 /// # Errors
 ///
-/// [`DriverError`] when the driver fails to say for another reason: it may hide a capture.
+/// [`DriverError`] when the driver fails for another reason. The stream may be captured then.
 pub(crate) fn capture_status_of(
     driver: &dyn Driver,
     stream: StreamId,
@@ -232,8 +241,8 @@ pub(crate) fn capture_status_of(
     })
 }
 
-/// Whether what is submitted to a stream now may become part of a graph, as an event that never passes then.
-/// Of a device that is lost the next call tells.
+/// Returns true if work submitted to `stream` now may become part of a graph. An event recorded then
+/// would never finish. Returns false when the device is lost: the next call reports that.
 #[inline]
 pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     match capture_status_of(driver, stream) {
@@ -242,12 +251,12 @@ pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     }
 }
 
-/// Records an event that is no part of a graph.
+/// Records an event and fails if it became part of a graph.
 ///
 /// # Errors
 ///
-/// [`DriverError`]; of the kind `CaptureActive` when the stream is captured, also when another thread began
-/// that just before. The event is good for another try then.
+/// [`DriverError`], of kind `CaptureActive` when the stream is captured. That includes a capture that
+/// another thread began just before. The event can be recorded again then.
 #[inline]
 pub(crate) fn record_outside_graphs(
     driver: &dyn Driver,
@@ -258,18 +267,18 @@ pub(crate) fn record_outside_graphs(
     if may_be_captured(driver, stream) { Err(captured(stream)) } else { Ok(()) }
 }
 
-/// Whether anybody expects captures: every open scope does, of whatever allocator over this driver.
+/// Returns true if any allocator over this driver expects captures. Every open scope does.
 pub(crate) fn expects_captures(driver: &dyn Driver) -> bool {
-    // A driver that fails to say may hide one.
+    // If the call fails, there may be a capture.
     driver.capture().is_some_and(|capture| capture.expected() != Ok(0))
 }
 
-/// Waits for all work of the device, unless anybody expects captures: the wait would break one, whichever
-/// thread captures.
+/// Waits for all work of the device, unless captures are expected: the wait would invalidate a capture
+/// of any thread.
 ///
 /// # Errors
 ///
-/// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
+/// [`DriverError`], of kind `CaptureActive` when it did not wait because captures are expected.
 pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<()> {
     if !expects_captures(driver) {
         return driver.synchronize_device();
@@ -278,8 +287,8 @@ pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<
     Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
 }
 
-/// The result of a wait, where a capture that forbids to wait is no error: whoever calls goes on with
-/// what has finished already.
+/// Replaces a `CaptureActive` error of a wait with success. The caller goes on with the work that has
+/// finished already.
 ///
 /// # Errors
 ///
@@ -291,18 +300,18 @@ pub(crate) fn unless_captured(waited: DriverResult<()>) -> DriverResult<()> {
     })
 }
 
-/// An event was not recorded for a capture's sake.
+/// Returns the error for an event that was not recorded because its stream is captured.
 pub(crate) fn captured(stream: StreamId) -> DriverError {
     let message = format!("stream {stream} is being captured");
     DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
 }
 
-/// Lets another device access what this one allocates from now on and did before, and not the other way
-/// round. Mapped pages and stream-ordered pools are opened one by one besides.
+/// Gives the device `device` access to this device's plain allocations, existing and future. It does not
+/// give this device access to `device`. Mapped pages and stream-ordered pools need their own calls.
 ///
 /// # Errors
 ///
-/// [`DriverError`] when that device is this one, or cannot reach it.
+/// [`DriverError`] when `device` is this device, or cannot access it.
 pub(crate) fn open_to_peer(driver: &dyn Driver, device: DeviceId) -> DriverResult<()> {
     let own = driver.info().device;
     let refuse =
@@ -318,67 +327,66 @@ pub(crate) fn open_to_peer(driver: &dyn Driver, device: DeviceId) -> DriverResul
     peers.enable_access(device)
 }
 
-/// A physical piece of memory that can be mapped: CUDA's `CUmemGenericAllocationHandle`.
+/// A piece of physical memory that can be mapped: CUDA's `CUmemGenericAllocationHandle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PhysicalId(pub u64);
 
-/// Whether a physical piece may leave the process.
+/// Whether a physical piece can be shared with other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exportable {
-    /// It stays in this process.
+    /// It cannot be shared.
     No,
-    /// As a file descriptor.
+    /// It can be exported as a file descriptor.
     Descriptor,
-    /// As a fabric handle too, where [`VirtualMemory::fabric`] is announced; elsewhere this is
-    /// [`Descriptor`](Self::Descriptor).
+    /// It can also be exported as a fabric handle, if [`VirtualMemory::fabric`] returns a part.
+    /// Otherwise the same as [`Descriptor`](Self::Descriptor).
     Fabric,
 }
 
-/// Address space apart from memory.
+/// Virtual memory management: address space and physical memory are separate.
 ///
-/// A physical piece is mapped whole, and may be mapped at two addresses at once. Releasing a piece
-/// that is still mapped keeps it alive until the last unmapping.
+/// A physical piece is mapped whole, and may be mapped at two addresses at once. A piece that is
+/// released while it is mapped lives until its last unmapping.
 ///
 /// Source: CUDA driver guide, "Virtual Memory Management".
 pub trait VirtualMemory: Send + Sync {
-    /// Sizes of pieces and addresses of mappings are multiples of this.
+    /// Returns the granularity. Sizes of pieces and addresses of mappings are multiples of it.
     fn granularity_bytes(&self) -> u64;
-    /// Takes address space. No memory is used and no access is possible.
+    /// Reserves address space. It uses no memory and cannot be accessed yet.
     fn reserve(&self, size_bytes: u64) -> DriverResult<u64>;
-    /// Gives address space back. All of it must be unmapped; size as reserved.
+    /// Unreserves address space. All of it must be unmapped. `size_bytes` is the size that was reserved.
     fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
-    /// Makes a physical piece. It has no address yet.
+    /// Creates a physical piece. It has no address yet.
     fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId>;
-    /// Drops this process's hold on a piece.
+    /// Releases this process's reference to a piece.
     fn release(&self, piece: PhysicalId) -> DriverResult<()>;
-    /// Puts a whole piece at `address` of reserved, unmapped space. No access yet.
+    /// Maps a whole piece at `address` of reserved, unmapped space. It cannot be accessed yet.
     fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()>;
-    /// Allows reading and writing from `device` on a mapped range of whole pieces.
+    /// Gives `device` read and write access to a mapped range of whole pieces.
     fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()>;
-    /// Removes the mappings of a range of whole pieces. The caller makes sure that no work uses
-    /// them any more.
+    /// Unmaps a range of whole pieces. The caller makes sure that no work uses them any more.
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
-    /// Handles of pieces that mean something on other machines, if the device and the system allow
-    /// them. The first call may ask the device.
+    /// Returns the calls for fabric handles, if the device and the system support them. The first call
+    /// may query the device.
     fn fabric(&self) -> Option<&dyn Fabric> {
         None
     }
-    /// A descriptor for a piece that was created exportable.
+    /// Exports a piece that was created exportable as a file descriptor.
     fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd>;
-    /// A piece from another process's descriptor; the size is checked.
+    /// Imports a piece from another process's descriptor. Fails if its size is not `size_bytes`.
     fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId>;
 }
 
-/// What a physical piece is called on all machines of one fabric: CUDA's `CUmemFabricHandle`. Its bytes
-/// mean nothing to us.
+/// A handle of a physical piece that is valid on all machines of one fabric: CUDA's `CUmemFabricHandle`.
+/// Its bytes are opaque.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FabricHandle(pub [u8; 64]);
 
-/// Pieces that machines of one fabric share (several that are joined by NVLink, say).
+/// Sharing of pieces between machines of one fabric, such as several machines joined by NVLink.
 pub trait Fabric: Send + Sync {
-    /// The handle of a piece that was created with [`Exportable::Fabric`].
+    /// Returns the handle of a piece that was created with [`Exportable::Fabric`].
     fn export_handle(&self, piece: PhysicalId) -> DriverResult<FabricHandle>;
-    /// The piece of a handle, wherever it lies.
+    /// Imports the piece of a handle. The piece may lie on another machine.
     fn import_handle(&self, handle: &FabricHandle) -> DriverResult<PhysicalId>;
 }
 
@@ -386,77 +394,78 @@ pub trait Fabric: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DriverPoolId(pub u64);
 
-/// Bytes of a driver pool.
+/// Byte counters of a driver pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverPoolUsage {
-    /// In callers' hands, and the most that ever was since the last reset.
+    /// Bytes allocated to callers.
     pub used_bytes: u64,
-    /// High mark of `used_bytes`.
+    /// Maximum of `used_bytes` since the last reset.
     pub used_high_bytes: u64,
-    /// Held from the device.
+    /// Bytes that the pool holds from the device.
     pub reserved_bytes: u64,
-    /// High mark of `reserved_bytes`.
+    /// Maximum of `reserved_bytes` since the last reset.
     pub reserved_high_bytes: u64,
 }
 
-/// Stream-ordered allocation by the driver itself: `cudaMallocAsync` and its relatives.
+/// Stream-ordered allocation by the driver: `cudaMallocAsync` and related calls.
 ///
 /// Source: CUDA programming guide, "Stream Ordered Memory Allocator".
 pub trait MemoryPools: Send + Sync {
-    /// The device's default pool.
+    /// Returns the device's default pool.
     fn default_pool(&self) -> DriverResult<DriverPoolId>;
-    /// A pool of one's own.
+    /// Creates a pool.
     fn create_pool(&self) -> DriverResult<DriverPoolId>;
-    /// Destroys a pool of one's own; its memory goes when the last allocation is freed. Wait for that
-    /// first, until [`usage`](Self::usage) says that nothing is left: after a pool was destroyed with a
-    /// block in use, libcuda (580) crashed some calls later.
+    /// Destroys a created pool. Its memory is released when its last allocation is freed. Call it only
+    /// when [`usage`](Self::usage) reports no bytes in use: after a pool was destroyed with a block in
+    /// use, libcuda (580) crashed some calls later.
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()>;
-    /// How many bytes the pool keeps when it synchronises.
+    /// Sets how many bytes the pool keeps when it synchronises.
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()>;
-    /// What [`set_release_threshold`](Self::set_release_threshold) set last, or 0.
+    /// Returns the value that [`set_release_threshold`](Self::set_release_threshold) set last, or 0.
     fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64>;
-    /// Says that somebody wants the pool to keep all its memory, or, once for each time, no more. The
-    /// release threshold is `u64::MAX` from then on; when the last one goes it becomes what it was
-    /// before the first. Counted for the pool, by whichever openings of its device in this process.
+    /// Adds (`keep`) or removes a request that the pool keep all its memory. While there is any, the
+    /// release threshold is `u64::MAX`. After the last one is removed it is what it was before the
+    /// first. All drivers of this process that have the device open share the count of a pool.
     fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()>;
-    /// Allows every kind of reuse that the driver knows: after events, after work that happens to
-    /// have finished, and by waits that the driver adds itself.
+    /// Enables every kind of reuse that the driver supports: after events, after work that happens to
+    /// have finished, and with dependencies that the driver inserts.
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()>;
-    /// Lets `other` reach what the pool gives out, now and later. Twice is no error.
+    /// Gives `other` access to the pool's allocations, existing and future. A repeated call is no error.
     fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()>;
     /// Allocates in stream order.
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64>;
     /// Frees in stream order.
     fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()>;
-    /// Gives back all but `keep_bytes` of idle memory. May wait.
+    /// Releases idle memory of the pool until `keep_bytes` are left. May wait.
     fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()>;
-    /// What the pool holds.
+    /// Returns the pool's counters.
     fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage>;
     /// Sets the high marks to the current values.
     fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()>;
-    /// What the device holds for allocations of captured graphs, which come from no pool.
+    /// Returns the counters of memory that the device holds for captured graphs. It belongs to no pool.
     fn graph_usage(&self) -> DriverResult<DriverPoolUsage>;
     /// Sets the high marks of [`graph_usage`](Self::graph_usage) to the current values.
     fn reset_graph_high_marks(&self) -> DriverResult<()>;
-    /// Gives idle memory of graphs back. May wait.
+    /// Releases idle memory of graphs. May wait.
     fn trim_graphs(&self) -> DriverResult<()>;
 }
 
 /// Sharing of plain allocations between processes.
 pub trait Ipc: Send + Sync {
-    /// A handle for the allocation that starts at `base`. Its bytes mean nothing to us.
+    /// Returns a handle for the allocation that starts at `base`. Its bytes are opaque.
     fn share(&self, base: u64) -> DriverResult<[u8; 64]>;
-    /// Maps another process's allocation. Refuses its own process's handles.
+    /// Maps another process's allocation. Refuses handles of this process.
     fn open(&self, handle: &[u8; 64]) -> DriverResult<u64>;
-    /// Unmaps what [`open`](Self::open) returned.
+    /// Unmaps an address that [`open`](Self::open) returned.
     fn close(&self, address: u64) -> DriverResult<()>;
 }
 
 /// Access between devices.
 pub trait Peers: Send + Sync {
-    /// Whether `other` can reach this device's memory.
+    /// Returns whether `other` can access this device's memory.
     fn can_access(&self, other: DeviceId) -> DriverResult<bool>;
-    /// Lets `other` reach this device's plain allocations, and those to come. Enabling twice is no error.
+    /// Gives `other` access to this device's plain allocations, existing and future. A repeated call is
+    /// no error.
     fn enable_access(&self, other: DeviceId) -> DriverResult<()>;
     /// Submits a copy between two devices.
     fn copy_peer(
@@ -468,46 +477,47 @@ pub trait Peers: Send + Sync {
     ) -> DriverResult<()>;
 }
 
-/// A node of a graph under capture.
+/// A node of a graph that is being captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
-/// Capture of work into graphs.
+/// Stream capture.
 pub trait Capture: Send + Sync {
     /// Starts capturing `stream` and returns the capture's id.
     fn begin(&self, stream: StreamId) -> DriverResult<u64>;
-    /// Says that somebody may be capturing from now on, or, once for each time, that it is over. Between
-    /// the two, calls of other threads do without what would break a capture.
+    /// Increments or decrements the number of expected captures. While it is not 0, calls of other
+    /// threads avoid everything that would invalidate a capture.
     fn expect_captures(&self, expected: bool) -> DriverResult<()>;
-    /// How often somebody said so and did not say that it is over. Never waits.
+    /// Returns the number of expected captures. Never waits.
     fn expected(&self) -> DriverResult<u64>;
-    /// Ends the capture that started on `stream`. A capture that broke, or that has streams which
-    /// were not joined again, ends too, but with an error.
+    /// Ends the capture that began on `stream`. If it was invalidated, or one of its streams was not
+    /// joined, it ends with an error.
     fn end(&self, stream: StreamId) -> DriverResult<()>;
-    /// The nodes that the next node on `stream` would depend on.
+    /// Returns the nodes that the next node on `stream` would depend on.
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>>;
-    /// The nodes that `node` depends on directly.
+    /// Returns the nodes that `node` depends on directly.
     fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>>;
-    /// Makes the next node on `stream` depend on these nodes of its capture, too. What others submit
-    /// to the stream meanwhile keeps its order.
+    /// Adds nodes of `stream`'s capture to the dependencies of the next node on `stream`. Work that
+    /// another thread submits to the stream at the same time keeps its dependencies.
     fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()>;
-    /// Frees, in the capture that `stream` belongs to and behind these nodes of it, what that capture
-    /// allocated. The stream stays where it is: nothing comes after the node by itself.
+    /// Adds a free of memory that the capture of `stream` allocated, as a graph node that depends on
+    /// `nodes`. Returns that node. The stream's dependencies do not change: later work does not wait for
+    /// the free.
     fn free_behind(&self, address: u64, stream: StreamId, nodes: &[NodeId])
     -> DriverResult<NodeId>;
 }
 
-/// A process that holds memory of the device.
+/// Memory that one process holds on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessUsage {
-    /// Its number.
+    /// Process id.
     pub process: u32,
-    /// What it holds.
+    /// Bytes that it holds.
     pub used_bytes: u64,
 }
 
-/// Who holds memory of the device.
+/// The processes that hold memory of the device.
 pub trait Processes: Send + Sync {
-    /// All of them that can be seen from here.
+    /// Lists all processes that are visible from here.
     fn list(&self) -> DriverResult<Vec<ProcessUsage>>;
 }
