@@ -1,6 +1,6 @@
-//! What a test may do to a simulated device: see its clock, count its calls, finish its work.
+//! Controls of a simulated device for tests: its clock, its counters, and when work finishes.
 //!
-//! None of these is a driver call: they cost no simulated time and are not counted.
+//! These methods are not driver calls: they cost no simulated time and are not counted.
 
 use super::{Event, Sim};
 use crate::driver::call::Call;
@@ -9,30 +9,30 @@ use crate::ids::{DeviceId, EventId, StreamId};
 
 #[doc(hidden)]
 impl Sim {
-    /// Nanoseconds on the simulated clock: the cost of all calls so far, plus what was waited for.
+    /// Returns the simulated clock in nanoseconds: the cost of all calls so far, plus the time of waits.
     #[must_use]
     pub fn elapsed_ns(&self) -> u64 {
         self.state.lock().now_ns
     }
 
-    /// The most bytes that were ever taken at once: segments, pages and pools.
+    /// Returns the maximum of [`used_bytes`](Self::used_bytes).
     #[must_use]
     pub fn peak_used_bytes(&self) -> u64 {
         self.state.lock().budget.peak_used_bytes
     }
 
-    /// The bytes that are taken now: segments, pages and pools.
+    /// Returns the bytes in use by segments, pages and pools.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.state.lock().budget.used_bytes
     }
 
-    /// Moves the clock on.
+    /// Advances the clock.
     pub fn advance_ns(&self, ns: u64) {
         self.state.lock().pass(ns);
     }
 
-    /// How often the driver's method `name` was called; failed calls count too.
+    /// Returns how often the driver method `name` was called. Failed calls count too.
     ///
     /// # Panics
     ///
@@ -42,13 +42,14 @@ impl Sim {
         self.state.lock().counts[Call::named(name) as usize]
     }
 
-    /// How often any method was called; failed calls count too.
+    /// Returns how often any driver method was called. Failed calls count too.
     #[must_use]
     pub fn total_calls(&self) -> u64 {
         self.state.lock().counts.iter().sum()
     }
 
-    /// Methods that were called at least once and how often, in the order of the traits' text.
+    /// Returns the methods that were called at least once, with their counts, in the order of the
+    /// traits.
     #[must_use]
     pub fn call_counts(&self) -> Vec<(&'static str, u64)> {
         let counts = self.state.lock().counts;
@@ -56,20 +57,20 @@ impl Sim {
         named.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Of [`Held::mapped_bytes`], those that another device may access.
+    /// Returns how many of [`Held::mapped_bytes`] another device may access.
     #[must_use]
     pub fn mapped_bytes_open_to(&self, device: DeviceId) -> u64 {
         self.state.lock().mappings.peer_bytes(device)
     }
 
-    /// How often pieces of virtual memory are held: one for each `create` and `import` that no
-    /// `release` took back.
+    /// Returns the number of references to pieces of virtual memory: one for each `create` and `import`,
+    /// minus one for each `release`.
     #[must_use]
     pub fn piece_holds(&self) -> u64 {
         self.state.lock().mappings.holds_of_pieces()
     }
 
-    /// What the device has given out and not taken back.
+    /// Returns the resources that callers hold.
     #[must_use]
     pub fn held(&self) -> Held {
         let state = self.state.lock();
@@ -83,8 +84,8 @@ impl Sim {
         held
     }
 
-    /// Finishes the work before an event's mark, and only that: earlier marks of its stream stay
-    /// as they are. No device does this; it is for tests of code that must not rely on order.
+    /// Finishes the work before an event's mark, and only that. Earlier marks of its stream stay
+    /// unfinished. No device does this; it is for tests of code that must not rely on order.
     ///
     /// # Panics
     ///
@@ -98,8 +99,8 @@ impl Sim {
         }
     }
 
-    /// Finishes all that was submitted to a stream, and what that waited for on other streams.
-    /// A stream that was never used has nothing to finish.
+    /// Finishes all work submitted to a stream, and the work of other streams that it waits for. An
+    /// unused stream has no work.
     pub fn complete_stream(&self, stream: StreamId) {
         let mut state = self.state.lock();
         if let Some(index) = state.work.known_stream(stream) {
@@ -107,14 +108,14 @@ impl Sim {
         }
     }
 
-    /// A name for this moment: everything submitted so far is before it.
+    /// Returns the current position: all work submitted so far lies before it.
     #[must_use]
     pub fn submitted(&self) -> u64 {
         self.state.lock().work.position()
     }
 
-    /// Finishes what was submitted to a stream before a moment that [`submitted`](Self::submitted)
-    /// named, and nothing later.
+    /// Finishes the work of a stream before a position that [`submitted`](Self::submitted) returned, and
+    /// no later work.
     pub fn complete_until(&self, stream: StreamId, moment: u64) {
         let mut state = self.state.lock();
         if let Some(index) = state.work.known_stream(stream) {
@@ -122,24 +123,24 @@ impl Sim {
         }
     }
 
-    /// Finishes all that was submitted to any stream.
+    /// Finishes all work of all streams.
     pub fn complete_all(&self) {
         self.state.lock().work.finish_all();
     }
 
-    /// How often somebody said that there may be captures, and not that they are over.
+    /// Returns the number of expected captures.
     #[must_use]
     pub fn captures_expected(&self) -> u64 {
         self.state.lock().graphs.expected
     }
 
-    /// Breaks the capture that a stream belongs to, if any: what an illegal call does on a real
+    /// Invalidates the capture that a stream belongs to, if any, as an illegal call does on a real
     /// device.
     pub fn invalidate_capture(&self, stream: StreamId) {
         self.state.lock().graphs.break_on(stream);
     }
 
-    /// Events that have not finished, with their streams, in the order in which they were recorded.
+    /// Returns the unfinished events with their streams, in the order in which they were recorded.
     #[must_use]
     pub fn pending_events(&self) -> Vec<(EventId, StreamId)> {
         let state = self.state.lock();
@@ -147,7 +148,7 @@ impl Sim {
     }
 }
 
-/// In `EventMode::Manual` all work is held until somebody lets it go.
+/// In `EventMode::Manual` all work is held back until a test finishes it.
 impl Brake for Sim {
     fn hold(&self, _stream: StreamId) -> DriverResult<()> {
         Ok(())

@@ -1,28 +1,28 @@
-//! What each call costs on the simulated clock.
+//! Cost of each call on the simulated clock.
 //!
-//! The defaults are what the calls took on an idle H200 (driver 580), split and drawn linear where
-//! only sums or end points were measured. They are for comparing strategies, not for predicting a
-//! program's time: work of kernels and copies costs nothing here, only the calls themselves do.
+//! The defaults are the times of the calls on an idle H200 (driver 580). Where only sums or end points
+//! were measured, they are split and interpolated linearly. They serve to compare strategies, not to
+//! predict the run time of a program: kernels and copies take no time here, only the calls do.
 
 use crate::size::MIB;
 
 /// Cost of one call, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// For each call, or for each handle where the call works on handles.
+    /// Per call, or per handle for calls that work on handles.
     pub fixed_ns: u64,
-    /// For each whole MiB.
+    /// Per whole MiB.
     pub per_mib_ns: u64,
 }
 
 impl Cost {
-    /// A cost that does not depend on the size.
+    /// Returns a cost that does not depend on the size.
     #[must_use]
     pub const fn fixed(fixed_ns: u64) -> Self {
         Self { fixed_ns, per_mib_ns: 0 }
     }
 
-    /// What a call of `size_bytes` costs, in nanoseconds.
+    /// Returns the cost of a call on `size_bytes`, in nanoseconds.
     #[must_use]
     pub const fn of(self, size_bytes: u64) -> u64 {
         self.fixed_ns.saturating_add((size_bytes / MIB).saturating_mul(self.per_mib_ns))
@@ -34,7 +34,7 @@ impl Cost {
 pub struct CallCosts {
     /// `allocate`.
     pub allocate: Cost,
-    /// `free`. Waiting for running work is not included: it takes no time here.
+    /// `free`. It does not include waiting for running work, which takes no time here.
     pub free: Cost,
     /// `reserve` and `unreserve`.
     pub reserve: Cost,
@@ -44,18 +44,18 @@ pub struct CallCosts {
     pub release: Cost,
     /// `map`.
     pub map: Cost,
-    /// `set_access`, for each handle.
+    /// `set_access`, per handle.
     pub set_access: Cost,
-    /// `unmap`, for each handle.
+    /// `unmap`, per handle.
     pub unmap: Cost,
     /// `export` and `import`.
     pub export: Cost,
-    /// Everything else: streams, events, copies' submission, stream-ordered pools, questions.
+    /// All other calls: streams, events, submission of copies, stream-ordered pools, queries.
     pub other: Cost,
 }
 
 impl CallCosts {
-    /// Every call is free, so that only the test moves the clock.
+    /// Calls cost nothing, so that only the test advances the clock.
     pub const NONE: Self = {
         let none = Cost::fixed(0);
         Self {
@@ -72,8 +72,8 @@ impl CallCosts {
         }
     };
 
-    /// An idle H200. Allocate and free together took 77 us at 2 MiB and 440 us at 1 GiB, release
-    /// 13 us and 496 us; the other figures are the middle of what was seen.
+    /// An idle H200. Allocate and free together took 77 us at 2 MiB and 440 us at 1 GiB, release 13 us
+    /// and 496 us. The other values are medians.
     pub const H200: Self = Self {
         allocate: Cost { fixed_ns: 40_290, per_mib_ns: 190 },
         free: Cost { fixed_ns: 36_000, per_mib_ns: 165 },

@@ -1,12 +1,12 @@
-//! Captures: which streams are being captured, and the graph that their work becomes.
+//! Stream capture: which streams are captured, and the graph of their work.
 //!
-//! A node is a number and the nodes it depends on; what it would do is not kept. A stream's
-//! **frontier** are the nodes that its next node would depend on. A capture starts on one stream
-//! and spreads when another stream waits for an event that was recorded inside it. A wait for the
-//! whole device, by whichever thread, breaks all captures. Other calls that would wait are refused
-//! and do no harm, where a real device would also break the capture.
+//! A node is a number and the nodes it depends on. Its work is not kept. The **frontier** of a stream is
+//! the set of nodes that its next node would depend on. A capture begins on one stream. Another stream
+//! joins when it waits for an event that was recorded in the capture. A wait for the whole device, on
+//! any thread, invalidates all captures. Other calls that would wait are refused without harm, where a
+//! real device would also invalidate the capture.
 //!
-//! A graph is dropped when its capture ends: it never runs, and its memory goes with it.
+//! A graph is dropped when its capture ends: it never runs, and its memory is freed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -24,7 +24,7 @@ pub(super) struct Graphs {
     branches: HashMap<StreamId, Branch>,
     nodes: HashMap<NodeId, Node>,
     last_node: u64,
-    /// How often somebody said that there may be captures, and not that they are over.
+    /// Number of expected captures.
     pub(super) expected: u64,
 }
 
@@ -58,10 +58,10 @@ impl Graphs {
         }
     }
 
-    /// Refuses a call that waits when its thread captures.
+    /// Refuses a call that waits if the calling thread captures.
     #[inline]
     pub(super) fn check_may_wait(&self) -> Done<()> {
-        // The usual case.
+        // The common case.
         if self.captures.is_empty() {
             return Ok(());
         }
@@ -72,20 +72,20 @@ impl Graphs {
         }
     }
 
-    /// Refuses a call that waits for `stream` when that is captured or the thread captures.
+    /// Refuses a call that waits for `stream` if that is captured or the calling thread captures.
     pub(super) fn check_may_wait_for(&self, stream: StreamId) -> Done<()> {
         self.check_not_captured(stream)?;
         self.check_may_wait()
     }
 
-    /// Refuses a call that is not legal for a captured stream.
+    /// Refuses a call that is not allowed on a captured stream.
     pub(super) fn check_not_captured(&self, stream: StreamId) -> Done<()> {
         let is_captured = self.branches.contains_key(&stream);
         ensure!(!is_captured, capture_active: "stream {stream} is being captured");
         Ok(())
     }
 
-    /// Refuses a call that waits for everything while anything is captured, and breaks all captures.
+    /// Refuses a wait for the whole device if there is any capture, and invalidates all captures.
     pub(super) fn check_none(&mut self) -> Done<()> {
         let Some(origin) = self.captures.values().next().map(|run| run.origin) else {
             return Ok(());
@@ -94,7 +94,7 @@ impl Graphs {
         Err(capture_active(format!("stream {origin} is being captured")))
     }
 
-    /// The error of a call that asks whether an event of a capture has finished.
+    /// Returns the error of a call that waits for an event of a capture, or queries it.
     #[cold]
     pub(super) fn refusal_of(&self, capture: u64) -> Refusal {
         match self.captures.contains_key(&capture) {
@@ -103,13 +103,14 @@ impl Graphs {
         }
     }
 
-    /// Refuses a submission to a stream whose capture broke.
+    /// Refuses a submission to a stream whose capture was invalidated.
     pub(super) fn check_takes_work(&self, stream: StreamId) -> Done<()> {
         let branch = self.branches.get(&stream);
         branch.map_or(Ok(()), |branch| check_sound(branch.capture, &self.captures))
     }
 
-    /// Turns a submission to a captured stream into a node. `None`: the stream runs.
+    /// Turns a submission to a captured stream into a node. Returns `None` if the stream is not
+    /// captured.
     pub(super) fn add_node(&mut self, stream: StreamId) -> Done<Option<(u64, NodeId)>> {
         let Some(branch) = self.branches.get_mut(&stream) else {
             return Ok(None);
@@ -123,7 +124,7 @@ impl Graphs {
         Ok(Some((capture, id)))
     }
 
-    /// Makes `stream` wait for an event of a capture, which draws it into that capture.
+    /// Makes `stream` wait for an event of a capture. The stream joins that capture.
     pub(super) fn join(&mut self, stream: StreamId, capture: u64, node: NodeId) -> Done<()> {
         if !self.captures.contains_key(&capture) {
             return Err(self.refusal_of(capture));
@@ -143,14 +144,14 @@ impl Graphs {
         Ok(())
     }
 
-    /// Refuses a captured stream's wait for an event from outside, which breaks the capture.
+    /// Refuses a captured stream's wait for an event from outside, and invalidates the capture.
     pub(super) fn check_no_wait_outside(&mut self, stream: StreamId) -> Done<()> {
         let broke = self.break_on(stream);
         ensure!(!broke, "captured stream {stream} cannot wait for an event from outside");
         Ok(())
     }
 
-    /// Breaks the capture that a stream belongs to. False if it belongs to none.
+    /// Invalidates the capture that a stream belongs to. Returns false if it belongs to none.
     pub(super) fn break_on(&mut self, stream: StreamId) -> bool {
         let capture = self.branches.get(&stream).map(|branch| branch.capture);
         capture.map(|capture| self.break_capture(capture)).is_some()
@@ -163,7 +164,7 @@ impl Graphs {
     }
 
     fn begin(&mut self, stream: StreamId) -> Done<u64> {
-        // Numbers are unique in the process, not only in this device.
+        // Numbers are unique in the process, not only on this device.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         ensure!(stream != StreamId::DEFAULT, "the default stream cannot be captured");
         let is_captured = self.branches.contains_key(&stream);
@@ -190,7 +191,7 @@ impl Graphs {
         Err(invalid(format!("stream {stream} was not joined before capture {capture} ended")))
     }
 
-    /// These nodes and all that they depend on.
+    /// Returns these nodes and all nodes that they depend on.
     fn history(&self, frontier: &[NodeId]) -> HashSet<NodeId> {
         let mut seen = HashSet::new();
         let mut todo = frontier.to_vec();
@@ -202,22 +203,22 @@ impl Graphs {
         seen
     }
 
-    /// The nodes that the next node on a captured stream comes after; nothing for other streams.
+    /// Returns the nodes that precede the next node on a captured stream. Empty for other streams.
     pub(super) fn before(&self, stream: StreamId) -> HashSet<NodeId> {
         self.branches.get(&stream).map_or_else(HashSet::new, |b| self.history(&b.frontier))
     }
 
-    /// Whether the capture of this node is still under way.
+    /// Returns whether the capture of this node has not ended.
     pub(super) fn knows(&self, node: NodeId) -> bool {
         self.nodes.contains_key(&node)
     }
 
-    /// Whether this capture has not ended.
+    /// Returns whether this capture has not ended.
     pub(super) fn is_open(&self, capture: u64) -> bool {
         self.captures.contains_key(&capture)
     }
 
-    /// A stream of the capture with work that nothing in `frontier` depends on.
+    /// Returns a stream of the capture with work that nothing in `frontier` depends on.
     fn unjoined(&self, capture: u64, frontier: &[NodeId]) -> Option<StreamId> {
         let seen = self.history(frontier);
         let mut branches = self.branches.iter();
@@ -227,7 +228,7 @@ impl Graphs {
         unjoined.map(|(stream, _)| *stream)
     }
 
-    /// The capture of a stream, which these nodes must belong to.
+    /// Returns the capture of a stream, after checking that these nodes belong to it.
     pub(super) fn check_nodes(&self, stream: StreamId, nodes: &[NodeId]) -> Done<u64> {
         let capture = self.branch(stream)?.capture;
         check_sound(capture, &self.captures)?;
@@ -238,7 +239,7 @@ impl Graphs {
         Ok(capture)
     }
 
-    /// A node behind these, which no stream comes after.
+    /// Adds a node that depends on these nodes and is in no stream's frontier.
     pub(super) fn add_leaf(&mut self, capture: u64, dependencies: &[NodeId]) -> NodeId {
         self.last_node += 1;
         let id = NodeId(self.last_node);
@@ -259,7 +260,7 @@ fn check_sound(capture: u64, captures: &HashMap<u64, Run>) -> Done<()> {
 }
 
 impl State {
-    /// It is only counted: no call but a wait for the device breaks a capture here.
+    /// Only counts: the simulated device avoids no call while captures are expected.
     fn expect_captures(&mut self, expected: bool) -> Done<()> {
         let before = self.graphs.expected;
         let after = if expected { before.checked_add(1) } else { before.checked_sub(1) };

@@ -1,6 +1,6 @@
-//! Idle ranges of a driver pool: who may use them, and the smallest that fits.
+//! Idle ranges of a driver pool: which streams may use them, and the smallest that fits.
 //!
-//! Pure book-keeping, like `ranges`. Ranges that the same streams may use join with their neighbours.
+//! It is pure bookkeeping, like `ranges`. Neighbours that the same streams may use are coalesced.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,20 +13,22 @@ use crate::ids::StreamId;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
     pub(super) size_bytes: u64,
-    /// The free that not everybody has seen. `None`: everybody may use the range.
+    /// The free of this range, while it has not been reached on all streams. `None`: any stream may use
+    /// the range.
     pub(super) freed: Option<Freed>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Freed {
-    /// In the order of a stream.
+    /// A free in stream order.
     On(StreamId, Mark),
-    /// In a capture that has not ended.
+    /// A free in a capture that has not ended.
     At(NodeId),
 }
 
 impl Freed {
-    /// One free for two neighbours, if the same streams may use them.
+    /// Returns the free of two neighbours together, if the same streams may use both. Otherwise returns
+    /// `None`.
     fn joined(one: Option<Self>, other: Option<Self>) -> Option<Option<Self>> {
         match (one, other) {
             (None, None) => Some(None),
@@ -41,28 +43,28 @@ impl Freed {
 /// Size and address.
 type Sizes = BTreeSet<(u64, u64)>;
 
-/// Ranges that one stream may use.
+/// Ranges that only one stream may use.
 #[derive(Debug)]
 struct Own {
     sizes: Sizes,
-    /// No free among them came before this one. A stream's work finishes in order, so as long as this one
-    /// has not been reached, none has.
+    /// The earliest of their frees. Work of a stream finishes in order, so none of the frees has been
+    /// reached before this one.
     first: Mark,
 }
 
-/// Ranges that nobody holds.
+/// Ranges that are not allocated.
 #[derive(Debug, Default)]
 pub(super) struct IdleRanges {
     by_address: BTreeMap<u64, Idle>,
-    /// Size and address of those that everybody may use.
+    /// Size and address of ranges that any stream may use.
     open: Sizes,
     own: HashMap<StreamId, Own>,
-    /// Addresses of those that a capture freed.
+    /// Addresses of ranges that a capture freed.
     captured: BTreeSet<u64>,
 }
 
 impl IdleRanges {
-    /// Adds a range and joins it with neighbours of its segment.
+    /// Adds a range and coalesces it with its neighbours in the same segment.
     pub(super) fn insert(&mut self, start: u64, range: Idle, segments: &BTreeMap<u64, u64>) {
         let (mut start, mut range) = (start, range);
         let below = self.by_address.range(..start).next_back().map(|(at, below)| (*at, *below));
@@ -112,12 +114,12 @@ impl IdleRanges {
         Some(range)
     }
 
-    /// The idle range around an address.
+    /// Returns the idle range that contains an address, if any, or else the nearest one below it.
     pub(super) fn around(&self, address: u64) -> Option<(u64, Idle)> {
         self.by_address.range(..=address).next_back().map(|(start, range)| (*start, *range))
     }
 
-    /// Addresses of ranges that not everybody may use and whose free has been reached, as `reached` says.
+    /// Returns the addresses of restricted ranges whose free has been reached, according to `reached`.
     pub(super) fn reached(&self, reached: impl Fn(Freed) -> bool) -> Vec<u64> {
         let streams = self.own.iter();
         let streams = streams.filter(|(stream, own)| reached(Freed::On(**stream, own.first)));
@@ -126,7 +128,8 @@ impl IdleRanges {
         all.filter(|start| self.by_address[start].freed.is_some_and(&reached)).collect()
     }
 
-    /// The smallest range that fits and that `on`, behind these nodes, may use; of equal ones the lowest.
+    /// Returns the smallest range that fits and that `on` may use after the nodes `behind`. Of equal
+    /// sizes it returns the lowest.
     pub(super) fn best(
         &self,
         size_bytes: u64,
@@ -144,8 +147,8 @@ impl IdleRanges {
         captured.chain(own).chain(first(&self.open)).min().map(|(_, start)| start)
     }
 
-    /// Size and address of ranges that everybody may use and, if one is named, of a stream's own; of each
-    /// the largest first.
+    /// Returns size and address of the ranges that any stream may use, and then of those that only `on`
+    /// may use. Both lists begin with the largest range.
     pub(super) fn usable(&self, on: Option<StreamId>) -> impl Iterator<Item = (u64, u64)> {
         let own = on.and_then(|on| self.own.get(&on));
         let own = own.into_iter().flat_map(|own| own.sizes.iter().rev());

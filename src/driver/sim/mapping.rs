@@ -1,8 +1,8 @@
-//! Virtual memory of the simulated device: reservations, pieces and where they are mapped.
+//! Virtual memory of the simulated device: reservations, pieces and mappings.
 //!
-//! Pieces cost bytes of the device from `create` until they are neither held nor mapped; address
-//! space costs nothing. A descriptor is one end of a pipe whose other end the piece keeps, so its
-//! identity is certain while the piece lives; descriptors from elsewhere are not supported.
+//! A piece uses memory of the device from `create` until it is neither referenced nor mapped. Address
+//! space costs nothing. An exported descriptor is one end of a pipe whose other end the piece keeps, so
+//! it identifies the piece while the piece lives. Descriptors from elsewhere are not supported.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -55,7 +55,7 @@ impl Mapping {
 struct Piece {
     size_bytes: u64,
     exportable: Exportable,
-    /// By `create` and each `import`, less each `release`.
+    /// Number of references: one for `create` and for each `import`, minus one for each `release`.
     holds: u32,
     mappings: u32,
     exported: Option<Exported>,
@@ -64,7 +64,7 @@ struct Piece {
 #[derive(Debug)]
 struct Exported {
     reader: PipeReader,
-    /// Never written: it keeps the pipe alive as long as the piece.
+    /// Never written to: it keeps the pipe open as long as the piece lives.
     _writer: PipeWriter,
     identity: FileIdentity,
 }
@@ -82,7 +82,7 @@ impl Mappings {
         }
     }
 
-    /// Whether mapped and accessible pieces cover all of these bytes.
+    /// Returns whether mapped and accessible pieces cover all of these bytes.
     pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
         let Some(end) = address.checked_add(size_bytes) else {
             return false;
@@ -98,18 +98,18 @@ impl Mappings {
         }
     }
 
-    /// Bytes of all mapped pieces that another device may access.
+    /// Returns the bytes of all mapped pieces that another device may access.
     pub(super) fn peer_bytes(&self, device: DeviceId) -> u64 {
         let open = self.mapped.values().filter(|mapping| mapping.peers.contains(&device));
         open.map(|mapping| mapping.size_bytes).sum()
     }
 
-    /// How often pieces are held, over all pieces.
+    /// Returns the number of references to all pieces.
     pub(super) fn holds_of_pieces(&self) -> u64 {
         self.pieces.values().map(|piece| u64::from(piece.holds)).sum()
     }
 
-    /// Adds what is reserved, mapped and made.
+    /// Adds reservations, mappings and pieces to `held`.
     pub(super) fn tell(&self, held: &mut Held) {
         held.reservations = self.space.live().collect();
         held.mapped = self.mapped.iter().map(|(start, own)| (*start, own.size_bytes)).collect();
@@ -143,7 +143,7 @@ impl Mappings {
         Ok(())
     }
 
-    /// Starts of the pieces that fill the range exactly.
+    /// Returns the starts of the pieces that fill the range exactly.
     fn whole_pieces(&self, address: u64, size_bytes: u64) -> Done<Vec<u64>> {
         let mut starts = Vec::new();
         let mut covered = 0;
@@ -247,8 +247,8 @@ impl State {
         Ok(())
     }
 
-    /// The descriptor names the piece as long as the piece is held or mapped; unlike on a real
-    /// device it does not keep the piece alive.
+    /// Returns a descriptor that identifies the piece while the piece is referenced or mapped. Unlike on
+    /// a real device, it does not keep the piece alive.
     fn export(&mut self, piece: PhysicalId) -> Done<OwnedFd> {
         self.pass(self.options.costs.export.fixed_ns);
         let held = self.mappings.piece(piece)?;
@@ -263,7 +263,7 @@ impl State {
         Ok(reader?.into())
     }
 
-    /// Knows the descriptors of this device only, and gives the same piece, held once more.
+    /// Imports a descriptor of this device and adds a reference to its piece. Refuses other descriptors.
     fn import(&mut self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
         self.pass(self.options.costs.export.fixed_ns);
         let identity = identity_of(descriptor).map_err(host_failed)?;
@@ -295,7 +295,7 @@ impl VirtualMemory for Sim {
     calls! { VirtualMemory forward Self::sized; }
 }
 
-/// A handle is the piece's number: it names a piece that is gone no more than a descriptor does.
+/// A handle is the piece's number. Like a descriptor, it does not keep the piece alive.
 impl State {
     fn export_handle(&mut self, piece: PhysicalId) -> Done<FabricHandle> {
         self.pass(self.options.costs.export.fixed_ns);

@@ -1,7 +1,7 @@
-//! Other devices that the simulated one can reach, if its options name any.
+//! Other devices that the simulated device can access, if its options name any.
 //!
-//! They are ordinals and nothing more: there is no memory behind their addresses, so a copy checks
-//! this device's side only.
+//! They are ordinals only, without memory behind their addresses. So a copy checks only the range on
+//! this device.
 
 use super::{Done, Sim, State, ensure, invalid, not_supported};
 use crate::driver::Peers;
@@ -9,7 +9,8 @@ use crate::driver::call::{calls, forward};
 use crate::ids::{DeviceId, StreamId};
 
 impl State {
-    /// Whether `other` is one of the lowest ordinals that are not this device's own.
+    /// Returns whether `other` is one of the reachable devices: the lowest ordinals, without this
+    /// device's.
     pub(super) fn reaches(&self, other: DeviceId) -> bool {
         let own = self.options.device;
         let before = other.0 - u32::from(own < other);

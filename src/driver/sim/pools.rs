@@ -1,13 +1,13 @@
-//! Stream-ordered pools of the simulated device, as `cudaMallocAsync` keeps them.
+//! Stream-ordered pools of the simulated device, modelled on `cudaMallocAsync`.
 //!
-//! A pool takes memory in steps of 32 MiB and hands out the smallest idle range that fits. A freed range
-//! may be used again on the stream that freed it at once, and on others when the free has been reached
-//! there. Where no range fits, idle pages are moved to new addresses before memory is taken. Idle memory
-//! goes back when somebody synchronises, down to the release threshold, and when the pool is trimmed.
-//! Held against a driver on recordings: see `tests/malloc_async.rs`.
+//! A pool takes memory from the device in steps of 32 MiB and allocates the smallest idle range that
+//! fits. The stream that freed a range may reuse it at once. Other streams may reuse it once the free
+//! has been reached. Where no range fits, the pool moves idle pages to new addresses before it takes
+//! memory. A pool releases idle memory down to its release threshold when a call synchronises, and when
+//! the pool is trimmed. `tests/malloc_async.rs` compares this model with recordings of a real driver.
 //!
-//! What a captured stream asks for comes from memory of graphs, which is no pool: a range that was
-//! freed inside the capture may be used again where the graph puts the new use after the free.
+//! Allocations on a captured stream come from memory of graphs, which is no pool. A range that was freed
+//! inside the capture may be reused where the graph orders the new use after the free.
 
 use std::collections::BTreeMap;
 
@@ -24,9 +24,9 @@ use crate::driver::{CaptureStatus, DriverPoolId, DriverPoolUsage, MemoryPools, N
 use crate::ids::{DeviceId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, align_up};
 
-/// Memory is taken from the device in steps of this.
+/// Memory is taken from the device in multiples of this.
 const STEP_BYTES: u64 = 32 * MIB;
-/// What can be moved.
+/// Unit in which memory moves to other addresses.
 const PAGE_BYTES: u64 = 2 * MIB;
 
 /// All pools.
@@ -46,38 +46,38 @@ struct Live {
     home: Home,
 }
 
-/// Where a range comes from.
+/// The origin of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Home {
     Pool(usize),
-    /// Memory of graphs, asked for in this capture.
+    /// Memory of graphs, allocated in this capture.
     Graph(u64),
 }
 
 #[derive(Debug, Default)]
 struct Pool {
     books: PoolBooks,
-    /// Start and size. Idle ranges do not reach from one into the next.
+    /// Start and size. An idle range never spans two segments.
     segments: BTreeMap<u64, u64>,
     idle: IdleRanges,
 }
 
 impl Pool {
-    /// Opens ranges to everybody whose free has been reached.
+    /// Makes ranges usable by any stream once their free has been reached.
     fn settle(&mut self, work: &Work, graphs: &Graphs, now_ns: u64) {
         let reached = |freed: Freed| match freed {
             Freed::On(_, mark) => work.is_finished(mark, now_ns),
             Freed::At(node) => !graphs.knows(node),
         };
         for start in self.idle.reached(reached) {
-            // Two that were reached may have become one.
+            // It is missing if it was coalesced with a neighbour just now.
             if let Some(Idle { size_bytes, .. }) = self.idle.remove(start) {
                 self.idle.insert(start, Idle { size_bytes, freed: None }, &self.segments);
             }
         }
     }
 
-    /// Takes the smallest idle range that fits and that `on`, behind these nodes, may use.
+    /// Allocates from the smallest idle range that fits and that `on` may use after the nodes `behind`.
     fn take(&mut self, size_bytes: u64, on: StreamId, behind: &HashSet<NodeId>) -> Option<u64> {
         let start = self.idle.best(size_bytes, on, behind)?;
         let range = self.idle.remove(start)?;
@@ -88,8 +88,8 @@ impl Pool {
         Some(start)
     }
 
-    /// Makes a segment with room for `size_bytes` on a stream: of idle pages as far as they go, the rest
-    /// from the device.
+    /// Makes a segment with room for `size_bytes` on a stream: from idle pages first, the rest from the
+    /// device.
     fn grow(
         &mut self,
         size_bytes: u64,
@@ -112,7 +112,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Whole pages inside ranges that everybody may use, and a stream's own: start and bytes.
+    /// Returns the whole pages inside ranges that any stream, or only `on`, may use: start and bytes.
     fn pages(&self, on: Option<StreamId>) -> impl Iterator<Item = (u64, u64)> {
         self.idle.usable(on).filter_map(|(size_bytes, start)| {
             let (first, end) = (align_up(start, PAGE_BYTES), (start + size_bytes) / PAGE_BYTES);
@@ -121,8 +121,8 @@ impl Pool {
         })
     }
 
-    /// Takes so many bytes of idle pages from where they are. Returns the latest free among them that not
-    /// everybody has seen.
+    /// Unmaps so many bytes of idle pages. Returns the latest of their frees that has not been reached
+    /// on all streams.
     fn move_pages(&mut self, bytes: u64, on: StreamId, space: &mut AddressSpace) -> Option<Freed> {
         let (mut left, mut latest) = (bytes, None);
         while left > 0 {
@@ -138,8 +138,8 @@ impl Pool {
         latest
     }
 
-    /// Takes pages out of an idle range and of its segment, which falls into what was before and behind.
-    /// Returns what is known of the range's free.
+    /// Unmaps pages of an idle range and of its segment. The segment is split into the parts before and
+    /// after them. Returns the free of the idle range.
     fn unmap(&mut self, first: u64, bytes: u64, space: &mut AddressSpace) -> Option<Freed> {
         let end = first + bytes;
         let (start, range) = self.idle.around(first).expect("idle there");
@@ -162,7 +162,7 @@ impl Pool {
         range.freed
     }
 
-    /// Gives back idle pages, of the largest ranges first, while more than `keep_bytes` are held.
+    /// Releases idle pages, of the largest ranges first, while the pool holds more than `keep_bytes`.
     fn release(&mut self, keep_bytes: u64, space: &mut AddressSpace, budget: &mut Budget) {
         while self.books.usage.reserved_bytes > keep_bytes {
             let Some((first, there)) = self.pages(None).next() else { break };
@@ -176,7 +176,7 @@ impl Pool {
 }
 
 impl Pools {
-    /// Ranges in callers' hands.
+    /// Returns the number of live allocations.
     pub(super) fn ranges(&self) -> u64 {
         self.live.len() as u64
     }
@@ -190,7 +190,7 @@ impl Pools {
         }
     }
 
-    /// Whether one allocation holds all of these bytes.
+    /// Returns whether one allocation contains all of these bytes.
     pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
         let below = self.live.range(..=address).next_back();
         below.is_some_and(|(start, live)| {
@@ -199,7 +199,7 @@ impl Pools {
         })
     }
 
-    /// The pool of ranges from there, and the addresses of all pools.
+    /// Returns the pool that a range comes from, and the addresses of all pools.
     fn at(&mut self, home: Home) -> (&mut Pool, &mut AddressSpace) {
         let pool = match home {
             Home::Pool(index) => &mut self.pools[index],
@@ -208,7 +208,7 @@ impl Pools {
         (pool, &mut self.space)
     }
 
-    /// The memory of a graph that was dropped without having run.
+    /// Frees the memory of a graph that was dropped without having run.
     pub(super) fn graph_is_gone(&mut self, capture: u64) {
         let of_graph = self.live.extract_if(.., |_, live| live.home == Home::Graph(capture));
         for (address, Live { size_bytes, .. }) in of_graph {
@@ -295,8 +295,8 @@ impl State {
         self.release_destroyed(live.home);
     }
 
-    /// A captured stream frees what its own capture asked for; other streams free everything else,
-    /// and what a capture asked for once it has ended.
+    /// Checks that `on` may free a range. A captured stream frees only allocations of its own capture.
+    /// Other streams free allocations from pools, and those of captures that have ended.
     fn check_may_free(&self, address: u64, home: Home, on: StreamId) -> Done<()> {
         match (self.graphs.status(on), home) {
             (CaptureStatus::None, Home::Pool(_)) => Ok(()),
@@ -306,8 +306,8 @@ impl State {
         }
     }
 
-    /// Gives back the memory of a destroyed pool as far as its frees have been reached; what is
-    /// left goes when somebody synchronises.
+    /// Releases the memory of a destroyed pool whose frees have been reached. The rest is released when
+    /// a call synchronises.
     fn release_destroyed(&mut self, home: Home) {
         let (Pool { books, .. }, _) = self.pools.at(home);
         if books.destroyed && books.usage.used_bytes == 0 {
@@ -315,14 +315,14 @@ impl State {
         }
     }
 
-    /// Gives a pool's idle memory back, as far as its frees have been reached.
+    /// Releases idle memory of a pool whose frees have been reached.
     fn give_back(&mut self, home: Home, keep_bytes: u64) {
         let (pool, space) = self.pools.at(home);
         pool.settle(&self.work, &self.graphs, self.now_ns);
         pool.release(keep_bytes, space, &mut self.budget);
     }
 
-    /// After somebody waited: every pool goes back to its threshold.
+    /// Releases memory of every pool down to its threshold. Runs after a call has synchronised.
     pub(super) fn shrink_pools(&mut self) {
         for index in 0..self.pools.pools.len() {
             let PoolBooks { usage, threshold_bytes, .. } = self.pools.pools[index].books;
@@ -374,7 +374,7 @@ impl State {
     }
 
     fn trim_graphs(&mut self) -> Done<()> {
-        // Whichever capture: they share one pool.
+        // All captures share this pool, so any number will do.
         self.give_back(Home::Graph(0), 0);
         Ok(())
     }

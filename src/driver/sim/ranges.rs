@@ -1,7 +1,7 @@
-//! Address ranges without memory behind them: who holds which, and what is left of the device.
+//! Address ranges without memory behind them, and the bytes of the device that are in use.
 //!
-//! Pure book-keeping. `AddressSpace` gives out ranges first fit by address, so that equal calls
-//! get equal answers; `Budget` counts the bytes of the device that are in use, to the byte.
+//! It is pure bookkeeping. `AddressSpace` assigns ranges first fit by address, so that equal calls
+//! return equal addresses. `Budget` counts the bytes in use exactly.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{AddressOrder, Done, GRANULARITY_BYTES, ensure, invalid, out_of_memor
 use crate::driver::free_ranges::FreeRanges;
 use crate::size::align_up;
 
-/// Bytes of the device that are in use, of all it has.
+/// Bytes of the device that are in use, and its total.
 #[derive(Debug)]
 pub(super) struct Budget {
     pub(super) used_bytes: u64,
@@ -22,7 +22,7 @@ impl Budget {
         self.total_bytes - self.used_bytes
     }
 
-    /// Whether so many bytes are free.
+    /// Checks that so many bytes are free.
     pub(super) fn check(&self, size_bytes: u64) -> Done<()> {
         let (free, total) = (self.free_bytes(), self.total_bytes);
         let fits = size_bytes <= free;
@@ -30,7 +30,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Uses bytes that a [`check`](Self::check) found free.
+    /// Counts bytes as used that a [`check`](Self::check) found free.
     pub(super) fn take(&mut self, size_bytes: u64) {
         debug_assert!(size_bytes <= self.free_bytes());
         self.used_bytes += size_bytes;
@@ -45,16 +45,16 @@ impl Budget {
     }
 }
 
-/// A stretch of addresses, given out in multiples of 2 MiB, first fit or never twice.
+/// An address range that is assigned in multiples of 2 MiB: first fit, or each address once only.
 #[derive(Debug)]
 pub(super) struct AddressSpace {
     order: AddressOrder,
-    /// No address from here on was given out, up to `end`.
+    /// Addresses from `next` to `end` were never assigned, or are free again.
     next: u64,
     end: u64,
-    /// What came back below `next`.
+    /// Free ranges below `next`.
     holes: FreeRanges,
-    /// Start and size of what is given out; the size is as asked, not rounded.
+    /// Start and size of assigned ranges. The size is the requested one, not rounded.
     live: BTreeMap<u64, u64>,
 }
 
@@ -64,7 +64,7 @@ impl AddressSpace {
         Self { order, next: start, end, holes: FreeRanges::default(), live: BTreeMap::new() }
     }
 
-    /// Takes the next range, which is the lowest that fits if ranges are used again.
+    /// Assigns a range: the lowest that fits, or with the other orders one that was never assigned.
     pub(super) fn take(&mut self, size_bytes: u64) -> Done<u64> {
         ensure!(size_bytes > 0, "0 bytes asked");
         let short = |left: u64| {
@@ -92,7 +92,7 @@ impl AddressSpace {
         Ok(address)
     }
 
-    /// Takes back a range, which must be given out at exactly this address and size.
+    /// Frees a range, which must be assigned at exactly this address and size.
     pub(super) fn give(&mut self, address: u64, size_bytes: u64) -> Done<()> {
         self.check_exact(address, size_bytes)?;
         self.live.remove(&address);
@@ -107,8 +107,8 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Takes back a part of a range: whole steps of 2 MiB, of a range of whole steps. What lies before and
-    /// behind stays given out.
+    /// Frees a part of a range: a multiple of 2 MiB, of a range whose size is a multiple of 2 MiB. The
+    /// parts before and after it stay assigned.
     pub(super) fn give_part(&mut self, address: u64, size_bytes: u64) {
         let below = self.live.range(..=address).next_back();
         let (&start, &held_bytes) = below.expect("a part of what is given out");
@@ -123,7 +123,7 @@ impl AddressSpace {
         self.give(address, size_bytes).expect("given out a moment ago");
     }
 
-    /// Whether a range is given out at exactly this address and size.
+    /// Checks that a range is assigned at exactly this address and size.
     pub(super) fn check_exact(&self, address: u64, size_bytes: u64) -> Done<()> {
         match self.live.get(&address) {
             Some(&held) if held == size_bytes => Ok(()),
@@ -134,7 +134,7 @@ impl AddressSpace {
         }
     }
 
-    /// Whether one range that is given out holds all of these bytes.
+    /// Returns whether one assigned range contains all of these bytes.
     pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
         let below = self.live.range(..=address).next_back();
         below.is_some_and(|(start, len)| {
@@ -143,7 +143,7 @@ impl AddressSpace {
         })
     }
 
-    /// Start and size of all that is given out, by address.
+    /// Returns start and size of all assigned ranges, by address.
     pub(super) fn live(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.live.iter().map(|(start, len)| (*start, *len))
     }

@@ -61,7 +61,7 @@ fn copies_and_fills_must_stay_inside_what_is_allocated() {
     let mut bytes = [9; 16];
     sim.copy_to_host(&mut bytes, a, stream).unwrap();
     assert_eq!(bytes, [0; 16]);
-    // Two allocations that touch are still two.
+    // Ranges must not span two allocations, even adjacent ones.
     let invalid = DriverErrorKind::InvalidValue;
     assert_eq!(kind(sim.fill(a + MIB, 7, 2 * MIB, stream)), invalid);
     assert_eq!(kind(sim.copy(a, a + MIB, 2 * MIB, stream)), invalid);

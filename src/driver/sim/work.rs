@@ -1,9 +1,9 @@
-//! Streams and events: what has been submitted, and which of it has finished.
+//! Streams and events: which work has been submitted, and which has finished.
 //!
-//! Nothing runs here. A **mark** is a point of a stream; all marks are numbered in one sequence,
-//! so a stream's state is the number up to which it has finished. Marks of one stream finish in
-//! order, except those that a test finishes by hand out of order (`early`). Waits between streams
-//! are kept as pairs of such numbers: whoever finishes a mark also finishes what it waited for.
+//! No work runs here. A **mark** is a point of a stream. All marks are numbered in one sequence, so the
+//! progress of a stream is the number up to which it has finished. Marks of one stream finish in order,
+//! except those that a test finishes out of order (`early`). Waits between streams are kept as pairs of
+//! such numbers: finishing a mark also finishes the marks that it waited for.
 
 use hashbrown::HashMap;
 
@@ -21,18 +21,18 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// The later of two marks of one stream.
+    /// Returns the later of two marks of one stream.
     pub(super) fn later(self, other: Self) -> Self {
         if other.number > self.number { other } else { self }
     }
 
-    /// The earlier of two marks of one stream.
+    /// Returns the earlier of two marks of one stream.
     pub(super) fn earlier(self, other: Self) -> Self {
         if other.number < self.number { other } else { self }
     }
 }
 
-/// What an event stands for.
+/// The state of an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
     /// Never recorded: counts as finished.
@@ -43,7 +43,7 @@ pub(super) enum Event {
     Captured {
         /// The capture.
         capture: u64,
-        /// The node that it became.
+        /// The node of the record.
         node: NodeId,
     },
 }
@@ -51,7 +51,7 @@ pub(super) enum Event {
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Life {
     #[default]
-    /// Stream 0, or known by its handle alone: a recording named it.
+    /// Not created here, but named by a call: stream 0, or a handle of a recording.
     Named,
     Created,
     Destroyed,
@@ -65,9 +65,9 @@ struct Stream {
     done: u64,
     /// Marks above `done` that a test finished out of order.
     early: Vec<u64>,
-    /// When all that was marked so far finishes by itself.
+    /// When all marks so far finish by themselves.
     ready_ns: u64,
-    /// Marks after number `.0` wait for mark `.1`. Kept in `EventMode::Manual` only.
+    /// Marks after number `.0` wait for mark `.1`. Used in `EventMode::Manual` only.
     waits: Vec<(u64, Mark)>,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Work {
     last_stream: u64,
 }
 
-/// Where the handles of created streams start: recordings' handles are far from here.
+/// Handles of created streams start here, far from the handles of recordings.
 const FIRST_STREAM: u64 = 0x51_0000;
 
 impl Work {
@@ -91,7 +91,7 @@ impl Work {
         Self { mode, last_stream: FIRST_STREAM, ..Self::default() }
     }
 
-    /// Events that were created and not destroyed.
+    /// Returns the number of events that were created and not destroyed.
     pub(super) fn events_alive(&self) -> u64 {
         self.events.len() as u64
     }
@@ -124,8 +124,7 @@ impl Work {
         index
     }
 
-    /// Finds a stream, makes room for one that is known by its handle alone, and refuses a
-    /// destroyed one.
+    /// Returns the index of a stream. Adds a stream that is not known yet, and refuses a destroyed one.
     #[inline]
     pub(super) fn stream(&mut self, id: StreamId) -> Done<usize> {
         match self.by_id.get(&id) {
@@ -158,7 +157,7 @@ impl Work {
         self.events.insert(event, to);
     }
 
-    /// Marks the point that the stream has reached.
+    /// Marks the current end of the stream.
     #[inline]
     pub(super) fn mark(&mut self, stream: usize, now_ns: u64) -> Mark {
         self.last_mark += 1;
@@ -191,8 +190,8 @@ impl Work {
         }
     }
 
-    /// Finishes a mark, everything before it on its stream and everything that these waited for.
-    /// Returns when that would have happened by itself.
+    /// Finishes a mark, all marks before it on its stream, and the marks that these waited for. Returns
+    /// when the mark would have finished by itself.
     pub(super) fn finish(&mut self, mark: Mark) -> u64 {
         let mut todo = Vec::new();
         let mut next = Some((mark.stream, mark.number));
@@ -214,7 +213,7 @@ impl Work {
         mark.ready_ns
     }
 
-    /// Finishes one mark alone, whatever is before it.
+    /// Finishes one mark alone. Marks before it stay unfinished.
     pub(super) fn finish_early(&mut self, mark: Mark) {
         let stream = &mut self.streams[mark.stream];
         if mark.number > stream.done && !stream.early.contains(&mark.number) {
@@ -222,38 +221,37 @@ impl Work {
         }
     }
 
-    /// Finishes everything submitted to a stream so far. Returns when that would have happened by
-    /// itself.
+    /// Finishes all work submitted to a stream so far. Returns when it would have finished by itself.
     #[inline]
     pub(super) fn finish_stream(&mut self, stream: usize) -> u64 {
-        // A wait made just now counts as submitted, so the end lies one past every mark.
+        // A wait made after the last mark is submitted work too, so finish up to one past the last mark.
         self.last_mark += 1;
         let ready_ns = self.streams[stream].ready_ns;
         self.finish(Mark { stream, number: self.last_mark, ready_ns })
     }
 
-    /// The number of the last mark.
+    /// Returns the number of the last mark.
     pub(super) fn position(&self) -> u64 {
         self.last_mark
     }
 
-    /// Finishes a stream's marks up to a number.
+    /// Finishes the marks of a stream up to a number.
     pub(super) fn finish_until(&mut self, stream: usize, number: u64) {
         self.finish(Mark { stream, number, ready_ns: 0 });
     }
 
-    /// Finishes everything. Returns when that would have happened by itself.
+    /// Finishes all work. Returns when it would have finished by itself.
     pub(super) fn finish_all(&mut self) -> u64 {
         let all = 0..self.streams.len();
         all.map(|stream| self.finish_stream(stream)).max().unwrap_or(0)
     }
 
-    /// Like [`stream`](Self::stream), but destroyed streams are found too and none is added.
+    /// Like [`stream`](Self::stream), but finds destroyed streams too and adds none.
     pub(super) fn known_stream(&self, id: StreamId) -> Option<usize> {
         self.by_id.get(&id).copied()
     }
 
-    /// Events that have not finished, in the order in which they were recorded.
+    /// Returns the unfinished events, in the order in which they were recorded.
     pub(super) fn pending(&self, now_ns: u64) -> Vec<(EventId, StreamId)> {
         let marked = self.events.iter().filter_map(|(id, event)| match event {
             Event::Marked(mark) if !self.is_finished(*mark, now_ns) => Some((*id, *mark)),
