@@ -1,12 +1,12 @@
-//! What reaches over to other contexts: streams of other devices, and primary contexts that are held for
-//! them.
+//! Streams of other contexts, and primary contexts of other devices.
 //!
-//! An event can be recorded only on a stream of its own context. For a stream of another context, of this
-//! device or another, an event over there is recorded; a stream of ours waits for that one, and the event
-//! that was asked for is recorded behind. So blocks of this device may be announced to streams of others.
+//! An event can be recorded only on a stream of its own context. For a stream of another context, an
+//! event of that context is recorded there. A stream of this context waits for it, and the requested
+//! event is recorded on that stream. So blocks of this device can be used on streams of other contexts,
+//! of this device or another.
 //!
-//! Source: CUDA driver API, `cuEventRecord` (event and stream of one context) and `cuStreamWaitEvent`, which
-//! takes events of any.
+//! Source: CUDA driver API, `cuEventRecord` (event and stream must be of one context) and
+//! `cuStreamWaitEvent` (accepts events of any context).
 
 use super::api::{Status, got};
 use super::{Cuda, NO_TIMING, NON_BLOCKING};
@@ -20,8 +20,8 @@ pub(super) const INVALID_HANDLE: u32 = 400;
 const GONE: [i64; 3] = [1, 201, 709];
 
 impl Cuda {
-    /// Records `event` behind what was submitted to `stream` so far, which `refused` it: if it is one of
-    /// another context. Of any other the refusal stands.
+    /// Records `event` behind the work submitted to `stream` so far, if the stream belongs to another
+    /// context. Otherwise returns the error `refused` of the first attempt.
     #[cold]
     pub(super) fn record_across(
         &self,
@@ -40,12 +40,12 @@ impl Cuda {
             .and_then(|_entered| self.api.event_create(&mut between, NO_TIMING).ok());
         match made {
             Ok(()) => {}
-            // That context has gone, and the stream with it.
+            // The context was destroyed, and the stream with it.
             Err(error) if GONE.contains(&error.code()) => return refused.ok(),
             Err(error) => return Err(error),
         }
         let recorded = self.record_behind(event, between, theirs, stream);
-        // The driver keeps it until what waits for it has gone on.
+        // The driver keeps the event until all waits for it have finished.
         let destroyed = self.api.event_destroy(between).ok();
         recorded.and(destroyed)
     }
@@ -60,7 +60,7 @@ impl Cuda {
         {
             let _entered = self.enter_context(theirs)?;
             self.api.event_record(between, stream.0).ok()?;
-            // Who waits for an event inside a capture becomes part of it.
+            // A stream that waits for an event of a capture would join that capture.
             if self.status_of(stream)? != CaptureStatus::None {
                 let message = format!("stream {stream} is being captured");
                 let kind = DriverErrorKind::CaptureActive;
@@ -68,7 +68,8 @@ impl Cuda {
             }
         }
         let _entered = self.enter()?;
-        // Held over both calls: what others make it wait for in between would be waited for, too.
+        // Locked during both calls: otherwise the event could also wait for work that another thread
+        // adds.
         let mut bridge = self.bridge.lock();
         let ours = match *bridge {
             Some(ours) => ours,
@@ -81,14 +82,14 @@ impl Cuda {
         self.api.event_record(event.0, ours).ok()
     }
 
-    /// The driver's number of a device.
+    /// Returns the driver's handle of a device.
     pub(super) fn number_of(&self, other: DeviceId) -> DriverResult<i32> {
         let ordinal = i32::try_from(other.0).unwrap_or(i32::MAX);
         got(|device| self.api.device_get(device, ordinal))
     }
 
-    /// The primary context of another device, which is held from then on: what is opened to it would go with
-    /// it where nobody else holds it.
+    /// Returns the primary context of another device, and retains it until this device is dropped.
+    /// Access that is enabled for a context ends when the context is destroyed.
     pub(super) fn context_of(&self, other: DeviceId) -> DriverResult<u64> {
         let device = self.number_of(other)?;
         let mut held = self.others.lock();

@@ -1,11 +1,11 @@
-//! The functions of the driver's library, each found by its name when the library is loaded.
+//! The functions of the driver library, each looked up by name when the library is loaded.
 //!
-//! A function that an older driver lacks is absent, and calling it is an error that names it. Result
-//! codes are plain numbers here: newer drivers have codes that no list knows. Handles are 64-bit
-//! numbers, as the library passes pointers to what is its own.
+//! This is the only list of signatures. A function that an older driver lacks is absent, and a call to
+//! it returns an error with its name. Result codes are plain numbers, because newer drivers have unknown
+//! codes. Handles are 64-bit numbers, because the library's handles are pointers to its own objects.
 //!
-//! Trust: handles and addresses come from this driver or from a caller who vouches for them; the
-//! library itself checks addresses, and follows stream, event and graph handles blindly.
+//! Trust: handles and addresses come from this driver or from a caller who is responsible for them. The
+//! library checks addresses, but not the handles of streams, events and graphs.
 //!
 //! Source of names and signatures: `cuda.h`.
 #![expect(unsafe_code, reason = "calling a foreign library")]
@@ -21,7 +21,7 @@ use libloading::Library;
 use crate::driver::DriverResult;
 use crate::error::{DriverError, DriverErrorKind};
 
-/// What a call answered: its name, and the library's code or nothing if the function is absent.
+/// Result of a call: its name, and the library's code. `None` if the function is absent.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub(super) struct Status {
@@ -31,7 +31,7 @@ pub(super) struct Status {
 
 /// `CUDA_SUCCESS`.
 const SUCCESS: u32 = 0;
-/// `CUDA_ERROR_NOT_READY`: no failure, the work is unfinished.
+/// `CUDA_ERROR_NOT_READY`: not a failure, the work is unfinished.
 const NOT_READY: u32 = 600;
 
 impl Status {
@@ -39,7 +39,7 @@ impl Status {
         self.code
     }
 
-    /// Whether the work is done; unfinished work is no failure.
+    /// Returns whether the work has finished. Unfinished work is not an error.
     pub(super) fn finished(self) -> DriverResult<bool> {
         match self.code {
             Some(NOT_READY) => Ok(false),
@@ -66,7 +66,7 @@ impl Status {
     }
 }
 
-/// Returns what a call writes to its first argument.
+/// Returns the value that a call writes to its first argument.
 #[inline]
 pub(super) fn got<T: Default>(call: impl FnOnce(&mut T) -> Status) -> DriverResult<T> {
     let mut value = T::default();
@@ -74,16 +74,16 @@ pub(super) fn got<T: Default>(call: impl FnOnce(&mut T) -> Status) -> DriverResu
     Ok(value)
 }
 
-/// What a code means to an allocator.
+/// Returns the error kind of a code.
 pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     match code {
         2 => DriverErrorKind::OutOfMemory,
         801 | 800 => DriverErrorKind::NotSupported,
-        // 709: a stream's context was destroyed, and so the stream is gone.
+        // 709: the stream's context was destroyed, and the stream with it.
         1 | 400 | 709 => DriverErrorKind::InvalidValue,
         900..=908 => DriverErrorKind::CaptureActive,
-        // Errors of kernels and of the hardware stay until the process ends; so does a
-        // driver that shuts down.
+        // Errors of kernels and of the hardware last until the process ends, and so does a driver that
+        // shuts down.
         4 | 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 999 => {
             DriverErrorKind::DeviceLost
         }
@@ -91,10 +91,10 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     }
 }
 
-/// Where the library has a function of this name. One function for all of them: a type for each would be
-/// compiled for each.
+/// Returns the address of a function in the library. It is untyped, so that the lookup is compiled once
+/// and not for each signature.
 fn address_of(library: &Library, name: &str) -> Option<NonNull<c_void>> {
-    // SAFETY: a pointer to nothing in particular is right for any symbol; it is only read here.
+    // SAFETY: any symbol may be read as an untyped pointer; it is not followed here.
     let found = unsafe { library.get::<*mut c_void>(name.as_bytes()) };
     found.ok().and_then(|address| NonNull::new(*address))
 }
@@ -111,8 +111,8 @@ macro_rules! functions {
             fn new(library: Library) -> Self {
                 $(
                     let found = address_of(&library, $symbol);
-                    // SAFETY: each name stands in `cuda.h` with the signature given here, and nothing
-                    // is the null pointer in both; the pointers are dropped with the library.
+                    // SAFETY: `cuda.h` declares each name with the signature given here. `None` is the
+                    // null pointer in both types. The pointers do not outlive the library.
                     let $name = unsafe {
                         transmute::<
                             Option<NonNull<c_void>>,
@@ -123,7 +123,7 @@ macro_rules! functions {
                 Self { $($name,)* _library: Some(library) }
             }
 
-            /// A library without any function: tests put in their own.
+            /// A library without functions. Tests add their own.
             #[cfg(test)]
             pub(super) const fn none() -> Self {
                 Self { $($name: None,)* _library: None }
@@ -133,8 +133,8 @@ macro_rules! functions {
                 $(#[$doc])*
                 #[allow(clippy::too_many_arguments, reason = "as the library wants them")]
                 pub(super) fn $name(&self, $($arg: $kind),*) -> Status {
-                    // SAFETY: see `new` for the signature; references are valid for the call, which
-                    // keeps none of them; for handles see the head of this file.
+                    // SAFETY: see `new` for the signature. References are valid during the call, and the
+                    // library keeps none. For handles see the header of this file.
                     let code = self.$name.map(|call| unsafe { call($($arg),*) });
                     Status { call: $symbol, code }
                 }
@@ -285,7 +285,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// A device's own memory.
+    /// Memory of a device.
     pub(super) const fn device(device: i32) -> Self {
         Self { kind: 1, id: device }
     }
@@ -302,7 +302,7 @@ pub(super) struct AllocationProperties {
     pub(super) location: Location,
     pub(super) windows: u64,
     pub(super) compression: u8,
-    /// Whether other devices of the bus may reach it (GPUDirect RDMA).
+    /// Whether other devices on the bus may access it (GPUDirect RDMA).
     pub(super) direct: u8,
     pub(super) usage: u16,
     pub(super) reserved: [u8; 4],
@@ -315,7 +315,7 @@ const _: () = assert!(size_of::<AllocationProperties>() == 32);
 #[repr(C)]
 pub(super) struct AccessDescription {
     pub(super) location: Location,
-    /// 3: reading and writing.
+    /// 3: read and write.
     pub(super) flags: u32,
 }
 
@@ -343,7 +343,7 @@ pub(super) struct IpcHandle(pub(super) [u8; 64]);
 
 static API: OnceLock<Result<Api, DriverError>> = OnceLock::new();
 
-/// The library, loaded and started once for the process.
+/// Returns the library. It is loaded and initialised once per process.
 pub(super) fn api() -> DriverResult<&'static Api> {
     API.get_or_init(load).as_ref().map_err(Clone::clone)
 }
@@ -356,11 +356,11 @@ const NAMES: [&str; 1] = ["nvcuda.dll"];
 fn load() -> Result<Api, DriverError> {
     let mut reasons = Vec::new();
     for name in NAMES {
-        // SAFETY: the vendor's library; its initialisers are safe to run in any process.
+        // SAFETY: this is the vendor's library; its initialisers may run in any process.
         match unsafe { Library::new(name) } {
             Ok(library) => {
                 let api = Api::new(library);
-                // The table of errors is not there yet: a failure is told by its number alone.
+                // `API` is not set yet, so `Status::ok` could not describe the error.
                 return match api.init(0).code() {
                     Some(SUCCESS) => Ok(api),
                     Some(code) => {
@@ -371,7 +371,7 @@ fn load() -> Result<Api, DriverError> {
                     None => Err(missing(format!("{name} has no cuInit"))),
                 };
             }
-            // The loader's own words, which name the file, are the source.
+            // The source of the error is the loader's message, which names the file.
             Err(error) => {
                 reasons.push(error.source().map_or_else(|| error.to_string(), ToString::to_string));
             }
@@ -388,14 +388,14 @@ macro_rules! has {
     ($api:ident: $($function:ident),*) => { $($api.$function.is_some())&&* };
 }
 
-/// What a driver can do at all: an older one lacks the functions.
+/// Parts that the driver supports. An older driver lacks some functions.
 impl Api {
     pub(super) fn has_virtual_memory(&self) -> bool {
         has!(self: granularity, address_reserve, address_free, set_access)
             && has!(self: piece_create, piece_release, piece_map, piece_unmap)
     }
 
-    /// Memory of graphs is counted where the driver counts it.
+    /// The functions for memory of graphs are optional: see `graph_usage`.
     pub(super) fn has_pools(&self) -> bool {
         has!(self: pool_default, pool_create, pool_destroy, pool_allocate, pool_free)
             && has!(self: pool_trim, pool_get, pool_set)
@@ -418,7 +418,7 @@ impl Api {
 }
 
 impl Api {
-    /// The library's words for a code.
+    /// Returns the library's name and description of a code.
     fn describe(&self, code: u32) -> String {
         let mut name = std::ptr::null();
         let mut text = std::ptr::null();
@@ -431,37 +431,37 @@ impl Api {
         }
     }
 
-    /// Copies bytes in; they stay valid until the stream was waited for.
+    /// Copies bytes to the device and waits for the copy.
     pub(super) fn copy_from_host(&self, to: u64, from: &[u8], stream: u64) -> DriverResult<()> {
         self.copy_in(to, from.as_ptr().cast(), from.len(), stream).ok()?;
-        // Pageable memory may still be read: the slice is ours only during this call.
+        // The copy may still read pageable memory, and the slice is valid only during this call.
         self.stream_synchronize(stream).ok()
     }
 
-    /// Copies bytes out and waits for them.
+    /// Copies bytes from the device and waits for the copy.
     pub(super) fn copy_to_host(&self, to: &mut [u8], from: u64, stream: u64) -> DriverResult<()> {
         let copied = self.copy_out(to.as_mut_ptr().cast(), from, to.len(), stream).ok();
-        // Waited for also after a failure: nothing may write to the slice after this call.
+        // Wait even if the copy failed: nothing may write to the slice after this call.
         let waited = self.stream_synchronize(stream).ok();
         copied.and(waited)
     }
 
-    /// The nodes that the library lists at `nodes`.
+    /// Copies the list of nodes that the library returned.
     pub(super) fn listed(nodes: *const u64, count: usize) -> Vec<u64> {
         if nodes.is_null() || count == 0 {
             return Vec::new();
         }
-        // SAFETY: the library says that so many handles stand there; they stay until the next call
-        // about this stream, and are copied at once.
+        // SAFETY: the library returned this array of `count` handles. It is valid until the next call
+        // for this stream, and is copied at once.
         unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec()
     }
 }
 
-/// Text of the library.
+/// Returns a text of the library.
 fn words(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: the library answers with static strings that end with a zero.
+    // SAFETY: the library returns static strings that end with a zero.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

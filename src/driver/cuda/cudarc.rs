@@ -1,11 +1,12 @@
 //! A cudarc slice over memory that cudarc does not free.
 //!
-//! cudarc's code wants its own `CudaSlice`, or what its traits describe. This is such a slice with a
-//! keeper beside it: dropping it lets the slice go without freeing, after its stream was made to wait
-//! for the last reader and the last writer, which cudarc remembers, and then drops the keeper. That owns
-//! the memory and keeps the stream alive, because the slice's own hold on it ends first.
+//! cudarc's functions take a `CudaSlice`, or types that implement its traits. [`CudaVec`] is a
+//! `CudaSlice` together with a keeper, which owns the memory and keeps the stream alive. Its drop leaks
+//! the slice: the stream waits for the slice's last reader and writer, which cudarc tracks, and nothing
+//! is freed. Then it drops the keeper, after the slice's own reference to the stream.
 //!
-//! An address is never asked of a slice: cudarc takes that for a reader and forgets the one before.
+//! A slice's address is never read with `device_ptr`: cudarc would count that as a read and forget the
+//! previous reader.
 #![expect(unsafe_code, reason = "cudarc's contracts for slices and kernel arguments")]
 
 use std::any::Any;
@@ -23,13 +24,13 @@ use crate::driver::{DeviceInfo, DriverResult};
 use crate::error::DriverError;
 use crate::ids::{DeviceId, StreamId};
 
-/// The stream of a cudarc stream.
+/// Returns the id of a cudarc stream.
 #[must_use]
 pub fn stream_of(stream: &CudaStream) -> StreamId {
     StreamId(stream.cu_stream() as u64)
 }
 
-/// Whether the stream belongs to the primary context of the device that a driver is for.
+/// Returns whether a stream belongs to the primary context of the driver's device.
 pub(crate) fn is_on(info: &DeviceInfo, stream: &CudaStream) -> DriverResult<bool> {
     is_primary_context(info, stream.context().cu_ctx() as u64, primary_context)
 }
@@ -42,7 +43,8 @@ fn is_primary_context(
     Ok(info.driver == "cuda" && primary(info.device)? == context)
 }
 
-/// The handle of a device's primary context, which stays the same as long as anybody holds it.
+/// Returns the handle of a device's primary context. It does not change as long as the context is
+/// retained.
 fn primary_context(device: DeviceId) -> DriverResult<u64> {
     let (api, mut handle, mut context) = (api()?, 0, 0);
     api.device_get(&mut handle, i32::try_from(device.0).unwrap_or(i32::MAX)).ok()?;
@@ -51,18 +53,18 @@ fn primary_context(device: DeviceId) -> DriverResult<u64> {
     Ok(context)
 }
 
-/// Where a slice lies, and the slice. Its stream waits for all that cudarc knows of.
+/// Returns the address of a slice, and the slice. Its stream waits for all uses that cudarc tracks.
 pub(crate) fn settled<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSlice<T>)> {
     let (stream, len) = (Arc::clone(slice.stream()), slice.len());
     can_make_events(&stream)?;
     let address = slice.leak();
-    // SAFETY: the memory was the slice's until this moment and is nobody's now; it has room for as
-    // many values as before.
+    // SAFETY: `leak` has just given up the memory, so nothing else owns it. It has room for `len`
+    // values.
     Ok((address, unsafe { stream.upgrade_device_ptr(address, len) }))
 }
 
-/// cudarc panics when it cannot make the events of a slice, as on a device that is lost or after a
-/// failure that nobody asked it for. Here that is an error.
+/// Checks that cudarc can create events. cudarc panics if it cannot create the events of a slice, for
+/// example on a lost device or after an earlier error of its own. Here that is an error.
 fn can_make_events(stream: &CudaStream) -> DriverResult<()> {
     let made = stream.context().new_event(None).map(drop);
     made.map_err(|cudarc::driver::DriverError(code)| {
@@ -72,22 +74,23 @@ fn can_make_events(stream: &CudaStream) -> DriverResult<()> {
     })
 }
 
-/// A buffer for cudarc's code. It reads as the `CudaSlice` that it holds; it can be a kernel's
-/// argument, and cuBLAS and its relatives take it.
+/// A buffer for cudarc's functions. It dereferences to a `CudaSlice`, and can be passed to kernels,
+/// cuBLAS and similar libraries.
 pub struct CudaVec<T> {
     address: u64,
-    /// Always there until the drop.
+    /// `Some` until the drop.
     slice: Option<CudaSlice<T>>,
-    /// Owns the memory and the slice's stream. Dropped behind the slice.
+    /// Owns the memory and the slice's stream. Dropped after the slice.
     keeps: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl<T> CudaVec<T> {
-    /// A slice of `len` values at `address`, valid as long as `keeps` lives, which holds the stream too.
+    /// Creates a slice of `len` values at `address`. It is valid as long as `keeps` lives, which must
+    /// also keep the stream alive.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when cudarc cannot make events; `keeps` is dropped then.
+    /// [`DriverError`] when cudarc cannot create events. `keeps` is dropped then.
     pub(crate) fn over(
         stream: &Arc<CudaStream>,
         address: u64,
@@ -95,8 +98,8 @@ impl<T> CudaVec<T> {
         keeps: Box<dyn Any + Send + Sync>,
     ) -> DriverResult<Self> {
         can_make_events(stream)?;
-        // SAFETY: the memory is valid as long as `keeps`, which is dropped after the slice; the slice
-        // never frees it, because every way out of here leaks it first.
+        // SAFETY: the memory is valid as long as `keeps`, which is dropped after the slice. The slice
+        // never frees it, because the drop leaks the slice.
         let slice = unsafe { stream.upgrade_device_ptr(address, len) };
         Ok(Self { address, slice: Some(slice), keeps: Some(keeps) })
     }
@@ -109,24 +112,24 @@ impl<T> CudaVec<T> {
         self.slice.as_mut().expect("the slice goes with the drop")
     }
 
-    /// Where the first value stands on the device.
+    /// Returns the device address of the first value.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// All values as cudarc's view, to write.
+    /// Returns a mutable cudarc view of all values.
     pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.inside_mut().as_view_mut()
     }
 
-    /// All values as cudarc's view, to read.
+    /// Returns a cudarc view of all values.
     #[must_use]
     pub fn as_view(&self) -> CudaView<'_, T> {
         self.inside().as_view()
     }
 
-    /// What owns the memory; the slice's stream waits for its readers and writers.
+    /// Returns the owner of the memory. The slice's stream waits for the slice's readers and writers.
     pub(crate) fn into_keeper(mut self) -> Box<dyn Any + Send + Sync> {
         self.keeps.take().expect("the keeper goes with the drop")
     }
@@ -179,7 +182,7 @@ impl<T> DevicePtrMut<T> for CudaVec<T> {
     }
 }
 
-// SAFETY: the argument is that of the slice inside, which outlives the launch as the reference does.
+// SAFETY: pushes the argument of the inner slice, which lives as long as the reference.
 unsafe impl<'a, 'b: 'a, T: DeviceRepr> PushKernelArg<&'b CudaVec<T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, vec: &'b CudaVec<T>) -> &mut Self {

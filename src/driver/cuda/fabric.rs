@@ -1,10 +1,10 @@
-//! Handles of memory that other machines of one fabric understand.
+//! Fabric handles: handles of memory that other machines of the same fabric can import.
 //!
-//! A device that could have them may still not be allowed to: without a running fabric manager, or
-//! without its channel in this container, making such memory fails. So it is tried once, with the
-//! smallest piece, and the answer is remembered; memory that cannot be had with fabric handles is made
-//! with descriptors. Only a refusal is an answer: after any other failure, as for want of memory, it is tried
-//! again the next time.
+//! A device with fabric support may still not be allowed to use it. Without a running fabric manager, or
+//! without its channel in this container, creating such memory fails. So it is tried once, with the
+//! smallest piece, and the result is cached. Where fabric handles are not allowed, memory is created
+//! with descriptors. Only success and refusal are cached. After any other failure, such as lack of
+//! memory, it is tried again the next time.
 
 use super::Cuda;
 use super::api::got;
@@ -16,12 +16,13 @@ use crate::error::{DriverError, DriverErrorKind};
 const FABRIC: u32 = 8;
 
 impl Cuda {
-    /// The kinds of handles of a piece for the fabric: others may still take it as a descriptor.
+    /// Returns the handle types of a piece for the fabric. It can also be exported as a descriptor if
+    /// supported.
     pub(super) fn fabric_kinds(&self) -> u32 {
         FABRIC | if self.can.descriptors { DESCRIPTOR } else { 0 }
     }
 
-    /// Whether pieces can be made with fabric handles, found out by making one.
+    /// Returns whether pieces can be created with fabric handles. Tries it at the first call.
     pub(super) fn has_fabric(&self) -> bool {
         if !self.can.fabric || !self.can.virtual_memory {
             return false;

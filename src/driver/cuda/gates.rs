@@ -1,9 +1,8 @@
-//! Work of a CUDA stream, held back by a number in the machine's memory.
+//! Holds back the work of a CUDA stream with a number in pinned host memory.
 //!
-//! The device itself waits, at a point of the stream, until the number is large enough: no thread of
-//! the program or of the driver is held, so streams wait apart from each other. Streams that share a
-//! channel of the hardware still wait behind each other; there are eight channels
-//! (`CUDA_DEVICE_MAX_CONNECTIONS`).
+//! The device waits at a point of the stream until the number is large enough. It blocks no thread of
+//! the program or the driver, so streams wait independently. Streams that share a hardware queue still
+//! run one after the other. There are eight such queues (`CUDA_DEVICE_MAX_CONNECTIONS`).
 #![expect(unsafe_code, reason = "memory that the device reads while we write")]
 
 use std::sync::Arc;
@@ -19,19 +18,19 @@ use crate::ids::StreamId;
 
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const SEEN_BY_DEVICES: u32 = 3;
-/// `CU_STREAM_WAIT_VALUE_GEQ`: until the difference is no longer negative, as a signed number.
+/// `CU_STREAM_WAIT_VALUE_GEQ`: waits until `number - value >= 0`, as a signed difference.
 const AT_LEAST: u32 = 0;
-/// One for each stream that was ever held.
+/// One for each stream whose work was ever held back.
 const NUMBERS: usize = 1024;
-/// Larger than the number of any gate: all are open.
+/// Larger than the value of any gate: all gates are open.
 const ALL_OPEN: u32 = i32::MAX as u32;
 
-/// The numbers that streams wait for.
+/// The numbers that streams wait for, in pinned host memory.
 struct Numbers {
     api: &'static Api,
     device: i32,
     context: u64,
-    /// Where the program finds them, and where the device does.
+    /// Address of the numbers for the program (`here`) and for the device (`there`).
     here: u64,
     there: u64,
 }
@@ -43,7 +42,7 @@ impl std::fmt::Debug for Numbers {
 }
 
 impl Numbers {
-    /// All of them zero. The context is held as long as they live.
+    /// Creates the numbers, all 0. The context is retained as long as they live.
     fn new(cuda: &Cuda) -> DriverResult<Self> {
         let api = cuda.api;
         let context = got(|context| api.context_retain(context, cuda.device))?;
@@ -60,8 +59,8 @@ impl Numbers {
     fn number(&self, at: usize) -> &AtomicU32 {
         assert!(at < NUMBERS && self.here != 0, "numbers are given out in `hold_back` alone");
         let pointer = (self.here as *mut u32).wrapping_add(at);
-        // SAFETY: the library gave so many numbers, page-aligned, and they are freed only by `drop`;
-        // the program touches them through this function alone, and the device only reads.
+        // SAFETY: the library allocated `NUMBERS` numbers, page-aligned. Only `drop` frees them. The
+        // program accesses them only here, and the device only reads them.
         unsafe { AtomicU32::from_ptr(pointer) }
     }
 }
@@ -70,7 +69,7 @@ impl Drop for Numbers {
     fn drop(&mut self) {
         if self.here != 0 && self.api.context_push(self.context).ok().is_ok() {
             (0..NUMBERS).for_each(|at| self.number(at).store(ALL_OPEN, Ordering::Release));
-            // No stream reads them any more. A device that is lost reads nothing either.
+            // After this no stream reads the numbers any more. A lost device does not read either.
             let _ = self.api.context_synchronize();
             let _ = self.api.host_free(self.here);
             let mut popped = 0;
@@ -80,20 +79,20 @@ impl Drop for Numbers {
     }
 }
 
-/// Which number each stream waits for.
+/// The number that each stream waits for.
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     numbers: Option<Arc<Numbers>>,
-    /// The place of a stream's number, and how many gates it had.
+    /// Index of a stream's number, and the value of its last gate.
     streams: HashMap<u64, (usize, u32)>,
-    /// Places whose streams were destroyed, with their gates so far.
+    /// Numbers of destroyed streams: index, and value of the last gate.
     unused: Vec<(usize, u32)>,
-    /// The first place that no stream had yet.
+    /// The first index that was never used.
     fresh: usize,
 }
 
 impl Gates {
-    /// The stream is no more; its number may serve another one if all its gates are open.
+    /// Removes a destroyed stream. Its number can be reused if all its gates are open.
     pub(super) fn forget(&mut self, stream: u64) {
         if let (Some(numbers), Some((at, gates))) = (&self.numbers, self.streams.remove(&stream))
             && numbers.number(at).load(Ordering::Acquire) >= gates
@@ -103,8 +102,8 @@ impl Gates {
     }
 }
 
-/// Holds back what was submitted to a stream after it; dropping it lets the stream go on, past this
-/// and all earlier gates of the stream.
+/// Holds back work submitted to a stream after it. Dropping it lets the stream run past this and all
+/// earlier gates of the stream.
 #[derive(Debug)]
 pub struct Gate {
     numbers: Arc<Numbers>,
@@ -113,7 +112,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets the stream go on.
+    /// Lets the stream run.
     pub fn open(self) {}
 }
 
@@ -128,8 +127,8 @@ fn too_many(what: &str) -> DriverError {
     DriverError::new(kind, "cuStreamWaitValue32_v2", 0, format!("more than {what}"))
 }
 
-/// Every call that waits for the device, `free` among them, waits for ever while a gate of this thread
-/// is closed: use [`Gated`](crate::driver::Gated), which opens gates before such calls.
+/// Calls that wait for the device, including `free`, deadlock if the calling thread has a closed gate.
+/// Use [`Gated`](crate::driver::Gated), which opens gates before such calls.
 impl HoldsWork for Cuda {
     type Gate = Gate;
 

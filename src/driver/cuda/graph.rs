@@ -1,4 +1,4 @@
-//! Captures of a CUDA device, and the graphs they become.
+//! Stream capture on a CUDA device, and the captured graphs.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -10,10 +10,10 @@ use crate::driver::{Capture, CaptureStatus, DriverResult, NodeId};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 
-/// Streams that can never be captured: the legacy default stream by both its names.
+/// The two handles of the legacy default stream, which can never be captured.
 const LEGACY: [StreamId; 2] = [StreamId(0), StreamId(1)];
 
-/// What the driver says about a captured stream.
+/// Capture information of a stream, as the driver returns it.
 struct Said {
     status: u32,
     id: u64,
@@ -29,7 +29,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Submits the graph's work. The context is current.
+    /// Submits the graph's work to `stream`. The context must be current.
     ///
     /// # Errors
     ///
@@ -41,7 +41,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // A driver that fails now keeps the graph; there is nobody to tell.
+        // A failed call leaks the graph. A drop cannot report it.
         let _ = self.api.graph_exec_destroy(self.exec);
     }
 }
@@ -70,7 +70,7 @@ impl Cuda {
         Ok(Said { status, id, graph, nodes })
     }
 
-    /// The same, for a stream that must be captured.
+    /// Returns the capture information of a stream, or an error if it is not captured.
     fn captured(&self, stream: StreamId) -> DriverResult<Said> {
         let said = self.said(stream)?;
         if said.status == 1 {
@@ -98,7 +98,8 @@ impl Cuda {
         })
     }
 
-    /// Status and number of a capture, from drivers that tell no more; the oldest capture nothing.
+    /// Returns status and id of a capture, from drivers without further information. The oldest drivers
+    /// have no captures: returns 0 for both.
     fn said_by_an_older_driver(&self, stream: StreamId) -> DriverResult<(u32, u64)> {
         let (mut status, mut id) = (0, 0);
         let told = self.api.capture_info_1(stream.0, &mut status, &mut id);
@@ -108,12 +109,12 @@ impl Cuda {
         told.ok().map(|()| (status, id))
     }
 
-    /// Ends the capture that started on `stream` and makes its graph ready to be launched.
+    /// Ends the capture that began on `stream` and instantiates its graph.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the capture broke, or the graph cannot be made ready; the capture has ended
-    /// all the same.
+    /// [`DriverError`] when the capture was invalidated, or the graph cannot be instantiated. The
+    /// capture has ended in any case.
     pub fn end_capture(&self, stream: StreamId) -> DriverResult<Graph> {
         let _entered = self.enter()?;
         let graph = got(|graph| self.api.capture_end(stream.0, graph))?;
@@ -149,7 +150,7 @@ impl Capture for Cuda {
         let _entered = self.enter()?;
         self.api.capture_begin(stream.0, RELAXED).ok()?;
         self.said(stream).map(|said| said.id).inspect_err(|_| {
-            // Nobody would end it.
+            // End the capture: the caller has no id for it.
             let mut graph = 0;
             if self.api.capture_end(stream.0, &mut graph).ok().is_ok() {
                 let _ = self.api.graph_destroy(graph);
@@ -172,7 +173,8 @@ impl Capture for Cuda {
         let ask = |nodes: *mut u64, count: &mut usize| {
             let older = self.api.node_dependencies_1(node.0, nodes, count);
             match older.code() {
-                // Older drivers have one, and where edges carry data only the other answers.
+                // This function exists on older drivers. It fails where edges carry data; then the newer
+                // one works.
                 Some(0) => Ok(()),
                 _ => self.api.node_dependencies_2(node.0, nodes, ptr::null_mut(), count).ok(),
             }
@@ -209,7 +211,7 @@ impl Capture for Cuda {
         let graph = self.captured(stream)?.graph;
         let nodes: Vec<u64> = nodes.iter().map(|node| node.0).collect();
         let mut node = 0;
-        // Nodes may be added to a graph by hand while it is captured.
+        // CUDA allows adding nodes to a graph while it is being captured.
         self.api.graph_add_free(&mut node, graph, nodes.as_ptr(), nodes.len(), address).ok()?;
         Ok(NodeId(node))
     }

@@ -1,8 +1,8 @@
 //! Virtual memory of a CUDA device.
 //!
-//! Pieces are pinned device memory, open to other devices of the bus where the device allows that. A
-//! piece may leave the process as a file descriptor if it was made for it, and the machine as a fabric
-//! handle (`fabric`).
+//! Pieces are pinned device memory, with GPUDirect RDMA if the device supports it. A piece can be shared
+//! with other processes as a file descriptor if it was created for that, and with other machines as a
+//! fabric handle (`fabric`).
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -36,7 +36,7 @@ impl Cuda {
         Ok(bytes as u64)
     }
 
-    /// Makes a piece that may leave as the kinds of handles that `handles` has bits for.
+    /// Creates a piece that can be exported as the handle types in the bit set `handles`.
     pub(super) fn create_with(&self, size_bytes: u64, handles: u32) -> DriverResult<PhysicalId> {
         let _ready = self.enter_relaxed()?;
         let (bytes, properties) = (size(size_bytes)?, self.properties(handles));
@@ -71,7 +71,7 @@ impl VirtualMemory for Cuda {
     fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId> {
         if exportable == Exportable::Fabric && self.has_fabric() {
             match self.create_with(size_bytes, self.fabric_kinds()) {
-                // Allowed a moment ago, and no more.
+                // The system no longer allows fabric handles: create a piece with a descriptor.
                 Err(error) if error.kind() == DriverErrorKind::NotSupported => {}
                 done => return done,
             }
@@ -124,14 +124,14 @@ impl VirtualMemory for Cuda {
             let call = "cuMemExportToShareableHandle";
             return Err(DriverError::new(DriverErrorKind::Other, call, 0, message));
         }
-        // SAFETY: the library has just opened this descriptor for us; nobody else has it.
+        // SAFETY: the library has just opened this descriptor for this call, so nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
     fn import(&self, descriptor: OwnedFd, _size_bytes: u64) -> DriverResult<PhysicalId> {
         self.check_descriptors("cuMemImportFromShareableHandle")?;
         let _entered = self.enter()?;
-        // The number stands for itself, in the place of a pointer. A wrong size fails at `map`.
+        // The library takes the number in place of a pointer. A wrong size fails at `map`.
         let number = u64::try_from(descriptor.as_raw_fd()).unwrap_or(u64::MAX);
         got(|piece| self.api.piece_import(piece, number, DESCRIPTOR)).map(PhysicalId)
     }

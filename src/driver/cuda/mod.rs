@@ -1,17 +1,24 @@
 //! CUDA devices.
 //!
-//! The driver's library is loaded when the first device is opened: a machine without one gets an
-//! error that says so. A device's **primary context** is used, as by PyTorch and by CUDA's runtime, so
-//! memory, streams and events are theirs too; it is made current for each call that needs it and what
-//! was current before comes back. Streams of others are taken by their handles: 0 and 1 are the legacy
-//! default stream, 2 the calling thread's own, which is another one on each thread. A device tells what it
-//! can do by what its driver exports.
+//! The driver library is loaded when the first device is opened. Without one, opening fails with an
+//! error. The functions that the library exports and the attributes of the device decide which parts a
+//! device has. cudarc is not used here: its result codes are a Rust enum, and the program chooses which
+//! version of it is linked.
 //!
-//! An error of a kernel stays with the context: it is reported by whichever call meets it, with the
-//! kind `DeviceLost`, and every later call fails alike.
+//! The device's **primary context** is used, as in PyTorch and the CUDA runtime, so memory, streams and
+//! events are shared with them. It is made current for each call that needs it, and the previous context
+//! is restored afterwards. Stream-ordered calls need it on default streams only. Streams of other
+//! libraries are used by their handles: 0 and 1 are the legacy default stream, 2 is the per-thread
+//! default stream.
 //!
-//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`, `across`,
-//! `processes`, `gates`, `fabric`.
+//! While any thread captures in the mode `global`, allocating, freeing and querying an event would
+//! invalidate that capture. So the thread's capture mode is relaxed during such calls.
+//!
+//! An error of a kernel stays with the context. The first call that notices it fails with the kind
+//! `DeviceLost`, and so does every later call.
+//!
+//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`, `across`, `processes`,
+//! `gates`, `fabric`.
 
 mod across;
 mod api;
@@ -55,9 +62,9 @@ const NON_BLOCKING: u32 = 1;
 const NO_TIMING: u32 = 2;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
 const RELAXED: u32 = 2;
-/// `CU_STREAM_PER_THREAD`: the calling thread's own default stream.
+/// `CU_STREAM_PER_THREAD`, the per-thread default stream.
 const PER_THREAD_STREAM: u64 = 2;
-/// Below it are the legacy default stream's two names.
+/// The smaller handles 0 and 1 are the legacy default stream.
 const LAST_DEFAULT_STREAM: u64 = PER_THREAD_STREAM;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 const INVALID_CONTEXT: u32 = 201;
@@ -73,8 +80,8 @@ mod attribute {
 
 /// One CUDA device.
 ///
-/// Dropping it lets go of the primary context; memory that is still taken stays until the process
-/// ends or the context goes.
+/// Dropping it releases the primary context. Memory that is still allocated stays until the process ends
+/// or the context is destroyed.
 #[derive(Debug)]
 pub struct Cuda {
     api: &'static Api,
@@ -83,25 +90,26 @@ pub struct Cuda {
     context: u64,
     can: Abilities,
     granularity_bytes: u64,
-    /// Where the device sits on the bus, if the driver said: the one name that other libraries share.
+    /// PCI bus id, if the driver returned one. Other libraries identify devices by it.
     bus: Option<String>,
-    /// Streams made here.
+    /// Streams created here.
     streams: Mutex<HashSet<u64>>,
-    /// Pools made here.
+    /// Pools created here.
     own_pools: Mutex<HashSet<u64>>,
-    /// Whether fabric handles were allowed when they were tried, if they were.
+    /// Whether fabric handles are allowed. `None` until that was tried.
     fabric: Mutex<Option<bool>>,
     /// Streams whose work was ever held back.
     gates: Mutex<Gates>,
-    /// How often somebody said that there may be captures, and not that they are over.
+    /// Number of expected captures.
     captures_expected: AtomicUsize,
-    /// Primary contexts of other devices, by the driver's numbers.
+    /// Primary contexts of other devices, by the driver's device handles.
     others: Mutex<Vec<(i32, u64)>>,
-    /// The stream on which events for streams of other contexts are recorded, once there was one.
+    /// Stream for recording events behind streams of other contexts. Created at the first use.
     bridge: Mutex<Option<u64>>,
 }
 
-/// What the device and its driver can do. A part that lacks a function of the library is none.
+/// Parts that the device and its driver support. A part is missing if the library lacks one of its
+/// functions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Abilities {
     virtual_memory: bool,
@@ -111,7 +119,7 @@ struct Abilities {
     capture: bool,
     ipc: bool,
     peers: bool,
-    /// The device can; whether the system lets it is found out when it is first asked for.
+    /// Supported by the device. Whether the system allows it is tried at the first use.
     fabric: bool,
 }
 
@@ -121,20 +129,20 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// Makes what was current before current again.
+/// Guard: restores the context that was current before.
 struct Entered(Option<&'static Api>);
 
 impl Drop for Entered {
     fn drop(&mut self) {
         if let Some(api) = self.0 {
             let mut popped = 0;
-            // It was pushed by this thread a moment ago; there is nothing to do if it is gone.
+            // This thread has pushed it. If the pop fails, there is nothing left to do.
             let _ = api.context_pop(&mut popped);
         }
     }
 }
 
-/// Puts the thread's capture mode back.
+/// Guard: restores the thread's capture mode.
 struct Relaxed {
     api: &'static Api,
     before: u32,
@@ -142,13 +150,13 @@ struct Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        // It was exchanged by this thread a moment ago.
+        // This thread has exchanged it, so exchanging it back succeeds.
         let _ = self.api.exchange_capture_mode(&mut self.before);
     }
 }
 
 impl Cuda {
-    /// How many devices there are.
+    /// Returns the number of devices.
     ///
     /// # Errors
     ///
@@ -159,7 +167,7 @@ impl Cuda {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// The version of the driver's interface: 12090 is 12.9.
+    /// Returns the version of the driver API: 12090 is 12.9.
     ///
     /// # Errors
     ///
@@ -169,7 +177,7 @@ impl Cuda {
         got(|version| api.driver_version(version))
     }
 
-    /// Opens a device and holds its primary context.
+    /// Opens a device and retains its primary context.
     ///
     /// # Errors
     ///
@@ -212,7 +220,7 @@ impl Cuda {
             own_pools: Mutex::default(),
             fabric: Mutex::default(),
             gates: Mutex::default(),
-            // Of a device without the calls for captures nobody says that there are any.
+            // Without the calls for captures nothing can announce them, so always expect one.
             captures_expected: AtomicUsize::new(usize::from(!can.capture)),
             others: Mutex::default(),
             bridge: Mutex::default(),
@@ -227,7 +235,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// The handle of the primary context, for other libraries.
+    /// Returns the handle of the primary context, for other libraries.
     #[must_use]
     pub fn context(&self) -> u64 {
         self.context
@@ -239,9 +247,9 @@ impl Cuda {
         self.enter_context(self.context)
     }
 
-    /// The same for a call whose work goes to `stream` and that needs no context for anything else: only
-    /// the default streams mean those of the current context. Any other handle says by itself where
-    /// it belongs, and asking what is current costs as much as all that is done here besides.
+    /// Makes the context current for a stream-ordered call on `stream`, if the call needs that. Only the
+    /// default streams are those of the current context; other handles determine their context. Querying
+    /// the current context would double the cost of such a call.
     ///
     /// Source: CUDA driver API, `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`: the context is invalid
     /// when the "default stream \[is\] specified with no current context".
@@ -250,7 +258,8 @@ impl Cuda {
         if stream.0 > LAST_DEFAULT_STREAM { Ok(Entered(None)) } else { self.enter() }
     }
 
-    /// Does a stream-ordered call; once more with the context current if the driver wants one after all.
+    /// Runs a stream-ordered call. If the driver requires a current context after all, runs it once more
+    /// with one.
     #[inline]
     fn in_order_of(&self, stream: StreamId, mut call: impl FnMut() -> Status) -> DriverResult<()> {
         let _entered = self.enter_for(stream)?;
@@ -259,12 +268,13 @@ impl Cuda {
         if status.code() != Some(INVALID_CONTEXT) {
             return status.ok();
         }
-        // It was refused before it did anything.
+        // A call with an invalid context has had no effect.
         let _entered = self.enter()?;
         call().ok()
     }
 
-    /// Makes the context current and allows calls that would break a capture, while the guards live.
+    /// Makes the context current and allows calls that would invalidate a capture, while the guards
+    /// live.
     fn enter_relaxed(&self) -> DriverResult<(Option<Relaxed>, Entered)> {
         let entered = self.enter()?;
         Ok((self.relax(), entered))
@@ -280,14 +290,14 @@ impl Cuda {
         Ok(Entered(Some(self.api)))
     }
 
-    /// The same where captures are expected; otherwise it saves two calls.
+    /// Calls [`relax`](Self::relax) if captures are expected. Otherwise saves two calls of the driver.
     #[inline]
     fn relax_if_captures(&self) -> Option<Relaxed> {
         if self.captures_expected.load(Ordering::Relaxed) == 0 { None } else { self.relax() }
     }
 
-    /// Allows calls that would break a capture, of this thread or another, while the guard lives: taking
-    /// memory does not depend on order.
+    /// Allows calls that would invalidate a capture of this or another thread, while the guard lives.
+    /// Allocating does not depend on the order of captured work, so such calls are safe.
     fn relax(&self) -> Option<Relaxed> {
         let mut mode = RELAXED;
         let exchanged = self.api.exchange_capture_mode(&mut mode).ok().is_ok();
@@ -295,7 +305,7 @@ impl Cuda {
     }
 }
 
-/// The text before the first zero.
+/// Returns the text before the first zero.
 fn text_of(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
@@ -318,7 +328,7 @@ impl Driver for Cuda {
         self.info.clone()
     }
 
-    /// Replaces what was current on the thread, as CUDA's `cudaSetDevice` does.
+    /// Replaces the thread's current context, as `cudaSetDevice` does.
     fn make_current(&self) -> DriverResult<()> {
         self.api.context_set(self.context).ok()
     }
@@ -349,7 +359,7 @@ impl Driver for Cuda {
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        // Held over the call: another stream may get the handle.
+        // Locked during the call: another new stream may get the same handle.
         let mut streams = self.streams.lock();
         if !streams.contains(&stream.0) {
             return Err(foreign("cuStreamDestroy_v2", "stream", stream.0));
@@ -363,7 +373,7 @@ impl Driver for Cuda {
 
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
         let _entered = self.enter()?;
-        // Another stream than this one may be captured.
+        // Another stream may be captured.
         let _relaxed = self.relax();
         self.api.stream_synchronize(stream.0).ok()
     }
@@ -455,7 +465,7 @@ impl Driver for Cuda {
         self.can.capture.then_some(self as &dyn Capture)
     }
 
-    /// Loads the management library at the first call, which takes tens of milliseconds.
+    /// The first call loads the management library, which takes tens of milliseconds.
     fn processes(&self) -> Option<&dyn Processes> {
         self.has_process_list().then_some(self as &dyn Processes)
     }
@@ -465,16 +475,16 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         let streams = std::mem::take(&mut *self.streams.lock());
         let pools = std::mem::take(&mut *self.own_pools.lock());
-        // Another thread may be capturing, with this context too.
+        // Another thread may be capturing on this context.
         let _relaxed = self.relax();
         if let Ok(_entered) = self.enter() {
-            // A driver that fails now keeps what it has; there is nobody to tell.
+            // A failed call leaks the object. A drop cannot report it.
             let bridge = self.bridge.lock().take();
             streams
                 .iter()
                 .chain(&bridge)
                 .for_each(|stream| drop(self.api.stream_destroy(*stream).ok()));
-            // One with a block in use goes with the context: see `MemoryPools::destroy_pool`.
+            // A pool with a block in use is left to the context: see `MemoryPools::destroy_pool`.
             let is_empty =
                 |pool: &&u64| self.usage(DriverPoolId(**pool)).is_ok_and(|u| u.used_bytes == 0);
             let empty = pools.iter().filter(is_empty);

@@ -1,9 +1,9 @@
 //! Stream-ordered pools of a CUDA device.
 //!
-//! While any thread captures in the mode `global`, taking memory, giving it back and trimming are
-//! refused to all threads and break that capture (seen with driver 13.0, also where the stream is
-//! not captured). None of them depends on the order of captured work, so the thread's mode is
-//! relaxed for these calls: for the two of every request only while captures are expected.
+//! While any thread captures in the mode `global`, allocating, freeing and trimming fail on all threads
+//! and invalidate that capture. (Observed with driver 13.0, also on streams that are not captured.)
+//! These calls do not depend on the order of captured work, so the thread's capture mode is relaxed for
+//! them. Allocating and freeing do that only while captures are expected.
 
 #[cfg(test)]
 mod tests;
@@ -19,14 +19,15 @@ use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, StreamId};
 
-/// `CUmemPool_attribute` numbers of reuse after events, of finished work, and by waits of the driver's own.
+/// `CUmemPool_attribute` numbers of reuse: after events, of finished work, with dependencies that the
+/// driver inserts.
 const REUSE: [u32; 3] = [1, 2, 3];
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
 const RELEASE_THRESHOLD: u32 = 4;
 
-/// Numbers of what is used, its high mark, what is reserved, and its high mark, of `CUmemPool_attribute`.
+/// `CUmemPool_attribute` numbers: used bytes, their high mark, reserved bytes, their high mark.
 const OF_POOLS: [u32; 4] = [7, 8, 5, 6];
-/// The same of `CUgraphMem_attribute`.
+/// The same numbers of `CUgraphMem_attribute`.
 const OF_GRAPHS: [u32; 4] = [0, 1, 2, 3];
 
 fn usage(
@@ -41,7 +42,7 @@ fn usage(
     })
 }
 
-/// Users of pools in this process. A pool's handle is the same wherever its device was opened.
+/// Users of pools in this process. A pool has the same handle in all [`Cuda`] values of its device.
 static KEEPERS: Mutex<BTreeMap<DriverPoolId, Keepers>> = Mutex::new(BTreeMap::new());
 
 impl MemoryPools for Cuda {
@@ -66,7 +67,7 @@ impl MemoryPools for Cuda {
     }
 
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
-        // Both are held over the call: another pool may get the handle.
+        // Both are locked during the call: another new pool may get the same handle.
         let mut own = self.own_pools.lock();
         if !own.contains(&pool.0) {
             return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
@@ -89,7 +90,8 @@ impl MemoryPools for Cuda {
     }
 
     fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
-        // Held over the calls: two users may come at once, by two openings of the device.
+        // Locked during the calls: two users may come at the same time, through two [`Cuda`] values of
+        // the device.
         let mut all = KEEPERS.lock();
         let now_bytes = self.release_threshold(pool)?;
         let changed = all.get(&pool).copied().unwrap_or_default().after(keep, now_bytes);
@@ -107,7 +109,7 @@ impl MemoryPools for Cuda {
     }
 
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
-        // The driver reads 32 bits of these: the lower half where it runs.
+        // The driver reads these attributes as 32 bits: the lower half on little-endian machines.
         let allow = |flag| self.api.pool_set(pool.0, flag, &mut 1).ok();
         REUSE.into_iter().try_for_each(allow)
     }
@@ -143,7 +145,7 @@ impl MemoryPools for Cuda {
         [used_high, reserved_high].into_iter().try_for_each(reset)
     }
 
-    /// Nothing where the driver does not count it: older ones have no memory of graphs.
+    /// Returns zeros if the driver lacks the counters: older drivers have no memory of graphs.
     fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
         if self.api.graph_memory_get.is_none() {
             return Ok(DriverPoolUsage::default());

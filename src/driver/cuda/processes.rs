@@ -1,10 +1,9 @@
-//! Who holds memory of a CUDA device: asked of the management library, NVML.
+//! Lists the processes that hold memory of a CUDA device, with the management library NVML.
 //!
-//! It comes with the driver, but not into every container, and is loaded when it is first asked for:
-//! where it is missing there is no list, and nothing else is lost. It numbers devices in its own way
-//! (`CUDA_VISIBLE_DEVICES` means nothing to it), so a device is found by its place on the bus.
-//! Processes have the numbers that the driver sees: inside a container that may be the host's, or
-//! nothing at all.
+//! NVML comes with the driver, but is missing in some containers. It is loaded at the first use; without
+//! it there is only no list. It numbers devices differently (it ignores `CUDA_VISIBLE_DEVICES`), so a
+//! device is found by its PCI bus id. Process ids are those that the driver sees: in a container they
+//! may be those of the host, or the list may be empty.
 
 #![expect(unsafe_code, reason = "calling a foreign library")]
 
@@ -19,19 +18,19 @@ use super::Cuda;
 use crate::driver::{DriverResult, ProcessUsage, Processes};
 use crate::error::{DriverError, DriverErrorKind};
 
-/// What the library is called: the second name is there only where one can build against it.
+/// Names of the library. The second exists only where development files are installed.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// `nvmlProcessInfo_t.usedGpuMemory` where the library cannot tell (`NVML_VALUE_NOT_AVAILABLE`).
+/// `nvmlProcessInfo_t.usedGpuMemory` if it is not available (`NVML_VALUE_NOT_AVAILABLE`).
 const UNTOLD: u64 = u64::MAX;
 
-/// Processes that may start between the question how many there are and the list.
+/// Space for processes that start between the call that counts and the call that lists.
 const HEADROOM: c_uint = 5;
 
-/// A device's handle (`nvmlDevice_t`): a pointer that only the library follows.
+/// A device's handle (`nvmlDevice_t`): a pointer that only the library dereferences.
 type DeviceHandle = *mut c_void;
 
-/// `nvmlProcessInfo_t` of `nvml.h`, as the third version of its calls fills it.
+/// `nvmlProcessInfo_t` of `nvml.h`, in the layout of the `_v3` calls.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProcessInfo {
@@ -46,10 +45,10 @@ type Code = c_uint;
 const SUCCESS: Code = 0;
 const NOT_SUPPORTED: Code = 3;
 const NO_PERMISSION: Code = 4;
-/// The list has more entries than there was room for.
+/// The list has more entries than the caller's buffer.
 const TOO_SMALL: Code = 7;
 
-/// `nvmlDeviceGetComputeRunningProcesses_v3` and its sisters.
+/// `nvmlDeviceGetComputeRunningProcesses_v3` and similar calls.
 type ListCall =
     unsafe extern "C" fn(device: DeviceHandle, count: *mut c_uint, list: *mut ProcessInfo) -> Code;
 
@@ -58,12 +57,12 @@ type StartCall = unsafe extern "C" fn() -> Code;
 /// `nvmlDeviceGetHandleByPciBusId_v2`.
 type FindCall = unsafe extern "C" fn(bus: *const c_char, device: *mut DeviceHandle) -> Code;
 
-/// What is called of the library.
+/// The functions that are used.
 struct Nvml {
     find: FindCall,
     computing: Option<ListCall>,
     drawing: Option<ListCall>,
-    /// Stays loaded as long as its functions are called.
+    /// Keeps the library loaded while its functions are in use.
     _library: Library,
 }
 
@@ -80,7 +79,7 @@ impl Nvml {
         // SAFETY: as above.
         let find = unsafe { library.get::<FindCall>(b"nvmlDeviceGetHandleByPciBusId_v2") };
         let find = *find.ok()?;
-        // SAFETY: both lists are asked for with this signature.
+        // SAFETY: both functions have this signature.
         let list = |name: &[u8]| unsafe { library.get::<ListCall>(name) }.ok().map(|call| *call);
         let computing = list(b"nvmlDeviceGetComputeRunningProcesses_v3");
         let drawing = list(b"nvmlDeviceGetGraphicsRunningProcesses_v3");
@@ -88,27 +87,27 @@ impl Nvml {
     }
 }
 
-/// The library, loaded and started once for the process and never shut down.
+/// Returns the library. It is loaded and initialised once per process, and never shut down.
 fn library() -> Option<&'static Nvml> {
     static LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
     LIBRARY.get_or_init(|| NAMES.into_iter().find_map(Nvml::load)).as_ref()
 }
 
-/// The device at this place on the bus, or what the library returned.
+/// Returns the device with this PCI bus id, or the library's error code.
 fn device_at(library: &Nvml, bus: &str) -> Result<DeviceHandle, Code> {
     let bus = CString::new(bus).map_err(|_| NOT_SUPPORTED)?;
     let mut device = ptr::null_mut();
-    // SAFETY: the name ends with a zero, and the handle is written only where it says success.
+    // SAFETY: the name ends with a zero. The handle is used only after success.
     match unsafe { (library.find)(bus.as_ptr(), &mut device) } {
         SUCCESS => Ok(device),
         other => Err(other),
     }
 }
 
-/// What one of the calls that list processes says of the device.
+/// Returns the list that one of the calls reports for a device.
 fn processes_of(device: DeviceHandle, call: ListCall) -> Result<Vec<ProcessInfo>, Code> {
     let mut count = 0;
-    // SAFETY: a length of zero asks only how many there are, and nothing is written but that.
+    // SAFETY: with a count of zero, the call only writes the number of processes.
     match unsafe { call(device, &mut count, ptr::null_mut()) } {
         SUCCESS => return Ok(Vec::new()),
         TOO_SMALL => count = count.saturating_add(HEADROOM),
@@ -116,7 +115,7 @@ fn processes_of(device: DeviceHandle, call: ListCall) -> Result<Vec<ProcessInfo>
     }
     let nobody = ProcessInfo { pid: 0, used_bytes: UNTOLD, gpu_instance: 0, compute_instance: 0 };
     let mut list = vec![nobody; count as usize];
-    // SAFETY: the list has room for `count` entries, and `count` becomes how many were written.
+    // SAFETY: the list has room for `count` entries. The call sets `count` to the number written.
     match unsafe { call(device, &mut count, list.as_mut_ptr()) } {
         SUCCESS => list.truncate(count as usize),
         other => return Err(other),
@@ -125,7 +124,7 @@ fn processes_of(device: DeviceHandle, call: ListCall) -> Result<Vec<ProcessInfo>
 }
 
 impl Cuda {
-    /// Whether the library is there and knows this device.
+    /// Returns whether the library is loaded and knows this device.
     pub(super) fn has_process_list(&self) -> bool {
         let known = |bus: &str| library().is_some_and(|library| device_at(library, bus).is_ok());
         self.bus.as_deref().is_some_and(known)
@@ -133,7 +132,7 @@ impl Cuda {
 }
 
 impl Processes for Cuda {
-    /// Processes whose bytes the library does not tell are left out.
+    /// Leaves out processes whose bytes are not available.
     fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
         let (Some(bus), Some(library)) = (self.bus.as_deref(), library()) else {
             let message = "there is no management library (libnvidia-ml), or no place on the bus";
@@ -145,7 +144,7 @@ impl Processes for Cuda {
         let asked = |call: Option<ListCall>| processes_of(device, call.ok_or(NOT_SUPPORTED)?);
         let computing = asked(library.computing)
             .map_err(|code| failed("nvmlDeviceGetComputeRunningProcesses_v3", code))?;
-        // A device without a display has no such list on some drivers.
+        // On some drivers a device without a display has no such list.
         let drawing = match asked(library.drawing) {
             Err(NOT_SUPPORTED) => Vec::new(),
             other => {
@@ -167,7 +166,8 @@ fn failed(call: &'static str, code: Code) -> DriverError {
     DriverError::new(kind, call, code.into(), message)
 }
 
-/// One entry for each process: one that both computes and draws is in both lists with the same bytes.
+/// Returns one entry per process. A process that both computes and draws is in both lists with the same
+/// bytes.
 fn merged(processes: impl Iterator<Item = ProcessInfo>) -> Vec<ProcessUsage> {
     let mut bytes_of = HashMap::<u32, u64>::new();
     for process in processes {

@@ -1,5 +1,5 @@
-//! Streams of other contexts, and other devices, on a library of our own. A stream's and an event's context
-//! is their number without its last three digits.
+//! Streams of other contexts, and other devices, on a fake library. The context of a stream or event is
+//! its handle without the last three hexadecimal digits.
 
 use std::cell::{Cell, RefCell};
 
@@ -19,11 +19,11 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(OURS) };
     static CALLS: RefCell<Vec<(&'static str, u64, u64)>> = const { RefCell::new(Vec::new()) };
     static EVENTS: Cell<u64> = const { Cell::new(0) };
-    /// What the other context answers to who wants an event.
+    /// Result of creating an event in the other context.
     static THERE: Cell<u32> = const { Cell::new(0) };
     /// 1: the foreign stream is captured.
     static CAPTURED: Cell<u32> = const { Cell::new(0) };
-    /// How often each device's context is held.
+    /// How often each device's context is retained.
     static HELD: Cell<[i32; 3]> = const { Cell::new([0; 3]) };
 }
 
@@ -134,7 +134,7 @@ fn a_captured_stream_of_another_context_draws_nothing_of_ours_in() {
     assert_eq!(calls(), [("record", THEIRS + 2, FOREIGN.0), ("destroy event", THEIRS + 2, 0)]);
 }
 
-/// What is taken for gone is not waited for.
+/// A stream counts as destroyed only for certain error codes. Other errors are returned.
 #[test]
 fn a_stream_whose_context_lives_and_has_no_event_is_not_gone() {
     let cuda = cuda();
@@ -153,7 +153,7 @@ fn a_stream_that_is_gone_stays_refused() {
     let cuda = cuda();
     let event = cuda.create_event().unwrap();
     for stream in [GONE, StreamId(0x998)] {
-        // The second is of our context: what the driver has against it is another thing.
+        // The second stream is of the device's own context, so the driver's error stands.
         let event = if stream == GONE { event } else { EventId(THEIRS + 9) };
         let refused = cuda.record_event(event, stream).unwrap_err();
         assert_eq!((refused.kind(), refused.code()), (DriverErrorKind::InvalidValue, 400));
@@ -161,7 +161,7 @@ fn a_stream_that_is_gone_stays_refused() {
     assert_eq!(calls(), []);
 }
 
-/// What is opened to a context goes with it.
+/// Access that is enabled for a context ends with it.
 #[test]
 fn the_context_that_was_let_in_is_held_until_the_device_is_dropped() {
     let cuda = cuda();
@@ -174,6 +174,6 @@ fn the_context_that_was_let_in_is_held_until_the_device_is_dropped() {
     assert_eq!(calls(), [("enable", THEIRS, OURS); 2]);
     assert!(cuda.enable_access(DeviceId(3)).is_err(), "there is none");
     drop(cuda);
-    // Its own context was not retained here.
+    // The test library has not counted a retain of the device's own context.
     assert_eq!(HELD.get(), [-1, 0, 0]);
 }

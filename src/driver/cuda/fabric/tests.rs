@@ -1,4 +1,4 @@
-//! Fabric handles on a library of our own: what is asked of it, and what is remembered.
+//! Fabric handles on a fake library: the calls that are made, and the results that are cached.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,13 +13,13 @@ const OUT_OF_MEMORY: u32 = 2;
 const NOT_PERMITTED: u32 = 800;
 
 thread_local! {
-    /// What making a piece with a fabric handle answers.
+    /// Result of creating a piece with a fabric handle.
     static FABRIC_ANSWER: Cell<u32> = const { Cell::new(0) };
-    /// The kinds of handles of all pieces that were asked for, in order.
+    /// The handle types of all requested pieces, in order.
     static ASKED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
     /// `gpuDirectRDMACapable` of the last piece.
     static DIRECT: Cell<u8> = const { Cell::new(0) };
-    /// Pieces that were made and not released.
+    /// Pieces that were created and not released.
     static HELD: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -47,7 +47,7 @@ library! {
     context_current(context: &mut u64) = { *context = 0; 0 };
 }
 
-/// A device over that library. Its context is the one that is current: none.
+/// A device over that library. Its context is the current one: none.
 fn cuda(can_fabric: bool) -> Cuda {
     cuda_that_can(Abilities { fabric: can_fabric, ..Abilities::default() })
 }

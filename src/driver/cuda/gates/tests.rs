@@ -1,4 +1,4 @@
-//! Gates on a library of our own: which number each stream waits for, and when it is large enough.
+//! Gates on a fake library: which number each stream waits for, and when it is large enough.
 
 use std::cell::{Cell, RefCell};
 
@@ -8,7 +8,7 @@ use crate::driver::cuda::Abilities;
 use crate::driver::cuda::tests::{device_over, library};
 
 thread_local! {
-    /// What streams were told to wait for: the stream, the address, and the value.
+    /// The waits submitted to streams: stream, address and value.
     static WAITS: RefCell<Vec<(u64, u64, u32)>> = const { RefCell::new(Vec::new()) };
     static CONTEXTS: Cell<i32> = const { Cell::new(0) };
     static FREED: Cell<bool> = const { Cell::new(false) };
@@ -27,7 +27,7 @@ library! {
     context_push(_: u64) = 0;
     stream_destroy(_: u64) = 0;
     context_synchronize() = 0;
-    // Memory that the test leaks, with what was there before.
+    // Memory that the test leaks. It contains other values than 0.
     host_allocate(pointer: &mut u64, bytes: usize, flags: u32) = {
         let words: &'static [AtomicU32] =
             (0..bytes / 4).map(|_| AtomicU32::new(77)).collect::<Vec<_>>().leak();
@@ -49,7 +49,7 @@ fn cuda() -> Cuda {
     device_over(library(), Abilities::default())
 }
 
-/// What the streams still wait for: those whose number is too small.
+/// Returns the waits whose number is still too small.
 fn waiting(cuda: &Cuda) -> Vec<(u64, u32)> {
     let gates = cuda.gates.lock();
     let numbers = gates.numbers.as_ref().expect("something was held");

@@ -1,5 +1,5 @@
-//! Stream-ordered calls on a library of our own: which context is current for them, and in which
-//! capture mode the thread is.
+//! Stream-ordered calls on a fake library: which context is current for them, and which capture mode the
+//! thread has.
 
 use std::cell::{Cell, RefCell};
 
@@ -23,9 +23,9 @@ const RELAXED: u32 = 2;
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(OURS) };
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
-    /// Whether the library wants a context for streams of any kind.
+    /// Whether the library requires a current context for any stream.
     static WANTS_CONTEXT: Cell<bool> = const { Cell::new(false) };
-    /// What happened, with the current context and the capture mode.
+    /// The calls, each with the current context and the capture mode.
     static SEEN: RefCell<Vec<(&'static str, u64, u32)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -43,7 +43,7 @@ fn in_context(what: &'static str) -> u32 {
 }
 
 thread_local! {
-    /// What destroying answers.
+    /// Result of destroying a pool or a stream.
     static DESTROYED: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -78,7 +78,7 @@ library! {
     piece_release(_: u64) = in_context("release");
     graph_memory_trim(_: i32) = in_context("trim");
     pool_get(_: u64, _: u32, value: &mut u64) = { *value = THRESHOLD.get(); 0 };
-    // A threshold of 1 is more than it takes.
+    // The library refuses a threshold of 1.
     pool_set(_: u64, _: u32, value: &mut u64) = {
         if *value == 1 {
             return 1;
@@ -122,7 +122,7 @@ fn a_device_that_was_made_current_stays_so_and_is_pushed_no_more() {
     cuda.make_current().unwrap();
     let address = cuda.allocate_async(POOL, 512, StreamId::DEFAULT).unwrap();
     cuda.free_async(address, StreamId::DEFAULT).unwrap();
-    // A pop would leave theirs.
+    // A call that pops a context would leave the other one current.
     assert_eq!(CURRENT.get(), OURS);
 }
 
@@ -171,7 +171,7 @@ fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
     second.keep_memory(pool, false).unwrap();
     assert_eq!(THRESHOLD.get(), 7);
     assert!(first.keep_memory(pool, false).is_err());
-    // A threshold that the library does not take back leaves the user where it was.
+    // If the library refuses to restore the threshold, the user stays counted.
     THRESHOLD.set(1);
     first.keep_memory(pool, true).unwrap();
     assert!(first.keep_memory(pool, false).is_err());
@@ -180,7 +180,7 @@ fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
     assert!(first.keep_memory(pool, false).is_err());
 }
 
-/// Under want of memory a request gives memory back while another thread may capture, whoever told of it.
+/// When memory is short, a request releases memory while another thread may capture, expected or not.
 #[test]
 fn giving_memory_back_breaks_no_capture_of_another_thread() {
     let cuda = cuda();
