@@ -1,9 +1,9 @@
-//! What physical pieces are made of: ranges of memory files.
+//! The memory of physical pieces: ranges of memory files.
 //!
-//! Pieces that stay in the process share one sparse file, so that many pieces cost one descriptor;
-//! a piece that may leave it has a file of its own, so that a forged offset reaches nothing else.
-//! No file here can shrink: ours are sealed against it, and a descriptor from elsewhere is taken
-//! only if it is sealed too. A mapping of a file that shrank would fault.
+//! Pieces that stay in the process share one sparse file, so that many pieces need one descriptor. An
+//! exportable piece has a file of its own, so that a forged offset reaches no other memory. No file here
+//! can shrink: an access to a mapping beyond the end of a file would fault. Files created here are
+//! sealed against shrinking, and imported descriptors are accepted only if they are sealed too.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,38 +19,39 @@ use super::budget::Hold;
 use crate::driver::free_ranges::FreeRanges;
 use crate::driver::refusal::{Done, ensure, invalid};
 
-/// The file system of memory files with ordinary pages. Huge pages may fault when they run out.
+/// The file system of memory files with ordinary pages. Huge pages are refused: they may fault when none
+/// are left.
 ///
 /// Source: `linux/magic.h`, `TMPFS_MAGIC`.
 const MEMORY_FILE_SYSTEM: u64 = 0x0102_1994;
 
-/// One physical piece. Its memory goes when its last holder does: the table, mappings, work.
+/// One physical piece. Its memory is freed when the table, all mappings and all work have dropped it.
 #[derive(Debug)]
 pub(super) struct Piece {
     file: Arc<OwnedFd>,
-    /// Where it begins in its file.
+    /// Offset of the piece in its file.
     pub(super) file_offset: u64,
     pub(super) size_bytes: usize,
-    /// Where its range of the file came from, if the file is shared.
+    /// The shared file that its range belongs to, or `None` if it has a file of its own.
     store: Option<Arc<Store>>,
-    /// Imported memory is counted where it was made.
+    /// `None` for imported memory, which counts where it was created.
     _hold: Option<Hold>,
 }
 
 impl Piece {
-    /// A piece that stays in this process.
+    /// Creates a piece that stays in this process.
     pub(super) fn shared(store: &Arc<Store>, size_bytes: usize, hold: Hold) -> io::Result<Self> {
         let file_offset = store.take(size_bytes as u64)?;
         let (file, store) = (Arc::clone(&store.file), Some(Arc::clone(store)));
         Ok(Self { file, file_offset, size_bytes, store, _hold: Some(hold) })
     }
 
-    /// A piece with a file of its own.
+    /// Returns a piece with a file of its own.
     fn own(file: OwnedFd, size_bytes: usize, hold: Option<Hold>) -> Self {
         Self { file: Arc::new(file), file_offset: 0, size_bytes, store: None, _hold: hold }
     }
 
-    /// A piece that may leave this process.
+    /// Creates a piece that can be exported.
     pub(super) fn exportable(size_bytes: usize, hold: Hold) -> io::Result<Self> {
         let file = memory_file("stratalloc-piece")?;
         ftruncate(&file, size_bytes as u64)?;
@@ -58,7 +59,7 @@ impl Piece {
         Ok(Self::own(file, size_bytes, Some(hold)))
     }
 
-    /// A piece of another driver, after its descriptor was found fit for mapping.
+    /// Imports a piece from another driver's descriptor, after checking that it is safe to map.
     pub(super) fn imported(file: OwnedFd, size_bytes: usize) -> Done<Self> {
         check_foreign(&file, size_bytes as u64)?;
         Ok(Self::own(file, size_bytes, None))
@@ -68,7 +69,7 @@ impl Piece {
         self.file.as_fd()
     }
 
-    /// A further descriptor of its file, closed on exec; `None` if it must stay in this process.
+    /// Returns a new descriptor of its file, closed on exec. `None` if the piece is not exportable.
     pub(super) fn export(&self) -> Option<io::Result<OwnedFd>> {
         self.store.is_none().then(|| self.file.try_clone())
     }
@@ -102,7 +103,7 @@ impl Store {
         Ok(Arc::new(Self { file: Arc::new(file), ranges: Mutex::default() }))
     }
 
-    /// The lowest free range that is large enough, or a new one at the end.
+    /// Returns the lowest free range that is large enough, or else a new one at the end.
     fn take(&self, size_bytes: u64) -> io::Result<u64> {
         let mut ranges = self.ranges.lock();
         if let Some(start) = ranges.free.take(size_bytes) {
@@ -116,15 +117,15 @@ impl Store {
         Ok(start)
     }
 
-    /// Gives a range's memory back to the system and keeps the range for another piece.
+    /// Releases a range's memory to the system, and keeps the range for another piece.
     fn give(&self, start: u64, size_bytes: u64) {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // If the system keeps the memory the range is as good as before; its bytes mean nothing.
+        // If the call fails, the range stays usable: the bytes of a new piece are undefined anyway.
         let _ = fallocate(&self.file, hole, start, size_bytes);
         self.ranges.lock().free.give(start, size_bytes);
     }
 
-    /// Memory that the file takes now, and how long it is.
+    /// Returns the memory that the file uses, and its length.
     #[cfg(test)]
     pub(super) fn taken_and_length_bytes(&self) -> (u64, u64) {
         let stat = fstat(&self.file).expect("an open file can be looked at");
@@ -137,7 +138,7 @@ fn memory_file(name: &str) -> io::Result<OwnedFd> {
     Ok(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?)
 }
 
-/// Refuses a descriptor that could not be mapped, or whose mapping could fault later.
+/// Refuses a descriptor that cannot be mapped, or whose mapping could fault later.
 fn check_foreign(file: &OwnedFd, size_bytes: u64) -> Done<()> {
     let stat = fstat(file)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -148,7 +149,7 @@ fn check_foreign(file: &OwnedFd, size_bytes: u64) -> Done<()> {
     ensure!(is_memory, "the file is not in memory with ordinary pages");
     let is_open = fcntl_getfl(file)? & OFlags::ACCMODE == OFlags::RDWR;
     ensure!(is_open, "the descriptor does not allow both reading and writing");
-    // Files of memory that cannot be sealed at all answer with an error: not sealed either.
+    // The call fails for files that do not support seals. They are not sealed.
     let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
     let stays_whole = seals.contains(SealFlags::SHRINK);
     ensure!(stays_whole, "the file is not sealed against shrinking");

@@ -1,7 +1,7 @@
-//! How many bytes of the device are taken.
+//! Counts the bytes of the device that are in use.
 //!
-//! Whatever costs memory keeps a [`Hold`], which gives its bytes back when it goes. So bytes count
-//! exactly as long as the mapping or the physical piece behind them lives, whoever is its last user.
+//! Everything that uses memory keeps a [`Hold`], which returns its bytes when it is dropped. So bytes
+//! count exactly as long as the mapping or the physical piece lives, including its use by queued work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub(super) struct Budget {
     taken_bytes: AtomicU64,
 }
 
-/// Bytes that are taken until this is dropped.
+/// Bytes that count as used until this is dropped.
 #[derive(Debug)]
 pub(super) struct Hold {
     budget: Arc<Budget>,

@@ -1,8 +1,8 @@
-//! Refusals of this driver.
+//! Errors of this driver.
 //!
-//! What is illegal is said with its numbers; what the system refused keeps the system's code. Too
-//! little memory, address space or room for mappings is out-of-memory, so that callers may release
-//! something and try again.
+//! The message of an illegal call contains the numbers involved. An error of the system keeps its code.
+//! Lack of memory, address space or mappings is reported as out of memory, so that callers may release
+//! memory and retry.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::driver::refusal::{Done, Refusal, out_of_memory};
 use crate::error::DriverErrorKind;
 
-/// More than the device has left.
+/// Returns the error of a request for more bytes than the device has free.
 pub(super) fn short(asked_bytes: u64, free_bytes: u64) -> Refusal {
     out_of_memory(format!("{asked_bytes} bytes asked for, {free_bytes} free"))
 }
@@ -32,7 +32,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// Bytes of the device as bytes of this process. More than the address space is out of memory.
+/// Converts device bytes to a size in this process. A size beyond the address space is out of memory.
 pub(super) fn length(bytes: u64) -> Done<usize> {
     usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory).into())
 }

@@ -1,8 +1,8 @@
-//! Address ranges of this process, and memory as bytes that anybody may touch at any time.
+//! Address ranges of this process, and memory as bytes that any thread may access at any time.
 //!
-//! Device memory is shared by streams without locks: who writes what when is the device program's
-//! matter. So every byte is atomic here, which makes a program's race visible as wrong bytes and
-//! never undefined. `unsafe` is only here and in `space`, which puts physical pieces into ranges.
+//! Streams share device memory without locks. The device program is responsible for the order of
+//! accesses. So every byte is atomic here: a data race shows as wrong bytes and is never undefined
+//! behaviour. `unsafe` code is only here and in `space`, which maps physical pieces into ranges.
 #![expect(unsafe_code, reason = "mapping memory, and seeing it as bytes")]
 
 use std::io;
@@ -13,10 +13,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::budget::Hold;
 
-/// Where ranges start is a multiple of this, as on a device.
+/// Alignment of the start of a range, as on a device.
 pub(super) const ALIGNMENT_BYTES: usize = 2 << 20;
 
-/// Address space of one mapping. It goes when this is dropped, with whatever is mapped inside.
+/// The address range of one mapping. Dropping it unmaps everything inside.
 #[derive(Debug)]
 pub(super) struct AddressRange {
     start: *mut u8,
@@ -25,28 +25,29 @@ pub(super) struct AddressRange {
     mapped_bytes: usize,
 }
 
-// SAFETY: the range belongs to this value alone; it hands out addresses and touches no byte. Those
-// who see bytes in it (`Region`, `space::Mapping`) see atomics.
+// SAFETY: this value owns the range. It provides addresses and accesses no byte. `Region` and
+// `space::Mapping` access the bytes, as atomics.
 unsafe impl Send for AddressRange {}
-// SAFETY: as above: nothing is changed through a shared reference.
+// SAFETY: as above: a shared reference changes nothing.
 unsafe impl Sync for AddressRange {}
 
 impl AddressRange {
-    /// Takes at least 1 byte of address space with this access. No memory is taken before a touch.
+    /// Maps at least 1 byte of address space with this access. It uses no memory before it is accessed.
     fn take(size_bytes: usize, access: ProtFlags) -> io::Result<Self> {
         let mapped_bytes = size_bytes
             .checked_add(ALIGNMENT_BYTES)
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let kind = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: an anonymous mapping at an address the system chooses replaces nothing.
+        // SAFETY: an anonymous mapping at an address of the system's choice replaces no other mapping.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, access, kind) }?;
         let mapped = mapped.cast::<u8>();
-        // Below the alignment, by which the mapping is larger than what was asked for.
+        // The offset is below the alignment, and the mapping is larger than `size_bytes` by the
+        // alignment.
         let start = mapped.wrapping_add(mapped.align_offset(ALIGNMENT_BYTES));
         Ok(Self { start, size_bytes, mapped, mapped_bytes })
     }
 
-    /// Address space that nobody can touch.
+    /// Reserves address space that cannot be accessed.
     pub(super) fn closed(size_bytes: usize) -> io::Result<Self> {
         Self::take(size_bytes, ProtFlags::empty())
     }
@@ -59,7 +60,7 @@ impl AddressRange {
         self.size_bytes
     }
 
-    /// Where `offset` lies. Not beyond the end.
+    /// Returns the address at `offset`, which must not exceed the size.
     pub(super) fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.size_bytes, "{offset} is in a range of {}", self.size_bytes);
         self.start.wrapping_add(offset)
@@ -68,13 +69,14 @@ impl AddressRange {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        // SAFETY: this very range was mapped by `take`; whoever sees bytes in it holds it, so nobody
-        // does any more; it is unmapped once. A failure would leave it mapped, which harms nobody.
+        // SAFETY: `take` mapped this range, and it is unmapped once. Values that access its bytes own it
+        // or keep it alive, so none are left. If the call fails, the range stays mapped, which is
+        // harmless.
         let _ = unsafe { munmap(self.mapped.cast(), self.mapped_bytes) };
     }
 }
 
-/// Memory of its own. It goes when its last holder does: queued work holds what it touches.
+/// Memory with a mapping of its own. Queued work keeps the regions that it accesses alive.
 #[derive(Debug)]
 pub(super) struct Region {
     range: AddressRange,
@@ -82,7 +84,7 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// Maps `size_bytes` (at least 1) of zeroes. Pages take memory when they are first touched.
+    /// Maps `size_bytes` (at least 1) of zeroes. A page uses memory once it is first accessed.
     pub(super) fn map(size_bytes: usize, hold: Hold) -> io::Result<Self> {
         let range = AddressRange::take(size_bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         Ok(Self { range, _hold: hold })
@@ -97,8 +99,8 @@ impl Region {
     }
 
     pub(super) fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: `map` took the range readable and writable and zeroed, nobody else has it, so it
-        // stays so as long as `self` lives; atomics of one byte need no alignment.
+        // SAFETY: `map` mapped the range readable, writable and zeroed, for this value alone. It stays
+        // so as long as `self` lives. Atomics of one byte need no alignment.
         unsafe { std::slice::from_raw_parts(self.range.at(0).cast(), self.size_bytes()) }
     }
 }

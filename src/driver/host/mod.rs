@@ -1,13 +1,16 @@
-//! Real memory of this machine with a device's semantics.
+//! A device whose memory is real memory of this machine.
 //!
-//! Allocations are mappings; streams are queues that worker threads run; copies and fills move real
-//! bytes in stream order. A block that is reused too early shows as wrong bytes. Streams that were
-//! not created here are known by their handles alone, each a queue of its own, as recordings and
-//! tests name them; a destroyed stream is refused.
+//! Allocations are mappings. Streams are queues that four worker threads run. Events are positions in
+//! these queues. Copies and fills move real bytes in stream order, so a block that is reused too early
+//! shows as wrong bytes. Every byte is atomic: a data race of a program gives wrong bytes, never
+//! undefined behaviour.
 //!
-//! Virtual memory and stream-ordered pools are `virtual_memory` and `pools`. Not here: sharing of
-//! plain allocations between processes (pieces are shared by descriptor), peers, capture. Tests hold
-//! a stream with [`Host::hold`].
+//! Streams that were not created here are known by their handles alone, each with its own queue, because
+//! recordings and tests name them. A destroyed stream is refused.
+//!
+//! Virtual memory and stream-ordered pools are in `virtual_memory` and `pools`. Pieces of virtual memory
+//! can be shared with other processes as descriptors. Not supported: sharing of plain allocations,
+//! peers, capture. Tests hold back the work of a stream with [`Host::hold`].
 
 mod backing;
 mod budget;
@@ -41,15 +44,15 @@ use virtual_memory::Space;
 pub use work::Gate;
 use work::{Mark, Work};
 
-/// What a host device is like.
+/// Properties of a host device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostOptions {
-    /// Its ordinal.
+    /// Ordinal of the device.
     pub device: DeviceId,
-    /// The most bytes that allocations, pools and physical pieces may have at once. The machine's
-    /// memory is taken when it is first touched.
+    /// Maximum of the bytes in allocations, pools and physical pieces together. The system provides
+    /// memory when a page is first accessed.
     pub total_bytes: u64,
-    /// Its name, for people.
+    /// Human-readable name.
     pub name: String,
 }
 
@@ -66,25 +69,25 @@ impl Default for HostOptions {
     }
 }
 
-/// Real memory with a device's semantics. See the [module](self).
+/// A device in host memory. See the [module](self).
 ///
-/// Dropping it lets all submitted work finish, held or not, and gives everything back.
+/// Dropping it finishes all submitted work, held back or not, and releases all memory.
 #[derive(Debug)]
 pub struct Host {
     device: Device,
 }
 
-/// What does the calls.
+/// The state of the device, on which calls run.
 #[derive(Debug)]
 struct Device {
     options: HostOptions,
     budget: Arc<Budget>,
-    /// Locked before the queues, never while work is waited for.
+    /// Lock order: before the queues. Not locked during waits for work.
     memory: Mutex<Memory>,
     work: Arc<Work>,
 }
 
-/// What has addresses.
+/// Everything that has an address.
 #[derive(Debug, Default)]
 struct Memory {
     regions: BTreeMap<u64, Arc<Region>>,
@@ -93,7 +96,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// The bytes of a range that lies in one allocation or in mapped, accessible pieces.
+    /// Returns the bytes of a range that lies in one allocation or in mapped, accessible pieces.
     fn span(&self, address: u64, size_bytes: u64) -> Option<Span> {
         let plain = || {
             let (start, region) = self.regions.range(..=address).next_back()?;
@@ -109,7 +112,7 @@ impl Memory {
 }
 
 impl Host {
-    /// A device that holds nothing yet. Worker threads start with the first work.
+    /// Creates a device that holds no memory yet. Worker threads start with the first work.
     #[must_use]
     pub fn new(options: HostOptions) -> Self {
         let budget = Budget::new(options.total_bytes);
@@ -117,15 +120,15 @@ impl Host {
         Self { device: Device { options, budget, memory, work } }
     }
 
-    /// Holds a stream: work submitted to it from now on runs when the gate is opened or dropped.
-    /// Whoever waits for the stream waits for the gate.
+    /// Holds back the work submitted to a stream from now on until the gate is opened or dropped. A call
+    /// that waits for the stream waits for the gate.
     #[must_use = "the stream goes on when the gate is dropped"]
     pub fn hold(&self, stream: StreamId) -> Gate {
         self.device.work.hold(stream)
     }
 
-    /// What the device has given out and not taken back. Its one shared file of pieces, if any, stays
-    /// open as long as the device.
+    /// Returns the resources that callers hold. The file that pieces share, if any, stays open as long
+    /// as the device and is not among them.
     #[must_use]
     pub fn held(&self) -> Held {
         let memory = self.device.memory.lock();
@@ -150,14 +153,14 @@ impl Device {
         self.work.lock().check(stream)
     }
 
-    /// The bytes of a range. They stay valid as long as the span lives.
+    /// Returns the bytes of a range. They stay valid as long as the span lives.
     fn span(&self, address: u64, size_bytes: u64) -> Done<Span> {
         let text =
             format_args!("{size_bytes} bytes at {address:#x} are not in live memory of one kind");
         self.memory.lock().span(address, size_bytes).ok_or_else(|| invalid(text.to_string()))
     }
 
-    /// Waits for marks; then pools give back what they keep beyond their thresholds.
+    /// Waits until the marks are reached. Then pools release memory above their thresholds.
     fn wait_until_passed(&self, marks: &[Mark]) {
         self.work.synchronize(marks);
         self.memory.lock().pools.synchronized(&self.work.lock());
@@ -188,7 +191,7 @@ impl Device {
         Ok(address)
     }
 
-    /// Waits for all running work, as a device does.
+    /// Waits for all running work, as a real device does.
     fn free(&self, address: u64, size_bytes: u64) -> Done<()> {
         let removed = {
             let regions = &mut self.memory.lock().regions;
@@ -198,8 +201,8 @@ impl Device {
         };
         let is_exact = removed.is_some();
         ensure!(is_exact, "no allocation of {size_bytes} bytes starts at {address:#x}");
-        // From here on no work can be submitted to it; what was submitted holds it and is waited
-        // for. Its address is not given out again before it is unmapped.
+        // From here on no work can be submitted to the region. Submitted work keeps it mapped and is
+        // waited for. Its address cannot be assigned again before it is unmapped.
         self.synchronize_device()?;
         drop(removed);
         Ok(())
@@ -343,7 +346,7 @@ impl HoldsWork for Host {
 }
 
 impl Drop for Host {
-    /// Lets all submitted work finish, held or not, and gives the memory back.
+    /// Finishes all submitted work, held back or not, and releases the memory.
     fn drop(&mut self) {
         self.device.work.end();
     }

@@ -1,10 +1,10 @@
-//! Stream-ordered pools of the host device, as `cudaMallocAsync` keeps them.
+//! Stream-ordered pools of the host device, modelled on `cudaMallocAsync`.
 //!
-//! A pool takes segments of at least 32 MiB and hands out ranges first fit by address. A freed range
-//! may be used again at once on the stream that freed it, and on others when that stream has passed
-//! the free. Idle segments go back when somebody synchronises, down to the release threshold, when
-//! the pool is trimmed, and when memory is short. Nothing here waits: a request that only unfinished
-//! work stands in the way of is out of memory.
+//! A pool takes segments of at least 32 MiB and allocates ranges first fit by address. The stream that
+//! freed a range may reuse it at once. Other streams may reuse it once the freeing stream has passed the
+//! free. A pool releases idle segments down to its release threshold when a call synchronises. It also
+//! does so when it is trimmed, and when memory is short. No call here waits: if only unfinished work
+//! prevents a request, it fails with out of memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const SEGMENT_MIN_BYTES: u64 = 32 * MIB;
 const SEGMENT_ROUND_BYTES: u64 = 2 * MIB;
 const DEFAULT_POOL: DriverPoolId = DriverPoolId(0);
 
-/// All pools and what is allocated from them.
+/// All pools, and the live allocations from them.
 #[derive(Debug)]
 pub(super) struct Pools {
     pools: BTreeMap<DriverPoolId, Pool>,
@@ -38,7 +38,7 @@ pub(super) struct Pools {
 struct Live {
     size_bytes: u64,
     pool: DriverPoolId,
-    /// Where the segment starts that the range lies in.
+    /// Start of the segment that contains the range.
     segment: u64,
 }
 
@@ -51,14 +51,14 @@ struct Pool {
 #[derive(Debug)]
 struct Segment {
     region: Arc<Region>,
-    /// Ranges that nobody holds, by address.
+    /// Ranges that are not allocated, by address.
     idle: BTreeMap<u64, Idle>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Idle {
     size_bytes: u64,
-    /// The free that only its own stream has seen. `None`: everybody may use the range.
+    /// The free of this range, while its stream has not passed it. `None`: any stream may use the range.
     freed: Option<Mark>,
 }
 
@@ -67,8 +67,8 @@ impl Segment {
         self.region.size_bytes() as u64
     }
 
-    /// Opens ranges to everybody whose free has been passed, and joins neighbours that the same
-    /// streams may use.
+    /// Makes ranges usable by any stream once their free has been passed, and coalesces neighbours that
+    /// the same streams may use.
     fn settle(&mut self, queues: &Queues) {
         let mut last: Option<(u64, Idle)> = None;
         for (start, mut range) in std::mem::take(&mut self.idle) {
@@ -86,7 +86,7 @@ impl Segment {
         self.idle.extend(last);
     }
 
-    /// Takes the lowest idle range that fits and that `on` may use.
+    /// Allocates from the lowest idle range that fits and that `on` may use.
     fn take(&mut self, size_bytes: u64, on: StreamId) -> Option<u64> {
         let found = self.idle.iter().find(|(_, range)| {
             range.size_bytes >= size_bytes && range.freed.is_none_or(|mark| mark.stream == on)
@@ -111,7 +111,7 @@ impl Pool {
         self.segments.values_mut().for_each(|segment| segment.settle(queues));
     }
 
-    /// The address of a range and the start of its segment.
+    /// Returns the address of an allocated range and the start of its segment.
     fn take(&mut self, size_bytes: u64, on: StreamId) -> Option<(u64, u64)> {
         let mut segments = self.segments.iter_mut();
         segments.find_map(|(start, own)| own.take(size_bytes, on).map(|address| (address, *start)))
@@ -133,7 +133,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives back idle segments, highest first, while more than `keep_bytes` are held.
+    /// Releases idle segments, highest first, while the pool holds more than `keep_bytes`.
     fn release(&mut self, keep_bytes: u64) {
         let idle = self.segments.iter().filter(|(_, segment)| segment.is_idle());
         let idle: Vec<u64> = idle.map(|(start, _)| *start).collect();
@@ -156,12 +156,12 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// Ranges in callers' hands.
+    /// Returns the number of live allocations.
     pub(super) fn ranges(&self) -> u64 {
         self.live.len() as u64
     }
 
-    /// The bytes of a range, if one live allocation holds them all.
+    /// Returns the bytes of a range, if one live allocation contains it.
     pub(super) fn span(&self, address: u64, size_bytes: u64) -> Option<Span> {
         let (start, live) = self.live.range(..=address).next_back()?;
         let end = address.checked_add(size_bytes)?;
@@ -174,7 +174,7 @@ impl Pools {
         Some(Span(vec![Part::of_region(&segment.region, offset, count)]))
     }
 
-    /// After somebody waited: every pool goes back to its threshold.
+    /// Releases memory of every pool down to its threshold. Runs after a call has synchronised.
     pub(super) fn synchronized(&mut self, queues: &Queues) {
         for pool in self.pools.values_mut() {
             if pool.books.usage.reserved_bytes > pool.books.threshold_bytes {
@@ -191,7 +191,7 @@ impl Pools {
     }
 }
 
-/// What the calls of pools work with.
+/// The state that the calls of pools use.
 struct PoolCall<'a> {
     device: &'a Device,
     pools: &'a mut Pools,
@@ -246,7 +246,7 @@ impl PoolCall<'_> {
         Ok(address)
     }
 
-    /// Grows a pool; when memory is short, after all pools gave back what is idle.
+    /// Adds a segment to a pool. When memory is short, all pools release their idle segments first.
     fn grow(&mut self, pool: DriverPoolId, size_bytes: u64) -> Done<()> {
         let budget = &self.device.budget;
         if self.pools.pool(pool)?.grow(size_bytes, budget).is_ok() {
@@ -281,7 +281,7 @@ impl PoolCall<'_> {
         Ok(())
     }
 
-    /// Nothing: the host captures no graphs.
+    /// Returns zeros: the host device has no graphs.
     fn graph_usage(&mut self) -> Done<DriverPoolUsage> {
         Ok(DriverPoolUsage::default())
     }

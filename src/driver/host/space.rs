@@ -1,9 +1,9 @@
-//! Reserved address space, and physical pieces inside it.
+//! Reserved address space, and the physical pieces mapped in it.
 //!
-//! A reservation is one range that faults when touched; pieces are put over parts of it and taken
-//! off again. It alone makes and ends its mappings, and it does not end one that somebody holds:
-//! queued work holds what it touches, so bytes in use never vanish. Nothing here knows of calls or
-//! streams; `virtual_memory` does.
+//! A reservation is one address range without access. Pieces are mapped over parts of it and unmapped
+//! again, only by the reservation itself. It does not unmap a piece that is in use: queued work keeps
+//! its mappings alive, so bytes in use stay valid. Driver calls and streams are not known here but in
+//! `virtual_memory`.
 #![expect(unsafe_code, reason = "mapping files over reserved addresses, and seeing them as bytes")]
 
 use std::collections::BTreeMap;
@@ -22,17 +22,17 @@ use crate::driver::refusal::{Done, ensure, invalid};
 #[derive(Debug)]
 pub(super) struct Reservation {
     range: Arc<AddressRange>,
-    /// By offset. No two overlap and all lie inside the range.
+    /// Mappings by offset. They do not overlap, and all lie inside the range.
     mapped: BTreeMap<usize, Arc<Mapping>>,
 }
 
-/// A whole piece at a place of a reservation.
+/// A whole piece mapped at an offset of a reservation.
 #[derive(Debug)]
 pub(super) struct Mapping {
     range: Arc<AddressRange>,
     offset: usize,
     piece: Arc<Piece>,
-    /// Set after access was allowed; never taken back while this lives.
+    /// Set once access is allowed. Never cleared while the mapping lives.
     open: AtomicBool,
 }
 
@@ -45,20 +45,20 @@ impl Mapping {
         self.open.load(Ordering::Acquire)
     }
 
-    /// Its bytes. Access was allowed.
+    /// Returns its bytes. Access must be allowed.
     pub(super) fn bytes(&self) -> &[AtomicU8] {
         assert!(self.is_open(), "bytes are seen only where access was allowed");
         let start = self.range.at(self.offset).cast();
-        // SAFETY: `Reservation::map` put this whole piece here and `open` made it readable and
-        // writable. It stays: `range` is held, `Reservation::unmap` consumes a mapping before it
-        // replaces it, and the piece's file does not shrink (see `backing`). Atomics of one byte
-        // need no alignment.
+        // SAFETY: `Reservation::map` mapped this whole piece here, and `open` made it readable and
+        // writable. It stays mapped: `range` is kept alive, `Reservation::unmap` consumes a mapping
+        // before it replaces it, and the piece's file does not shrink (see `backing`). Atomics of one
+        // byte need no alignment.
         unsafe { std::slice::from_raw_parts(start, self.piece.size_bytes) }
     }
 }
 
 impl Reservation {
-    /// Takes at least 1 byte of address space.
+    /// Reserves at least 1 byte of address space.
     pub(super) fn take(size_bytes: usize) -> io::Result<Self> {
         let range = Arc::new(AddressRange::closed(size_bytes)?);
         Ok(Self { range, mapped: BTreeMap::new() })
@@ -72,7 +72,7 @@ impl Reservation {
         self.range.size_bytes()
     }
 
-    /// Start, size and piece of every mapping, in address order.
+    /// Returns start, size and piece of every mapping, in address order.
     pub(super) fn mapped(&self) -> impl Iterator<Item = (u64, u64, &Arc<Piece>)> {
         self.mapped.iter().map(|(offset, mapping)| {
             let start = self.address() + *offset as u64;
@@ -84,7 +84,7 @@ impl Reservation {
         self.mapped.len()
     }
 
-    /// Puts a piece at `offset`. Nobody can touch it yet.
+    /// Maps a piece at `offset`. It cannot be accessed yet.
     pub(super) fn map(&mut self, offset: usize, piece: &Arc<Piece>) -> Done<()> {
         let size_bytes = piece.size_bytes;
         let (end, all) = (offset.saturating_add(size_bytes), self.size_bytes());
@@ -100,9 +100,8 @@ impl Reservation {
             );
         }
         let (start, flags) = (self.range.at(offset).cast(), MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: the target lies inside `range`, which is ours, and `mapped`, which knows all
-        // mappings in it, has none there: only inaccessible bytes are replaced, and nobody sees
-        // them.
+        // SAFETY: the target lies inside `range`, which this reservation owns. `mapped` lists all
+        // mappings in it and has none there, so only inaccessible bytes are replaced.
         unsafe {
             mmap(start, size_bytes, ProtFlags::empty(), flags, piece.file(), piece.file_offset)
         }?;
@@ -117,8 +116,8 @@ impl Reservation {
         let starts = self.whole(offset, size_bytes)?;
         let (start, access) =
             (self.range.at(offset).cast(), MprotectFlags::READ | MprotectFlags::WRITE);
-        // SAFETY: `whole` found our mappings to cover the range without a gap, and more access takes
-        // nothing from those who see bytes in it.
+        // SAFETY: `whole` has checked that mappings cover the range without a gap. More access harms no
+        // existing reader of these bytes.
         unsafe { mprotect(start, size_bytes, access) }?;
         for mapping in starts.iter().filter_map(|start| self.mapped.get(start)) {
             mapping.open.store(true, Ordering::Release);
@@ -126,7 +125,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Takes whole pieces off, all or none. Refused while somebody holds one of them.
+    /// Unmaps whole pieces, all or none. Refused while one of them is in use.
     pub(super) fn unmap(&mut self, offset: usize, size_bytes: usize) -> Done<()> {
         let starts = self.whole(offset, size_bytes)?;
         let mut idle = Vec::with_capacity(starts.len());
@@ -149,8 +148,8 @@ impl Reservation {
         }
         let start = self.range.at(offset).cast();
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the range is covered exactly by the mappings in `idle`. They are owned here, so
-        // nobody else holds them and nobody sees their bytes, and they are gone when this succeeds.
+        // SAFETY: the mappings in `idle` cover the range exactly. They are owned here, so nothing else
+        // can access their bytes, and they are dropped when this succeeds.
         let unmapped = unsafe { mmap_anonymous(start, size_bytes, ProtFlags::empty(), flags) };
         if unmapped.is_err() {
             self.keep(idle);
@@ -158,7 +157,7 @@ impl Reservation {
         Ok(unmapped.map(drop)?)
     }
 
-    /// The bytes of a range that mapped and accessible pieces cover, or nothing.
+    /// Returns the bytes of a range, if mapped and accessible pieces cover it.
     pub(super) fn parts(&self, offset: usize, size_bytes: usize) -> Option<Vec<Part>> {
         let end = offset.checked_add(size_bytes)?;
         let mut parts = Vec::new();
@@ -175,7 +174,7 @@ impl Reservation {
         Some(parts)
     }
 
-    /// The starts of the pieces that fill a range exactly.
+    /// Returns the starts of the pieces that fill a range exactly.
     fn whole(&self, offset: usize, size_bytes: usize) -> Done<Vec<usize>> {
         let mut starts = Vec::new();
         let mut covered = 0;

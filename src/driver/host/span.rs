@@ -1,7 +1,7 @@
-//! Bytes that a piece of work touches, wherever they are mapped.
+//! The bytes that queued work accesses, wherever they are mapped.
 //!
-//! A span holds what it lies in, so its bytes stay valid until the work is done. It may run over
-//! several mapped pieces. All access is to atomics; nothing here is unsafe and nothing waits.
+//! A span keeps its memory alive, so its bytes stay valid until the work has finished. It may cover
+//! several mapped pieces. All accesses are atomic. Nothing here is unsafe, and nothing waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::memory::Region;
 use super::space::Mapping;
 
-/// Device bytes without a gap in their addresses.
+/// A contiguous range of device addresses.
 #[derive(Debug)]
 pub(super) struct Span(pub(super) Vec<Part>);
 
-/// A piece of a span.
+/// The bytes of a span in one region or mapping.
 #[derive(Debug)]
 pub(super) struct Part {
     holder: Holder,
@@ -50,24 +50,24 @@ impl Span {
         self.0.iter().flat_map(Part::bytes)
     }
 
-    /// Writes one value everywhere.
+    /// Sets all bytes to one value.
     pub(super) fn fill(&self, byte: u8) {
         for part in &self.0 {
             part.bytes().iter().for_each(|to| to.store(byte, Ordering::Relaxed));
         }
     }
 
-    /// Writes as many bytes as both have.
+    /// Copies `from` to the span, up to the shorter length.
     pub(super) fn write(&self, from: &[u8]) {
         self.bytes().zip(from).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
     }
 
-    /// Reads as many bytes as both have.
+    /// Copies the span to `to`, up to the shorter length.
     pub(super) fn read(&self, to: &mut [u8]) {
         to.iter_mut().zip(self.bytes()).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
     }
 
-    /// Copies as many bytes as both have, from the lowest up.
+    /// Copies another span to this one, up to the shorter length, in ascending order of addresses.
     pub(super) fn copy(&self, from: &Self) {
         for (to, from) in self.bytes().zip(from.bytes()) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Streams keep their order, events mark points in it, and real bytes move.
+//! Streams keep their order, events mark points in it, and copies move real bytes.
 
 use super::*;
 use crate::error::DriverErrorKind;

@@ -1,11 +1,11 @@
-//! Virtual memory of the host device: which space is reserved and which pieces exist.
+//! Virtual memory of the host device: reservations and pieces.
 //!
-//! Pieces cost bytes of the device from `create` until they are neither held nor mapped; address
-//! space costs nothing. Unlike a real device, `unmap` notices unfinished work on the range and
-//! refuses, where a device would fault later. No call here waits for work.
+//! A piece uses memory of the device from `create` until it is neither referenced nor mapped. Address
+//! space costs nothing. Unlike a real device, `unmap` detects unfinished work on the range and refuses,
+//! where a device would fault later. No call here waits for work.
 //!
-//! Pieces that are mapped apart from each other cost one entry each in the system's table of
-//! mappings (65,530 by default); a full table is reported as out of memory.
+//! Pieces that are not adjacent use one entry each in the system's table of mappings (65,530 by
+//! default). A full table is reported as out of memory.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ use crate::ids::DeviceId;
 
 const GRANULARITY_BYTES: u64 = ALIGNMENT_BYTES as u64;
 
-/// All reservations and all pieces that are held.
+/// All reservations and all referenced pieces.
 #[derive(Debug, Default)]
 pub(super) struct Space {
     reservations: BTreeMap<u64, Reservation>,
@@ -37,7 +37,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// The bytes of a range, if mapped and accessible pieces of one reservation cover it.
+    /// Returns the bytes of a range, if mapped and accessible pieces of one reservation cover it.
     pub(super) fn span(&self, address: u64, size_bytes: u64) -> Option<Span> {
         let (start, reservation) = self.reservations.range(..=address).next_back()?;
         let offset = usize::try_from(address - start).ok()?;
@@ -45,7 +45,7 @@ impl Space {
         Some(Span(parts))
     }
 
-    /// Adds what is reserved, mapped and made.
+    /// Adds reservations, mappings and pieces to `held`.
     pub(super) fn tell(&self, held: &mut Held) {
         let mut pieces: HashSet<_> = self.pieces.values().map(Arc::as_ptr).collect();
         for (start, reservation) in &self.reservations {
@@ -58,7 +58,7 @@ impl Space {
         held.pieces = pieces.len() as u64;
     }
 
-    /// The reservation that holds a range, and the range in it as offset and size.
+    /// Returns the reservation that contains a range, and the range's offset and size in it.
     fn within(&mut self, address: u64, size_bytes: u64) -> Done<(&mut Reservation, usize, usize)> {
         check_whole("address", address, GRANULARITY_BYTES)?;
         check_whole("size", size_bytes, GRANULARITY_BYTES)?;
@@ -98,7 +98,7 @@ impl Space {
         Ok(Arc::clone(self.store.insert(store)))
     }
 
-    /// The file that pieces share.
+    /// Returns the file that pieces share.
     #[cfg(test)]
     pub(super) fn store_for_tests(&self) -> Option<&Store> {
         self.store.as_deref()
@@ -149,7 +149,7 @@ impl Device {
 
     fn release(&self, piece: PhysicalId) -> Done<()> {
         let removed = self.memory.lock().space.pieces.remove(&piece);
-        // A piece that is mapped nowhere goes here, with no lock held.
+        // A piece without mappings is freed here, with no lock held.
         removed.map(drop).ok_or_else(|| unknown(piece))
     }
 
@@ -179,7 +179,7 @@ impl Device {
         Ok(exported.ok_or_else(stays)??)
     }
 
-    /// The memory counts where it was created, not here.
+    /// Imports a piece. Its memory counts where it was created, not here.
     fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
         check_whole("size", size_bytes, GRANULARITY_BYTES)?;
         let piece = Piece::imported(descriptor, length(size_bytes)?)?;

@@ -1,8 +1,8 @@
-//! Streams as queues, run by a few worker threads.
+//! Streams as queues of jobs, run by a few worker threads.
 //!
-//! Each stream's jobs are numbered and run in order; a stream's state is the number up to which its
-//! jobs are done. An event's mark is such a number. A job that waits (for a mark, or for a gate)
-//! occupies no worker: workers pass over streams whose next job is not ready.
+//! The jobs of a stream are numbered and run in order. The progress of a stream is the number of its
+//! last finished job, and the mark of an event is such a number. A job that waits (for a mark or a gate)
+//! blocks no worker: workers skip streams whose next job is not ready.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::ids::{EventId, StreamId};
 
 const WORKERS: usize = 4;
 
-/// A point of a stream: it has been passed when the stream is done with this job.
+/// A point of a stream. It is passed when the stream has finished the job with this number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     pub(super) stream: StreamId,
@@ -26,7 +26,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// The later of two points of one stream.
+    /// Returns the later of two marks of one stream.
     pub(super) fn later(self, other: Self) -> Self {
         debug_assert_eq!(self.stream, other.stream);
         if other.number > self.number { other } else { self }
@@ -48,7 +48,7 @@ struct Stream {
     destroyed: bool,
 }
 
-/// What the workers and the driver's calls share.
+/// State that the workers and the driver's calls share.
 #[derive(Default)]
 pub(super) struct Queues {
     streams: HashMap<StreamId, Stream>,
@@ -59,7 +59,7 @@ pub(super) struct Queues {
     ending: bool,
 }
 
-/// The handles of created streams start here; others' handles are addresses or small.
+/// Handles of created streams start here. Other handles are addresses or small numbers.
 const FIRST_STREAM: u64 = 0x5710_0000_0000_0000;
 
 impl Queues {
@@ -88,7 +88,7 @@ impl Queues {
         }
     }
 
-    /// Events that were created and not destroyed.
+    /// Returns the number of events that were created and not destroyed.
     pub(super) fn events_alive(&self) -> u64 {
         self.events.len() as u64
     }
@@ -104,12 +104,12 @@ impl Queues {
         self.events.remove(&event).map(drop).ok_or_else(|| unknown(event))
     }
 
-    /// The event's mark, if it was ever recorded.
+    /// Returns the event's mark, if it was ever recorded.
     pub(super) fn mark(&self, event: EventId) -> Done<Option<Mark>> {
         self.events.get(&event).copied().ok_or_else(|| unknown(event))
     }
 
-    /// Marks the point that the stream has reached.
+    /// Records the event at the current end of the stream.
     pub(super) fn record(&mut self, event: EventId, stream: StreamId) -> Done<()> {
         let number = self.streams.entry(stream).or_default().submitted;
         let mark = self.events.get_mut(&event).ok_or_else(|| unknown(event))?;
@@ -121,13 +121,13 @@ impl Queues {
         self.streams.get(&mark.stream).is_none_or(|own| own.done >= mark.number)
     }
 
-    /// The point that a stream has reached.
+    /// Returns the current end of a stream.
     pub(super) fn end_of(&self, stream: StreamId) -> Mark {
         let number = self.streams.get(&stream).map_or(0, |own| own.submitted);
         Mark { stream, number }
     }
 
-    /// The points that all streams have reached.
+    /// Returns the current ends of all streams.
     pub(super) fn ends(&self) -> Vec<Mark> {
         self.streams.keys().map(|&stream| self.end_of(stream)).collect()
     }
@@ -138,7 +138,7 @@ impl Queues {
         own.jobs.push_back((own.submitted, job));
     }
 
-    /// A stream whose next job can go on.
+    /// Returns a stream whose next job is ready.
     fn ready(&self) -> Option<StreamId> {
         let is_ready = |own: &Stream| {
             !own.running
@@ -156,7 +156,7 @@ fn unknown(event: EventId) -> Refusal {
     invalid(format!("event {event} is unknown"))
 }
 
-/// The queues, and whom to tell when something changed.
+/// The queues, and the condition variable for changes to them.
 #[derive(Default)]
 pub(super) struct Work {
     queues: Mutex<Queues>,
@@ -168,7 +168,7 @@ impl Work {
         self.queues.lock()
     }
 
-    /// Submits a job; the workers are started by the first one.
+    /// Submits a job. The first one starts the workers.
     pub(super) fn submit(self: &Arc<Self>, stream: StreamId, run: Box<dyn FnOnce() + Send>) {
         self.enqueue(stream, Job::Run(run));
     }
@@ -206,7 +206,7 @@ impl Work {
         }
     }
 
-    /// A worker's life.
+    /// Runs jobs until the device is dropped. Each worker thread runs this.
     fn serve(&self) {
         let mut queues = self.lock();
         loop {
@@ -231,7 +231,7 @@ impl Work {
         }
     }
 
-    /// Lets everything that was submitted finish, gates or not, and ends the workers.
+    /// Finishes all submitted work, even behind closed gates, and ends the workers.
     pub(super) fn end(&self) {
         let workers = {
             let mut queues = self.lock();
@@ -240,7 +240,7 @@ impl Work {
         };
         self.changed.notify_all();
         for worker in workers {
-            // A worker runs only our own copies and fills, which do not panic.
+            // Workers run only copies and fills of this driver, which do not panic.
             let _ = worker.join();
         }
     }
@@ -252,7 +252,7 @@ impl fmt::Debug for Work {
     }
 }
 
-/// Holds a stream: work submitted behind it runs when it is opened or dropped.
+/// Holds back work submitted to a stream after it, until it is opened or dropped.
 #[derive(Debug)]
 pub struct Gate {
     open: Arc<AtomicBool>,
@@ -260,7 +260,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets the stream go on.
+    /// Lets the stream run.
     pub fn open(self) {}
 }
 

@@ -1,6 +1,6 @@
-//! What would end the process or needs one of its own: each case runs in a child.
+//! Cases that end the process, or that need a process of their own. Each runs in a child.
 //!
-//! The child is this test program again, told by a variable which case it is.
+//! The child is this test program again. An environment variable selects the case.
 #![expect(unsafe_code, reason = "touching memory that must fault")]
 
 use std::os::unix::process::ExitStatusExt;
@@ -27,8 +27,8 @@ fn child(test: &str, case: &str) -> ExitStatus {
 
 fn touch(address: u64) -> u8 {
     let pointer = std::ptr::with_exposed_provenance::<u8>(usize::try_from(address).unwrap());
-    // SAFETY: the range belongs to a reservation of the caller's device. Where it is not accessible
-    // the read ends this process, which is what the test is about.
+    // SAFETY: the range belongs to a reservation of the caller's device. If it is not accessible, the
+    // read ends this process, as the test expects.
     unsafe { pointer.read_volatile() }
 }
 
@@ -68,7 +68,7 @@ fn mapping_lines() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// Alone in its process, because descriptors and mappings are counted.
+/// Runs in a process of its own, because it counts descriptors and mappings.
 #[test]
 fn many_pieces_cost_few_descriptors_and_nothing_is_left_behind() {
     if std::env::var(CASE).is_err() {
@@ -80,7 +80,7 @@ fn many_pieces_cost_few_descriptors_and_nothing_is_left_behind() {
     let total_bytes = 64 * GIB;
     let host = Host::new(HostOptions { total_bytes, ..HostOptions::default() });
     let base = host.reserve(total_bytes).unwrap();
-    // From the top down, so that the system cannot join neighbours: one mapping for each piece.
+    // In descending order, so that the system does not merge neighbours: one mapping per piece.
     for page in (0..total_bytes / (2 * MIB)).rev() {
         let piece = host.create(2 * MIB, Exportable::No).unwrap();
         host.map(base + page * 2 * MIB, 2 * MIB, piece).unwrap();
@@ -104,6 +104,6 @@ fn many_pieces_cost_few_descriptors_and_nothing_is_left_behind() {
     host.allocate_async(pool, MIB, A).unwrap();
     drop((host, sent));
     assert_eq!(descriptors(), before.0);
-    // The system may keep stacks of ended threads and heaps of theirs: far fewer than pieces.
+    // The system may keep stacks and heaps of ended threads, which are far fewer than the pieces.
     assert!(mapping_lines() < before.1 + 32, "{} and now {}", before.1, mapping_lines());
 }

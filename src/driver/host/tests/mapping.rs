@@ -1,4 +1,4 @@
-//! Reserved space, pieces in it, and what is refused.
+//! Reserved space, pieces mapped in it, and refused calls.
 
 use quickcheck::{Arbitrary, Gen};
 
@@ -7,7 +7,7 @@ use crate::driver::{Exportable, PhysicalId};
 
 const PAGE: u64 = 2 * MIB;
 
-/// Makes a piece and maps it with access.
+/// Creates a piece and maps it with access.
 fn mapped(host: &Host, address: u64, size_bytes: u64) -> PhysicalId {
     let piece = host.create(size_bytes, Exportable::No).unwrap();
     host.map(address, size_bytes, piece).unwrap();
@@ -21,7 +21,7 @@ fn refused<T: std::fmt::Debug>(result: DriverResult<T>) -> String {
     error.message().to_owned()
 }
 
-/// Bytes that the pieces' file takes, and its length.
+/// Returns the bytes that the pieces' file uses, and its length.
 fn stored(host: &Host) -> (u64, u64) {
     host.device.memory.lock().space.store_for_tests().map_or((0, 0), |s| s.taken_and_length_bytes())
 }
@@ -123,7 +123,7 @@ fn pieces_that_work_is_going_to_touch_are_not_taken_off() {
     host.unmap(base, 2 * PAGE).unwrap();
 }
 
-/// A byte range of a window of pages, two of which are the same piece.
+/// An operation on a window of pages, two of which may be the same piece.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Fill { at: u64, count: u64, byte: u8, stream: u8 },
@@ -131,9 +131,9 @@ enum Op {
     Remap { page: u64, to: u64 },
 }
 
-/// Pages of the window. As many pieces are mapped, some perhaps twice and some nowhere.
+/// Pages of the window. There are as many pieces; some may be mapped twice and some nowhere.
 const PAGES: u64 = 4;
-/// Only so many bytes on both sides of a page's start are used, so that borders are crossed often.
+/// Only so many bytes on both sides of a page boundary are used, so that many accesses cross one.
 const NEAR: u64 = 32;
 const NEAR_COUNT: usize = 32;
 
@@ -155,7 +155,7 @@ impl Arbitrary for Op {
     }
 }
 
-/// What each page's piece is, and the bytes of each piece near its start and its end.
+/// The piece of each page, and the bytes of each piece near its start and its end.
 struct Model {
     pages: Vec<usize>,
     pieces: Vec<std::collections::HashMap<u64, u8>>,
@@ -169,7 +169,7 @@ impl Model {
 }
 
 quickcheck::quickcheck! {
-    /// Each operation waits for the one before it; pages change their pieces in between.
+    /// Each operation waits for the previous one. Pages change their pieces in between.
     fn aliased_and_remapped_pages_equal_a_model(ops: Vec<Op>) -> bool {
         let host = host();
         let count = usize::try_from(PAGES).unwrap();
@@ -189,7 +189,7 @@ quickcheck::quickcheck! {
                 }
                 Op::Copy { to, from, count, stream } => {
                     host.copy(base + to, base + from, count, StreamId(stream.into())).unwrap();
-                    // From the lowest byte up, also where aliases make the ranges overlap.
+                    // In ascending order, as the driver does where aliases make the ranges overlap.
                     (0..count).for_each(|n| *model.byte(to + n) = *model.byte(from + n));
                 }
                 Op::Remap { page, to } => {

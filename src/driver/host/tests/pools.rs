@@ -1,4 +1,4 @@
-//! Stream-ordered pools: who may use freed memory when, and what a pool keeps.
+//! Stream-ordered pools: which streams may reuse freed memory when, and how much a pool keeps.
 
 use super::*;
 use crate::driver::DriverPoolId;
@@ -86,7 +86,8 @@ fn short_memory_is_taken_from_idle_pools_but_not_from_unfinished_work() {
         "{short}"
     );
     gate.open();
-    // Waits without synchronising the pools: only the shortage makes the first give back.
+    // Wait without synchronising the pools, so that only the shortage makes the first pool release
+    // memory.
     let end = host.device.work.lock().end_of(A);
     host.device.work.synchronize(&[end]);
     assert_eq!(reserved(&host, one), 40 * MIB);

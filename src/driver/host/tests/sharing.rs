@@ -1,4 +1,4 @@
-//! Pieces that leave their driver by descriptor, and descriptors that are not trusted.
+//! Pieces that are exported as descriptors, and imported descriptors that must be checked.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
