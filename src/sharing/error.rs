@@ -1,81 +1,81 @@
-//! Why a block cannot be shared or opened, as data.
+//! Errors of sharing a block and of opening a shared one.
 
 use thiserror::Error;
 
 use crate::error::{DriverError, HandleError};
 
-/// Bytes that are no handle this library can use.
+/// The bytes are not a usable handle.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FormatError {
-    /// Too few or too many bytes for what they say they are.
+    /// The number of bytes does not match their contents.
     #[error("a shared handle of {len} bytes should have {expected}")]
     Length {
-        /// How many there are.
+        /// Actual number.
         len: usize,
-        /// How many there should be, or at least should be.
+        /// Expected number, or the minimum.
         expected: u64,
     },
-    /// They do not begin as a handle does.
+    /// They do not begin with the magic bytes of a handle.
     #[error("these bytes are not a shared handle")]
     Magic,
-    /// A version that this library does not know.
+    /// The version of the handle is not supported.
     #[error("the shared handle has version {version}; this library knows version {known} only")]
     Version {
-        /// Theirs.
+        /// Version of the handle.
         version: u16,
-        /// Ours.
+        /// The supported version.
         known: u16,
     },
-    /// A kind of memory that this library does not know.
+    /// The kind of memory is not supported.
     #[error("the shared handle is of kind {kind}, which is unknown")]
     Kind {
-        /// What it says.
+        /// Kind in the handle.
         kind: u8,
     },
-    /// More pages than a handle may name, or none.
+    /// The handle has no pages, or too many.
     #[error("the shared handle names {pages} pages; 1 to {most} are legal")]
     PageCount {
-        /// How many it names.
+        /// Number of pages in the handle.
         pages: u64,
-        /// How many it may name.
+        /// Maximum number.
         most: u64,
     },
-    /// The block does not lie in what is shared.
+    /// The block does not lie inside the shared memory.
     #[error(
         "{size_bytes} bytes at offset {offset_bytes} do not fit the {shared_bytes} bytes that are \
          shared"
     )]
     Extent {
-        /// Where the block begins in what is shared.
+        /// Offset of the block in the shared memory.
         offset_bytes: u64,
-        /// The block's size.
+        /// Size of the block.
         size_bytes: u64,
-        /// What is shared.
+        /// Size of the shared memory.
         shared_bytes: u64,
     },
-    /// A part that must be zero is not.
+    /// A reserved byte is not zero.
     #[error("byte {at} of the shared handle is reserved and not zero")]
     Reserved {
         /// The first such byte.
         at: usize,
     },
-    /// Bytes were changed or lost on the way.
+    /// The checksum is wrong: bytes were changed or lost on the way.
     #[error("the shared handle's checksum does not match: bytes were changed or lost on the way")]
     Checksum,
 }
 
-/// Why a block was not shared or not opened. Nothing has changed when one of these is returned.
+/// Why a block was not shared or not opened. The failed call has changed nothing.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SharingError {
     /// The allocation is not a live block of this allocator.
     #[error(transparent)]
     Handle(#[from] HandleError),
-    /// The bytes are no usable handle.
+    /// The bytes are not a usable handle.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The block's pages were not made to leave the process.
+    /// The block's pages were not created exportable.
     #[error(
         "the page at {address:#x} cannot leave the process: set expandable_segments_ipc:True \
          before it is mapped"
@@ -87,61 +87,61 @@ pub enum SharingError {
     /// The device cannot share this kind of memory.
     #[error("the device cannot share {what}")]
     NotSupported {
-        /// What it cannot share.
+        /// The kind of memory.
         what: &'static str,
     },
-    /// The block covers more pages than a handle may name.
+    /// The block covers more pages than a handle may have.
     #[error("the block covers {pages} pages; {most} can be shared at once")]
     TooManyPages {
-        /// How many it covers.
+        /// Number of pages that it covers.
         pages: u64,
-        /// How many may be shared.
+        /// Maximum number.
         most: u64,
     },
-    /// The handle is of a plain allocation of this very process, which has an address here already.
+    /// The handle is of a plain allocation of this process, which already has an address here.
     #[error("the handle is of this very process: use the block's own address")]
     OwnProcess,
     /// The process that shared the block, or its allocator, has ended.
     #[error("process {process}, which shared the block, is gone")]
     ExporterGone {
-        /// Its number.
+        /// Process id.
         process: u32,
     },
-    /// Nobody answers where the handle says, though its process may run: the allocator that shared the block
-    /// has ended, or is in another network namespace, as in another container.
+    /// No process listens on the handle's socket, though the exporter may still run. Its allocator has
+    /// ended, or it is in another network namespace, such as another container.
     #[error(
         "process {process} cannot be asked for the block: its allocator has ended, or is in another \
          network namespace"
     )]
     Unreachable {
-        /// Its number.
+        /// Process id.
         process: u32,
     },
-    /// The other process does not know the handle's secret: the handle is forged, or meant for an
-    /// allocator that has ended.
+    /// The secret in the handle is not the exporter's: the handle is forged, or of an allocator that has
+    /// ended.
     #[error("process {process} refused: the handle's secret is not its own")]
     Refused {
-        /// Its number.
+        /// Process id.
         process: u32,
     },
-    /// The other process has unmapped a page of the block since it was shared.
+    /// The exporter has unmapped a page of the block since it was shared.
     #[error("page {page} of the shared block is gone: its owner has released it")]
     PageGone {
-        /// Which page of the handle, from 0.
+        /// Index of the page in the handle.
         page: usize,
     },
-    /// Somebody else answers where the exporter should.
+    /// A process of another user listens on the exporter's socket.
     #[error("user {user} answers in place of process {process}")]
     ForeignUser {
-        /// Whose process it is.
+        /// Id of that user.
         user: u32,
-        /// The process that was expected.
+        /// Id of the expected process.
         process: u32,
     },
-    /// A descriptor is not of the page that the handle names.
+    /// A descriptor is not of the page in the handle.
     #[error("the descriptor of page {page} is not of the page that was shared")]
     WrongDescriptor {
-        /// Which page of the handle, from 0.
+        /// Index of the page in the handle.
         page: usize,
     },
     /// The device cannot map pages of this size.
@@ -150,33 +150,33 @@ pub enum SharingError {
          {granularity_bytes}"
     )]
     PageSize {
-        /// The other process's pages.
+        /// Size of the exporter's pages.
         page_bytes: u64,
         /// This device's granularity.
         granularity_bytes: u64,
     },
-    /// The other process did not answer in time.
+    /// The exporter did not answer in time.
     #[error("process {process} did not answer within {seconds} seconds")]
     TimedOut {
-        /// Its number.
+        /// Process id.
         process: u32,
-        /// How long it had.
+        /// The time limit.
         seconds: u64,
     },
-    /// The other process's answer makes no sense.
+    /// The exporter's answer is invalid.
     #[error("the answer of process {process} makes no sense: {why}")]
     BadAnswer {
-        /// Its number.
+        /// Process id.
         process: u32,
-        /// What is wrong with it.
+        /// What is wrong with the answer.
         why: &'static str,
     },
-    /// The system refused a step.
+    /// A system call failed.
     #[error("{step}: {message}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         step: &'static str,
-        /// The system's words.
+        /// The system's error message.
         message: String,
     },
     /// The driver failed.

@@ -1,10 +1,10 @@
-//! The process that shares: its pages' descriptors, and a thread that hands them out.
+//! The exporting process: the descriptors of its pages, and a thread that serves them.
 //!
-//! The thread listens on a socket in the system's abstract namespace, whose random name is in the
-//! handle. One connection is one request and one answer, each a packet. Connections of other users
-//! are closed at once; a request that does not come within its time is forgotten; more than a few
-//! connections wait in the system's short queue. So no client can hang the thread or make it grow.
-//! It ends with the exporter.
+//! The first share starts the thread. It listens on a socket in the abstract namespace, whose random
+//! name is in the handle. One connection is one request and one answer, each one packet. Connections of
+//! other users are closed at once. A connection without a request is closed after its time limit. At
+//! most a few connections are open; more wait in the system's short queue. So no client can block the
+//! thread or make it use more memory. The thread ends with the exporter.
 
 use std::io::{self, IoSlice, PipeWriter};
 use std::mem::MaybeUninit;
@@ -29,17 +29,17 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::packet::{Answer, AskedPages, CHUNK_PAGES, REQUEST_BYTES_MAX};
 use super::{PageEntry, ProcessMark, Random, SharingError};
 
-/// The most connections that are looked after at once; further ones wait in the system's queue.
+/// Maximum number of open connections. Further ones wait in the system's queue.
 const CONNECTIONS_MAX: usize = 16;
-/// How long a connection may take to send its request.
+/// Time limit for a connection to send its request.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long nobody is accepted after the system had no room for another connection.
+/// Pause in accepting after the system lacked resources for a connection.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Descriptors by the random identities of their pages.
 type Table = Arc<Mutex<HashMap<u64, Arc<OwnedFd>>>>;
 
-/// What this process shares. Dropping it ends the thread; nothing can be opened any more.
+/// The pages that this process shares. Dropping it ends the thread; then no page can be opened any more.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     pub(crate) owner: ProcessMark,
@@ -52,7 +52,7 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// Starts to listen. Does not wait.
+    /// Starts the thread. Does not wait.
     pub(crate) fn start() -> Result<Self, SharingError> {
         let (secret, socket) = (random()?, random()?);
         let listener = socket_of_packets(SocketFlags::NONBLOCK)?;
@@ -73,7 +73,7 @@ impl Exporter {
         Ok(Self { owner, secret, socket, table, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Lets others fetch a descriptor until [`withdraw`](Self::withdraw).
+    /// Allows other processes to fetch a descriptor until [`withdraw`](Self::withdraw).
     pub(crate) fn offer(&self, descriptor: OwnedFd) -> Result<PageEntry, SharingError> {
         let (device, inode) = file_of(&descriptor)?;
         let mut table = self.table.lock();
@@ -88,12 +88,12 @@ impl Exporter {
         }
     }
 
-    /// Closes the descriptor of a page that is going.
+    /// Closes the descriptor of a page that is being unmapped.
     pub(crate) fn withdraw(&self, page: &PageEntry) {
         self.table.lock().remove(&page.identity);
     }
 
-    /// Whether this is a copy in a forked process, where nobody answers.
+    /// Returns whether this is a copy in a forked process, which has no thread.
     pub(crate) fn is_forked(&self) -> bool {
         self.owner.process != std::process::id()
     }
@@ -107,15 +107,15 @@ impl Exporter {
 impl Drop for Exporter {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A fork has no such thread, and would wait for it for ever.
+        // A forked process has no such thread and would wait without end.
         if let Some(thread) = self.thread.take().filter(|_| !self.is_forked()) {
-            // It answers at most one request more; whether it panicked concerns nobody now.
+            // The thread serves at most one more request. A panic of the thread no longer matters.
             let _ = thread.join();
         }
     }
 }
 
-/// Random bits of the system's.
+/// Returns random bits from the system.
 fn random() -> Result<Random, SharingError> {
     let mut bits = [0; 16];
     let refuse = |error: Errno| SharingError::system("get random bits", error);
@@ -124,7 +124,7 @@ fn random() -> Result<Random, SharingError> {
     Ok(bits)
 }
 
-/// Device and inode of a descriptor's file.
+/// Returns device and inode of a descriptor's file.
 pub(super) fn file_of(descriptor: impl AsFd) -> Result<(u64, u64), SharingError> {
     let refuse = |error: Errno| SharingError::system("look at a descriptor", error);
     let stat = fstat(descriptor).map_err(refuse)?;
@@ -169,10 +169,10 @@ impl Server {
             let until = connections.iter().map(|connection| connection.until).chain(paused_until);
             let wait = until.min().map(|until| until.saturating_duration_since(now));
             let Some((ready, is_asked)) = self.wait(&connections, listens, wait) else { return };
-            // From the back, so that places before stay as they are.
+            // In descending order, so that `swap_remove` does not move the remaining ones.
             for at in (0..connections.len()).rev().filter(|at| ready[*at]) {
                 let connection = connections.swap_remove(at);
-                // A client that went away or does not read its one answer loses it.
+                // A failed send affects only the client, which has gone away or does not read.
                 let _ = self.answer(&connection.socket);
             }
             if is_asked && !self.accept(&mut connections) {
@@ -181,8 +181,8 @@ impl Server {
         }
     }
 
-    /// Waits for something to do: which connections have a request, and whether there is a new one. `None`
-    /// when it is time to end.
+    /// Waits for an event. Returns which connections have a request, and whether there is a new
+    /// connection. Returns `None` when the thread must end.
     fn wait(
         &self,
         connections: &[Connection],
@@ -200,7 +200,7 @@ impl Server {
         match poll(&mut polled, wait.as_ref()) {
             Ok(_) => {}
             Err(Errno::INTR | Errno::AGAIN) => polled.iter_mut().for_each(PollFd::clear_revents),
-            // Memory is too short even to wait: sharing ends, the program goes on.
+            // The system lacks memory even for waiting: sharing ends, but the program continues.
             Err(_) => return None,
         }
         let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -210,7 +210,7 @@ impl Server {
         (!first).then(|| (connections.to_vec(), listener))
     }
 
-    /// Takes one waiting connection. False when the system had no room for it.
+    /// Accepts one connection. Returns false when the system lacked resources for it.
     fn accept(&self, connections: &mut Vec<Connection>) -> bool {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match accept_with(&self.listener, flags) {
@@ -226,9 +226,9 @@ impl Server {
         }
     }
 
-    /// Reads the request that has come and answers it, without waiting.
+    /// Reads the request that has arrived and answers it. Does not wait.
     fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
-        // One more than is legal, so that a longer request is not taken for a shorter one.
+        // One byte more than the maximum, so that a longer request is detected.
         let mut bytes = [0; REQUEST_BYTES_MAX + 1];
         let (_, len) = recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?;
         let (answer, descriptors) = self.look_up(&bytes[..len.min(bytes.len())]);
@@ -248,7 +248,7 @@ impl Server {
         let Some(asked) = AskedPages::from_bytes(bytes) else {
             return (Answer::Malformed, Vec::new());
         };
-        // All bytes are compared, so that the time tells nothing about them.
+        // Compare all bytes, so that the time does not depend on how many match.
         let pairs = asked.secret.iter().zip(&self.secret);
         if pairs.fold(0, |differ, (theirs, ours)| differ | (theirs ^ ours)) != 0 {
             return (Answer::Refused, Vec::new());

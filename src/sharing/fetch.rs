@@ -1,8 +1,8 @@
-//! The process that opens: asks for the descriptors of a handle's pages, some at a time.
+//! The opening process: requests the descriptors of a handle's pages, some at a time.
 //!
-//! They come over the exporter's socket, which is in its network namespace, to whoever has the handle's
-//! secret. Each is compared with the file that the handle names. Waits for the other process a few seconds
-//! at most for each step.
+//! The requests go to the exporter's socket, which is in its network namespace, and carry the handle's
+//! secret. Each descriptor is compared with the file that the handle names. Each step waits for the
+//! exporter a few seconds at most.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ use super::exporter::{file_of, socket_name, socket_of_packets};
 use super::packet::{ANSWER_BYTES, Answer, AskedPages, CHUNK_PAGES};
 use super::{PageEntry, PagesShare, SharingError};
 
-/// How long each step of a conversation may take.
+/// Time limit of each step.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Fetches descriptors in the order of the handle's pages.
@@ -37,7 +37,7 @@ impl<'h> Fetch<'h> {
         Self { share, next: 0 }
     }
 
-    /// The descriptors of the next pages; `None` when there are no more.
+    /// Returns the descriptors of the next pages, or `None` after the last page.
     pub(crate) fn next_pages(&mut self) -> Result<Option<Vec<OwnedFd>>, SharingError> {
         let rest = &self.share.pages[self.next..];
         let asked = &rest[..rest.len().min(CHUNK_PAGES)];
@@ -58,7 +58,7 @@ impl<'h> Fetch<'h> {
         self.share.owner.process
     }
 
-    /// Asks over the socket.
+    /// Requests these pages over the socket.
     fn ask(&self, pages: &[PageEntry]) -> Result<Vec<OwnedFd>, SharingError> {
         let socket = socket_of_packets(SocketFlags::empty())?;
         for direction in [Timeout::Send, Timeout::Recv] {
@@ -77,7 +77,7 @@ impl<'h> Fetch<'h> {
             }
             Err(error) => return Err(self.lost("connect to the exporter", error)),
         }
-        // Whoever can bind a name could wait here for secrets.
+        // A process of another user could have bound this name to collect secrets.
         let peer = sockopt::socket_peercred(&socket)
             .map_err(|error| SharingError::system("learn who answers", error))?;
         if peer.uid != geteuid() {
@@ -92,7 +92,7 @@ impl<'h> Fetch<'h> {
         self.hear(&socket, pages.len())
     }
 
-    /// Reads the one answer.
+    /// Reads the answer.
     fn hear(&self, socket: &OwnedFd, wanted: usize) -> Result<Vec<OwnedFd>, SharingError> {
         let process = self.exporter();
         let mut bytes = [0; ANSWER_BYTES + 1];
@@ -105,7 +105,7 @@ impl<'h> Fetch<'h> {
         };
         let (count, flags) =
             patiently(patience(), hear).map_err(|error| self.lost("hear the exporter", error))?;
-        // Taken out first: what is not kept is closed.
+        // Take the descriptors first: those that are not returned are closed.
         let descriptors: Vec<OwnedFd> = beside
             .drain()
             .filter_map(|message| match message {
@@ -142,7 +142,7 @@ impl<'h> Fetch<'h> {
         }
     }
 
-    /// What a conversation that broke means.
+    /// Returns the error for a connection that failed.
     fn lost(&self, step: &'static str, error: Errno) -> SharingError {
         let process = self.exporter();
         match error {
@@ -158,14 +158,14 @@ impl<'h> Fetch<'h> {
     }
 }
 
-/// When a step that begins now has taken too long.
+/// Returns the end of the time limit of a step that begins now.
 fn patience() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// Calls again after a signal, which ends waits on sockets with a limit of time whatever its handler
-/// asks for. Signals that come again and again do not make a wait endless: it ends as one that took
-/// too long.
+/// Repeats a call that a signal interrupted. Socket calls with a timeout are not restarted, whatever the
+/// handler's flags are. After `until` an interrupted call fails as timed out, so frequent signals cannot
+/// make it wait without end.
 fn patiently<T>(until: Instant, mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {

@@ -28,9 +28,9 @@
 //! end  8      checksum (FNV-1a) of everything before it
 //! ```
 //!
-//! The checksum finds accidents. Against forgers there is the secret: a handle is as good as access
-//! to its pages, and is to be given to nobody else. Of pages of a fabric nobody else is asked: who may
-//! open them is the fabric's own rule.
+//! The checksum detects accidental changes, not forgery. A handle contains the secret that gives access
+//! to its pages, so it must be kept from others. For pages of a fabric, the fabric's own rules decide
+//! which processes may open them.
 
 use std::fmt;
 
@@ -51,17 +51,17 @@ const FABRIC_HEAD_BYTES: usize = HEAD_BYTES + 16;
 const FABRIC_HANDLE_BYTES: usize = 64;
 const CHECKSUM_BYTES: usize = 8;
 
-/// A block of memory as another process sees it: bytes for any channel.
+/// A block of memory for another process: bytes for any channel.
 ///
-/// Sharing one block twice gives equal bytes. They hold a secret: whoever has them can open the
-/// block as long as the process that made them lives and runs for the same user.
+/// Sharing one block twice gives equal bytes. They contain a secret: any process of the same user that
+/// has them can open the block, as long as the exporting process lives.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct SharedHandle {
     bytes: Box<[u8]>,
     contents: Contents,
 }
 
-/// What the bytes say. All sizes fit each other.
+/// The decoded bytes. All sizes are consistent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Contents {
     Fixed(FixedShare),
@@ -69,7 +69,7 @@ pub(crate) enum Contents {
     Fabric(FabricShare),
 }
 
-/// Where the block lies in what is shared. At least one byte, no overflow.
+/// Range of the block in the shared memory. At least one byte, without overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Extent {
     pub(crate) offset_bytes: u64,
@@ -96,7 +96,7 @@ pub(crate) struct PagesShare {
     pub(crate) pages: Box<[PageEntry]>,
 }
 
-/// A block of pages whose handles mean something on all machines of a fabric.
+/// A block of pages with fabric handles, which are valid on all machines of the fabric.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FabricShare {
     pub(crate) owner: ProcessMark,
@@ -105,7 +105,7 @@ pub(crate) struct FabricShare {
     pub(crate) pages: Box<[[u8; FABRIC_HANDLE_BYTES]]>,
 }
 
-/// One page: its random identity, and the file that it is in the exporter.
+/// One page: its random identity, and its file in the exporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PageEntry {
     pub(crate) identity: u64,
@@ -114,7 +114,7 @@ pub(crate) struct PageEntry {
 }
 
 impl Extent {
-    /// Whether the block begins in the first and ends in the last of so many pages.
+    /// Checks that the block begins in the first page and ends in the last one.
     fn check_pages(self, page_bytes: u64, pages: usize) -> Result<(), FormatError> {
         let Self { offset_bytes, size_bytes } = self;
         let shared_bytes = page_bytes.checked_mul(pages as u64).unwrap_or(0);
@@ -141,22 +141,22 @@ impl FixedShare {
 }
 
 impl SharedHandle {
-    /// The bytes to send.
+    /// Returns the bytes to send.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Reads what another process sent. Takes no more memory than the bytes do.
+    /// Decodes the bytes that another process sent. Allocates no more memory than their length.
     ///
     /// # Errors
     ///
-    /// [`FormatError`] says what is wrong with them.
+    /// [`FormatError`] when the bytes are not a valid handle.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, FormatError> {
         Ok(Self { contents: read(bytes)?, bytes: bytes.into() })
     }
 
-    /// The size of the block in bytes.
+    /// Returns the size of the block in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         match &self.contents {
@@ -166,7 +166,7 @@ impl SharedHandle {
         }
     }
 
-    /// The process that shared the block, by its own number.
+    /// Returns the id of the process that shared the block, in that process's own pid namespace.
     #[must_use]
     pub fn process(&self) -> u32 {
         match &self.contents {
@@ -180,7 +180,7 @@ impl SharedHandle {
         &self.contents
     }
 
-    /// A handle of contents made here; their sizes are checked all the same.
+    /// Returns a handle with contents of this process. Their sizes are checked too.
     pub(crate) fn of(contents: Contents) -> Result<Self, FormatError> {
         let mut bytes = Vec::new();
         match &contents {
@@ -222,7 +222,7 @@ impl SharedHandle {
 }
 
 impl fmt::Debug for SharedHandle {
-    /// Without its secret: handles get into logs.
+    /// Omits the secret, because handles are written to logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedHandle")
             .field("process", &self.process())
@@ -246,7 +246,7 @@ fn read(bytes: &[u8]) -> Result<Contents, FormatError> {
     if parts.array::<8>()? != MAGIC {
         return Err(FormatError::Magic);
     }
-    // Before anything else that another version may have changed.
+    // Checked first: another version may have changed everything after it.
     let version = u16::from_le_bytes(parts.array()?);
     if version != VERSION {
         return Err(FormatError::Version { version, known: VERSION });
@@ -269,7 +269,7 @@ fn read(bytes: &[u8]) -> Result<Contents, FormatError> {
             let page_bytes = parts.u64()?;
             let count = check_count(u64::from(parts.u32()?))?;
             parts.zero::<4>()?;
-            // Only now is anything taken, and no more than the bytes that are there.
+            // Check the length before allocating, so that the allocation is no larger than the bytes.
             parts.check_len(PAGES_HEAD_BYTES + count as usize * ENTRY_BYTES + CHECKSUM_BYTES)?;
             let pages = (0..count).map(|_| parts.entry()).collect::<Result<_, _>>()?;
             parts.check_sum()?;
@@ -299,7 +299,7 @@ fn check_count(pages: u64) -> Result<u32, FormatError> {
     legal.ok_or(FormatError::PageCount { pages, most: PAGES_MAX as u64 })
 }
 
-/// Bytes that are read from the front.
+/// A reader over bytes.
 struct Parts<'b> {
     all: &'b [u8],
     at: usize,
@@ -349,7 +349,7 @@ impl Parts<'_> {
     }
 }
 
-/// Source: Fowler, Noll and Vo's hash, variant 1a, 64 bits.
+/// Source: the hash function of Fowler, Noll and Vo, variant 1a, 64 bits.
 fn checksum(bytes: &[u8]) -> u64 {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)

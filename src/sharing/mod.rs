@@ -1,11 +1,26 @@
-//! What leaves the process when a block is shared: bytes of a handle, and descriptors of its pages.
+//! Sharing of blocks with other processes: the bytes of a handle, and descriptors of pages.
 //!
-//! A [`SharedHandle`] is a few bytes that any channel may carry. For a block of a plain allocation
-//! they hold the driver's own handle. For a block of pages they name the pages and the socket of
-//! the process that has them; `exporter` answers there, `fetch` asks. Pages of a fabric need nobody to
-//! ask: the driver's handles are the whole. Whatever comes from another
-//! process is hostile until `format` or `packet` has read it. Nothing here knows a driver, a block
-//! or an address of this process.
+//! A [`SharedHandle`] is a few bytes that can be sent over any channel. `format` defines them. There are
+//! three kinds:
+//!
+//! - A block of a plain allocation (a fixed segment): the driver's handle of the allocation, and the
+//!   block's offset.
+//! - A block of an expandable segment: the pages that cover it, which travel as file descriptors. The
+//!   handle names the pages and a socket of the process that owns them. `exporter` serves the
+//!   descriptors there, and `fetch` requests them. A page has a random identity and a process is
+//!   identified by its id and start time, so neither is confused with a later one. Processes in other
+//!   network namespaces cannot reach the socket.
+//! - The same with fabric handles, where the driver allows them and the setting
+//!   `expandable_segments_handle_type:posix_fd` is absent: the handle contains the driver's handle of
+//!   each page. No request to the exporter is needed.
+//!
+//! Pages are created exportable only under `expandable_segments_ipc:True`: on the host device each costs
+//! a descriptor, and a second one once it is shared. Shared memory counts only in the process that
+//! created it. When the owner frees a block and unmaps its pages, other processes keep existing
+//! mappings, but cannot open the handle again.
+//!
+//! Data from another process is untrusted until `format` or `packet` has checked it. This module uses no
+//! driver and no blocks or addresses of this process.
 
 mod error;
 mod format;
@@ -31,8 +46,8 @@ pub(crate) use process::ProcessMark;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use unsupported::{Exporter, Fetch};
 
-/// 128 random bits: the name of a socket, or what a request must know.
+/// 128 random bits: the name of a socket, or the secret of a request.
 pub(crate) type Random = [u8; 16];
 
-/// The most pages that one handle may name.
+/// Maximum number of pages in one handle.
 pub const PAGES_MAX: usize = 1 << 16;

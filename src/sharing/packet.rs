@@ -1,36 +1,37 @@
-//! What the two processes say to each other: one packet there, one back.
+//! Packets between the two processes: one request and one answer.
 //!
-//! A request carries the secret and names pages; the answer is a status, and descriptors beside it.
-//! Both have a fixed layout, little-endian, and a limit: a larger packet is not read.
+//! A request carries the secret and the identities of pages. The answer is a status, with the
+//! descriptors as ancillary data. Both have a fixed little-endian layout and a maximum size; larger
+//! packets are rejected.
 
 use super::Random;
 
-/// The most pages of one request. The system passes at most 253 descriptors at once.
+/// Maximum number of pages in one request. The system passes at most 253 descriptors at once.
 pub(super) const CHUNK_PAGES: usize = 250;
 const MAGIC: [u8; 8] = *b"stratrq1";
 const HEAD_BYTES: usize = 32;
-/// A request is at most so long.
+/// Maximum size of a request.
 pub(super) const REQUEST_BYTES_MAX: usize = HEAD_BYTES + CHUNK_PAGES * 8;
-/// An answer is exactly so long.
+/// Exact size of an answer.
 pub(super) const ANSWER_BYTES: usize = 8;
 
-/// What a client asks for: pages by their identities.
+/// A request for pages, by their identities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AskedPages {
     pub(super) secret: Random,
     pub(super) identities: Vec<u64>,
 }
 
-/// What the exporter says.
+/// The exporter's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// So many descriptors come along.
+    /// Success, with this number of descriptors.
     Pages(u32),
-    /// The secret is not ours.
+    /// The secret is wrong.
     Refused,
-    /// This page of the request is gone.
+    /// This page of the request is no longer shared.
     Gone(u32),
-    /// The request makes no sense.
+    /// The request is invalid.
     Malformed,
 }
 
@@ -46,8 +47,8 @@ impl AskedPages {
         bytes
     }
 
-    /// `None` for anything that [`to_bytes`](Self::to_bytes) does not write for 1 to
-    /// [`CHUNK_PAGES`] pages.
+    /// Decodes a request. Returns `None` for bytes that [`to_bytes`](Self::to_bytes) does not write for
+    /// 1 to [`CHUNK_PAGES`] pages.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
         let (pages, []) = rest.as_chunks::<8>() else { return None };

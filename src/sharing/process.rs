@@ -1,18 +1,18 @@
-//! Which process it is: a number, and when it started, so that a reused number is noticed.
+//! Identity of a process: its id and its start time, so that a reused id is detected.
 
 use std::fs;
 
 /// A process of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProcessMark {
-    /// Its number, as it sees itself.
+    /// Process id, in its own pid namespace.
     pub(crate) process: u32,
-    /// When it started, in clock ticks since boot; 0 when the system does not say.
+    /// Start time in clock ticks since boot; 0 if it is not known.
     pub(crate) started: u64,
 }
 
 impl ProcessMark {
-    /// This very process.
+    /// Returns the identity of this process.
     pub(crate) fn own() -> Self {
         let process = std::process::id();
         Self { process, started: started("self").unwrap_or(0) }
@@ -22,18 +22,19 @@ impl ProcessMark {
         *self == Self::own()
     }
 
-    /// Whether it may still be there: a process of that number that started then, as far as the
-    /// system says.
+    /// Returns whether the process may still run: the system lists one with this id and start time, or
+    /// lists no processes at all.
     pub(super) fn may_live(&self) -> bool {
         match started(&self.process.to_string()) {
             Some(started) => self.started == 0 || started == self.started,
-            // Without process files nothing is known.
+            // If not even this process is listed, `/proc` is not available.
             None => started("self").is_none(),
         }
     }
 }
 
-/// Field 22 of the process's state. The name before it may hold anything, also brackets.
+/// Returns field 22 of `/proc/PROCESS/stat`, the start time. The name in field 2 may contain any
+/// characters, including parentheses. Returns `None` for a process that has ended.
 ///
 /// Source: `proc_pid_stat(5)`.
 fn started(process: &str) -> Option<u64> {
@@ -41,7 +42,7 @@ fn started(process: &str) -> Option<u64> {
     let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;
     let text = str::from_utf8(&text[after_name..]).ok()?;
     let mut fields = text.split_ascii_whitespace();
-    // A process that ended and was not waited for has let go of its files.
+    // A zombie has closed its files.
     let state = fields.next()?;
     (!matches!(state, "Z" | "X")).then(|| fields.nth(18)?.parse().ok())?
 }

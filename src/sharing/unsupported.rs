@@ -1,4 +1,4 @@
-//! Systems without descriptors in packets of abstract sockets: pages stay in their process.
+//! Sharing on systems other than Linux: pages cannot be shared.
 
 use std::os::fd::OwnedFd;
 
@@ -6,7 +6,7 @@ use super::{PageEntry, PagesShare, ProcessMark, Random, SharingError};
 
 const NONE: SharingError = SharingError::NotSupported { what: "pages on this system" };
 
-/// See the Linux file: here nothing starts.
+/// Stands in for the Linux type. It cannot be started.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     pub(crate) owner: ProcessMark,
@@ -32,7 +32,7 @@ impl Exporter {
     }
 }
 
-/// See the Linux file: here nothing is fetched.
+/// Stands in for the Linux type. It cannot fetch.
 #[derive(Debug)]
 pub(crate) struct Fetch;
 

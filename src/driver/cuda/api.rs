@@ -4,8 +4,8 @@
 //! it returns an error with its name. Result codes are plain numbers, because newer drivers have unknown
 //! codes. Handles are 64-bit numbers, because the library's handles are pointers to its own objects.
 //!
-//! Trust: handles and addresses come from this driver or from a caller who is responsible for them. The
-//! library checks addresses, but not the handles of streams, events and graphs.
+//! Trust: handles and addresses come from this driver, or the caller is responsible for them. The library
+//! checks addresses, but not the handles of streams, events and graphs.
 //!
 //! Source of names and signatures: `cuda.h`.
 #![expect(unsafe_code, reason = "calling a foreign library")]

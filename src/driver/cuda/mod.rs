@@ -249,7 +249,7 @@ impl Cuda {
 
     /// Makes the context current for a stream-ordered call on `stream`, if the call needs that. Only the
     /// default streams are those of the current context; other handles determine their context. Querying
-    /// the current context would double the cost of such a call.
+    /// the current context would cost as much as the rest of what such a call does here.
     ///
     /// Source: CUDA driver API, `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`: the context is invalid
     /// when the "default stream \[is\] specified with no current context".
