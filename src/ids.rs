@@ -65,8 +65,8 @@ impl PoolId {
     }
 }
 
-/// Identifies one allocator in this process. Frees are routed by it, and an allocator refuses handles of
-/// another one by it.
+/// Identifies one allocator in this process. It routes frees, and an allocator refuses handles with
+/// another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(u32);
 

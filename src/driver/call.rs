@@ -155,7 +155,7 @@ macro_rules! enumerate {
             /// Every call, in the order of the variants.
             pub(crate) const ALL: [Self; [$(Self::$variant),*].len()] = [$(Self::$variant),*];
 
-            /// The method's name.
+            /// Returns the method's name.
             pub(crate) const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => stringify!($name),)*
@@ -184,7 +184,7 @@ impl Call {
     }
 }
 
-/// A shared driver is a driver.
+/// Forwards all calls to the shared driver.
 impl<D: Driver + ?Sized> Driver for Arc<D> {
     fn info(&self) -> DeviceInfo {
         (**self).info()

@@ -12,7 +12,7 @@ use super::intercept::{Intercepted, Interceptor};
 use super::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
 
-/// Which calls fail, and with which error.
+/// The calls that fail, and their error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
     /// The index of the call, counted from 0 since the plan was armed. With `only`, calls of other

@@ -150,7 +150,7 @@ struct Shared<G> {
 }
 
 impl<G> Shared<G> {
-    /// Opens gates without activity. Runs on a thread of its own.
+    /// Opens all gates after `patience` without activity. Runs on its own thread.
     fn watch(&self, patience: Duration) {
         let mut lanes = self.lanes.lock();
         while !lanes.ending {

@@ -1,4 +1,5 @@
-//! Resources that callers of a driver hold, for tests that look for leaks.
+//! Resources that callers of a driver hold, for tests that look for leaks. Random histories of the tests
+//! must end with none.
 //!
 //! Each `sim` and `host` device counts for itself, so tests that run in parallel in one process do not
 //! affect each other's numbers. It is not part of the contract: a real device has no such list.

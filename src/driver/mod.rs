@@ -149,8 +149,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn synchronize_event(&self, event: EventId) -> DriverResult<()>;
 
     /// Makes later work of `stream` wait for the event. The calling thread does not wait. If the event
-    /// was recorded in a capture, `stream` joins that capture. A wait of a captured stream for an event
-    /// from outside its capture, or of one from another capture, fails and invalidates the capture.
+    /// was recorded in a capture, `stream` joins that capture. A captured stream cannot wait for an event
+    /// from outside its capture: such a wait fails and invalidates the capture.
     fn wait_event(&self, stream: StreamId, event: EventId) -> DriverResult<()>;
 
     /// Destroys an event. Never waits.
@@ -416,8 +416,8 @@ pub trait MemoryPools: Send + Sync {
     /// Creates a pool.
     fn create_pool(&self) -> DriverResult<DriverPoolId>;
     /// Destroys a created pool. Its memory is released when its last allocation is freed. Call it only
-    /// when [`usage`](Self::usage) reports no bytes in use: after a pool was destroyed with a block in
-    /// use, libcuda (580) crashed some calls later.
+    /// when [`usage`](Self::usage) reports no bytes in use. After a pool was destroyed with a block in use,
+    /// libcuda (580) crashed some calls later.
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()>;
     /// Sets how many bytes the pool keeps when it synchronises.
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()>;
@@ -485,8 +485,8 @@ pub struct NodeId(pub u64);
 pub trait Capture: Send + Sync {
     /// Starts capturing `stream` and returns the capture's id.
     fn begin(&self, stream: StreamId) -> DriverResult<u64>;
-    /// Increments or decrements the number of expected captures. While it is not 0, calls of other
-    /// threads avoid everything that would invalidate a capture.
+    /// Increments (`expected`) or decrements the number of expected captures. While it is not 0, calls
+    /// of other threads avoid everything that would invalidate a capture.
     fn expect_captures(&self, expected: bool) -> DriverResult<()>;
     /// Returns the number of expected captures. Never waits.
     fn expected(&self) -> DriverResult<u64>;

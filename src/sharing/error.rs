@@ -16,7 +16,7 @@ pub enum FormatError {
         /// Expected number, or the minimum.
         expected: u64,
     },
-    /// They do not begin with the magic bytes of a handle.
+    /// The bytes do not begin with the magic bytes of a handle.
     #[error("these bytes are not a shared handle")]
     Magic,
     /// The version of the handle is not supported.
@@ -168,7 +168,7 @@ pub enum SharingError {
     BadAnswer {
         /// Process id.
         process: u32,
-        /// What is wrong with the answer.
+        /// The reason.
         why: &'static str,
     },
     /// A system call failed.

@@ -6,9 +6,9 @@
 //! 8    2      version
 //! 10   1      kind: 1 a plain allocation, 2 pages, 3 pages of a fabric
 //! 11   1      zero
-//! 12   4      process number
-//! 16   8      when the process started, in clock ticks since boot; 0 unknown
-//! 24   8      offset of the block in what is shared
+//! 12   4      process id
+//! 16   8      start time of the process, in clock ticks since boot; 0 unknown
+//! 24   8      offset of the block in the shared memory
 //! 32   8      size of the block
 //!      a plain allocation:
 //! 40   8      size of the allocation

@@ -123,7 +123,7 @@ macro_rules! functions {
                 Self { $($name,)* _library: Some(library) }
             }
 
-            /// A library without functions. Tests add their own.
+            /// Returns a library without functions. Tests add their own.
             #[cfg(test)]
             pub(super) const fn none() -> Self {
                 Self { $($name: None,)* _library: None }
@@ -285,7 +285,7 @@ pub(super) struct Location {
 }
 
 impl Location {
-    /// Memory of a device.
+    /// Returns the location of a device's memory.
     pub(super) const fn device(device: i32) -> Self {
         Self { kind: 1, id: device }
     }
@@ -457,7 +457,7 @@ impl Api {
     }
 }
 
-/// Returns a text of the library.
+/// Copies a string of the library.
 fn words(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();

@@ -63,8 +63,8 @@ pub(crate) fn settled<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSlice<T>
     Ok((address, unsafe { stream.upgrade_device_ptr(address, len) }))
 }
 
-/// Checks that cudarc can create events. cudarc panics if it cannot create the events of a slice, for
-/// example on a lost device or after an earlier error of its own. Here that is an error.
+/// Checks that cudarc can create events. cudarc panics if it cannot create the events of a slice. That
+/// happens on a lost device, or when cudarc has kept an earlier error. Here it is an error.
 fn can_make_events(stream: &CudaStream) -> DriverResult<()> {
     let made = stream.context().new_event(None).map(drop);
     made.map_err(|cudarc::driver::DriverError(code)| {

@@ -1,9 +1,10 @@
 //! The memory of physical pieces: ranges of memory files.
 //!
-//! Pieces that stay in the process share one sparse file, so that many pieces need one descriptor. An
-//! exportable piece has a file of its own, so that a forged offset reaches no other memory. No file here
-//! can shrink: an access to a mapping beyond the end of a file would fault. Files created here are
-//! sealed against shrinking, and imported descriptors are accepted only if they are sealed too.
+//! Pieces that stay in the process share one sparse file, so that many pieces need one descriptor
+//! (`tests/descriptors.rs`). An exportable piece has a file of its own, so that a forged offset reaches
+//! no other memory. No file here can shrink: an access to a mapping beyond the end of a file would
+//! fault. Files created here are sealed against shrinking, and imported descriptors are accepted only if
+//! they are sealed too.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

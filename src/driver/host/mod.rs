@@ -2,8 +2,8 @@
 //!
 //! Allocations are mappings. Streams are queues that four worker threads run. Events are positions in
 //! these queues. Copies and fills move real bytes in stream order, so a block that is reused too early
-//! shows as wrong bytes. Every byte is atomic: a data race of a program gives wrong bytes, never
-//! undefined behaviour.
+//! shows as wrong bytes (`tests/host.rs`). Every byte is atomic: a data race of a program gives wrong
+//! bytes, never undefined behaviour.
 //!
 //! Streams that were not created here are known by their handles alone, each with its own queue, because
 //! recordings and tests name them. A destroyed stream is refused.
@@ -57,7 +57,7 @@ pub struct HostOptions {
 }
 
 impl Default for HostOptions {
-    /// Half of this machine's memory.
+    /// Returns the options of a device with half of this machine's memory.
     fn default() -> Self {
         let info = rustix::system::sysinfo();
         let machine_bytes = info.totalram.saturating_mul(u64::from(info.mem_unit));

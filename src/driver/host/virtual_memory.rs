@@ -165,7 +165,7 @@ impl Device {
         reservation.open(offset, size)
     }
 
-    /// Refused while submitted work on the range is unfinished.
+    /// Unmaps pieces. Refused while submitted work on the range is unfinished.
     fn unmap(&self, address: u64, size_bytes: u64) -> Done<()> {
         let space = &mut self.memory.lock().space;
         let (reservation, offset, size) = space.within(address, size_bytes)?;

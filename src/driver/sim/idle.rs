@@ -47,8 +47,8 @@ type Sizes = BTreeSet<(u64, u64)>;
 #[derive(Debug)]
 struct Own {
     sizes: Sizes,
-    /// The earliest of their frees. Work of a stream finishes in order, so none of the frees has been
-    /// reached before this one.
+    /// No free of these ranges is earlier than this one. Work of a stream finishes in order, so while this
+    /// one has not been reached, none has.
     first: Mark,
 }
 

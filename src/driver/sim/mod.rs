@@ -98,7 +98,7 @@ impl Default for Sim {
 }
 
 impl Default for SimOptions {
-    /// An H200 whose events finish at once.
+    /// Returns the options of an H200 whose events finish immediately.
     fn default() -> Self {
         Self {
             device: DeviceId(0),
