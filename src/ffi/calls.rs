@@ -1,4 +1,4 @@
-//! The interface by handles: allocators of one device each, for programs in other languages.
+//! The C interface's core: creates an allocator for one device, allocates and frees.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -10,24 +10,24 @@ use super::pointers::{read, read_any, store, write_cut};
 use super::table;
 use crate::ids::StreamId;
 
-/// A stream as callers have it: `cudaStream_t`, or any number.
+/// Converts a caller's stream (`cudaStream_t`, or any number).
 pub(super) fn stream_of(stream: *mut c_void) -> StreamId {
     StreamId(stream.addr() as u64)
 }
 
-/// The same the other way.
+/// Converts a stream to the caller's type.
 pub(super) fn stream_to(stream: StreamId) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(stream.0).unwrap_or(usize::MAX))
 }
 
-/// A device address as callers have it.
+/// Converts a device address to a pointer.
 pub(super) fn pointer_to(address: u64) -> Result<*mut c_void, Failure> {
     let address = usize::try_from(address);
     let wide = |_| Failure::new(Status::Internal, "a device address that no pointer holds");
     Ok(std::ptr::without_provenance_mut(address.map_err(wide)?))
 }
 
-/// A block as callers have it; null for zero bytes.
+/// Allocates a block and returns its address; null for zero bytes.
 #[inline]
 pub(super) fn block(
     instance: &Instance,
@@ -37,14 +37,14 @@ pub(super) fn block(
     pointer_to(if bytes == 0 { 0 } else { instance.allocate(bytes, stream_of(stream))? })
 }
 
-/// Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
-/// null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
-/// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got
-/// them: the child of a fork makes its own.
+/// Creates an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
+/// null to read the environment (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no memory,
+/// any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the process that
+/// created it: the child of a fork must create its own.
 ///
-/// What is legal in a configuration and probably not meant (a key that stands twice, variables of the
-/// environment that differ) is said on the standard error stream, each text once in a process: here, by
-/// `stratalloc_set_conf`, by `stratalloc_switch` and by PyTorch's functions.
+/// Some configurations are legal and probably a mistake, such as a repeated key or environment variables
+/// that differ. These cause a warning on the standard error stream, each text once per process. The
+/// functions that warn are this one, `stratalloc_set_conf`, `stratalloc_switch` and PyTorch's.
 ///
 /// # Safety
 ///
@@ -66,8 +66,8 @@ pub unsafe extern "C" fn stratalloc_create(
     unsafe { store(handle, "handle", work) }
 }
 
-/// Whether a configuration string can be used: it parses, and its backend is known. Nothing is built, so
-/// what a device refuses shows later.
+/// Checks that a configuration string parses and that its backend is known. Builds nothing, so errors of
+/// a device show up later.
 ///
 /// # Safety
 ///
@@ -78,16 +78,16 @@ pub unsafe extern "C" fn stratalloc_check_conf(conf: *const c_char) -> Status {
     status(|| Instance::check(unsafe { read(conf, "conf") }?))
 }
 
-/// Ends an allocator and gives all its memory back to the device, also blocks that are still live. Only
-/// blocks of `backend:cpu` live on: any other `backend:cpu` of the process takes them back.
-/// Calls of other threads that are inside finish first; later ones are refused.
+/// Destroys an allocator and releases all its memory to the device, including live blocks. Blocks of
+/// `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the process
+/// can free them. Calls that run on other threads finish first; later ones are refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_destroy(handle: u64) -> Status {
     status(|| table::remove(handle).map(drop))
 }
 
-/// Hands out a block of at least `bytes`, valid for work on `stream` from now on, and stores its
-/// address. Zero bytes store null and are no error. Does not wait when a cached block fits.
+/// Allocates a block of at least `bytes`, usable by work on `stream` at once, and stores its address.
+/// Zero bytes store null and are no error. Does not wait when a cached block fits.
 ///
 /// # Safety
 ///
@@ -104,11 +104,14 @@ pub unsafe extern "C" fn stratalloc_allocate(
     unsafe { store(pointer, "pointer", work) }
 }
 
-/// Takes the block that starts at `pointer` back; null is ignored. Work on the block's own stream may
-/// still be running; work on other streams must have been announced. Waits for no running work, but for
-/// these: when an announced stream (with `backend:cudaMallocAsync` the block's own too) was destroyed, the
-/// device is waited for; the last block of an allocator that was switched away from ends it, and its memory
-/// goes back; the layer `guard` looks at the block's bytes first; functions of users do as they like.
+/// Frees the block that starts at `pointer`; null is ignored. Work on the block's own stream may still be
+/// running. Work on other streams must have been announced with `stratalloc_record_stream`.
+///
+/// Does not wait for running work, with these exceptions. If an announced stream was destroyed (with
+/// `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. Freeing the
+/// last block of a retired allocator, one that was switched away from, releases its memory. The layer
+/// `guard` waits for the block's streams before it checks the bytes around the block. Callers' functions
+/// may wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| {
@@ -117,8 +120,8 @@ pub extern "C" fn stratalloc_free(handle: u64, pointer: *mut c_void) -> Status {
     })
 }
 
-/// Announces that work on `stream` uses the block: after its free it is reused only when that work
-/// has finished. Never waits.
+/// Announces that work on `stream` uses the block. After its free, the block is reused only when that
+/// work has finished. Never waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_record_stream(
     handle: u64,
@@ -128,23 +131,23 @@ pub extern "C" fn stratalloc_record_stream(
     status(|| table::find(handle)?.record_stream(pointer.addr() as u64, stream_of(stream)))
 }
 
-/// Waits for all pending work on freed blocks and gives every segment that is wholly free back.
+/// Waits for all pending work on freed blocks, then releases every segment that is entirely free.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_empty_cache(handle: u64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.empty_cache()?))
 }
 
-/// Limits the allocator to a part of the device's memory, from 0 to 1; 1 removes the limit. The limit
-/// counts reserved bytes; with `backend:cudaMallocAsync` it counts the bytes of blocks in use, as
-/// PyTorch's does, and the driver's pool may reserve more. Releases nothing by itself.
+/// Limits the allocator to a fraction of the device's memory, from 0 to 1; 1 removes the limit. The limit
+/// counts reserved bytes. With `backend:cudaMallocAsync` it counts the bytes of live blocks, as PyTorch
+/// does, and the driver's pool may reserve more. Setting a limit releases no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.set_memory_fraction(fraction)?))
 }
 
-/// Puts a further configuration string in force on top of those before; blocks stay. A string that
-/// changes the backend, the layers or another key that an allocator reads only when it is built
-/// switches, as `stratalloc_switch` does.
+/// Applies a configuration string on top of the current settings; blocks stay. If the string changes a
+/// key that is read only when an allocator is built (the backend, the layers and others), the call
+/// switches as `stratalloc_switch` does.
 ///
 /// # Safety
 ///
@@ -155,11 +158,12 @@ pub unsafe extern "C" fn stratalloc_set_conf(handle: u64, conf: *const c_char) -
     status(|| table::find(handle)?.set_conf(unsafe { read(conf, "conf") }?))
 }
 
-/// Puts the allocator that the string names behind the handle: new requests go there, blocks from
-/// before stay valid and are freed through the same handle. The string is complete: what it does not say
-/// has its default. A limit stays unless the string says another. If the call fails, everything is as it
-/// was. It fails while a pool has users or a scope is open. May wait for the device, as releasing memory
-/// does.
+/// Switches the handle to the allocator that the string describes. New requests go to that allocator;
+/// existing blocks stay valid and are freed through the same handle. The string is complete: a key that
+/// it omits has its default. A memory limit stays unless the string sets another.
+///
+/// If the call fails, nothing has changed. It fails while a pool has users or a scope is open. May wait
+/// for the device, as releasing memory does.
 ///
 /// # Safety
 ///
@@ -170,9 +174,10 @@ pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> 
     status(|| table::find(handle)?.switch(unsafe { read(conf, "conf") }?))
 }
 
-/// Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its
-/// end, and returns the bytes that all of it takes. Empty text if no call of the thread has failed; a
-/// call that succeeds leaves it alone. Returns 0 for a null buffer that has a size.
+/// Writes the message of the calling thread's last failed call, cut to `size` bytes including the
+/// terminating zero. Returns the bytes that the whole message needs. The message is empty if no call of
+/// the thread has failed; a successful call leaves it unchanged. Returns 0 for a null buffer with a
+/// nonzero size.
 ///
 /// # Safety
 ///
@@ -183,7 +188,7 @@ pub unsafe extern "C" fn stratalloc_last_error(buffer: *mut c_char, size: usize)
     unsafe { write_cut(buffer, size, &guard::last_error()) }
 }
 
-/// The version of the library, as `"1.2.3"`. Lives as long as the process.
+/// Returns the version of the library, as `"1.2.3"`. The text is never freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");

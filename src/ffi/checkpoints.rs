@@ -1,4 +1,4 @@
-//! Pools as they were at one moment, to go back to.
+//! Checkpoints of private pools, which can be restored later.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -13,15 +13,15 @@ use super::pools::Pool;
 use super::table;
 use crate::allocator::PoolCheckpoint;
 
-/// A pool's blocks at one moment. Never looked into by its address.
+/// The blocks of a pool at one moment. An opaque handle: never dereferenced.
 #[derive(Debug)]
 pub struct Checkpoint(());
 
-/// Told of a block that is live again.
+/// Called with each block that a restore made live.
 pub type BlockAllocated = Option<
     unsafe extern "C" fn(user: *mut c_void, address: *mut c_void, size: u64, stream: *mut c_void),
 >;
-/// Told of a block that was freed without its holder.
+/// Called with each block that a restore freed.
 pub type BlockFreed =
     Option<unsafe extern "C" fn(user: *mut c_void, address: *mut c_void, size: u64)>;
 
@@ -30,7 +30,8 @@ struct Taken {
     checkpoint: PoolCheckpoint,
 }
 
-/// Stores a checkpoint of a pool: its blocks now. From here on its idle memory stays while it has users.
+/// Takes a checkpoint of a pool's current blocks. From then on, free memory of the pool is not released
+/// while the pool has users.
 ///
 /// # Safety
 ///
@@ -49,14 +50,14 @@ pub unsafe extern "C" fn stratalloc_checkpoint_take(
     unsafe { store(checkpoint, "checkpoint", work) }
 }
 
-/// Makes the pool's blocks what they were at the checkpoint: all live blocks are freed, and the checkpoint's
-/// are live again, at their addresses. Memory that the pool took since stays, free. Then `freed` is told of
-/// each block that was freed, and `allocated` of each that is live; null for nobody. They may allocate and
-/// free, and must not unwind.
+/// Restores the pool's blocks to the checkpoint: frees all live blocks, then makes the checkpoint's
+/// blocks live at their addresses. Memory that the pool acquired since stays in the pool, free. Then
+/// calls `freed` with each block that was freed, and `allocated` with each block that is live; either may
+/// be null. They may allocate and free, and must not unwind.
 ///
 /// # Safety
 ///
-/// Both may be called with `user` during this call.
+/// `allocated` and `freed` may be called with `user` during this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_checkpoint_restore(
     handle: u64,
@@ -97,7 +98,7 @@ pub unsafe extern "C" fn stratalloc_checkpoint_restore(
     })
 }
 
-/// Ends a checkpoint. The pool stays as it is.
+/// Drops a checkpoint. The pool stays as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_checkpoint_drop(checkpoint: *mut Checkpoint) -> Status {
     status(|| lent::remove::<Taken>("checkpoint", checkpoint.addr() as u64).map(drop))

@@ -1,4 +1,4 @@
-//! Devices by name, as other languages say them.
+//! Opens devices by name.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::driver::{Driver, Sim};
 use crate::error::DriverErrorKind;
 use crate::ids::DeviceId;
 
-/// Opens `sim`, `host` (each with `:N` behind it for an ordinal) or `cuda:N`.
+/// Opens `sim`, `host` (each with an optional `:N` for an ordinal) or `cuda:N`.
 pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
     let (kind, ordinal) = match spec.split_once(':') {
         Some((kind, ordinal)) => (kind, Some(ordinal)),
@@ -27,7 +27,7 @@ pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
     };
     match kind {
         "sim" => {
-            // Simulated devices reach each other.
+            // Simulated devices have peer access to each other.
             let options =
                 SimOptions { device, reachable_devices: u32::MAX, ..SimOptions::default() };
             Ok(Arc::new(Sim::new(options)))
@@ -39,7 +39,7 @@ pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
     }
 }
 
-/// How many CUDA devices there are; 0 without a driver, or if it does not start.
+/// Returns the number of CUDA devices; 0 without a driver, or if it does not start.
 #[cfg(all(feature = "cuda", unix))]
 pub(super) fn device_count() -> Result<u32, Failure> {
     match crate::driver::Cuda::count() {

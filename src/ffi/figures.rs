@@ -1,4 +1,4 @@
-//! Short questions about an allocator and its device, and two switches.
+//! Counters and sizes of an allocator and its device, `record_free`, and turning the cache off.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -10,17 +10,17 @@ use super::guard::{Failure, Status, status};
 use super::pointers::{Place, store, store_all};
 use super::table;
 
-/// What the device and the cache have, in bytes.
+/// Memory of the device and of the cache.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheInfo {
-    /// Free on the device.
+    /// Free bytes of the device.
     pub device_free_bytes: u64,
-    /// All the device has.
+    /// All bytes of the device.
     pub device_total_bytes: u64,
-    /// The largest free block in the cache.
+    /// The largest free block in the cache, in bytes.
     pub largest_cached_bytes: u64,
-    /// How many blocks are free in the cache.
+    /// Number of free blocks in the cache.
     pub free_blocks: u64,
 }
 
@@ -30,14 +30,14 @@ pub extern "C" fn stratalloc_reset_peaks(handle: u64) -> Status {
     table::on(handle, |instance| instance.counters().reset_peaks())
 }
 
-/// Sets everything that was summed up since the start (allocated, freed, numbers of events) to zero.
+/// Sets all accumulated counters (allocated, freed, numbers of events) to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_reset_accumulated(handle: u64) -> Status {
     table::on(handle, |instance| instance.counters().reset_accumulated())
 }
 
-/// Stores which part of the device's memory the allocator may hold; 1 if nothing limits it. A limit is a
-/// whole number of bytes, so it may differ from what was set in the last digits.
+/// Stores the fraction of the device's memory that the allocator may hold; 1 without a limit. A limit is
+/// a whole number of bytes, so the last digits may differ from the fraction that was set.
 ///
 /// # Safety
 ///
@@ -58,12 +58,12 @@ fn part_of(limit_bytes: u64, total_bytes: u64) -> f64 {
     if limit_bytes >= total_bytes { 1.0 } else { limit_bytes as f64 / total_bytes as f64 }
 }
 
-/// Stores what is free on the device, and all it has, in bytes, as its driver says now: memory in the cache
-/// is not free, and a limit is not looked at.
+/// Stores the free and the total bytes of the device, as its driver reports them now. Cached memory does
+/// not count as free, and a limit has no effect.
 ///
 /// # Safety
 ///
-/// Both places may be written.
+/// `free_bytes` and `total_bytes` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_memory_info(
     handle: u64,
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn stratalloc_memory_info(
     unsafe { store_all([free_bytes, total_bytes], work) }
 }
 
-/// Stores what the device and the cache have. Walks over the free blocks.
+/// Stores memory figures of the device and the cache. Walks over the free blocks.
 ///
 /// # Safety
 ///
@@ -98,8 +98,8 @@ pub unsafe extern "C" fn stratalloc_cache_info(handle: u64, info: *mut CacheInfo
     unsafe { store(info, "info", work) }
 }
 
-/// Stores start and size, in bytes, of the segment that `pointer` lies in; of an expandable one, of its
-/// mapped range. Walks over all segments.
+/// Stores the start and the size, in bytes, of the segment that contains `pointer`; of an expandable
+/// segment, of the mapped range. Walks over all segments.
 ///
 /// # Safety
 ///
@@ -128,12 +128,12 @@ pub unsafe extern "C" fn stratalloc_base_allocation(
     })
 }
 
-/// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper
-/// than `STRATALLOC_TEXT_STATISTICS`; `backend:native` without layers waits for no call of the device.
+/// Stores the allocated and the reserved bytes, each now and at its peak. Much cheaper than
+/// `STRATALLOC_TEXT_STATISTICS`; with `backend:native` without layers it waits for no call of the driver.
 ///
 /// # Safety
 ///
-/// All places may be written.
+/// All four pointers may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_usage(
     handle: u64,
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn stratalloc_usage(
     unsafe { store_all([allocated, allocated_peak, reserved, reserved_peak], work) }
 }
 
-/// Stores how many blocks are in callers' hands. As cheap as `stratalloc_usage`.
+/// Stores the number of live blocks. As cheap as `stratalloc_usage`.
 ///
 /// # Safety
 ///
@@ -168,9 +168,9 @@ pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) ->
     }
 }
 
-/// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum
-/// of all free blocks. Neighbouring free blocks are one block; 0 if nothing is free.
-/// `backend:cudaMallocAsync` does not see its free ranges and always stores 0. Walks over the free blocks.
+/// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block /
+/// sum of all free blocks. Adjacent free blocks count as one. Stores 0 if nothing is free, and always
+/// with `backend:cudaMallocAsync`, whose free ranges are not visible. Walks over the free blocks.
 ///
 /// # Safety
 ///
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn stratalloc_fragmentation(handle: u64, fragmentation: *m
     }
 }
 
-/// Stores how many CUDA devices there are; 0 without a CUDA driver.
+/// Stores the number of CUDA devices; 0 without a CUDA driver.
 ///
 /// # Safety
 ///
@@ -196,27 +196,29 @@ pub unsafe extern "C" fn stratalloc_device_count(count: *mut c_int) -> Status {
     unsafe { store(count, "count", || Ok(c_int::try_from(device_count()?).unwrap_or(c_int::MAX))) }
 }
 
-/// Forgets the live block of `backend:cpu` that starts at `pointer`, because the caller will free its memory:
-/// with `free` below 1 MiB, with `munmap` from 1 MiB on. Call it before the memory is freed, because the
-/// system may give the address to another block afterwards. Not for other backends, nor under layers.
+/// Removes the live block of `backend:cpu` that starts at `pointer` from the allocator, because the
+/// caller will free its memory: with `free` below 1 MiB, with `munmap` from 1 MiB on. Call it before the
+/// memory is freed, because the system may reuse the address afterwards. Not supported by other backends,
+/// nor under layers.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_record_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| table::find(handle)?.record_free(pointer.addr() as u64))
 }
 
-/// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a
-/// free gives its memory back at once and waits for the device. For tools that look at every allocation. Such
-/// blocks are in no counter, no history, no pool, no layer and under no limit; blocks from before stay as
-/// they are. It is for `backend:native`; another strategy that is switched to has its cache.
+/// Turns the cache off if `on` is 0, or on again. Without the cache, each request is a driver call of its
+/// own, and a free releases the memory at once and waits for the device. This is for tools that observe
+/// every allocation. Such blocks appear in no counter, history, pool or layer, and no limit applies to
+/// them; existing blocks stay as they are. Only `backend:native` supports it; another strategy that is
+/// switched to uses its cache.
 ///
-/// The variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`), set to whatever, turns
-/// it off from the start where the environment says what an allocator is.
+/// If the variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`) is set to any
+/// value, the cache starts turned off in allocators that are configured by the environment.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_set_caching(handle: u64, on: c_int) -> Status {
     status(|| table::find(handle)?.set_caching(on != 0))
 }
 
-/// Stores 1 if the cache is on, or 0.
+/// Stores 1 if the cache is on, 0 if it is off.
 ///
 /// # Safety
 ///

@@ -1,8 +1,9 @@
-//! What a fork does to the library.
+//! Keeps the library usable across a fork.
 //!
-//! The child has one thread, and every lock as it was at that moment. So whoever forks takes the locks of
-//! the whole process first, and both sides let go of them. What other threads were doing inside allocators
-//! has stopped half-way in the child. It forgets them all, and makes its own.
+//! The child has one thread, and every lock in the state of that moment. So a handler acquires all
+//! process-wide locks ([`sync::Global`](crate::sync)) before the fork, and releases them afterwards in
+//! parent and child. The child finds these locks free and the data under them consistent. The locks
+//! inside an allocator may stay locked forever, so the child abandons all allocators and creates its own.
 
 #![expect(unsafe_code, reason = "handlers that the system calls when the process forks")]
 #![cfg_attr(not(unix), expect(dead_code, reason = "nothing forks there"))]
@@ -15,29 +16,30 @@ use crate::layers::front;
 use crate::sync::{self, Rank};
 use crate::threads::Lasting;
 
-/// Whether this process is the child of one that used the library.
+/// True in a child of a process that used the library.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// What the forking thread holds.
+/// The locks that the forking thread holds.
 type Held = Vec<Box<dyn Any>>;
 
 thread_local! {
     static HELD: Lasting<Held> = const { Lasting::new(Vec::new()) };
 }
 
-/// Whether this process is the child of one that used the library: it may have blocks of allocators that
-/// are no more.
+/// Returns true in a child of a process that used the library. It may free blocks of the parent's
+/// allocators, which do not exist here.
 pub(super) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }
 
-/// Makes forks from now on leave the library usable.
+/// Registers the fork handlers, once.
 pub(super) fn prepare_for() {
     static IS_PREPARED: AtomicBool = AtomicBool::new(false);
     #[cfg(unix)]
     if !IS_PREPARED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handlers are functions of this library, which takes them back when it is unloaded.
-        // Refused only for want of memory; forks are as before then.
+        // SAFETY: the handlers are functions of this library, and the system removes them when it is
+        // unloaded. Registration fails only when memory is short; then forks work as without the
+        // handlers.
         let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     }
 }

@@ -1,5 +1,4 @@
-//! Counts the calls into functions of callers, so that those of an interpreter can end before the
-//! interpreter does.
+//! Counts running calls of callers' functions, so that an interpreter can wait for them before it exits.
 //!
 //! Functions that were added with the same release function share a gate.
 
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{Global, Rank};
 
-/// Set for good when the gate is closed. The other bits count the calls inside.
+/// Set when the gate is closed; never cleared. The other bits count the running calls.
 const CLOSED: u64 = 1 << 63;
 const POLL: Duration = Duration::from_millis(1);
 
@@ -19,15 +18,15 @@ const POLL: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(super) struct Gate(AtomicU64);
 
-/// A call that is inside.
+/// A running call; dropping it ends the count.
 #[derive(Debug)]
 pub(super) struct Inside<'a>(&'a Gate);
 
-/// By the address of the release function.
+/// Gates by the address of the release function.
 static GATES: Global<BTreeMap<usize, Arc<Gate>>> = Global::new(Rank::Gates, BTreeMap::new());
 
 impl Gate {
-    /// Returns the open gate of a release function, or one without a name for 0.
+    /// Returns the open gate of a release function, or a new gate for 0.
     pub(super) fn of(release: usize) -> Arc<Self> {
         if release == 0 {
             return Arc::default();
@@ -35,7 +34,7 @@ impl Gate {
         let mut gates = GATES.lock();
         let gate = gates.entry(release).or_default();
         if gate.0.load(Ordering::Relaxed) & CLOSED != 0 {
-            // Another function lies at this address now.
+            // The gate was closed: this is another function, loaded at the same address.
             *gate = Arc::default();
         }
         Arc::clone(gate)
@@ -44,7 +43,8 @@ impl Gate {
     /// Counts a call until the result is dropped. `None` if the gate is closed: the call must not be made.
     pub(super) fn enter(&self) -> Option<Inside<'_>> {
         let inside = Inside(self);
-        // SeqCst orders this against `close`: either it sees the call, or the call sees it.
+        // SeqCst orders this against `close`: either `close` counts this call, or this call sees the gate
+        // closed.
         (self.0.fetch_add(1, Ordering::SeqCst) & CLOSED == 0).then_some(inside)
     }
 
@@ -63,20 +63,20 @@ impl Gate {
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        // A thread that forks inside finds no call counted in the child.
+        // If the thread forked during the call, the child's count was reset to 0.
         let leave = |count: u64| (count & !CLOSED != 0).then(|| count - 1);
         let _ = self.0.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, leave);
     }
 }
 
-/// Closes the gate of a release function, and waits at most `wait` until no call is inside. Returns how many
-/// still are.
+/// Closes the gate of a release function and waits at most `wait` until no call runs. Returns the number
+/// of calls that still run.
 pub(super) fn close(release: usize, wait: Duration) -> u64 {
     let gate = GATES.read().get(&release).map(Arc::clone);
     gate.map_or(0, |gate| gate.close(wait))
 }
 
-/// Forgets the calls of threads that a fork left behind.
+/// Resets the counts after a fork: the counted calls run on threads of the parent.
 pub(super) fn forget_calls() {
     for gate in GATES.read().values() {
         gate.0.fetch_and(CLOSED, Ordering::SeqCst);

@@ -1,5 +1,5 @@
-//! What every call from outside goes through: failures become a status and a text, and a panic
-//! ends here.
+//! Error handling of every exported function: a failure becomes a status and a message, and a panic is
+//! caught.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,17 +14,17 @@ use crate::registry::BuildError;
 use crate::sharing::SharingError;
 use crate::switch::SwitchError;
 
-/// How a call ended. After anything but `OK` nothing has changed, unless the driver failed in a call that
-/// does several things: what was done before that stays done. `stratalloc_last_error` says more to the
-/// calling thread.
+/// The result of a call. After any other status than `OK` nothing has changed, with one exception. If the
+/// driver fails in a call with several steps, the completed steps remain. `stratalloc_last_error` has the
+/// message for the calling thread.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It did what it says.
+    /// Success.
     Ok = 0,
     /// A null pointer, text that is not UTF-8, or a number that is out of range.
     InvalidArgument = 1,
-    /// No allocator, checkpoint, snapshot or shared block has this handle, or it was ended.
+    /// No allocator, checkpoint, snapshot or shared block has this handle, or it was destroyed.
     UnknownHandle = 2,
     /// The configuration string cannot be used.
     BadConfiguration = 3,
@@ -34,17 +34,17 @@ pub enum Status {
     UnknownAddress = 5,
     /// The pool is unknown, has no user, or has (or lacks) an open scope.
     BadPool = 6,
-    /// The device, the strategy or this version cannot do it.
+    /// The device, the strategy or this version does not support the call.
     NotSupported = 7,
-    /// The driver failed.
+    /// A call of the driver failed.
     DriverFailed = 8,
-    /// What is written does not fit in the buffer.
+    /// The output does not fit in the buffer.
     BufferTooSmall = 9,
-    /// A defect of the library. The allocator may be unusable.
+    /// A bug in the library. The allocator may be unusable.
     Internal = 10,
 }
 
-/// A call that failed: what the caller gets and what it can read.
+/// A failed call: its status, and the message that `stratalloc_last_error` returns.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) status: Status,
@@ -77,11 +77,11 @@ thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs one call. A failure or a panic becomes a status, and its text the thread's last error.
+/// Runs one call. A failure or a panic becomes a status, and its message the thread's last error.
 #[inline]
 pub(super) fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Status> {
-    // What a panic leaves half done is behind locks that every later call takes; the status says
-    // that the library is at fault.
+    // Shared state that a panic may leave inconsistent is behind locks that every later call takes, and
+    // the status reports a bug in the library.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(failure)) => Err(remember(failure)),
@@ -89,7 +89,7 @@ pub(super) fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, S
     }
 }
 
-/// [`guard`] for calls that return nothing but a status.
+/// [`guard`] for calls without a result.
 #[inline]
 pub(super) fn status(work: impl FnOnce() -> Result<(), Failure>) -> Status {
     match guard(work) {
@@ -109,26 +109,26 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
     let said = panic.downcast_ref::<String>().map(String::as_str);
     let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
     let failure = Failure::new(Status::Internal, format_args!("a defect of the library: {said}"));
-    // Dropping somebody's payload may panic again, and nobody would catch that.
+    // Dropping the payload may panic again, and nothing would catch that panic.
     std::mem::forget(panic);
     failure
 }
 
-/// What the calling thread's last failed call said; empty if none has failed.
+/// Returns the message of the calling thread's last failed call; empty if none has failed.
 pub(super) fn last_error() -> String {
     LAST.try_with(|last| last.borrow().clone()).unwrap_or_default()
 }
 
 pub(super) fn set_last_error(text: String) {
-    // A thread that is ending has no place for it any more.
+    // In a thread that is exiting, the thread-local may be destroyed already.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
 }
 
-/// An error of the library as a failure of a call.
+/// An error type that converts to a [`Failure`].
 trait Fails: Display {
     fn status(&self) -> Status;
 
-    /// What the caller can read.
+    /// Returns the message.
     fn text(&self) -> String {
         self.to_string()
     }
@@ -198,7 +198,7 @@ impl Fails for SharingError {
             Self::NotExportable { .. } | Self::NotSupported { .. } | Self::PageSize { .. } => {
                 Status::NotSupported
             }
-            // Whoever shared the block has it no more, or does not show it.
+            // The process that shared the block has freed it, or does not export it.
             _ => Status::UnknownAddress,
         }
     }
@@ -256,7 +256,7 @@ impl Fails for EnvironmentError {
     }
 }
 
-/// A configuration string that was refused, with a caret under what is wrong.
+/// Returns the failure for a rejected configuration string, with a caret under the error.
 #[cold]
 pub(super) fn bad_configuration(text: &str, error: &ConfigError) -> Failure {
     let caret = error.caret(text);

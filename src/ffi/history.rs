@@ -1,4 +1,4 @@
-//! History, stacks and snapshots for programs in other languages.
+//! History, stacks and snapshot files for programs in other languages.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -20,26 +20,26 @@ use crate::history::{
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StackFrame {
-    /// The function, in UTF-8; null if nobody knows.
+    /// The function's name, in UTF-8; null if unknown.
     pub function: *const c_char,
-    /// Its file, in UTF-8; null if nobody knows.
+    /// The source file, in UTF-8; null if unknown.
     pub file: *const c_char,
-    /// The line; 0 if nobody knows.
+    /// The line; 0 if unknown.
     pub line: u32,
 }
 
-/// Where stacks come from. The functions are called on any thread, with no lock of the library held; they may
-/// allocate and free, and must not unwind. `user` is handed to each of them.
+/// A caller's source of stacks. The functions are called on any thread, with no lock of the library held;
+/// they may allocate and free, and must not unwind. `user` is passed to each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StackSource {
-    /// Says where the calling thread is, as a pointer that means something to the source, or null. The
-    /// library holds it from then on.
+    /// Returns the calling thread's stack as a pointer that only the source interprets, or null. The
+    /// library keeps the pointer until it calls `release`.
     pub gather: Option<unsafe extern "C" fn(user: *mut c_void) -> *mut c_void>,
-    /// Takes a pointer of `gather` back, exactly once for each.
+    /// Releases a pointer that `gather` returned; called exactly once for each.
     pub release: Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>,
-    /// Stores at most `room` frames of a stack, the innermost first, and returns how many. Their texts stay
-    /// as they are until the calling thread asks again.
+    /// Stores at most `room` frames of a stack, innermost first, and returns their number. The frames'
+    /// texts stay valid until the calling thread's next call of `frames`.
     pub frames: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -48,15 +48,15 @@ pub struct StackSource {
             room: usize,
         ) -> usize,
     >,
-    /// Stays valid until the allocator was destroyed and every stack released.
+    /// Must stay valid until the allocator is destroyed and every stack released.
     pub user: *mut c_void,
 }
 
-/// Takes the next bytes of a snapshot; anything but 0 ends it.
+/// Receives the next bytes of a snapshot. Any result but 0 aborts the snapshot.
 pub type SnapshotWriter =
     Option<unsafe extern "C" fn(user: *mut c_void, bytes: *const c_void, size: usize) -> c_int>;
 
-/// The most frames of a stack that are asked for.
+/// Maximum number of frames that are requested of a stack.
 const FRAMES_MAX: usize = 512;
 
 impl StackFrame {
@@ -64,7 +64,7 @@ impl StackFrame {
 
     /// # Safety
     ///
-    /// Both texts end with a zero byte and stay as they are during this call, unless they are null.
+    /// Both texts end with a zero byte and stay unchanged during this call, unless they are null.
     unsafe fn read(self) -> Frame {
         let text = |from: *const c_char| match from.is_null() {
             true => String::new(),
@@ -75,7 +75,7 @@ impl StackFrame {
     }
 }
 
-/// A source's functions, all there.
+/// A [`StackSource`] none of whose functions is null.
 #[derive(Clone, Debug)]
 struct Source {
     gate: Arc<Gate>,
@@ -85,19 +85,19 @@ struct Source {
     user: *mut c_void,
 }
 
-// SAFETY: the caller lets the functions be called on any thread with this pointer.
+// SAFETY: `StackSource` requires functions that can be called on any thread with this pointer.
 unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Sync for Source {}
 
-/// A stack of a source, released when it is dropped.
+/// A stack that a source gathered; released on drop.
 #[derive(Debug)]
 struct Gathered {
     source: Source,
     stack: *mut c_void,
 }
 
-// SAFETY: the caller lets stacks be released and asked on any thread.
+// SAFETY: `StackSource` requires that stacks can be read and released on any thread.
 unsafe impl Send for Gathered {}
 // SAFETY: as above.
 unsafe impl Sync for Gathered {}
@@ -118,9 +118,9 @@ impl Stack for Gathered {
         let mut frames = [StackFrame::EMPTY; FRAMES_MAX];
         let Source { frames: ask, user, .. } = self.source;
         let Some(_inside) = self.source.gate.enter() else { return Vec::new() };
-        // SAFETY: the caller's function, with the caller's pointers and as much room as is said.
+        // SAFETY: the caller's function, with the caller's pointers and `FRAMES_MAX` writable frames.
         let count = unsafe { ask(user, self.stack, frames.as_mut_ptr(), FRAMES_MAX) };
-        // SAFETY: the source filled them, and their texts stay until it is asked again.
+        // SAFETY: the source filled them, and their texts stay valid until its next call on this thread.
         frames.iter().take(count).map(|frame| unsafe { frame.read() }).collect()
     }
 }
@@ -133,16 +133,17 @@ impl Drop for Gathered {
     }
 }
 
-/// A stack as its source gathered it, or null for one that comes from elsewhere.
+/// Returns a stack's pointer from its source, or null for a stack of another kind.
 pub(super) fn stack_of(stack: Option<&dyn Any>) -> *mut c_void {
     let gathered = stack.and_then(|stack| stack.downcast_ref::<Gathered>());
     gathered.map_or(std::ptr::null_mut(), |gathered| gathered.stack)
 }
 
-/// Starts recording what the allocator does, or goes on with other options. `stacks` says whose stacks are
-/// gathered: 0 nobody's, 1 of live blocks, 2 of entries that hand out memory too, 3 of all. At most
-/// `entries_max` entries are kept, the newest. `skip` names actions that are not recorded, as PyTorch calls
-/// them, between commas; null for none. `clear` forgets what was recorded before, unless it is 0.
+/// Starts recording the allocator's actions, or changes the options of a running recording. `stacks`
+/// selects the stacks that are gathered: 0 none, 1 those of live blocks, 2 also those of entries that
+/// allocate memory, 3 also those of entries that free memory. The newest `entries_max` entries are kept.
+/// `skip` lists actions that are not recorded, by PyTorch's names and separated by commas; null for none.
+/// Unless `clear` is 0, earlier entries are dropped.
 ///
 /// # Safety
 ///
@@ -180,13 +181,13 @@ pub unsafe extern "C" fn stratalloc_history_start(
     })
 }
 
-/// Stops recording and forgets.
+/// Stops recording and drops all entries.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_stop(handle: u64) -> Status {
     table::on(handle, |instance| instance.history().stop())
 }
 
-/// Stores 1 if it is recorded what the allocator does, or 0.
+/// Stores 1 if recording is on, 0 if it is off.
 ///
 /// # Safety
 ///
@@ -197,17 +198,17 @@ pub unsafe extern "C" fn stratalloc_history_is_on(handle: u64, on: *mut c_int) -
     unsafe { store(on, "on", || Ok(c_int::from(table::find(handle)?.history().is_on()))) }
 }
 
-/// Forgets all entries. Recording goes on, and live blocks keep their stacks.
+/// Drops all entries. Recording continues, and live blocks keep their stacks.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_clear(handle: u64) -> Status {
     table::on(handle, |instance| instance.history().clear())
 }
 
-/// Lets stacks come from a source from now on, or, with null, from nobody.
+/// Sets the source of stacks; null removes it.
 ///
 /// # Safety
 ///
-/// `source` may be read if it is not null, and does what `stratalloc_stack_source` asks of it.
+/// `source` is null, or may be read and meets the requirements of `stratalloc_stack_source`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_history_set_stack_source(
     handle: u64,
@@ -236,15 +237,15 @@ pub unsafe extern "C" fn stratalloc_history_set_stack_source(
     })
 }
 
-/// Asks the source of stacks no more, because it is about to go, as an interpreter does at its end. Under
-/// `layers:[track]` live blocks keep the names of their stacks for what is told at the end of the process;
-/// all that was recorded is forgotten.
+/// Removes the source of stacks before it becomes invalid, as when an interpreter exits, and drops the
+/// recorded entries. Under `layers:[track]`, live blocks keep the names of their stacks' frames for the
+/// leak report at the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_drop_stack_source(handle: u64) -> Status {
     table::on(handle, |instance| instance.history().drop_stack_provider())
 }
 
-/// Gives entries from now on these words of the program's, or none.
+/// Sets the metadata of later entries; null removes it.
 ///
 /// # Safety
 ///
@@ -262,17 +263,17 @@ pub unsafe extern "C" fn stratalloc_history_set_metadata(
     })
 }
 
-/// Returns the calling thread's metadata, in UTF-8 and ended by a zero byte, or null if it has none. The text
-/// stays as it is until the same thread calls something else.
+/// Returns the calling thread's metadata, in UTF-8 and with a terminating zero, or null if it has none.
+/// The text must stay valid until the same thread's next call into other code.
 pub type ThreadMetadata = Option<unsafe extern "C" fn() -> *const c_char>;
 
-/// Takes the metadata of entries from `source` where it returns any, and from
-/// `stratalloc_history_set_metadata` otherwise; from no source with null. It is called on the thread of each
-/// request and free that is recorded, and must not allocate from the allocator or unwind.
+/// Sets a function that returns the metadata of entries; where it returns null, the metadata of
+/// `stratalloc_history_set_metadata` is used. Null removes the function. It is called on the thread of
+/// each recorded request and free, and must neither allocate from the allocator nor unwind.
 ///
 /// # Safety
 ///
-/// `source` may be called on any thread until another one was set and every call has ended.
+/// `source` may be called on any thread until it was replaced and all calls of it have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_history_set_thread_metadata(
     handle: u64,
@@ -286,7 +287,7 @@ pub unsafe extern "C" fn stratalloc_history_set_thread_metadata(
                 if text.is_null() {
                     return None;
                 }
-                // SAFETY: a text that stays as it is until this thread does something else.
+                // SAFETY: the text stays valid until this thread calls other code.
                 Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into())
             })
         });
@@ -295,7 +296,7 @@ pub unsafe extern "C" fn stratalloc_history_set_thread_metadata(
     })
 }
 
-/// Gives the calling thread a name.
+/// Pushes a name for the calling thread.
 ///
 /// # Safety
 ///
@@ -308,7 +309,7 @@ unsafe fn push(names: NameKind, name: *const c_char) -> Status {
     })
 }
 
-/// Removes the calling thread's last name.
+/// Pops the calling thread's last name.
 fn pop(names: NameKind) -> Status {
     status(|| match names.pop() {
         true => Ok(()),
@@ -316,8 +317,8 @@ fn pop(names: NameKind) -> Status {
     })
 }
 
-/// Names what the calling thread does from now on: entries have the name as their innermost frame. Every name
-/// is taken back by a `stratalloc_context_pop` of the same thread.
+/// Pushes a name for the calling thread's work: entries have it as their innermost frame. Every name must
+/// be removed by a `stratalloc_context_pop` on the same thread.
 ///
 /// # Safety
 ///
@@ -328,21 +329,22 @@ pub unsafe extern "C" fn stratalloc_context_push(name: *const c_char) -> Status 
     unsafe { push(NameKind::Scope, name) }
 }
 
-/// Takes the calling thread's last name back.
+/// Pops the calling thread's last name.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_context_pop() -> Status {
     pop(NameKind::Scope)
 }
 
-/// More pairs than anybody needs.
+/// Upper limit for the pairs of one annotation.
 const ANNOTATION_PAIRS_MAX: usize = 64;
 
-/// Keeps `pairs` keys and values with the time while anything is recorded: snapshots list the newest
-/// 65,536 under `external_annotations`. PyTorch's have a key `name`, and `stage` with `START` or `END`.
+/// Records `pairs` keys and values with the current time, if recording is on. Snapshots list the newest
+/// 65,536 annotations under `external_annotations`. PyTorch's have the key `name`, and `stage` with
+/// `START` or `END`.
 ///
 /// # Safety
 ///
-/// `words` has `2 * pairs` texts, a key and its value in turn; each ends with a zero byte.
+/// `words` points to `2 * pairs` texts, each key followed by its value; each text ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_annotate(
     handle: u64,
@@ -354,7 +356,7 @@ pub unsafe extern "C" fn stratalloc_annotate(
             let text = format_args!("words is null, or pairs is not 1 to {ANNOTATION_PAIRS_MAX}");
             return Err(Failure::invalid(text));
         }
-        // SAFETY: not null; the rest is our caller's promise.
+        // SAFETY: not null; our caller promises the rest.
         let words = unsafe { std::slice::from_raw_parts(words, 2 * pairs) };
         let mut said = Vec::with_capacity(pairs);
         for pair in words.chunks_exact(2) {
@@ -368,8 +370,8 @@ pub unsafe extern "C" fn stratalloc_annotate(
     })
 }
 
-/// Says which compiled region runs on the calling thread from now on: entries have it in a field of their
-/// own. Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
+/// Pushes the name of the compiled region that the calling thread runs; entries have it in a field of its
+/// own. Every one must be removed by a `stratalloc_compile_context_pop` on the same thread.
 ///
 /// # Safety
 ///
@@ -380,15 +382,14 @@ pub unsafe extern "C" fn stratalloc_compile_context_push(name: *const c_char) ->
     unsafe { push(NameKind::CompileContext, name) }
 }
 
-/// Takes the calling thread's last compiled region back.
+/// Pops the calling thread's last compiled region.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_compile_context_pop() -> Status {
     pop(NameKind::CompileContext)
 }
 
-/// Writes all segments and blocks and the history, as of one moment, to a file that PyTorch's viewers read: a
-/// pickle, or JSON if the name ends in `.json`. The file has its old content or all of the new one, whatever
-/// fails.
+/// Writes all segments, blocks and the history, as of one moment, to a file for PyTorch's viewers: a
+/// pickle, or JSON if the name ends in `.json`. If the call fails, the file keeps its old content.
 ///
 /// # Safety
 ///
@@ -404,7 +405,8 @@ pub unsafe extern "C" fn stratalloc_snapshot_save(handle: u64, path: *const c_ch
     })
 }
 
-/// Hands the same to `write`, piece by piece, with `user`: as a pickle if `format` is 0, as JSON if it is 1.
+/// Passes the same content to `write`, piece by piece, with `user`: as a pickle if `format` is 0, as JSON
+/// if it is 1.
 ///
 /// # Safety
 ///
@@ -432,7 +434,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_write(
     })
 }
 
-/// The caller's function as a file.
+/// The caller's function as a writer.
 struct Pieces {
     write: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int,
     user: *mut c_void,
@@ -440,7 +442,7 @@ struct Pieces {
 
 impl Write for Pieces {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // SAFETY: the caller's function, with the caller's pointer and bytes of ours.
+        // SAFETY: the caller's function, with the caller's pointer and our bytes.
         match unsafe { (self.write)(self.user, bytes.as_ptr().cast(), bytes.len()) } {
             0 => Ok(bytes.len()),
             other => Err(io::Error::other(format!("the writer answered {other}"))),

@@ -1,6 +1,7 @@
-//! Functions of callers that are told what happens: of entries, of requests that failed, of pressure.
+//! Callers' functions that the library calls: trackers of entries, observers of failed requests, and
+//! callbacks that free memory.
 //!
-//! They run on the thread that asked, with no lock of the library held.
+//! They run on the thread of the request, with no lock of the library held.
 
 #![expect(unsafe_code, reason = "exported names, callers' pointers and functions")]
 
@@ -17,12 +18,12 @@ use crate::error::OutOfMemory;
 use crate::history::TrackerId;
 use crate::ids::HookId;
 
-/// Gets an entry of the history, which stays as it is during the call. It may allocate, free and take
-/// snapshots, and must not unwind. It must not wait for a request of another thread.
+/// Called with an entry of the history, which is valid during the call. It may allocate, free and take
+/// snapshots. It must not unwind, nor wait for a request of another thread.
 pub type Tracker = Option<unsafe extern "C" fn(user: *mut c_void, entry: *const Entry)>;
 
-/// Told of a request that failed: the device, what was asked for, and what the device has in all and free,
-/// each 0 if nobody knows. It may allocate and free, and must not unwind.
+/// Called after a failed request with the device, the requested bytes, and the total and the free bytes
+/// of the device, each 0 if unknown. It may allocate and free, and must not unwind.
 pub type OomObserver = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -33,9 +34,9 @@ pub type OomObserver = Option<
     ),
 >;
 
-/// Called for a request that `throw_on_cudamalloc_oom` rejected: the device, the segment that the request
-/// would have taken, what the allocator has reserved, and what the device has in all (0 if unknown). It may
-/// allocate and free, and must not unwind.
+/// Called for a request that `throw_on_cudamalloc_oom` rejected, with the device, the size of the segment
+/// that the request needed, the reserved bytes of the allocator, and the total bytes of the device (0 if
+/// unknown). It may allocate and free, and must not unwind.
 pub type OomRejectionObserver = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -46,12 +47,11 @@ pub type OomRejectionObserver = Option<
     ),
 >;
 
-/// Asked to free something before memory is taken from the device; says whether it did, by anything but 0. It
-/// may allocate and free, and must not unwind.
+/// Called before memory is acquired from the driver, to free something. Returns nonzero if it freed
+/// memory. It may allocate and free, and must not unwind.
 pub type FreeMemoryCallback = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
 
-/// The shape of all calls that add a function: a place for the number, a function that is there, and `user`,
-/// which stays the caller's if the call fails.
+/// Adds a caller's function and stores its number in `id`. If the call fails, `user` stays the caller's.
 ///
 /// # Safety
 ///
@@ -74,7 +74,7 @@ unsafe fn add<F>(
 
 type Observe = unsafe extern "C" fn(*mut c_void, c_int, u64, u64, u64);
 
-/// An observer that passes the device and three figures of a report on.
+/// Returns an observer that passes the device and three figures of a report to the caller's function.
 fn observing(
     observe: Observe,
     lent: Arc<Lent>,
@@ -88,7 +88,7 @@ fn observing(
     })
 }
 
-/// The shape of all calls that remove one.
+/// Removes a caller's function by its number.
 fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Status {
     status(|| match remove(&*table::find(handle)?) {
         true => Ok(()),
@@ -99,22 +99,24 @@ fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Statu
     })
 }
 
-/// Calls `told` with every entry of the history from now on, while recording is on, and stores a number to
-/// remove it by. It stays through a switch of strategy. No lock of the library is held during a call.
+/// Adds a tracker: a function that is called with every entry of the history while recording is on.
+/// Stores a number to remove it by. It stays through a switch of strategy. No lock of the library is held
+/// during a call.
 ///
-/// Memory of the device is announced in an order that allows to register it with a network library: as
-/// `segment_alloc` or `segment_map` after the driver gave it and before any request is served from it, as
-/// `segment_free` or `segment_unmap` when no request can get it and before the driver gets it back. If the
-/// driver refuses to take it back it is announced as coming again.
+/// Entries for device memory come in an order that allows the tracker to register the memory with a
+/// network library. `segment_alloc` or `segment_map` comes after the driver allocated the memory and
+/// before a request is served from it. `segment_free` or `segment_unmap` comes after the last use of the
+/// memory and before the driver frees it. If the driver fails to free it, another `segment_alloc` or
+/// `segment_map` follows.
 ///
-/// Blocks that a call takes or frees itself are recorded, and no tracker is called for them. Memory that it
-/// takes from the device is announced when the call has returned. Inside a call no memory goes back to the
-/// device: `stratalloc_empty_cache` releases nothing there. `stratalloc_destroy` announces all that goes
-/// back; the handle is unknown by then.
+/// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them.
+/// Entries for device memory that it acquires follow when it has returned. During the call of a tracker
+/// no memory is released to the device: `stratalloc_empty_cache` releases nothing there.
+/// `stratalloc_destroy` calls trackers for all memory that it releases; the handle is invalid by then.
 ///
 /// # Safety
 ///
-/// `told` may be called with `user` on any thread until `release` is; `id` may be written.
+/// The function may be called with `user` on any thread until `release` is called; `id` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_tracker_add(
     handle: u64,
@@ -126,7 +128,8 @@ pub unsafe extern "C" fn stratalloc_tracker_add(
     type Told = unsafe extern "C" fn(*mut c_void, *const Entry);
     let add_to = |instance: &Instance, told: Told, lent: Arc<Lent>| {
         let tracker = move |entry: &crate::history::Entry| {
-            // SAFETY: the caller's function, with the caller's pointer and an entry that stays.
+            // SAFETY: the caller's function, with the caller's pointer and an entry that lives through
+            // the call.
             let tell = |user| with_entry(entry, |entry| unsafe { told(user, entry) });
             let _ = lent.call(tell);
         };
@@ -136,18 +139,19 @@ pub unsafe extern "C" fn stratalloc_tracker_add(
     unsafe { add(handle, told, (release, user), id, add_to) }
 }
 
-/// Removes a tracker. A call of another thread may still run; `user` is let go of when it has ended.
+/// Removes a tracker. A call on another thread may still run; `user` is released when that call has
+/// returned.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_tracker_remove(handle: u64, id: u64) -> Status {
     remove(handle, id, |instance| instance.history().remove_tracker(TrackerId(id)))
 }
 
-/// Lets `told` know of every request that fails from now on, and stores a number to remove it by. It stays
-/// through a switch of strategy. A request of its own that fails is told to nobody.
+/// Adds an observer that is called for every failed request, and stores a number to remove it by. It
+/// stays through a switch of strategy. Failed requests of the observer itself call no observer.
 ///
 /// # Safety
 ///
-/// `told` may be called with `user` on any thread until `release` is; `id` may be written.
+/// The function may be called with `user` on any thread until `release` is called; `id` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_oom_observer_add(
     handle: u64,
@@ -168,12 +172,13 @@ pub unsafe extern "C" fn stratalloc_oom_observer_add(
     unsafe { add(handle, told, (release, user), id, add_to) }
 }
 
-/// Calls `observer` for every request that `throw_on_cudamalloc_oom` rejects from now on, and stores a number
-/// to remove it by. It stays through a switch of strategy. Observers of failed requests are not called then.
+/// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores a
+/// number to remove it by. It stays through a switch of strategy. Observers of failed requests are not
+/// called for these.
 ///
 /// # Safety
 ///
-/// `observer` may be called with `user` on any thread until `release` is; `id` may be written.
+/// The observer may be called with `user` on any thread until `release` is called; `id` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_oom_rejection_observer_add(
     handle: u64,
@@ -199,12 +204,13 @@ pub extern "C" fn stratalloc_hook_remove(handle: u64, id: u64) -> Status {
     remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
 }
 
-/// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a
-/// number to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
+/// Adds a callback that is called whenever memory is about to be acquired from the device, so that it can
+/// free something. Stores a number to remove it by. It stays through a switch of strategy. Requests of
+/// the callback itself call no callback.
 ///
 /// # Safety
 ///
-/// `asked` may be called with `user` on any thread until `release` is; `id` may be written.
+/// The callback may be called with `user` on any thread until `release` is called; `id` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_free_memory_callback_add(
     handle: u64,

@@ -1,4 +1,4 @@
-//! One allocator as other languages see it: blocks by bare address, capabilities as calls.
+//! One allocator behind the C interface: blocks by address, optional capabilities as `Result`s.
 
 use std::sync::Arc;
 
@@ -20,17 +20,17 @@ use crate::stats::{Statistics, Usage};
 use crate::strategies::Strategy;
 use crate::switch::Switchable;
 
-/// An allocator, which can be switched, and its device.
+/// A switchable allocator and its device.
 #[derive(Debug)]
 pub(super) struct Instance {
     allocator: Switchable,
     pub(super) driver: Arc<dyn Driver>,
     uncached: Uncached,
-    /// Configuration that lies under every complete string.
+    /// Defaults under every complete configuration string.
     defaults: &'static str,
 }
 
-/// What the environment says. What is probably not meant is told to people.
+/// Returns the environment's configuration, and writes its warnings.
 pub(super) fn environment() -> Result<Config, Failure> {
     let config = from_process(&registry::key_table())?.config;
     warn(&config);
@@ -61,7 +61,7 @@ pub(super) fn further(config: &Config, text: &str) -> Result<Config, Failure> {
 #[derive(Debug)]
 pub(super) struct InForce {
     pub(super) config: Config,
-    /// Calls may have changed it since the configuration was put in force.
+    /// The limit now: calls may have changed it since the configuration was applied.
     limit_bytes: Option<u64>,
 }
 
@@ -71,12 +71,12 @@ pub(super) fn parse(text: &str) -> Result<Config, Failure> {
 }
 
 impl Instance {
-    /// Whether a text names an allocator.
+    /// Checks that a configuration string parses and names a known backend.
     pub(super) fn check(text: &str) -> Result<(), Failure> {
         Ok(registry::check_name(&parse(text)?.settings().backend)?)
     }
 
-    /// An allocator on a device. Without a text the environment decides.
+    /// Opens an allocator on a device; without a string, from the environment's configuration.
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
         match conf {
             Some(text) => Self::prepared(&parse(text).inspect(warn)?, device),
@@ -84,7 +84,7 @@ impl Instance {
         }
     }
 
-    /// Opens the allocator that the environment asks for, by its configuration. `defaults` lie under the
+    /// Opens the allocator of the environment's configuration `config`. `defaults` apply under the
     /// configuration of each later switch.
     pub(super) fn open_over(
         defaults: &'static str,
@@ -109,7 +109,7 @@ impl Instance {
         crate::analysis::advise_on_oom();
         let options = BuildOptions { raw_addresses: true };
         let allocator = Switchable::build(config, Arc::clone(&driver), options)?;
-        // A block leaves here as an address, and must be found by it.
+        // Blocks leave the library as addresses, so the allocator must find them by address.
         if !allocator.control().by_address {
             let what = "blocks by bare address (layers:[front] serves callers with handles only)";
             return Err(Failure::lacks(allocator.name(), what));
@@ -118,7 +118,7 @@ impl Instance {
         Ok(Self { allocator, driver, uncached, defaults: "" })
     }
 
-    /// The address of a block.
+    /// Allocates a block and returns its address.
     #[inline]
     pub(super) fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Failure> {
         if !self.is_caching() {
@@ -127,7 +127,7 @@ impl Instance {
         Ok(self.allocator.allocate(Request::new(bytes, stream))?.address())
     }
 
-    /// The address of a block that starts at exactly `address`.
+    /// Allocates a block that starts at exactly `address`.
     pub(super) fn allocate_at(
         &self,
         bytes: u64,
@@ -148,7 +148,7 @@ impl Instance {
         }
     }
 
-    /// Takes a block back, and says how many bytes were asked for. `None` if no live block starts there.
+    /// Frees a block and returns the bytes that were requested. `None` if no live block starts there.
     #[inline]
     pub(super) fn take_back(&self, address: u64) -> Option<Result<u64, Failure>> {
         match self.allocator.free_raw(address) {
@@ -172,12 +172,13 @@ impl Instance {
 
     pub(super) fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), Failure> {
         let recorded = self.allocator.record_stream_raw(address, stream);
-        // A driver that takes a block back waits for everybody.
+        // Freeing an uncached block waits for all work of the device, so there is nothing to record.
         let is_known = recorded.is_ok() || self.uncached.size_of(address).is_some();
         if is_known { Ok(()) } else { Ok(recorded?) }
     }
 
-    /// Whether requests may go past the cache: where it takes its memory from the driver by plain calls.
+    /// Returns true if the cache can be turned off: only `native`, which gets its memory by plain driver
+    /// calls.
     fn may_do_without_cache(&self) -> bool {
         self.allocator.name() == "native"
     }
@@ -186,7 +187,7 @@ impl Instance {
         !(self.uncached.is_on() && self.may_do_without_cache())
     }
 
-    /// Lets later requests go past the cache, or no more. Blocks stay.
+    /// Turns the cache off or on for later requests. Blocks stay.
     pub(super) fn set_caching(&self, on: bool) -> Result<(), Failure> {
         if !on && !self.may_do_without_cache() {
             return Err(self.lacks("way past its cache"));
@@ -203,7 +204,8 @@ impl Instance {
         Failure::lacks(self.allocator.name(), what)
     }
 
-    /// The failure for calls that name blocks by address, which are absent under a layer that moves blocks.
+    /// Returns the failure for calls that name blocks by address, which a layer that moves blocks does
+    /// not support.
     fn lacks_addresses(&self, what: &str) -> Failure {
         let config = self.allocator.config();
         let moves = |layer: &&LayerSetting| layer.may_move_blocks();
@@ -220,11 +222,11 @@ impl Instance {
         }
     }
 
-    /// Forgets a live block of `backend:cpu` whose memory the caller frees.
+    /// Removes a live block of `backend:cpu`, whose memory the caller frees.
     pub(super) fn record_free(&self, address: u64) -> Result<(), Failure> {
         match &*self.allocator.strategy() {
             Strategy::Cpu(own) => {
-                // The memory is the caller's from now on.
+                // From here on the caller owns the memory.
                 std::mem::forget(own.record_free(address)?);
                 Ok(())
             }
@@ -286,15 +288,16 @@ impl Instance {
         self.allocator.statistics()
     }
 
-    /// Puts a further configuration string in force; another backend in it switches.
+    /// Applies a configuration string on top of the current settings; switches if it names another
+    /// backend.
     pub(super) fn set_conf(&self, text: &str) -> Result<(), Failure> {
         self.allocator.update(text)?;
-        // It is in force: what is warned of depends on this text alone, and nothing can fail any more.
+        // Only the warnings of this string are needed; the string was accepted, so parsing cannot fail.
         let _ = parse(text).inspect(warn);
         Ok(())
     }
 
-    /// Returns the error of [`set_conf`](Self::set_conf) as far as it is known without a change.
+    /// Returns the errors of [`set_conf`](Self::set_conf) that can be found without changing anything.
     pub(super) fn check_conf(&self, text: &str) -> Result<(), Failure> {
         Ok(self.allocator.check_update(text)?)
     }
@@ -304,7 +307,7 @@ impl Instance {
         InForce { config: self.allocator.config(), limit_bytes }
     }
 
-    /// Puts former settings in force again; switches back if the allocator has changed.
+    /// Restores earlier settings; switches back if the allocator was switched.
     pub(super) fn restore(&self, before: InForce) -> Result<(), Failure> {
         let InForce { config, limit_bytes } = before;
         if self.caching()?.apply(&config).is_err() {
@@ -314,7 +317,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Puts the allocator that a complete configuration string names in force.
+    /// Switches to the allocator that a complete configuration string describes.
     pub(super) fn switch(&self, text: &str) -> Result<(), Failure> {
         let config = parse_over(self.defaults, text)?;
         self.allocator.switch_to(config.clone())?;
@@ -322,8 +325,8 @@ impl Instance {
         Ok(())
     }
 
-    /// Opens this device's memory to another device that can reach it, unless `peers` says none. May wait
-    /// for the driver.
+    /// Lets another device access this device's memory, if it can and unless `peers:none` is set. May
+    /// wait for the driver.
     pub(super) fn let_in(&self, device: DeviceId) -> Result<(), Failure> {
         let all = (self.driver.peers(), self.allocator.control().peer_access);
         let (Some(peers), Some(access)) = all else { return Ok(()) };
@@ -334,12 +337,12 @@ impl Instance {
         Ok(())
     }
 
-    /// Makes a pool with one user, or adds a user to the one that is there.
+    /// Creates a pool with one user, or adds a user to an existing pool.
     pub(super) fn ensure_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), Failure> {
         let pools = self.pools()?;
         let ensured = match pools.retain_pool(pool) {
             Err(PoolError::Unknown { .. }) => match pools.create_pool(pool, options) {
-                // Another thread was faster.
+                // Another thread created the pool in between.
                 Err(PoolError::Taken { .. }) => pools.retain_pool(pool),
                 created => created,
             },
@@ -348,18 +351,18 @@ impl Instance {
         Ok(ensured?)
     }
 
-    /// Opens a scope of a pool that is there.
+    /// Opens a scope of an existing pool.
     pub(super) fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), Failure> {
         let pools = self.pools()?;
-        // Opening would make a pool that is unknown; retaining says so.
+        // `open_scope` would create an unknown pool; `retain_pool` fails instead.
         pools.retain_pool(pool)?;
         let opened = pools.open_scope(pool, filter);
-        // Another thread may have released more users than it had.
+        // May fail: another thread may have released more users than it had added.
         let _ = pools.release_pool(pool);
         Ok(opened?)
     }
 
-    /// Start and size of the segment, or of the mapped range, that an address lies in.
+    /// Returns the start and the size of the segment, or of the mapped range, that contains an address.
     pub(super) fn base_of(&self, address: u64) -> Option<(u64, u64)> {
         if let Some(block) = self.uncached.around(address) {
             return Some(block);

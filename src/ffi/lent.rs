@@ -1,4 +1,5 @@
-//! What callers lend the library to be called later, and what they keep of the library by a number.
+//! Callers' functions with their `user` pointers, and the table of objects that callers refer to by
+//! number.
 
 #![expect(unsafe_code, reason = "callers hand us functions and pointers")]
 
@@ -15,14 +16,14 @@ use super::guard::{Failure, Status};
 use super::pointers::store;
 use crate::sync::{Global, Rank};
 
-/// Told when the library lets go of `user`: once, with no lock held, on any thread. It may allocate and free,
-/// and must not unwind. If the call that lends `user` fails, it is not told.
+/// Called when the library no longer needs `user`: once, on any thread, with no lock held. It may
+/// allocate and free, and must not unwind. If the call that passes `user` fails, it is not called.
 pub type Release = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
-/// Ends the calls of all functions that were added with `release`, and of the stack sources that have it:
-/// none of them is called any more, nor is `release`. Waits at most `wait_ms` milliseconds for the calls that
-/// run, and stores in `inside` how many still run then. An interpreter calls this before it exits. Must not
-/// be called from inside such a function. Functions that are added later are called.
+/// Stops the calls of all functions that were added with `release`, including those of stack sources that
+/// have it; `release` itself is not called any more either. Waits at most `wait_ms` milliseconds for
+/// running calls, and stores in `inside` how many still run then. For interpreters, which call it before
+/// they exit. Must not be called from such a function. Functions that are added later are called.
 ///
 /// # Safety
 ///
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn stratalloc_callbacks_end(
     }
 }
 
-/// A pointer of the caller's, for functions of the caller's. Each call of such a function holds it.
+/// A caller's pointer for the caller's functions. Each running call keeps it alive.
 #[derive(Debug)]
 pub(super) struct Lent {
     user: *mut c_void,
@@ -48,13 +49,14 @@ pub(super) struct Lent {
     is_taken: AtomicBool,
 }
 
-// SAFETY: the caller lets the functions be called on any thread with this pointer.
+// SAFETY: the interface requires functions that can be called on any thread with this pointer.
 unsafe impl Send for Lent {}
 // SAFETY: as above.
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    /// Hands what the caller lends to `take`. It stays the caller's if that fails.
+    /// Passes the caller's pointer and its release function to `take`. If `take` fails, the pointer stays
+    /// the caller's.
     pub(super) fn to<T>(
         user: *mut c_void,
         release: Release,
@@ -65,7 +67,7 @@ impl Lent {
         take(Arc::clone(&lent)).inspect_err(|_| lent.is_taken.store(false, Ordering::Relaxed))
     }
 
-    /// Makes a call with `user`. `None` if the calls of its functions have ended.
+    /// Runs `call` with `user`. `None` if `stratalloc_callbacks_end` has stopped the calls.
     pub(super) fn call<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Option<T> {
         let _inside = self.gate.enter()?;
         Some(call(self.user))
@@ -85,7 +87,7 @@ type Objects = BTreeMap<u64, Arc<dyn Any + Send + Sync>>;
 
 static OBJECTS: Global<Objects> = Global::new(Rank::Objects, BTreeMap::new());
 
-/// Gives a thing a number for callers. No two things of any kind have the same.
+/// Stores an object and returns its number. No two objects of any kind have the same number.
 pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -93,15 +95,15 @@ pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
     number
 }
 
-/// The thing of this kind that has the number.
+/// Returns the object of this kind with the number.
 pub(super) fn find<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
     known(kind, OBJECTS.read().get(&number).map(Arc::clone))
 }
 
-/// Takes the number out of use. The thing is dropped when its last use has ended.
+/// Removes the number. The object is dropped when its last user has dropped it.
 pub(super) fn remove<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
     let mut all = OBJECTS.lock();
-    // A thing of another kind stays.
+    // An object of another kind stays.
     let removed = match all.get(&number) {
         Some(thing) if thing.is::<T>() => all.remove(&number),
         _ => None,
@@ -119,7 +121,7 @@ fn known<T: Any + Send + Sync>(
     thing.and_then(|thing| thing.downcast().ok()).ok_or_else(unknown)
 }
 
-/// Takes all numbers out of use and leaves the things as they are.
+/// Removes all numbers without dropping the objects.
 pub(super) fn forget_all() {
     mem::forget(mem::take(&mut *OBJECTS.lock()));
 }

@@ -1,12 +1,19 @@
-//! The library for programs in other languages: a C interface, and the symbols that PyTorch's
-//! pluggable allocator loads.
+//! The library for other languages: a C interface, and the symbols that PyTorch's pluggable allocator
+//! loads.
 //!
-//! `calls`, `figures`, `text`, `pools`, `checkpoints`, `sharing`, `history`, `hooks` and `snapshots` are the
-//! interface by handles, `torch` is PyTorch's. Callers are treated as hostile: every entry checks its
-//! pointers (`pointers`), handles are numbers that are looked up (`table`, `lent`), and nothing unwinds into
-//! the caller (`guard`). Functions of callers are held by `lent`, and their calls counted by `gate`. What a
-//! device is called is in `device`, what is said to people in `said`, what a fork leaves in `fork`.
-//! `include/stratalloc.h` is made from these files by `tests/header.rs`; comments here are its text.
+//! Both are built on `Instance`, which identifies blocks by address. The C interface takes handles:
+//! `calls`, `figures`, `text`, `pools`, `checkpoints`, `sharing`, `history`, `hooks` and `snapshots`.
+//! PyTorch's interface is `torch`, and needs no handle.
+//!
+//! Callers are not trusted. Every function checks its pointers (`pointers`) and runs under `guard`, which
+//! catches panics. A failure becomes a status and the thread's last error. A handle is a number with a
+//! generation (`table`, `lent`); it is looked up under a read lock and never dereferenced. A call that
+//! runs keeps its allocator alive.
+//!
+//! `lent` holds callers' functions, and `gate` counts the calls of them. `device` opens devices by name,
+//! `said` writes to the standard error stream, and `fork` keeps the library usable after a fork.
+//!
+//! `tests/header.rs` generates `include/stratalloc.h` from these files, with their doc comments.
 
 mod calls;
 mod checkpoints;

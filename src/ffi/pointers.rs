@@ -1,4 +1,4 @@
-//! Text and numbers through bare pointers: in with checks, out with room to spare.
+//! Reads arguments and stores results through callers' pointers.
 
 #![expect(unsafe_code, reason = "callers hand us pointers")]
 
@@ -6,17 +6,17 @@ use std::ffi::{CStr, c_char};
 
 use super::guard::{Failure, Status, status};
 
-/// The caller's text.
+/// Reads a caller's text.
 ///
 /// # Safety
 ///
-/// `from` is null or points to bytes that end with a zero and stay as they are for `'a`.
+/// `from` is null, or points to bytes that end with a zero and stay unchanged for `'a`.
 pub(super) unsafe fn read<'a>(from: *const c_char, what: &str) -> Result<&'a str, Failure> {
     // SAFETY: our caller's promise.
     unsafe { read_any(from, what) }?.ok_or_else(|| Failure::null(what))
 }
 
-/// A structure of the caller's.
+/// Reads a caller's structure.
 ///
 /// # Safety
 ///
@@ -25,11 +25,11 @@ pub(super) unsafe fn read_struct<T>(from: *const T, what: &str) -> Result<T, Fai
     if from.is_null() {
         return Err(Failure::null(what));
     }
-    // SAFETY: not null, and our caller's promise. Unaligned, because C promises nothing about that.
+    // SAFETY: not null, and our caller's promise. Unaligned, because C guarantees no alignment.
     Ok(unsafe { from.read_unaligned() })
 }
 
-/// A place of the caller's for one result. Taken before the work, so that no work is lost.
+/// A caller's pointer for one result, checked before the work starts so that no result is lost.
 #[derive(Debug)]
 pub(super) struct Place<T>(*mut T);
 
@@ -42,13 +42,14 @@ impl<T> Place<T> {
     }
 
     pub(super) fn put(self, value: T) {
-        // SAFETY: `new`'s caller promised that it may be written; unaligned, because C promises
-        // nothing about that.
+        // SAFETY: `new`'s caller promised that it may be written. Unaligned, because C guarantees no
+        // alignment.
         unsafe { self.0.write_unaligned(value) };
     }
 }
 
-/// Stores a result at a place of the caller's, which is checked before the work, so that no work is lost.
+/// Runs `work` and stores its result through a caller's pointer. The pointer is checked first, so that no
+/// result is lost.
 ///
 /// # Safety
 ///
@@ -67,7 +68,7 @@ pub(super) unsafe fn store<T>(
     })
 }
 
-/// The same with several results of one type.
+/// Runs `work` and stores its results, all of one type, through several pointers.
 ///
 /// # Safety
 ///
@@ -85,7 +86,7 @@ pub(super) unsafe fn store_all<T, const N: usize>(
     })
 }
 
-/// Stores a value, unless the place is null.
+/// Stores a value, unless the pointer is null.
 ///
 /// # Safety
 ///
@@ -96,11 +97,11 @@ pub(super) unsafe fn store_any<T>(to: *mut T, value: T) {
     }
 }
 
-/// The caller's text, or none for null.
+/// Reads a caller's text; `None` for null.
 ///
 /// # Safety
 ///
-/// As [`read`] says.
+/// As for [`read`].
 pub(super) unsafe fn read_any<'a>(
     from: *const c_char,
     what: &str,
@@ -108,14 +109,15 @@ pub(super) unsafe fn read_any<'a>(
     if from.is_null() {
         return Ok(None);
     }
-    // SAFETY: not null, and the caller of the library keeps the rest, as the header asks.
+    // SAFETY: not null, and the header requires the rest of the caller.
     let bytes = unsafe { CStr::from_ptr(from) };
     let refuse = |_| Failure::invalid(format_args!("{what} is not text in UTF-8"));
     bytes.to_str().map(Some).map_err(refuse)
 }
 
-/// Writes all items into a buffer of the caller's or none. The buffer is checked before they are made.
-/// `needed`, if not null, is set to their number. If `room` is 0, only that is done.
+/// Writes all items into a caller's buffer, or none if they do not fit. The buffer is checked before
+/// `items` runs. Stores the number of items in `needed`, unless it is null. If `room` is 0, nothing else
+/// is written.
 ///
 /// # Safety
 ///
@@ -139,19 +141,20 @@ pub(super) unsafe fn write_all<T: Copy>(
         }
         if room > 0 {
             let (from, bytes) = (items.as_ptr().cast::<u8>(), size_of_val(&*items));
-            // SAFETY: as many items as `room` may be written, our caller says, and none of ours lies there.
-            // As bytes, because C promises nothing about alignment.
+            // SAFETY: our caller promises that `room` items may be written, and the buffer does not
+            // overlap our items. Copied as bytes, because C guarantees no alignment.
             unsafe { buffer.cast::<u8>().copy_from_nonoverlapping(from, bytes) };
         }
         Ok(())
     })
 }
 
-/// The same with a text and a zero at its end. A buffer that is too small gets an empty text.
+/// Writes a text with a terminating zero, as [`write_all`] does. A buffer that is too small gets an empty
+/// text.
 ///
 /// # Safety
 ///
-/// As [`write_all`] says, with bytes.
+/// As for [`write_all`], with bytes.
 pub(super) unsafe fn write(
     buffer: *mut c_char,
     size: usize,
@@ -162,14 +165,15 @@ pub(super) unsafe fn write(
     // SAFETY: our caller's promise.
     let written = unsafe { write_all(buffer.cast(), size, needed, bytes) };
     if written == Status::BufferTooSmall && size > 0 {
-        // SAFETY: the buffer has room and is not null, or another status would be returned.
+        // SAFETY: `size` is at least 1, and `write_all` would have returned another status for a null
+        // buffer.
         unsafe { buffer.write(0) };
     }
     written
 }
 
-/// Writes as much of `text` as fits, cut between characters, and a zero. Returns how many bytes all of it
-/// needs, with the zero; 0 for a null buffer that has a size.
+/// Writes as much of `text` as fits, cut at a character boundary, with a terminating zero. Returns the
+/// bytes that the whole text needs, including the zero; 0 for a null buffer with a nonzero size.
 ///
 /// # Safety
 ///
