@@ -138,7 +138,7 @@ pub extern "C" fn stratalloc_empty_cache(handle: u64) -> Status {
 }
 
 /// Limits the allocator to a fraction of the device's memory, from 0 to 1; 1 removes the limit. The limit
-/// counts reserved bytes. With `backend:cudaMallocAsync` it counts the bytes of live blocks, as PyTorch
+/// counts reserved bytes. With `backend:cudaMallocAsync` it counts the bytes of blocks in use, as PyTorch
 /// does, and the driver's pool may reserve more. Setting a limit releases no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> Status {

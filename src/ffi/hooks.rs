@@ -105,9 +105,9 @@ fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Statu
 ///
 /// Entries for device memory come in an order that allows the tracker to register the memory with a
 /// network library. `segment_alloc` or `segment_map` comes after the driver allocated the memory and
-/// before a request is served from it. `segment_free` or `segment_unmap` comes after the last use of the
-/// memory and before the driver frees it. If the driver fails to free it, another `segment_alloc` or
-/// `segment_map` follows.
+/// before a request is served from it. `segment_free` or `segment_unmap` comes when no request can be
+/// served from the memory any more, and before the driver frees it. If the driver fails to free it,
+/// another `segment_alloc` or `segment_map` follows.
 ///
 /// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them.
 /// Entries for device memory that it acquires follow when it has returned. During the call of a tracker

@@ -292,7 +292,8 @@ impl Instance {
     /// backend.
     pub(super) fn set_conf(&self, text: &str) -> Result<(), Failure> {
         self.allocator.update(text)?;
-        // Only the warnings of this string are needed; the string was accepted, so parsing cannot fail.
+        // The string is in force, so nothing may fail from here on. Its warnings depend on this string
+        // alone.
         let _ = parse(text).inspect(warn);
         Ok(())
     }

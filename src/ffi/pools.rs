@@ -1,4 +1,4 @@
-//! Private pools by handle: memory that only those share who ask for it.
+//! Private pools for programs in other languages.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -14,18 +14,18 @@ use crate::allocator::{PoolOptions, PrivatePools, ScopeFilter, SegmentAllocator}
 use crate::error::PoolError;
 use crate::ids::{PoolId, StreamId};
 
-/// Requests to the default pool may take idle blocks from the pool before they fail.
+/// Requests to the default pool may use free blocks of the pool before they fail.
 pub const POOL_USE_ON_OOM: u32 = 1;
-/// Blocks of the pool are always handed out whole.
+/// Blocks of the pool are never split.
 pub const POOL_NO_SPLIT: u32 = 2;
 
-/// Names a pool, as PyTorch's `MempoolId_t`: two numbers, both 0 for the default pool.
+/// The id of a pool, as PyTorch's `MempoolId_t`: two numbers, both 0 for the default pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pool {
-    /// Number of a graph capture's pool, or 0.
+    /// The number of a graph capture's pool, or 0.
     pub capture: u64,
-    /// Number of a user's pool, or 0.
+    /// The number of a user's pool, or 0.
     pub user: u64,
 }
 
@@ -35,18 +35,18 @@ impl From<Pool> for PoolId {
     }
 }
 
-/// Where a pool takes segments from instead of the device. The functions are called on any thread, with no
-/// lock of the library held; they may use the allocator, but not from the pool that they serve, and must not
-/// unwind. `user` is handed to each of them.
+/// A source of a pool's segments, used instead of the device. The functions are called on any thread,
+/// with no lock of the library held. They may use the allocator, but not the pool that they serve, and
+/// must not unwind. `user` is passed to each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentSource {
-    /// The address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null when there is not
-    /// as much.
+    /// Returns the address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null if it
+    /// has no memory.
     pub allocate: Option<
         unsafe extern "C" fn(user: *mut c_void, size: u64, stream: *mut c_void) -> *mut c_void,
     >,
-    /// Takes back what `allocate` returned.
+    /// Frees memory that `allocate` returned.
     pub free: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -55,9 +55,9 @@ pub struct SegmentSource {
             stream: *mut c_void,
         ),
     >,
-    /// Told when the pool has gone; may be null.
+    /// Called when the pool no longer exists; may be null.
     pub release: Release,
-    /// The caller's.
+    /// A pointer of the caller's.
     pub user: *mut c_void,
 }
 
@@ -65,21 +65,22 @@ pub struct SegmentSource {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StreamFilter {
-    /// Says by anything but 0 whether a request on `stream` goes to the pool. Called on the requesting thread
-    /// at each request; must neither call the allocator nor unwind.
+    /// Returns nonzero if a request on `stream` goes to the pool. Called at each request, on the
+    /// requesting thread; must neither call the allocator nor unwind.
     pub accepts: Option<unsafe extern "C" fn(user: *mut c_void, stream: *mut c_void) -> c_int>,
-    /// Told when the scope has gone; may be null.
+    /// Called when the scope no longer exists; may be null.
     pub release: Release,
-    /// The caller's.
+    /// A pointer of the caller's.
     pub user: *mut c_void,
 }
 
 impl StreamFilter {
-    /// The shape of all calls that open a scope with a filter, which stays the caller's if the call fails.
+    /// Calls `open` with a scope filter made of `filter`, whose `user` stays the caller's if the call
+    /// fails.
     ///
     /// # Safety
     ///
-    /// `filter` may be read if it is not null, and does what `stratalloc_stream_filter` asks of it.
+    /// `filter` is null, or may be read and meets the requirements of `stratalloc_stream_filter`.
     pub(super) unsafe fn lend(
         filter: *const Self,
         open: impl FnOnce(ScopeFilter) -> Result<(), Failure>,
@@ -100,7 +101,7 @@ impl StreamFilter {
     }
 }
 
-/// A source's functions, all there.
+/// A [`SegmentSource`] none of whose functions is null.
 #[derive(Debug)]
 struct Segments {
     allocate: unsafe extern "C" fn(*mut c_void, u64, *mut c_void) -> *mut c_void,
@@ -117,7 +118,7 @@ impl SegmentAllocator for Segments {
     }
 
     fn free(&self, address: u64, size_bytes: u64, stream: StreamId) {
-        // It came as a pointer.
+        // Cannot fail: the address was a pointer.
         let Ok(segment) = pointer_to(address) else { return };
         // SAFETY: the caller's function, with the caller's pointers.
         let call = |user| unsafe { (self.free)(user, segment, size_bytes, stream_to(stream)) };
@@ -137,7 +138,7 @@ fn options_of(options: u32) -> Result<PoolOptions, Failure> {
     })
 }
 
-/// Makes a pool with one user, the caller, and stores its name. `options` is a sum of
+/// Creates a pool with one user, the caller, and stores its id. `options` is a sum of
 /// `STRATALLOC_POOL_USE_ON_OOM` and `STRATALLOC_POOL_NO_SPLIT`, or 0.
 ///
 /// # Safety
@@ -159,13 +160,13 @@ pub unsafe extern "C" fn stratalloc_pool_create(
     unsafe { store(pool, "pool", work) }
 }
 
-/// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options`
-/// and `source` count for a pool that is made: where it takes segments from, or null for the device. If the
-/// call succeeds and the pool was there, `source` is let go of at once.
+/// Creates a pool with an id of the caller's choice and one user, or adds a user to the existing pool.
+/// `options` and `source` apply only to a pool that is created. `source` allocates its segments; null for
+/// the device. If the call succeeds and the pool existed, `source` is released at once.
 ///
 /// # Safety
 ///
-/// `source` may be read if it is not null, and does what `stratalloc_segment_source` asks of it.
+/// `source` is null, or may be read and meets the requirements of `stratalloc_segment_source`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_pool_ensure(
     handle: u64,
@@ -192,8 +193,8 @@ pub unsafe extern "C" fn stratalloc_pool_ensure(
     })
 }
 
-/// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` is for pools that were not used
-/// yet.
+/// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` can be set only before the
+/// pool is used.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_set_options(handle: u64, pool: Pool, options: u32) -> Status {
     status(|| {
@@ -202,7 +203,7 @@ pub extern "C" fn stratalloc_pool_set_options(handle: u64, pool: Pool, options: 
     })
 }
 
-/// Stores how many users a pool has; 0 if it is unknown.
+/// Stores the number of a pool's users; 0 if the pool is unknown.
 ///
 /// # Safety
 ///
@@ -217,8 +218,8 @@ pub unsafe extern "C" fn stratalloc_pool_users(handle: u64, pool: Pool, users: *
     }
 }
 
-/// Writes the addresses of the pool's live blocks, ascending, and stores how many there are. If there is not
-/// room for all, none is written; a `room` of 0 only asks.
+/// Writes the addresses of the pool's live blocks in ascending order and stores their number. If the
+/// buffer has too little room, no address is written. A `room` of 0 only stores the number.
 ///
 /// # Safety
 ///
@@ -242,8 +243,8 @@ pub unsafe extern "C" fn stratalloc_pool_live(
     unsafe { write_all(addresses, room, count, live) }
 }
 
-/// Gives the idle memory of a pool without users back to the device, and waits for the work that its freed
-/// blocks wait for. Does nothing for a pool that is in use.
+/// Releases the free memory of a pool without users to the device, after the work that its freed blocks
+/// wait for. Does nothing for a pool with users.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_empty(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.empty_pool(pool.into())?))
@@ -255,30 +256,30 @@ pub extern "C" fn stratalloc_pool_retain(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.retain_pool(pool.into())?))
 }
 
-/// Removes a user from a pool. With the last one the pool serves nobody any more, and its idle memory
-/// goes back to the device, as far as its driver lets it; blocks that are still live keep theirs until they
-/// are freed and memory is released.
+/// Removes a user from a pool. After the last user, the pool serves no more requests, and its free memory
+/// is released to the device as far as the driver allows. Live blocks keep theirs until they are freed
+/// and memory is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_release(handle: u64, pool: Pool) -> Status {
     status(|| {
         let instance = table::find(handle)?;
         let pools = instance.pools()?;
         pools.release_pool(pool.into())?;
-        // The user has gone, and what is still idle goes when memory is released. Where the allocator was
-        // switched away from, it went with its last user.
+        // The user is removed in any case; memory that is not released here is released later. If the
+        // pool belonged to a retired allocator, the allocator went with its last user.
         let _ = pools.empty_pool(pool.into());
         Ok(())
     })
 }
 
-/// Routes the requests of the calling thread to a pool, before all scopes that are open already. A
-/// pool has one open scope at a time, which counts as a user.
+/// Routes the requests of the calling thread to a pool, with priority over all scopes that are already
+/// open. A pool has at most one open scope, which counts as a user.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_scope_open_thread(handle: u64, pool: Pool) -> Status {
     status(|| table::find(handle)?.open_scope(pool.into(), ScopeFilter::this_thread()))
 }
 
-/// Routes the requests on `stream` to a pool, from all threads.
+/// Routes the requests on `stream`, from all threads, to a pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_scope_open_stream(
     handle: u64,
@@ -295,7 +296,7 @@ pub extern "C" fn stratalloc_pool_scope_open_stream(
 ///
 /// # Safety
 ///
-/// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
+/// `filter` may be read and meets the requirements of `stratalloc_stream_filter`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_pool_scope_open_filter(
     handle: u64,
@@ -308,8 +309,8 @@ pub unsafe extern "C" fn stratalloc_pool_scope_open_filter(
     }
 }
 
-/// Ends the routing to a pool, from any thread. Where the driver fails, the scope is closed all the same and
-/// its user has gone.
+/// Closes the scope of a pool, from any thread. If the driver fails, the scope is closed all the same and
+/// its user removed.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_scope_close(handle: u64, pool: Pool) -> Status {
     status(|| Ok(close(table::find(handle)?.pools()?, pool.into())?))
@@ -322,7 +323,7 @@ fn close(pools: &dyn PrivatePools, pool: PoolId) -> Result<(), PoolError> {
         return closed;
     }
     let released = match pools.release_pool(pool) {
-        // The caller has released the scope's user, too.
+        // The caller has already released the scope's user.
         Err(PoolError::Released { .. } | PoolError::Unknown { .. }) => Ok(()),
         released => released,
     };
@@ -341,8 +342,7 @@ mod tests {
     use crate::error::DriverErrorKind;
     use crate::registry::build;
 
-    /// A block that other streams use and that is freed during a capture waits for the scope's end, which
-    /// then asks the driver.
+    /// Closing a scope calls the driver if a block that other streams use was freed during the capture.
     #[test]
     fn a_scope_whose_end_the_driver_spoils_leaves_no_user_behind() {
         for conf in

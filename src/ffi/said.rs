@@ -1,4 +1,4 @@
-//! What is said on the standard error stream, because no caller asks for it or can be told.
+//! Messages on the standard error stream, for failures and warnings that no caller receives.
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -8,18 +8,18 @@ use super::guard;
 use crate::config::Config;
 use crate::sync::{Global, Rank};
 
-/// So many failures are said on the standard error stream; further ones only by
+/// Maximum number of failures that are written. Later ones are only available from
 /// `stratalloc_last_error`.
 const COMPLAINTS_MAX: u32 = 32;
-/// So many different warnings are said; further ones are dropped.
+/// Maximum number of different warnings that are written; later ones are dropped.
 const WARNINGS_MAX: usize = 32;
 
 fn say(text: &str) {
-    // Nobody is left to be told when the stream is closed.
+    // If the stream is closed, the message is lost.
     let _ = writeln!(std::io::stderr(), "stratalloc: {text}");
 }
 
-/// Says what the calling thread's last error says.
+/// Writes the calling thread's last error message.
 #[cold]
 pub(super) fn complain() {
     static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
@@ -29,7 +29,7 @@ pub(super) fn complain() {
     }
 }
 
-/// Says what is legal in a configuration and probably not meant.
+/// Writes the warnings of a configuration, about settings that are legal and probably a mistake.
 #[cold]
 pub(super) fn warn(config: &Config) {
     config.warnings().iter().for_each(warn_once);
@@ -37,7 +37,7 @@ pub(super) fn warn(config: &Config) {
 
 static WARNED: Global<Vec<String>> = Global::new(Rank::Warnings, Vec::new());
 
-/// Says something once in the life of the process: several devices read one environment.
+/// Writes a warning once per process: several devices read the same environment.
 #[cold]
 pub(super) fn warn_once(warning: impl Display) {
     let text = format!("warning: {warning}");

@@ -1,4 +1,4 @@
-//! Blocks in other processes and on other devices, and segments that grow by pages.
+//! Blocks shared with other processes, peer access by other devices, and expandable segments.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -14,8 +14,7 @@ use crate::ids::DeviceId;
 use crate::sharing::SharedHandle;
 use crate::size::PoolKind;
 
-/// Told of an expandable segment: the stream that it serves, whether it is one of small blocks, and how many
-/// bytes of it are mapped.
+/// Called with an expandable segment: its stream, whether it is for small blocks, and its mapped bytes.
 pub type ExpandableVisitor = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -25,11 +24,12 @@ pub type ExpandableVisitor = Option<
     ),
 >;
 
-/// Writes what another process needs to open the block that starts at `pointer`: bytes for any channel, with
-/// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`,
-/// if not null, to how far `pointer` lies behind the address that opening gives, which is 0: a block is
-/// opened from its start. A `size` of 0 only asks. Sharing a block twice gives equal bytes. Waits for no
-/// work.
+/// Writes the bytes with which another process can open the block that starts at `pointer`. They may be
+/// sent over any channel, contain a secret, and have no terminating zero. `needed`, unless null, is set
+/// to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
+/// opening the block returns; it is always 0, because a block is opened from its start.
+///
+/// A `size` of 0 writes no bytes. Sharing a block twice returns equal bytes. Waits for no work.
 ///
 /// # Safety
 ///
@@ -56,8 +56,9 @@ pub unsafe extern "C" fn stratalloc_share(
     written
 }
 
-/// Maps a block of another process, from the bytes that it shared: stores a number for it, its address in
-/// this process and its size. May wait some seconds for the other process, and for the driver.
+/// Maps a block of another process into this one, from the bytes that `stratalloc_share` wrote there.
+/// Stores a number for it, its address in this process and its size. May wait for the driver, and some
+/// seconds for the other process.
 ///
 /// # Safety
 ///
@@ -84,7 +85,7 @@ pub unsafe extern "C" fn stratalloc_open_shared(
         if isize::try_from(size).is_err() {
             return Err(Failure::invalid("size is more than there can be"));
         }
-        // SAFETY: not null and no more than memory has; our caller's promise for the rest.
+        // SAFETY: not null, and not larger than a slice can be; our caller promises the rest.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), size) };
         let instance = table::find(handle)?;
         let sharing = instance.sharing()?;
@@ -97,14 +98,15 @@ pub unsafe extern "C" fn stratalloc_open_shared(
     })
 }
 
-/// Unmaps a block that was opened, as soon as nobody else has the same pages open. Waits for the device.
+/// Closes a shared block. Its pages are unmapped once no other block in this process uses them. Waits for
+/// the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
     status(|| lent::remove::<Imported>("shared block", shared).map(drop))
 }
 
-/// Lets `device` access the allocator's memory: all that is mapped, and all that will be. One direction: for
-/// the other one, call it with the allocator of `device`. Twice is no error. Never waits for work.
+/// Lets `device` access the allocator's memory, present and future. For the other direction, call it with
+/// the allocator of `device`. A repeated call is no error. Never waits for work.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_enable_peer(handle: u64, device: c_int) -> Status {
     status(|| {
@@ -115,7 +117,7 @@ pub extern "C" fn stratalloc_enable_peer(handle: u64, device: c_int) -> Status {
     })
 }
 
-/// Shows every expandable segment to `visit`, in address order. It may allocate and free, and must not
+/// Calls `visit` with every expandable segment, in address order. It may allocate and free, and must not
 /// unwind.
 ///
 /// # Safety
@@ -138,8 +140,8 @@ pub unsafe extern "C" fn stratalloc_expandable_segments(
     })
 }
 
-/// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with null into none. It counts
-/// for segments that are reserved from then on.
+/// Assigns a stream to a class of `expandable_segments_reserve_by_class`; null removes it from its class.
+/// Applies to segments that are reserved later.
 ///
 /// # Safety
 ///

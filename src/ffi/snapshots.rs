@@ -1,4 +1,4 @@
-//! Snapshots in memory: segments, blocks and entries, shown to functions of the caller's.
+//! Snapshots in memory, whose segments, blocks and entries are passed to callers' functions.
 
 #![expect(unsafe_code, reason = "exported names, callers' pointers and functions")]
 
@@ -17,34 +17,34 @@ use crate::history::{self, Action, BlockStateName, Context, Entries, SegmentStat
 use crate::ids::PoolId;
 use crate::size::PoolKind;
 
-/// Segments, blocks and entries as of one moment. Never looked into by its address.
+/// Segments, blocks and entries as of one moment. An opaque handle: never dereferenced.
 #[derive(Debug)]
 pub struct Snapshot(());
 
-/// An entry of the history. Its pointers are valid during the call that shows it.
+/// An entry of the history. Its pointers are valid during the call that receives it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
-    /// was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 7 a
-    /// snapshot was taken (its size is the active bytes), 8 a request failed, 9 a live block was annotated
-    /// (not in a history: PyTorch's class adds those).
+    /// The action, by the numbers of PyTorch's `TraceEntry::Action`: 0 block allocated, 1 free requested,
+    /// 2 free completed, 3 segment allocated, 4 segment freed, 5 pages mapped, 6 pages unmapped, 7
+    /// snapshot taken (the size is the active bytes), 8 request failed, 9 live block annotated (never in
+    /// a history: PyTorch's class adds those).
     pub action: u32,
-    /// Where; free bytes of the device for a request that failed.
+    /// The address; for a failed request, the free bytes of the device.
     pub address: u64,
-    /// How many bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
     /// The stream of the block.
     pub stream: *mut c_void,
     /// The pool of the block.
     pub pool: Pool,
-    /// When, in microseconds since 1970.
+    /// The time, in microseconds since 1970.
     pub time_us: i64,
-    /// The compiled region that it belongs to, in UTF-8, or null.
+    /// The compiled region, in UTF-8, or null.
     pub compile_context: *const c_char,
-    /// What `stratalloc_history_set_metadata` said, in UTF-8, or null.
+    /// The metadata, as of `stratalloc_history_set_metadata`, in UTF-8, or null.
     pub user_metadata: *const c_char,
-    /// The stack as its source gathered it, or null.
+    /// The stack that its source gathered, or null.
     pub stack: *mut c_void,
 }
 
@@ -52,28 +52,28 @@ pub struct Entry {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
-    /// Where it starts.
+    /// The start address.
     pub address: u64,
-    /// Its size.
+    /// The size.
     pub total_bytes: u64,
-    /// What callers asked for, of the blocks in use.
+    /// The bytes that callers requested of the blocks in use.
     pub requested_bytes: u64,
-    /// In callers' hands.
+    /// The bytes of live blocks.
     pub allocated_bytes: u64,
-    /// The same and what waits for other streams.
+    /// The bytes of live blocks, and of freed blocks that wait for other streams.
     pub active_bytes: u64,
     /// The stream whose requests it serves.
     pub stream: *mut c_void,
-    /// Its pool.
+    /// The pool of the segment.
     pub pool: Pool,
-    /// Whether it is one of large blocks.
+    /// 1 if the segment is for large blocks.
     pub is_large: c_int,
-    /// Whether it is made of mapped pages.
+    /// 1 if the segment is expandable.
     pub is_expandable: c_int,
-    /// Rises in the order in which the segments were taken from the driver; an expandable segment has one
-    /// number for all its pages. The order of addresses, where the allocator keeps no numbers.
+    /// Increases in the order in which segments were allocated from the driver. An expandable segment has
+    /// one number for all its pages. If the allocator keeps no numbers, the order of addresses.
     pub number: u64,
-    /// The stack of who asked for its memory, as its source gathered it, or null.
+    /// The stack of the request that allocated the segment, as its source gathered it, or null.
     pub stack: *mut c_void,
 }
 
@@ -81,33 +81,34 @@ pub struct Segment {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Where it starts.
+    /// The start address.
     pub address: u64,
-    /// Its size.
+    /// The size.
     pub size_bytes: u64,
-    /// What its last holder asked for.
+    /// The bytes of the block's last request.
     pub requested_bytes: u64,
-    /// 0 in a caller's hands, 1 freed and waiting for other streams, 2 free.
+    /// 0 live, 1 freed and waiting for other streams, 2 free.
     pub state: u32,
-    /// The stack of its holder, as its source gathered it, or null.
+    /// The stack of the block's request, as its source gathered it, or null.
     pub stack: *mut c_void,
 }
 
-/// Whom a snapshot is shown to. The functions may be null, may allocate and free, and must not unwind.
+/// Functions that receive a snapshot's contents. Each may be null, may allocate and free, and must not
+/// unwind.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotVisitor {
-    /// Shown every segment, in address order.
+    /// Called with every segment, in address order.
     pub segment: Option<unsafe extern "C" fn(user: *mut c_void, segment: *const Segment)>,
-    /// Shown every block behind its segment, in address order.
+    /// Called with every block of a segment, after the segment and in address order.
     pub block: Option<unsafe extern "C" fn(user: *mut c_void, block: *const Block)>,
-    /// Shown every entry behind the segments, the oldest first.
+    /// Called with every entry, after the segments and oldest first.
     pub entry: Option<unsafe extern "C" fn(user: *mut c_void, entry: *const Entry)>,
-    /// Handed to each.
+    /// Passed to each function.
     pub user: *mut c_void,
 }
 
-/// What is kept of a snapshot.
+/// The object behind a snapshot's handle.
 struct Taken {
     snapshot: history::Snapshot,
     pool: Option<PoolId>,
@@ -119,15 +120,15 @@ impl From<PoolId> for Pool {
     }
 }
 
-// Actions and states have their numbers in the order in which they are declared.
+// Actions and states have these numbers by the order of their declarations.
 const _: () = assert!(Action::SegmentAlloc as u32 == 3 && Action::OutOfMemory as u32 == 8);
 const _: () = assert!(BlockStateName::Inactive as u32 == 2);
 
-/// Shows an entry as C has it.
+/// Converts an entry to the C structure and passes it to `show`.
 pub(super) fn with_entry(entry: &history::Entry, show: impl FnOnce(&Entry)) {
     let text = |of: fn(&Context) -> Option<&str>| {
         let text = entry.context.as_ref().and_then(of)?;
-        // A zero ends a text in C.
+        // A C string ends at the first zero.
         CString::new(text.split('\0').next().unwrap_or_default()).ok()
     };
     let [compile_context, user_metadata] =
@@ -183,8 +184,8 @@ impl Block {
     }
 }
 
-/// Takes a snapshot: all segments and blocks as of one moment, of one pool or, if `pool` is null, of all,
-/// and, unless `with_entries` is 0, the history. Waits for no work of the device.
+/// Takes a snapshot of all segments and blocks as of one moment: of one pool, or of all if `pool` is
+/// null. Includes the history unless `with_entries` is 0. Waits for no work of the device.
 ///
 /// # Safety
 ///
@@ -209,7 +210,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_take(
     unsafe { store(snapshot, "snapshot", work) }
 }
 
-/// Shows what a snapshot has.
+/// Passes a snapshot's contents to the functions of `visitor`.
 ///
 /// # Safety
 ///
@@ -248,7 +249,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
     })
 }
 
-/// Ends a snapshot, and releases the stacks that only it held.
+/// Drops a snapshot, and releases the stacks that only it refers to.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_snapshot_drop(snapshot: *mut Snapshot) -> Status {
     status(|| lent::remove::<Taken>("snapshot", snapshot.addr() as u64).map(drop))

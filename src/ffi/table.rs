@@ -1,9 +1,9 @@
-//! Handles: numbers that name allocators, looked up and never followed.
+//! Handles of allocators: numbers that are looked up and never dereferenced.
 //!
-//! A handle is a slot and a generation that no other handle has, so that a handle of a destroyed allocator
-//! is refused although its slot serves another. An allocator that is destroyed while other threads are
-//! inside goes when the last of them has left. Handles of PyTorch's allocators have a generation of their
-//! own, and the device's number in place of the slot: they are found without a lock.
+//! A handle consists of a slot and a generation. Each generation is used once, so the handle of a
+//! destroyed allocator is refused even if its slot was reused. If calls run while their allocator is
+//! destroyed, the last of them drops it. Handles of PyTorch's allocators have a generation of their own
+//! and the device's ordinal in place of the slot; they are looked up without a lock.
 
 use std::ffi::c_int;
 use std::ops::Deref;
@@ -14,16 +14,16 @@ use super::instance::Instance;
 use super::torch;
 use crate::sync::{Global, Rank};
 
-/// The handle of PyTorch's allocator on device 0. That of device N is N more.
+/// The handle of PyTorch's allocator on device 0. The handle for device N is larger by N.
 pub const TORCH_HANDLE: u64 = 0x4000_0000_0000_0001;
 
-/// The generation in handles of PyTorch's allocators. No other handle has it.
+/// The generation in all handles of PyTorch's allocators, and in no others.
 const TORCH: u32 = 1 << 30;
 
-/// The allocator that a handle names.
+/// An allocator found by its handle.
 pub(super) enum Named {
     Own(Arc<Instance>),
-    /// It lives as long as the process.
+    /// Never freed.
     Torch(&'static Instance),
 }
 
@@ -41,7 +41,7 @@ impl Deref for Named {
 
 #[derive(Debug)]
 struct Table {
-    /// Each with its handle.
+    /// Allocators with their handles.
     slots: Vec<Option<(u64, Arc<Instance>)>>,
     /// The generation of the newest handle.
     generation: u32,
@@ -50,7 +50,7 @@ struct Table {
 static TABLE: Global<Table> =
     Global::new(Rank::Handles, Table { slots: Vec::new(), generation: 0 });
 
-/// The slot's index and the generation that a handle says. Handle 0 names nothing.
+/// Returns the slot's index and the generation of a handle. Handle 0 is never valid.
 fn parts(handle: u64) -> Option<(usize, u32)> {
     let slot = usize::try_from((handle & u64::from(u32::MAX)).checked_sub(1)?).ok()?;
     Some((slot, u32::try_from(handle >> 32).ok()?))
@@ -62,11 +62,11 @@ fn unknown(handle: u64) -> Failure {
     Failure::new(Status::UnknownHandle, text)
 }
 
-/// Gives an allocator a handle.
+/// Stores an allocator and returns its handle.
 pub(super) fn add(instance: Instance) -> Result<u64, Failure> {
     let Table { slots, generation } = &mut *TABLE.lock();
     let index = slots.iter().position(Option::is_none).unwrap_or(slots.len());
-    // One less than all numbers, because handle 0 names nothing.
+    // Slot numbers start at 1, because handle 0 is never valid.
     let number = u32::try_from(index + 1).ok().filter(|_| *generation + 1 < TORCH);
     let full = || Failure::new(Status::OutOfMemory, "there are too many allocators");
     let number = number.ok_or_else(full)?;
@@ -79,7 +79,7 @@ pub(super) fn add(instance: Instance) -> Result<u64, Failure> {
     Ok(handle)
 }
 
-/// The allocator that a handle names.
+/// Returns the allocator of a handle.
 #[inline]
 pub(super) fn find(handle: u64) -> Result<Named, Failure> {
     let found = parts(handle).and_then(|(index, generation)| match generation {
@@ -93,7 +93,7 @@ pub(super) fn find(handle: u64) -> Result<Named, Failure> {
     found.ok_or_else(|| unknown(handle))
 }
 
-/// Runs a call that cannot fail on the allocator that a handle names.
+/// Runs a call that cannot fail on the allocator of a handle.
 pub(super) fn on(handle: u64, work: impl FnOnce(&Instance)) -> Status {
     status(|| {
         work(&*find(handle)?);
@@ -101,7 +101,7 @@ pub(super) fn on(handle: u64, work: impl FnOnce(&Instance)) -> Status {
     })
 }
 
-/// All allocators, each with a small number of its own.
+/// Returns all allocators, each with a small number that is unique among them.
 pub(super) fn all() -> Vec<(u64, Named)> {
     let torch = torch::open_devices().filter_map(|(device, instance)| {
         Some((2 * u64::try_from(device).ok()?, Named::Torch(instance)))
@@ -114,7 +114,7 @@ pub(super) fn all() -> Vec<(u64, Named)> {
     torch.chain(own).collect()
 }
 
-/// Takes a handle out of use and returns its allocator, to be dropped with no lock held.
+/// Removes a handle and returns its allocator, so that the caller can drop it with no lock held.
 pub(super) fn remove(handle: u64) -> Result<Arc<Instance>, Failure> {
     if let Named::Torch(_) = find(handle)? {
         let text = "PyTorch's allocators stay until the process ends";
@@ -125,7 +125,7 @@ pub(super) fn remove(handle: u64) -> Result<Arc<Instance>, Failure> {
     held.map(|(_, instance)| instance).ok_or_else(|| unknown(handle))
 }
 
-/// Takes all handles out of use and leaves their allocators as they are, without looking at them.
+/// Removes all handles without dropping or accessing their allocators.
 pub(super) fn forget_all() {
     TABLE.lock().slots.iter_mut().for_each(|slot| std::mem::forget(slot.take()));
 }

@@ -12,49 +12,50 @@ use crate::history::SegmentLayout;
 use crate::registry::key_table;
 use crate::stats::{Measured, Statistics, metrics};
 
-/// A text that `stratalloc_text_write` writes, and what it is about.
+/// A kind of text for `stratalloc_text_write`, and the meaning of its argument `of`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Text {
-    /// Of a handle: the counters as one flat JSON object of whole numbers. The keys are those of
-    /// `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then the
-    /// counters that only this strategy has. Those of `backend:cudaMallocAsync` are
+    /// Of a handle: the counters as one flat JSON object of integers. The keys are those of
+    /// `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
+    /// those of the strategy's own counters. `backend:cudaMallocAsync` has these:
     /// `malloc_async.deferred_frees` (frees that wait for the end of a capture),
-    /// `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
-    /// `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
-    /// `malloc_async.trims_that_helped` (requests that succeeded only after the pool was trimmed).
+    /// `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture had
+    /// ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
+    /// which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after the
+    /// pool was trimmed).
     Statistics = 0,
     /// Of a handle: the counters as a table.
     Summary = 1,
-    /// Of a handle: every segment and block as JSON, in address order. Another thread may need more room a
-    /// moment later.
+    /// Of a handle: every segment and block as JSON, in address order. Other threads can make the text
+    /// longer between two calls.
     Layout = 2,
-    /// Of a handle: the name of the strategy in force.
+    /// Of a handle: the name of the current strategy.
     Name = 3,
     /// Of a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
     Metadata = 4,
-    /// Of a handle: a configuration string that has the effect of the settings in force. It is empty if all
-    /// have the defaults of PyTorch's allocators.
+    /// Of a handle: a configuration string for the current settings. It is empty if all equal the
+    /// defaults of PyTorch's allocators.
     Conf = 5,
-    /// Of a device's number: the counters of the allocator that PyTorch has on the device, as JSON. Opens no
+    /// Of a device's ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
     /// device: an unused one has zeros.
     TorchStatistics = 6,
-    /// Of a device's number: the same counters as a table.
+    /// Of a device's ordinal: the same counters as a table.
     TorchSummary = 7,
-    /// Of a device's number: the name of the strategy that PyTorch has on the device. Opens no device: for an
+    /// Of a device's ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
     /// unused one it is the environment's.
     TorchName = 8,
     /// Of 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
-    /// scrapes. Names begin with `stratalloc_`; labels are `device`, `backend`, `allocator` (a small number)
-    /// and, where a metric is of one kind of pool, `pool`. Walks over the free blocks, for the metric
+    /// scrapes. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a small
+    /// number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, for the metric
     /// `stratalloc_fragmentation`.
     Metrics = 9,
-    /// Of 0: the names of all keys that a configuration string can have now, between commas.
+    /// Of 0: the names of all keys that a configuration string can have now, separated by commas.
     ConfKeys = 10,
 }
 
-/// Writes the text `kind`, a number of `stratalloc_text`, about `of`. `needed`, if not null, is set to the
-/// bytes that all of it takes, with the zero at its end; a `size` of 0 stores only that.
+/// Writes the text `kind`, a value of `stratalloc_text`, about `of`. `needed`, unless null, is set to the
+/// bytes that the text needs, including the terminating zero. A `size` of 0 stores only that.
 ///
 /// # Safety
 ///
@@ -71,7 +72,7 @@ pub unsafe extern "C" fn stratalloc_text_write(
     unsafe { write(buffer, size, needed, || text(of, kind)) }
 }
 
-/// Makes the text of one kind.
+/// Returns the text of one kind.
 type Maker = fn(of: u64) -> Result<String, Failure>;
 
 const MAKERS: [(Text, Maker); 11] = [
@@ -101,7 +102,7 @@ fn text(of: u64, kind: u32) -> Result<String, Failure> {
     make(of)
 }
 
-/// The device that a number means; -1, which no device has, for one that is too large.
+/// Returns a device's ordinal; for a number that is too large, -1, which no device has.
 fn ordinal(device: u64) -> c_int {
     c_int::try_from(device).unwrap_or(-1)
 }
@@ -117,10 +118,11 @@ fn measured((number, instance): &(u64, Named)) -> Measured {
     }
 }
 
-/// The statistics as one flat JSON object, with PyTorch's keys and those of the strategy's own counters.
+/// Returns the statistics as one flat JSON object, with PyTorch's keys and those of the strategy's own
+/// counters.
 fn json(statistics: &Statistics) -> String {
     let keys = statistics.keys();
-    // Names are letters, digits, dots and underscores, as `OwnCounter` asks: nothing to escape.
+    // `OwnCounter` limits names to letters, digits, dots and underscores, so nothing needs escaping.
     let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("{key:?}:{value}")).collect();
     format!("{{{}}}", pairs.join(","))
 }

@@ -1,7 +1,7 @@
-//! Requests past the cache: each its own call of the driver, as PyTorch does when its cache is off.
+//! Requests with the cache turned off: each is a driver call of its own, as in PyTorch.
 //!
-//! For tools that look at what programs do with device memory: in a cache they see one block where there are
-//! many. Such blocks are in no counter, no history, no pool and under no limit.
+//! For tools that observe a program's use of device memory: behind a cache they would see one block for
+//! many. Such blocks appear in no counter, history or pool, and no limit applies to them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,12 +11,13 @@ use parking_lot::Mutex;
 
 use crate::driver::{Driver, DriverResult};
 
-/// If one of them is set, to whatever, the cache of an allocator that the environment names is off.
+/// If one of them is set to any value, allocators that the environment configures start with the cache
+/// off.
 ///
 /// Source: PyTorch's `forceUncachedAllocator`.
 const VARIABLES: [&str; 2] = ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"];
 
-/// Blocks of one device that no cache knows.
+/// The uncached blocks of one device.
 #[derive(Debug)]
 pub(super) struct Uncached {
     driver: Arc<dyn Driver>,
@@ -25,7 +26,7 @@ pub(super) struct Uncached {
     blocks: Mutex<BTreeMap<u64, u64>>,
 }
 
-/// Whether the environment turns caches off.
+/// Returns true if the environment turns caches off.
 pub(super) fn environment_asks() -> bool {
     VARIABLES.iter().any(|name| std::env::var_os(name).is_some())
 }
@@ -35,7 +36,7 @@ impl Uncached {
         Self { driver, is_on: AtomicBool::new(false), blocks: Mutex::default() }
     }
 
-    /// Whether requests go past the cache.
+    /// Returns true if the cache is turned off.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
@@ -51,19 +52,19 @@ impl Uncached {
         Ok(address)
     }
 
-    /// The size of the block that starts at an address.
+    /// Returns the size of the block that starts at an address.
     pub(super) fn size_of(&self, address: u64) -> Option<u64> {
         self.blocks.lock().get(&address).copied()
     }
 
-    /// The block that an address lies in.
+    /// Returns the block that contains an address.
     pub(super) fn around(&self, address: u64) -> Option<(u64, u64)> {
         let blocks = self.blocks.lock();
         let (start, size_bytes) = blocks.range(..=address).next_back()?;
         (address - start < *size_bytes).then_some((*start, *size_bytes))
     }
 
-    /// Gives a block back to the driver, which waits for all work that uses it. `None` if it is not here.
+    /// Frees a block to the driver, which waits for all work that uses it. `None` for an unknown address.
     pub(super) fn free(&self, address: u64) -> Option<DriverResult<()>> {
         let size_bytes = self.blocks.lock().remove(&address)?;
         let freed = self.driver.free(address, size_bytes);
@@ -77,7 +78,7 @@ impl Uncached {
 impl Drop for Uncached {
     fn drop(&mut self) {
         for (address, size_bytes) in std::mem::take(self.blocks.get_mut()) {
-            // A driver that fails now keeps the memory; there is nobody to tell.
+            // If the driver fails, the memory stays with it; no caller could receive the error.
             let _ = self.driver.free(address, size_bytes);
         }
     }

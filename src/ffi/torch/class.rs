@@ -1,5 +1,6 @@
-//! What a subclass of PyTorch's `CUDAAllocator` calls: every call has a status, and users of pools count as
-//! PyTorch counts them.
+//! Functions for a subclass of PyTorch's `CUDAAllocator`. Every call returns a status, and users of pools
+//! count as in PyTorch. A free finds the block's device by itself, because PyTorch's deleters are plain
+//! functions.
 //!
 //! Source: PyTorch's `CUDACachingAllocator`.
 
@@ -21,7 +22,7 @@ use crate::ffi::snapshots::{Entry, stack_in};
 use crate::ffi::table;
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout};
 
-/// Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
+/// Allocates a block from PyTorch's allocator on a device, which is created if there is none yet, and
 /// stores its address. Zero bytes store null and are no error.
 ///
 /// # Safety
@@ -38,9 +39,9 @@ pub unsafe extern "C" fn stratalloc_torch_allocate(
     unsafe { store(pointer, "pointer", || block(open_device(device)?, bytes, stream)) }
 }
 
-/// Allocates a block at exactly `address` from free memory of the cache: of the pool that the request is
-/// routed to. `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream holds the bytes from
-/// there on. The bytes before `address` stay free.
+/// Allocates a block at exactly `address` from free memory in the cache, of the pool that the request is
+/// routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream contains the
+/// bytes from there on. The bytes before `address` stay free.
 ///
 /// # Safety
 ///
@@ -61,9 +62,9 @@ pub unsafe extern "C" fn stratalloc_torch_allocate_at(
     unsafe { store(pointer, "pointer", work) }
 }
 
-/// Stores an entry of the history that describes the live block that starts at `pointer`: where, how many
-/// bytes were requested, stream, pool, and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is
-/// not recorded. `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
+/// Stores a history entry for the live block that starts at `pointer`: address, requested bytes, stream,
+/// pool and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is not recorded. Fails with
+/// `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
 ///
 /// # Safety
 ///
@@ -104,11 +105,12 @@ fn annotation(segments: &[SegmentLayout], address: u64) -> Option<Entry> {
     })
 }
 
-/// Shown a stack, as its source gathered it.
+/// Called with a stack, as its source gathered it.
 pub type StackVisitor = Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>;
 
-/// Shows the stack of the live block that starts at `pointer`, as its source gathered it: nothing is shown if
-/// there is no such block, or stacks are not gathered. The stack is valid during the call.
+/// Calls `show` with the stack of the live block that starts at `pointer`, as its source gathered it.
+/// Does not call it if there is no such block, or stacks are not gathered. The stack is valid during the
+/// call.
 ///
 /// # Safety
 ///
@@ -133,9 +135,9 @@ pub unsafe extern "C" fn stratalloc_torch_visit_stack(
     })
 }
 
-/// Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
-/// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the
-/// parent's: -1 and 0 are stored then.
+/// Frees a block of any device, trying the device `likely` first. Stores the block's device and the bytes
+/// that were requested. Null is ignored, and so is, in the child of a fork, a block of the parent's; in
+/// both cases -1 and 0 are stored.
 ///
 /// # Safety
 ///
@@ -165,7 +167,7 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
     })
 }
 
-/// Asks all devices but the likely one: which has taken the block back, and how many bytes were asked for.
+/// Frees a block of any device but `likely`. Returns the device and the bytes that were requested.
 #[cold]
 fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
     let mut others = open_devices().filter(|(device, _)| *device != likely);
@@ -177,12 +179,12 @@ fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
     }
 }
 
-/// Routes the requests that a filter accepts to a pool, before all scopes that are open already, and adds a
-/// user, which stays until it is released. A pool that is unknown is made.
+/// Routes the requests that a filter accepts to a pool, with priority over all scopes that are already
+/// open. Adds a user, which stays until it is released. Creates an unknown pool.
 ///
 /// # Safety
 ///
-/// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
+/// `filter` may be read and meets the requirements of `stratalloc_stream_filter`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_torch_scope_open(
     handle: u64,
@@ -197,30 +199,29 @@ pub unsafe extern "C" fn stratalloc_torch_scope_open(
     }
 }
 
-/// Ends the routing to a pool, from any thread. The user that it added stays.
+/// Closes the scope of a pool, from any thread. The user that the scope added stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_scope_close(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.close_scope(pool.into())?))
 }
 
-/// Removes a user from a pool. Without users its idle memory goes back when memory is released, or by
-/// `stratalloc_pool_empty`.
+/// Removes a user from a pool. Free memory of a pool without users is released when memory is released,
+/// or by `stratalloc_pool_empty`.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_pool_release(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.release_pool(pool.into())?))
 }
 
-/// Lets pages that PyTorch's allocators map leave the process, unless the environment says
-/// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is
-/// 0.
+/// Sets the default of `expandable_segments_ipc` for PyTorch's allocators that are created later: whether
+/// other processes can map their pages. 0 turns it off. The environment takes precedence.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_share_pages(on: c_int) -> Status {
     share_pages(on != 0);
     Status::Ok
 }
 
-/// Names the version of PyTorch that runs in this process: `compat:pytorch` means its decisions, in every
-/// configuration that is read from now on. A version that is not known counts as the nearest known one.
+/// Sets the version of PyTorch that runs in this process, for `compat:pytorch` in every configuration
+/// that is read later. An unknown version counts as the nearest known one.
 ///
 /// Call it before the first other call that reads a configuration. Fails if `major` is 0.
 #[unsafe(no_mangle)]

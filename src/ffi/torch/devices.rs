@@ -1,7 +1,7 @@
-//! One allocator per device, found by its ordinal without a lock.
+//! PyTorch's allocators: one per device, found by its ordinal without a lock.
 //!
-//! PyTorch does not say when it copies from device to device, so devices that have an allocator open their
-//! memory to each other (`peers:none` forbids it).
+//! PyTorch does not announce copies between devices. So devices that have an allocator give each other
+//! peer access, under every strategy and before the second device's first block. `peers:none` forbids it.
 
 #![expect(unsafe_code, reason = "what is never freed is read without a lock")]
 
@@ -17,23 +17,23 @@ use crate::ffi::said::warn_once;
 use crate::stats::Statistics;
 use crate::sync::{Defer, Global, Rank};
 
-/// As many as PyTorch counts.
+/// PyTorch's own limit.
 const DEVICES_MAX: usize = 128;
 
-/// What kind of device to open; `cuda` if it is not set.
+/// The kind of device to open; `cuda` if it is not set.
 const VARIABLE: &str = "STRATALLOC_DEVICE";
 
-/// Whether pages may leave the process, unless the environment says so or otherwise.
+/// The default of `expandable_segments_ipc`, unless the environment sets it.
 static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
 
-/// Where a device's allocator is, once it is made. It stays until the process ends.
+/// A device's allocator once it is created; null before. It is never freed.
 #[derive(Debug)]
 struct Place(AtomicPtr<Instance>);
 
 impl Place {
     #[inline]
     fn get(&self) -> Option<&'static Instance> {
-        // SAFETY: what stands here was leaked by `put`.
+        // SAFETY: null, or leaked by `put`.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
@@ -48,15 +48,15 @@ impl Place {
 #[derive(Debug)]
 struct Devices {
     places: [Place; DEVICES_MAX],
-    /// The configuration of allocators that are opened later, once a string was put in force for all devices;
-    /// until then the environment's. Held while an allocator is opened or all are changed.
+    /// The configuration of allocators that are created later, once a string was applied to all devices;
+    /// `None` stands for the environment's. Locked while an allocator is created or all are changed.
     opening: Global<Option<Config>>,
 }
 
 static DEVICES: Devices = Devices::new();
 
 thread_local! {
-    /// Whether this thread makes an allocator: users' functions run then, and may fork.
+    /// True while this thread creates or changes allocators: callers' functions run then, and may fork.
     static IS_OPENING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -81,8 +81,8 @@ impl Devices {
         self.places.iter().filter_map(Place::get)
     }
 
-    /// A failure is not kept: the next call tries again. Nobody finds an allocator before its device and
-    /// the others can use each other's memory.
+    /// Creates a device's allocator. After a failure, the next call tries again. The allocator is
+    /// published only when its device and the others can access each other's memory.
     #[cold]
     fn open(
         &'static self,
@@ -105,10 +105,10 @@ impl Devices {
         Ok(place.put(instance))
     }
 
-    /// Puts a further string in force on all devices, also on those that are opened later, or on none.
+    /// Applies a configuration string to all devices, including those that are opened later, or to none.
     ///
-    /// All that can be checked without a change is checked on all devices first. Where a driver refuses
-    /// afterwards, the devices that were changed before get their former configuration again.
+    /// Everything that can be checked without changes is checked on all devices first. If a driver fails
+    /// afterwards, the devices that were already changed get their former configuration back.
     #[cold]
     fn set_conf(
         &'static self,
@@ -146,17 +146,19 @@ fn restore(instance: &Instance, before: InForce) {
     }
 }
 
-/// Whether the calling thread holds the list, because it makes an allocator.
+/// Returns true if the calling thread holds the lock of the list, because it creates or changes
+/// allocators.
 pub(in crate::ffi) fn is_opening() -> bool {
     IS_OPENING.get()
 }
 
-/// Forgets all allocators, after a fork.
+/// Removes all allocators without dropping them, after a fork.
 pub(in crate::ffi) fn forget_all() {
     DEVICES.places.iter().for_each(|place| place.0.store(null_mut(), Ordering::Relaxed));
 }
 
-/// Opens the memory of `instance` to the device of `other`. Both work without, so a failure is only told.
+/// Lets the device of `other` access the memory of `instance`. Both work without it, so a failure is only
+/// a warning.
 fn introduce(instance: &Instance, other: &Instance) {
     let devices = [instance, other].map(|instance| instance.driver.info().device);
     if let Err(failure) = instance.let_in(devices[1]) {
@@ -166,7 +168,7 @@ fn introduce(instance: &Instance, other: &Instance) {
     }
 }
 
-/// The allocator of a device, made if there is none yet.
+/// Returns the allocator of a device, which is created if there is none yet.
 #[inline]
 pub(super) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
     match find(device) {
@@ -175,30 +177,30 @@ pub(super) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
     }
 }
 
-/// The allocator of a device that has one.
+/// Returns the allocator of a device, or a failure if it has none.
 #[inline]
 pub(super) fn opened(device: c_int) -> Result<&'static Instance, Failure> {
     find(device).ok_or_else(|| none(device))
 }
 
-/// The allocator of a device, if it has one.
+/// Returns the allocator of a device, if it has one.
 #[inline]
 pub(in crate::ffi) fn find(device: c_int) -> Option<&'static Instance> {
     DEVICES.place(device).and_then(Place::get)
 }
 
-/// The counters of a device's allocator; zeros if there is none yet, because to ask makes none.
+/// Returns the counters of a device's allocator; zeros if there is none yet, which creates none.
 pub(in crate::ffi) fn statistics(device: c_int) -> Result<Statistics, Failure> {
     let place = DEVICES.place(device).ok_or_else(|| none(device))?;
     Ok(place.get().map_or_else(Statistics::default, |open| open.statistics()))
 }
 
-/// All allocators there are, with the ordinals of their devices.
+/// Returns all existing allocators, with the ordinals of their devices.
 pub(in crate::ffi) fn open_devices() -> impl Iterator<Item = (c_int, &'static Instance)> {
     (0..).zip(&DEVICES.places).filter_map(|(device, place)| Some((device, place.get()?)))
 }
 
-/// The strategy of a device's allocator; what the environment says if there is none yet.
+/// Returns the strategy of a device's allocator; the configured one if there is none yet.
 pub(in crate::ffi) fn name_in_force(device: c_int) -> Result<String, Failure> {
     let place = DEVICES.place(device).ok_or_else(|| none(device))?;
     match place.get() {
@@ -211,7 +213,7 @@ pub(in crate::ffi) fn name_in_force(device: c_int) -> Result<String, Failure> {
     }
 }
 
-/// Puts a further string in force on all devices or on none; see [`Devices::set_conf`].
+/// Applies a configuration string to all devices or to none; see [`Devices::set_conf`].
 pub(super) fn set_conf(text: &str) -> Result<(), Failure> {
     DEVICES.set_conf(text, environment_with_defaults)
 }
@@ -223,19 +225,19 @@ fn none(device: c_int) -> Failure {
 
 #[cold]
 fn open(device: c_int, later: Option<&Config>) -> Result<Instance, Failure> {
-    // A value that is no text is no kind of device: the error names it.
+    // A value that is not UTF-8 names no kind of device; the error message contains it.
     let kind = std::env::var_os(VARIABLE);
     let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
     let config = later.cloned().map_or_else(environment_with_defaults, Ok)?;
     Instance::open_over(defaults(), &config, &format!("{kind}:{device}"))
 }
 
-/// The defaults of PyTorch's allocators, where they differ from the built-in ones.
+/// Returns the defaults of PyTorch's allocators, where they differ from the built-in ones.
 fn defaults() -> &'static str {
     if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" }
 }
 
-/// What PyTorch's allocators have where nothing is set.
+/// Returns the default configuration of PyTorch's allocators.
 pub(in crate::ffi) fn default_config() -> Result<Config, Failure> {
     parse(defaults())
 }
@@ -245,7 +247,7 @@ fn environment_with_defaults() -> Result<Config, Failure> {
     environment_over(defaults())
 }
 
-/// Says so for allocators that are made from now on.
+/// Sets the default of `expandable_segments_ipc` for allocators that are created later.
 pub(super) fn share_pages(on: bool) {
     SHARES_PAGES.store(on, Ordering::Relaxed);
 }
@@ -263,7 +265,7 @@ mod tests {
     use crate::ids::{DeviceId, StreamId};
     use crate::size::MIB;
 
-    /// Three devices: all but the last reach each other, and the last is reached by nobody.
+    /// Three devices: the first two can access each other, and no device can access the last.
     fn sims() -> [Arc<Sim>; 3] {
         [(0, 1), (1, 1), (2, 0)].map(|(device, reachable_devices)| {
             let device = DeviceId(device);
@@ -280,7 +282,7 @@ mod tests {
         Instance::build(&Config::parse(conf, &KeyTable::default()).unwrap(), driver)
     }
 
-    /// Uses the devices one after the other, and both before again.
+    /// Uses each device in turn, then the first two again.
     fn use_all(conf: &str, sims: &[Arc<Sim>; 3]) {
         let seats = none_open();
         for device in [0, 1, 2, 1, 0] {

@@ -1,9 +1,13 @@
-//! What PyTorch's pluggable allocator loads: two required functions and eight optional callbacks.
+//! The functions that PyTorch's pluggable allocator loads: two required ones and eight optional
+//! callbacks.
 //!
-//! One allocator per device, made at its first use from the environment and kept until the process
-//! ends (`devices`). A hit takes no lock here and makes no text. PyTorch hands a null pointer on as it
-//! is, without an error, and the callbacks return nothing; what fails is therefore said on the
-//! standard error stream too.
+//! One allocator per device, created at its first use from the environment (`devices`). A static array
+//! holds them, so a cache hit costs one load more than in Rust, and takes no lock here. They are never
+//! destroyed, because blocks may outlive everything that could destroy them.
+//!
+//! PyTorch passes a null pointer on without an error, and the callbacks return nothing. So failures are
+//! also written to the standard error stream. PyTorch opens a pool's scope before a capture begins, and
+//! selects the streams with a C++ function, which is copied and called at each request.
 //!
 //! Source of the signatures: PyTorch's `CUDAPluggableAllocator`.
 
@@ -33,7 +37,7 @@ pub(super) use devices::{
 use devices::{open_device, opened};
 pub use settings::*;
 
-/// [`guard`], which also says what failed where somebody can see it.
+/// [`guard`] that also writes failures to the standard error stream.
 #[inline]
 fn reporting<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
     match guard(work) {
@@ -45,9 +49,9 @@ fn reporting<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
     }
 }
 
-/// Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
-/// error set when there is no memory, no such device, or the environment cannot be used. The variable
-/// `STRATALLOC_DEVICE` may say `sim` or `host` instead of `cuda`, for tests.
+/// Allocates a block for PyTorch. Returns null for zero bytes, without an error. Returns null and sets
+/// the thread's last error when there is no memory, no such device, or the environment's configuration is
+/// invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead of `cuda`.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_malloc(
     size: usize,
@@ -63,8 +67,8 @@ pub extern "C" fn stratalloc_torch_malloc(
     })
 }
 
-/// Takes a block of PyTorch's back; null is ignored, and so is, in the child of a fork, a block of the
-/// parent's. `size` and `stream` are not looked at: the allocator knows them.
+/// Frees a block for PyTorch. Null is ignored, and so is, in the child of a fork, a block of the
+/// parent's. `size` and `stream` are ignored: the allocator knows them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_free(
     pointer: *mut c_void,
@@ -78,16 +82,16 @@ pub extern "C" fn stratalloc_torch_free(
     }
     reporting((), || match opened(device) {
         Ok(open) => open.free(pointer.addr() as u64),
-        // A block of the parent's: its allocator is not here.
+        // A block of the parent's, whose allocator does not exist here.
         Err(_) if is_child() => Ok(()),
         Err(none) => Err(none),
     });
 }
 
-/// `set_init_fn`: reads the environment, so that a string that cannot be used is said at once.
+/// `set_init_fn`: reads the environment, so that an invalid configuration is reported at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
-    // An allocator that is made before it is needed would take memory of a device that nobody uses.
+    // Creates no allocator: it would use memory of a device that may stay unused.
     let _ = device_count;
     reporting((), || environment().map(|_| ()));
 }
@@ -100,7 +104,7 @@ pub extern "C" fn stratalloc_torch_reset() {
     }
 }
 
-/// Does what `stratalloc_history_drop_stack_source` does for the allocators of all devices.
+/// Calls `stratalloc_history_drop_stack_source` for the allocators of all devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_drop_stack_sources() -> Status {
     status(|| {
@@ -111,14 +115,14 @@ pub extern "C" fn stratalloc_torch_drop_stack_sources() -> Status {
     })
 }
 
-/// `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
+/// `set_memory_fraction_fn`: limits a device's allocator to a fraction of its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int) {
     reporting((), || Ok(open_device(device)?.caching()?.set_memory_fraction(fraction)?));
 }
 
-/// `set_base_alloc_fn`: start and size of what the block was cut from; the pointer itself, and no
-/// size (0), if it is not ours. Walks over all segments.
+/// `set_base_alloc_fn`: returns the start of the segment that contains `pointer`, and stores the
+/// segment's size. For an unknown pointer it returns the pointer and stores 0. Walks over all segments.
 ///
 /// # Safety
 ///
@@ -149,7 +153,7 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
     }
     reporting((), || {
         let address = pointer.addr() as u64;
-        // The callback does not say which device; only one of them knows the address.
+        // The callback does not pass the device; only one of them knows the address.
         for (_, open) in open_devices() {
             match open.record_stream(address, stream_of(stream)) {
                 Err(failure) if failure.status == Status::UnknownAddress => {}
@@ -160,9 +164,9 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
     });
 }
 
-/// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, before all scopes that
-/// are open already. The filter is copied, and asked for the stream of each request on the requesting
-/// thread; an empty one means the calling thread's requests.
+/// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, with priority over
+/// all scopes that are already open. The filter is copied, and called at each request with the request's
+/// stream, on the requesting thread. An empty filter accepts the calling thread's requests.
 ///
 /// # Safety
 ///
@@ -180,33 +184,33 @@ pub unsafe extern "C" fn stratalloc_torch_begin_allocate_to_pool(
     });
 }
 
-/// Which requests a C++ filter accepts.
+/// Returns a scope filter for a C++ filter.
 ///
 /// # Safety
 ///
-/// As [`stratalloc_torch_begin_allocate_to_pool`] says.
+/// As for [`stratalloc_torch_begin_allocate_to_pool`].
 unsafe fn filter_of(filter: *mut c_void) -> ScopeFilter {
     // SAFETY: our caller's promise.
     let copied = unsafe { copied(filter) };
     copied.map_or_else(ScopeFilter::this_thread, ScopeFilter::Where)
 }
 
-/// `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.
+/// `set_end_allocate_to_pool_fn`: closes the scope; the pool stays in use until it is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
     reporting((), || Ok(opened(device)?.pools()?.close_scope(pool.into())?));
 }
 
-/// `set_release_pool`: removes a user from a pool. Without users its memory goes back whenever memory
-/// is released.
+/// `set_release_pool`: removes a user from a pool. Memory of a pool without users is released whenever
+/// memory is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_release_pool(device: c_int, pool: Pool) {
     reporting((), || Ok(opened(device)?.pools()?.release_pool(pool.into())?));
 }
 
-/// Stores a handle of the allocator that PyTorch has on a device, for the other calls of this
-/// interface; the allocator is made if there is none yet. It cannot be destroyed. The handle is
-/// `STRATALLOC_TORCH_HANDLE` and the number of the device, added up; calls find its allocator without a lock.
+/// Stores a handle of PyTorch's allocator on a device, for the other calls of this interface. Creates the
+/// allocator if there is none yet. It cannot be destroyed. The handle is `STRATALLOC_TORCH_HANDLE` plus
+/// the device's ordinal; calls find its allocator without a lock.
 ///
 /// # Safety
 ///
@@ -221,8 +225,9 @@ pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64
     unsafe { store(handle, "handle", work) }
 }
 
-/// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns how it ended: also
-/// after a failure all the others are emptied, and the last one counts. Waits for the devices.
+/// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns the result. A failure
+/// on one device does not stop the others; the status of the last failure is returned. Waits for the
+/// devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_empty_cache() -> Status {
     let mut ended = Status::Ok;

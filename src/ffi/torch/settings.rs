@@ -1,4 +1,4 @@
-//! Settings of PyTorch's allocators: put in force on all devices or on none, and read back.
+//! Settings of PyTorch's allocators: applied to all devices or to none, and read back.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -9,13 +9,13 @@ use crate::ffi::guard::{Status, status};
 use crate::ffi::pointers::{read, store};
 use crate::ffi::table;
 
-/// The settings in force that a snapshot of PyTorch's lists.
+/// The current settings that PyTorch's snapshots list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TorchSettings {
     /// In (0, 1); 0 for none.
     pub garbage_collection_threshold: f64,
-    /// Blocks of this size or more are never split; `UINT64_MAX` for no such size.
+    /// Blocks of this size or more are never split; `UINT64_MAX` for no limit.
     pub max_split_bytes: u64,
     /// Divisions of each power of two, from 1 MiB up; 0 for none.
     pub roundup_power2_divisions: [u64; 16],
@@ -27,9 +27,9 @@ pub struct TorchSettings {
     pub graph_capture_record_stream_reuse: c_int,
 }
 
-/// Puts a further configuration string in force on all devices that PyTorch has used, and on those that it
-/// uses later. If one device refuses the string, all keep what they had. May wait for the driver and for
-/// running work.
+/// Applies a configuration string to all devices that PyTorch has used, and to those that it uses later.
+/// If one device refuses the string, all keep their settings. May wait for the driver and for running
+/// work.
 ///
 /// # Safety
 ///
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn stratalloc_torch_set_conf(conf: *const c_char) -> Statu
     status(|| set_conf(unsafe { read(conf, "conf") }?))
 }
 
-/// Stores the settings in force.
+/// Stores the current settings.
 ///
 /// # Safety
 ///
