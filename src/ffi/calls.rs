@@ -109,9 +109,9 @@ pub unsafe extern "C" fn stratalloc_allocate(
 ///
 /// Does not wait for running work, with these exceptions. If an announced stream was destroyed (with
 /// `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. Freeing the
-/// last block of a retired allocator, one that was switched away from, releases its memory. The layer
-/// `guard` waits for the block's streams before it checks the bytes around the block. Callers' functions
-/// may wait.
+/// last block of a retired allocator, one that was switched away from, releases its memory, which may
+/// wait. The layer `guard` waits for the block's streams before it checks the bytes around the block.
+/// Callers' functions may wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| {

@@ -50,10 +50,10 @@ pub unsafe extern "C" fn stratalloc_checkpoint_take(
     unsafe { store(checkpoint, "checkpoint", work) }
 }
 
-/// Restores the pool's blocks to the checkpoint: frees all live blocks, then makes the checkpoint's
-/// blocks live at their addresses. Memory that the pool acquired since stays in the pool, free. Then
-/// calls `freed` with each block that was freed, and `allocated` with each block that is live; either may
-/// be null. They may allocate and free, and must not unwind.
+/// Restores a pool to a checkpoint: frees all live blocks, then makes the checkpoint's blocks live at
+/// their addresses. Memory that the pool acquired since stays in the pool, free. Then calls `freed` with
+/// each block that was freed, and `allocated` with each block that is live; either may be null. They may
+/// allocate and free, and must not unwind.
 ///
 /// # Safety
 ///

@@ -18,8 +18,8 @@ use crate::error::OutOfMemory;
 use crate::history::TrackerId;
 use crate::ids::HookId;
 
-/// Called with an entry of the history, which is valid during the call. It may allocate, free and take
-/// snapshots. It must not unwind, nor wait for a request of another thread.
+/// Called with an entry of the history, which is valid during the call. The function may allocate, free
+/// and take snapshots. It must not unwind, nor wait for a request of another thread.
 pub type Tracker = Option<unsafe extern "C" fn(user: *mut c_void, entry: *const Entry)>;
 
 /// Called after a failed request with the device, the requested bytes, and the total and the free bytes

@@ -51,7 +51,7 @@ fn parse_over(defaults: &str, text: &str) -> Result<Config, Failure> {
     further(&parse(defaults)?, text)
 }
 
-/// Returns a configuration changed by a further string.
+/// Returns `config` with a configuration string applied on top.
 pub(super) fn further(config: &Config, text: &str) -> Result<Config, Failure> {
     let next = config.updated(text, &registry::key_table());
     next.map_err(|error| bad_configuration(text, &error))

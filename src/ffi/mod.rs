@@ -7,8 +7,8 @@
 //!
 //! Callers are not trusted. Every function checks its pointers (`pointers`) and runs under `guard`, which
 //! catches panics. A failure becomes a status and the thread's last error. A handle is a number with a
-//! generation (`table`, `lent`); it is looked up under a read lock and never dereferenced. A call that
-//! runs keeps its allocator alive.
+//! generation (`table`, `lent`); it is looked up under a read lock and never dereferenced. An allocator
+//! stays alive while a call on it runs.
 //!
 //! `lent` holds callers' functions, and `gate` counts the calls of them. `device` opens devices by name,
 //! `said` writes to the standard error stream, and `fork` keeps the library usable after a fork.

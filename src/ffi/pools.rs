@@ -61,7 +61,7 @@ pub struct SegmentSource {
     pub user: *mut c_void,
 }
 
-/// Which requests a scope routes to its pool.
+/// A filter for a scope: selects the requests that go to the scope's pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StreamFilter {
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn stratalloc_pool_create(
 
 /// Creates a pool with an id of the caller's choice and one user, or adds a user to the existing pool.
 /// `options` and `source` apply only to a pool that is created. `source` allocates its segments; null for
-/// the device. If the call succeeds and the pool existed, `source` is released at once.
+/// the device. If the pool existed, a successful call releases the source's `user` at once.
 ///
 /// # Safety
 ///
@@ -265,8 +265,8 @@ pub extern "C" fn stratalloc_pool_release(handle: u64, pool: Pool) -> Status {
         let instance = table::find(handle)?;
         let pools = instance.pools()?;
         pools.release_pool(pool.into())?;
-        // The user is removed in any case; memory that is not released here is released later. If the
-        // pool belonged to a retired allocator, the allocator went with its last user.
+        // The result is ignored: the user is removed in any case, and memory that stays here is released
+        // later. A retired allocator that made the pool is destroyed with the pool's last user.
         let _ = pools.empty_pool(pool.into());
         Ok(())
     })

@@ -1,4 +1,4 @@
-// Blocks: handing out, taking back, and what every device is told when it is opened.
+// Allocates and frees blocks, and applies the settings to each device that is opened.
 #include "allocator.h"
 #include "stacks.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kExabyte = 1ULL << 60;
 
-// PyTorch's deleter of every block. Whoever drops a tensor cannot be told by an exception.
+// The deleter of every block. Prints errors, because a deleter must not throw.
 void release_block(void* pointer) {
   try {
     Allocator::get().raw_delete(pointer);
@@ -26,8 +26,9 @@ void release_block(void* pointer) {
   }
 }
 
-// Called before memory is taken from the device: runs the callbacks that were registered with PyTorch, and gives
-// the stream its class of reserves, which a new expandable segment takes its address space by.
+// Called before memory is acquired from the device. Runs the free-memory callbacks that are registered
+// with PyTorch. Also passes the stream's reserve class to the library, for the address space of a new
+// expandable segment.
 int run_free_memory_callbacks(void* device) {
   bool freed = false;
   try {
@@ -42,7 +43,8 @@ int run_free_memory_callbacks(void* device) {
   return freed;
 }
 
-// Whether a profiler of this thread or a trace may want to hear of blocks. All that a hit asks of PyTorch.
+// Whether the profiler or a trace may observe this thread's blocks. The only state of PyTorch that a
+// cache hit reads.
 bool is_watched() {
   return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) ||
       c10::impl::GPUTrace::haveState;
@@ -108,7 +110,7 @@ void Allocator::prepare(DeviceIndex device, uint64_t handle) {
   for (const auto& observer : settings_.rejection_observers) {
     add_rejection_observer(handle, observer);
   }
-  // Nobody is asked before the library gathers stacks, for layers:[track] or a recording.
+  // The library calls the source only when it gathers stacks, for layers:[track] or a recording.
   auto source = stack_source(nullptr);
   check(library.history_set_stack_source(handle, &source));
   if (settings_.recording || !settings_.trackers.empty()) {
@@ -122,14 +124,15 @@ void Allocator::prepare(DeviceIndex device, uint64_t handle) {
 void Allocator::follow_reserve_class(DeviceIndex device) {
   if constexpr (kHasReserveClasses) {
     auto handle = opened(device);
-    // A request for another stream than the current one follows the next request of its own.
+    // Only the current stream's class is updated; that of another stream, at a request while it is
+    // current.
     auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
     auto name = reserve_class_of(stream);
     std::lock_guard<std::mutex> guard(classes_lock_);
     auto& known = reserve_classes_[{device, stream}];
     if (known != name) {
       auto status = library.set_reserve_class(handle, stream, name.c_str());
-      // A strategy without expandable segments has no reserves.
+      // Strategies without expandable segments have no reserve classes.
       if (status != STRATALLOC_STATUS_NOT_SUPPORTED) {
         check(status);
         known = name;
@@ -157,7 +160,7 @@ int Allocator::likely_device() const {
   return c10::cuda::GetDevice(&device) == cudaSuccess ? device : 0;
 }
 
-// Inlined: a hit pays for each call on its way.
+// Inlined, because each call adds to the cost of a cache hit.
 C10_ALWAYS_INLINE void* Allocator::take(size_t size, DeviceIndex device, cudaStream_t stream) {
   if (C10_UNLIKELY(size >= kExabyte)) {
     refuse_size();
@@ -200,12 +203,12 @@ void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex 
   auto report = last_error();
   auto handle = open(device);
   uint64_t allocated = 0, reserved = 0, peak = 0, free = 0, total = 0;
-  // What fails here is told as zeros: the report is what counts.
+  // Failures are ignored and leave zeros: the error report must be thrown in any case.
   library.usage(handle, &allocated, &peak, &reserved, &peak);
   library.memory_info(handle, &free, &total);
   c10::reportOutOfMemoryToProfiler(
       static_cast<int64_t>(size), allocated, reserved, c10::Device(c10::DeviceType::CUDA, device));
-  // Begins with the words that programs look for in PyTorch's own errors, which differ by strategy.
+  // Begins with the words that programs search for in PyTorch's own errors, which differ by strategy.
   auto number = static_cast<int>(device);
   std::ostringstream text;
   if (name() == "cudaMallocAsync") {
@@ -282,7 +285,7 @@ void Allocator::copy_data(void* to, const void* from, size_t size) const {
 }
 
 void Allocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) {
-  // Blocks of others, as of another process, are none of ours.
+  // Blocks of other allocators, such as those shared by another process, are ignored.
   if (!block.get() || block.get_deleter() != &release_block) {
     return;
   }
@@ -303,7 +306,8 @@ void Allocator::emptyCache(MempoolId_t id) {
   std::string said;
   for_each_open([&](DeviceIndex, uint64_t handle) {
     auto status = is_default ? library.empty_cache(handle) : library.pool_empty(handle, pool_of(id));
-    // A pool is of one device, and one whose memory has gone is unknown.
+    // A pool belongs to one device, so the other devices do not know it; nor is it known once its memory
+    // was released.
     if (status != STRATALLOC_STATUS_OK && (is_default || status != STRATALLOC_STATUS_BAD_POOL)) {
       failed = status;
       said = last_error();
@@ -320,7 +324,7 @@ void Allocator::enable(bool on) {
     status = ended == STRATALLOC_STATUS_OK ? status : ended;
   });
   if (status == STRATALLOC_STATUS_NOT_SUPPORTED) {
-    // PyTorch passes over it, too, where the driver is the cache.
+    // PyTorch ignores it, too, for cudaMallocAsync.
     TORCH_WARN_ONCE(last_error());
     return;
   }

@@ -1,4 +1,5 @@
-// PyTorch's `CUDAAllocator` over the library: types are translated here, and decisions are made there.
+// PyTorch's `CUDAAllocator`, implemented by the library. This class only translates types; the library
+// makes all decisions.
 #pragma once
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -37,12 +38,13 @@ inline stratalloc_pool pool_of(MempoolId_t id) {
   return {id.first, id.second};
 }
 
-// The calling thread's metadata, or null.
+// Returns the calling thread's metadata, or null.
 const char* thread_metadata();
 
 class Allocator final : public Base {
  public:
-  // The process has one: PyTorch's deleters are plain functions. It is never destroyed: tensors die late.
+  // Returns the process's only instance: PyTorch's deleters are plain functions. It is never destroyed,
+  // because tensors may be freed very late.
   static Allocator& get();
 
   // c10::Allocator
@@ -127,26 +129,26 @@ class Allocator final : public Base {
       std::shared_ptr<AllocatorState> state) override;
   std::string name() override;
 
-  // Puts a further configuration string in force on all devices, also on those that are opened later, or on
-  // none.
+  // Applies a configuration string on top of the current settings: to all devices, including those that
+  // are opened later, or to none.
   void configure(const std::string& conf);
-  // Gives the current stream the class of reserves that a program gave it by PyTorch.
+  // Passes to the library the reserve class that the program has set in PyTorch for the current stream.
   void follow_reserve_class(DeviceIndex device);
 
  private:
   Allocator();
 
-  // The library's allocator of a device; made if there is none yet, and given everything that was set before.
+  // Returns the handle of a device's allocator; creates it if there is none yet, with all settings.
   uint64_t open(DeviceIndex device) {
     auto is_open = has_place(device) && is_open_[device].load(std::memory_order_acquire);
     return C10_LIKELY(is_open) ? STRATALLOC_TORCH_HANDLE + device : open_new(device);
   }
-  // The same of a device that is open, or 0: to ask opens none.
+  // Returns the handle of a device's allocator, or 0 if there is none yet. Creates none.
   uint64_t opened(DeviceIndex device) const {
     check_place(device);
     return is_open_[device].load(std::memory_order_acquire) ? STRATALLOC_TORCH_HANDLE + device : 0;
   }
-  // The device that was opened first, or 0.
+  // Returns the handle of the device that was opened first, or 0.
   uint64_t first_opened() const {
     return open_count_ == 0 ? 0 : opened(static_cast<DeviceIndex>(first_open_));
   }
@@ -157,19 +159,19 @@ class Allocator final : public Base {
     TORCH_CHECK(has_place(device), "invalid device ", static_cast<int>(device));
   }
   uint64_t open_new(DeviceIndex device);
-  // Gives a device all of `settings_`. Called with its lock held.
+  // Applies `settings_` to a new device. Requires `settings_lock_`.
   void prepare(DeviceIndex device, uint64_t handle);
   void apply_recording(uint64_t handle, bool clear);
   void add_tracker(DeviceIndex device, uint64_t handle, const AllocatorTraceTracker& tracker);
   void add_observer(uint64_t handle, const OutOfMemoryObserver& observer);
   void add_rejection_observer(uint64_t handle, const OomRejectionObserver& observer);
 
-  // Adds the entries that `annotateMemory` made to a device's trace, by their times.
+  // Adds to a device's trace the entries that `annotateMemory` made, ordered by time.
   void add_annotated(DeviceIndex device, std::vector<TraceEntry>& trace);
-  // Fills in the settings in force.
+  // Fills in the current settings.
   void add_settings(torch_cuda::AllocatorConfigInfo& info);
 
-  // Calls with each device that is open and its handle.
+  // Calls `call` with each open device and its handle.
   template <class Call>
   void for_each_open(Call call) {
     for (int device = 0; device < C10_COMPILE_TIME_MAX_GPUS; device++) {
@@ -180,17 +182,17 @@ class Allocator final : public Base {
     }
   }
 
-  // The calling thread's device. There is nothing to ask where PyTorch sees one only.
+  // Returns the calling thread's device, without a call if PyTorch sees only one.
   DeviceIndex current_device() const {
     return C10_LIKELY(device_count_.load(std::memory_order_relaxed) == 1)
         ? 0
         : c10::cuda::current_device();
   }
-  // The device that a bare pointer is probably of.
+  // Returns the most likely device of a pointer.
   int likely_device() const;
   void* take(size_t size, DeviceIndex device, cudaStream_t stream);
   void delete_watched(void* pointer);
-  // Tells the profiler and the trace of a block: of `size` bytes, which are negative if it is taken back.
+  // Reports a block to the profiler and the trace; `size` is negative for a free.
   void tell(void* pointer, int64_t size, DeviceIndex device);
   [[noreturn]] void fail_to_take(
       stratalloc_status status,
@@ -198,7 +200,8 @@ class Allocator final : public Base {
       DeviceIndex device);
   void set_pool_options(DeviceIndex device, MempoolId_t id, uint32_t set, uint32_t clear);
 
-  // What every device gets when it is opened. Callbacks of the library never wait for its lock.
+  // Settings for all devices, including those that are opened later. Callbacks from the library never
+  // acquire `settings_lock_`.
   struct Settings {
     bool recording = false;
     CreateContextFn recorder = nullptr;
@@ -210,7 +213,7 @@ class Allocator final : public Base {
     std::vector<AllocatorTraceTracker> trackers;
     std::vector<OutOfMemoryObserver> observers;
     std::vector<OomRejectionObserver> rejection_observers;
-    // The library's configuration as PyTorch's strings left it.
+    // The library's configuration after the last string that was applied through PyTorch.
     std::string conf;
   };
 
@@ -218,26 +221,26 @@ class Allocator final : public Base {
   std::atomic<int> open_count_{0};
   std::atomic<int> first_open_{0};
   std::atomic<int> device_count_{0};
-  // The library heeds the environment's variables by itself.
+  // The environment's value, which the library reads as well.
   const bool caches_by_default_;
   std::atomic<bool> caching_;
   std::atomic<bool> recording_{false};
   std::mutex settings_lock_;
   Settings settings_;
 
-  // Options of pools, as far as PyTorch has set any.
+  // Options of the pools for which PyTorch has set any.
   std::mutex pools_lock_;
   std::map<std::pair<DeviceIndex, MempoolId_t>, uint32_t> pool_options_;
 
-  // Classes of reserves, as the library has them.
+  // Reserve classes that were passed to the library.
   std::mutex classes_lock_;
   std::map<std::pair<DeviceIndex, cudaStream_t>, std::string> reserve_classes_;
 
-  // Blocks of other processes that are open.
+  // Open blocks of other processes.
   std::mutex shared_lock_;
   std::unordered_map<std::string, std::weak_ptr<void>> shared_;
 
-  // What the program adds to the history, the oldest first.
+  // Entries that the program adds to the history, oldest first.
   std::mutex annotations_lock_;
   std::deque<AnnotationEntry> annotations_;
   std::deque<TraceEntry> annotated_;

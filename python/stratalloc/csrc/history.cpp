@@ -17,7 +17,7 @@ using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
 
 TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
-  // Both speak of actions by the same numbers, and of an address that is free bytes for one of them.
+  // Both use the same numbers for actions, and store the free bytes in the address of an OOM entry.
   TraceEntry made(
       static_cast<TraceEntry::Action>(entry.action),
       device,
@@ -32,13 +32,14 @@ TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
   return made;
 }
 
-// A tracker of PyTorch's, and the device that its allocator is of.
+// A tracker that was registered with PyTorch, and the device of the allocator it is attached to.
 struct Tracker {
   AllocatorTraceTracker told;
   DeviceIndex device;
 };
 
-// Calls a function of PyTorch's. A failure cannot reach the library.
+// Calls a function of PyTorch or the program. Prints exceptions, because none may pass through the
+// library.
 template <class Call>
 void call_or_warn(const char* what, Call call) {
   try {
@@ -68,7 +69,8 @@ void observe_rejection(
   call_or_warn("a rejection observer", [&] { observer(device, segment, reserved, total); });
 }
 
-// The calling thread's metadata. The pointer has no destructor, so the end of a thread may read it, too.
+// The calling thread's metadata. A pointer without a destructor, so that it can be read until the thread
+// has exited.
 thread_local const char* metadata_here = nullptr;
 struct Metadata {
   std::string text;
@@ -78,7 +80,7 @@ struct Metadata {
 };
 thread_local Metadata metadata;
 
-// A snapshot of one device, translated.
+// A snapshot of one device, translated to PyTorch's types.
 struct Collected {
   DeviceIndex device;
   std::vector<SegmentInfo>& segments;
@@ -106,8 +108,9 @@ void collect_segment(void* user, const stratalloc_segment* segment) {
   collected->segments.push_back(std::move(info));
 }
 
-// Whether a segment was never split. PyTorch drops the context of a segment with its first split. A free block
-// keeps the size of its last request: more than 1 MiB above that would have been split off.
+// Whether a segment was never split. PyTorch drops a segment's context at the first split. A free block
+// keeps the size of its last request. If the block is more than 1 MiB larger than that, the request had
+// split it.
 bool is_whole(const SegmentInfo& segment) {
   if (segment.blocks.size() != 1) {
     return false;
@@ -132,7 +135,7 @@ void collect_entry(void* user, const stratalloc_entry* entry) {
   collected->entries.back().time_.t_ = entry->time_us;
 }
 
-// Shows what a snapshot of an allocator has.
+// Takes a snapshot and passes its contents to the visitor.
 void visit(
     uint64_t handle,
     const stratalloc_pool* pool,
@@ -158,7 +161,7 @@ int64_t* metric_of(Stat& stat, std::string_view name) {
   return nullptr;
 }
 
-// The place of `all.current`, say.
+// Returns the field with a name such as `all.current`.
 int64_t* field_in(StatArray& array, std::string_view name) {
   auto dot = name.find('.');
   if (dot == std::string_view::npos) return nullptr;
@@ -175,7 +178,7 @@ MempoolId_t pool_named(std::string_view name) {
   return {capture, *end == '_' ? std::strtoull(end + 1, nullptr, 10) : 0};
 }
 
-// Where the value of a key of `memory_stats()` stands; null for keys that PyTorch's struct has no field for.
+// Returns the field for a key of `memory_stats()`; null if PyTorch's struct has none.
 int64_t* field_of(DeviceStats& stats, std::string_view key) {
   auto dot = key.find('.');
   auto family = key.substr(0, dot);
@@ -219,7 +222,7 @@ int64_t* field_of(DeviceStats& stats, std::string_view key) {
 DeviceStats Allocator::getDeviceStats(DeviceIndex device) {
   auto json = text_of(device, STRATALLOC_TEXT_TORCH_STATISTICS);
   DeviceStats stats;
-  // One flat object of whole numbers, without spaces.
+  // The text is one flat JSON object of integers, without spaces.
   std::string_view rest(json);
   for (auto start = rest.find('"'); start != rest.npos; start = rest.find('"')) {
     rest.remove_prefix(start + 1);
@@ -252,7 +255,7 @@ void Allocator::apply_recording(uint64_t handle, bool clear) {
     check(library.history_stop(handle));
     return;
   }
-  // Trackers are told of everything, also while nobody records.
+  // Trackers receive all actions, so recording is on while there is a tracker.
   auto when = settings_.recording ? settings_.when : RecordContext::NEVER;
   auto entries_max = settings_.recording ? std::max<size_t>(settings_.entries_max, 1) : 1;
   const char* skip = settings_.recording ? settings_.skip.c_str() : nullptr;
@@ -272,7 +275,7 @@ void Allocator::recordHistory(
   bool skips_annotate = false;
   for (const auto& action : skip) {
     check_action(action);
-    // The class adds entries of this action by itself.
+    // `annotateMemory` adds these entries; the library does not know the action.
     if (action == "annotate") {
       skips_annotate = true;
       continue;
@@ -475,7 +478,7 @@ void Allocator::add_settings(torch_cuda::AllocatorConfigInfo& info) {
   info.last_allocator_settings = Config::last_allocator_settings();
   auto handle = first_opened();
   if (!handle) {
-    // Only PyTorch's strings can have changed anything.
+    // No device is open, so only PyTorch's strings can have changed settings.
     info.garbage_collection_threshold = Config::garbage_collection_threshold();
     info.max_split_size = Config::max_split_size();
     info.expandable_segments = Config::use_expandable_segments();
@@ -493,7 +496,8 @@ void Allocator::add_settings(torch_cuda::AllocatorConfigInfo& info) {
   info.graph_capture_record_stream_reuse = settings.graph_capture_record_stream_reuse;
   info.roundup_power2_divisions.assign(
       std::begin(settings.roundup_power2_divisions), std::end(settings.roundup_power2_divisions));
-  // The library was changed by calls of its own: no string of PyTorch's has this effect.
+  // If the library's own functions have changed the settings, no string of PyTorch's describes them:
+  // report the library's.
   auto conf = text_of(handle, STRATALLOC_TEXT_CONF);
   std::lock_guard<std::mutex> guard(settings_lock_);
   if (conf != settings_.conf) {

@@ -1,4 +1,4 @@
-// How the allocator gets under PyTorch, and how settings reach it.
+// Installs the allocator in PyTorch, and passes PyTorch's settings on to the library.
 #include <c10/util/env.h>
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace {
 
 using c10::CachingAllocator::ConfigTokenizer;
 
-// The text as PyTorch reads it: with its spelling of flags, and without `backend`, which it compares with the
-// one that is in force.
+// Returns a configuration string for PyTorch's parser: with its spelling of flags, and without `backend`,
+// which PyTorch compares with its current backend.
 std::string for_pytorch(const std::string& conf) {
   ConfigTokenizer tokens(conf);
   std::string text;
@@ -24,13 +24,13 @@ std::string for_pytorch(const std::string& conf) {
       text += tokens[at] == "true" ? "True" : tokens[at] == "false" ? "False" : tokens[at];
       continue;
     }
-    // The colon, the name and the comma behind it.
+    // Skips the colon, the name and the comma after it.
     at += at + 3 < tokens.size() && tokens[at + 3] == "," ? 3 : 2;
   }
   return text;
 }
 
-// Lets PyTorch's parsers pass over the keys that only the library knows.
+// Makes PyTorch's parsers ignore the keys that only the library knows.
 void make_keys_known() {
   std::istringstream names(text_of(0, STRATALLOC_TEXT_CONF_KEYS));
   for (std::string name; std::getline(names, name, ',');) {
@@ -38,8 +38,8 @@ void make_keys_known() {
   }
 }
 
-// Lets PyTorch read the environment now, without the backend: what else it says is still PyTorch's, such as
-// pinned memory, and what cannot be used is said at once.
+// Makes PyTorch read the environment now, without the backend. PyTorch still uses the settings of its
+// own, such as those of pinned memory, and reports an invalid string at once.
 void read_environment() {
   const char* names[] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
   std::vector<std::pair<const char*, std::string>> before;
@@ -64,7 +64,7 @@ void read_environment() {
   put_back();
 }
 
-// Lets PyTorch read the library's own variable, too, for what it decides by itself.
+// Makes PyTorch read `ALLOC_CONF` as well, for the settings of its own.
 void heed_own_variable() {
   auto conf = c10::utils::get_env("ALLOC_CONF");
   if (!conf) {
@@ -81,7 +81,8 @@ void heed_own_variable() {
   }
 }
 
-// The half of the settings that PyTorch reads by itself, as it was after the last string that both accepted.
+// The settings that PyTorch parses itself, as of the last string that both PyTorch and the library
+// accepted.
 class PytorchHalf {
  public:
   void keep() {
@@ -89,7 +90,8 @@ class PytorchHalf {
     last_ = Config::last_allocator_settings();
   }
 
-  // Undoes what PyTorch has read since. Keys that keep their values come first; the last string sets the others.
+  // Restores these settings in PyTorch. First come the keys that keep their values when another string is
+  // parsed; the last accepted string sets the others.
   void put_back(const ConfigHook& device_keys) {
     std::string changed;
     auto now = kept_settings();
@@ -110,8 +112,8 @@ class PytorchHalf {
   std::string last_;
 };
 
-// Lets strings that PyTorch gets while the program runs reach the library, too. A string is in force at both and
-// on all devices, or nowhere.
+// Passes strings that the program gives to PyTorch on to the library. A string is applied by both and on
+// all devices, or not at all.
 void heed_settings() {
   auto pytorch = config_hook();
   auto half = std::make_shared<PytorchHalf>();
@@ -142,18 +144,18 @@ void install(const char* path) {
       name);
   auto missing = library.load(path);
   TORCH_CHECK(missing.empty(), missing);
-  // What `compat:pytorch` means from here on.
+  // From here on `compat:pytorch` means this version.
   check(library.torch_version(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR));
   make_keys_known();
   read_environment();
   heed_own_variable();
-  // PyTorch shares pages unless it is told not to; every other value counts as 1 there, too.
+  // PyTorch allows sharing unless the variable is 0; any other value counts as 1.
   auto shares = c10::utils::get_env("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC");
   check(library.torch_share_pages(!shares || *shares != "0"));
   heed_settings();
   auto* ours = &Allocator::get();
   torch_cuda::allocator.store(ours);
-  // The lowest priority that is enough, so that others can do the same.
+  // Registers with the lowest sufficient priority, so that another allocator can still replace this one.
   for (int priority = 0; priority < 256; priority++) {
     c10::SetAllocator(c10::DeviceType::CUDA, ours, static_cast<uint8_t>(priority));
     if (c10::GetAllocator(c10::DeviceType::CUDA) == ours) {
@@ -166,13 +168,14 @@ void install(const char* path) {
 
 } // namespace stratalloc_torch
 
-// The version of PyTorch that this object was compiled for: the class of another may have other functions.
+// Returns the version of PyTorch that this object was compiled for. The class of another version may have
+// other virtual functions.
 extern "C" __attribute__((visibility("default"))) const char* stratalloc_torch_built_for() {
   return TORCH_VERSION;
 }
 
-// Puts the allocator of the library at `path` under PyTorch. Returns 0, or writes why not, cut to `size`
-// bytes.
+// Installs the library at `path` as PyTorch's allocator. Returns 0, or 1 with the reason in `error`, cut
+// to `size` bytes.
 extern "C" __attribute__((visibility("default"))) int stratalloc_torch_install(
     const char* path,
     char* error,

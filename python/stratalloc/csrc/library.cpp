@@ -25,7 +25,8 @@ std::string Library::load(const char* path) {
 
 std::string last_error() {
   std::string text(library.last_error(nullptr, 0), '\0');
-  // Another call of this thread cannot come between; one less for the zero at the end.
+  // The length is still right: no other call of this thread can come in between. The last byte is the
+  // zero.
   library.last_error(text.data(), text.size());
   if (!text.empty()) {
     text.pop_back();

@@ -1,4 +1,5 @@
-// The functions of the shared library, found by name in the one that Python has loaded already.
+// The functions of the shared library that Python has already loaded, found by name. So one object works
+// with any build of the library, and needs no Python.
 #pragma once
 
 #include <memory>
@@ -15,17 +16,18 @@ struct Library {
   STRATALLOC_FUNCTIONS(STRATALLOC_POINTER)
 #undef STRATALLOC_POINTER
 
-  // Finds all functions in the library at a path. Says what is missing, or nothing.
+  // Finds all functions in the library at a path. Returns an error message, or an empty string.
   std::string load(const char* path);
 };
 
-// The one that `load` filled; it is never unloaded.
+// The functions that `load` found. Never unloaded.
 extern Library library;
 
-// What the calling thread's last failed call said.
+// Returns the message of the calling thread's last failed call.
 std::string last_error();
 
-// Throws PyTorch's exception for a call that failed: about memory, a value, what is not supported, or any.
+// Throws PyTorch's exception for a failed call: for out of memory, an invalid value, an unsupported call,
+// or a general one.
 [[noreturn]] void fail(stratalloc_status status, const std::string& what = {});
 
 inline void check(stratalloc_status status) {
@@ -34,7 +36,8 @@ inline void check(stratalloc_status status) {
   }
 }
 
-// Lends the library a value: `add` gets its release function and its address. It stays ours if that fails.
+// Passes a copy of a value to the library as `user`: calls `add` with its release function and its
+// address. If `add` fails, the copy is deleted here.
 template <class Value, class Add>
 void lend(Value value, Add add) {
   auto lent = std::make_unique<Value>(std::move(value));
@@ -42,7 +45,7 @@ void lend(Value value, Add add) {
   static_cast<void>(lent.release());
 }
 
-// A text of the library about a handle, a device's number or 0.
+// Returns a text of the library about a handle, a device's ordinal or 0.
 std::string text_of(uint64_t of, stratalloc_text kind);
 
 } // namespace stratalloc_torch

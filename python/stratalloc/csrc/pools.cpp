@@ -1,4 +1,4 @@
-// Private pools, their checkpoints, and memory of other processes and devices.
+// Private pools, their checkpoints, and memory shared with other processes and devices.
 #include <c10/cuda/CUDAGuard.h>
 
 #include "allocator.h"
@@ -7,7 +7,7 @@ namespace stratalloc_torch {
 
 namespace {
 
-// A pool's own allocator, as the library calls it.
+// A pool's own allocator, which the library calls for segments.
 struct Source {
   std::shared_ptr<torch_cuda::CUDAAllocator> allocator;
   DeviceIndex device;
@@ -19,7 +19,7 @@ void* source_allocate(void* user, uint64_t size, void* stream) {
     c10::cuda::CUDAGuard guard(source->device);
     return source->allocator->raw_alloc_with_stream(size, static_cast<cudaStream_t>(stream));
   } catch (const std::exception&) {
-    // As when there is no memory: the request's own error says the rest.
+    // Treated as out of memory: the error of the request reports it.
     return nullptr;
   }
 }
@@ -40,12 +40,12 @@ int filter_accepts(void* user, void* stream) {
   try {
     return (*static_cast<Filter*>(user))(static_cast<cudaStream_t>(stream));
   } catch (const std::exception&) {
-    // The driver does not know the stream, so no capture does.
+    // The driver does not know the stream, so the stream is in no capture.
     return 0;
   }
 }
 
-// A pool as it was.
+// A checkpoint of a pool.
 struct Checkpoint : AllocatorState {
   explicit Checkpoint(stratalloc_checkpoint* taken) : taken(taken) {}
   Checkpoint(const Checkpoint&) = delete;
@@ -56,7 +56,7 @@ struct Checkpoint : AllocatorState {
   stratalloc_checkpoint* taken;
 };
 
-// A restored checkpoint's blocks, collected.
+// Collects the blocks of a restored checkpoint.
 struct Restored {
   CheckpointDelta delta;
   c10::Device device;
@@ -158,7 +158,7 @@ bool Allocator::checkPoolLiveAllocations(
   }
   std::vector<void*> live(count);
   auto status = library.pool_live(handle, pool_of(id), live.data(), live.size(), &count);
-  // Another thread has added one meanwhile.
+  // Another thread has allocated or freed a block in between.
   if (status == STRATALLOC_STATUS_BUFFER_TOO_SMALL || count != expected.size()) {
     return false;
   }
@@ -220,7 +220,7 @@ std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle) {
   auto close = [this, handle, number](void*) {
     {
       std::lock_guard<std::mutex> guard(shared_lock_);
-      // Somebody may have opened it anew meanwhile.
+      // Another thread may have opened the block again in between.
       if (auto found = shared_.find(handle); found != shared_.end() && found->second.expired()) {
         shared_.erase(found);
       }
@@ -236,13 +236,13 @@ void Allocator::enablePeerAccess(DeviceIndex device, DeviceIndex to) {
   c10::cuda::CUDAGuard guard(device);
   auto error = cudaDeviceEnablePeerAccess(to, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    // It stays as the thread's last error otherwise.
+    // Clears the error, which would otherwise stay as the thread's last CUDA error.
     static_cast<void>(cudaGetLastError());
   } else {
     C10_CUDA_CHECK(error);
   }
   auto status = library.enable_peer(open(to), device);
-  // Where the library has nothing to open, what the runtime has opened is all there is.
+  // If the library has no memory that needs it, the runtime's peer access is enough.
   if (status != STRATALLOC_STATUS_NOT_SUPPORTED) {
     check(status);
   }
@@ -256,8 +256,8 @@ cudaError_t Allocator::memcpyAsync(
     size_t size,
     cudaStream_t stream,
     bool is_peer_enabled) {
-  // Memory that is mapped by pages, or from the driver's pools, is reached by a plain copy only from devices
-  // that it is open to.
+  // A plain copy reaches memory of the virtual memory API and of the driver's pools only from devices
+  // that have access to it.
   if (is_peer_enabled || to_device == from_device) {
     return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
   }
@@ -267,7 +267,7 @@ cudaError_t Allocator::memcpyAsync(
 std::vector<StreamSegmentSize> Allocator::getExpandableSegmentSizes(DeviceIndex device) {
   std::vector<StreamSegmentSize> sizes;
   auto status = library.expandable_segments(open(device), expandable_segment, &sizes);
-  // A strategy without expandable segments has none.
+  // Strategies without expandable segments return an empty list.
   if (status != STRATALLOC_STATUS_NOT_SUPPORTED) {
     check(status);
   }

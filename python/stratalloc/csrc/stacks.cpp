@@ -1,4 +1,4 @@
-// Who asked: PyTorch's contexts as stacks of the library.
+// Stacks of requests: PyTorch's contexts, passed to the library as stacks.
 #include "stacks.h"
 
 #include <torch/csrc/profiler/combined_traceback.h>
@@ -13,13 +13,15 @@ namespace {
 using torch::CapturedTraceback;
 
 struct Stack {
-  // As PyTorch wants it back.
+  // The context that PyTorch's functions return.
   std::shared_ptr<c10::GatheredContext> context;
-  // Names of C++ frames would take seconds, and PyTorch's own stacks often have them.
+  // The Python frames alone, for the library: looking up C++ names takes seconds, and PyTorch's contexts
+  // often have C++ frames.
   std::shared_ptr<CapturedTraceback> python;
 };
 
-// Which pointers are ours. A program may lend the library another source, whose stacks mean nothing here.
+// The pointers of this source's stacks. A pointer from the library is looked up here before it is
+// dereferenced, because a program may set another source of stacks.
 class Stacks {
  public:
   void* add(Stack stack) {
@@ -75,7 +77,7 @@ void release(void*, void* stack) {
 }
 
 size_t frames(void*, void* stack, stratalloc_stack_frame* into, size_t room) {
-  // The library reads the texts before this thread asks again.
+  // Keeps the texts valid until this thread's next call, as `stratalloc_stack_source` requires.
   thread_local torch::SymbolizedTracebacks known;
   try {
     auto python = stacks().find(stack).python;

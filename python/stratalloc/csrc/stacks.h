@@ -1,15 +1,15 @@
-// Who asked: PyTorch's contexts as stacks of the library.
+// Stacks of requests: PyTorch's contexts, passed to the library as stacks.
 #pragma once
 
 #include "allocator.h"
 
 namespace stratalloc_torch {
 
-// Gathers what PyTorch's recorder gathers, and the frames of Python beside it, which are what reports name.
-// Without a recorder the frames of Python are all.
+// Returns a source that gathers the context of PyTorch's recorder, and the Python frames, which the
+// library's reports name. Without a recorder it gathers the Python frames only.
 stratalloc_stack_source stack_source(CreateContextFn recorder);
 
-// PyTorch's context of a stack; null for one that came from elsewhere.
+// Returns PyTorch's context of a stack; null for a stack of another source.
 std::shared_ptr<c10::GatheredContext> context_of(void* stack);
 
 } // namespace stratalloc_torch

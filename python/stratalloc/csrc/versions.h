@@ -1,4 +1,4 @@
-// What differs between the versions of PyTorch, from 2.10 on. No other file looks at a version.
+// Differences between the versions of PyTorch, from 2.10 on. No other file checks the version.
 #pragma once
 
 #include <c10/core/AllocatorConfig.h>
@@ -29,8 +29,8 @@ using torch_cuda::OomRejectionObserver;
 using OomRejectionObserver = std::function<void(int64_t, size_t, size_t, size_t)>;
 #endif
 
-// PyTorch's interface with all functions of the latest version that `Allocator` overrides. Where a version has
-// another form of a function, that form calls the later one.
+// PyTorch's interface with all functions of the latest version that `Allocator` overrides. If a version
+// declares a function differently, that form calls the latest one.
 class Base : public torch_cuda::CUDAAllocator {
 #if !STRATALLOC_SINCE(11)
  public:
@@ -46,7 +46,7 @@ class Base : public torch_cuda::CUDAAllocator {
   torch_cuda::SnapshotInfo snapshot(MempoolId_t id) final {
     return snapshot(id, true);
   }
-  // The caller keeps the allocator as long as the pool.
+  // The caller keeps the allocator alive as long as the pool.
   void createOrIncrefPool(DeviceIndex device, MempoolId_t id, CUDAAllocator* source) final {
     createOrIncrefPool(device, id, Shared(std::shared_ptr<void>(), source));
   }
@@ -80,7 +80,7 @@ constexpr auto kAnnotate = torch_cuda::TraceEntry::ANNOTATE;
 constexpr auto kAnnotate = static_cast<torch_cuda::TraceEntry::Action>(9);
 #endif
 
-// Throws PyTorch's error for a name that is no action.
+// Throws PyTorch's error for an unknown name of an action.
 inline void check_action(const std::string& name) {
 #if STRATALLOC_SINCE(11)
   c10::CachingDeviceAllocator::parseTraceEntryAction(name);
@@ -97,7 +97,7 @@ inline void set_registration_counter(torch_cuda::SegmentInfo& info, int32_t coun
 #endif
 }
 
-// The place of a counter that PyTorch has since 2.12; null before.
+// Returns the counter, which PyTorch has since 2.12; null before.
 inline int64_t* oom_rejections_of(c10::CachingDeviceAllocator::DeviceStats& stats) {
 #if STRATALLOC_SINCE(12)
   return &stats.num_oom_rejections;
@@ -106,7 +106,7 @@ inline int64_t* oom_rejections_of(c10::CachingDeviceAllocator::DeviceStats& stat
 #endif
 }
 
-// The counters of a private pool, which PyTorch has since 2.13; null before.
+// Returns the counters of a private pool, which PyTorch has since 2.13; null before.
 inline c10::CachingAllocator::StatArray* reserved_of_pool(
     c10::CachingDeviceAllocator::DeviceStats& stats,
     MempoolId_t id) {
@@ -117,7 +117,7 @@ inline c10::CachingAllocator::StatArray* reserved_of_pool(
 #endif
 }
 
-// Fills in the settings of pinned memory, which PyTorch decides by itself.
+// Fills in the settings of pinned memory, which PyTorch manages itself.
 inline void add_pinned_settings(torch_cuda::AllocatorConfigInfo& info) {
   info.pinned_num_register_threads = CudaConfig::pinned_num_register_threads();
   info.pinned_use_host_register = CudaConfig::pinned_use_cuda_host_register();
@@ -127,8 +127,8 @@ inline void add_pinned_settings(torch_cuda::AllocatorConfigInfo& info) {
 #endif
 }
 
-// Keys that keep their values when PyTorch reads another string, with the values in force. Those that PyTorch
-// does not return, and values that no string can express, are left out.
+// Returns the keys that keep their values when PyTorch parses another string, with their values. Leaves
+// out keys without a getter in PyTorch, and values that no string can express.
 inline std::vector<std::pair<std::string, std::string>> kept_settings() {
   auto flag = [](bool on) { return std::string(on ? "True" : "False"); };
   std::vector<std::pair<std::string, std::string>> kept{
@@ -161,12 +161,13 @@ inline std::vector<std::pair<std::string, std::string>> kept_settings() {
   return kept;
 }
 
-// What PyTorch calls with a configuration string after it has read its general keys.
+// Returns the function that PyTorch calls with a configuration string after it has parsed its general
+// keys.
 inline ConfigHook config_hook() {
 #if STRATALLOC_SINCE(11)
   return Config::getConfigParserHook();
 #else
-  // The hook that is there cannot be read; it does this.
+  // This version has no getter for the hook; its hook does the same as this function.
   return [](const std::string& conf) { CudaConfig::instance().parseArgs(conf); };
 #endif
 }
@@ -181,7 +182,8 @@ inline void set_config_hook(ConfigHook hook) {
 
 constexpr bool kHasReserveClasses = STRATALLOC_SINCE(15);
 
-// The class of `expandable_segments_reserve_by_class` that a program gave a stream; empty for none.
+// Returns the class of `expandable_segments_reserve_by_class` that the program has set for a stream;
+// empty for none.
 inline std::string reserve_class_of(cudaStream_t stream) {
 #if STRATALLOC_SINCE(15)
   return torch_cuda::getExpandableSegmentReserveClassForStream(stream);

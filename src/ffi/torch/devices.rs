@@ -82,7 +82,7 @@ impl Devices {
     }
 
     /// Creates a device's allocator. After a failure, the next call tries again. The allocator is
-    /// published only when its device and the others can access each other's memory.
+    /// published only after peer access between its device and the others was enabled.
     #[cold]
     fn open(
         &'static self,
@@ -189,7 +189,7 @@ pub(in crate::ffi) fn find(device: c_int) -> Option<&'static Instance> {
     DEVICES.place(device).and_then(Place::get)
 }
 
-/// Returns the counters of a device's allocator; zeros if there is none yet, which creates none.
+/// Returns the counters of a device's allocator; zeros if there is none yet. Creates none.
 pub(in crate::ffi) fn statistics(device: c_int) -> Result<Statistics, Failure> {
     let place = DEVICES.place(device).ok_or_else(|| none(device))?;
     Ok(place.get().map_or_else(Statistics::default, |open| open.statistics()))
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(sims[0].mapped_bytes_open_to(DeviceId(1)), 0);
     }
 
-    /// Two devices that are open, and a list to open a third.
+    /// Opens two devices; the returned list can open a third.
     fn two_open(drivers: [Arc<dyn Driver>; 2]) -> &'static Devices {
         let seats = none_open();
         for (device, driver) in (0..).zip(drivers) {

@@ -1,3 +1,3 @@
-/* Stands in for the header of this name where NVIDIA's package nvidia-cuda-crt is not installed: CUDA's other
-   headers include it. It checks compilers of device code, and there is none here. */
+/* Replaces the header of this name if NVIDIA's package nvidia-cuda-crt is not installed, because CUDA's other
+   headers include it. The original checks the host compiler for device code, and there is none here. */
 #pragma once

@@ -1,5 +1,5 @@
-/* Stands in for the header of this name where NVIDIA's package nvidia-cuda-crt is not installed: the words for
-   device code in CUDA's other headers mean nothing to a compiler of the host. */
+/* Replaces the header of this name if NVIDIA's package nvidia-cuda-crt is not installed. It defines the keywords
+   for device code in CUDA's other headers as empty, for a host compiler. */
 #pragma once
 
 #define CUDARTAPI
