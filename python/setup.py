@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def cargo(*words):
-    """What `cargo build` made, by the names of its targets."""
-    # Names of functions stay, for the places that leaks are told with.
+    """Runs `cargo build` and returns the files that it made, by target."""
+    # Function names are kept for the stacks of leak reports.
     options = ["--profile", "dist", "--config", 'profile.dist.strip="debuginfo"']
     command = ["cargo", "build", *options, "--message-format=json-render-diagnostics", *words]
     try:
@@ -47,7 +47,7 @@ class Build(build_py):
 
 
 class Wheel(bdist_wheel):
-    """The library is called through ctypes: any Python, this system."""
+    """A wheel for any Python on this system: the library is called through ctypes."""
 
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]

@@ -1,7 +1,7 @@
-"""Device-memory allocators, chosen at run time by one string: under PyTorch, or alone.
+"""Device-memory allocators, chosen at run time by one string: for PyTorch, or alone.
 
-``install`` puts the library under PyTorch before CUDA starts; ``memory_stats`` and the rest then
-speak about PyTorch's memory. ``Allocator`` is an allocator of one's own and needs no PyTorch.
+``install`` makes PyTorch use the library; call it before CUDA starts. ``memory_stats`` and the other
+functions then report PyTorch's memory. ``Allocator`` is a separate allocator, and needs no PyTorch.
 """
 
 from ._advice import advise, sweep

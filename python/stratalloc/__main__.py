@@ -1,8 +1,8 @@
-"""``python -m stratalloc``: a program under the library, or the library's command line.
+"""``python -m stratalloc``: runs a program with the library, or the library's command line.
 
-run [--conf CONF] [--library PATH] PROGRAM ARGUMENTS..     a program, or ``-m MODULE``, with the library
-                                                           under its PyTorch
-anything else                                              is the command line's: report, advise, compare ..
+run [--conf CONF] [--library PATH] PROGRAM ARGUMENTS..     runs a program, or ``-m MODULE``, whose PyTorch
+                                                           uses the library
+anything else                                              goes to the command line: report, advise, compare ..
 """
 
 import argparse
@@ -40,7 +40,7 @@ def _run(arguments):
         install(said.library, said.conf)
     except (Error, LibraryError) as error:
         return _refused(error)
-    # As Python itself does: the program finds its arguments, and what lies beside it.
+    # As Python itself does: sets the program's arguments, and its folder as the first on the path.
     sys.argv = [said.program, *said.arguments]
     if said.module:
         sys.path.insert(0, os.getcwd())

@@ -1,4 +1,4 @@
-"""What the command line says about recordings: of this program, or of many ranks at once."""
+"""Advice from the command line about recordings: of this program, or of many ranks at once."""
 
 import concurrent.futures
 import json
@@ -12,11 +12,11 @@ from ._errors import LibraryError
 
 
 def advise(device=None, quick=True):
-    """What to set so that this program needs less memory, from the history recorded so far: the object
-    that ``stratalloc advise --json`` writes, for the running version of PyTorch. ``sentence`` is the short
-    answer. Recording has to be on."""
+    """Returns settings with which this program needs less memory, from the history recorded so far: the
+    object that ``stratalloc advise --json`` writes, for the running version of PyTorch. ``sentence`` is
+    the short answer. Recording must be on."""
     running = str(getattr(sys.modules.get("torch"), "__version__", ""))
-    # The command line knows no others.
+    # The command line knows no other versions.
     options = _options(quick, running if running.startswith("2.") else None)
     with tempfile.TemporaryDirectory(prefix="stratalloc-") as folder:
         path = os.path.join(folder, "run.pickle")
@@ -25,14 +25,15 @@ def advise(device=None, quick=True):
 
 
 def sweep(paths, executor=None, quick=True, torch=None):
-    """One answer for many recordings, such as those of all ranks. Each is looked at by the command line, over
-    any executor of ``concurrent.futures`` (threads of this process if there is none; workers elsewhere
-    need the command and the files at the same paths). ``torch`` is the version of PyTorch that shall accept
-    the setting, such as "2.8"; without it each recording's own, where it shows that.
+    """Returns one advice for many recordings, such as those of all ranks. The command line analyses each
+    of them, on any executor of ``concurrent.futures``. The default is threads of this process; workers
+    elsewhere need the command and the files at the same paths. ``torch`` is the version of PyTorch that
+    must accept the setting, such as "2.8"; the default is the version of each recording, if it shows
+    one.
 
-    Returns a dictionary: ``rows`` has a row for each recording, or its ``error``; ``worst`` names the one that
-    needs most; ``advice`` is the setting that lets all of them run in the least memory, and what that needs;
-    ``table`` tells it to people.
+    Returns a dictionary. ``rows`` has a row for each recording, or its ``error``. ``worst`` names the
+    recording that needs most. ``advice`` is the setting with which all of them run in the least memory,
+    and what that needs. ``table`` is the result as text.
     """
     command, paths = _command.find(), [os.fspath(path) for path in paths]
     if not paths:
@@ -52,7 +53,7 @@ def _sweep(command, paths, executor, options):
     good = [row for row in rows if "error" not in row]
     if not good:
         raise LibraryError(f"{rows[0]['recording']}: {rows[0]['error']}")
-    # What is best for one may be bad for another: each is tried on all.
+    # The best setting for one recording may be bad for another, so each is tried on all.
     candidates = sorted({row["best_conf"] for row in good})
     needs = _all(
         executor, [row["recording"] for row in good], _needs_of, command, candidates
@@ -72,7 +73,7 @@ def _sweep(command, paths, executor, options):
 
 
 def _all(executor, paths, function, *arguments):
-    """The function's answer for each path, in order."""
+    """Returns the function's result for each path, in order."""
     futures = [executor.submit(function, arguments[0], path, *arguments[1:]) for path in paths]
     return [future.result() for future in futures]
 
@@ -95,7 +96,7 @@ def _tried_advice_of(command, path, options):
         advice = _advice_of(command, path, options)
     except LibraryError as error:
         return {"recording": path, "error": str(error)}
-    # Without a setting that is worth its cost, the recorded one stays.
+    # If no setting is worth its cost, the recorded one stays.
     best = advice["choice"] or advice["recorded"]
     return {
         "recording": path,

@@ -1,4 +1,4 @@
-"""The command line, which is a program of its own."""
+"""Finds and runs the command line, a separate program."""
 
 import os
 import pathlib
@@ -14,7 +14,8 @@ _NAME = "stratalloc.exe" if sys.platform == "win32" else "stratalloc"
 
 
 def find():
-    """Where the program is: named by ``STRATALLOC_COMMAND``, in the package, beside the library, or on the path."""
+    """Returns the program's path: named by ``STRATALLOC_COMMAND``, in the package, beside the library, or on
+    the path."""
     said = os.environ.get(VARIABLE)
     if said:
         if not os.path.isfile(said):
@@ -27,7 +28,7 @@ def find():
     for folder in folders:
         if os.access(folder / _NAME, os.X_OK) and (folder / _NAME).is_file():
             return str(folder / _NAME)
-    # A script of that name is this package's.
+    # If this finds a script of that name, it is this package's.
     found = shutil.which(_NAME)
     if found:
         return found
@@ -37,5 +38,5 @@ def find():
 
 
 def run(arguments):
-    """Runs it with the program's own streams, and returns its exit code."""
+    """Runs the command line with the program's own streams, and returns its exit code."""
     return subprocess.run([find(), *arguments], check=False).returncode

@@ -1,6 +1,6 @@
-"""The compiled object that puts the library under PyTorch: one that is named, or one that is built once for
-each PyTorch and kept in the user's cache folder. One for a version that this package was not tried with is
-tested in a process of its own before it is kept."""
+"""The compiled object that makes PyTorch use the library. The user may name one; otherwise one is built
+for each version of PyTorch and kept in the user's cache folder. If this package was not tested with the
+version, the object is tested in a separate process before it is kept."""
 
 import concurrent.futures
 import contextlib
@@ -24,11 +24,11 @@ PLUGGABLE = "none"
 _SOURCES = pathlib.Path(__file__).with_name("csrc")
 _TOOLKIT = "/usr/local/cuda"
 _FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-w"]
-# The versions of PyTorch that the class was tried with.
+# The versions of PyTorch with which the class was tested.
 _FIRST, _LAST = (2, 10), (2, 15)
 # From this version on PyTorch's headers need C++20.
 _CPP20_SINCE = (2, 14)
-# Tests an object in a process of its own: its calls go through PyTorch's functions, also without a device.
+# Tests an object in a separate process, with calls of PyTorch's functions; also without a device.
 _TRIAL = """
 import sys
 import stratalloc, torch
@@ -49,11 +49,11 @@ _TRIAL_S_MAX = 120
 
 
 class Unavailable(Exception):
-    """There is no object, and none can be built here. The text names what is missing."""
+    """There is no object, and none can be built here. The message names the missing part."""
 
 
 class _Refused(Unavailable):
-    """The object does not fit this version of PyTorch. The text is the reason."""
+    """The object does not fit this version of PyTorch. The message is the reason."""
 
     def __init__(self, reason, compiler=None):
         super().__init__(reason if compiler is None else f"a compiler that builds it: {compiler} says {reason}")
@@ -61,7 +61,7 @@ class _Refused(Unavailable):
 
 
 def find(torch):
-    """The path of the object for this PyTorch; ``None`` if the user wants none."""
+    """Returns the path of the object for this PyTorch; ``None`` if the user has disabled it."""
     said = os.environ.get(VARIABLE)
     if said == PLUGGABLE:
         return None
@@ -85,7 +85,8 @@ def find(torch):
 
 
 def _version(torch):
-    """The version as two numbers; one that has none counts as known: it is compiled or not."""
+    """Returns the version as two numbers. A version without numbers counts as known, so it is compiled
+    without a test."""
     numbers = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
     return tuple(map(int, numbers.groups())) if numbers else _LAST
 
@@ -134,7 +135,7 @@ def _cache():
 
 @contextlib.contextmanager
 def _locked(path):
-    """Keeps other processes out; one that dies lets go."""
+    """Holds a lock against other processes; the system releases it if the process dies."""
     import fcntl
 
     with open(path, "w") as file:
@@ -143,13 +144,13 @@ def _locked(path):
 
 
 def _build(path, home, flags, is_new):
-    """Builds the object at ``path``; one of a new version is tested before it takes its place."""
+    """Builds the object at ``path``; for a new version of PyTorch, tests it first."""
     compiler = _compiler()
     if not (home / "include" / "c10" / "cuda" / "CUDACachingAllocator.h").is_file():
         raise Unavailable(f"PyTorch's headers in {home / 'include'}")
     flags = [*flags, *_FLAGS, f"-I{home / 'include'}"]
     flags += [f"-I{folder}" for folder in _cuda_includes(home)]
-    # In the same folder, so that it can take its place at once.
+    # In the same folder, so that the finished object can be renamed into place atomically.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as work:
         work = pathlib.Path(work)
 
@@ -191,15 +192,15 @@ def _compiler():
 
 
 def _cpp_runtime(maps="/proc/self/maps"):
-    """The C++ library that this process has loaded. A compiler that puts one of its own into the object would leave two
-    in the process, which do not format numbers in one another's streams."""
+    """Returns the C++ library that this process has loaded. If the object used the compiler's own, the
+    process would have two, and one could not format numbers in streams of the other."""
     with open(maps) as lines:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/libstdc++.so" in line}
     return sorted(paths)[:1]
 
 
 def _cuda_includes(home):
-    """Folders with CUDA's headers: a toolkit's, or those of NVIDIA's packages beside PyTorch."""
+    """Returns folders with CUDA's headers: a toolkit's, or those of NVIDIA's packages beside PyTorch."""
     toolkits = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     nvcc = shutil.which("nvcc")
     toolkits += [nvcc and pathlib.Path(nvcc).resolve().parents[1], _TOOLKIT]
@@ -210,7 +211,8 @@ def _cuda_includes(home):
     runtime = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()]
     if not runtime:
         raise Unavailable("CUDA's headers (a toolkit, or the package nvidia-cuda-runtime)")
-    # NVIDIA's packages have some apart, which PyTorch does not bring; the class has stand-ins for them.
+    # NVIDIA ships some of the headers in a package that PyTorch does not install; the class has
+    # replacements.
     whole = [folder for folder in runtime if (folder / "crt" / "host_config.h").is_file()]
     return whole[:1] or [runtime[0], _SOURCES]
 
@@ -223,7 +225,7 @@ def _run(command):
 
 
 def _pure(errors):
-    """The functions that PyTorch's class has and that the package's class lacks, by a compiler's errors."""
+    """Returns which functions of PyTorch's class this package's class lacks, from a compiler's errors."""
     names = re.findall(r"note:\s+\S?virtual .*?(\w+)\(|unimplemented pure virtual method '(\w+)'", errors)
     names = [one or other for one, other in names]
     return names and "PyTorch's class has functions that are not known here: " + ", ".join(dict.fromkeys(names))

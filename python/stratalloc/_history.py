@@ -1,4 +1,4 @@
-"""Recording what an allocator does, with the Python code that asked for it, and snapshots of it."""
+"""Records an allocator's history with Python stacks, and takes snapshots."""
 
 import contextlib
 import ctypes
@@ -17,12 +17,12 @@ from ._library import at_exit, encoded, visit
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 _MOST = 2**64 - 1
-# How many different stacks are compared with a new one.
+# The number of different stacks that are kept for comparison with a new one.
 _STACKS_KNOWN = 1 << 14
 
 
 class _Stack:
-    """The code and the lines of a stack, and the texts of its frames once C has asked for them."""
+    """The code and the lines of a stack, and the texts of its frames once the library has read them."""
 
     __slots__ = ("frames", "texts")
 
@@ -31,15 +31,15 @@ class _Stack:
 
 
 class _Stacks:
-    """Stacks of Python code, each by a number that C keeps.
+    """Python stacks, each identified by a number that the library keeps.
 
-    A signal handler or a finalizer may call every function here again while it runs, so there is no lock: each step is
-    one operation of a dictionary or a list.
+    A signal handler or a finalizer may call every function here while another call runs, so there is no
+    lock: each step is one operation of a dictionary or a list.
     """
 
     def __init__(self):
         self._held = {}
-        # Equal stacks are one object, as long as they are remembered here.
+        # Equal stacks share one object, as long as they are kept here.
         self._known = {}
         self._numbers = itertools.count(1)
         kinds = dict(StackSource._fields_)
@@ -69,7 +69,7 @@ class _Stacks:
             names = [(code.co_name, code.co_filename) for code, _ in stack.frames]
             encode = lambda text: text.encode(errors="replace")  # noqa: E731
             stack.texts.append([(encode(function), encode(file)) for function, file in names])
-        # C reads the first list, which stays as long as the stack is held.
+        # The library reads the first list, which stays as long as the stack is held.
         count = min(room, len(stack.frames))
         for at in range(count):
             places[at] = StackFrame(*stack.texts[0][at], stack.frames[at][1] or 0)
@@ -81,7 +81,7 @@ _provided = {}
 
 
 def provide(library, handle):
-    """Lets the stacks of one allocator be Python's, whenever any are gathered."""
+    """Makes Python the source of an allocator's stacks; it is called only if stacks are gathered."""
     global _stacks
     if _stacks is None:
         _stacks = _Stacks()
@@ -91,7 +91,7 @@ def provide(library, handle):
 
 
 def record(library, handle, enabled, context, stacks, max_entries, clear_history, skip_actions):
-    """Starts, changes or ends the recording of one allocator."""
+    """Starts, changes or stops the recording of one allocator."""
     if enabled not in (None, "state", "all"):
         raise ValueError(f"expected state to be 'state', 'all', or None, got {enabled!r}")
     if context not in _LEVELS:
@@ -110,14 +110,15 @@ def record(library, handle, enabled, context, stacks, max_entries, clear_history
 
 
 def forget(handle):
-    """The allocator goes."""
+    """Removes an allocator that is about to be destroyed."""
     _provided.pop(handle, None)
 
 
 def _drop_all():
-    """Nothing of Python can be called when the interpreter has gone."""
+    """Removes the source of stacks from all allocators: no Python function can run after the interpreter
+    has exited."""
     for handle, library in list(_provided.items()):
-        # Nobody is left who could be told.
+        # The interpreter exits, so an error cannot be reported.
         with contextlib.suppress(Exception):
             library.call("history_drop_stack_source", handle)
     _provided.clear()
@@ -129,7 +130,7 @@ def annotate(library, handle, name, stage):
 
 
 def snapshot(library, handle):
-    """Segments, blocks and history, with the keys of ``torch.cuda.memory._snapshot()``."""
+    """Returns segments, blocks and history, with the keys of ``torch.cuda.memory._snapshot()``."""
     pieces = []
 
     def write(_, start, size):
@@ -142,12 +143,12 @@ def snapshot(library, handle):
 
 
 def dump(library, handle, filename):
-    """Writes the same to a file."""
+    """Writes a snapshot to a file."""
     library.call("snapshot_save", handle, encoded(os.fspath(filename), "filename"))
 
 
 def write(snapshot, filename):
-    """Writes a snapshot that PyTorch took, so that the file has its old content or all of the new one."""
+    """Writes a snapshot that PyTorch took. If the call fails, the file keeps its old content."""
     filename = os.fspath(filename)
     beside = f"{filename}.{os.getpid()}.part"
     opener = gzip.open if filename.endswith(".gz") else open

@@ -1,4 +1,4 @@
-"""Python functions that an allocator tells what happens, and blocks of other processes."""
+"""Python functions that an allocator calls, checkpoints, and blocks of other processes."""
 
 import ctypes
 import itertools
@@ -27,7 +27,7 @@ _ACTIONS = {
 }
 
 
-# What C may call, by the number that it hands back, until it says that it lets go.
+# Functions that the library may call, by the number that it passes as ``user``, until it releases them.
 _held = {}
 _numbers = itertools.count(1)
 _release = Release(lambda number: _held.pop(number, None) and None)
@@ -35,7 +35,7 @@ at_exit(_release)
 
 
 def _add(library, handle, kind, function):
-    """Lends C a function, and returns the number to remove it by."""
+    """Passes a function to the library, and returns the number to remove it by."""
     number, id = next(_numbers), c_uint64()
     _held[number] = function
     try:
@@ -87,15 +87,15 @@ def add_free_memory_callback(library, handle, asked):
 
 
 class Checkpoint:
-    """A pool's blocks at one moment, to go back to."""
+    """A checkpoint: a pool's blocks at one moment."""
 
     def __init__(self, library, handle, pool):
         self._library, self._handle, self._checkpoint = library, handle, c_void_p()
         library.call("checkpoint_take", handle, pool, ctypes.byref(self._checkpoint))
 
     def restore(self):
-        """Makes the pool's blocks what they were. Returns the addresses of blocks that were live before and
-        are freed now, and of those that are live again."""
+        """Restores the pool's blocks. Returns the addresses of the blocks that were freed, and of those
+        that are live again."""
         live, freed = [], []
         allocated_now = BlockAllocated(lambda _, address, size, stream: live.append(address))
         freed_now = BlockFreed(lambda _, address, size: freed.append(address))
@@ -106,7 +106,7 @@ class Checkpoint:
         return freed, live
 
     def close(self):
-        """Forgets it. The pool stays as it is."""
+        """Drops the checkpoint. The pool stays as it is."""
         checkpoint, self._checkpoint = self._checkpoint, None
         if checkpoint:
             self._library.call("checkpoint_drop", checkpoint)
@@ -122,7 +122,7 @@ class SharedBlock:
     """A block of another process, mapped here until it is closed."""
 
     def __init__(self, library, handle, shared):
-        # A number would be taken for a length.
+        # ``bytes`` of an integer n would be n zero bytes.
         if not isinstance(shared, (bytes, bytearray, memoryview)):
             raise TypeError(f"shared: expected bytes, got {type(shared).__name__}")
         shared = bytes(shared)
@@ -131,11 +131,11 @@ class SharedBlock:
         self._library, self._number = library, 0
         library.call("open_shared", handle, shared, len(shared), *places)
         self._number = number.value
-        #: Where it starts in this process, and how large it is.
+        # : The start address in this process, and the size.
         self.address, self.size_bytes = address.value, size.value
 
     def close(self):
-        """Unmaps it, as soon as nobody else in this process has the same pages open."""
+        """Closes the block. Its pages are unmapped once no other block in this process uses them."""
         number, self._number = self._number, 0
         if number:
             self._library.call("close_shared", number)
@@ -148,7 +148,7 @@ class SharedBlock:
 
 
 def share(library, handle, address):
-    """The bytes that another process opens a block with."""
+    """Returns the bytes with which another process opens a block."""
     needed = ctypes.c_size_t()
     library.call("share", handle, address, None, 0, ctypes.byref(needed), None)
     buffer = ctypes.create_string_buffer(needed.value)

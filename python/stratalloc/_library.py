@@ -1,4 +1,4 @@
-"""Finds the shared library, checks its version and says what its functions take."""
+"""Finds the shared library, checks its version and declares its functions."""
 
 import atexit
 import contextlib
@@ -24,17 +24,18 @@ _NAME = {"darwin": "libstratalloc.dylib", "win32": "stratalloc.dll"}.get(
 _lock = threading.Lock()
 _loaded = None
 
-# How long the end of the interpreter waits for threads inside callbacks.
+# How long the interpreter waits at its exit for threads inside callbacks.
 _SECONDS_AT_EXIT = 5
-# What runs before the callbacks end, and the release functions whose callbacks end.
+# Functions that run before callbacks are stopped, and the release functions whose callbacks are stopped.
 _before_exit, _releases = [], []
-# One object for each call that calls functions of its own caller.
+# One object for each running call that calls Python functions before it returns.
 _visits = set()
 _exiting = False
 
 
 def at_exit(release, function=None):
-    """Ends the callbacks of a release function when the interpreter exits; calls ``function`` before that."""
+    """Stops the callbacks of a release function when the interpreter exits; calls ``function`` before
+    that."""
     _releases.append(release)
     if function is not None:
         _before_exit.append(function)
@@ -42,8 +43,8 @@ def at_exit(release, function=None):
 
 @atexit.register
 def _end_callbacks():
-    """Before 3.14 a daemon thread ends where it next needs the interpreter. Inside a callback that would end the
-    process, so no callback is left when the interpreter exits."""
+    """Stops all callbacks when the interpreter exits. Before Python 3.14, a daemon thread ends when it
+    next needs the interpreter; inside a callback that would end the process."""
     global _exiting
     _exiting = True
     if _loaded is None:
@@ -61,7 +62,7 @@ def _end_callbacks():
 
 @contextlib.contextmanager
 def visit():
-    """Around a call that calls a function of Python before it returns."""
+    """Surrounds a call of the library that calls Python functions before it returns."""
     if _exiting and threading.current_thread() is not threading.main_thread():
         raise LibraryError("the interpreter exits")
     inside = object()
@@ -73,7 +74,7 @@ def visit():
 
 
 def load(path=None):
-    """The library, loaded once. A second path has to name the same file."""
+    """Returns the library, which is loaded once. A second path must name the same file."""
     global _loaded
     with _lock:
         if _loaded is not None:
@@ -85,7 +86,7 @@ def load(path=None):
 
 
 def last_error():
-    """What the calling thread's last failed call said; empty if none has failed."""
+    """Returns the message of the calling thread's last failed call; empty if none has failed."""
     return load().last_error()
 
 
@@ -148,7 +149,7 @@ class Library:
             function.argtypes, function.restype = arguments, result
 
     def last_error(self):
-        """The calling thread's last error."""
+        """Returns the calling thread's last error message."""
         size = 1024
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -158,7 +159,7 @@ class Library:
             size = needed
 
     def call(self, name, *arguments):
-        """Calls ``stratalloc_<name>``; raises :class:`Error` when it is refused."""
+        """Calls ``stratalloc_<name>``; raises :class:`Error` if it fails."""
         status = getattr(self.dll, f"stratalloc_{name}")(*arguments)
         if status == OUT_OF_MEMORY:
             raise OutOfMemoryError(status, self.last_error())
@@ -166,11 +167,11 @@ class Library:
             raise Error(status, self.last_error())
 
     def text(self, kind, of=0):
-        """A text about a handle, a device or all."""
+        """Returns a text about a handle, a device or all allocators."""
         needed = c_size_t()
         self.call("text_write", of, kind, None, 0, ctypes.byref(needed))
         while True:
-            # Counters grow between two calls, and with them the text.
+            # Counters may grow between two calls, and the text with them.
             size = needed.value + 256
             buffer = ctypes.create_string_buffer(size)
             try:
@@ -182,18 +183,19 @@ class Library:
             return buffer.value.decode()
 
     def address(self, name):
-        """Where a function is."""
+        """Returns the address of a function."""
         return ctypes.cast(getattr(self.dll, name), c_void_p).value
 
 
 def _series(version):
-    """What has to agree: the first two numbers as long as the first is 0, then the first."""
+    """Returns the part of a version that must match: the first two numbers if the first is 0, otherwise
+    the first."""
     parts = version.split(".")
     return parts[:2] if parts[0] == "0" else parts[:1]
 
 
 def encoded(text, what):
-    """Text for C, which ends at a zero."""
+    """Encodes a text for C, where it ends at the first zero."""
     if not isinstance(text, str):
         raise TypeError(f"{what}: expected a string, got {type(text).__name__}")
     if "\0" in text:
@@ -202,14 +204,15 @@ def encoded(text, what):
 
 
 def callable_for(function, what):
-    """A function that will be called later, when its caller cannot be told of a wrong type."""
+    """Checks that a value is callable: it will be called later, when an error cannot be raised to the
+    caller."""
     if not callable(function):
         raise TypeError(f"{what}: expected a function, got {type(function).__name__}")
     return function
 
 
 def number(value, what, most):
-    """A whole number that C can hold. ``ctypes`` would cut it silently."""
+    """Checks that an integer fits the C type; ``ctypes`` would truncate it without an error."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{what}: expected a whole number, got {type(value).__name__}")
     value = value.__index__()

@@ -1,4 +1,4 @@
-"""The library under PyTorch."""
+"""The library as PyTorch's allocator."""
 
 import atexit
 import contextlib
@@ -18,7 +18,7 @@ from ._library import encoded, load, number
 # The variable that the library reads first.
 _CONF = "ALLOC_CONF"
 
-# PyTorch's setters and what each is given.
+# PyTorch's setters, and the functions that they get.
 _CALLBACKS = {
     "set_init_fn": "stratalloc_torch_init",
     "set_reset_fn": "stratalloc_torch_reset",
@@ -30,7 +30,7 @@ _CALLBACKS = {
     "set_release_pool": "stratalloc_torch_release_pool",
 }
 
-# Without these a program's data or its graphs would be lost, so an older PyTorch is refused.
+# Without these, a program's data or graphs would be corrupted, so a PyTorch that lacks them is refused.
 _NEEDED = {
     "set_record_stream_fn",
     "set_begin_allocate_to_pool",
@@ -42,7 +42,7 @@ _installed = None
 
 
 class CUDAAllocator:
-    """The library as PyTorch's own allocator: what ``torch.cuda`` says about memory is said by it."""
+    """The library as PyTorch's own allocator: the memory functions of ``torch.cuda`` call it."""
 
     def __init__(self, extension, dll):
         self.extension = extension
@@ -53,15 +53,16 @@ class CUDAAllocator:
 
 
 def install(library=None, conf=None):
-    """Puts the library under PyTorch; must come before CUDA is used.
+    """Makes PyTorch use the library; must be called before CUDA is used.
 
-    ``library`` is a path (see the package's README for where it is looked for otherwise), ``conf`` a
-    configuration string; without it the environment decides. A second call with nothing new is allowed.
+    ``library`` is a path; without it, the places that the package's README lists are searched. ``conf``
+    is a configuration string; without it, the environment's is used. A second call without a ``conf`` is
+    allowed.
 
-    Everything of ``torch.cuda``'s memory then works over the library, by an object that is compiled at the
-    first call for this PyTorch. Where it cannot be compiled, one warning says what is missing, and the
-    library goes under PyTorch as a ``CUDAPluggableAllocator``, which lets programs run and little else.
-    Returns a :class:`CUDAAllocator`, or that object of PyTorch's.
+    All memory functions of ``torch.cuda`` then use the library, through an object that is compiled at
+    the first call for this PyTorch. If it cannot be compiled, one warning names the missing part, and
+    the library is installed as a ``CUDAPluggableAllocator``, which lets programs run and supports little
+    else. Returns a :class:`CUDAAllocator`, or PyTorch's ``CUDAPluggableAllocator``.
     """
     global _installed
     loaded = load(library)
@@ -71,7 +72,8 @@ def install(library=None, conf=None):
         return _installed
     text = None if conf is None else encoded(conf, "conf")
     if text is not None:
-        # Said now, and not in the middle of the program. What only the device refuses shows there.
+        # Reports an invalid string now rather than in the middle of the program. Errors of the device
+        # show up later.
         loaded.call("check_conf", text)
     try:
         import torch
@@ -82,7 +84,7 @@ def install(library=None, conf=None):
     extension = _extension_for(torch)
     before = os.environ.get(_CONF)
     if text is not None:
-        # The library reads the environment when a device is used first.
+        # The library reads the environment when a device is first used.
         os.environ[_CONF] = conf
     try:
         if extension is None:
@@ -98,13 +100,13 @@ def install(library=None, conf=None):
 
 
 def _drop_stacks(library):
-    """Nothing of Python can be called when the interpreter has gone."""
+    """Removes the sources of stacks: no Python function can run after the interpreter has exited."""
     with contextlib.suppress(Exception):
         library.call("torch_drop_stack_sources")
 
 
 def _extension_for(torch):
-    """The path of the object for this PyTorch, or ``None`` when it has to do without."""
+    """Returns the path of the object for this PyTorch, or ``None`` if there is none."""
     try:
         return _extension.find(torch)
     except _extension.Unavailable as missing:
@@ -126,7 +128,8 @@ def _as_class(loaded, extension, version):
     built_for.argtypes, built_for.restype = [], ctypes.c_char_p
     numbers = re.match(r"[0-9.]*[0-9]", version)
     if numbers is None or numbers.group() != built_for().decode():
-        # Another class may have other functions, and would be called by the wrong ones.
+        # The class of another version may have other virtual functions, and calls would reach the wrong
+        # ones.
         raise LibraryError(f"{extension} is not for this PyTorch: it is for {built_for().decode()}, not {version}")
     function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     said = ctypes.create_string_buffer(4096)
@@ -164,42 +167,42 @@ def _put_back(before):
 
 
 def memory_stats(device=None):
-    """Every counter of PyTorch's memory on ``device``, with the keys of
-    ``torch.cuda.memory_stats()`` and, behind them, those of the strategy's own counters. Does not open
-    a device: one that nothing has used yet has zeros."""
+    """Returns all counters of PyTorch's memory on ``device``, with the keys of
+    ``torch.cuda.memory_stats()``, followed by the strategy's own counters. Opens no device: an unused
+    one has zeros."""
     return json.loads(load().text(Text.TORCH_STATISTICS, _ordinal(device)))
 
 
 def memory_summary(device=None):
-    """The counters of ``device`` as a table. Does not open a device either."""
+    """Returns the counters of ``device`` as a table. Opens no device."""
     return load().text(Text.TORCH_SUMMARY, _ordinal(device))
 
 
 def metrics():
-    """The counters of all allocators of this process, PyTorch's and others, as text that Prometheus
-    scrapes (the OpenMetrics format)."""
+    """Returns the counters of all allocators of this process, including PyTorch's, as text that
+    Prometheus scrapes (the OpenMetrics format)."""
     return load().text(Text.METRICS)
 
 
 def empty_cache():
-    """Gives everything that is idle on any device back. Does nothing before ``install``. If a device
-    fails, the others are emptied all the same, and then it raises :class:`stratalloc.Error`."""
+    """Releases all free memory of all devices. Does nothing before ``install``. If a device fails, the
+    others are emptied all the same, and the call raises :class:`stratalloc.Error`."""
     if _installed is not None:
         load().call("torch_empty_cache")
 
 
 def set_conf(conf, device=None):
-    """Puts a further configuration string in force on ``device``, on top of those before. One that
-    changes the backend, the layers or another key that is read only when an allocator is built
-    switches, as ``switch`` does. Opens the device if nothing has used it yet."""
+    """Applies a configuration string to ``device``, on top of the current settings. A string that
+    changes the backend, the layers or another key that is read only when an allocator is built switches,
+    as ``switch`` does. Opens the device if it is unused."""
     conf = encoded(conf, "conf")
     load().call("set_conf", _handle(device), conf)
 
 
 def switch(conf, device=None):
-    """Puts the allocator that a complete configuration string names under PyTorch on ``device``.
-    Tensors from before stay valid; if it fails, everything is as it was. Opens the device if nothing
-    has used it yet."""
+    """Switches PyTorch's allocator on ``device`` to the one that a complete configuration string
+    describes. Existing tensors stay valid. If the call fails, nothing has changed. Opens the device if
+    it is unused."""
     conf = encoded(conf, "conf")
     load().call("switch", _handle(device), conf)
 
@@ -213,9 +216,9 @@ def record_memory_history(
     clear_history=False,
     skip_actions=None,
 ):
-    """Records what PyTorch's memory on ``device`` does, and which code asked for it: it is
-    ``torch.cuda.memory._record_memory_history``, and does the same where PyTorch refuses that. Opens the
-    device if nothing has used it yet."""
+    """Records the actions of PyTorch's allocator on ``device``, and the stacks of requests. It calls
+    ``torch.cuda.memory._record_memory_history``, or does the same where PyTorch refuses that. Opens the
+    device if it is unused."""
     if isinstance(_installed, CUDAAllocator):
         words = {"max_entries": max_entries, "device": device, "clear_history": clear_history}
         if skip_actions is not None:
@@ -229,15 +232,15 @@ def record_memory_history(
 
 
 def snapshot(device=None):
-    """Segments, blocks and history of ``device``, as ``torch.cuda.memory._snapshot()`` gives them. Opens
-    the device if nothing has used it yet."""
+    """Returns segments, blocks and history of ``device``, as ``torch.cuda.memory._snapshot()`` does.
+    Opens the device if it is unused."""
     if isinstance(_installed, CUDAAllocator):
         return _memory()._snapshot(device)
     return _history.snapshot(load(), _handle(device))
 
 
 def dump_snapshot(filename="dump_snapshot.pickle", device=None):
-    """Writes the same to a file for PyTorch's viewers and ``stratalloc report``; JSON if its name ends
+    """Writes a snapshot to a file for PyTorch's viewers and ``stratalloc report``: JSON if its name ends
     in ``.json``, compressed if it ends in ``.gz``."""
     if isinstance(_installed, CUDAAllocator):
         _history.write(_memory()._snapshot(device), filename)
@@ -246,19 +249,21 @@ def dump_snapshot(filename="dump_snapshot.pickle", device=None):
 
 
 def allocator(device=None):
-    """The allocator that PyTorch has on ``device``, with all that an :class:`Allocator` can do: pools,
-    checkpoints, trackers. It stays when this goes. Opens the device if nothing has used it yet."""
+    """Returns PyTorch's allocator on ``device``, with all methods of :class:`Allocator`: pools,
+    checkpoints, trackers. It lives on when the returned object is dropped. Opens the device if it is
+    unused."""
     return Allocator._of(load(), _handle(device))
 
 
 def _memory():
-    """PyTorch's own functions, which speak of the library now. Only PyTorch reads its stacks."""
+    """Returns PyTorch's own memory functions, which call the library now. Only PyTorch can read its
+    stacks."""
     return sys.modules["torch"].cuda.memory
 
 
 def _ordinal(device):
-    """The number of a device: of ``torch.device``, of a whole number, and of ``None``, which is PyTorch's
-    current device, or 0 as long as CUDA has not started: to ask would start it."""
+    """Returns a device's ordinal from a ``torch.device``, an integer or ``None``. ``None`` is PyTorch's
+    current device, or 0 while CUDA has not started, because reading the current device would start it."""
     if _installed is None:
         raise LibraryError("the library is not installed under PyTorch; call install() first")
     torch = sys.modules["torch"]
@@ -272,7 +277,7 @@ def _ordinal(device):
 
 
 def _handle(device):
-    """The allocator that PyTorch has on a device, made if there is none yet."""
+    """Returns the handle of PyTorch's allocator on a device, which is created if there is none yet."""
     handle = ctypes.c_uint64()
     load().call("torch_handle", _ordinal(device), ctypes.byref(handle))
     return handle.value

@@ -124,8 +124,8 @@ void Allocator::prepare(DeviceIndex device, uint64_t handle) {
 void Allocator::follow_reserve_class(DeviceIndex device) {
   if constexpr (kHasReserveClasses) {
     auto handle = opened(device);
-    // Only the current stream's class is updated; that of another stream, at a request while it is
-    // current.
+    // Only the current stream's class is updated. The class of another stream is updated at a request
+    // while that stream is current.
     auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
     auto name = reserve_class_of(stream);
     std::lock_guard<std::mutex> guard(classes_lock_);
