@@ -1,5 +1,5 @@
-//! The library for other languages: from Rust with wild handles and values and many threads, and from
-//! programs in C and C++.
+//! The C interface: from Rust, with random handles and values and many threads, and from programs in C
+//! and C++.
 
 #![expect(unsafe_code, reason = "the interface takes pointers")]
 
@@ -50,9 +50,9 @@ fn allocate(handle: u64, bytes: u64, stream: usize) -> Result<*mut c_void, Statu
 
 fn last_error() -> String {
     let mut bytes = [0; 4096];
-    // SAFETY: the buffer is as large as it is said to be.
+    // SAFETY: the buffer has the size that is passed.
     unsafe { stratalloc_last_error(bytes.as_mut_ptr(), bytes.len()) };
-    // SAFETY: the call has put a zero into it.
+    // SAFETY: the call has written a terminating zero.
     unsafe { CStr::from_ptr(bytes.as_ptr()) }.to_str().expect("it writes UTF-8").to_owned()
 }
 
@@ -84,7 +84,7 @@ fn what_cannot_be_built_is_told() {
         assert_eq!(create(conf, device), Err(expected), "{conf} {device}");
         assert!(last_error().contains(words), "{}", last_error());
     }
-    // Absent in one way or another: no driver, or not as many devices.
+    // Fails without a driver as well as with fewer devices.
     assert!(create("", "cuda:4000000000").is_err());
     assert!(!last_error().is_empty());
     let mut handle = 0;
@@ -94,7 +94,7 @@ fn what_cannot_be_built_is_told() {
     // SAFETY: as above.
     let status = unsafe { stratalloc_create(null(), c"sim".as_ptr(), null_mut()) };
     assert_eq!(status, Status::InvalidArgument);
-    // SAFETY: not UTF-8, but it ends.
+    // SAFETY: not UTF-8, but it ends with a zero.
     let status = unsafe { stratalloc_create(c"\xff".as_ptr(), c"sim".as_ptr(), &raw mut handle) };
     assert_eq!(status, Status::InvalidArgument);
 }
@@ -137,7 +137,7 @@ fn a_scope_whose_user_was_released_closes_all_the_same() {
     }
 }
 
-/// The guard's own writes are done when the caller gets the block.
+/// The layer `guard` has written its bytes before the caller gets the block.
 #[test]
 fn a_guarded_block_keeps_what_is_written_at_once() {
     let handle = create("backend:native,layers:[guard]", "host").unwrap();
@@ -146,7 +146,7 @@ fn a_guarded_block_keeps_what_is_written_at_once() {
         // SAFETY: the block has 64 bytes, and they are ours.
         unsafe { std::ptr::write_bytes(block, 0x11, 64) };
         std::hint::black_box(block);
-        // This free waits for all work of the stream, so also for a write of the first block's guard.
+        // This free waits for all work of the stream, and so for a late write to the first block.
         let other = allocate(handle, 64, 0).unwrap();
         assert_eq!(stratalloc_free(handle, other), Status::Ok);
         // SAFETY: as above.
@@ -174,7 +174,7 @@ fn a_pool_with_users_refuses_a_switch() {
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
 }
 
-/// An address does not say which thread keeps the block.
+/// An address does not show which thread's cache the block belongs to.
 #[test]
 fn a_cache_of_each_thread_is_refused() {
     assert_eq!(
@@ -184,11 +184,11 @@ fn a_cache_of_each_thread_is_refused() {
     assert!(last_error().contains("front"), "{}", last_error());
 }
 
-/// A text of the library.
+/// Returns a text of the library.
 fn text(of: u64, kind: Text) -> Result<String, Status> {
     let (mut bytes, mut needed) = (vec![0u8; 1 << 14], 0);
     let start = bytes.as_mut_ptr().cast();
-    // SAFETY: the buffer is as large as it is said to be, and the number is ours.
+    // SAFETY: the buffer has the size that is passed, and the number is ours.
     match unsafe { stratalloc_text_write(of, kind as u32, start, bytes.len(), &raw mut needed) } {
         Status::Ok => {
             bytes.truncate(needed - 1);
@@ -198,7 +198,7 @@ fn text(of: u64, kind: Text) -> Result<String, Status> {
     }
 }
 
-/// The counters of an allocator, as text.
+/// Returns the counters of an allocator as text.
 fn statistics(handle: u64) -> String {
     text(handle, Text::Statistics).expect("the handle is good")
 }

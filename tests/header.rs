@@ -1,5 +1,6 @@
-//! `include/stratalloc.h` is made from `src/ffi`, and the declarations for Python and for PyTorch's class
-//! from the header. With `STRATALLOC_WRITE_HEADER` set the test writes all three.
+//! `include/stratalloc.h` is generated from `src/ffi`, and the declarations for Python and for PyTorch's
+//! class from the header. The test compares the files; with `STRATALLOC_WRITE_HEADER` set, it writes all
+//! three.
 
 #[path = "header/others.rs"]
 mod others;
@@ -8,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files that export something, in the header's order. Cbindgen follows `mod`.
+/// The files that export functions or types, in the header's order. Cbindgen follows `mod`.
 const SOURCES: &str = "guard.rs lent.rs table.rs calls.rs figures.rs text.rs pools.rs checkpoints.rs \
                        sharing.rs history.rs snapshots.rs hooks.rs torch/mod.rs";
 
@@ -26,7 +27,7 @@ fn made() -> String {
     String::from_utf8(text).expect("cbindgen writes text")
 }
 
-/// The sources of PyTorch's class.
+/// Returns the sources of PyTorch's class.
 fn class_sources() -> String {
     let files = fs::read_dir(root().join("python/stratalloc/csrc")).expect("the folder is there");
     let paths = files.map(|file| file.expect("the folder can be read").path());
@@ -87,7 +88,7 @@ fn every_exported_name_is_in_the_header() {
                 continue;
             }
             let text = fs::read_to_string(&path).unwrap();
-            // Others are called by the system, through pointers.
+            // Other functions are called by the system, through pointers.
             let is_public = |at: usize| {
                 let before = text[..at].trim_end();
                 before.ends_with("pub") || before.ends_with("pub unsafe")

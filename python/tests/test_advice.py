@@ -1,4 +1,4 @@
-"""Advice about recordings, by a command line that answers what the test says."""
+"""Advice about recordings, from a replacement of the command line with fixed results."""
 
 import concurrent.futures
 import json
@@ -12,7 +12,7 @@ from unittest import mock
 import stratalloc
 from stratalloc import _advice
 
-# Two ranks whose best settings differ, and a file that is none.
+# Two ranks with different best settings, and a file that is no recording.
 COMMAND = """#!{python}
 import json, sys
 name = sys.argv[-1].rsplit("/", 1)[-1]

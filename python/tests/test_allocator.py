@@ -1,4 +1,4 @@
-"""Allocators of one's own, on devices that every machine has."""
+"""Allocators without PyTorch, on devices that every machine has."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""How a process ends while daemon threads of Python are inside the library."""
+"""The exit of a process while daemon threads of Python are inside the library."""
 
 import os
 import signal
@@ -30,7 +30,8 @@ threading.Thread(target=work, daemon=True).start()
 inside.wait()
 atexit.register(os.write, 1, b"exits ")
 """
-# Without a schedule: k tracker, f free-memory callback, t layers:[track], e empty_cache, c close().
+# Threads that run freely. Letters of the mode: k tracker, f free-memory callback, t layers:[track], e
+# empty_cache, c close().
 RANDOM = """
 import sys, threading, stratalloc
 mode = sys.argv[1]

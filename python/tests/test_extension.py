@@ -1,4 +1,4 @@
-"""The object for PyTorch: how it is found, built and kept, and what happens without it."""
+"""The object for PyTorch: how it is found, built and kept, and what happens if it is missing."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ from test_torch import STAND_IN, run
 
 HERE = pathlib.Path(__file__).parent
 SOURCES = sorted(_extension._SOURCES.glob("*.cpp"))
-# Writes what it is asked to, and down that it was asked. A folder `crowd` makes it wait for three files in it.
+# Writes its output file, and logs each call. If a folder `crowd` exists, waits until it has three files.
 COMPILER = """#!{python}
 import os, sys, time
 here = os.path.dirname(os.path.abspath(__file__))
@@ -34,7 +34,7 @@ open(sys.argv[sys.argv.index("-o") + 1], "w").write("made")
 
 
 class Folder(unittest.TestCase):
-    """A PyTorch, headers of CUDA and a compiler, none of them real."""
+    """Replacements of PyTorch, CUDA's headers and a compiler."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -96,7 +96,7 @@ class Building(Folder):
         self.assertEqual(_extension.find(self.torch()), path)
         self.assertEqual(len(self.calls()), len(calls))
         self.assertNotEqual(_extension.find(self.torch("2.11.1")), path)
-        # Nothing half made is left behind.
+        # No partial file is left.
         left = sorted(file.suffix for file in pathlib.Path(path).parent.iterdir())
         self.assertEqual(left, [".lock", ".lock", ".so", ".so"])
 
@@ -153,7 +153,7 @@ class Building(Folder):
     def test_processes_at_once_build_it_once(self):
         crowd = self.folder / "bin" / "crowd"
         crowd.mkdir()
-        # No build ends before all three processes have begun.
+        # No build ends before all three processes have started one.
         code = textwrap.dedent(f"""
             import os, pathlib, sys, types
             from stratalloc import _extension
@@ -348,8 +348,8 @@ class CommandLine(unittest.TestCase):
 
 
 class Class(unittest.TestCase):
-    """Every function of PyTorch's class, with PyTorch's own libraries and memory of this machine. The variables are
-    set by scripts/class_tests.sh."""
+    """Every function of PyTorch's class, with PyTorch's own libraries and host memory. scripts/class_tests.sh
+    sets the variables."""
 
     @classmethod
     def setUpClass(cls):
@@ -362,7 +362,7 @@ class Class(unittest.TestCase):
         self.skipTest(missing)
 
     def torch(self):
-        """The folder of PyTorch: a wheel that is unpacked will do; it need not be importable."""
+        """Returns the folder of PyTorch. It may be an unpacked wheel that cannot be imported."""
         home = os.environ.get("STRATALLOC_TORCH_FOLDER")
         spec = None if home else importlib.util.find_spec("torch")
         if spec is not None:
@@ -372,7 +372,7 @@ class Class(unittest.TestCase):
         return pathlib.Path(home)
 
     def extension(self, home):
-        """The object for this PyTorch, built once for both tests, as ``install`` builds it."""
+        """Returns the object for this PyTorch, built once for both tests, as ``install`` builds it."""
         said = runpy.run_path(str(home / "version.py"))
         version = types.SimpleNamespace(git_version=said["git_version"])
         torch = types.SimpleNamespace(
@@ -397,7 +397,7 @@ class Class(unittest.TestCase):
         self.assertIn("every function did what it says", done.stdout)
 
     def test_pytorch_itself_runs_over_it(self):
-        # An interpreter that has what PyTorch's wheel depends on, but for CUDA's libraries.
+        # An interpreter with the dependencies of PyTorch's wheel, except CUDA's libraries.
         python = os.environ.get("STRATALLOC_TORCH_PYTHON")
         if not python or not os.environ.get("STRATALLOC_TORCH_FOLDER"):
             self.skip("STRATALLOC_TORCH_PYTHON and _FOLDER are not set")

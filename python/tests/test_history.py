@@ -1,4 +1,4 @@
-"""What an allocator records, with the Python code that asked."""
+"""The recorded history of an allocator, with Python stacks."""
 
 import gc
 import os
@@ -123,7 +123,7 @@ class History(unittest.TestCase):
             self.assertEqual(actions.count("free_completed"), 800)
 
     def test_a_signal_handler_may_take_a_snapshot_at_any_line_of_the_stack_source(self):
-        # A trace function runs between two lines, where a signal handler runs as well.
+        # A trace function runs between two lines, as a signal handler does.
         with Allocator("", "sim") as allocator:
             allocator.record_memory_history()
             allocator.allocate(512)

@@ -1,4 +1,4 @@
-"""What an allocator can do besides handing out blocks."""
+"""Every feature of an allocator besides allocating and freeing."""
 
 import ctypes
 import gc
@@ -124,7 +124,7 @@ class Hooks(unittest.TestCase):
 
             def told(entry):
                 entries.append(entry)
-                # It gets no entries of its own blocks, but gets the segment that they need.
+                # A tracker gets no entries for its own blocks, but for the segment that they need.
                 if entry["action"] == "alloc":
                     allocator.free(allocator.allocate(512))
 
@@ -194,7 +194,7 @@ class Hooks(unittest.TestCase):
                 tracker = allocator.add_tracker(lambda entry: heard.append(entry["stream"]))
                 allocator.remove_tracker(tracker)
                 gc.collect()
-                # Without it this loop keeps the interpreter from the threads for minutes.
+                # Otherwise this loop keeps the interpreter lock from the other threads for minutes.
                 time.sleep(0.001)
             self.assertTrue(set(heard) <= {1, 2, 3})
             self.assertEqual(allocator.usage()["allocated"], 0)

@@ -1,6 +1,7 @@
-"""Under PyTorch: with a stand-in that calls as PyTorch does, and with the real one where there is one.
+"""The library as PyTorch's allocator: with a replacement of PyTorch that makes the same calls, and with
+PyTorch itself if it is installed.
 
-Each test runs in a process of its own, because PyTorch takes an allocator once.
+Each test runs in a separate process, because PyTorch can change its allocator only once.
 """
 
 import os
@@ -64,7 +65,8 @@ def refused(words, call):
 """
 
 
-# A device that needs no memory, and PyTorch's pluggable allocator: the stand-in has no headers to build with.
+# A device without memory, and PyTorch's pluggable allocator: the replacement has no headers to compile
+# with.
 PLAIN = {"STRATALLOC_DEVICE": "sim", "STRATALLOC_TORCH_EXTENSION": "none"}
 
 
@@ -246,7 +248,7 @@ assert state.current is None and "ALLOC_CONF" not in os.environ
 
 
 class Readmes(unittest.TestCase):
-    """What the READMEs show, as it stands there but for the library's path."""
+    """Runs the examples of the READMEs, unchanged but for the library's path."""
 
     STAND_IN = STAND_IN + """
 def ones(count, device):
@@ -261,7 +263,7 @@ del torch, stratalloc
     def examples(self, file):
         text = (ROOT / file).read_text()
         blocks = re.findall("^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        # The others are about PyTorch's own calls.
+        # Other blocks show PyTorch's own functions.
         blocks = [block for block in blocks if "stratalloc." in block]
         path = repr(os.environ["STRATALLOC_LIBRARY"])
         return [block.replace('"target/dist/libstratalloc.so"', path) for block in blocks]

@@ -1,4 +1,5 @@
-//! PyTorch's way in a process of its own: an environment and a standard error stream for one test.
+//! PyTorch's functions in a separate process per test, with its own environment and standard error
+//! stream.
 
 use std::ptr::{null, null_mut};
 
@@ -16,7 +17,7 @@ use crate::common::unconfigured;
 /// Set in the processes that tests start.
 const PART: &str = "STRATALLOC_TEST_PART";
 
-/// Whether this process is one that a test has started.
+/// Returns true in a process that a test has started.
 fn is_part() -> bool {
     std::env::var_os(PART).is_some()
 }
@@ -76,7 +77,7 @@ fn what_is_probably_not_meant_is_said_once() {
         // SAFETY: the text ends with a zero.
         assert_eq!(unsafe { stratalloc_switch(handle, whole.as_ptr()) }, Status::Ok);
     }
-    // What is refused has an error, and nothing else is said about it.
+    // A refused string returns an error and writes no warning.
     assert!(create("max_split_size_mb:64,max_split_size_mb:1", "sim").is_err());
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
 }
@@ -102,7 +103,7 @@ fn a_device_that_nobody_uses_is_not_opened_to_be_asked() {
     assert_eq!((opened, handle), (Status::InvalidArgument, 77));
 }
 
-/// PyTorch asks for copies and kernels across devices without telling the allocator.
+/// PyTorch starts copies and kernels across devices without informing the allocator.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[test]
 fn two_devices_use_each_others_memory() {

@@ -1,4 +1,5 @@
-/* PyTorch's way in an environment that cannot be used: null, a reason, and no crash. */
+/* PyTorch's functions with an invalid configuration in the environment: they return null with a message, and do not
+   crash. */
 #include "stratalloc.h"
 
 #include <stdio.h>

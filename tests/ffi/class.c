@@ -1,5 +1,5 @@
-/* A C program that calls as a subclass of PyTorch's allocator does: bare pointers that say no device, users of
-   pools that end by themselves, names before there is a device. STRATALLOC_DEVICE says which stands in. */
+/* A C program that calls the functions for a subclass of PyTorch's allocator: pointers without a device, users of
+   pools that outlive scopes, names before a device is open. STRATALLOC_DEVICE is the kind of device. */
 #include "stratalloc.h"
 
 #include <stdio.h>
@@ -30,7 +30,7 @@ static void blocks(int other) {
     uint64_t bytes = 7;
     void *near = allocate(0, MIB), *far = allocate(other, 3 * MIB);
     CHECK(near && far && allocate(0, 0) == NULL);
-    /* Whichever is likely, it is found, and said. */
+    /* The block's device is found and stored, whichever device is passed as likely. */
     IS(OK, stratalloc_torch_delete(far, 0, &device, &bytes));
     CHECK(device == other && bytes == 3 * MIB);
     IS(OK, stratalloc_torch_delete(near, -5, &device, &bytes));
@@ -55,7 +55,7 @@ static void pools(uint64_t handle) {
     stratalloc_pool pool = {7, 0}, unknown = {8, 0}, none = {0, 0};
     stratalloc_stream_filter filter = {all, release, NULL}, empty = {NULL, release, NULL};
     uint32_t users = 9;
-    /* The pool is made, and its user stays when the scope has ended. */
+    /* The pool is created, and its user stays when the scope is closed. */
     IS(OK, stratalloc_torch_scope_open(handle, pool, &filter));
     IS(OK, stratalloc_pool_users(handle, pool, &users));
     CHECK(users == 1);
@@ -70,7 +70,7 @@ static void pools(uint64_t handle) {
     IS(OK, stratalloc_pool_live(handle, pool, NULL, 0, &live));
     CHECK(live == 1);
     IS(OK, stratalloc_torch_delete(inside, 0, NULL, NULL));
-    /* Its memory stays until somebody empties it. */
+    /* The pool's memory stays until the pool is emptied. */
     IS(OK, stratalloc_torch_pool_release(handle, pool));
     IS(BAD_POOL, stratalloc_torch_pool_release(handle, pool));
     IS(OK, stratalloc_pool_users(handle, pool, &users));
@@ -99,7 +99,7 @@ static void names(const char *expected) {
 }
 
 int main(void) {
-    /* No device is open yet, and to ask opens none. */
+    /* No device is open yet, and reading the name opens none. */
     names("native");
     uint64_t handle = 0;
     IS(OK, stratalloc_torch_share_pages(1));
@@ -107,11 +107,11 @@ int main(void) {
     IS(OK, stratalloc_torch_version(2, 13));
     IS(OK, stratalloc_torch_handle(0, &handle));
     int on_host = !strcmp(getenv("STRATALLOC_DEVICE"), "host");
-    /* Simulated devices have equal addresses, which no two real ones have. */
+    /* Simulated devices have equal addresses; real devices have not. */
     blocks(on_host);
     pools(handle);
     if (on_host) {
-        /* Pages may leave the process, though nobody has configured it. */
+        /* Pages can be shared, by the default that `stratalloc_torch_share_pages` set. */
         IS(OK, stratalloc_set_conf(handle, "expandable_segments:True"));
         IS(OK, stratalloc_empty_cache(handle));
         void *block = allocate(0, MIB);
@@ -122,7 +122,7 @@ int main(void) {
     }
     IS(OK, stratalloc_switch(handle, "backend:cudaMallocAsync"));
     names("cudaMallocAsync");
-    /* Nobody wants leaks to be told, so nothing is kept. */
+    /* No leak report was requested, so no stacks are kept. */
     int on = 7;
     IS(OK, stratalloc_history_start(handle, 3, 10, NULL, 0));
     IS(OK, stratalloc_torch_drop_stack_sources());

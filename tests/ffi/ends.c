@@ -1,4 +1,4 @@
-/* A thread uses the library in the destructor of a pthread key, after the library's own thread-locals are gone:
+/* A thread uses the library in the destructor of a pthread key, after the library's thread-locals were destroyed:
    every legal call works. Arguments: the configuration, the device, and which of the functions below are on. */
 #include "stratalloc.h"
 
@@ -39,7 +39,7 @@ static void end(void *of_thread) {
     struct cache *cache = of_thread;
     void *block = NULL;
     stratalloc_pool pool;
-    /* The later round is behind all destructors of other libraries. */
+    /* The last round runs after all destructors of other libraries. */
     if (cache->rounds++ < 3) {
         pthread_setspecific(key, cache);
         return;

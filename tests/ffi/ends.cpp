@@ -1,4 +1,4 @@
-// A cache of each thread gives its block back when the thread ends: in the destructor of a `thread_local`.
+// A per-thread cache frees its block when the thread exits: in the destructor of a `thread_local`.
 #include "stratalloc.h"
 
 #include <cstdio>

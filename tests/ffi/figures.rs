@@ -1,4 +1,4 @@
-//! Counts and ratios, what a layer hides, and blocks of which the caller frees the memory.
+//! Counts and ratios, features that a layer hides, and blocks whose memory the caller frees.
 
 use std::ffi::c_void;
 
@@ -30,12 +30,12 @@ fn live_blocks_are_counted_and_free_ranges_compared() {
     for conf in ["backend:native", "layers:[statistics]", "expandable_segments:True"] {
         let handle = create(conf, "sim").unwrap();
         assert_eq!((block_count(handle), fragmentation(handle)), (0, 0.0), "{conf}");
-        // Of a segment of 2 MiB.
+        // Both fit in one segment of 2 MiB.
         let sizes = [1000 * KIB, 500 * KIB];
         let [first, second] = sizes.map(|bytes| allocate(handle, bytes, 0).unwrap());
         assert_eq!((block_count(handle), fragmentation(handle)), (2, 0.0), "{conf}");
         assert_eq!(stratalloc_free(handle, first), Status::Ok);
-        // Free are 1000 KiB, and 548 KiB behind the second block.
+        // 1000 KiB are free, and 548 KiB after the second block.
         let found = fragmentation(handle);
         assert!((found - (1.0 - 1000.0 / 1548.0)).abs() < 1e-9, "{conf}: {found}");
         assert_eq!(stratalloc_free(handle, second), Status::Ok);

@@ -1,5 +1,5 @@
-/* Forks while three threads call: every child makes allocators of its own, and none hangs.
-   Arguments: the device for handles, and how many children. */
+/* Forks while three threads call the library: every child creates its own allocators, and none hangs.
+   Arguments: the device for handles, and the number of children. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -62,7 +62,7 @@ static void *call(void *conf) {
 }
 
 static void live_as_child(void) {
-    /* Ends a child that hangs; no child comes near it. */
+    /* Ends a child that hangs; others need far less. */
     alarm(120);
     void *block = NULL;
     CHECK(stratalloc_allocate(shared, 4096, NULL, &block) == STRATALLOC_STATUS_UNKNOWN_HANDLE);

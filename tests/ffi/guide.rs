@@ -1,4 +1,4 @@
-//! The guide's program in C and its package in Rust, built as they stand on their pages.
+//! The guide's C program and Rust package, built unchanged from their pages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ fn page(name: &str) -> String {
     std::fs::read_to_string(path).expect("the guide is there")
 }
 
-/// The blocks of a page in one language.
+/// Returns the code blocks of a page in one language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let begin = format!("\n```{language}\n");
     let blocks = page.split(&begin).skip(1).filter_map(|rest| rest.split("\n```").next());
@@ -25,7 +25,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn good(command: &mut Command) -> String {
-    // The test runner points this at its own output folder, where an older library may lie.
+    // The test runner sets this to its own output folder, which may contain an older library.
     let output = command.env_remove("LD_LIBRARY_PATH").output().expect("it starts");
     let [said, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
     assert!(output.status.success(), "{command:?}: {said}{errors}");
@@ -59,7 +59,7 @@ fn the_program_in_c_compiles_with_its_line_and_runs() {
     assert!(said.starts_with("4 MiB at 0x"), "{said}");
 }
 
-/// The compiler is called as cargo calls it for the four files, with the library of these tests.
+/// Calls the compiler as cargo does for the four files, with the library of these tests.
 #[test]
 fn the_package_with_a_strategy_builds_and_conforms() {
     let page = page("writing-a-strategy.md");

@@ -1,5 +1,5 @@
-/* A C program that does what no program should: null pointers, wild handles, wrong sizes, calls after
-   the end and from many threads. Every call comes back with a status. */
+/* A C program with wrong calls: null pointers, invalid handles, wrong sizes, calls after the allocator was destroyed
+   and from many threads. Every call returns a status. */
 #include "stratalloc.h"
 
 #include <pthread.h>
@@ -28,12 +28,12 @@ static void *hammer(void *argument) {
         stratalloc_status status =
             stratalloc_allocate(shared, 1 + (number * 7919 + round * 613) % 300000, stream, &block);
         if (status == STRATALLOC_STATUS_OK) {
-            /* Another thread may have ended the allocator since. */
+            /* Another thread may have destroyed the allocator since. */
             status = stratalloc_free(shared, (char *)block + 1);
             CHECK(status == STRATALLOC_STATUS_UNKNOWN_ADDRESS || status == STRATALLOC_STATUS_UNKNOWN_HANDLE);
             status = stratalloc_free(shared, block);
         }
-        /* The first thread ends the allocator under the others' hands. */
+        /* The first thread destroys the allocator while the others use it. */
         if (number == 0 && round == ROUNDS / 2) IS(OK, stratalloc_destroy(shared));
         CHECK(status == STRATALLOC_STATUS_OK || status == STRATALLOC_STATUS_UNKNOWN_HANDLE);
         if (status == STRATALLOC_STATUS_UNKNOWN_HANDLE) break;
@@ -133,7 +133,7 @@ int main(int argc, char **argv) {
     IS(INVALID_ARGUMENT, stratalloc_pool_create(handle, 0, NULL));
     IS(INVALID_ARGUMENT, stratalloc_pool_create(handle, 4, &pool));
     IS(INVALID_ARGUMENT, stratalloc_pool_create(handle, UINT32_MAX, &pool));
-    /* Ended in the middle of a scope, with live blocks. */
+    /* Destroyed with an open scope and live blocks. */
     IS(OK, stratalloc_pool_create(handle, 3, &pool));
     IS(OK, stratalloc_pool_scope_open_thread(handle, pool));
     IS(OK, stratalloc_pool_release(handle, pool));
@@ -141,7 +141,7 @@ int main(int argc, char **argv) {
     IS(OK, stratalloc_destroy(handle));
     refused_by_all(handle);
 
-    /* A new allocator in the old one's place does not answer to the old handle. */
+    /* The old handle does not find a new allocator in the same slot. */
     IS(OK, stratalloc_create("", device, &shared));
     CHECK(shared != handle);
     refused_by_all(handle);

@@ -1,5 +1,6 @@
-/* Every function of a caller calls every kind of function of the library: each call returns, and none is a defect of
-   the library. One process for each pair, since a call may end the allocator. Arguments: the device. */
+/* Every callback calls every kind of function of the library: each call returns, and none returns
+   `STRATALLOC_STATUS_INTERNAL`. One process for each pair, because a call may destroy the allocator. Argument: the
+   device. */
 #include "stratalloc.h"
 
 #include <stdio.h>
@@ -61,7 +62,7 @@ static stratalloc_status call(void) {
 }
 
 static void in(int place) {
-    /* Without a bound, so that a call that leads to itself is seen by its number. */
+    /* Counts the calls, to find a callback that causes its own call again. */
     if (where != place || depth || ++calls > MOST_CALLS) return;
     depth++;
     if (call() == STRATALLOC_STATUS_INTERNAL) _exit(7);

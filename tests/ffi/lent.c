@@ -1,5 +1,5 @@
-/* Threads lend functions and take them back, open and close scopes, take snapshots and checkpoints, and one of
-   them ends the allocator under the others' hands: everything lent is let go of exactly once. */
+/* Threads add and remove functions, open and close scopes, and take snapshots and checkpoints. One of them destroys
+   the allocator while the others use it. Each `user` is released exactly once. */
 #include "stratalloc.h"
 
 #include <pthread.h>
@@ -26,7 +26,7 @@ static void use(uint64_t size, void *stream) {
         stratalloc_free(shared, block);
 }
 
-/* No lock is held: the allocator can be used. */
+/* No lock is held, so the allocator can be used. */
 static void release(void *user) {
     CHECK(user == &lent);
     released++;
@@ -34,7 +34,7 @@ static void release(void *user) {
 }
 
 static void tracked(void *user, const stratalloc_entry *entry) {
-    /* The entry of a snapshot (7) has the active bytes, which may be none. */
+    /* The size in a snapshot's entry (7) is the active bytes, which may be 0. */
     CHECK((user == &lent || user == NULL) && (entry->size_bytes > 0 || entry->action == 7));
     told++;
 }
@@ -81,7 +81,7 @@ static void look(void) {
 static void *work(void *argument) {
     uint64_t number = (uint64_t)(size_t)argument, id = 0, n;
     for (int round = 0; round < ROUNDS; round++) {
-        /* What is not taken back goes with the allocator. */
+        /* Functions that are not removed are released with the allocator. */
         int keeps = round % 3 == 0;
         switch ((number + round) % 8) {
         case 0:
@@ -125,7 +125,7 @@ static void release_of_another(void *user) {
     released++;
 }
 
-/* An interpreter that exits ends the functions that it added, and nothing else. */
+/* `stratalloc_callbacks_end` stops the functions that have the release function, and no others. */
 static void end(const char *device) {
     uint64_t id, inside = 7;
     CHECK(stratalloc_create("", device, &shared) == STRATALLOC_STATUS_OK);

@@ -1,5 +1,5 @@
-/* Threads share a limit: never more than it is allocated, no thread is refused its share, and all of it is there
-   again for one request after the threads have ended. Arguments: configuration, device, limit in bytes, threads. */
+/* Threads share a limit. They never allocate more in total, no thread is refused its share, and after they have
+   ended, one request can have all of it. Arguments: configuration, device, limit in bytes, threads. */
 #include "stratalloc.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* A name is open when its thread ends, after one pop too many. With an argument the thread is the main one. */
+/* A thread exits with a pushed name, after one pop too many. With an argument it is the main thread. */
 #include "stratalloc.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-//! Panics of users' code behind the interface: each ends at the call that met it.
+//! Panics of callers' functions behind the C interface: each ends at the call in which it occurs.
 
 use std::ffi::CString;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -14,7 +14,7 @@ use stratalloc::strategies::plugin::Callbacks;
 
 use super::{allocate, create, last_error};
 
-/// A request of so many bytes panics, and so does the free of a block of one more.
+/// A request of this size panics, and so does the free of a block that is one byte larger.
 const BURSTS_BYTES: u64 = 666;
 
 fn bursting() -> Callbacks {
@@ -55,7 +55,7 @@ fn what_a_users_function_panics_with_is_a_status() {
     ended(stratalloc_empty_cache(handle), "no reset");
     ended(stratalloc_set_memory_fraction(handle, 0.5), "no limit");
 
-    // The panics of one thread are no other's, and the allocator goes on.
+    // A panic on one thread does not affect others, and the allocator continues to work.
     std::thread::spawn(move || {
         assert_eq!(last_error(), "");
         let other = allocate(handle, 512, 0).unwrap();

@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::common::shared_library::shared_library;
 use crate::common::unconfigured;
 
-/// Compiles a program; `None`, and a word, where there is no compiler.
+/// Compiles a program. Prints a message and returns `None` without a compiler.
 fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
     if Command::new(compiler).arg("--version").output().is_err() {
         eprintln!("skipped: no C compiler ({compiler})");
@@ -18,7 +18,8 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
     let library = shared_library();
     let folder = library.parent().expect("files lie in folders");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(source.replace('.', "-"));
-    // Another process may run the same tests, and a program that runs cannot be written: it is replaced.
+    // Another process may run the same tests, and a running program cannot be overwritten, so it is
+    // replaced.
     let own = program.with_extension(std::process::id().to_string());
     let mut command = Command::new(compiler);
     command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]).args(more);
@@ -33,8 +34,8 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
 
 fn run(program: &Path, arguments: &[&str], device: &str) -> String {
     let mut command = unconfigured(program);
-    // The test runner points this at its own output folder, where an older library may lie, and it
-    // goes before the path that the program was linked with.
+    // The test runner sets this to its own output folder, which may contain an older library and takes
+    // precedence over the path that the program was linked with.
     command.env_remove("LD_LIBRARY_PATH");
     let output = command.args(arguments).env("STRATALLOC_DEVICE", device).output();
     let output = output.expect("what was compiled runs");
@@ -44,7 +45,7 @@ fn run(program: &Path, arguments: &[&str], device: &str) -> String {
     errors
 }
 
-/// Programs that get the device's name and end well on both devices.
+/// Programs that get the device's name and succeed on both devices.
 macro_rules! good_on_both {
     ($($name:ident: $source:literal, $standard:literal;)+) => {$(
         #[test]
@@ -71,7 +72,7 @@ fn a_c_program_reaches_everything_an_allocator_can_do() {
         run(&program, &[device], device);
     }
     for variable in ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"] {
-        // Set to whatever, as PyTorch reads it.
+        // Any value counts, as in PyTorch.
         for value in ["1", "0", ""] {
             let mut command = Command::new(&program);
             command.env_remove("LD_LIBRARY_PATH").env("STRATALLOC_DEVICE", "sim");
@@ -102,7 +103,7 @@ fn a_c_program_calls_as_pytorchs_class_does() {
     }
 }
 
-/// `FORKS=500` looks harder.
+/// `FORKS=500` forks more often.
 #[test]
 fn children_of_a_fork_make_their_own_allocators_whatever_the_parents_threads_do() {
     let Some(program) = compile("cc", "forks.c", &["-std=gnu11"]) else { return };
@@ -119,7 +120,7 @@ const BACKENDS: [&str; 3] =
 fn every_call_works_in_the_last_destructors_of_a_thread() {
     if let Some(program) = compile("cc", "ends.c", &["-std=c11"]) {
         for (conf, device) in BACKENDS.iter().flat_map(|conf| [(conf, "sim"), (conf, "host")]) {
-            // Nothing, history, history with functions of the caller, and all with names.
+            // No history, history, history with callers' functions, and all of these with names.
             for mode in ["0", "1", "3", "15"] {
                 run(&program, &[conf, device, mode], device);
             }

@@ -1,5 +1,5 @@
-/* A C program that reaches everything an allocator can do besides handing out blocks, on the device that its
-   argument names; and does with the same calls what no program should. */
+/* A C program that uses every feature besides allocating and freeing, correctly and with wrong arguments, on the
+   device that its argument names. */
 #include "stratalloc.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@ static const char *device;
 static const uint64_t MIB = 1 << 20;
 static void *const SEVEN = (void *)7;
 
-/* What was lent and is told: how often, and when it was let go of. */
+/* The `user` of a callback: counts its calls and its releases. */
 typedef struct {
     int told, released;
     uint64_t handle, last;
@@ -115,7 +115,7 @@ static void caching(void) {
     IS(OK, stratalloc_switch(handle, "backend:cudaMallocAsync"));
     IS(OK, stratalloc_caching(handle, &on));
     CHECK(on == 1);
-    /* What nobody freed goes with the allocator. */
+    /* Blocks that were not freed are released with the allocator. */
     IS(OK, stratalloc_destroy(handle));
     handle = create("backend:cpu");
     IS(NOT_SUPPORTED, stratalloc_set_caching(handle, 0));
@@ -207,7 +207,7 @@ static void came(void *user, void *address, uint64_t size, void *stream) {
 static void went(void *user, void *address, uint64_t size) {
     Book *book = user;
     CHECK(size == 4096 && address == book->block);
-    /* It may use the allocator. */
+    /* A release function may use the allocator. */
     void *other = NULL;
     IS(OK, stratalloc_allocate(book->handle, 512, NULL, &other));
     IS(OK, stratalloc_free(book->handle, other));
@@ -308,8 +308,8 @@ static void sharing(void) {
 
 static void see_entry(void *user, const stratalloc_entry *entry) {
     Book *book = user;
-    /* A tracker may use the allocator, and gets no entries of that. While the allocator is destroyed, which
-       announces its segments, its handle is unknown already. */
+    /* A tracker may use the allocator, and gets no entries for that. While the allocator is destroyed, trackers
+       get entries for its segments, but the handle is invalid already. */
     void *other = NULL;
     if (entry->action != 0) return;
     IS(OK, stratalloc_allocate(book->handle, 512, NULL, &other));
@@ -364,7 +364,7 @@ static void hooks(const char *conf) {
     IS(INVALID_ARGUMENT, stratalloc_compile_context_push(NULL));
     CHECK(tracker.told == 1);
 
-    /* They stay through a switch, and until they are removed. */
+    /* Hooks stay through a switch, until they are removed. */
     IS(OK, stratalloc_oom_observer_add(handle, see_failure, release, &failures, &observer));
     IS(OK, stratalloc_free_memory_callback_add(handle, give, release, &giver, &callback));
     IS(OK, stratalloc_empty_cache(handle));
@@ -389,7 +389,7 @@ static void hooks(const char *conf) {
     CHECK(failures.released == 1);
     IS(OUT_OF_MEMORY, stratalloc_allocate(handle, 700, SEVEN, &a));
     CHECK(failures.told == 2);
-    /* What is not removed goes with the allocator. */
+    /* Hooks that are not removed are released with the allocator. */
     IS(OK, stratalloc_oom_observer_add(handle, see_failure, release, &failures, &observer));
     IS(OK, stratalloc_tracker_add(handle, see_entry, release, &tracker, &id));
     IS(OK, stratalloc_tracker_add(handle, see_entry, NULL, NULL, &id));
@@ -449,7 +449,7 @@ static void snapshots(void) {
     stratalloc_snapshot_visitor visitor = {show_segment, show_block, show_entry, &seen};
     IS(OK, stratalloc_snapshot_visit(none, &visitor));
     CHECK(seen.segments == 0 && seen.blocks == 0 && seen.entries == 0);
-    /* A snapshot stays as it is, also without its allocator. */
+    /* A snapshot does not change, even after its allocator was destroyed. */
     IS(OK, stratalloc_free(handle, seen.address));
     IS(OK, stratalloc_destroy(handle));
     IS(OK, stratalloc_snapshot_visit(all, &visitor));
@@ -555,7 +555,7 @@ static void nulls(void) {
     refused_by_all(handle);
 }
 
-/* The environment turns the cache off where it says what an allocator is, and nowhere else. */
+/* The environment turns the cache off only in allocators that it configures. */
 static void turned_off(void) {
     uint64_t handle = 0;
     int on = 7;

@@ -1,5 +1,5 @@
-// A C++ program that calls as PyTorch does: functions by name out of the library, pool names as pairs,
-// filters as function objects. STRATALLOC_DEVICE says which device stands in for the GPU.
+// A C++ program that calls as PyTorch does: functions loaded from the library by name, pool ids as pairs,
+// filters as function objects. STRATALLOC_DEVICE is the kind of device.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -81,9 +81,9 @@ int main(int argc, char **argv) {
     reset();
     CHECK(counts(0, "\"reserved_bytes.all.current\":0,"));
     CHECK(counts(1, "\"reserved_bytes.all.current\":0,"));
-    CHECK(*said() != 0); // base() of a foreign address.
+    CHECK(*said() != 0); // base() of an unknown address.
 
-    // A pool of one stream: the filter decides, whichever thread asks, and goes with its scope.
+    // A pool of one stream: the filter decides for every thread, and is released with its scope.
     const PoolId pool{9, 0};
     auto asked = std::make_shared<std::atomic<int>>(0);
     const Stream routed = reinterpret_cast<Stream>(16);
@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     free(elsewhere, 1024, 0, nullptr);
     free(here, 1024, 0, routed);
 
-    // Another thread's scope takes nothing of it, though it is newer.
+    // Another thread's scope does not receive this stream's requests, though it is newer.
     const PoolId another{10, 0};
     std::thread([&] {
         const auto own = std::this_thread::get_id();
@@ -109,7 +109,7 @@ int main(int argc, char **argv) {
     end(0, another);
     release(0, another);
 
-    begin(0, pool, [](Stream) { return true; }); // Open already: refused, and the first stays.
+    begin(0, pool, [](Stream) { return true; }); // A scope is open already: refused, and the first stays.
     end(0, pool);
     CHECK(asked.use_count() == 1);
     b = alloc(1024, 0, routed);
@@ -122,12 +122,12 @@ int main(int argc, char **argv) {
     reset();
     CHECK(counts(0, "\"reserved_bytes.all.current\":0,"));
 
-    // No memory: null, and the reason can be read.
+    // Out of memory: returns null, and the message can be read.
     fraction(0.0, 0);
     CHECK(alloc(64, 0, nullptr) == nullptr && std::strstr(said(), "out of memory on device 0"));
     fraction(1.0, 0);
 
-    // What PyTorch would never do.
+    // Calls that PyTorch never makes.
     for (int device : {-1, 128, 1 << 30, -(1 << 30)}) {
         CHECK(alloc(1, device, nullptr) == nullptr);
         free(&size, 1, device, nullptr);
@@ -154,7 +154,7 @@ int main(int argc, char **argv) {
     std::vector<std::thread> threads;
     for (int number = 0; number < 8; number++)
         threads.emplace_back([&, number] {
-            // Some stay alive for a while, also while a scope of another thread is open.
+            // Some blocks stay live for a while, also while a scope of another thread is open.
             std::vector<void *> held;
             for (int round = 0; round < 2000; round++) {
                 PoolId own{100ULL + number, 0};

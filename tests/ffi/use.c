@@ -1,4 +1,4 @@
-/* A C program with the library: normal use of every call, on the device that its argument names. */
+/* A C program that uses every call in the normal way, on the device that its argument names. */
 #include "stratalloc.h"
 
 #include <stdio.h>

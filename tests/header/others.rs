@@ -1,4 +1,5 @@
-//! The header's declarations for Python's ctypes, and the list of functions for PyTorch's class.
+//! Generates from the header the declarations for Python's ctypes, and the list of functions for
+//! PyTorch's class.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -22,12 +23,12 @@ from ctypes import (
 )
 ";
 
-/// A value of C: a field, a parameter, or a result.
+/// A C value: a field, a parameter, or a result.
 struct Value {
     base: String,
     stars: usize,
     name: String,
-    /// Of an array.
+    /// The length of an array.
     length: Option<String>,
 }
 
@@ -46,7 +47,7 @@ impl Value {
         Self { base, stars, name: name.to_owned(), length }
     }
 
-    /// The name of its type in `ctypes`. Callbacks that are parameters may be null.
+    /// Returns the name of the type in `ctypes`. A callback that is a parameter may be null.
     fn ctype(&self, header: &Header<'_>, is_field: bool) -> String {
         let known = header.is_known(&self.base);
         let base = match self.base.as_str() {
@@ -72,7 +73,7 @@ impl Value {
     }
 }
 
-/// `stratalloc_cache_info_t` is `CacheInfo`.
+/// Returns the Python name of a type: `CacheInfo` for `stratalloc_cache_info_t`.
 fn camel(name: &str) -> String {
     let words = name.trim_start_matches("stratalloc_").trim_end_matches("_t").split('_');
     words.map(|word| word[..1].to_uppercase() + &word[1..]).collect()
@@ -84,7 +85,7 @@ struct Header<'a> {
 }
 
 impl Header<'_> {
-    /// Whether Python has a type for it.
+    /// Returns true if Python gets a type for it: it is not opaque.
     fn is_known(&self, base: &str) -> bool {
         let opaque = format!("typedef struct {base} {base}");
         !self.declarations.contains(&opaque.as_str())
@@ -95,7 +96,7 @@ impl Header<'_> {
         self.declarations.iter().any(|declaration| declaration.contains(&named))
     }
 
-    /// Result and parameters as types of `ctypes`.
+    /// Returns the result and the parameters as types of `ctypes`.
     fn signature(&self, result: &str, parameters: &str) -> (String, Vec<String>) {
         assert!(!parameters.contains('('), "{parameters}: name the type of the function");
         let values = parameters.split(',').map(Value::read).filter(|value| !value.name.is_empty());
@@ -103,7 +104,7 @@ impl Header<'_> {
         (Value::read(result).ctype(self, false), parameters)
     }
 
-    /// Name and type of `void (*name)(int a)`.
+    /// Returns the name and the type of `void (*name)(int a)`.
     fn callback(&self, declaration: &str) -> Option<(String, String)> {
         let (result, rest) = declaration.split_once("(*")?;
         let (name, parameters) = rest.split_once(")(")?;
@@ -120,7 +121,7 @@ impl Header<'_> {
         })
     }
 
-    /// Exported functions, with result and parameters.
+    /// Returns the exported functions, with result and parameters.
     fn functions(&self) -> impl Iterator<Item = (&str, &str, &str)> {
         self.declarations.iter().filter_map(|declaration| {
             let (head, parameters) = declaration.split_once('(')?;
@@ -131,12 +132,12 @@ impl Header<'_> {
     }
 }
 
-/// Reads the header, and calls with it.
+/// Parses the header, and calls `read` with it.
 fn with_header<R>(text: &str, read: impl FnOnce(&Header<'_>) -> R) -> R {
     let is_code = |line: &&str| !line.trim_start().starts_with("//") && !line.starts_with('#');
     let code: Vec<&str> = text.lines().skip(1).filter(is_code).collect();
     let code = code.join(" ").replace("extern \"C\" {", "").replace("}  // extern \"C\"", "");
-    // A structure or an enum goes on to the name behind its brace.
+    // A structure or an enum extends to the name after its closing brace.
     let mut joined = String::new();
     let mut depth = 0;
     for c in code.chars() {
@@ -148,7 +149,7 @@ fn with_header<R>(text: &str, read: impl FnOnce(&Header<'_>) -> R) -> R {
     read(&Header { declarations: declarations.iter().map(String::as_str).collect() })
 }
 
-/// `python/stratalloc/_calls.py`.
+/// Returns the text of `python/stratalloc/_calls.py`.
 pub(crate) fn python(text: &str) -> String {
     with_header(text, |header| {
         let mut out = format!("\"\"\"{MADE}\"\"\"\n\n{IMPORTS}");
@@ -192,7 +193,8 @@ pub(crate) fn python(text: &str) -> String {
     })
 }
 
-/// `python/stratalloc/csrc/calls.h`: the functions that the sources of the class call.
+/// Returns the text of `python/stratalloc/csrc/calls.h`: the functions that the sources of the class
+/// call.
 pub(crate) fn macro_list(text: &str, sources: &str) -> String {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let called = sources.split("library.").skip(1);

@@ -1,6 +1,8 @@
-"""PyTorch's own calls about memory, over the library, each in a process of its own; no kernel runs.
+"""Calls PyTorch's memory functions, implemented by the library, each in a separate process; no kernel
+runs.
 
-usage: calls.py [CONFIGURATION]    (STRATALLOC_LIBRARY and, if need be, STRATALLOC_TORCH_EXTENSION are set)
+usage: calls.py [CONFIGURATION]    (STRATALLOC_LIBRARY and, if need be, STRATALLOC_TORCH_EXTENSION are
+set)
 """
 
 import importlib.util
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 
-# Not offered by some strategies, which refuse it, as the page "Under PyTorch" says.
+# Calls that some strategies do not support, as the page "Under PyTorch" lists.
 NOT_BY_THE_DRIVERS_POOLS = {
     "a_checkpoint",
     "another_process",
@@ -22,7 +24,7 @@ NOT_BY_THE_DRIVERS_POOLS = {
     "bytes_of_pools",
 }
 NOT_BY_PAGES = {"a_pools_options", "frames_of_segments"}
-# The first version of PyTorch that has a call.
+# The first version of PyTorch that has the call.
 SINCE = {
     "rejections": (2, 12),
     "the_stack_of_a_tensor": (2, 12),
@@ -99,7 +101,7 @@ def annotated_tensors():
     annotated = [entry for entry in trace if entry["action"] == "annotate"]
     assert [entry["user_metadata"] for entry in annotated] == ["weights"]
     assert (annotated[0]["addr"], annotated[0]["size"]) == (x.data_ptr(), 4000)
-    # It stands where it happened.
+    # The annotation has its place by time.
     at = trace.index(annotated[0])
     assert trace[at - 1]["addr"] == x.data_ptr() and trace[at + 1]["action"] in ("alloc", "segment_alloc"), trace
     del y
@@ -123,7 +125,7 @@ def pinned_memory_in_a_snapshot():
     torch.cuda.memory._record_memory_history()
     held = torch.empty(1 << 20, pin_memory=True)
     shot = torch.cuda.memory._snapshot()
-    # PyTorch keeps pinned memory and adds it by itself.
+    # PyTorch manages pinned memory itself and adds it to snapshots.
     assert {"host_segments", "host_traces"} <= shot.keys()
     del held
 
@@ -223,7 +225,7 @@ def nccl_registers_a_pool():
     assert pool.snapshot()
     backend = distributed.ProcessGroupNCCL(distributed.HashStore(), 0, 1, distributed.ProcessGroupNCCL.Options())
     backend.eager_connect_single_device(torch.device("cuda:0"))
-    # NCCL is a stand-in; PyTorch checks the order of the segments before it calls it.
+    # NCCL is a replacement here; PyTorch checks the order of the segments before it calls NCCL.
     backend.register_mem_pool(pool)
     del held
     sys.stdout.flush()
@@ -323,7 +325,8 @@ def another_process():
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     x = empty(1 << 20)
     assert len(ForkingPickler.dumps(x)) > 100
-    # Nobody takes the tensor, so PyTorch holds it to the very end, when the stand-ins have gone already.
+    # No process receives the tensor, so PyTorch holds it until the replacements of CUDA's libraries are
+    # unloaded.
     os._exit(0)
 
 
@@ -353,7 +356,7 @@ def the_packages_own_calls():
     with tempfile.TemporaryDirectory() as folder:
         stratalloc.dump_snapshot(os.path.join(folder, "run.json"))
         torch.cuda.memory._dump_snapshot(os.path.join(folder, "run.pickle"))
-    # Stacks of another source mean nothing to PyTorch, and do no harm.
+    # PyTorch cannot read stacks of another source, and ignores them.
     stratalloc.allocator().record_memory_history()
     y = empty(1000)
     assert len(torch.cuda.memory._snapshot()["segments"]) >= 1
@@ -391,7 +394,7 @@ CALLS = [
 
 
 def version():
-    """PyTorch's, without importing it."""
+    """Returns PyTorch's version without importing it."""
     folder = importlib.util.find_spec("torch").submodule_search_locations[0]
     with open(os.path.join(folder, "version.py")) as file:
         return tuple(map(int, re.search(r"__version__ = '(\d+)\.(\d+)", file.read()).groups()))

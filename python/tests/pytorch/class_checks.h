@@ -1,4 +1,4 @@
-// What the files of the test of PyTorch's allocator class share.
+// Shared by the files of the test of PyTorch's allocator class.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -26,7 +26,7 @@ using cca::TraceEntry;
     }                                                                                 \
   } while (0)
 
-// What a call throws, of which kind, and with which words.
+// Checks that a call throws an exception of a type, whose message contains a text.
 #define THROWS(Kind, words, call)                                                     \
   do {                                                                                \
     std::string said;                                                                 \
@@ -59,12 +59,13 @@ inline std::shared_ptr<c10::GatheredContext> gather() {
 }
 
 inline cca::CUDAAllocator* ours() { return cca::get(); }
-// The class with the functions of the latest version, also where PyTorch has another form of them or none.
+// Returns the allocator with the functions of the latest version, also if PyTorch's class declares them
+// differently or lacks them.
 inline stratalloc_torch::Base* base() { return dynamic_cast<stratalloc_torch::Base*>(ours()); }
 inline int64_t current(const c10::CachingAllocator::StatArray& stat) { return stat[0].current; }
 inline cca::DeviceStats stats(int device = 0) { return cca::getDeviceStats(device); }
 
-// In class_versions.cpp.
+// Defined in class_versions.cpp.
 void segments();
 void rejections();
 void metadata();

@@ -1,4 +1,4 @@
-// Snapshots, settings, and the functions that PyTorch's class got after 2.10.
+// Snapshots, settings, and the functions that PyTorch's class has since versions after 2.10.
 #include "class_checks.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ static void segments_are_numbered_as_they_come() {
     CHECK(counter > last);
     last = counter;
   }
-  // A segment that comes again is a new one.
+  // A segment that is allocated again gets a new number.
   blocks[0].clear();
   cca::emptyCache();
   blocks[0] = ours()->allocate(20 * MIB);
@@ -77,7 +77,7 @@ void segments() {
   a_segment_that_was_not_split_has_its_context();
 }
 
-// Metadata is the calling thread's own.
+// Metadata belongs to the calling thread.
 static void metadata_is_per_thread() {
   CHECK(base()->supportsUserMetadata());
   base()->recordHistory(true, gather, 1000, cca::RecordContext::NEVER, true, {});
@@ -179,7 +179,7 @@ void rejections() {
   CHECK(told.size() == 1 && failed == 1);
 }
 
-// A snapshot lists the library's settings, and PyTorch's where the library has none.
+// A snapshot lists the library's settings, and PyTorch's for keys that the library lacks.
 static void a_snapshot_has_the_settings_in_force() {
   settings::setAllocatorSettings("max_split_size_mb:64,roundup_power2_divisions:8,pinned_num_register_threads:4");
   auto config = cca::snapshot().config_metadata;
@@ -195,11 +195,11 @@ static void a_snapshot_has_the_settings_in_force() {
 #endif
 }
 
-// A string that is refused changes nothing: neither here nor at PyTorch's half.
+// A refused string changes nothing, neither in the library nor in PyTorch's own settings.
 static void a_refused_string_changes_nothing() {
   settings::setAllocatorSettings("max_split_size_mb:64");
   MempoolId_t pool{0, 91};
-  // A pool in use stands in the way of another backend, on the second device only.
+  // On the second device only, a pool with a user prevents a switch of the backend.
   cca::createOrIncrefPool(1, pool);
   auto wrong = "max_split_size_mb:200,expandable_segments:True,pinned_num_register_threads:8,"
                "release_lock_on_cudamalloc:True,backend:cudaMallocAsync";
@@ -211,7 +211,7 @@ static void a_refused_string_changes_nothing() {
   CHECK(Config::max_split_size() == 64 * MIB && !Config::use_expandable_segments());
   CHECK(settings::getAllocatorSettings() == "max_split_size_mb:64");
   cca::emptyCache();
-  // 100 MiB are more than the largest block that is split, also on the second device.
+  // 100 MiB exceed the largest block that is split, on the second device as well.
   c10::cuda::CUDAGuard guard(1);
   ours()->allocate(100 * MIB).clear();
   ours()->allocate(30 * MIB).clear();
@@ -271,7 +271,8 @@ void addresses() {
   CHECK(current(stats().allocation) == 0);
 }
 
-// A stream's class, which programs set by PyTorch since 2.15, decides how much address space is reserved.
+// A stream's reserve class, which programs can set in PyTorch since 2.15, decides how much address space
+// is reserved.
 void reserve_classes() {
 #if STRATALLOC_SINCE(15)
   cca::emptyCache();

@@ -1,12 +1,13 @@
-// Calls every function of PyTorch's allocator class over the library, as PyTorch does, on memory of this
-// machine. Arguments: the extension and the library; STRATALLOC_DEVICE is `host`.
+// Calls every function of PyTorch's allocator class, implemented by the library, as PyTorch does: with
+// PyTorch's own `c10`, on host memory. Arguments: the extension and the library; STRATALLOC_DEVICE is
+// `host`.
 #include "class_checks.h"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <dlfcn.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
-// Exported, and in no header.
+// Exported by PyTorch, but declared in no header.
 namespace c10::cuda::_internal {
 void setHasPrimaryContext(bool (*)(DeviceIndex));
 }
@@ -20,7 +21,7 @@ namespace c10 {
 REGISTER_FREE_MEMORY_CALLBACK("class_virtuals", Callback)
 }
 
-// An allocator of somebody else's, for a pool: it calls the one that was there before.
+// A program's allocator for a pool.
 struct Plain : stratalloc_torch::Base {
   int allocated = 0, deleted = 0;
   void* raw_alloc_with_stream(size_t size, cudaStream_t) override {
@@ -70,7 +71,7 @@ struct Plain : stratalloc_torch::Base {
   }
   std::string name() override { unused(); }
   void attachOomRejectionObserver(stratalloc_torch::OomRejectionObserver) override { unused(); }
-  // Pure where a version of PyTorch has them not.
+  // Pure virtual in some versions of PyTorch, absent from others.
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void*) override { unused(); }
   c10::DataPtr allocateWithAddress(size_t, void*) override { unused(); }
   bool supportsUserMetadata() override { unused(); }
@@ -102,7 +103,7 @@ static void blocks() {
   cca::raw_delete(nullptr);
   THROWS(c10::Error, "invalid device pointer", cca::raw_delete(&raw));
   THROWS(c10::Error, "invalid device pointer", cca::raw_delete(raw));
-  // A deleter cannot throw, and says it.
+  // A deleter must not throw: it prints the error.
   ours()->raw_deleter()(&raw);
   size_t size = 0;
   auto* inside = static_cast<char*>(block.get()) + 5;
@@ -120,7 +121,7 @@ static void blocks() {
     CHECK(far.device().index() == 1 && current(stats(1).allocation) == 1);
     c10::cuda::CUDAGuard back(0);
     auto near = ours()->allocate(1);
-    // Each goes back where it came from, whatever the current device is.
+    // Each block is freed on its own device, whatever the current device is.
     far.clear();
     CHECK(current(stats(1).allocation) == 0 && current(stats(0).allocation) == 1);
   }
@@ -138,7 +139,7 @@ static void blocks() {
   CHECK(current(stats().reserved_bytes) == 0);
 }
 
-// A profiler as PyTorch's: it hears of blocks on the thread that carries it, and may not want to.
+// A profiler like PyTorch's: it receives the blocks of the thread that carries it, and can be turned off.
 struct Profiler : c10::MemoryReportingInfoBase {
   struct Told {
     void* pointer;
@@ -179,7 +180,7 @@ static void profiler() {
   CHECK(told.size() == 2);
 }
 
-// Where PyTorch sees one device, nobody is asked for the current one.
+// If PyTorch sees one device, the current device is not read.
 static void one_device() {
   c10::cuda::CUDAGuard guard(1);
   ours()->init(1);
@@ -234,7 +235,7 @@ static void pools() {
   cca::emptyCache(id);
   CHECK(cca::snapshot(id).segments.empty());
 
-  // A filter that throws accepts nothing, as one of a stream that the driver does not know.
+  // A filter that throws accepts nothing, like one for a stream that the driver does not know.
   cca::beginAllocateToPool(0, third, [](cudaStream_t) -> bool { throw std::runtime_error("no stream"); });
   auto none = ours()->allocate(512);
   CHECK(cca::checkPoolLiveAllocations(0, third, {}));
@@ -282,7 +283,8 @@ static void checkpoints() {
   CHECK(state);
   auto second = ours()->allocate(MIB);
   auto* later = second.get();
-  // As cudagraph trees do: the tensors' deleters are taken away, and given back for what lives again.
+  // As cudagraph trees do: the tensors' deleters are removed, and set again for the blocks that are live
+  // again.
   CHECK(first.compare_exchange_deleter(ours()->raw_deleter(), [](void*) {}));
   CHECK(second.compare_exchange_deleter(ours()->raw_deleter(), [](void*) {}));
   auto delta = cca::setCheckpointPoolState(0, state);
@@ -350,13 +352,13 @@ static void history() {
   CHECK(seen.external_annotations[0].metadata_.at("name") == "forward");
   auto active = 0;
   for (const auto& segment : seen.segments) active += segment.active_size;
-  // It notes itself for the next one.
+  // A snapshot records an entry of itself, which the next snapshot has.
   const auto noted = cca::snapshot().device_traces.at(0).back();
   CHECK(noted.action_ == TraceEntry::SNAPSHOT && noted.addr_ == 0 && !noted.context_);
   CHECK(noted.size_ == static_cast<size_t>(active));
   CHECK(base()->snapshot({0, 0}, false).device_traces.empty());
   block.clear();
-  // A device that is opened later records, too.
+  // Recording is also on for a device that is opened later.
   cca::setUserMetadata("");
   base()->recordHistory(false, nullptr, 1, cca::RecordContext::NEVER, true, {});
   seen = {};
@@ -365,7 +367,7 @@ static void history() {
   CHECK(contexts_alive == 0);
 }
 
-// Stands in for an interpreter, of which the test has none.
+// Replaces the Python interpreter, which this test does not run.
 struct Interpreter : torch::CapturedTraceback::Python {
   using Frames = std::vector<torch::CapturedTraceback::PyFrame>;
   // Not in PyTorch 2.10.
@@ -383,7 +385,7 @@ struct Interpreter : torch::CapturedTraceback::Python {
   int clear(Frames&) override { return 0; }
 };
 
-// The error names the Python code that holds the memory, whatever PyTorch gathers for itself.
+// The error names the Python code that holds the memory, whatever PyTorch's recorder gathers.
 static void holders() {
   torch::CapturedTraceback::addPythonUnwinder(new Interpreter);
   for (auto recorder : {gather, cca::CreateContextFn([] { return std::shared_ptr<c10::GatheredContext>(); })}) {
@@ -398,7 +400,7 @@ static void holders() {
 
 static void others() {
   cca::emptyCache();
-  // What this machine's memory can share.
+  // Host memory can be shared only with expandable segments.
   c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
   auto block = ours()->allocate(4 * MIB);
   auto shared = cca::shareIpcHandle(block.get());
@@ -429,7 +431,7 @@ static void settings() {
   settings::setAllocatorSettings("expandable_segments:False");
   cca::emptyCache();
   CHECK(cca::getExpandableSegmentSizes(0).empty());
-  // A key of PyTorch's reaches both, one of the library's passes by PyTorch, another one is refused.
+  // PyTorch's keys reach both; PyTorch ignores the library's; unknown keys are refused.
   settings::setAllocatorSettings("max_split_size_mb:64,peers:none");
   CHECK(settings::AcceleratorAllocatorConfig::max_split_size() == 64 * MIB);
   ours()->allocate(100 * MIB).clear();
@@ -492,7 +494,7 @@ int main(int count, char** arguments) {
   cca::init(2);
   CHECK(ours()->initialized());
   CHECK(install(arguments[2], error, sizeof error) == 1 && std::strstr(error, "in use already"));
-  // The part of PyTorch that says so is not here.
+  // Set here because the part of PyTorch that reports a primary context is not loaded.
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   blocks();
   profiler();

@@ -1,5 +1,5 @@
-/* Stands in for the CUDA runtime where there is no GPU: two devices without streams of their own, whose memory
-   is the machine's. Only for the test of PyTorch's allocator class. */
+/* Replaces the CUDA runtime on machines without a GPU: two devices with host memory and without streams. Only for
+   the test of PyTorch's allocator class. */
 #include <stddef.h>
 #include <string.h>
 
@@ -50,7 +50,7 @@ Error cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) 
 Error cudaStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0, Success; }
 Error cudaThreadExchangeStreamCaptureMode(int *mode) { return (void)mode, Success; }
 
-/* What the test never reaches. */
+/* Functions that the test never calls. */
 #define NOTHING(name) \
     Error name(void) { return Success; }
 NOTHING(cudaDeviceGetDefaultMemPool)

@@ -1,5 +1,5 @@
-"""Runs ``calls.py`` under several configurations at once. PyTorch is imported once, which takes longer than all calls:
-each call then has a forked process of its own, which ends as a Python program ends.
+"""Runs ``calls.py`` under several configurations at once. PyTorch is imported once, because that takes
+longer than all calls. Each call runs in a forked process, which exits as a Python program does.
 
 usage: forked.py CONFIGURATION..    (the environment as for calls.py)
 """
@@ -14,17 +14,17 @@ import types
 import warnings
 from unittest import mock
 
-# The processes have both from here. A first snapshot with stacks would load the second.
+# Imported before the forks. The first snapshot with stacks would import the second module.
 import torch  # noqa: F401
 import torch._inductor.codecache  # noqa: F401
 
 CALLS = pathlib.Path(__file__).with_name("calls.py")
-# Only a call that hangs takes so long.
+# Only a call that hangs takes this long.
 SECONDS = 300
 
 
 def forked(work):
-    """The number of a process that does ``work``, which may raise, and then ends."""
+    """Forks a process that runs ``work``, which may raise, and exits. Returns its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -35,7 +35,7 @@ def forked(work):
 
 
 def run(command, **_):
-    """``subprocess.run`` for the command line of one call."""
+    """Replaces ``subprocess.run`` for the command line of one call."""
     arguments = command[command.index(str(CALLS)) :]
     with tempfile.TemporaryFile("w+", errors="replace") as file:
 
@@ -44,7 +44,7 @@ def run(command, **_):
             signal.alarm(SECONDS)
             warnings.simplefilter("ignore")
             sys.argv = arguments
-            # The functions of the call itself start real processes.
+            # The real function again: the code of a call starts processes.
             with mock.patch("subprocess.run", started):
                 runpy.run_path(str(CALLS), run_name="__main__")
 

@@ -1,10 +1,10 @@
-"""Records random histories of PyTorch's built-in allocator where there is no GPU, and verifies each with
-``stratalloc replay --verify``: every address, every segment event and the layout at the end.
+"""Records random histories of PyTorch's built-in allocator on a machine without a GPU, and verifies each with
+``stratalloc replay --verify``: every address, every segment event and the final layout.
 
 usage: histories.py SITE HEADERS STRATALLOC KEPT [--histories N] [--first SEED]
-SITE has the wheel's package ``torch``, HEADERS are folders of CUDA's headers between colons, STRATALLOC is the
-command line. Histories that are not exact are kept in the folder KEPT. Prints one line of a table; exit code 1 if
-a history is not exact.
+SITE contains the wheel's package ``torch``. HEADERS are folders with CUDA's headers, separated by colons. STRATALLOC
+is the command line. Histories that are not exact are kept in the folder KEPT. Prints one line of a table; the exit
+code is 1 if a history is not exact.
 """
 
 import argparse
@@ -19,7 +19,8 @@ import tempfile
 import warnings
 
 MIB = 1 << 20
-# A key, how likely a history has it, and its values. Keys that a version refuses are left out.
+# Keys, each with the probability that a history has it, and its values. Keys that a version refuses are
+# left out.
 KEYS = {
     "expandable_segments": (0.35, lambda rng: "True"),
     "max_split_size_mb": (0.35, lambda rng: rng.choice([20, 32, 64, 128, 200])),
@@ -32,7 +33,7 @@ KEYS = {
     "per_process_memory_fraction": (0.1, lambda rng: rng.choice([0.5, 0.9])),
     "release_lock_on_cudamalloc": (0.1, lambda rng: "True"),
 }
-# What the allocator has for each device, and the names under which NVIDIA's library of management is asked.
+# A replacement of NVML: the functions that PyTorch's allocator looks up.
 MANAGEMENT = """
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) { return *device = (void *)8, 0; }
@@ -49,7 +50,7 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = 13000, 0
 
 
 def plan(seed, keys, records_pools):
-    """Returns what a history is like."""
+    """Returns the settings of one random history."""
     rng = random.Random(f"plan {seed}")
     conf = {}
     for key in keys:
@@ -58,7 +59,7 @@ def plan(seed, keys, records_pools):
             conf[key] = values(rng)
     if "max_non_split_rounding_mb" in conf:
         conf.setdefault("max_split_size_mb", 64)
-    # Oversize blocks begin above the size of a large segment.
+    # `max_split_size_mb` must not be less than the size of a large segment.
     if conf.get("max_split_size_mb", 1000) < conf.get("large_segment_size_mb", 0):
         conf["max_split_size_mb"] = 128
     expandable = "expandable_segments" in conf
@@ -67,8 +68,8 @@ def plan(seed, keys, records_pools):
     memory_mib, fraction = rng.choice([1024, 2048, 4096, 8192, 81920]), rng.choice([1, 1, 0.3, 0.7])
     pools = rng.choice([0, 0, 0, 2, 3])
     if not records_pools and (expandable or memory_mib < 81920 or "per_process_memory_fraction" in conf):
-        # Before 2.12 no entry names the pool of a request: it follows from the segments at the end only while
-        # no segment is released, and while all segments are fixed.
+        # Before 2.12 no entry has the pool of a request. The final segments show it only if no segment
+        # was released and all segments are fixed.
         pools = 0
     return {
         "seed": seed,
@@ -147,7 +148,7 @@ def configure(conf):
 
 
 def in_child(work):
-    """Runs it in a process of its own; returns whether it ends without an exception."""
+    """Runs ``work`` in a forked process; returns whether it ends without an exception."""
     process = os.fork()
     if process == 0:
         code = 1
@@ -162,14 +163,15 @@ def in_child(work):
 
 
 def record(folder, first, count):
-    """Records histories into a folder: PyTorch is imported once, and each history is a child."""
+    """Records histories into a folder. PyTorch is imported once, and each history runs in a forked
+    process."""
     warnings.simplefilter("ignore")
     import pickle
 
     import torch
 
     minor = int(torch.__version__.split(".")[1])
-    # The settings of a child are its own.
+    # In a forked process, so that the settings do not change this one.
     some = {key: KEYS[key][1](random.Random(0)) for key in KEYS}
     keys = [key for key, value in some.items() if in_child(lambda: configure(f"{key}:{value}"))]
     for seed in range(first, first + count):

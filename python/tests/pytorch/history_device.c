@@ -1,5 +1,5 @@
-/* Stands in for CUDA where histories of PyTorch's own allocator are recorded: one device that counts memory and
-   chooses addresses, without any memory behind them. Compiled with the headers of the wheel's CUDA.
+/* Replaces CUDA to record histories of PyTorch's own allocator: one device that counts memory and chooses
+   addresses, without real memory. Compiled with the headers of the wheel's CUDA.
 
    STAND_IN_MEMORY_MIB   memory of the device
    STAND_IN_LATE         how many queries find an event not ready
@@ -23,7 +23,7 @@ static uint64_t memory_bytes(void) { return number("STAND_IN_MEMORY_MIB", 8192) 
 static uint64_t whole_pages(uint64_t bytes) { return (bytes + page_bytes - 1) & ~(page_bytes - 1); }
 static int result(int error) { return error ? last_error = error : Ok; }
 
-/* Ranges of addresses by address: of memory, and of reservations. */
+/* Address ranges of memory and of reservations, sorted by address. */
 typedef struct Range {
     struct Range *next;
     uint64_t start, end;
@@ -35,7 +35,7 @@ typedef struct {
 static Space memory = {.base = 0x7a0000000000}, reserved = {.base = 0x620000000000};
 static uint64_t used_bytes;
 
-/* The lowest gap of this size, or the addresses behind all that were used so far. */
+/* Returns the lowest gap of this size, or the addresses after all that were used so far. */
 static uint64_t occupy(Space *space, uint64_t bytes) {
     Range **link = &space->first, *range = malloc(sizeof *range);
     uint64_t start = getenv("STAND_IN_NEW") && space->highest ? space->highest : space->base;
@@ -46,7 +46,7 @@ static uint64_t occupy(Space *space, uint64_t bytes) {
     if (range->end > space->highest) space->highest = range->end;
     return start;
 }
-/* Returns how many bytes the range had. */
+/* Returns the size of the removed range. */
 static uint64_t vacate(Space *space, uint64_t start) {
     for (Range **link = &space->first; *link; link = &(*link)->next)
         if ((*link)->start == start) {
@@ -84,7 +84,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     return Ok;
 }
 
-/* The driver's calls for expandable segments. Pieces are named by their size. */
+/* The driver's functions for expandable segments. A physical allocation's handle is its size. */
 static int reserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t hint, uint64_t flags) {
     (void)alignment, (void)hint, (void)flags;
     pthread_mutex_lock(&mutex);
@@ -101,7 +101,7 @@ static int unreserve(uint64_t address, size_t bytes) {
 }
 static int create(uint64_t *piece, size_t bytes, const int *properties, uint64_t flags) {
     (void)flags;
-    /* A fabric's handles need hardware. */
+    /* Fabric handles need hardware. */
     if (properties[1] & 8) return NotSupported;
     pthread_mutex_lock(&mutex);
     int error = take(bytes);
@@ -121,7 +121,7 @@ static int granularity(size_t *bytes, const void *properties, int option) {
 }
 static int error_text(int error, const char **text) { return (void)error, *text = "refused", Ok; }
 static int device_of(int *device, int ordinal) { return *device = ordinal, Ok; }
-/* Every feature but handles of a fabric. */
+/* Every feature but fabric handles. */
 static int device_attribute(int *value, int attribute, int device) {
     return (void)device, *value = attribute != 128, Ok;
 }
@@ -149,7 +149,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
     return Ok;
 }
 
-/* Events are late by a number of queries. */
+/* An event completes after a number of queries. */
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     return (void)flags, *event = calloc(1, sizeof(uint64_t)), Ok;
 }

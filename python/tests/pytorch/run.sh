@@ -1,8 +1,8 @@
 #!/bin/sh
-# Builds the extension and the test of PyTorch's allocator class, and runs it on memory of this machine.
-# Needs PyTorch's wheel unpacked (no GPU, no Python that can import it) and CUDA's headers.
+# Builds the extension and the test of PyTorch's allocator class, and runs the test on host memory.
+# Needs PyTorch's wheel unpacked (no GPU, and no Python that can import it) and CUDA's headers.
 # usage: run.sh TORCH_FOLDER CUDA_INCLUDES LIBSTRATALLOC [EXTENSION]
-# CUDA_INCLUDES: folders between colons. EXTENSION: one that is built already.
+# CUDA_INCLUDES: folders separated by colons. EXTENSION: an extension that is already built.
 set -e
 torch=$1 library=$3 extension=$4
 here=$(cd "$(dirname "$0")" && pwd)
@@ -23,7 +23,8 @@ cudart=$(needed libc10_cuda.so libcudart.so)
 printf '%s { *; };' "$cudart" > "$work/versions"
 cc -shared -fPIC -o "$work/$cudart" -Wl,-soname,"$cudart" \
     -Wl,--version-script="$work/versions" "$here/cudart_stub.c"
-# PyTorch's library of operators needs the profiler's, of which nothing is called.
+# PyTorch's operator library is linked against the profiler's libraries, but the test calls none of their
+# functions.
 cupti=$(needed libtorch_cpu.so libcupti.so)
 cc -shared -o "$work/$cupti" -Wl,-soname,"$cupti" -x c /dev/null
 c++ $flags -Wall -o "$work/test" "$here/class_virtuals.cpp" "$here/class_versions.cpp" \

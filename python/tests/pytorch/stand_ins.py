@@ -1,5 +1,6 @@
-"""Makes stand-ins for CUDA's libraries, so that PyTorch's wheel can be imported where there is no GPU: functions that
-do nothing, and the runtime of ``cudart_stub.c`` or another file. Tensors can be made and dropped; no kernel runs.
+"""Builds replacements of CUDA's libraries, so that PyTorch's wheel can be imported on a machine without
+a GPU. Their functions do nothing, but for the runtime, which is ``cudart_stub.c`` or another file.
+Tensors can be created and dropped; no kernel runs.
 
 usage: stand_ins.py TORCH_FOLDER FOLDER [RUNTIME]    (needs nm, readelf and a C compiler)
 """
@@ -63,7 +64,8 @@ def make(path, functions, versions, runtime):
     source, script, own = (path.with_name(name) for name in ("source.c", "versions", "runtime.o"))
     command = ["cc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", str(path), str(source)]
     if path.name.startswith("libcudart."):
-        # By itself: CUDA's header may declare the other functions with arguments, and rename some.
+        # Compiled separately, because CUDA's header may declare the other functions with arguments, and
+        # rename some.
         text = pathlib.Path(__file__).with_name(runtime)
         subprocess.run(["cc", "-w", "-O1", "-fPIC", "-c", "-o", str(own), str(text)], check=True)
         functions = functions - {line.split()[-1] for line in said("nm", "--defined-only", str(own)).splitlines()}
