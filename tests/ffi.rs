@@ -31,7 +31,7 @@ use stratalloc::ffi::{
 fn create(conf: &str, device: &str) -> Result<u64, Status> {
     let [conf, device] = [conf, device].map(|text| CString::new(text).expect("no zero inside"));
     let mut handle = 0;
-    // SAFETY: both texts end with a zero, and the handle is ours.
+    // SAFETY: both texts end with a zero, and the handle's pointer is to a local variable.
     match unsafe { stratalloc_create(conf.as_ptr(), device.as_ptr(), &raw mut handle) } {
         Status::Ok => Ok(handle),
         other => Err(other),
@@ -41,7 +41,7 @@ fn create(conf: &str, device: &str) -> Result<u64, Status> {
 fn allocate(handle: u64, bytes: u64, stream: usize) -> Result<*mut c_void, Status> {
     let mut pointer = null_mut();
     let stream = std::ptr::without_provenance_mut(stream);
-    // SAFETY: the pointer is ours.
+    // SAFETY: the pointer is to a local variable.
     match unsafe { stratalloc_allocate(handle, bytes, stream, &raw mut pointer) } {
         Status::Ok => Ok(pointer),
         other => Err(other),
@@ -126,7 +126,7 @@ fn a_scope_whose_user_was_released_closes_all_the_same() {
     for conf in ["backend:native", "backend:native,expandable_segments:True"] {
         let handle = create(conf, "sim").unwrap();
         let mut pool = Pool::default();
-        // SAFETY: the pool's name is ours.
+        // SAFETY: the pointer is to a local variable.
         assert_eq!(unsafe { stratalloc_pool_create(handle, 0, &raw mut pool) }, Status::Ok);
         assert_eq!(stratalloc_pool_scope_open_thread(handle, pool), Status::Ok);
         assert_eq!(stratalloc_pool_release(handle, pool), Status::Ok);
@@ -163,7 +163,7 @@ fn a_guarded_block_keeps_what_is_written_at_once() {
 fn a_pool_with_users_refuses_a_switch() {
     let handle = create("backend:native", "sim").unwrap();
     let mut pool = Pool::default();
-    // SAFETY: the pool's name is ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { stratalloc_pool_create(handle, 0, &raw mut pool) }, Status::Ok);
     // SAFETY: the text ends with a zero.
     let switch = || unsafe { stratalloc_switch(handle, c"backend:cudaMallocAsync".as_ptr()) };
@@ -188,7 +188,7 @@ fn a_cache_of_each_thread_is_refused() {
 fn text(of: u64, kind: Text) -> Result<String, Status> {
     let (mut bytes, mut needed) = (vec![0u8; 1 << 14], 0);
     let start = bytes.as_mut_ptr().cast();
-    // SAFETY: the buffer has the size that is passed, and the number is ours.
+    // SAFETY: the buffer has the size that is passed, and `needed` is a local variable.
     match unsafe { stratalloc_text_write(of, kind as u32, start, bytes.len(), &raw mut needed) } {
         Status::Ok => {
             bytes.truncate(needed - 1);

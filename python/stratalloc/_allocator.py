@@ -272,9 +272,9 @@ class Allocator:
         return _hooks.SharedBlock(self._library, self._handle, shared)
 
     def add_tracker(self, told):
-        """Adds a function that is called with every entry of the history, a dictionary, while recording
-        is on. For device memory it is called before the first block there is allocated, and before the
-        memory is released. Returns a number for ``remove_tracker``."""
+        """Adds a tracker: while recording is on, the function is called with every entry of the history,
+        as a dictionary. The entry for new device memory comes before a block in it is allocated; the
+        entry for released memory, before the release. Returns a number for ``remove_tracker``."""
         return _hooks.add_tracker(self._library, self._handle, told)
 
     def remove_tracker(self, id):

@@ -192,8 +192,8 @@ def _compiler():
 
 
 def _cpp_runtime(maps="/proc/self/maps"):
-    """Returns the C++ library that this process has loaded. If the object used the compiler's own, the
-    process would have two, and one could not format numbers in streams of the other."""
+    """Returns the libstdc++ that this process has loaded. If the object were linked against the
+    compiler's own, the process would have two, and one could not format numbers in streams of the other."""
     with open(maps) as lines:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/libstdc++.so" in line}
     return sorted(paths)[:1]

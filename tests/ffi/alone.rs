@@ -64,7 +64,7 @@ fn what_is_probably_not_meant_is_said_once() {
         stratalloc_torch_free(block, 512, device, null_mut());
     }
     let mut handle = 0;
-    // SAFETY: the text ends with a zero, and the handle is ours.
+    // SAFETY: the text ends with a zero, and the handle's pointer is to a local variable.
     let made = unsafe { stratalloc_create(null(), c"sim".as_ptr(), &raw mut handle) };
     assert_eq!(made, Status::Ok);
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
@@ -98,7 +98,7 @@ fn a_device_that_nobody_uses_is_not_opened_to_be_asked() {
         assert_eq!(refused, Err(Status::InvalidArgument), "{device}");
     }
     let mut handle = 77;
-    // SAFETY: the handle is ours.
+    // SAFETY: the pointer is to a local variable.
     let opened = unsafe { stratalloc_torch_handle(3, &raw mut handle) };
     assert_eq!((opened, handle), (Status::InvalidArgument, 77));
 }

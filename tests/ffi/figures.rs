@@ -13,14 +13,14 @@ const KIB: u64 = 1 << 10;
 
 fn block_count(handle: u64) -> u64 {
     let mut count = 77;
-    // SAFETY: the place is ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { stratalloc_block_count(handle, &raw mut count) }, Status::Ok);
     count
 }
 
 fn fragmentation(handle: u64) -> f64 {
     let mut part = 77.0;
-    // SAFETY: the place is ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { stratalloc_fragmentation(handle, &raw mut part) }, Status::Ok);
     part
 }
@@ -42,7 +42,7 @@ fn live_blocks_are_counted_and_free_ranges_compared() {
         assert_eq!((block_count(handle), fragmentation(handle)), (0, 0.0), "{conf}");
         assert_eq!(stratalloc_destroy(handle), Status::Ok);
         let (mut count, mut part) = (5, 5.0);
-        // SAFETY: the places are ours.
+        // SAFETY: the pointers are to local variables.
         let counted = unsafe { stratalloc_block_count(handle, &raw mut count) };
         // SAFETY: as above.
         let compared = unsafe { stratalloc_fragmentation(handle, &raw mut part) };
@@ -54,7 +54,7 @@ fn live_blocks_are_counted_and_free_ranges_compared() {
 #[test]
 fn devices_are_counted_also_where_there_is_no_driver() {
     let mut count = -1;
-    // SAFETY: the place is ours.
+    // SAFETY: the pointer is to a local variable.
     assert_eq!(unsafe { stratalloc_device_count(&raw mut count) }, Status::Ok, "{}", last_error());
     assert!(count >= 0);
     #[cfg(feature = "cuda")]
@@ -72,7 +72,7 @@ fn pools_that_a_layer_hides_are_refused_in_the_name_of_the_layer() {
     for (layer, device) in [("align:4KiB", "sim"), ("guard", "host")] {
         let handle = create(&format!("backend:native,layers:[{layer}]"), device).unwrap();
         let mut pool = Pool::default();
-        // SAFETY: the place is ours.
+        // SAFETY: the pointer is to a local variable.
         let status = unsafe { stratalloc_pool_create(handle, 0, &raw mut pool) };
         assert_eq!(status, Status::NotSupported);
         let expected =

@@ -62,7 +62,7 @@ static stratalloc_status call(void) {
 }
 
 static void in(int place) {
-    /* Counts the calls, to find a callback that causes its own call again. */
+    /* Counts the calls: too many mean that a callback's call causes the callback again. */
     if (where != place || depth || ++calls > MOST_CALLS) return;
     depth++;
     if (call() == STRATALLOC_STATUS_INTERNAL) _exit(7);

@@ -42,7 +42,7 @@ fn what_a_users_function_panics_with_is_a_status() {
     let handle = create("backend:bursting", "sim").unwrap();
     let kept = without_provenance_mut(77);
     let mut place = kept;
-    // SAFETY: the place is ours.
+    // SAFETY: the pointer is to a local variable.
     let status = unsafe { stratalloc_allocate(handle, BURSTS_BYTES, null_mut(), &raw mut place) };
     ended(status, "no such request");
     assert_eq!(place, kept, "a call that fails stores nothing");
@@ -71,7 +71,7 @@ fn what_a_users_function_panics_with_is_a_status() {
 fn a_constructor_that_panics_makes_nothing() {
     registry::register("unmade", |_, _| panic!("not today")).unwrap();
     let (conf, mut handle) = (CString::new("backend:unmade").unwrap(), 77);
-    // SAFETY: both texts end with a zero, and the handle is ours.
+    // SAFETY: both texts end with a zero, and the handle's pointer is to a local variable.
     let status = unsafe { stratalloc_create(conf.as_ptr(), c"sim".as_ptr(), &raw mut handle) };
     ended(status, "not today");
     assert_eq!(handle, 77);
