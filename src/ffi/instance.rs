@@ -61,7 +61,7 @@ pub(super) fn further(config: &Config, text: &str) -> Result<Config, Failure> {
 #[derive(Debug)]
 pub(super) struct InForce {
     pub(super) config: Config,
-    /// The limit now: calls may have changed it since the configuration was applied.
+    /// The memory limit, which calls may have changed since the configuration was applied.
     limit_bytes: Option<u64>,
 }
 

@@ -40,7 +40,8 @@ pub unsafe extern "C" fn stratalloc_callbacks_end(
     }
 }
 
-/// A caller's pointer for the caller's functions. Each running call keeps it alive.
+/// A caller's `user` pointer, with the release function that runs when the last reference is dropped. A
+/// running call holds a reference.
 #[derive(Debug)]
 pub(super) struct Lent {
     user: *mut c_void,

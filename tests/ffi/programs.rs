@@ -120,7 +120,7 @@ const BACKENDS: [&str; 3] =
 fn every_call_works_in_the_last_destructors_of_a_thread() {
     if let Some(program) = compile("cc", "ends.c", &["-std=c11"]) {
         for (conf, device) in BACKENDS.iter().flat_map(|conf| [(conf, "sim"), (conf, "host")]) {
-            // No history, history, history with callers' functions, and all of these with names.
+            // Modes: nothing, history, history with callbacks, everything.
             for mode in ["0", "1", "3", "15"] {
                 run(&program, &[conf, device, mode], device);
             }

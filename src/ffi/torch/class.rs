@@ -105,7 +105,7 @@ fn annotation(segments: &[SegmentLayout], address: u64) -> Option<Entry> {
     })
 }
 
-/// Called with a stack, as its source gathered it.
+/// Called with a stack: the pointer that its source gathered.
 pub type StackVisitor = Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>;
 
 /// Calls `show` with the stack of the live block that starts at `pointer`, as its source gathered it.
