@@ -1,8 +1,8 @@
-//! The live blocks of a strategy, for its author.
+//! The table of live blocks for authors of a strategy.
 //!
-//! [`Blocks`] refuses requests that a simple strategy cannot serve, makes a handle for each block that no
-//! later block has, refuses handles that are stale, freed twice or another allocator's, finds blocks by
-//! address and counts. `examples/straight.rs` is a whole strategy with it.
+//! [`Blocks`] refuses requests that a simple strategy cannot serve and gives each block a unique handle.
+//! It rejects stale handles, double frees and handles of other allocators, finds blocks by address and
+//! counts them. `examples/straight.rs` is a complete strategy built on it.
 
 use std::fmt;
 
@@ -17,12 +17,12 @@ use crate::live_blocks::{BlockName, LiveBlocks};
 use crate::size::PoolKind;
 use crate::stats::{Statistics, signed};
 
-/// The live blocks of one allocator: how many bytes were requested for each, by address. Dropping it gives
-/// the memory of all of them back.
+/// The live blocks of one allocator, by address, each with its requested bytes. Dropping the table frees
+/// the memory of every block in it.
 ///
-/// Each block counts as a segment of its own. A strategy that keeps more memory than its blocks have replaces
-/// the field `counters` of [`control`](Self::control). One lock, which is not held while memory is taken or
-/// given back.
+/// Each block counts as its own segment. A strategy that holds more memory than its live blocks must
+/// replace the field `counters` of [`control`](Self::control). The table has one lock, which is not held
+/// while memory is allocated or freed.
 pub struct Blocks {
     owner: OwnerId,
     state: Mutex<State>,
@@ -34,7 +34,7 @@ type Give = dyn Fn(u64, u64) -> Result<(), DriverError> + Send + Sync;
 #[derive(Default)]
 struct State {
     live: LiveBlocks<u64>,
-    /// Allocations, their bytes and failures.
+    /// Counts of allocations, bytes and failures.
     statistics: Statistics,
 }
 
@@ -45,15 +45,16 @@ impl fmt::Debug for Blocks {
 }
 
 impl Blocks {
-    /// No blocks yet. `give` takes back the memory of a block: its address and the number of bytes. It is
-    /// called once for each block and with no lock held.
+    /// Returns an empty table. `give` frees the memory of a block, given its address and its size in
+    /// bytes. It is called once for each block, with no lock held.
     #[must_use]
     pub fn new(give: impl Fn(u64, u64) -> Result<(), DriverError> + Send + Sync + 'static) -> Self {
         Self { owner: OwnerId::next(), state: Mutex::default(), give: Box::new(give) }
     }
 
-    /// Serves a request with memory that `take` returns the address of; `take` is given the number of bytes.
-    /// Waits as `take` does. An out-of-memory error of `take` gets the numbers of the request.
+    /// Serves a request from memory at the address that `take` returns; `take` receives the number of
+    /// bytes. May wait if `take` does. An out-of-memory error of `take` is completed with the size and
+    /// stream of the request.
     ///
     /// # Errors
     ///
@@ -86,28 +87,29 @@ impl Blocks {
         error
     }
 
-    /// Frees a block. Waits as the function of [`new`](Self::new) does.
+    /// Frees a block. May wait if the function passed to [`new`](Self::new) does.
     ///
     /// # Errors
     ///
-    /// [`FreeError`] when the handle is stale or another allocator's, or that function fails; nothing has
-    /// changed then.
+    /// [`FreeError`] when the handle is stale or belongs to another allocator, or when that function
+    /// fails. Nothing has changed then.
     pub fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let freed = BlockName::of(&allocation, self.owner).and_then(|name| self.remove(name));
         freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
-    /// Frees the block that starts at `address`, and returns how many bytes were requested for it.
+    /// Frees the block that starts at `address` and returns its requested bytes.
     ///
     /// # Errors
     ///
-    /// [`HandleError`] when no live block starts there, or the function of [`new`](Self::new) fails; nothing
-    /// has changed then.
+    /// [`HandleError`] when no live block starts there, or when the function passed to
+    /// [`new`](Self::new) fails. Nothing has changed then.
     pub fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         self.remove(BlockName::at(address))
     }
 
-    /// Takes the block out before its memory is given back: another thread may get the address at once.
+    /// Removes the block, then frees its memory. The order matters: another thread may get the address
+    /// at once.
     fn remove(&self, name: BlockName) -> Result<u64, HandleError> {
         let block = self.state.lock().live.take(name)?;
         let bytes = block.kept;
@@ -121,7 +123,7 @@ impl Blocks {
         Ok(bytes)
     }
 
-    /// How many bytes were requested for the live block that starts at `address`. Does not wait.
+    /// Returns the requested bytes of the live block that starts at `address`. Does not wait.
     ///
     /// # Errors
     ///
@@ -130,20 +132,20 @@ impl Blocks {
         self.state.lock().live.find_mut(BlockName::at(address)).copied()
     }
 
-    /// How many blocks are live. Does not wait.
+    /// Returns the number of live blocks. Does not wait.
     #[must_use]
     pub fn len(&self) -> usize {
         self.state.lock().live.len()
     }
 
-    /// Whether no block is live. Does not wait.
+    /// Returns true if no block is live. Does not wait.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Counters, and calls by address, for an allocator whose
-    /// [`free_raw`](crate::allocator::DeviceAllocator::free_raw) is [`free_raw`](Self::free_raw).
+    /// Returns the counters, and support for calls by address, for an allocator whose
+    /// [`free_raw`](crate::allocator::DeviceAllocator::free_raw) calls [`free_raw`](Self::free_raw).
     #[must_use]
     pub fn control(&self) -> Control<'_> {
         Control { counters: Some(self), by_address: true, ..Control::default() }
@@ -153,7 +155,7 @@ impl Blocks {
 impl Drop for Blocks {
     fn drop(&mut self) {
         for block in self.state.get_mut().live.drain() {
-            // Memory that cannot be given back leaks: a drop returns no error.
+            // A drop cannot return an error: memory that cannot be freed leaks.
             let _ = (self.give)(block.address, block.kept);
         }
     }
@@ -163,7 +165,7 @@ impl Counters for Blocks {
     fn statistics(&self) -> Statistics {
         let own = self.state.lock().statistics.clone();
         let (blocks, bytes) = (own.allocation, own.allocated_bytes);
-        // Each block is a segment, and every request takes one.
+        // Each block is a segment, and every request allocates one.
         Statistics {
             active: blocks,
             segment: blocks,

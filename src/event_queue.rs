@@ -1,8 +1,9 @@
-//! Events that somebody waits for.
+//! CUDA events on which freed memory waits.
 //!
-//! Who must wait for streams records one event on each, and says what waits ([`EventQueue::push`]); each
-//! event that has passed is told once. Events of a stream pass in order, so the oldest one answers for all
-//! later ones. A stream that is another one on each thread counts as many. Events are used again.
+//! A caller that must wait for several streams records one event on each and pushes them together with
+//! the item that waits ([`EventQueue::push`]). Each event that has passed is reported once. Events of
+//! one stream pass in order, so only the oldest one is queried. Each thread's per-thread default stream
+//! has a queue of its own. Passed events are reused.
 //!
 //! Source: PyTorch's `record_stream` rules.
 
@@ -21,17 +22,17 @@ use crate::ids::{EventId, StreamId};
 /// Recorded events, each with its stream.
 pub(crate) type Recorded = SmallVec<[(EventId, StreamId); 4]>;
 
-/// An event, and what waits for it.
+/// An event, and the item that waits for it.
 #[derive(Clone, Copy, Debug)]
 struct Pending<T> {
     event: EventId,
     on: Timeline,
     what: T,
-    /// Grows with each call of [`EventQueue::push`].
+    /// Increases with each call of [`EventQueue::push`].
     sequence: u64,
 }
 
-/// The events of one allocator. `T` names what waits.
+/// The events of one allocator. `T` names the item that waits.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     queues: Mutex<Queues<T>>,
@@ -39,11 +40,11 @@ pub(crate) struct EventQueue<T> {
 
 #[derive(Debug)]
 struct Queues<T> {
-    /// Timelines with pending events, oldest event first in each.
+    /// The pending events of each timeline, oldest event first.
     active: Vec<VecDeque<Pending<T>>>,
     /// Empty queues, kept for their capacity.
     idle: Vec<VecDeque<Pending<T>>>,
-    /// Events that nothing waits for.
+    /// Events that are not in use.
     spare: Vec<EventId>,
     next_sequence: u64,
 }
@@ -73,12 +74,12 @@ impl<T> Default for EventQueue<T> {
 }
 
 impl<T: Copy> EventQueue<T> {
-    /// Records an event on each stream. Streams that are gone have none: the device was waited for. All or
-    /// none.
+    /// Records an event on each stream, or on none if one of them fails. A stream that no longer exists
+    /// gets no event; the device is synchronized instead.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]; of the kind `CaptureActive` when a capture is in the way.
+    /// [`DriverError`]; of the kind `CaptureActive` when a capture prevents it.
     pub(crate) fn record(
         &self,
         driver: &dyn Driver,
@@ -91,7 +92,7 @@ impl<T: Copy> EventQueue<T> {
                     recorded.push((event, stream));
                     continue;
                 }
-                // The stream is gone, and nothing can be recorded on it: wait for its work.
+                // The stream no longer exists, so no event can be recorded on it: wait for its work.
                 Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     synchronize_outside_captures(driver)
                 }
@@ -119,12 +120,12 @@ impl<T: Copy> EventQueue<T> {
         Ok(event)
     }
 
-    /// Events that nothing waits for after all.
+    /// Returns unused events for reuse.
     pub(crate) fn give_back(&self, recorded: &[(EventId, StreamId)]) {
         self.queues.lock().spare.extend(recorded.iter().map(|(event, _)| *event));
     }
 
-    /// Lets `what` wait for these events. They were recorded by the calling thread.
+    /// Makes `what` wait for these events, which the calling thread has recorded.
     pub(crate) fn push(&self, driver: &dyn Driver, recorded: &[(EventId, StreamId)], what: T) {
         let mut queues = self.queues.lock();
         let sequence = queues.next_sequence;
@@ -134,18 +135,18 @@ impl<T: Copy> EventQueue<T> {
         }
     }
 
-    /// Calls `passed` for each event that has passed, with the queue locked. Waits for another thread that
-    /// is at it, and for no work of the device.
+    /// Calls `passed` for each event that has passed, with the queue locked. Waits for another thread
+    /// that is polling, and for no work of the device.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]: the first event that cannot be asked, unless a capture
-    /// keeps it from that. Its stream is passed over, and goes on waiting.
+    /// [`DriverError`] of the first event that cannot be queried, except when a capture prevents the
+    /// query. The remaining events of its stream stay queued.
     pub(crate) fn poll(&self, driver: &dyn Driver, passed: impl FnMut(T)) -> DriverResult<()> {
         poll(&mut self.queues.lock(), driver, passed)
     }
 
-    /// Like [`poll`](Self::poll), unless another thread is at it.
+    /// Like [`poll`](Self::poll), but returns at once if another thread holds the queue.
     ///
     /// # Errors
     ///
@@ -157,13 +158,13 @@ impl<T: Copy> EventQueue<T> {
         }
     }
 
-    /// Waits for the events of what is `wanted`, in the order in which it was pushed, and calls `passed` for
-    /// each, with the queue unlocked.
+    /// Waits for the events of all items that are `wanted`, in the order in which they were pushed.
+    /// Calls `passed` for each event, with the queue unlocked.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]: the first event that cannot be waited for; of the kind
-    /// `CaptureActive` only where nothing else was in the way. What waits for it goes on waiting.
+    /// [`DriverError`] of the first event that cannot be waited for; of the kind `CaptureActive` only if
+    /// there was no other error. Events that failed stay queued.
     pub(crate) fn drain(
         &self,
         driver: &dyn Driver,
@@ -190,7 +191,7 @@ impl<T: Copy> EventQueue<T> {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Takes all pending events, in the order in which they were pushed.
+    /// Removes and returns all pending events, in the order in which they were pushed.
     fn take_all(&self) -> Vec<Pending<T>> {
         let mut queues = self.queues.lock();
         let mut all = Vec::new();
@@ -202,11 +203,12 @@ impl<T: Copy> EventQueue<T> {
         all
     }
 
-    /// Destroys the events that nothing waits for. Waits for no work of the device.
+    /// Destroys the events that are not in use. Waits for no work of the device.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]: the first event that the driver does not destroy. It is kept, as are the rest.
+    /// [`DriverError`] of the first event that the driver fails to destroy. That event and the rest are
+    /// kept.
     pub(crate) fn destroy_spare(&self, driver: &dyn Driver) -> DriverResult<()> {
         let count = self.queues.lock().spare.len();
         for _ in 0..count {
@@ -220,17 +222,18 @@ impl<T: Copy> EventQueue<T> {
         Ok(())
     }
 
-    /// Gives all events back to the driver, when the allocator goes.
+    /// Destroys all events when the allocator is dropped.
     pub(crate) fn destroy(&self, driver: &dyn Driver) {
         let pending = self.take_all().into_iter().map(|pending| pending.event);
         for event in std::mem::take(&mut self.queues.lock().spare).into_iter().chain(pending) {
-            // Nobody is left who could be told; the driver drops its events with its context.
+            // There is no caller left to report an error to; the context destroys its events with
+            // itself.
             let _ = driver.destroy_event(event);
         }
     }
 }
 
-/// Whether it failed for a capture's sake.
+/// Returns true if the call failed because of a capture.
 fn is_captures(error: &DriverError) -> bool {
     error.kind() == DriverErrorKind::CaptureActive
 }
@@ -248,7 +251,7 @@ fn poll<T: Copy>(
             match driver.query_event(first.event) {
                 Ok(true) => {}
                 Ok(false) => break,
-                // A capture keeps it from being asked.
+                // A capture prevents the query.
                 Err(error) if is_captures(&error) => break,
                 Err(error) => {
                     failed = failed.or(Some(error));

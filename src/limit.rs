@@ -1,20 +1,20 @@
-//! The most bytes that an allocator may hold, and the bytes that count against it.
+//! A limit on the bytes that an allocator may hold, and the bytes charged to it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::size::limit_of_fraction;
 
-/// The value of a limit that is none.
+/// The value that means no limit.
 const NONE: u64 = u64::MAX;
 
-/// A limit and what is charged to it. No lock.
+/// A limit and the bytes charged to it. Has no lock.
 #[derive(Debug)]
 pub(crate) struct Limit {
     most_bytes: AtomicU64,
     charged_bytes: AtomicU64,
 }
 
-/// Bytes that are charged until this is dropped.
+/// Bytes that stay charged until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge<'l> {
     limit: &'l Limit,
@@ -22,19 +22,19 @@ pub(crate) struct Charge<'l> {
 }
 
 impl Limit {
-    /// No limit, and nothing charged.
+    /// Returns no limit, with nothing charged.
     pub(crate) const fn none() -> Self {
         Self { most_bytes: AtomicU64::new(NONE), charged_bytes: AtomicU64::new(0) }
     }
 
-    /// Returns the most bytes, if there is a limit.
+    /// Returns the limit in bytes, if there is one.
     #[inline]
     pub(crate) fn get(&self) -> Option<u64> {
         let most = self.most_bytes.load(Ordering::Relaxed);
         (most != NONE).then_some(most)
     }
 
-    /// Sets the most bytes, or removes the limit. Releases nothing.
+    /// Sets the limit in bytes, or removes it. Releases nothing.
     pub(crate) fn set(&self, most_bytes: Option<u64>) {
         self.most_bytes.store(most_bytes.unwrap_or(NONE), Ordering::Relaxed);
     }
@@ -44,7 +44,7 @@ impl Limit {
         self.set(limit_of_fraction(fraction, total_bytes));
     }
 
-    /// Charges bytes that are about to be requested. `None` beyond the limit.
+    /// Charges bytes that are about to be requested. Returns `None` if they would exceed the limit.
     pub(crate) fn charge(&self, bytes: u64) -> Option<Charge<'_>> {
         let most = self.most_bytes.load(Ordering::Relaxed);
         let grown = |charged: u64| charged.checked_add(bytes).filter(|charged| *charged <= most);
@@ -52,14 +52,14 @@ impl Limit {
         charged.ok().map(|_| Charge { limit: self, bytes })
     }
 
-    /// Returns a charge that [`Charge::keep`] kept.
+    /// Returns a charge that [`Charge::keep`] kept, so that dropping it ends it.
     pub(crate) fn kept(&self, bytes: u64) -> Charge<'_> {
         Charge { limit: self, bytes }
     }
 }
 
 impl Charge<'_> {
-    /// Leaves the bytes charged: the allocator holds them.
+    /// Keeps the bytes charged after this value is gone: the allocator holds them.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }

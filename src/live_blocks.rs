@@ -1,8 +1,8 @@
 //! Live blocks by address.
 //!
-//! Each has a serial number that no other block of its table ever has: it is what a handle names beside
-//! the address, so that an old handle is refused and not misread. [`LiveBlocks`] has no lock; threads that
-//! should seldom meet share [`Sharded`].
+//! Each block has a serial number that is unique in its table. A handle contains address and serial
+//! number, so a stale handle is rejected. [`LiveBlocks`] has no lock; [`Sharded`] is for use by many
+//! threads.
 
 use std::ops::Deref;
 
@@ -14,7 +14,7 @@ use crate::allocator::Allocation;
 use crate::error::HandleError;
 use crate::ids::OwnerId;
 
-/// What names a block: its address and, in a handle, its serial number.
+/// Identifies a block: its address and, from a handle, its serial number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockName {
     pub(crate) address: u64,
@@ -22,20 +22,20 @@ pub(crate) struct BlockName {
 }
 
 impl BlockName {
-    /// The block of a handle that `owner` made.
+    /// Returns the name in a handle that `owner` made.
     #[inline]
     pub(crate) fn of(allocation: &Allocation, owner: OwnerId) -> Result<Self, HandleError> {
         allocation.check_owner(owner)?;
         Ok(Self { address: allocation.address(), serial: Some(allocation.token().number()) })
     }
 
-    /// The block at an address, whichever it is.
+    /// Names the block at an address, with any serial number.
     #[inline]
     pub(crate) const fn at(address: u64) -> Self {
         Self { address, serial: None }
     }
 
-    /// Why no live block has this name.
+    /// Returns the error for a name that no live block has.
     #[cold]
     pub(crate) fn missing(self) -> HandleError {
         let address = self.address;
@@ -51,12 +51,12 @@ impl BlockName {
 pub(crate) struct Live<T> {
     pub(crate) address: u64,
     pub(crate) serial: u64,
-    /// What its allocator keeps for it.
+    /// The data that the allocator keeps for it.
     pub(crate) kept: T,
 }
 
 impl<T> Live<T> {
-    /// Whether it has this serial number, if one is given.
+    /// Returns true if the block has this serial number, or if none is given.
     #[inline]
     pub(crate) fn has(&self, serial: Option<u64>) -> bool {
         serial.is_none_or(|serial| serial == self.serial)
@@ -85,7 +85,8 @@ impl<T> Default for LiveBlocks<T> {
     }
 }
 
-/// Addresses are multiples of some power of two: both halves of a product with an odd number count.
+/// Returns a hash of an address. Addresses are multiples of a power of two, so both halves of the
+/// product are used.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the two halves of a product")]
 fn hash_of(address: u64) -> u64 {
@@ -99,14 +100,15 @@ impl<T> LiveBlocks<T> {
         self.last_serial
     }
 
-    /// Enters a block under a new serial number. Whoever had the address is no longer live, and returned.
+    /// Adds a block with a new serial number. Returns that number, and the block it replaced at this
+    /// address.
     #[inline]
     pub(crate) fn enter(&mut self, address: u64, kept: T) -> (u64, Option<Live<T>>) {
         let serial = self.next_serial();
         (serial, self.put_back(Live { address, serial, kept }))
     }
 
-    /// Enters a block that was taken out, as it was. Whoever had the address is returned.
+    /// Adds a block that was removed, unchanged. Returns the block it replaced at this address.
     #[inline]
     pub(crate) fn put_back(&mut self, block: Live<T>) -> Option<Live<T>> {
         let address = block.address;
@@ -120,24 +122,24 @@ impl<T> LiveBlocks<T> {
         }
     }
 
-    /// Whether a block starts there.
+    /// Returns true if a block starts at this address.
     pub(crate) fn contains(&self, address: u64) -> bool {
         self.get(address).is_some()
     }
 
-    /// The block at an address.
+    /// Returns the block at an address.
     #[inline]
     pub(crate) fn get(&self, address: u64) -> Option<&Live<T>> {
         self.table.find(hash_of(address), |live| live.address == address)
     }
 
-    /// The block at an address, to be changed.
+    /// Returns the block at an address, mutably.
     #[inline]
     pub(crate) fn get_mut(&mut self, address: u64) -> Option<&mut Live<T>> {
         self.table.find_mut(hash_of(address), |live| live.address == address)
     }
 
-    /// The block of this name.
+    /// Returns the data of the block with this name.
     ///
     /// # Errors
     ///
@@ -148,7 +150,7 @@ impl<T> LiveBlocks<T> {
         found.map(|live| &mut live.kept).ok_or_else(|| name.missing())
     }
 
-    /// Takes out the block of this name.
+    /// Removes the block with this name.
     ///
     /// # Errors
     ///
@@ -158,7 +160,7 @@ impl<T> LiveBlocks<T> {
         self.take_if(name.address, |live| live.has(name.serial)).ok_or_else(|| name.missing())
     }
 
-    /// Takes out the block at an address if it `is_meant`.
+    /// Removes the block at an address if `is_meant` returns true for it.
     #[inline]
     pub(crate) fn take_if(
         &mut self,
@@ -169,7 +171,7 @@ impl<T> LiveBlocks<T> {
         is_meant(found.get()).then(|| found.remove().0)
     }
 
-    /// Gives the block at an address a new serial number: handles to it are old from now on.
+    /// Gives the block at an address a new serial number: existing handles to it become stale.
     pub(crate) fn renew(&mut self, address: u64) -> Option<(u64, &mut T)> {
         let serial = self.next_serial();
         let live = self.get_mut(address)?;
@@ -177,22 +179,22 @@ impl<T> LiveBlocks<T> {
         Some((serial, &mut live.kept))
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Every block, in no order.
+    /// Returns all blocks, in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Live<T>> {
         self.table.iter()
     }
 
-    /// Takes out every block, in no order.
+    /// Removes and returns all blocks, in no order.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Live<T>> {
         self.table.drain()
     }
 
-    /// Whether none was ever entered.
+    /// Returns true if no block was ever added.
     pub(crate) fn is_unused(&self) -> bool {
         self.last_serial == 0
     }
@@ -205,7 +207,8 @@ const SHARDS: usize = 64;
 #[repr(align(128))]
 struct Shard<T>(Mutex<LiveBlocks<T>>);
 
-/// Tables by address, a lock each. Serial numbers are of one shard: they tell blocks of one address apart.
+/// Live blocks in several tables, chosen by address, each with a lock. A serial number is unique within
+/// its shard.
 #[derive(Debug)]
 pub(crate) struct Sharded<T> {
     shards: Box<[Shard<T>]>,
@@ -218,14 +221,14 @@ impl<T> Default for Sharded<T> {
 }
 
 impl<T> Sharded<T> {
-    /// Locks the table that has an address.
+    /// Locks the shard of an address.
     #[inline]
     pub(crate) fn lock(&self, address: u64) -> MutexGuard<'_, LiveBlocks<T>> {
         let number = usize::try_from(hash_of(address) >> 58).unwrap_or(0) % SHARDS;
         self.shards[number].0.lock()
     }
 
-    /// Locks all of them.
+    /// Locks all shards.
     pub(crate) fn lock_all(&self) -> Vec<MutexGuard<'_, LiveBlocks<T>>> {
         self.shards.iter().map(|shard| shard.0.lock()).collect()
     }

@@ -1,11 +1,13 @@
-//! The open scopes of one allocator: where requests go, and whether captures may be under way.
+//! The open scopes of one allocator: they route requests to pools, and indicate that captures may be
+//! active.
 //!
-//! Any scope may meet a capture, whatever its filter, because a thread or a stream can begin one inside it.
-//! So the driver expects captures while any scope is open, each request that comes by asks the driver whether
-//! its stream is captured, and a scope that has routed such a request is a capture's from then on. Nothing
-//! else knows of captures: whether one stream is in one is always the driver's answer.
+//! A thread or a stream can begin a capture inside any scope, whatever its filter. So the driver expects
+//! captures while any scope is open, and each request that is routed queries the capture status of its
+//! stream. A scope that has routed a request of a captured stream counts as a capture's from then on.
+//! Whether a stream is captured is always the driver's answer, never derived from scopes.
 //!
-//! No lock is held while a filter runs, because it may be a user's function.
+//! One component serves all strategies. No lock is held while a filter runs, because it may be a user's
+//! function.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,16 +18,17 @@ use crate::allocator::ScopeFilter;
 use crate::driver::{CaptureStatus, Driver, DriverResult, capture_status_of};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 
-/// The open scopes, with what the allocator keeps for each.
+/// The open scopes, each with data of the allocator.
 #[derive(Debug)]
 pub(crate) struct Scopes<P> {
     driver: Arc<dyn Driver>,
     count: AtomicUsize,
-    /// How many of them are captures'.
+    /// The number of open scopes that are used by captures.
     captures: AtomicUsize,
-    /// How many of them the driver was told of. Never more than it knows.
+    /// The number of open scopes that the driver was notified of. Never greater than the driver's own
+    /// count.
     told: AtomicU64,
-    /// The newest last.
+    /// The newest is last.
     open: RwLock<Arc<Vec<Arc<Scope<P>>>>>,
 }
 
@@ -34,26 +37,27 @@ struct Scope<P> {
     pool: PoolId,
     filter: ScopeFilter,
     kept: P,
-    /// The thread that opened it. A capture in the scope runs on it.
+    /// The thread that opened it. A capture in the scope runs on this thread.
     thread: ThreadNumber,
     is_captures: AtomicBool,
     is_told: bool,
 }
 
-/// A scope that was closed. Dropping it drops its filter, which may be a user's: where no lock is held.
+/// A scope that was closed. Dropping it drops its filter, which may be a user's: drop it without holding
+/// a lock.
 #[derive(Debug)]
 pub(crate) struct Closed<P> {
-    /// Whether it was a capture's.
+    /// True if a capture used it.
     pub(crate) was_captures: bool,
     _scope: Arc<Scope<P>>,
 }
 
-/// Where a request goes.
+/// The destination of a request.
 #[derive(Debug)]
 pub(crate) struct Routed<P> {
-    /// What is kept for the scope that accepts it.
+    /// The data of the scope that accepts it, if one does.
     pub(crate) to: Option<P>,
-    /// Of its stream. Without scopes nobody asked, and this is `None`.
+    /// The capture status of its stream. Not queried, and `None`, while no scope is open.
     pub(crate) status: CaptureStatus,
 }
 
@@ -68,19 +72,20 @@ impl<P> Scopes<P> {
         }
     }
 
-    /// Whether any is open. One relaxed load.
+    /// Returns true if any scope is open. One relaxed load.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a capture is under way in any of them, as far as is known. One relaxed load.
+    /// Returns true if a capture is known to be active in any scope. One relaxed load.
     #[inline]
     pub(crate) fn any_capture(&self) -> bool {
         self.captures.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the calling thread has such a capture under way: it may not wait or ask events then.
+    /// Returns true if such a capture is active on the calling thread, which then may not synchronize or
+    /// query events.
     #[inline]
     pub(crate) fn captures_here(&self) -> bool {
         let thread = ThreadNumber::current();
@@ -90,16 +95,17 @@ impl<P> Scopes<P> {
         self.any_capture() && self.open.read().iter().any(here)
     }
 
-    /// Whether others over the same driver have scopes open.
+    /// Returns true if other allocators over the same driver have scopes open.
     pub(crate) fn any_elsewhere(&self) -> bool {
         let Some(capture) = self.driver.capture() else { return false };
-        // A driver that fails to say may hide one.
+        // If the driver cannot report the number, a capture may be active.
         capture.expected().map_or(true, |expected| expected > self.told.load(Ordering::SeqCst))
     }
 
-    /// Opens a scope, before all others. The caller has seen that its pool has none.
+    /// Opens a scope that takes precedence over all others. The caller has checked that its pool has
+    /// none.
     pub(crate) fn open(&self, pool: PoolId, filter: ScopeFilter, kept: P) {
-        // A driver that does not hear it behaves as one that nobody tells.
+        // If the notification fails, the driver behaves as without it.
         let told = self.driver.capture().map(|capture| capture.expect_captures(true));
         let is_told = matches!(told, Some(Ok(())));
         self.told.fetch_add(u64::from(is_told), Ordering::SeqCst);
@@ -112,7 +118,7 @@ impl<P> Scopes<P> {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Closes a pool's scope. `None` when it has none.
+    /// Closes the scope of a pool. Returns `None` if it has none.
     #[must_use = "a user's filter is dropped with it"]
     pub(crate) fn close(&self, pool: PoolId) -> Option<Closed<P>> {
         let scope = {
@@ -121,18 +127,18 @@ impl<P> Scopes<P> {
             self.count.fetch_sub(1, Ordering::Relaxed);
             Arc::make_mut(&mut open).remove(at)
         };
-        // A request that is being routed by it finds it taken.
+        // Set the flag, so that a request routed at the same time does not count the scope again.
         let was_captures = scope.is_captures.swap(true, Ordering::Relaxed);
         self.captures.fetch_sub(usize::from(was_captures), Ordering::Relaxed);
         if scope.is_told {
             self.told.fetch_sub(1, Ordering::SeqCst);
-            // What the driver was told of it knows.
+            // This undoes a notification that succeeded.
             let _ = self.driver.capture().map(|capture| capture.expect_captures(false));
         }
         Some(Closed { was_captures, _scope: scope })
     }
 
-    /// Closes all of them, when the allocator goes.
+    /// Closes all scopes when the allocator is dropped.
     pub(crate) fn close_all(&self) {
         let pools: Vec<_> = self.open.read().iter().map(|scope| scope.pool).collect();
         for pool in pools {
@@ -142,17 +148,18 @@ impl<P> Scopes<P> {
 }
 
 impl<P: Clone> Scopes<P> {
-    /// What is kept for a pool's open scope.
+    /// Returns the data of the open scope of a pool.
     pub(crate) fn of(&self, pool: PoolId) -> Option<P> {
         let open = self.open.read();
         open.iter().find(|scope| scope.pool == pool).map(|scope| scope.kept.clone())
     }
 
-    /// Where a request on a stream goes: to the pool of the newest scope that accepts it.
+    /// Routes a request on a stream to the newest scope that accepts it.
     ///
     /// # Errors
     ///
-    /// [`DriverError`](crate::error::DriverError) when the driver cannot say whether the stream is captured.
+    /// [`DriverError`](crate::error::DriverError) when the capture status of the stream cannot be
+    /// queried.
     #[inline]
     pub(crate) fn route(&self, stream: StreamId) -> DriverResult<Routed<P>> {
         if !self.any() {
@@ -178,7 +185,8 @@ impl<P> Drop for Scopes<P> {
     }
 }
 
-/// Whether a filter accepts a request of the calling thread on a stream of this state.
+/// Returns true if a filter accepts a request of the calling thread on a stream with this capture
+/// status.
 pub(crate) fn accepts(filter: &ScopeFilter, stream: StreamId, status: CaptureStatus) -> bool {
     match filter {
         ScopeFilter::Thread(thread) => *thread == ThreadNumber::current(),

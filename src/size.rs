@@ -1,8 +1,8 @@
-//! Sizes in bytes and the rounding rules that decide how large a block or a segment is.
+//! Sizes in bytes, and the rounding rules that determine the size of a block or a segment.
 //!
-//! Pure arithmetic: no state, no driver, no configuration parsing. The rules are those of PyTorch's
-//! caching allocator, so that equal requests get equal answers; each names what it decides.
-//! Read next: `heap`, which cuts blocks by these rules.
+//! Pure arithmetic: no state, no driver, no parsing of configuration. The rules are those of PyTorch's
+//! caching allocator, so that the same requests yield the same sizes. Read next: `heap`, which splits
+//! blocks by these rules.
 
 /// 1,024 bytes.
 pub const KIB: u64 = 1 << 10;
@@ -12,7 +12,7 @@ pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 /// 1,024 GiB.
 pub const TIB: u64 = 1 << 40;
-/// 1,024 PiB: the largest request anybody may make.
+/// 1,024 PiB: the largest request that is accepted.
 pub const EIB: u64 = 1 << 60;
 
 /// Every block is a multiple of this, and no block is smaller.
@@ -27,9 +27,9 @@ pub(crate) const LARGE_SEGMENT_DEFAULT_BYTES: u64 = 20 * MIB;
 pub(crate) const OWN_SEGMENT_MIN_BYTES: u64 = 10 * MIB;
 /// A segment of its own is a multiple of this.
 pub(crate) const OWN_SEGMENT_ROUND_BYTES: u64 = 2 * MIB;
-/// In fixed segments of the large pool a rest is cut off only when it is larger than this.
+/// In fixed segments of the large pool, a remainder is split off only if it is larger than this.
 pub(crate) const LARGE_REST_MIN_BYTES: u64 = MIB;
-/// The largest request, in bytes. Anything above is refused before it reaches a pool.
+/// The largest request, in bytes. Larger ones are refused before they reach a pool.
 pub const REQUEST_MAX_BYTES: u64 = EIB;
 
 const _: () = assert!(SMALL_SEGMENT_BYTES.is_multiple_of(MIN_BLOCK_BYTES));
@@ -49,27 +49,28 @@ impl PoolKind {
     /// Both kinds, in the order in which cached memory is released: large first.
     pub(crate) const RELEASE_ORDER: [Self; 2] = [Self::Large, Self::Small];
 
-    /// The pool that serves a request of `rounded_bytes`.
+    /// Returns the pool that serves a request of `rounded_bytes`.
     #[inline]
     #[must_use]
     pub const fn of(rounded_bytes: u64) -> Self {
         if rounded_bytes <= SMALL_REQUEST_MAX_BYTES { Self::Small } else { Self::Large }
     }
 
-    /// The pool of a segment of `size_bytes`, where nothing else names it: small ones have one size.
+    /// Returns the pool of a segment of `size_bytes`, if it is not known otherwise: small segments have
+    /// one size.
     #[must_use]
     pub const fn of_segment(size_bytes: u64) -> Self {
         if size_bytes <= SMALL_SEGMENT_BYTES { Self::Small } else { Self::Large }
     }
 
-    /// 0 for small and 1 for large, to index tables by kind.
+    /// Returns 0 for small and 1 for large, to index tables by kind.
     #[inline]
     #[must_use]
     pub(crate) const fn index(self) -> usize {
         self as usize
     }
 
-    /// `small` or `large`, as PyTorch's snapshots write it.
+    /// Returns `small` or `large`, as in PyTorch's snapshots.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -79,24 +80,23 @@ impl PoolKind {
     }
 }
 
-/// `bytes` rounded up to a multiple of `to`. `to` is not zero.
+/// Returns `bytes` rounded up to a multiple of `to`. `to` is not zero.
 ///
-/// Callers keep `bytes` at most [`REQUEST_MAX_BYTES`] or an address range, so the sum cannot pass
-/// 64 bits.
+/// Callers pass at most [`REQUEST_MAX_BYTES`] or an address range, so the sum does not overflow.
 #[inline]
 #[must_use]
 pub(crate) const fn align_up(bytes: u64, to: u64) -> u64 {
     if to.is_power_of_two() { (bytes + (to - 1)) & !(to - 1) } else { bytes.div_ceil(to) * to }
 }
 
-/// `bytes` rounded down to a multiple of `to`. `to` is not zero.
+/// Returns `bytes` rounded down to a multiple of `to`. `to` is not zero.
 #[inline]
 #[must_use]
 pub(crate) const fn align_down(bytes: u64, to: u64) -> u64 {
     bytes - bytes % to
 }
 
-/// `fraction`, not negative, of `bytes`, cut to a whole byte.
+/// Returns `fraction` of `bytes`, truncated to a whole byte. `fraction` is not negative.
 ///
 /// Source: PyTorch's `set_per_process_memory_fraction`.
 #[expect(
@@ -110,28 +110,30 @@ pub(crate) fn fraction_of(fraction: f64, bytes: u64) -> u64 {
     (fraction * bytes as f64) as u64
 }
 
-/// The limit that a fraction in [0, 1] of a device with `total_bytes` sets. All of it is no limit.
+/// Returns the limit for a fraction in [0, 1] of a device with `total_bytes`. A fraction of 1 is no
+/// limit.
 #[must_use]
 pub(crate) fn limit_of_fraction(fraction: f64, total_bytes: u64) -> Option<u64> {
     (fraction < 1.0).then(|| fraction_of(fraction, total_bytes))
 }
 
-/// The fraction of a device with `total_bytes` that sets this limit; 1 where it has no more.
+/// Returns the fraction of a device with `total_bytes` that sets this limit; 1 if the device has no
+/// more.
 #[cfg(feature = "analysis")]
 #[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^52 bytes")]
 pub(crate) fn fraction_of_limit(limit_bytes: u64, total_bytes: u64) -> f64 {
     if limit_bytes >= total_bytes {
         return 1.0;
     }
-    // The product is cut to a whole byte: half a byte more keeps it from falling short.
+    // The product is truncated later; adding half a byte keeps it from ending one byte short.
     (limit_bytes as f64 + 0.5) / total_bytes as f64
 }
 
-/// Into how many equal steps each power-of-two interval is divided when requests are rounded:
+/// The number of equal steps into which each power-of-two interval is divided when requests are rounded:
 /// `roundup_power2_divisions`.
 ///
-/// Entry `i` is for sizes from 2^(20+i) up to the next power of two; sizes below 1 MiB use entry 0
-/// and sizes from 32 GiB on use entry 15. 0 and 1 mean: no rounding to steps.
+/// Entry `i` is for sizes from 2^(20+i) up to the next power of two. Sizes below 1 MiB use entry 0, and
+/// sizes from 32 GiB on use entry 15. The values 0 and 1 mean no rounding to steps.
 ///
 /// Source: PyTorch, "Optimizing memory usage with `PYTORCH_CUDA_ALLOC_CONF`".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -141,25 +143,25 @@ pub struct RoundupDivisions {
 }
 
 impl RoundupDivisions {
-    /// How many power-of-two intervals have a setting of their own.
+    /// The number of power-of-two intervals that have a setting.
     pub(crate) const INTERVALS: usize = 16;
-    /// No interval is divided.
+    /// Rounding to steps is off.
     pub(crate) const OFF: Self = Self { divisions: [0; Self::INTERVALS], any: false };
 
-    /// Divisions per interval, or `None` when one of them is neither 0 nor a power of two.
+    /// Returns these divisions per interval, or `None` if one of them is neither 0 nor a power of two.
     #[must_use]
     pub fn new(divisions: [u64; Self::INTERVALS]) -> Option<Self> {
         let legal = divisions.iter().all(|&d| d == 0 || d.is_power_of_two());
         legal.then(|| Self { divisions, any: divisions.iter().any(|&d| d > 1) })
     }
 
-    /// The setting of each interval, from 1 MiB up.
+    /// Returns the setting of each interval, from 1 MiB up.
     #[must_use]
     pub const fn divisions(&self) -> &[u64; Self::INTERVALS] {
         &self.divisions
     }
 
-    /// The divisions that apply to a request of `bytes` (at least 1).
+    /// Returns the divisions that apply to a request of `bytes` (at least 1).
     #[must_use]
     pub(crate) const fn for_size(&self, bytes: u64) -> u64 {
         let interval = (bytes.ilog2() as usize).saturating_sub(20);
@@ -167,8 +169,8 @@ impl RoundupDivisions {
         self.divisions[if interval < last { interval } else { last }]
     }
 
-    /// The block size that serves a request of `bytes`: a multiple of 512, or the next of the
-    /// interval's equal steps.
+    /// Returns the block size for a request of `bytes`: a multiple of 512, or the next step of the
+    /// interval.
     ///
     /// `bytes` is at most [`REQUEST_MAX_BYTES`].
     #[inline]
@@ -207,10 +209,10 @@ impl Default for RoundupDivisions {
     }
 }
 
-/// Size of the segment that is taken from the driver for a request of `rounded_bytes`.
+/// Returns the size of the segment to allocate for a request of `rounded_bytes`.
 ///
-/// A shared large segment serves many requests of 1 to 10 MiB: a driver call costs far more than
-/// the slack, and the next request uses the slack.
+/// A shared large segment serves many requests of 1 to 10 MiB: a driver call costs far more than the
+/// slack, and the next request uses the slack.
 #[must_use]
 pub const fn segment_bytes(rounded_bytes: u64, large_segment_bytes: u64) -> u64 {
     if rounded_bytes <= SMALL_REQUEST_MAX_BYTES {
@@ -222,7 +224,7 @@ pub const fn segment_bytes(rounded_bytes: u64, large_segment_bytes: u64) -> u64 
     }
 }
 
-/// `bytes` for people: two decimals and a binary unit, whole bytes up to 1 KiB.
+/// Formats `bytes` for people: two decimals and a binary unit, whole bytes up to 1 KiB.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "two decimals are shown")]
 pub fn human_bytes(bytes: u64) -> String {
@@ -230,7 +232,7 @@ pub fn human_bytes(bytes: u64) -> String {
         0..=KIB => format!("{bytes} bytes"),
         b if b <= MIB => format!("{:.2} KiB", b as f64 / KIB as f64),
         b if b <= GIB => format!("{:.2} MiB", b as f64 / MIB as f64),
-        // PyTorch's messages have GiB up to 1 EiB, beyond which it refuses requests.
+        // PyTorch's messages use GiB up to 1 EiB, beyond which it refuses requests.
         b if b < EIB => format!("{:.2} GiB", b as f64 / GIB as f64),
         b => format!("{:.2} EiB", b as f64 / EIB as f64),
     }

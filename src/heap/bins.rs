@@ -1,8 +1,8 @@
-//! Which bin a block belongs to, and which bins hold anything.
+//! The bins of free blocks by size, and the set of bins that are not empty.
 //!
-//! Bins are ordered by size. Every multiple of 512 B up to 2 MiB has its own; above, each power of
-//! two is cut in 64. The smallest sizes have eight bins each, their lanes, by key (see `order`). A bitmap of
-//! bins and a bitmap of its words find the next one in a few steps.
+//! Every multiple of 512 B up to 2 MiB has its own bin; above that, each power of two is divided into 64
+//! bins. Sizes up to 32 KiB have eight bins each, called lanes, chosen by key (see `order`). A bitmap of
+//! the bins and a bitmap of its words find the next non-empty bin in a few steps.
 
 use std::hint::select_unpredictable;
 
@@ -10,23 +10,23 @@ use crate::size::{KIB, MIB, MIN_BLOCK_BYTES};
 
 const EXACT_MAX_BYTES: u64 = 2 * MIB;
 const EXACT_SIZES: usize = 4096;
-/// Up to this size blocks have lanes.
+/// Sizes up to this one have lanes.
 const LANED_MAX_BYTES: u64 = 32 * KIB;
 const LANED_SIZES: usize = 64;
-/// Keys this far apart are in different lanes, unless they are eight times as far apart.
+/// Keys this far apart are in different lanes, except at multiples of eight times the distance.
 const LANE_KEYS: u64 = 32 * KIB;
 pub(super) const LANES: usize = 8;
-/// How many bins, from the first on, are lanes. Those of size 0 are never used: a size in units of 512 B is
-/// its number without a subtraction.
+/// The number of bins, from the first on, that are lanes. Those of size 0 are never used: that way the
+/// index is a size in units of 512 B, without a subtraction.
 pub(super) const LANED_BINS: usize = (LANED_SIZES + 1) * LANES;
-/// How many bins more than sizes there are before a size without lanes.
+/// The number of bins in excess of sizes, before the first size without lanes.
 const SHIFT: usize = LANED_BINS - LANED_SIZES - 1;
-/// How many bins, from the first on, hold blocks of one size only.
+/// The number of bins, from the first on, that hold blocks of a single size.
 pub(super) const EXACT_BINS: usize = EXACT_SIZES + 1 + SHIFT;
 const PARTS_LOG2: u32 = 6;
 const FIRST_DOUBLING: u32 = EXACT_MAX_BYTES.ilog2();
 
-/// How many bins there are.
+/// The total number of bins.
 pub(super) const BINS: usize =
     EXACT_BINS + ((u64::BITS - FIRST_DOUBLING) as usize) * (1 << PARTS_LOG2);
 const WORDS: usize = BINS.div_ceil(64);
@@ -36,13 +36,13 @@ const _: () = assert!(LANED_SIZES as u64 * MIN_BLOCK_BYTES == LANED_MAX_BYTES);
 const _: () = assert!(WORDS <= 128, "two words summarise them all");
 const _: () = assert!(LANES == 8, "the lanes of a size are one byte of the bitmap");
 
-/// The first bin of blocks of `size_bytes`, a multiple of 512 and at least 512.
+/// Returns the first bin for blocks of `size_bytes`, a multiple of 512 and at least 512.
 #[inline]
 pub(super) fn first_bin_of(size_bytes: u64) -> usize {
     lane_of(size_bytes, 0)
 }
 
-/// Returns the bin of a block. A key's lane is its part of 32 Ki out of 256 Ki.
+/// Returns the bin of a block. The lane is the 32 Ki part of its key modulo 256 Ki.
 #[inline]
 pub(super) fn bin_of(size_bytes: u64, key: u64) -> usize {
     lane_of(size_bytes, (key / LANE_KEYS) as usize % LANES)
@@ -54,7 +54,7 @@ fn lane_of(size_bytes: u64, lane: usize) -> usize {
     if size_bytes <= EXACT_MAX_BYTES {
         let size = (size_bytes / MIN_BLOCK_BYTES) as usize;
         let (laned, plain) = (size * LANES + lane, size + SHIFT);
-        // The sizes of a program follow no pattern: no branch.
+        // The sizes a program requests are unpredictable, so avoid a branch.
         return select_unpredictable(size <= LANED_SIZES, laned, plain);
     }
     let doubling = size_bytes.ilog2();
@@ -62,7 +62,7 @@ fn lane_of(size_bytes: u64, lane: usize) -> usize {
     EXACT_BINS + ((doubling - FIRST_DOUBLING) as usize) * (1 << PARTS_LOG2) + part
 }
 
-/// The set of bins that hold anything.
+/// The set of non-empty bins.
 #[derive(Debug)]
 pub(super) struct BinSet {
     words: [u64; WORDS],
@@ -94,13 +94,13 @@ impl BinSet {
         }
     }
 
-    /// Whether lanes of the same size after `bin`, which is a lane, hold anything.
+    /// Returns true if a later lane of the same size is not empty. `bin` is a lane.
     #[inline]
     pub(super) fn has_more_lanes(&self, bin: usize) -> bool {
         self.lanes(bin) & (!1 << (bin % LANES)) != 0
     }
 
-    /// The lanes of the same size from `bin` on that hold anything.
+    /// Returns the non-empty lanes of the same size, from `bin` on.
     #[inline]
     pub(super) fn lanes_from(&self, bin: usize) -> impl Iterator<Item = usize> + use<> {
         let mut left = self.lanes(bin) & (!0 << (bin % LANES));
@@ -111,7 +111,7 @@ impl BinSet {
         })
     }
 
-    /// The lanes of the size that `bin` is one of, as bits.
+    /// Returns the lanes of the size of `bin`, one bit each.
     #[inline]
     fn lanes(&self, bin: usize) -> u64 {
         self.words[bin / 64] >> (bin % 64 / LANES * LANES) & ((1 << LANES) - 1)
@@ -121,7 +121,7 @@ impl BinSet {
         self.words[bin / 64] >> (bin % 64) & 1 == 1
     }
 
-    /// The first bin of the set from `bin` on.
+    /// Returns the first bin in the set at or after `bin`.
     #[inline]
     pub(super) fn first_from(&self, bin: usize) -> Option<usize> {
         if bin >= BINS {

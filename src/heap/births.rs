@@ -1,7 +1,7 @@
-//! When blocks became free, by the collector's clock.
+//! The time at which each block became free, by the garbage collector's clock.
 //!
-//! Apart from the blocks, because few programs have a collector: a heap keeps births from the moment on at
-//! which the clock runs. It stood at 0 before.
+//! Kept apart from the blocks, because few programs set `garbage_collection_threshold`. A heap records
+//! these times from the moment the collector is enabled; the clock is 0 until then.
 
 use super::block::Slot;
 
@@ -9,12 +9,12 @@ const CHUNK_SLOTS: usize = 512;
 
 #[derive(Debug, Default)]
 pub(super) struct Births {
-    /// By slot, in chunks that never move. A slot beyond them was never noted.
+    /// Indexed by slot, in chunks that never move. Slots beyond the last chunk have no recorded time.
     chunks: Vec<Box<[u64; CHUNK_SLOTS]>>,
 }
 
 impl Births {
-    /// Notes that the block at `slot` became free at `clock`.
+    /// Records that the block at `slot` became free at `clock`.
     pub(super) fn note(&mut self, slot: Slot, clock: u64) {
         let (chunk, at) = place_of(slot);
         while self.chunks.len() <= chunk {
@@ -23,7 +23,7 @@ impl Births {
         self.chunks[chunk][at] = clock;
     }
 
-    /// Returns when the free block at `slot` became free.
+    /// Returns the time at which the free block at `slot` became free.
     pub(super) fn of(&self, slot: Slot) -> u64 {
         let (chunk, at) = place_of(slot);
         self.chunks.get(chunk).map_or(0, |chunk| chunk[at])

@@ -1,19 +1,19 @@
 //! One block: a piece of a segment.
 //!
-//! Blocks are named by slot and generation. The generation grows when the caller gives the block
-//! back, so an old id is refused, not misread (until one slot has been reused 2^32 times).
+//! A block is identified by slot and generation. The generation grows when the block is freed, so a
+//! stale id is rejected (until one slot has been reused 2^32 times).
 
 use crate::size::PoolKind;
 
-/// A place in the slab.
+/// An index into the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Slot(pub u32);
 
 impl Slot {
-    /// No place.
+    /// The value that refers to no block.
     pub(crate) const NONE: Self = Self(u32::MAX);
 
-    /// Whether it is no place.
+    /// Returns true if this refers to no block.
     #[inline]
     #[must_use]
     pub(crate) const fn is_none(self) -> bool {
@@ -21,59 +21,59 @@ impl Slot {
     }
 }
 
-/// Names one life of a block.
+/// Identifies one allocation of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockId {
-    /// Where it is.
+    /// The slot of the block.
     pub(crate) slot: Slot,
-    /// Which life of that place it is.
+    /// Which allocation of that slot it is.
     pub(crate) generation: u32,
 }
 
-/// Where a block is in its life.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockState {
-    /// No block: the slot waits for reuse.
+    /// No block: the slot is available.
     Vacant,
-    /// In the caller's hands.
+    /// Allocated to a caller.
     Live,
-    /// In the index of its kind.
+    /// Free, and in the index of its kind.
     Free,
-    /// Given back by the caller, but other streams' events must pass before it is free.
+    /// Freed by the caller, but events of other streams must pass first.
     Draining,
-    /// Address space without memory; mapped before use.
+    /// Address space without memory; must be mapped before use.
     Unmapped,
 }
 
-/// Half of the 128 bytes a block may cost; one cache line.
+/// One cache line, which is half of the 128 bytes a block may cost.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Block {
     pub(super) address: u64,
     pub(super) size_bytes: u64,
-    /// What the last holder asked for. A free block keeps it, as PyTorch's does.
+    /// The bytes requested by the last caller. A free block keeps the value, as in PyTorch.
     pub(super) requested_bytes: u64,
-    /// Its place among free blocks of its size. See `order`.
+    /// Its rank among free blocks of the same size. See `order`.
     pub(super) key: u64,
-    /// Neighbours in the segment by address.
+    /// The neighbours by address in the segment.
     pub(super) previous: Slot,
     pub(super) next: Slot,
-    /// Free: children in the bin's tree. Live: the first heads the list of other streams. Draining:
-    /// the first holds the number of events. Vacant: the first is the next vacant slot.
+    /// Free: the children in the bin's tree. Live: the first is the head of the list of other streams.
+    /// Draining: the first holds the number of events. Vacant: the first is the next vacant slot.
     pub(super) links: [Slot; 2],
-    /// Free: the block above it in the bin's tree. Live: the next live block in the same bucket of the
-    /// index of starts.
+    /// Free: the parent in the bin's tree. Live: the next block in the same bucket of the table of
+    /// starts.
     pub(super) over: Slot,
     pub(super) generation: u32,
-    /// The slot's priority in trees: fixed, so it is computed once.
+    /// The priority of the slot in trees: constant, so it is computed once.
     pub(super) priority: u32,
-    /// The reservation it is part of, or [`FIXED`].
+    /// The reservation that the block belongs to, or [`FIXED`].
     pub(super) reservation: u16,
     pub(super) kind: PoolKind,
     pub(super) state: BlockState,
 }
 
-/// The reservation of blocks of fixed segments: none.
+/// Marks blocks of fixed segments, which belong to no reservation.
 pub(super) const FIXED: u16 = u16::MAX;
 
 const _: () = assert!(size_of::<Block>() == 64);
@@ -95,20 +95,20 @@ impl Block {
         state: BlockState::Vacant,
     };
 
-    /// Whether the block is part of an expandable segment.
+    /// Returns true if the block belongs to an expandable segment.
     #[inline]
     pub(super) const fn is_expandable(&self) -> bool {
         self.reservation != FIXED
     }
 
-    /// Whether the block is only a part of its segment.
+    /// Returns true if the block is only a part of its segment.
     #[inline]
     pub(super) const fn is_split(&self) -> bool {
-        // Both are no place: one comparison.
+        // `NONE` has all bits set, so one comparison tests both.
         self.previous.0 & self.next.0 != Slot::NONE.0
     }
 
-    /// Makes the block ready for the index, which it is not in.
+    /// Clears the links of a block that is in no index, before it is inserted.
     #[inline]
     pub(super) const fn unlink(&mut self) {
         self.links = [Slot::NONE; 2];
@@ -129,23 +129,23 @@ impl Block {
     }
 }
 
-/// A block as it is at one moment.
+/// A copy of the state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockView {
-    /// Where it starts.
+    /// Its address.
     pub(crate) address: u64,
     /// Its size.
     pub(crate) size_bytes: u64,
-    /// What its last holder asked for.
+    /// The bytes requested by the last caller.
     pub(crate) requested_bytes: u64,
     /// The clock when it became free.
     pub(crate) birth: u64,
-    /// Its pool.
+    /// Its kind.
     pub(crate) kind: PoolKind,
     /// Its state.
     pub(crate) state: BlockState,
-    /// Whether it is only a part of its segment.
+    /// True if it is only a part of its segment.
     pub(crate) is_split: bool,
-    /// Whether it is part of an expandable segment.
+    /// True if it belongs to an expandable segment.
     pub(crate) is_expandable: bool,
 }

@@ -1,6 +1,6 @@
-//! The invariants of a heap, each checked by itself so that the broken one is named.
+//! Checks the invariants of a heap one by one, so that the broken one is named.
 //!
-//! Costs a walk over all blocks: for tests and for debugging.
+//! A check visits all blocks: for tests and debugging.
 
 use std::collections::HashSet;
 
@@ -8,12 +8,12 @@ use super::Heap;
 use super::block::{Block, BlockState, Slot};
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 
-/// An invariant that does not hold, with the numbers.
+/// A broken invariant, with details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broken {
-    /// Its number, as `I1`.
+    /// Its number, such as `I1`.
     pub invariant: &'static str,
-    /// Where and how.
+    /// Where and how it is broken.
     pub detail: String,
 }
 
@@ -30,7 +30,7 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// The first that is broken.
+    /// The first invariant that is broken.
     pub(crate) fn check(&self) -> Result<(), Broken> {
         let mut in_segments = 0;
         for head in self.chain_heads() {

@@ -1,29 +1,28 @@
-//! Everything that changes blocks: hand out and split, free and coalesce, add and remove segments.
+//! All operations that change blocks: allocate and split, free and coalesce, add and remove segments.
 //!
-//! Each operation is complete in itself: before and after it all invariants hold. What a caller
-//! needs for its counters is returned as data.
+//! All invariants hold before and after each operation. Changes that the caller must count are returned.
 
 use super::block::{Block, FIXED};
 use super::uses::StreamUse;
 use super::{BlockId, BlockState, Heap, Slot};
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
 
-/// Which free block may serve a request, and when its rest is cut off. Sizes in bytes.
+/// Decides which free block may serve a request, and when it is split. Sizes in bytes.
 ///
 /// Source: PyTorch's `max_split_size_mb` and `max_non_split_rounding_mb`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FitRules {
-    /// Blocks of this size or more are oversize: they are not split. `u64::MAX` for no such size.
+    /// Blocks of this size or more are oversize: they are not split. `u64::MAX` disables the rule.
     pub(crate) max_split_bytes: u64,
-    /// An oversize request takes an oversize block only if it is less than this much larger.
+    /// An oversize request uses an oversize block only if the block is larger by less than this.
     pub(crate) oversize_slack_bytes: u64,
-    /// Whether new segments are expandable: then blocks of such may be handed out, and rests are
-    /// cut off down to 512 B.
+    /// True if new segments are expandable. Then blocks of expandable segments may be allocated, and
+    /// remainders are split off down to 512 B.
     pub(crate) expandable: bool,
-    /// Whether oversize rules hold in expandable segments too, as in PyTorch: there they make
+    /// True if the oversize rules also apply to expandable segments, as in PyTorch. There they make
     /// memory grow without bound.
     pub(crate) oversize_in_expandable: bool,
-    /// Whether blocks are always handed out whole.
+    /// True if blocks are never split.
     pub(crate) no_split: bool,
 }
 
@@ -37,11 +36,11 @@ impl FitRules {
         no_split: false,
     };
 
-    /// Every rest is cut off, whatever the block: for placing a block at an exact address.
+    /// Splits off every remainder of any block: for placing a block at an exact address.
     pub(crate) const CUT: Self = Self { expandable: true, ..Self::NONE };
 
-    /// Whether a block of `block_bytes` may serve a request of `rounded_bytes` that it is large
-    /// enough for.
+    /// Returns true if a block of `block_bytes`, which is large enough, may serve a request of
+    /// `rounded_bytes`.
     #[inline]
     #[must_use]
     pub(crate) const fn allow(&self, rounded_bytes: u64, block_bytes: u64) -> bool {
@@ -52,7 +51,8 @@ impl FitRules {
         }
     }
 
-    /// Whether `rest_bytes` behind a request of `rounded_bytes` become a block of their own.
+    /// Returns true if the `rest_bytes` behind a request of `rounded_bytes` become a separate free
+    /// block.
     #[inline]
     #[must_use]
     pub(crate) const fn splits(&self, kind: PoolKind, rounded_bytes: u64, rest_bytes: u64) -> bool {
@@ -67,50 +67,51 @@ impl FitRules {
     }
 }
 
-/// The net change of free blocks that are parts of segments.
+/// The change in the number and size of inactive splits: free blocks that are only a part of their
+/// segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SplitChange {
-    /// How many more there are.
+    /// The change in their number.
     pub(crate) count: i64,
-    /// How many more bytes they have.
+    /// The change in their total bytes.
     pub(crate) bytes: i64,
 }
 
 impl SplitChange {
-    /// This and then another.
+    /// Returns the sum of two changes.
     #[must_use]
     pub(crate) const fn plus(self, other: Self) -> Self {
         Self { count: self.count + other.count, bytes: self.bytes + other.bytes }
     }
 }
 
-/// A block that was handed out.
+/// A block that was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HandOut {
-    /// Its name.
+    /// Its id.
     pub(crate) id: BlockId,
-    /// Where it starts.
+    /// Its address.
     pub(crate) address: u64,
     /// Its size.
     pub(crate) size_bytes: u64,
     /// Its kind.
     pub(crate) kind: PoolKind,
-    /// What changed among the parts of segments.
+    /// The change in inactive splits.
     pub(crate) inactive: SplitChange,
 }
 
 /// A block that became free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completed {
-    /// Where it started, before it was joined with its neighbours.
+    /// Its address before it was joined with its neighbours.
     pub(crate) address: u64,
-    /// Its size, before it was joined.
+    /// Its size before it was joined.
     pub(crate) size_bytes: u64,
-    /// What its holder had asked for.
+    /// The bytes that its caller had requested.
     pub(crate) requested_bytes: u64,
     /// Its kind.
     pub(crate) kind: PoolKind,
-    /// What changed among the parts of segments.
+    /// The change in inactive splits.
     pub(crate) inactive: SplitChange,
 }
 
@@ -121,9 +122,10 @@ fn signed(bytes: u64) -> i64 {
 }
 
 impl Heap {
-    /// The free block that serves a request of `rounded_bytes`: the smallest that is large enough,
-    /// with the lowest key among equals. If the rules refuse it there is none, for every later one is
-    /// larger still, unless the rules spare a later one that is expandable.
+    /// Returns the smallest free block that is large enough for `rounded_bytes`, with the lowest key
+    /// among equal sizes. If the rules refuse it, later blocks are larger and are refused too, so the
+    /// result is `None`. The exception are later blocks of expandable segments, where the rules exempt
+    /// those.
     #[inline(always)]
     #[must_use]
     pub(crate) fn best_fit(
@@ -148,8 +150,8 @@ impl Heap {
         self.best_fit_among_expandable(slot, rounded_bytes, rules)
     }
 
-    /// Hands out the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and
-    /// cuts off the rest if the rules say so. `clock` dates the rest.
+    /// Allocates the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and splits
+    /// off the remainder if the rules allow it. `clock` is the time at which the remainder became free.
     #[inline(always)]
     pub(crate) fn hand_out(
         &mut self,
@@ -193,7 +195,7 @@ impl Heap {
             }
             (slot, whole.size_bytes, whole.generation)
         };
-        // Parts of expandable segments are not counted: they are no fragmentation.
+        // Parts of expandable segments are not counted: they are not fragmentation.
         if whole.is_expandable() {
             inactive = SplitChange::default();
         }
@@ -204,9 +206,10 @@ impl Heap {
         HandOut { id, address: whole.address, size_bytes, kind: whole.kind, inactive }
     }
 
-    /// Cuts `front_bytes` off the front of the block at `slot`, of which `whole` is a copy and which is in no
-    /// index. The front is live and holds `requested_bytes`, but is in no index of starts. The rest keeps
-    /// the slot and everything else but its links. The keys are right for all rules but `BlockAge`.
+    /// Splits `front_bytes` off the front of the block at `slot`, which is in no index; `whole` is a
+    /// copy of it. The front becomes live with `requested_bytes`, but is not added to the table of
+    /// starts. The remainder keeps the slot and all fields except links. The keys are correct for every
+    /// rule except `BlockAge`.
     #[inline(always)]
     pub(super) fn cut_front(
         &mut self,
@@ -239,39 +242,39 @@ impl Heap {
         BlockId { slot: front, generation }
     }
 
-    /// Announces that a stream uses the live block at `slot`.
+    /// Records that a stream uses the live block at `slot`.
     pub(crate) fn record_use(&mut self, slot: Slot, by: StreamUse) {
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Live);
         block.links[0] = self.uses.add(block.links[0], by);
     }
 
-    /// The name of the block at `slot` in its present life.
+    /// Returns the current id of the block at `slot`.
     #[must_use]
     pub(crate) fn id(&self, slot: Slot) -> BlockId {
         BlockId { slot, generation: self.slab.get(slot).generation }
     }
 
-    /// Forgets which other streams use the live block at `slot`: their work is known to be done.
+    /// Removes all stream uses of the live block at `slot`. The caller knows that their work is done.
     pub(crate) fn forget_uses(&mut self, slot: Slot) {
         let uses = std::mem::replace(&mut self.slab.get_mut(slot).links[0], Slot::NONE);
         self.uses.clear(uses);
     }
 
-    /// The other streams that use the live block at `slot`.
+    /// Returns the other streams that use the live block at `slot`.
     #[inline]
     pub(crate) fn uses(&self, slot: Slot) -> impl Iterator<Item = StreamUse> + '_ {
         self.uses.of(self.slab.get(slot).links[0])
     }
 
-    /// Whether other streams use the live block at `slot`.
+    /// Returns true if other streams use the live block at `slot`.
     #[inline]
     #[must_use]
     pub(crate) fn is_used_elsewhere(&self, slot: Slot) -> bool {
         !self.slab.get(slot).links[0].is_none()
     }
 
-    /// Takes a live block back that other streams use: it is free when `events` (at least 1) have
+    /// Retires a live block that other streams use. It becomes free when `events` (at least 1) have
     /// passed. Its id is stale from now on.
     #[inline]
     pub(crate) fn drain(&mut self, slot: Slot, events: u32) {
@@ -285,7 +288,7 @@ impl Heap {
         self.uses.clear(uses);
     }
 
-    /// The block at `slot`, which drains, waits for `events` (at least 1) from now on.
+    /// Sets the number of events (at least 1) for which the draining block at `slot` waits.
     pub(crate) fn wait_for(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
         let block = self.slab.get_mut(slot);
@@ -293,8 +296,8 @@ impl Heap {
         block.links[0] = Slot(events);
     }
 
-    /// One event of a draining block has passed. True when it was the last: then the block is to
-    /// be completed.
+    /// Counts one passed event of a draining block. Returns true if it was the last; the caller then
+    /// calls [`complete`](Self::complete).
     pub(crate) fn event_passed(&mut self, slot: Slot) -> bool {
         let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Draining && block.links[0].0 > 0, "I5");
@@ -302,8 +305,8 @@ impl Heap {
         block.links[0].0 == 0
     }
 
-    /// Takes back a live block that no other stream uses, and joins it with its free neighbours.
-    /// `clock` dates the result. Its id is stale from now on.
+    /// Frees a live block that no other stream uses, and joins it with its free neighbours. `clock` is
+    /// the time at which it became free. Its id is stale from now on.
     #[inline(always)]
     pub(crate) fn free(&mut self, slot: Slot, clock: impl FnOnce() -> u64) -> Completed {
         debug_assert!(!self.is_used_elsewhere(slot), "blocks in use elsewhere drain first");
@@ -312,7 +315,7 @@ impl Heap {
         self.make_free(slot, &done, clock)
     }
 
-    /// Ends the present life of the live block at `slot`; the caller stores the copy's generation.
+    /// Retires the live block at `slot`: increments the generation in the copy, which the caller stores.
     #[inline(always)]
     fn retire(&mut self, slot: Slot, block: &mut Block) {
         debug_assert!(block.state == BlockState::Live, "only live blocks are taken back");
@@ -322,14 +325,14 @@ impl Heap {
         block.generation = block.generation.wrapping_add(1);
     }
 
-    /// Makes a block free that was retired or has drained, and joins it with its free neighbours.
+    /// Makes a retired or drained block free, and joins it with its free neighbours.
     #[inline]
     pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
         let done = *self.slab.get(slot);
         self.make_free(slot, &done, || clock)
     }
 
-    /// Makes the block at `slot` free, of which `done` is a copy with the generation to be.
+    /// Makes the block at `slot` free. `done` is a copy of it with the new generation.
     #[inline(always)]
     fn make_free(&mut self, slot: Slot, done: &Block, clock: impl FnOnce() -> u64) -> Completed {
         let mut inactive = SplitChange::default();
@@ -379,7 +382,7 @@ impl Heap {
         }
     }
 
-    /// Takes a neighbour out of its index and its slot, if it is free. Says what it was.
+    /// Removes a neighbour from its index and vacates its slot, if it is free. Returns a copy of it.
     #[inline(always)]
     fn take_free(&mut self, neighbour: Slot, inactive: &mut SplitChange) -> Option<Block> {
         if neighbour.is_none() || self.slab.get(neighbour).state != BlockState::Free {
@@ -392,7 +395,7 @@ impl Heap {
         Some(gone)
     }
 
-    /// Joins a neighbour into the block at `slot`; both are in no index. The neighbour's slot is
+    /// Joins a neighbour into the block at `slot`. Neither is in an index. The neighbour's slot is
     /// vacated.
     pub(super) fn join(&mut self, slot: Slot, neighbour: Slot) {
         let gone = self.slab.get(neighbour);
@@ -430,7 +433,7 @@ impl Heap {
         self.restore_segment(Segment { address, size_bytes, kind, requested_bytes, key, birth })
     }
 
-    /// Puts a segment back that could not be released, as it was and as old as it was.
+    /// Restores a segment that could not be released, with its former age.
     pub(crate) fn restore_segment(&mut self, segment: Segment) -> Slot {
         let Segment { size_bytes, kind, key, birth, .. } = segment;
         debug_assert!(size_bytes > 0 && size_bytes.is_multiple_of(MIN_BLOCK_BYTES), "I6");
@@ -440,7 +443,7 @@ impl Heap {
         slot
     }
 
-    /// Adds a block without neighbours, in no index.
+    /// Adds a block without neighbours. It is in no index.
     pub(super) fn occupy_alone(
         &mut self,
         segment: &Segment,
@@ -463,7 +466,7 @@ impl Heap {
         slot
     }
 
-    /// Whether the block at `slot` is still the idle segment of `size_bytes` at `address`.
+    /// Returns true if the block at `slot` is still the free segment of `size_bytes` at `address`.
     #[must_use]
     pub(crate) fn is_idle_segment(&self, slot: Slot, address: u64, size_bytes: u64) -> bool {
         self.slab.try_get(slot).is_some_and(|block| {
@@ -475,7 +478,7 @@ impl Heap {
         })
     }
 
-    /// Takes out a segment that is one free block.
+    /// Removes a segment that is one free block.
     pub(crate) fn remove_segment(&mut self, slot: Slot) -> Segment {
         let gone = self.slab.vacate(slot);
         debug_assert!(gone.state == BlockState::Free, "only idle segments leave");
@@ -492,10 +495,10 @@ impl Heap {
     }
 }
 
-/// An idle segment on its way to the driver.
+/// A free segment that was removed from the heap to be released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Where it starts.
+    /// Its address.
     pub(crate) address: u64,
     /// Its size.
     pub(crate) size_bytes: u64,

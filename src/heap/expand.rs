@@ -1,9 +1,10 @@
-//! Expandable segments: one reservation of address space, mapped page by page.
+//! Expandable segments: address space that is reserved once and mapped page by page.
 //!
 //! A reservation is a chain of blocks like a segment, some of which are unmapped. Growing maps whole
-//! pages at the lowest gap that is long enough together with the free blocks beside it; shrinking
-//! unmaps the whole pages inside a free block. Here is bookkeeping only: the owner calls the driver
-//! between [`Heap::plan_growth`] and [`Heap::mapped`], and takes back what the driver refused.
+//! pages at the lowest gap that is long enough together with the adjacent free blocks. Shrinking unmaps
+//! the whole pages inside a free block. This file only keeps the books: the owner of the heap calls the
+//! driver between [`Heap::plan_growth`] and [`Heap::mapped`], and keeps the pages that the driver failed
+//! to release.
 //!
 //! Source of the order of choices: PyTorch's expandable segments.
 
@@ -14,29 +15,29 @@ use super::edit::{FitRules, Segment};
 use super::{BlockState, Heap, Slot};
 use crate::size::{PoolKind, align_down, align_up};
 
-/// A range of address space of one kind.
+/// A reserved range of address space, for one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reservation {
-    /// Where it starts.
+    /// Its address.
     pub(crate) address: u64,
     /// Its size, a multiple of the page.
     pub(crate) size_bytes: u64,
-    /// How much is mapped at once.
+    /// The unit of mapping.
     pub(crate) page_bytes: u64,
     /// Its kind.
     pub(crate) kind: PoolKind,
 }
 
-/// A run of whole pages.
+/// A range of whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageRun {
-    /// The block that holds them.
+    /// The block that contains them.
     pub(crate) slot: Slot,
-    /// Where they start.
+    /// Their address.
     pub(crate) address: u64,
-    /// How long they are.
+    /// Their total size.
     pub(crate) size_bytes: u64,
-    /// How much is mapped at once.
+    /// The unit of mapping.
     pub(crate) page_bytes: u64,
     /// Their kind.
     pub(crate) kind: PoolKind,
@@ -47,25 +48,25 @@ pub(crate) struct PageRun {
 pub(crate) enum Growing {
     /// The free block at this slot is large enough.
     Enough(Slot),
-    /// Pages to map first.
+    /// These pages must be mapped first.
     Map(PageRun),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Expandable {
-    /// Unmapped blocks by address, for each kind.
+    /// The unmapped blocks (gaps) of each kind, by address.
     pub(super) gaps: [BTreeMap<u64, Slot>; 2],
-    /// Reservations by number; a number is reused when its reservation has gone.
+    /// Reservations by number. A number is reused after its reservation was removed.
     reservations: Vec<Option<Reservation>>,
 }
 
 impl Expandable {
-    /// Whether there is any reservation.
+    /// Returns true if there is a reservation.
     pub(super) fn is_used(&self) -> bool {
         self.reservations.iter().any(Option::is_some)
     }
 
-    /// Whether there ever was one. Without any, no block is expandable.
+    /// Returns true if there ever was a reservation. Otherwise no block is expandable.
     #[inline]
     pub(super) fn was_ever_used(&self) -> bool {
         !self.reservations.is_empty()
@@ -73,10 +74,10 @@ impl Expandable {
 }
 
 impl Heap {
-    /// Best fit where the smallest block that is large enough, `first`, is part of an expandable
-    /// segment or refused by the rules: a closed hole is preferred to a block at a growing edge. A
-    /// refused fixed block is passed by if oversize rules end at expandable segments; in PyTorch it
-    /// ends the search.
+    /// Finds the best fit if `first`, the smallest block that is large enough, is expandable or refused
+    /// by the rules. Among expandable blocks, one without a gap behind it is preferred to one that could
+    /// still grow. A fixed block that the rules refuse is skipped if the oversize rules exempt
+    /// expandable segments; in PyTorch it ends the search.
     #[cold]
     pub(super) fn best_fit_among_expandable(
         &self,
@@ -105,7 +106,8 @@ impl Heap {
             }
         };
         let mut slot = following()?;
-        // Without a gap behind it no later block reaches less far: all are at least as large.
+        // A block without a gap behind it has the shortest reach, since all later blocks are at least as
+        // large.
         let has_gap = |slot: Slot| self.reach(slot) > self.slab.get(slot).size_bytes;
         while rules.expandable && self.slab.get(slot).is_expandable() && has_gap(slot) {
             match following() {
@@ -116,7 +118,7 @@ impl Heap {
         serves(slot).then_some(slot)
     }
 
-    /// How far a block could grow: its size and that of the gap behind it.
+    /// Returns the size a block could grow to: its own and that of the gap behind it.
     #[inline]
     fn reach(&self, slot: Slot) -> u64 {
         let block = self.slab.get(slot);
@@ -125,7 +127,7 @@ impl Heap {
         block.size_bytes + gap.map_or(0, |gap| gap.size_bytes)
     }
 
-    /// Adds a reservation as one gap. `None` when there are as many as can be numbered.
+    /// Adds a reservation as one gap. Returns `None` when all numbers are in use.
     pub(crate) fn add_reservation(&mut self, reservation: Reservation) -> Option<u16> {
         let vacant = self.expandable.reservations.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.expandable.reservations.len());
@@ -142,13 +144,13 @@ impl Heap {
         Some(number)
     }
 
-    /// The reservation with a number.
+    /// Returns the reservation with this number.
     #[must_use]
     pub(crate) fn reservation(&self, number: u16) -> Option<Reservation> {
         self.expandable.reservations.get(usize::from(number)).copied().flatten()
     }
 
-    /// How many bytes of a range are unmapped.
+    /// Returns the number of unmapped bytes in a range.
     #[must_use]
     pub(crate) fn gap_bytes(&self, address: u64, size_bytes: u64) -> u64 {
         let range = address..address.saturating_add(size_bytes);
@@ -156,8 +158,9 @@ impl Heap {
         gaps.map(|(_, slot)| self.slab.get(*slot).size_bytes).sum()
     }
 
-    /// Where to find `bytes` of a kind by mapping: the free block before the lowest gap that is
-    /// long enough with all that is free or unmapped from there on, or that gap.
+    /// Returns the block at which mapping pages yields `bytes`, or `None`. It is the lowest gap that is
+    /// long enough together with the adjacent free and unmapped blocks behind it, or the free block
+    /// before that gap.
     #[must_use]
     pub(crate) fn room_for(&self, kind: PoolKind, bytes: u64) -> Option<Slot> {
         self.expandable.gaps[kind.index()].values().copied().find_map(|gap| {
@@ -177,8 +180,8 @@ impl Heap {
         })
     }
 
-    /// The next step of growing the block at `start` (from [`room_for`](Self::room_for), or what
-    /// [`mapped`](Self::mapped) returned) to `bytes`. `None` when no gap is behind it.
+    /// Returns the next step of growing the block at `start` to `bytes`, or `None` when no gap is behind
+    /// it. `start` is the result of [`room_for`](Self::room_for) or [`mapped`](Self::mapped).
     #[must_use]
     pub(crate) fn plan_growth(&self, start: Slot, bytes: u64) -> Option<Growing> {
         let block = self.slab.get(start);
@@ -198,8 +201,9 @@ impl Heap {
         Some(Growing::Map(PageRun { slot: gap, address, size_bytes, page_bytes, kind }))
     }
 
-    /// The pages at the front of a gap are mapped now. Returns the block that holds them, out of reach until
-    /// [`complete`](Self::complete) makes it free and joins it with its free neighbours.
+    /// Marks the pages at the front of a gap as mapped. Returns the block that contains them. It cannot
+    /// be allocated until [`complete`](Self::complete) makes it free and joins it with its free
+    /// neighbours.
     pub(crate) fn mapped(&mut self, run: PageRun) -> Slot {
         let whole = *self.slab.get(run.slot);
         debug_assert!(whole.state == BlockState::Unmapped);
@@ -219,7 +223,7 @@ impl Heap {
         slot
     }
 
-    /// The whole pages inside the free block at `slot`, if there are any.
+    /// Returns the whole pages inside the free block at `slot`, if there are any.
     #[must_use]
     pub(crate) fn whole_pages(&self, slot: Slot) -> Option<PageRun> {
         let block = self.slab.try_get(slot).filter(|block| block.state == BlockState::Free)?;
@@ -231,8 +235,8 @@ impl Heap {
         (size_bytes > 0).then_some(PageRun { slot, address, size_bytes, page_bytes, kind })
     }
 
-    /// Takes the free block at `slot` out of reach while its pages are unmapped. Either
-    /// [`unmapped`](Self::unmapped) or [`complete`](Self::complete) ends that.
+    /// Withholds the free block at `slot` from allocation while its pages are unmapped. Ends with
+    /// [`unmapped`](Self::unmapped) or [`complete`](Self::complete).
     pub(crate) fn hold(&mut self, slot: Slot) {
         let block = *self.slab.get(slot);
         debug_assert!(block.state == BlockState::Free);
@@ -240,18 +244,18 @@ impl Heap {
         self.put_out_of_reach(slot);
     }
 
-    /// A block that drains serves no request, and no checkpoint takes it for a live one.
+    /// Marks a block as draining, so that it serves no request and no checkpoint treats it as live.
     fn put_out_of_reach(&mut self, slot: Slot) {
         self.slab.get_mut(slot).state = BlockState::Draining;
         self.wait_for(slot, 1);
     }
 
-    /// The whole pages of a held block are unmapped now: they are a gap, joined with the gaps beside
-    /// it; what is left before and behind is free again. Returns the gap.
+    /// Turns the whole pages of a held block into a gap and joins it with adjacent gaps. The parts of
+    /// the block before and behind the pages become free. Returns the gap.
     pub(crate) fn unmapped(&mut self, run: PageRun, clock: u64) -> Slot {
         let block = self.slab.get(run.slot);
         let (kind, address, end) = (block.kind, block.address, block.address + block.size_bytes);
-        // The gap remembers what was requested last, as PyTorch's does; what is left does not.
+        // The gap keeps the bytes requested last, as in PyTorch; the other parts do not.
         let requested_bytes = block.requested_bytes;
         let mut slot = run.slot;
         let mut left = [Slot::NONE; 2];
@@ -283,7 +287,7 @@ impl Heap {
         slot
     }
 
-    /// Cuts `front_bytes` off the front of the block at `slot`, which is in no index.
+    /// Splits `front_bytes` off the front of the block at `slot`, which is in no index.
     fn cut_off(&mut self, slot: Slot, front_bytes: u64) -> Slot {
         let whole = *self.slab.get(slot);
         let front = self.cut_front(slot, &whole, front_bytes, 0).slot;
@@ -291,7 +295,7 @@ impl Heap {
         front
     }
 
-    /// Removes a reservation that is one gap. `None` when anything of it is mapped.
+    /// Removes a reservation that is one gap. Returns `None` if any of it is mapped.
     pub(crate) fn remove_reservation(&mut self, gap: Slot) -> Option<Reservation> {
         let block = self.slab.get(gap);
         if block.state != BlockState::Unmapped || block.is_split() {
@@ -304,7 +308,7 @@ impl Heap {
         Some(reservation)
     }
 
-    /// Address and size of every mapped range, in no particular order.
+    /// Returns address and size of every mapped range, in no particular order.
     #[must_use]
     pub(crate) fn mapped_ranges(&self) -> Vec<(u64, u64)> {
         let heads = self.segment_heads().filter(|&head| self.slab.get(head).is_expandable());
@@ -315,14 +319,14 @@ impl Heap {
         heads.map(range).collect()
     }
 
-    /// Takes out all reservations in which nothing is mapped.
+    /// Removes and returns all reservations in which nothing is mapped.
     pub(crate) fn remove_bare_reservations(&mut self) -> Vec<Reservation> {
         let gaps = self.expandable.gaps.iter().flat_map(|gaps| gaps.values().copied());
         let gaps: Vec<Slot> = gaps.collect();
         gaps.into_iter().filter_map(|gap| self.remove_reservation(gap)).collect()
     }
 
-    /// Every reservation there is.
+    /// Returns all reservations.
     pub(crate) fn reservations(&self) -> impl Iterator<Item = Reservation> + '_ {
         self.expandable.reservations.iter().copied().flatten()
     }

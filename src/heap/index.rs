@@ -1,9 +1,9 @@
 //! The free blocks of one kind in (size, key) order; `order` defines the keys.
 //!
-//! One tree a bin. Most bins hold one block, and then the tree is that block. Small sizes have several bins,
-//! by key, because hundreds of rests collect there and inserting into a tree takes as many steps as the tree
-//! is high. The first block of such a size is the first of the first blocks of its bins. Nothing is allocated
-//! except the array of trees, once.
+//! Each bin has a tree; most bins hold one block, which is then the whole tree. Small sizes have several
+//! bins (lanes), chosen by key, because they collect hundreds of remainders and inserting into a tree
+//! costs its height. The first block of such a size is the minimum over its lanes. The only allocation
+//! is the array of trees, once.
 
 use super::bins::{BINS, BinSet, EXACT_BINS, LANED_BINS, LANES, bin_of, first_bin_of};
 use super::block::{Block, Slot};
@@ -12,18 +12,18 @@ use super::tree::{Tree, key_of};
 
 #[derive(Debug, Default)]
 pub(super) struct FreeIndex {
-    /// One a bin. Empty until the first block comes.
+    /// One tree for each bin. Empty until the first block is inserted.
     trees: Vec<Tree>,
     filled: BinSet,
 }
 
 impl FreeIndex {
-    /// The first block with at least `size_bytes`, which are at least 512.
+    /// Returns the first block with at least `size_bytes`, which must be at least 512.
     #[inline(always)]
     pub(super) fn first_at_least(&self, slab: &Slab, size_bytes: u64) -> Option<Slot> {
         let bin = first_bin_of(size_bytes);
         let found = self.filled.first_from(bin)?;
-        // Blocks of an exact bin have one size, and a later bin's blocks are all larger.
+        // All blocks of an exact bin have one size, and the blocks of later bins are all larger.
         if found < EXACT_BINS || found != bin {
             return self.first_of(slab, found);
         }
@@ -36,7 +36,8 @@ impl FreeIndex {
         here.or_else(|| self.first_of(slab, self.filled.first_from(bin + 1)?))
     }
 
-    /// The first block of a bin that holds any; of all lanes of a size, if it is the first of those.
+    /// Returns the first block of a non-empty bin. If the bin is the first non-empty lane of a size,
+    /// returns the first of all its lanes.
     #[inline(always)]
     fn first_of(&self, slab: &Slab, bin: usize) -> Option<Slot> {
         if bin < LANED_BINS && self.filled.has_more_lanes(bin) {
@@ -51,12 +52,12 @@ impl FreeIndex {
         firsts.map(|tree| tree.first).min_by_key(|first| slab.get(*first).key)
     }
 
-    /// The block `slot`, which is in this index, and all behind it, in order.
+    /// Returns `slot`, which is in this index, and all blocks behind it, in order.
     pub(super) fn in_order_from<'a>(&'a self, slab: &'a Slab, slot: Slot) -> InOrder<'a> {
         InOrder { index: self, slab, next: Some(Next::This(slot)), lanes: None }
     }
 
-    /// The bins of the size that `bin` is of.
+    /// Returns the bins of the same size as `bin`.
     fn bins_beside(bin: usize) -> std::ops::Range<usize> {
         if bin < LANED_BINS {
             bin / LANES * LANES..bin / LANES * LANES + LANES
@@ -65,7 +66,7 @@ impl FreeIndex {
         }
     }
 
-    /// Adds a block of this size and key that is in no index and unlinked.
+    /// Inserts a block of this size and key. It must be unlinked and in no index.
     #[inline(always)]
     pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot, size_bytes: u64, key: u64) {
         let bin = bin_of(size_bytes, key);
@@ -86,7 +87,7 @@ impl FreeIndex {
         self.filled.insert(bin);
     }
 
-    /// Takes a block out that is in this index; `block` is a copy of it.
+    /// Removes a block of this index; `block` is a copy of it.
     #[inline(always)]
     pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot, block: &Block) {
         let bin = bin_of(block.size_bytes, block.key);
@@ -100,7 +101,7 @@ impl FreeIndex {
         }
     }
 
-    /// Whether the bitmap and the trees agree, for checks.
+    /// Returns true if the bitmap and the trees agree. For checks.
     pub(super) fn is_sound(&self, slab: &Slab) -> bool {
         self.trees
             .iter()
@@ -113,16 +114,16 @@ impl FreeIndex {
     }
 }
 
-/// Free blocks in order. Nothing is looked up before it is asked for.
+/// An iterator over free blocks in order. It looks up each block only when it is needed.
 pub(super) struct InOrder<'a> {
     index: &'a FreeIndex,
     slab: &'a Slab,
     next: Option<Next>,
-    /// Where each lane of a size stands, while the walk is among them.
+    /// The next block in each lane of a size, while the iterator is at that size.
     lanes: Option<[Slot; LANES]>,
 }
 
-/// What comes next.
+/// The next step of the iterator.
 #[derive(Clone, Copy)]
 enum Next {
     This(Slot),
@@ -194,7 +195,7 @@ mod tests {
         u64::MAX - 511,
     ];
 
-    /// The index beside an ordered map from (size, key).
+    /// The index, and an ordered map from (size, key) as its model.
     #[derive(Default)]
     struct Both {
         slab: Slab,

@@ -1,22 +1,22 @@
-//! Bookkeeping for the blocks of ONE stream of ONE pool: find, split, coalesce.
+//! The bookkeeping of the blocks of ONE stream of ONE pool: find, split, coalesce.
 //!
-//! A heap knows addresses and sizes only. It never calls a driver, takes no lock, decides nothing
-//! about limits and allocates nothing once it is warm. Its owner holds it under a lock.
+//! A heap knows only addresses and sizes. It never calls a driver, takes no lock, enforces no limit, and
+//! allocates no memory in the steady state. Its owner protects it with a lock.
 //!
-//! What always holds (checked by [`Heap::check`]):
+//! Invariants (checked by [`Heap::check`]):
 //! - I1 the blocks of a segment tile it: in address order, no gap, no overlap.
 //! - I2 no two neighbours are both free, or both unmapped: they would have coalesced.
 //! - I3 a block is in exactly one index, that of its kind, if and only if it is free.
-//! - I4 the index is ordered by (size, key) and its bitmaps name the bins that hold anything.
+//! - I4 the index is ordered by (size, key), and its bitmaps name the bins that are not empty.
 //! - I5 a draining block waits for at least one event.
 //! - I6 sizes are multiples of 512 B and at least 512 B.
-//! - I7 what was requested of a live block is at most its size.
-//! - I8 the index of live starts, when there is one, holds exactly the live blocks.
+//! - I7 the requested bytes of a live block are at most its size.
+//! - I8 the table of starts, if there is one, holds exactly the live blocks.
+//! - I9 the map of gaps of a kind holds exactly its unmapped blocks.
+//! - I10 keys follow the tie rule, and no two blocks have the same key.
 //!
-//! - I9 unmapped blocks are in the map of gaps of their kind, and only they.
-//! - I10 keys follow the rule for ties, and no two blocks share one.
-//!
-//! Read in this order: `block`, `slab`, `order`, `index` (and `bins`, `tree`), `edit`, `expand`, `check`.
+//! Read in this order: `block`, `slab`, `order`, `index` (and `bins`, `tree`), `edit`, `expand`,
+//! `check`.
 
 mod bins;
 mod births;
@@ -77,25 +77,25 @@ impl Heap {
         }
     }
 
-    /// A block as it is now.
+    /// Returns a copy of the state of a block.
     #[must_use]
     pub(crate) fn view(&self, slot: Slot) -> BlockView {
         self.slab.get(slot).view(self.order.birth_of(slot))
     }
 
-    /// How many bytes were asked for of a live block.
+    /// Returns the requested bytes of a live block.
     #[inline]
     #[must_use]
     pub(crate) fn requested_bytes(&self, slot: Slot) -> u64 {
         self.slab.get(slot).requested_bytes
     }
 
-    /// The free block at `slot` and those of its kind behind it in (size, key) order.
+    /// Returns the free block at `slot` and those of its kind behind it, in (size, key) order.
     pub(crate) fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
         self.free[self.slab.get(slot).kind.index()].in_order_from(&self.slab, slot)
     }
 
-    /// All free blocks of a kind in (size, key) order.
+    /// Returns all free blocks of a kind in (size, key) order.
     pub(crate) fn free_blocks(
         &self,
         kind: PoolKind,
@@ -104,8 +104,8 @@ impl Heap {
         first.into_iter().flat_map(|slot| self.free_from(slot)).map(|slot| (slot, self.view(slot)))
     }
 
-    /// The first block of every segment, in no particular order. Each mapped range of a
-    /// reservation is a segment.
+    /// Returns the first block of every segment, in no particular order. Each mapped range of a
+    /// reservation counts as a segment.
     pub(crate) fn segment_heads(&self) -> impl Iterator<Item = Slot> + '_ {
         self.slab.occupied().filter(|&slot| {
             let block = self.slab.get(slot);
@@ -115,12 +115,12 @@ impl Heap {
         })
     }
 
-    /// The first block of every chain of neighbours, mapped or not.
+    /// Returns the first block of every chain of neighbours, mapped or not.
     pub(super) fn chain_heads(&self) -> impl Iterator<Item = Slot> + '_ {
         self.slab.occupied().filter(|&slot| self.slab.get(slot).previous.is_none())
     }
 
-    /// The chain of neighbours that starts with `head`, mapped or not, in address order.
+    /// Returns the chain of neighbours that starts with `head`, mapped or not, in address order.
     pub(super) fn chain(&self, head: Slot) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
         let first = Some(head).filter(|slot| !slot.is_none());
         std::iter::successors(first, |&slot| {
@@ -129,13 +129,13 @@ impl Heap {
         .map(|slot| (slot, self.view(slot)))
     }
 
-    /// The blocks of the segment that starts with `head`, in address order.
+    /// Returns the blocks of the segment that starts with `head`, in address order.
     pub(crate) fn segment_blocks(&self, head: Slot) -> impl Iterator<Item = BlockView> + '_ {
         let blocks = self.chain(head).map(|(_, block)| block);
         blocks.take_while(|block| block.state != BlockState::Unmapped)
     }
 
-    /// The live block that `id` names, if it is still the same block at `address`.
+    /// Returns the slot of the live block with this id and address, or `None` if the id is stale.
     #[inline]
     #[must_use]
     pub(crate) fn live(&self, id: BlockId, address: u64) -> Option<Slot> {
@@ -146,14 +146,15 @@ impl Heap {
         same.then_some(id.slot)
     }
 
-    /// The live block that starts at `address`; `None` also when the heap keeps no such index.
+    /// Returns the live block that starts at `address`. `None` also if the heap keeps no table of
+    /// starts.
     #[inline]
     #[must_use]
     pub(crate) fn live_at(&self, address: u64) -> Option<Slot> {
         self.starts.as_ref()?.find(&self.slab, address)
     }
 
-    /// The free block right behind the block at `slot`, in its segment.
+    /// Returns the next block of the segment behind `slot`, if it is free.
     #[must_use]
     pub(crate) fn free_behind(&self, slot: Slot) -> Option<Slot> {
         let next = self.slab.get(slot).next;
@@ -161,14 +162,15 @@ impl Heap {
         free.then_some(next)
     }
 
-    /// All live blocks, in no particular order.
+    /// Returns all live blocks, in no particular order.
     #[must_use]
     pub(crate) fn live_blocks(&self) -> Vec<Slot> {
         let live = |slot: &Slot| self.slab.get(*slot).state == BlockState::Live;
         self.slab.occupied().filter(live).collect()
     }
 
-    /// The free block of a kind that holds `size_bytes` at `address`. Looks at every free block.
+    /// Returns the free block of a kind that contains `size_bytes` at `address`. Searches all free
+    /// blocks.
     #[must_use]
     pub(crate) fn free_at(&self, kind: PoolKind, address: u64, size_bytes: u64) -> Option<Slot> {
         let end = address.checked_add(size_bytes)?;
@@ -177,7 +179,7 @@ impl Heap {
         self.free_blocks(kind).find(|(_, block)| holds(block)).map(|(slot, _)| slot)
     }
 
-    /// Bytes of bookkeeping this heap holds, for tests of memory use.
+    /// Returns the bytes of metadata of this heap, for tests of memory use.
     #[must_use]
     pub(crate) fn metadata_bytes(&self) -> usize {
         self.slab.bytes()
@@ -187,13 +189,13 @@ impl Heap {
             + self.starts.as_ref().map_or(0, Starts::bytes)
     }
 
-    /// How many blocks are address space only.
+    /// Returns the number of unmapped blocks.
     #[must_use]
     pub(crate) fn unmapped_count(&self) -> usize {
         self.expandable.gaps.iter().map(|gaps| gaps.len()).sum()
     }
 
-    /// How many blocks there are, free and unmapped ones included.
+    /// Returns the number of blocks, including free and unmapped ones.
     #[must_use]
     pub(crate) fn block_count(&self) -> usize {
         self.slab.len()

@@ -1,7 +1,7 @@
-//! Which of several free blocks of one size is taken first: the one with the lowest key.
+//! The order among free blocks of one size: the one with the lowest key is allocated first.
 //!
-//! A key is a u64 in the block itself. The index compares size, then key, and never looks at the segment or
-//! at the rule. The rule decides only how keys are assigned:
+//! A key is a u64 in the block itself. The index compares size, then key, and depends on nothing else.
+//! The tie rule only decides how keys are assigned:
 //!
 //! | | `Address` | `SegmentAge` | `BlockAge` |
 //! |---|---|---|---|
@@ -10,23 +10,23 @@
 //! | the rest of a split | that plus the bytes of the front | the same | the key of the whole |
 //! | blocks that are joined | the key of the lower one | the same | the key of the one being freed |
 //!
-//! **Positions.** Under `SegmentAge` all segments and reservations of a heap stand one behind the other, in
-//! the order in which they came, in an address space of their own that is never used twice. The position of
-//! a block is its key. It orders by age of the segment, then by address, and a block inherits the age without
-//! a look at its segment: splitting and joining do the same arithmetic as with addresses.
+//! **Positions.** Under `SegmentAge`, a heap assigns its segments and reservations consecutive ranges of
+//! a virtual address space, in order of arrival. Ranges are never reused. The key of a block is its
+//! position in that space. Keys thus order blocks by age of the segment, then by address, and splitting
+//! and joining use the same arithmetic as addresses.
 //!
-//! **Numbers.** Under `BlockAge` each block structure gets a number when it is made. Mapping pages cuts a gap
-//! the other way round than a request cuts a free block: the mapped front keeps the number and the rest of
-//! the gap is new. Unmapping leaves the number with the gap; the pieces before and behind it are new.
+//! **Numbers.** Under `BlockAge`, each block gets a number when it is created. Mapping pages splits a
+//! gap the other way than a request splits a free block: the mapped front keeps the number and the rest
+//! of the gap is new. Unmapping leaves the number with the gap; the parts before and behind it are new.
 //!
-//! Positions and numbers are counted in each heap. Only blocks of one heap are ever compared, so the order is
-//! that of a counter for the whole allocator, and no counter is shared between threads. Numbers cannot run
-//! out. Positions run out after 2^64 bytes of segments and reservations; then the heap assigns them again, in
-//! the same order.
+//! Each heap counts positions and numbers for itself. Only blocks of one heap are ever compared, so the
+//! order equals that of a single counter for the allocator, and threads share no counter. Numbers cannot
+//! run out. Positions run out after 2^64 bytes of segments and reservations; then the heap reassigns
+//! them in the same order.
 //!
-//! Memory without a history gets ages by address. When the rule of a heap changes, its segments and, under
-//! `BlockAge`, its blocks count as old as their addresses are low. The segments of a layout that is installed
-//! come in address order, and its blocks are cut front to back, as by requests.
+//! Memory without a known age is ordered by address. When the rule of a heap changes, its segments and,
+//! under `BlockAge`, its blocks get ages in address order. The segments of an installed layout are added
+//! in address order, and its blocks are split off front to back, as for requests.
 
 use super::births::Births;
 use super::block::{BlockState, Slot};
@@ -36,27 +36,27 @@ use super::{Heap, check};
 #[cfg(test)]
 mod tests;
 
-/// What decides between free blocks of one size.
+/// The rule that orders free blocks of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TieRule {
-    /// The lowest address.
+    /// The lowest address first.
     #[default]
     Address,
-    /// The segment that came first, then the lowest address.
+    /// The oldest segment first, then the lowest address.
     SegmentAge,
-    /// The block that was made first, wherever it is.
+    /// The oldest block first, in whichever segment.
     BlockAge,
 }
 
-/// Assigns keys, and births with them: what a hit does besides the common case is behind one flag.
+/// Assigns keys and records birth times. One flag covers everything a hit does beyond the common case.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     rule: TieRule,
-    /// Whether the rule is [`TieRule::BlockAge`] or births are kept.
+    /// True if the rule is [`TieRule::BlockAge`] or birth times are recorded.
     takes_care: bool,
     /// The next position or number.
     next: u64,
-    /// When blocks became free, while the collector needs it.
+    /// The times at which blocks became free, if the collector is enabled.
     births: Option<Births>,
 }
 
@@ -65,7 +65,8 @@ impl Order {
         Self { rule, takes_care: rule == TieRule::BlockAge, next: 0, births: None }
     }
 
-    /// Whether more than the common case is to be done: [`Heap::cut_with_care`], [`Heap::free_with_care`].
+    /// Returns true if the slow paths [`Heap::cut_with_care`] and [`Heap::free_with_care`] must be
+    /// taken.
     #[inline(always)]
     pub(super) fn takes_care(&self) -> bool {
         self.takes_care
@@ -80,14 +81,14 @@ impl Order {
         self.next
     }
 
-    /// Notes that the block at `slot` became free at `clock`.
+    /// Records that the block at `slot` became free at `clock`.
     pub(super) fn note_birth(&mut self, slot: Slot, clock: u64) {
         if let Some(births) = &mut self.births {
             births.note(slot, clock);
         }
     }
 
-    /// Returns when the free block at `slot` became free; 0 while nothing is kept.
+    /// Returns the time at which the free block at `slot` became free; 0 if times are not recorded.
     pub(super) fn birth_of(&self, slot: Slot) -> u64 {
         self.births.as_ref().map_or(0, |births| births.of(slot))
     }
@@ -96,7 +97,7 @@ impl Order {
         self.births.as_ref().map_or(0, Births::bytes)
     }
 
-    /// Returns the key of a new segment; `None` when positions have run out.
+    /// Returns the key of a new segment, or `None` when positions have run out.
     fn of_segment(&mut self, address: u64, size_bytes: u64) -> Option<u64> {
         match self.rule {
             TieRule::Address => Some(address),
@@ -110,18 +111,17 @@ impl Order {
 }
 
 impl Heap {
-    /// Returns the key of a segment or reservation that comes now.
+    /// Returns the key of a segment or reservation that is being added.
     pub(super) fn key_of_segment(&mut self, address: u64, size_bytes: u64) -> u64 {
         if let Some(key) = self.order.of_segment(address, size_bytes) {
             return key;
         }
         self.assign_keys(|heap, head| heap.slab.get(head).key);
-        // Segments of 2^64 bytes in all do not exist: the next one is the youngest whatever its key.
+        // Segments cannot total 2^64 bytes: the next one is the youngest with any key.
         self.order.of_segment(address, size_bytes).unwrap_or(u64::MAX - size_bytes)
     }
 
-    /// Orders free blocks of one size by another rule from now on. Ages count from now: the segments and
-    /// blocks that are there are as old as their addresses are low. Looks at every block.
+    /// Changes the tie rule. Existing segments and blocks get ages in address order. Visits every block.
     pub(crate) fn set_tie_rule(&mut self, rule: TieRule) {
         if self.order.rule != rule {
             let births = self.order.births.take();
@@ -131,14 +131,13 @@ impl Heap {
         }
     }
 
-    /// Keeps from now on when blocks become free.
+    /// Starts to record the times at which blocks become free.
     pub(crate) fn keep_births(&mut self) {
         self.order.births.get_or_insert_default();
         self.order.takes_care = true;
     }
 
-    /// The front of the block that had the key `whole` was just cut off: gives the parts the keys that they
-    /// have under `BlockAge`.
+    /// Corrects the keys under `BlockAge` after the front of a block with the key `whole` was split off.
     #[cold]
     #[inline(never)]
     pub(super) fn cut_with_care(&mut self, front: Slot, rest: Slot, whole: u64) {
@@ -148,8 +147,8 @@ impl Heap {
         }
     }
 
-    /// Returns the key of a block that becomes free at `clock`, has the key `own` and was joined with the
-    /// blocks beside it: under other rules than `BlockAge` that is `joined`.
+    /// Returns the key of a block that becomes free at `clock`. Under `BlockAge` it is `own`, the key of
+    /// the block itself. Under the other rules it is `joined`, the key after joining its neighbours.
     #[cold]
     #[inline(never)]
     pub(super) fn free_with_care(&mut self, slot: Slot, own: u64, joined: u64, clock: u64) -> u64 {
@@ -157,7 +156,8 @@ impl Heap {
         if self.order.numbers_blocks() { own } else { joined }
     }
 
-    /// Exchanges the ages of two parts of a block, of which the front is to keep the age of the whole.
+    /// Exchanges the ages of the two parts of a split block, so that the front keeps the age of the
+    /// whole.
     pub(super) fn swap_ages(&mut self, front: Slot, rest: Slot) {
         if self.order.numbers_blocks() {
             let age = self.slab.get(front).key;
@@ -166,12 +166,13 @@ impl Heap {
         }
     }
 
-    /// Returns the key of a block of the key `own` that absorbs the block before it, of the key `before`.
+    /// Returns the key of a block with the key `own` that absorbs the block before it, which has the key
+    /// `before`.
     pub(super) fn joined_key(&self, before: u64, own: u64) -> u64 {
         if self.order.numbers_blocks() { own } else { before }
     }
 
-    /// Assigns all keys again, to segments in the order of `rank`, and indexes the free blocks by them.
+    /// Reassigns all keys, to segments in the order of `rank`, and rebuilds the index of free blocks.
     fn assign_keys(&mut self, rank: impl Fn(&Self, Slot) -> u64) {
         let mut heads: Vec<Slot> = self.chain_heads().collect();
         heads.sort_by_key(|&head| rank(self, head));
@@ -181,7 +182,7 @@ impl Heap {
             let mut at = head;
             while !at.is_none() {
                 let block = *self.slab.get(at);
-                // Blocks of a chain lie one behind the other: they get positions like segments.
+                // The blocks of a chain are contiguous: each gets the next position, as segments do.
                 let key = self.order.of_segment(block.address, block.size_bytes);
                 let key = key.unwrap_or(u64::MAX - block.size_bytes);
                 let changed = self.slab.get_mut(at);

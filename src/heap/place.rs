@@ -1,21 +1,20 @@
-//! Where a block lies: the segment, or the mapped range of a reservation, that it is part of.
+//! The segment, or the mapped range of a reservation, that a block belongs to.
 
 use super::{BlockState, Heap, Reservation, Slot};
 
-/// The surroundings of a block.
+/// The segment around a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Where its segment starts; in a reservation, where the mapped range around it starts.
+    /// The address of its segment; in a reservation, of the mapped range around the block.
     pub(crate) address: u64,
     /// The size of that segment or range.
     pub(crate) size_bytes: u64,
-    /// The reservation it is part of, if its segment is expandable.
+    /// The reservation that it belongs to, if its segment is expandable.
     pub(crate) reservation: Option<Reservation>,
 }
 
 impl Heap {
-    /// The surroundings of the block at `slot`, which is mapped. Walks over the blocks of its
-    /// segment.
+    /// Returns the segment around the mapped block at `slot`. Visits the blocks of that segment.
     #[must_use]
     pub(crate) fn place_of(&self, slot: Slot) -> Place {
         let before = |slot: &Slot| {

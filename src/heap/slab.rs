@@ -1,10 +1,9 @@
-//! All blocks of a heap, in places that are reused, last vacated first.
+//! All blocks of a heap, in slots that are reused, last vacated first.
 //!
-//! The first 262,144 blocks stand side by side: a look at one is a look at an array, which saves a look at a
-//! table of chunks (a mix of sizes costs 5 to 7 % less, AMD EPYC). The array starts small and grows by a
-//! quarter, which moves the blocks, 256 KiB at most; the last time it takes room for all that it will ever
-//! hold, 16 MiB of addresses, of which the system backs with memory what blocks were put into. Blocks beyond
-//! are in chunks that never move.
+//! The first 262,144 blocks are one contiguous array, so that a lookup needs no table of chunks. The
+//! array grows by a quarter while it is at most 256 KiB; growth moves the blocks. It then grows once
+//! more, to its final capacity of 16 MiB of address space; the system backs only the part that is used.
+//! Blocks beyond the array are in chunks that never move.
 
 use super::block::{Block, BlockState, Slot};
 
@@ -12,9 +11,9 @@ const CHUNK_BLOCKS: usize = 256;
 const CHUNK_SLOTS: u32 = 256;
 const _: () = assert!(CHUNK_SLOTS as usize == CHUNK_BLOCKS);
 
-/// How many blocks stand side by side: more than most programs have, and 16 MiB.
+/// The number of blocks in the contiguous array: 16 MiB, more than most programs have.
 const NEAR_BLOCKS: usize = 262_144;
-/// Up to so many, 256 KiB, the array grows step by step: a small heap takes little.
+/// The array grows in steps up to this number (256 KiB), so that small heaps stay small.
 const STEPPED_BLOCKS: usize = 4_096;
 const _: () = assert!(NEAR_BLOCKS.is_multiple_of(CHUNK_BLOCKS) && STEPPED_BLOCKS < NEAR_BLOCKS);
 
@@ -48,7 +47,7 @@ impl Slab {
         at_mut(&mut self.near, &mut self.far, slot)
     }
 
-    /// The block at a slot that a caller made up, perhaps.
+    /// Returns the block at a slot that may be invalid.
     #[inline]
     pub(super) fn try_get(&self, slot: Slot) -> Option<&Block> {
         match self.near.get(slot.0 as usize) {
@@ -57,7 +56,8 @@ impl Slab {
         }
     }
 
-    /// A slot for a new block. Its generation stays; everything else is the caller's to set.
+    /// Returns a slot for a new block. Its generation and priority are kept; the caller sets all other
+    /// fields.
     #[inline(always)]
     pub(super) fn occupy(&mut self) -> (Slot, &mut Block) {
         if self.vacant.is_none() {
@@ -70,7 +70,7 @@ impl Slab {
         (slot, block)
     }
 
-    /// Ends the block at `slot`. Says what it was.
+    /// Vacates `slot` and returns a copy of its block.
     #[inline]
     pub(super) fn vacate(&mut self, slot: Slot) -> Block {
         let vacant = self.vacant;
@@ -106,7 +106,7 @@ impl Slab {
         }
     }
 
-    /// How many there are, vacant ones too.
+    /// Returns the number of slots, including vacant ones.
     fn slots(&self) -> usize {
         self.near.len() + self.far.len() * CHUNK_BLOCKS
     }
@@ -124,7 +124,7 @@ impl Slab {
             .map(|(slot, _)| slot)
     }
 
-    /// The memory behind it: addresses that are kept for blocks to come take none.
+    /// Returns the bytes of memory in use. Reserved capacity without blocks does not count.
     pub(super) fn bytes(&self) -> usize {
         self.near.len() * size_of::<Block>()
             + self.far.len() * size_of::<[Block; CHUNK_BLOCKS]>()
@@ -132,7 +132,7 @@ impl Slab {
     }
 }
 
-/// In which chunk a block that is not near stands, and where.
+/// Returns the chunk of a slot beyond the array, and the index within it.
 #[inline]
 fn place_of(slot: Slot) -> (usize, usize) {
     let behind = (slot.0 as usize).wrapping_sub(NEAR_BLOCKS);
@@ -145,7 +145,7 @@ fn far(chunks: &[Chunk], slot: Slot) -> Option<&Block> {
     Some(&chunks.get(chunk)?[at])
 }
 
-/// The block at a slot, of a slab whose other fields the caller changes meanwhile.
+/// Returns the block at a slot. Borrows only the two tables, so that the caller may change other fields.
 #[inline(always)]
 fn at_mut<'s>(near: &'s mut [Block], chunks: &'s mut [Chunk], slot: Slot) -> &'s mut Block {
     if let Some(block) = near.get_mut(slot.0 as usize) {
@@ -158,14 +158,14 @@ fn at_mut<'s>(near: &'s mut [Block], chunks: &'s mut [Chunk], slot: Slot) -> &'s
     }
 }
 
-/// The panic of every look-up: one without arguments keeps them out of the way of hits.
+/// The panic of every lookup. It takes no arguments, to keep code out of the hit path.
 #[cold]
 #[inline(never)]
 fn no_such_slot() -> ! {
     panic!("slots are named by their slab")
 }
 
-/// A fixed hash of the slot's number: equal only for equal slots, and unrelated to addresses.
+/// Returns a fixed hash of the slot number: unique for each slot and unrelated to addresses.
 fn priority_of(slot: u32) -> u32 {
     let mixed = (slot ^ slot >> 16).wrapping_mul(0x85EB_CA6B);
     (mixed ^ mixed >> 13).wrapping_mul(0xC2B2_AE35)
@@ -192,7 +192,7 @@ mod tests {
             assert!(slab.try_get(Slot(beyond)).is_none(), "{beyond}");
         }
         assert_eq!(slab.near.capacity(), NEAR_BLOCKS);
-        // One on each side of the border, and what they leave is taken again, the last first.
+        // Vacates one slot on each side of the border; they are reused in reverse order.
         let border = u32::try_from(NEAR_BLOCKS).unwrap();
         for n in [border - 1, border] {
             assert_eq!(slab.vacate(Slot(n)).address, u64::from(n));

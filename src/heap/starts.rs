@@ -1,8 +1,8 @@
 //! Live blocks by address: a hash table that grows by one bucket at a time.
 //!
 //! Linear hashing, with chains threaded through the blocks: an insertion never moves more than one
-//! bucket and never copies the table. Buckets stay when blocks go. Kept only for callers that know
-//! nothing but addresses.
+//! bucket and never copies the table. The table never shrinks. It exists only for callers that free by
+//! address.
 //!
 //! Source of the scheme: W. Litwin, "Linear Hashing", VLDB 1980.
 
@@ -13,10 +13,10 @@ const CHUNK_BUCKETS: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Starts {
-    /// Heads of the chains, in chunks that never move.
+    /// The heads of the chains, in chunks that never move.
     chunks: Vec<Box<[Slot; CHUNK_BUCKETS]>>,
     buckets: usize,
-    /// One less than the least power of two that is not below `buckets`.
+    /// The least power of two that is not below `buckets`, minus one.
     mask: usize,
     entries: usize,
 }
@@ -39,7 +39,7 @@ impl Starts {
 
     #[inline]
     pub(super) fn insert(&mut self, slab: &mut Slab, slot: Slot, address: u64) {
-        // Twice as many buckets as blocks: most chains end with the first.
+        // Twice as many buckets as blocks keep most chains at length one.
         while self.buckets <= 2 * self.entries {
             self.split_one(slab);
         }
@@ -47,7 +47,7 @@ impl Starts {
         self.push(slab, self.bucket_of(address), slot);
     }
 
-    /// Takes out the block at `slot`; `block` is a copy of it.
+    /// Removes the block at `slot`; `block` is a copy of it.
     #[inline]
     pub(super) fn remove(&mut self, slab: &mut Slab, slot: Slot, block: &Block) {
         self.entries -= 1;
@@ -61,7 +61,7 @@ impl Starts {
         }
     }
 
-    /// Adds a bucket and moves to it what belongs there, from the one bucket it comes from.
+    /// Adds a bucket and moves to it the blocks that now belong there. All come from a single bucket.
     #[cold]
     fn split_one(&mut self, slab: &mut Slab) {
         let new = self.buckets;
@@ -94,7 +94,7 @@ impl Starts {
         let hash = (address >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let hash = hash as usize;
         let bucket = hash & self.mask;
-        // Between two powers of two this is a coin's toss: no branch.
+        // Between two powers of two a branch here would be unpredictable.
         bucket & self.mask >> u32::from(bucket >= self.buckets)
     }
 
@@ -112,7 +112,7 @@ impl Starts {
     }
 }
 
-/// Takes `slot` out of the chain that starts with `first`, another block; `rest` comes behind it.
+/// Removes `slot` from the chain that starts with another block, `first`; `rest` is the block behind it.
 #[inline(never)]
 fn remove_behind(slab: &mut Slab, first: Slot, slot: Slot, rest: Slot) {
     let mut at = first;

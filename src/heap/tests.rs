@@ -1,4 +1,4 @@
-//! The heap by examples; `order/tests.rs` has it against a plain model.
+//! Tests of the heap by example; `order/tests.rs` compares it with a model.
 
 use super::*;
 use crate::ids::StreamId;

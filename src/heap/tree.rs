@@ -1,8 +1,8 @@
 //! Free blocks in (size, key) order: a treap threaded through the blocks.
 //!
-//! Priorities are hashes of the slots, so the shape needs no rebalancing and no memory. Blocks know who is
-//! above them, and a tree knows its first block, so taking the first and putting it back cost the same
-//! among few blocks and among thousands.
+//! Priorities are hashes of the slots, so the tree needs no rebalancing and no extra memory. Blocks
+//! point to their parent and a tree to its first block. So the cost of removing and reinserting the
+//! first block does not depend on the number of blocks.
 
 use super::block::{Block, Slot};
 use super::slab::Slab;
@@ -10,20 +10,21 @@ use super::slab::Slab;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tree {
     root: Slot,
-    /// The least of its blocks.
+    /// The block with the least key.
     pub(super) first: Slot,
 }
 
 impl Tree {
     pub(super) const EMPTY: Self = Self { root: Slot::NONE, first: Slot::NONE };
 
-    /// The tree of one block.
+    /// Returns the tree of a single block.
     #[inline]
     pub(super) const fn of(only: Slot) -> Self {
         Self { root: only, first: only }
     }
 
-    /// Whether the block at `slot`, which is in this tree, is the only one; `block` is a copy of it.
+    /// Returns true if the block at `slot`, which is in this tree, is the only one. `block` is a copy of
+    /// it.
     #[inline]
     pub(super) fn is_only(self, slot: Slot, block: &Block) -> bool {
         self.root == slot && block.links[0] == Slot::NONE && block.links[1] == Slot::NONE
@@ -34,7 +35,7 @@ impl Tree {
         self.root.is_none()
     }
 
-    /// The first block whose key is at least `key`.
+    /// Returns the first block whose key is at least `key`.
     pub(super) fn lower_bound(self, slab: &Slab, key: u128) -> Option<Slot> {
         let (mut at, mut best) = (self.root, Slot::NONE);
         while !at.is_none() {
@@ -46,7 +47,7 @@ impl Tree {
         (!best.is_none()).then_some(best)
     }
 
-    /// The first block whose key is greater than `key`; no place if there is none.
+    /// Returns the first block whose key is greater than `key`, or `Slot::NONE`.
     pub(super) fn first_behind(self, slab: &Slab, key: u128) -> Slot {
         if self.is_empty() || key_of(slab.get(self.first)) > key {
             return self.first;
@@ -54,7 +55,7 @@ impl Tree {
         self.lower_bound(slab, key + 1).unwrap_or(Slot::NONE)
     }
 
-    /// The block behind `slot`, which is in this tree.
+    /// Returns the block behind `slot`, which is in this tree.
     pub(super) fn next_after(self, slab: &Slab, slot: Slot) -> Option<Slot> {
         let block = slab.get(slot);
         if !block.links[1].is_none() {
@@ -71,7 +72,7 @@ impl Tree {
         None
     }
 
-    /// Adds a block that is in no tree and unlinked. The tree is not empty.
+    /// Inserts a block that is unlinked and in no tree. The tree must not be empty.
     #[inline(never)]
     pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot) {
         let key = key_of(slab.get(new));
@@ -79,7 +80,7 @@ impl Tree {
             self.insert_first(slab, new);
             return;
         }
-        // Down to where its priority belongs.
+        // Descend to the level of its priority.
         let priority = slab.get(new).priority;
         let (mut above, mut side, mut below) = (Slot::NONE, 0, self.root);
         while !below.is_none() {
@@ -94,7 +95,7 @@ impl Tree {
         split(slab, below, new, key);
     }
 
-    /// Adds a block that comes before all others: everything it goes above comes after it.
+    /// Inserts a block that comes before all others. All blocks below it in the tree come after it.
     fn insert_first(&mut self, slab: &mut Slab, new: Slot) {
         let priority = slab.get(new).priority;
         let (mut above, mut below) = (self.first, Slot::NONE);
@@ -109,14 +110,14 @@ impl Tree {
         }
     }
 
-    /// Takes a block out that is not the only one, with these links and that block above it.
+    /// Removes a block that is not the only one; `links` are its children and `above` its parent.
     #[inline(never)]
     pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot, mut links: [Slot; 2], above: Slot) {
         if self.first == old {
-            // The first has nothing before it: what follows is right below or right above.
+            // The first block has no left child: the next one is in its right subtree, or is its parent.
             self.first = if links[1].is_none() { above } else { leftmost(slab, links[1]) };
         }
-        // The two subtrees become one, from the top down: two steps on average.
+        // Merge the two subtrees from the top down: two steps on average.
         let (mut over, mut side) = (Slot::NONE, 0);
         let mut top = Slot::NONE;
         while !links[0].is_none() && !links[1].is_none() {
@@ -132,7 +133,8 @@ impl Tree {
         self.replace(slab, above, old, top);
     }
 
-    /// Hangs `new`, if it is any, where `old` hangs below `above`, or makes it the root.
+    /// Replaces the child `old` of `above` by `new`, which may be `NONE`. Without a parent, `new`
+    /// becomes the root.
     #[inline]
     fn replace(&mut self, slab: &mut Slab, above: Slot, old: Slot, new: Slot) {
         if above.is_none() {
@@ -147,7 +149,7 @@ impl Tree {
         }
     }
 
-    /// Whether every block knows who is above it and has the lower priority, and the first is known.
+    /// Returns true if all parent links, priorities and the first block are consistent.
     pub(super) fn is_sound(self, slab: &Slab) -> bool {
         if self.is_empty() || self.first.is_none() {
             return self.is_empty() && self.first.is_none();
@@ -158,7 +160,7 @@ impl Tree {
     }
 }
 
-/// Hangs `new`, if it is any, below `over`, or makes it the top.
+/// Makes `new`, which may be `NONE`, a child of `over`. Without a parent, `new` becomes the top.
 #[inline]
 fn hang(slab: &mut Slab, top: &mut Slot, over: Slot, side: usize, new: Slot) {
     if over.is_none() {
@@ -171,12 +173,12 @@ fn hang(slab: &mut Slab, top: &mut Slot, over: Slot, side: usize, new: Slot) {
     }
 }
 
-/// Hangs what is in the tree `below` under `new`, which has no children and whose key is `key`: lesser
-/// blocks left and greater ones right. Two steps on average, in trees of any size.
+/// Splits the tree `below` by `key` into the two children of `new`: lesser blocks left and greater ones
+/// right. `new` has no children yet. Takes two steps on average, whatever the size of the tree.
 #[inline]
 fn split(slab: &mut Slab, below: Slot, new: Slot, key: u128) {
     let mut at = below;
-    // Where the next lesser and the next greater block hang.
+    // The places where the next lesser and the next greater block are attached.
     let mut ends = [(new, 0), (new, 1)];
     while !at.is_none() {
         let block = slab.get_mut(at);
@@ -202,7 +204,7 @@ fn leftmost(slab: &Slab, below: Slot) -> Slot {
     at
 }
 
-/// Whether every block below `root` knows who is above it, and has the lower priority.
+/// Returns true if every block below `root` points to its parent and has the lower priority.
 fn hangs_right(slab: &Slab, root: Slot) -> bool {
     let mut todo = vec![root];
     while let Some(at) = todo.pop() {
@@ -218,8 +220,7 @@ fn hangs_right(slab: &Slab, root: Slot) -> bool {
     true
 }
 
-/// Returns size, then key, as one number: the result of a comparison is unpredictable, and comparing pairs
-/// would branch on it.
+/// Returns size and key as one number. Comparing pairs would need a branch, which is unpredictable here.
 #[inline]
 pub(super) fn key_of(block: &Block) -> u128 {
     u128::from(block.size_bytes) << 64 | u128::from(block.key)

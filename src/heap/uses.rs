@@ -1,6 +1,6 @@
-//! Which other streams use a live block: short lists in one slab, so that recording a stream
-//! allocates nothing once warm. A use that was announced only while a graph was captured is marked:
-//! it ends with the capture.
+//! The other streams that use a live block: short lists in one slab, so that `record_stream` allocates
+//! no memory in the steady state. A use that was recorded only during graph captures is marked: it ends
+//! with the capture.
 
 use super::block::Slot;
 use crate::ids::StreamId;
@@ -15,9 +15,9 @@ struct Use {
 /// A stream that uses a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StreamUse {
-    /// Which.
+    /// The stream.
     pub(crate) stream: StreamId,
-    /// Whether it was announced during captures only.
+    /// True if it was recorded during captures only.
     pub(crate) captured: bool,
 }
 
@@ -34,7 +34,7 @@ impl Default for Uses {
 }
 
 impl Uses {
-    /// Adds `stream` to the list at `head` unless it is there; returns the new head.
+    /// Adds `stream` to the list at `head` if it is missing, and returns the new head.
     #[inline]
     pub(super) fn add(&mut self, head: Slot, new: StreamUse) -> Slot {
         let mut at = head;
@@ -65,7 +65,7 @@ impl Uses {
             .map(|at| StreamUse { stream: at.stream, captured: at.captured })
     }
 
-    /// Forgets the list at `head`.
+    /// Clears the list at `head`.
     #[inline]
     pub(super) fn clear(&mut self, head: Slot) {
         let mut at = head;

@@ -1,4 +1,5 @@
-//! Each rule against a plain model: every segment a list of blocks, best fit by search of all.
+//! Tests each rule against a simple model: lists of blocks per segment, and best fit by exhaustive
+//! search.
 
 use quickcheck::{Arbitrary, Gen};
 
@@ -8,7 +9,7 @@ use crate::size::{MIB, PoolKind, SMALL_SEGMENT_BYTES};
 
 const RULES: [TieRule; 3] = [TieRule::Address, TieRule::SegmentAge, TieRule::BlockAge];
 const SMALL: PoolKind = PoolKind::Small;
-/// Far above the first segments: later ones come below.
+/// High enough that later segments fit below the first ones.
 const SEGMENT: u64 = 0x7000_0000;
 
 fn heap(rule: TieRule, segments: &[u64]) -> Heap {
@@ -36,7 +37,7 @@ fn the_older_segment_is_taken_first_although_it_lies_higher() {
 #[test]
 fn a_split_gives_the_front_a_new_number_and_a_join_keeps_the_number_of_the_freed_block() {
     let mut heap = heap(TieRule::BlockAge, &[SEGMENT]);
-    // The rest keeps 1; the fronts are 2, 3, 4 and 5.
+    // The remainder keeps number 1; the fronts are 2, 3, 4 and 5.
     let blocks: Vec<_> = (0..4).map(|_| take(&mut heap, 512)).collect();
     let keys = |heap: &Heap| -> Vec<u64> {
         let head = heap.chain_heads().next().unwrap();
@@ -67,7 +68,7 @@ fn mapped_pages_keep_the_number_of_the_gap_and_the_rest_of_it_is_new() {
         heap.complete(mapped, 0);
         assert_eq!(heap.slab.get(mapped).key, before, "{rule:?}");
         assert_eq!(heap.check(), Ok(()));
-        // A block in the middle of the first page; then the second page goes back.
+        // Allocates a block in the middle of the first page, then unmaps the second page.
         let out = heap.hand_out(mapped, 512, 512, &FitRules::NONE, || 0);
         let (rest, _) = heap.free_blocks(SMALL).next().unwrap();
         let age = heap.slab.get(rest).key;
@@ -133,7 +134,7 @@ fn under_a_new_rule_memory_that_is_there_is_as_old_as_its_address_is_low() {
     }
 }
 
-/// One step of a random history.
+/// One step of a random sequence.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Take { units: u8 },
@@ -145,7 +146,7 @@ enum Op {
 impl Arbitrary for Op {
     fn arbitrary(g: &mut Gen) -> Self {
         match u8::arbitrary(g) % 16 {
-            // Few sizes, with many ties, and a few that are any.
+            // Mostly a few sizes, for many ties; sometimes any size.
             0..7 => Self::Take { units: u8::arbitrary(g) % 4 + 1 },
             7 => Self::Take { units: u8::arbitrary(g) % 64 + 1 },
             8..14 => Self::Free { pick: u16::arbitrary(g) },
@@ -163,7 +164,7 @@ struct ModelBlock {
     number: u64,
 }
 
-/// Segments in the order in which they came, each with its blocks by address.
+/// Segments in the order of arrival, each with its blocks by address.
 #[derive(Default)]
 struct Model {
     segments: Vec<Vec<ModelBlock>>,
@@ -182,7 +183,7 @@ impl Model {
         self.segments.push(vec![ModelBlock { address, size_bytes, is_free: true, number }]);
     }
 
-    /// Takes the best block, and returns its address.
+    /// Allocates the best block and returns its address.
     fn take(&mut self, rule: TieRule, bytes: u64) -> Option<u64> {
         let blocks = self.segments.iter().enumerate().flat_map(|(age, segment)| {
             segment.iter().enumerate().map(move |(at, block)| (age, at, *block))
