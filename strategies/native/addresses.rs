@@ -1,9 +1,9 @@
-//! Which heap an address belongs to, read without a lock. Kept only for callers that know nothing
-//! but addresses.
+//! Maps an address to the heap it belongs to; reads need no lock. Kept only for callers that free by
+//! address.
 //!
-//! A table of two levels over granules of 2 MiB, for addresses of 48 bits. Leaves are added
-//! and never removed. A granule that parts of two segments share (drivers need not align segments) is
-//! marked, and an ordered map under a lock answers for it, and for addresses above 48 bits.
+//! A table of two levels over granules of 2 MiB, for addresses of 48 bits. Leaves are added and never
+//! removed. Drivers need not align segments, so two segments may share a granule. Such granules are
+//! marked, and an ordered map under a lock resolves them, as it does addresses above 48 bits.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -18,23 +18,23 @@ const GRANULE_BYTES: u64 = 2 * MIB;
 const LEAF: usize = 1 << 13;
 const ROOT: usize = 1 << 14;
 
-/// Leaf values: nobody, ask the map, or a heap's number plus 2.
+/// Leaf values: no heap, look in the map, or the number of a heap plus 2.
 const NOBODY: u32 = 0;
 const SHARED: u32 = 1;
 const FIRST_HEAP: u32 = 2;
 
-// Of a fixed length: an index that is a remainder needs no check then.
+// A fixed length: an index taken modulo the length then needs no bounds check.
 type Leaf = Box<[AtomicU32; LEAF]>;
 
 #[derive(Debug)]
 pub(super) struct AddressMap {
-    /// None where nothing is kept.
+    /// `None` if addresses are not kept.
     root: Option<Box<[OnceLock<Leaf>]>>,
-    /// End and heap of each segment by start. Written under the growth lock.
+    /// End and heap of each segment, by start. Written under the growth lock.
     segments: RwLock<BTreeMap<u64, (u64, u32)>>,
 }
 
-/// Where a granule stands in the root and in the leaf. The root ends before the highest granules.
+/// Returns the index of a granule in the root and in its leaf. The highest granules are beyond the root.
 #[inline]
 fn path(granule: u64) -> (usize, usize) {
     let granule = usize::try_from(granule).unwrap_or(usize::MAX);
@@ -52,13 +52,13 @@ impl AddressMap {
         self.root.is_some()
     }
 
-    /// The number of the heap whose segment holds `address`.
+    /// Returns the number of the heap whose segment contains `address`.
     #[inline]
     pub(super) fn heap_of(&self, address: u64) -> Option<u32> {
         let (leaf, at) = path(address / GRANULE_BYTES);
         let Some(leaf) = self.root.as_ref()?.get(leaf) else { return self.ask_map(address) };
         let value = leaf.get()?[at].load(Ordering::Acquire);
-        // One comparison for a heap.
+        // A single comparison in the common case.
         match value.checked_sub(FIRST_HEAP) {
             Some(heap) => Some(heap),
             None if value == SHARED => self.ask_map(address),
@@ -100,7 +100,7 @@ impl AddressMap {
     }
 }
 
-/// What the leaf of a granule says, given all segments.
+/// Returns the leaf value of a granule, given all segments.
 fn leaf_value(segments: &BTreeMap<u64, (u64, u32)>, granule: u64) -> u32 {
     let (start, end) = (granule * GRANULE_BYTES, (granule + 1) * GRANULE_BYTES);
     let before = segments.range(..start).next_back().filter(|(_, (e, _))| *e > start);

@@ -1,9 +1,9 @@
-//! Calls of trackers for memory that comes from the driver or goes back.
+//! Calls trackers for memory that is allocated from or released to the driver.
 //!
-//! The growth lock is released during the call, so that a tracker may use the allocator. The memory is in no
-//! heap then, or held in its heap, so no other thread can reach it, and its pool is busy and stays. The state
-//! behind the lock is whole at these points, as it is when a miss waits for a pool's own allocator.
-//! Everything read from it before the call may be out of date afterwards.
+//! The growth lock is released during the call, so that a tracker may use the allocator. During the call
+//! the memory is in no heap, or held in its heap, so no other thread can reach it. Its pool is marked as
+//! busy and cannot be removed. The state behind the lock is consistent at these points, as it is when a
+//! miss calls a pool's own allocator. Values read from it before the call may be out of date afterwards.
 
 use parking_lot::MutexGuard;
 
@@ -13,7 +13,7 @@ use super::growth::Growth;
 use crate::history::Action;
 
 impl Engine {
-    /// Calls the trackers. Returns at once, with the lock held throughout, if there are none.
+    /// Calls the trackers. If there are none, returns at once without releasing the lock.
     pub(super) fn announce(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -35,9 +35,8 @@ impl Engine {
         self.announced.notify_all();
     }
 
-    /// Waits until the memory that other threads announce can serve requests or has gone back, if there is
-    /// any. False at once if there is none, and inside a tracker, where two threads would wait for each
-    /// other.
+    /// Waits until no thread is announcing memory, and returns true if it had to wait. Returns false at
+    /// once inside a tracker, where two threads would wait for each other.
     pub(super) fn wait_for_announced(&self, growth: &mut MutexGuard<'_, Growth>) -> bool {
         if growth.announcing == 0 || self.history.is_in_tracker() {
             return false;

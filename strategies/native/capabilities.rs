@@ -1,4 +1,4 @@
-//! The engine as the trait's capabilities.
+//! The engine's implementation of the allocator traits.
 
 use super::cell::HeapCell;
 use super::engine::Engine;
@@ -53,8 +53,8 @@ impl DeviceAllocator for Engine {
         self.record_use(cell, address, stream, None).map_err(of_address)
     }
 
-    /// The most important counters now. Takes the heaps one at a time and no growth lock, under which the
-    /// driver may be called.
+    /// Returns the most important counters. Locks one heap at a time; does not take the growth lock,
+    /// which may be held during driver calls.
     fn usage(&self) -> Usage {
         let (mut live_blocks, mut allocated_bytes) = (0, 0);
         for cell in self.heaps.all() {
@@ -102,14 +102,14 @@ impl CrossStream for Engine {
         }
         let _asks = self.history.of_free();
         self.settle_deferred()?;
-        // Unlike a request, waits for another thread that polls.
+        // Unlike a request, this waits for another thread that is polling.
         self.events.poll(&*self.driver, |block| self.pass(block))
     }
 }
 
 impl Caching for Engine {
-    /// Waits for all events, destroys them, and releases every idle segment of the default pool and of pools
-    /// without users. While a graph is captured nothing is released: the driver would refuse.
+    /// Waits for all events, destroys them, and releases every free segment of the default pool and of
+    /// pools without users. While a graph is captured nothing is released: the driver would refuse.
     fn empty_cache(&self) -> Result<(), DriverError> {
         let _asks = self.history.of_free();
         let _lines = diagnostics::lines();
@@ -184,14 +184,14 @@ impl Caching for Engine {
 }
 
 impl Engine {
-    /// The heap that may hold a block at `address`.
+    /// Returns the heap that may hold a block at `address`.
     #[inline]
     fn cell_of(&self, address: u64) -> Option<&HeapCell> {
         let number = self.addresses.heap_of(address)?;
         self.heaps.get(number)
     }
 
-    /// The handle of the live block at `address`, for a call that only looks.
+    /// Returns a handle of the live block at `address`, for a read-only call.
     pub(super) fn at(&self, address: u64) -> Result<Allocation, HandleError> {
         let unknown = HandleError::UnknownAddress { address };
         let cell = self.cell_of(address).ok_or(unknown.clone())?;
@@ -202,7 +202,7 @@ impl Engine {
     }
 }
 
-/// The same refusal for who named the block by its address.
+/// Converts the error for a caller that identified the block by its address.
 #[cold]
 fn of_address(error: HandleError) -> HandleError {
     match error {

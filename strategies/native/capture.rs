@@ -1,11 +1,14 @@
-//! Graph captures: what may not be asked while one runs, and blocks freed inside one.
+//! Graph captures: blocks that are freed while one is active.
 //!
-//! While a graph is captured its events cannot be queried, so a block that other streams used and
-//! that is freed meanwhile is **deferred**: it drains until the capture ends. Uses that were
-//! announced inside the capture end with it; earlier ones get their events then. With
-//! `graph_capture_record_stream_reuse` a deferred block may be handed out again inside the capture:
-//! at its free the ends of all its streams are noted, and it is free as soon as all of them lie
-//! behind the end of its own stream in the graph.
+//! While a graph is captured, no event is queried or recorded and nothing is released for its streams.
+//! So a block that other streams used and that is freed during the capture is **deferred**: it drains
+//! until the capture ends. Uses that were recorded inside the capture end with it; earlier uses get
+//! their events then.
+//!
+//! With `graph_capture_record_stream_reuse` a deferred block may be reused inside the capture. When it
+//! is freed, the last graph nodes of all its streams are noted. It is free as soon as the end of its own
+//! stream depends on all of them. The graph is searched backwards from the end of the stream, visiting
+//! each node once.
 //!
 //! Source: PyTorch's rules for `record_stream` inside captures.
 
@@ -27,7 +30,7 @@ use crate::ids::{PoolId, StreamId, ThreadNumber};
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     reuse: AtomicBool,
-    /// Whether any open scope counts as a capture, as it did in PyTorch until 2.12.
+    /// True if any open scope counts as a capture, as it did in PyTorch until 2.12.
     routing_is_capture: AtomicBool,
     state: Mutex<State>,
 }
@@ -35,13 +38,13 @@ pub(super) struct Captures {
 #[derive(Debug, Default)]
 struct State {
     deferred: Vec<Deferred>,
-    /// Of the block that was deferred last.
+    /// The serial number of the block that was deferred last.
     last_serial: u64,
-    /// Nodes behind the end of a stream in its capture, for each stream that asked. They only grow.
+    /// The nodes on which the end of each stream in its capture depends. These sets only grow.
     behind: HashMap<StreamId, Behind>,
 }
 
-/// A stream belongs to one capture at a time.
+/// The nodes of the one capture that a stream currently belongs to.
 #[derive(Debug)]
 struct Behind {
     capture: u64,
@@ -51,16 +54,16 @@ struct Behind {
 /// A block that was freed inside a capture.
 #[derive(Debug)]
 struct Deferred {
-    /// Which one it is: a slot may come again.
+    /// Identifies the block, because slots are reused.
     serial: u64,
     heap: u32,
     slot: Slot,
     pool: PoolId,
     stream: StreamId,
     uses: SmallVec<[StreamUse; 4]>,
-    /// The thread whose per-thread streams use the block, if any do.
+    /// The thread whose per-thread default stream uses the block, if there is one.
     thread: Option<ThreadNumber>,
-    /// The capture in which all its streams were when it was freed, and their ends in the graph.
+    /// The capture that all its streams were in when it was freed, and their last nodes in the graph.
     ends: Option<(u64, SmallVec<[NodeId; 4]>)>,
 }
 
@@ -73,7 +76,7 @@ impl Captures {
 }
 
 impl Engine {
-    /// Frees what waits and may be free by now, before a request on `stream` is served.
+    /// Frees waiting blocks that can be freed by now, before a request on `stream` is served.
     #[inline]
     pub(super) fn settle_waiting(
         &self,
@@ -92,24 +95,26 @@ impl Engine {
         }
     }
 
-    /// Whether an open scope counts as a capture, by the rules of the version in force.
+    /// Returns true if an open scope counts as a capture by the rules of the configured PyTorch version.
     #[inline]
     pub(super) fn counts_as_captured(&self) -> bool {
         self.captures.routing_is_capture.load(Ordering::Relaxed) && self.scopes.any()
     }
 
-    /// Whether nothing may be waited for or released on behalf of a stream, whoever was told of a capture.
+    /// Returns true if the caller may neither wait nor release memory on behalf of a stream. Asks the
+    /// driver, because captures need not have a scope.
     pub(super) fn is_captured(&self, stream: StreamId) -> bool {
         self.scopes.captures_here() || may_be_captured(&*self.driver, stream)
     }
 
-    /// Whether work on a stream is known to become part of a graph, also one that nobody told the engine of.
+    /// Returns true if the driver reports that work on a stream becomes part of a graph, with or without
+    /// a scope.
     pub(super) fn is_capturing(&self, stream: StreamId) -> bool {
         let status = self.driver.capture_status(stream);
         matches!(status, Ok(CaptureStatus::Active { .. } | CaptureStatus::Invalidated))
     }
 
-    /// Takes back, inside a capture, a block that these other streams use.
+    /// Frees, inside a capture, a block that these other streams use.
     pub(super) fn defer_free(
         &self,
         cell: &HeapCell,
@@ -119,7 +124,7 @@ impl Engine {
     ) -> Result<(), HandleError> {
         let ends = self.ends_in_graph(cell.stream(), &uses);
         let thread = uses.iter().find_map(|by| thread_of(&*self.driver, by.stream));
-        // Held until the block is listed: the end of the capture must find it.
+        // Locked until the block is listed, so that the end of the capture finds it.
         let mut state = self.captures.state.lock();
         let Some(slot) = self.start_draining(cell, address, id, &uses, 1) else {
             drop(state);
@@ -133,7 +138,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The ends of a block's streams, if reuse is on and all of them are in one capture.
+    /// Returns the last nodes of a block's streams, if reuse is on and all of them are in one capture.
     fn ends_in_graph(
         &self,
         own: StreamId,
@@ -146,7 +151,8 @@ impl Engine {
         let mut of = None;
         let mut ends = SmallVec::new();
         for stream in uses.iter().map(|by| by.stream).chain([own]) {
-            // The end of this thread's stream says nothing of another's, and that may be the user.
+            // The thread that uses the block may be another one, whose per-thread default stream has
+            // another end.
             if self.driver.is_per_thread_stream(stream) {
                 return None;
             }
@@ -163,7 +169,7 @@ impl Engine {
         of.filter(|_| all_inside).map(|capture| (capture, ends))
     }
 
-    /// Frees deferred blocks of `stream` whose streams have all been joined in its capture.
+    /// Frees deferred blocks of `stream` if its capture has joined all their streams.
     fn reuse_deferred(&self, stream: StreamId, capture: u64) -> Result<(), DriverError> {
         let Some(graph) = self.driver.capture() else {
             return Ok(());
@@ -201,9 +207,9 @@ impl Engine {
         Ok(())
     }
 
-    /// A capture has ended. With reuse on, the blocks of its pool that were freed in it are settled
-    /// at once, otherwise when the next request comes. Blocks that only the calling thread can settle are
-    /// in any case: it may never come again.
+    /// Handles the end of a capture. With reuse on, blocks of its pool that were freed in it are settled
+    /// at once, otherwise at the next request. Blocks that only the calling thread can settle are always
+    /// settled now, because it may not call again.
     pub(super) fn end_capture(&self, pool: PoolId) -> Result<(), DriverError> {
         let state = &mut *self.captures.state.lock();
         let all_over = !self.scopes.any_capture();
@@ -212,7 +218,7 @@ impl Engine {
         }
         let reuse = self.captures.reuse.load(Ordering::Relaxed);
         let here = Some(ThreadNumber::current());
-        // Uses inside other captures go on.
+        // Uses inside other captures continue.
         let is_over = |d: &Deferred| {
             all_over || d.uses.iter().all(|by| !by.captured || by.stream == d.stream)
         };
@@ -220,31 +226,31 @@ impl Engine {
         self.settle(state, |d| ours(d) || (reuse && d.pool == pool))
     }
 
-    /// Settles all deferred blocks, unless a capture is under way. Those that only another thread can settle
-    /// stay.
+    /// Settles all deferred blocks, unless a capture is active. Blocks that only another thread can
+    /// settle stay deferred.
     #[inline]
     pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
         self.settle_all(|_| {})
     }
 
-    /// The same, also those that only another thread could settle without waiting. Waits for the device
-    /// if there are any.
+    /// Settles all deferred blocks. If some could be settled only by another thread without waiting,
+    /// waits for the device.
     pub(super) fn settle_deferred_surely(&self) -> Result<(), DriverError> {
         let settled = self.settle_deferred();
         let last = {
             let state = self.captures.state.lock();
             let any = state.deferred.iter().any(|block| self.is_of_another_thread(block));
-            // What waits for the end of a capture goes on waiting.
+            // Blocks that wait for the end of a capture stay deferred.
             if !any || expects_captures(&*self.driver) {
                 return settled;
             }
             state.last_serial
         };
-        // With the list unlocked: every request looks at it.
+        // Without locking the list, because every request locks it.
         self.driver.synchronize_device()?;
         settled.and(self.settle_all(|block| {
             if block.serial <= last && self.is_of_another_thread(block) {
-                // Other streams may be of another device.
+                // Other streams may belong to another device.
                 block.uses.retain(|by| !self.driver.is_per_thread_stream(by.stream));
             }
         }))
@@ -259,8 +265,8 @@ impl Engine {
         self.settle(state, |_| true)
     }
 
-    /// Whether a block was used by streams that another thread than this one has of its own: an event that
-    /// this thread records says nothing of them.
+    /// Returns true if a block was used by the per-thread default stream of another thread. An event
+    /// recorded by the calling thread does not cover that stream.
     fn is_of_another_thread(&self, block: &Deferred) -> bool {
         block.thread.is_some_and(|thread| thread != ThreadNumber::current())
             && block.uses.iter().any(|by| {
@@ -270,11 +276,12 @@ impl Engine {
             })
     }
 
-    /// Settles those of the deferred blocks that are picked, as far as this thread can. Uses from inside the
-    /// capture have ended with it: what remains gets its events. A use by the block's own stream remains:
-    /// nobody announces what it does after the capture.
+    /// Settles the picked deferred blocks that the calling thread can settle. Uses from inside the
+    /// capture have ended with it; the remaining uses get events. A use by the block's own per-thread
+    /// stream remains, because work submitted after the capture is not announced.
     ///
-    /// The list stays locked: who finds a block neither in it nor among the events takes it for in use.
+    /// The list stays locked: a block that is neither in it nor among the events would be treated as in
+    /// use.
     fn settle(
         &self,
         state: &mut State,
@@ -291,8 +298,8 @@ impl Engine {
             if self.is_of_another_thread(block) {
                 return true;
             }
-            // The stream may be in another capture by now, or in one whose scope closed before it
-            // ended: an event that is recorded there never passes.
+            // The stream may be in another capture by now, or in one whose scope closed before it ended:
+            // an event recorded there never passes.
             let mut is_captured = |stream| match asked.iter().find(|(of, _)| *of == stream) {
                 Some((_, captured)) => *captured,
                 None => {
@@ -309,7 +316,7 @@ impl Engine {
                     self.attention.remove_other();
                     false
                 }
-                // A capture has begun meanwhile.
+                // A capture has begun since the check.
                 Err(error) if error.kind() == DriverErrorKind::CaptureActive => true,
                 Err(error) => {
                     let _ = failed.get_or_insert(error);
@@ -320,7 +327,7 @@ impl Engine {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Makes a deferred block wait for events on its streams, or free if there is nothing to wait for.
+    /// Makes a deferred block wait for events on its streams, or frees it if there are none.
     fn give_events(&self, block: &Deferred) -> Result<(), DriverError> {
         let waits = self.record_events(&block.uses)?;
         let cell = self.heaps.get(block.heap).expect("heaps are never removed");

@@ -1,8 +1,8 @@
-//! Heaps with their locks, and how a stream or a token finds its heap without one.
+//! Heaps with their locks, and lock-free lookup of the heap of a stream or a token.
 //!
-//! Cells are added and never removed, so finding one is a walk over `OnceLock`s. By stream, for the
-//! default pool: buckets of short chains. By number, for all pools: rows of 256. The cells of a
-//! private pool that has gone are given to the next one: only those ever change their stream.
+//! Cells are added and never removed, so a lookup follows `OnceLock`s. The default pool has a hash table
+//! by stream, with short chains. All pools have a table by number, in rows of 256. The empty cells of a
+//! removed private pool are reused by another pool; only such cells ever change their stream.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use crate::heap::Heap;
 use crate::ids::{PoolId, StreamId};
 use crate::stats::{HeapCounters, Heaps};
 
-/// The most streams an allocator keeps heaps for.
+/// The maximum number of heaps of an allocator.
 pub(super) const CELLS_MAX: usize = 1 << 16;
 const BUCKETS: usize = 256;
 const ROW_CELLS: usize = 256;
@@ -38,7 +38,7 @@ impl HeapState {
         state
     }
 
-    /// Puts a policy in force. Looks at every block if the rule for ties changes.
+    /// Applies a policy. Visits every block if the tie rule changes.
     pub(super) fn set_policy(&mut self, policy: HitPolicy) {
         self.heap.set_tie_rule(policy.ties);
         if policy.clock_runs {
@@ -56,18 +56,18 @@ pub(super) struct Home {
 }
 
 impl Home {
-    /// A stream in the default pool.
+    /// Returns the home for a stream in the default pool.
     pub(super) const fn of(stream: StreamId) -> Self {
         Self { pool: PoolId::DEFAULT, stream }
     }
 }
 
-/// A heap that can be shared. Alone on its cache lines.
+/// A heap and its lock, alone on its cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct HeapCell {
     state: Mutex<HeapState>,
-    /// Its home. Changes under the lock, and only while the heap is empty and no pool has it.
+    /// Its home. Changes only under the lock, and only while the heap is empty and belongs to no pool.
     stream: AtomicU64,
     pool: [AtomicU64; 2],
     pub(super) number: u32,
@@ -79,19 +79,19 @@ impl HeapCell {
         self.state.lock()
     }
 
-    /// The stream it serves.
+    /// Returns the stream it serves.
     #[inline]
     pub(super) fn stream(&self) -> StreamId {
         StreamId(self.stream.load(Ordering::Relaxed))
     }
 
-    /// The pool it serves.
+    /// Returns the pool it serves.
     pub(super) fn pool(&self) -> PoolId {
         let [capture, user] = [0, 1].map(|at: usize| self.pool[at].load(Ordering::Relaxed));
         PoolId { capture, user }
     }
 
-    /// Locks the heap if it still serves `home`: a pool may have gone since it was looked up.
+    /// Locks the heap if it still serves `home`: its pool may have been removed since the lookup.
     #[inline]
     pub(super) fn lock_at(&self, home: Home) -> Result<MutexGuard<'_, HeapState>, PoolError> {
         let state = self.lock();
@@ -99,7 +99,7 @@ impl HeapCell {
         if now == home { Ok(state) } else { Err(PoolError::Unknown { pool: home.pool }) }
     }
 
-    /// Gives an empty heap to another pool or stream. The caller holds the growth lock.
+    /// Moves an empty heap to another pool or stream. The caller holds the growth lock.
     pub(super) fn move_to(&self, home: Home, policy: HitPolicy) {
         let mut state = self.lock();
         debug_assert_eq!(state.heap.block_count(), 0, "only empty heaps move");
@@ -122,7 +122,7 @@ type Row = Box<[OnceLock<Arc<HeapCell>>; ROW_CELLS]>;
 #[derive(Debug)]
 pub(super) struct HeapTable {
     by_stream: [OnceLock<Box<Link>>; BUCKETS],
-    /// Streams that are another one on each thread. Apart from all others, so that no hit has to ask
+    /// Heaps of per-thread default streams. Kept apart from all others, so that a hit need not check
     /// whether its stream is one.
     per_thread: OnceLock<Box<Link>>,
     by_number: [OnceLock<Row>; ROWS],
@@ -141,13 +141,13 @@ impl Default for HeapTable {
 }
 
 impl HeapTable {
-    /// The heap of a stream that is the same one for all threads.
+    /// Returns the heap of a stream that is the same for all threads.
     #[inline]
     pub(super) fn find(&self, stream: StreamId) -> Option<&HeapCell> {
         Self::find_behind(&self.by_stream[bucket_of(stream)], stream)
     }
 
-    /// The heap of a stream that is another one on each thread.
+    /// Returns the heap of a per-thread default stream.
     pub(super) fn find_per_thread(&self, stream: StreamId) -> Option<&HeapCell> {
         Self::find_behind(&self.per_thread, stream)
     }
@@ -173,7 +173,7 @@ impl HeapTable {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Adds a heap that is found by its number alone. The caller holds the growth lock.
+    /// Adds a heap that is found only by its number. The caller holds the growth lock.
     pub(super) fn add(&self, home: Home, state: HeapState) -> Result<&Arc<HeapCell>, AllocError> {
         let len = self.len();
         if len == CELLS_MAX {
@@ -210,12 +210,12 @@ impl HeapTable {
         Ok(&at.get_or_init(|| Box::new(Link { cell, next: OnceLock::new() })).cell)
     }
 
-    /// All cells in the order of their numbers.
+    /// Returns all cells in the order of their numbers.
     pub(super) fn all(&self) -> impl Iterator<Item = &HeapCell> + '_ {
         (0..self.len()).filter_map(|n| self.get(u32::try_from(n).ok()?))
     }
 
-    /// The cells of the default pool in the order of their streams' raw values.
+    /// Returns the cells of the default pool in the order of their streams' raw values.
     pub(super) fn of_default_pool(&self) -> Vec<&HeapCell> {
         let mut cells: Vec<&HeapCell> = Vec::new();
         for bucket in self.by_stream.iter().chain([&self.per_thread]) {
@@ -240,7 +240,7 @@ impl Heaps for HeapTable {
 
 #[inline]
 fn bucket_of(stream: StreamId) -> usize {
-    // Handles are addresses: their low bits are equal.
+    // Stream handles are addresses, so their low bits are equal.
     let hash = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
     usize::try_from(hash).unwrap_or(0)
 }

@@ -1,9 +1,9 @@
-//! Blocks at exact addresses, and going back to an earlier state of a private pool.
+//! Blocks at exact addresses, and restoring an earlier state of a private pool.
 //!
-//! A checkpoint is the pool's layout. Going back frees every live block of the pool and hands the
-//! checkpoint's blocks out again, front to back, each at its address and with its size, whatever the
-//! rules for splitting say now. Everything is checked first: a checkpoint that does not fit changes
-//! nothing. No driver call is made.
+//! A checkpoint is the pool's layout. Restoring it frees every live block of the pool. It then allocates
+//! the checkpoint's blocks, front to back, at their recorded addresses and sizes; the rules for
+//! splitting do not apply. Everything is checked first: a checkpoint that does not fit changes nothing.
+//! No driver call is made.
 //!
 //! Source: PyTorch's checkpoints for CUDA graph trees, and its exact-address allocation.
 
@@ -37,8 +37,8 @@ impl Engine {
         found.ok_or(AllocError::NoBlockAt { address, rounded_bytes, stream })
     }
 
-    /// Hands out exactly `size_bytes` at `address` from a free block of a pool, as going back to a
-    /// checkpoint does: for replays of recordings. `None` when no free block holds them.
+    /// Allocates exactly `size_bytes` at `address` from a free block of a pool, as restoring a
+    /// checkpoint does: for replays of recordings. Returns `None` if no free block contains that range.
     #[must_use]
     pub fn replace(
         &self,
@@ -52,7 +52,7 @@ impl Engine {
         self.place(&growth, pool, stream, &kinds, address, size_bytes, size_bytes)
     }
 
-    /// Hands out `size_bytes` at `address`, if a free block of the kinds holds them.
+    /// Allocates `size_bytes` at `address` if a free block of these kinds contains that range.
     #[expect(clippy::too_many_arguments, reason = "a request with an address, and where to look")]
     fn place(
         &self,
@@ -95,9 +95,9 @@ impl Engine {
         }
     }
 
-    /// Hands out the blocks of a recorded segment that were live. The segment's range lies in the free
-    /// block `next`. To the letter (`exact`) the others are handed out too and freed at the end, so that
-    /// counters count them.
+    /// Allocates the live blocks of a recorded segment. The free block `next` contains the segment's
+    /// range. With `exact`, the other blocks are allocated too and freed at the end, so that counters
+    /// include them, as in PyTorch.
     pub(super) fn restore_segment(
         &self,
         cell: &HeapCell,
@@ -124,7 +124,7 @@ impl Engine {
             placed.push((out, requested, wanted));
         }
         if !exact {
-            // What lies behind one of them until the next is placed was never free for anybody.
+            // Free parts that existed only between two placements must not appear in the counters.
             let parts = placed.iter_mut().map(|(out, ..)| std::mem::take(&mut out.inactive));
             let sum = parts.fold(SplitChange::default(), SplitChange::plus);
             if let Some((last, ..)) = placed.last_mut() {
@@ -147,8 +147,9 @@ impl Engine {
     }
 }
 
-/// Hands out `size_bytes` at `address` from the free block at `slot`, which holds them. What lies before
-/// is cut off and stays free; it is told of as what becomes of it in the end.
+/// Allocates `size_bytes` at `address` from the free block at `slot`, which contains that range. The
+/// bytes before `address` are split off and stay free. The reported change in inactive splits is the net
+/// change.
 fn place_in(
     heap: &mut Heap,
     slot: Slot,
@@ -178,8 +179,8 @@ fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), 
     }
 }
 
-/// Refuses a heap with a live block that other streams' work outside of captures uses: freeing it now
-/// would hand it out under that work.
+/// Fails if a live block of the heap is used by other streams outside of captures. Freeing it now would
+/// allow its reuse while that work runs.
 fn check_nobody_works(pool: PoolId, state: &HeapState) -> Result<(), PoolError> {
     let heap = &state.heap;
     let used = |slot: &Slot| heap.uses(*slot).any(|by| !by.captured);
@@ -244,7 +245,7 @@ impl Checkpoints for Engine {
         growth.pools.in_use(pool)?;
         let mut cells = self.heaps_of(&growth, pool);
         cells.sort_by_key(|cell| cell.number);
-        // All heaps of the pool at once, so that what was checked is what is changed.
+        // Lock all heaps of the pool, so that nothing changes between the checks and the changes.
         let mut states: Vec<_> = cells.iter().map(|cell| cell.lock()).collect();
         let held = || cells.iter().zip(&states);
         let mut now = Vec::new();

@@ -1,7 +1,7 @@
-//! The collector: near the limit, releases the large segments that were idle longest.
+//! The garbage collector: near the limit, releases the large segments that were free longest.
 //!
-//! Age is counted in searches of the large pool, not in time. A pass releases every idle segment at
-//! least as old as their average.
+//! Age is counted in searches of the large pool, not in time. A pass releases every free segment that is
+//! at least as old as their average.
 //!
 //! Source: PyTorch's `garbage_collection_threshold`.
 
@@ -15,7 +15,7 @@ use crate::error::DriverError;
 use crate::size::{PoolKind, fraction_of};
 
 impl Growth {
-    /// How many bytes the collector should release; 0 when it is not due.
+    /// Returns how many bytes the collector should release; 0 if the threshold is not reached.
     pub(super) fn collectable_bytes(&self) -> u64 {
         let threshold = self.settings.garbage_collection_threshold;
         let (Some(limit), Some(threshold)) = (self.limit_bytes, threshold) else { return 0 };
@@ -24,7 +24,7 @@ impl Growth {
 }
 
 impl Engine {
-    /// Runs the collector if it is due. Neither waits for events nor processes them.
+    /// Runs the collector if the threshold is exceeded. Neither waits for events nor processes them.
     pub(super) fn collect_idle(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -45,14 +45,14 @@ impl Engine {
             }
             idle = young;
         }
-        // Where the limit is near the collector runs at each miss, and most often finds nothing.
+        // Near the limit the collector runs at each miss and usually finds nothing: log only if it did.
         if released > 0 {
             self.note_step("garbage_collection_threshold", released);
         }
         Ok(())
     }
 
-    /// The segments that one pass releases, and the younger ones.
+    /// Returns the segments that one pass releases, and the younger ones.
     #[expect(clippy::cast_precision_loss, reason = "the very arithmetic of the source: doubles")]
     fn by_age<'a>(&self, idle: Vec<Candidate<'a>>) -> (Vec<Candidate<'a>>, Vec<Candidate<'a>>) {
         let now = self.now();
@@ -61,8 +61,8 @@ impl Engine {
         idle.into_iter().partition(|candidate| age(candidate) as f64 >= average)
     }
 
-    /// Returns what the collector would release now; `None` if it is not due or nothing is idle. Changes
-    /// nothing.
+    /// Returns what the collector would release now. `None` if the threshold is not exceeded or no
+    /// segment is free. Changes nothing.
     pub(super) fn foresee_collection(&self, growth: &Growth) -> Option<Collection> {
         let wanted = growth.collectable_bytes();
         let cells = self.heaps.of_default_pool();

@@ -1,6 +1,6 @@
-//! The engine and its hot path: allocate on a hit, free.
+//! The engine and its hot path: hits and frees.
 //!
-//! Read `pressure` next for what a miss does.
+//! Read `pressure` next, which handles misses.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -27,14 +27,14 @@ use crate::size::{PoolKind, REQUEST_MAX_BYTES};
 use crate::stats::Ledger;
 use crate::tracepoints;
 
-/// How an engine is built.
+/// The options for creating an engine.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
     /// The settings.
     pub settings: Settings,
-    /// Whether live blocks can be found by bare address. Costs a little at each call.
+    /// Whether live blocks can be found by address alone. Adds a small cost to each call.
     pub raw_addresses: bool,
-    /// Where what happens is recorded, while somebody asks for it.
+    /// Records events while recording is on.
     pub history: Arc<History>,
 }
 
@@ -51,23 +51,23 @@ pub struct Engine {
     pub(super) captures: Captures,
     pub(super) ledger: Ledger,
     pub(super) growth: Mutex<Growth>,
-    /// Memory that was announced to trackers can be reached again, or has gone.
+    /// Notified when announced memory can be reached again, or has been released.
     pub(super) announced: Condvar,
     pub(super) reserved: Arc<Reserved>,
     pub(super) addresses: AddressMap,
     pub(super) hooks: Hooks,
     pub(super) shared: Shared,
-    /// Searches of the large pool since a limit and a threshold are set: the collector's clock.
+    /// The collector's clock: searches of the large pool while a limit and a threshold are set.
     pub(super) clock: AtomicU64,
     pub(super) history: Arc<History>,
 }
 
 impl Engine {
-    /// An engine that holds nothing yet.
+    /// Creates an engine that holds no memory.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device cannot do what the settings ask for.
+    /// [`DriverError`] when the device does not support a setting.
     pub fn new(driver: Arc<dyn Driver>, options: &EngineOptions) -> Result<Self, DriverError> {
         let device = driver.info();
         let growth = Growth::new(options.settings.clone().in_range(), device.total_bytes);
@@ -100,20 +100,20 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The number that this engine's allocations carry.
+    /// Returns the owner id in this engine's allocations.
     #[must_use]
     pub fn owner(&self) -> OwnerId {
         self.owner
     }
 
-    /// The driver this engine takes memory from.
+    /// Returns the driver from which this engine allocates memory.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// Serves a request that names no place. Compiled once: two numbers are passed in registers, and what
-    /// dispatches to it needs none for the hit.
+    /// Serves a request without a pool or an address. Never inlined: `bytes` and `stream` are passed in
+    /// registers, so the functions that dispatch to it need no stack frame for a hit.
     #[inline(never)]
     pub(super) fn allocate_anywhere(
         &self,
@@ -137,9 +137,9 @@ impl Engine {
         self.allocate_by_default::<true>(bytes, stream)
     }
 
-    /// Allocates in the default pool. What a hit does is inlined here as a whole, however many callers it has
-    /// elsewhere: as calls it costs 50 instructions more, which carry a handle through memory. Here and below
-    /// `RECORDS` is false where the history was seen to be off.
+    /// Allocates in the default pool. A hit is inlined here completely, although its parts have other
+    /// callers: separate calls would pass the handle through memory and cost 50 instructions more. Here
+    /// and below, `RECORDS` is false if the history was found to be off.
     #[inline]
     pub(super) fn allocate_by_default<const RECORDS: bool>(
         &self,
@@ -156,7 +156,7 @@ impl Engine {
         self.allocate_under_pressure(cell, Home::of(stream), Request::new(bytes, stream))
     }
 
-    /// Serves a request from the heap's free blocks.
+    /// Serves a request from the free blocks of the heap.
     #[inline(always)]
     pub(super) fn serve<const RECORDS: bool>(
         &self,
@@ -180,7 +180,7 @@ impl Engine {
         Some(found)
     }
 
-    /// Hands out the free block at `slot`.
+    /// Allocates the free block at `slot`.
     #[inline(never)]
     pub(super) fn hand_out(
         &self,
@@ -195,7 +195,7 @@ impl Engine {
         self.handed_out::<true>(cell, state, &out, requested_bytes)
     }
 
-    /// Counts and records a block that the heap has handed out.
+    /// Counts and records a block that the heap has allocated.
     #[inline(always)]
     pub(super) fn handed_out<const RECORDS: bool>(
         &self,
@@ -216,7 +216,7 @@ impl Engine {
         self.handle_of(cell, out.address, requested_bytes, out.id)
     }
 
-    /// The handle of a block.
+    /// Returns the handle of a block.
     #[inline(always)]
     pub(super) fn handle_of(
         &self,
@@ -229,7 +229,7 @@ impl Engine {
         Allocation::new(address, requested_bytes, self.owner, token)
     }
 
-    /// The heap and the block that an allocation names.
+    /// Returns the heap and the block id in an allocation.
     #[inline]
     pub(super) fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
         allocation.check_owner(self.owner)?;
@@ -239,8 +239,8 @@ impl Engine {
         Ok((cell.ok_or_else(stale)?, BlockId { slot: Slot(slot), generation }))
     }
 
-    /// Frees the live block at `address` in the heap of `cell`, and returns how many bytes were requested for
-    /// it. With an id only the very block that has it.
+    /// Frees the live block at `address` in the heap of `cell` and returns its requested bytes. If `id`
+    /// is given, it must match.
     #[inline(always)]
     pub(super) fn free_block(
         &self,
@@ -273,7 +273,7 @@ impl Engine {
         self.free_block(cell, address, Some(id)).map(drop)
     }
 
-    /// Makes the live block at `slot`, which no other stream uses, free.
+    /// Frees the live block at `slot`, which no other stream uses.
     #[inline(never)]
     pub(super) fn give_back(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
         let done = self.give_back_here(cell, state, slot);
@@ -292,8 +292,8 @@ impl Engine {
         done
     }
 
-    /// Records a free. Its moment is now, under the heap's lock; its context is gathered when that was
-    /// released.
+    /// Records a free. The timestamp is taken now, under the lock of the heap; the stack is gathered
+    /// after the lock is released.
     #[cold]
     #[inline(never)]
     fn record_freed(&self, cell: &HeapCell, state: MutexGuard<'_, HeapState>, done: Completed) {
@@ -308,7 +308,7 @@ impl Engine {
         drop(state);
         let _asks = self.history.of_free();
         self.push_freed(moment, cell, done);
-        // Before trackers are called, which may take snapshots.
+        // Must precede the calls of trackers, which may take snapshots.
         drop(late);
     }
 
@@ -341,7 +341,7 @@ impl Engine {
         stream: StreamId,
         id: Option<BlockId>,
     ) -> Result<(), HandleError> {
-        // Work on a stream outside of all captures runs now, whoever else captures meanwhile.
+        // Work on a stream outside of all captures runs now, even if other streams are being captured.
         let captured = self.scopes.any_capture() && self.is_capturing(stream);
         let mut state = cell.lock();
         let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
@@ -376,7 +376,8 @@ impl Engine {
         }
     }
 
-    /// The clock by which the collector dates free blocks. Only large ones are ever collected.
+    /// Returns the collector's clock, the birth time of blocks that become free now. Only large ones are
+    /// ever collected.
     #[inline]
     pub(super) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
@@ -388,7 +389,7 @@ impl Engine {
     }
 }
 
-/// The live block at `address`; with an id only the very block that has it.
+/// Returns the live block at `address`. If `id` is given, it must match.
 #[inline]
 pub(super) fn live(heap: &Heap, address: u64, id: Option<BlockId>) -> Option<Slot> {
     match id {
@@ -401,7 +402,7 @@ pub(super) fn event(action: Action, address: u64, size_bytes: u64, cell: &HeapCe
     Event { action, address, size_bytes, stream: cell.stream(), pool: cell.pool() }
 }
 
-/// Refuses requests of zero bytes, and those that nobody may make.
+/// Refuses requests of zero bytes and of more than [`REQUEST_MAX_BYTES`].
 #[inline]
 pub(super) fn check_size(bytes: u64) -> Result<(), AllocError> {
     if bytes.wrapping_sub(1) >= REQUEST_MAX_BYTES {

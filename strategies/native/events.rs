@@ -1,8 +1,8 @@
 //! Blocks that wait for other streams.
 //!
-//! A free of such a block records one event per stream and returns. Every later allocation asks the
-//! oldest event of each stream whether it has finished, and stops at the first that has not, so a
-//! stream's events are answered in order (`event_queue`).
+//! Freeing such a block records one event per stream and returns. Every later allocation queries the
+//! oldest event of each stream, and stops at the first that has not completed, so the events of a stream
+//! complete in order (`event_queue`).
 //!
 //! Source: PyTorch's `record_stream` rules.
 
@@ -19,8 +19,9 @@ use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::{Action, Listener};
 use crate::ids::{EventId, PoolId, StreamId};
 
-/// Whether a request must look at more than its heap: how many events are waited for, how many scopes are
-/// open or blocks deferred, and whether somebody records. One number, so that a hit asks once.
+/// Indicates that a request needs more than a search of its heap. Counts pending events, and open scopes
+/// plus deferred blocks; one bit is set while the history records. It is one number, so that a hit needs
+/// a single load.
 #[derive(Debug, Default)]
 pub(super) struct Attention(AtomicU64);
 
@@ -29,13 +30,13 @@ const ONE_OTHER: u64 = 1 << 40;
 const RECORDS: u64 = 1 << 63;
 
 impl Attention {
-    /// Whether anything asks for it. One relaxed load.
+    /// Returns true if anything is set. One relaxed load.
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether nothing asks for it but somebody who records.
+    /// Returns true if only recording is on.
     pub(super) fn only_records(&self) -> bool {
         self.0.load(Ordering::Relaxed) == RECORDS
     }
@@ -74,8 +75,8 @@ pub(super) struct Waiting {
 }
 
 impl Engine {
-    /// Takes back a block that other streams use. The events are recorded first, so that a driver's
-    /// failure leaves the block in the caller's hands.
+    /// Frees a block that other streams use. The events are recorded first, so that the block stays live
+    /// if the driver fails.
     #[cold]
     pub(super) fn free_when_drained(
         &self,
@@ -91,17 +92,17 @@ impl Engine {
             state.heap.uses(slot).for_each(|by| uses.push(by));
             state.heap.id(slot)
         };
-        // Nobody else can record the events of this thread's own streams later. A captured use may be of
-        // another thread's.
+        // Only this thread can record events on its own per-thread default stream, so it must do so now.
+        // A use inside a capture may belong to another thread.
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
         let may_wait = !self.scopes.any_capture() || uses.iter().all(is_ours);
-        // An event that is recorded in a capture never passes, also if nobody told of the capture, nor when
-        // the capture has ended.
+        // An event recorded in a capture never passes, even after the capture has ended. The capture
+        // need not have a scope.
         if !may_wait || uses.iter().any(|by| may_be_captured(&*self.driver, by.stream)) {
             return self.defer_free(cell, address, id, uses);
         }
         let waits = match self.record_events(&uses) {
-            // One has begun meanwhile.
+            // A capture has begun since the check.
             Err(error) if error.kind() == DriverErrorKind::CaptureActive => {
                 return self.defer_free(cell, address, id, uses);
             }
@@ -126,8 +127,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Turns a live block into a draining one. `None` when it is not the block that `uses` was read
-    /// from: between two looks another thread may have freed the address or announced a stream.
+    /// Turns a live block into a draining one. Returns `None` if it is no longer the block that `uses`
+    /// was read from: another thread may have freed the address or recorded a stream since.
     pub(super) fn start_draining(
         &self,
         cell: &HeapCell,
@@ -148,39 +149,40 @@ impl Engine {
         Some(slot)
     }
 
-    /// Makes the draining block at `slot` free when these events have passed.
+    /// Frees the draining block at `slot` when these events have passed.
     pub(super) fn wait_for_events(
         &self,
         waits: &[(EventId, StreamId)],
         cell: &HeapCell,
         slot: Slot,
     ) {
-        // Counted first: another thread may see them pass at once.
+        // Counted first, because another thread may see them pass at once.
         self.attention.0.fetch_add(waits.len() as u64, Ordering::Relaxed);
         self.events.push(&*self.driver, waits, Waiting { heap: cell.number, slot });
     }
 
-    /// Records an event on each use's stream. Streams that are gone have none: the device was waited for.
-    /// All or none.
+    /// Records an event on the stream of each use, or on none if one fails. A stream that no longer
+    /// exists gets no event; the device is synchronized instead.
     pub(super) fn record_events(&self, uses: &[StreamUse]) -> Result<Recorded, DriverError> {
         self.events.record(&*self.driver, uses.iter().map(|by| by.stream))
     }
 
-    /// Frees blocks whose events have finished. Skipped when another thread is at it.
+    /// Frees blocks whose events have completed. Skipped when another thread is polling.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when an event cannot be queried; its block goes on waiting.
+    /// [`DriverError`] when an event cannot be queried; its block continues to wait.
     #[cold]
     pub(crate) fn poll_events(&self) -> Result<(), DriverError> {
         self.events.try_poll(&*self.driver, |block| self.pass(block))
     }
 
-    /// Waits for every pending event, or those of one pool, and frees the blocks. May wait for running work.
+    /// Waits for all pending events, or those of one pool, and frees the blocks. May wait for running
+    /// work.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]; blocks whose events could not be waited for go on waiting.
+    /// [`DriverError`]; blocks whose events could not be waited for continue to wait.
     pub(super) fn drain_events(&self, pool: Option<PoolId>) -> Result<(), DriverError> {
         let settled = self.settle_deferred_surely();
         let of = |block: Waiting| self.heaps.get(block.heap).map(|cell| cell.pool());
@@ -189,7 +191,7 @@ impl Engine {
         settled.and(unless_captured(drained))
     }
 
-    /// One event of a block has passed.
+    /// Handles one passed event of a block.
     #[inline]
     pub(super) fn pass(&self, block: Waiting) {
         self.attention.0.fetch_sub(1, Ordering::Relaxed);
@@ -198,7 +200,7 @@ impl Engine {
     }
 }
 
-/// The block that `id` names, if it is live at `address` and used by exactly these streams.
+/// Returns the block with this id if it is live at `address` and used by exactly these streams.
 fn same_block(heap: &Heap, id: BlockId, address: u64, uses: &[StreamUse]) -> Option<Slot> {
     heap.live(id, address).filter(|&slot| heap.uses(slot).eq(uses.iter().copied()))
 }

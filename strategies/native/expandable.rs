@@ -1,8 +1,12 @@
 //! The second source of segments: address space that is mapped page by page.
 //!
-//! A miss maps what the request lacks at the lowest gap that is long enough; pressure unmaps the
-//! whole pages inside free blocks. Driver calls are made with no heap locked; a step that fails is
-//! undone before it is reported, so nothing stays half mapped.
+//! Fixed and expandable segments are two sources of one engine. A setting selects the source of new
+//! segments and may change while blocks are live, so one heap may contain both.
+//!
+//! A miss maps the missing pages at the lowest gap that is long enough. Pressure holds a free block,
+//! waits for its stream, unmaps the whole pages inside it and frees the rest. Driver calls are made with
+//! no heap locked. A range of pages is mapped completely or not at all. Memory that the driver fails to
+//! release is kept and released again later, so nothing is lost and no range is mapped twice.
 //!
 //! Source of the order of choices: PyTorch's expandable segments.
 
@@ -34,30 +38,31 @@ pub(super) type Pages = HashMap<u64, Page>;
 pub(super) struct Page {
     pub(super) piece: PhysicalId,
     pub(super) exportable: Exportable,
-    /// How other processes know it, once it was shared.
+    /// Its entry in the exporter, once it was shared with other processes.
     pub(super) shared: Option<PageEntry>,
-    /// How the fabric knows it, once it was shared there.
+    /// Its fabric handle, once it was shared over the fabric.
     pub(super) handle: Option<FabricHandle>,
 }
 
-/// What the driver refused to take back. It is offered again whenever memory is released or grows.
+/// Memory that the driver failed to release. The release is retried whenever memory is released or
+/// grows.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
-    /// Pages that are mapped although nobody uses them: address and size.
+    /// Pages that are mapped but unused: address and size.
     mapped: Vec<(u64, u64)>,
-    /// Pieces that are mapped nowhere, with their sizes.
+    /// Physical handles that are mapped nowhere, with their sizes.
     pieces: Vec<(PhysicalId, u64)>,
     /// Address space without memory: address and size.
     ranges: Vec<(u64, u64)>,
 }
 
 impl Leftovers {
-    /// Bytes of the device that nobody uses and the driver did not take back yet.
+    /// Returns the unused bytes of the device that the driver has failed to release.
     pub(super) fn bytes(&self) -> u64 {
         self.pieces.iter().map(|(_, size_bytes)| size_bytes).sum()
     }
 
-    /// Offers everything again. What is still refused stays.
+    /// Tries to release everything again. Ranges that fail again are kept.
     fn offer(&mut self, memory: &dyn VirtualMemory) -> Result<(), DriverError> {
         let mut refused = None;
         let mut keep = |result: Result<(), DriverError>| match result {
@@ -75,7 +80,7 @@ impl Leftovers {
 }
 
 impl Growth {
-    /// Bytes of a page of a new reservation.
+    /// Returns the page size of a new reservation.
     pub(super) fn page_bytes(&self, memory: &dyn VirtualMemory, kind: PoolKind) -> u64 {
         align_up(page_of(kind, self.settings.large_segment_bytes), memory.granularity_bytes())
     }
@@ -89,7 +94,7 @@ impl Engine {
         })
     }
 
-    /// Maps what the request lacks and hands it out.
+    /// Maps the missing pages for a request and allocates it.
     pub(super) fn grow_expandable(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -118,7 +123,7 @@ impl Engine {
                     state.heap.complete(slot, self.now());
                     grown = Some(slot);
                 }
-                // Another request took the front of what we were growing: look again.
+                // Another request took the front of the block that was growing: search again.
                 None if grown.take().is_some() => {}
                 None => {
                     drop(state);
@@ -163,8 +168,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// Gives back the reservations of a heap in which nothing is mapped: a request that failed may
-    /// leave one.
+    /// Unreserves the reservations of a heap in which nothing is mapped. A request that failed may leave
+    /// one.
     pub(super) fn give_addresses_back(&self, growth: &mut Growth, cell: &HeapCell) {
         let bare = cell.lock().heap.remove_bare_reservations();
         if bare.is_empty() {
@@ -175,11 +180,11 @@ impl Engine {
             self.addresses.remove(address, size_bytes);
             growth.leftovers.ranges.push((address, size_bytes));
         }
-        // What is refused now is offered again.
+        // On failure they are kept for another try.
         let _ = self.offer_leftovers(growth);
     }
 
-    /// Maps a run of pages, all or none.
+    /// Maps a range of pages, completely or not at all.
     fn map_pages(
         &self,
         growth: &mut Growth,
@@ -196,7 +201,7 @@ impl Engine {
         let page_bytes = run.page_bytes;
         let count = run.size_bytes / page_bytes;
         let addresses = (0..count).map(|page| run.address + page * page_bytes);
-        // To ask for the fabric may make a piece for a trial: only where pieces are to leave.
+        // Probing for fabric support may create a handle, so it is done only if pages are to be shared.
         let exportable = match growth.settings.expandable_segments_handle_type {
             _ if !growth.settings.expandable_segments_ipc => Exportable::No,
             HandleType::PosixFd => Exportable::Descriptor,
@@ -221,7 +226,8 @@ impl Engine {
             self.note(cell, || format!("no pages for {} bytes: {error}", run.size_bytes));
             growth.leftovers.mapped.append(&mut mapped);
             growth.leftovers.pieces.extend(pieces.into_iter().map(|piece| (piece, page_bytes)));
-            // The first error is what the caller is told; what is refused now is offered again.
+            // The caller gets the first error. Memory that cannot be released now is kept for another
+            // try.
             let _ = growth.leftovers.offer(memory);
             return if error.is_out_of_memory() {
                 Ok(Some(Refusal::Driver(error)))
@@ -240,8 +246,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// Unmaps the whole pages of one free block, unless a request took it meanwhile. Waits first for work
-    /// that may still use them. Returns the bytes unmapped.
+    /// Unmaps the whole pages of one free block, unless a request has taken it. Waits first for work
+    /// that may still use them. Returns the number of bytes unmapped.
     pub(super) fn release_pages(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -296,7 +302,7 @@ impl Engine {
         Ok(run.size_bytes)
     }
 
-    /// Refuses settings for pages that the device cannot make.
+    /// Refuses page settings that the device does not support.
     ///
     /// # Errors
     ///
@@ -317,21 +323,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Bytes of the device that nobody uses and that the driver refused to take back so far.
+    /// Returns the unused bytes of the device that the driver has failed to release so far.
     #[must_use]
     pub fn unreleased_bytes(&self) -> u64 {
         self.growth.lock().leftovers.bytes()
     }
 
-    /// Offers the driver again what it refused to take back.
+    /// Tries again to release memory that the driver failed to release.
     pub(super) fn offer_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
-        // Memory of others does not stand in the way of ours.
+        // Imported memory must not prevent the release of our own.
         let _ = self.shared.imports.offer_leftovers();
         self.driver.virtual_memory().map_or(Ok(()), |memory| growth.leftovers.offer(memory))
     }
 
-    /// Gives all pages and reservations back, when the engine goes. Waits for all work of the device:
-    /// blocks may still be in use.
+    /// Releases all pages and reservations when the engine is dropped. Waits for all work of the device,
+    /// because blocks may still be in use.
     pub(super) fn drop_pages(&self) {
         self.shared.withdraw_all();
         let _ = self.shared.imports.offer_leftovers();
@@ -340,9 +346,9 @@ impl Engine {
             let mut growth = self.growth.lock();
             (std::mem::take(&mut growth.pages), std::mem::take(&mut growth.leftovers))
         };
-        // A driver that fails now keeps the memory; there is nobody to tell.
+        // A drop cannot report errors: memory that the driver fails to release leaks.
         let _ = leftovers.offer(memory);
-        // Pages that work may still touch, or a graph, are better kept than unmapped under it.
+        // If the wait fails, leak the pages: running work or a graph may still access them.
         if !pages.is_empty() && synchronize_outside_captures(&*self.driver).is_err() {
             return;
         }
@@ -364,7 +370,7 @@ impl Engine {
 }
 
 impl Expandable for Engine {
-    /// Every expandable segment, in address order; those of the default stream too.
+    /// Returns every expandable segment, including those of the default stream, in address order.
     fn expandable_segments(&self) -> Vec<ExpandableSegment> {
         let growth = self.growth.lock();
         let mut found = Vec::new();
@@ -384,7 +390,8 @@ impl Expandable for Engine {
         found
     }
 
-    /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or into none.
+    /// Assigns a stream to a class of `expandable_segments_reserve_by_class`, or removes it from its
+    /// class.
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
         let classes = &mut self.growth.lock().reserve_classes;
         match class.filter(|class| !class.is_empty()) {

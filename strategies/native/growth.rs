@@ -1,4 +1,4 @@
-//! What the growth lock guards: bytes held from the driver, the limit, and growing.
+//! State under the growth lock: bytes held from the driver, the limit, and growing.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -21,37 +21,37 @@ use crate::ids::{DeviceId, PoolId, StreamId};
 use crate::size::{MIN_BLOCK_BYTES, PoolKind, fraction_of, limit_of_fraction};
 use crate::stats::{Counter, PerPool, Statistics};
 
-/// Guarded by the growth lock.
+/// The state that the growth lock protects.
 #[derive(Debug)]
 pub(super) struct Growth {
     pub(super) settings: Settings,
     device_total_bytes: u64,
     pub(super) limit_bytes: Option<u64>,
-    /// Those that change only when segments come and go; the heaps have the others.
+    /// The counters that change only with segments; the heaps have the others.
     pub(super) counters: Statistics,
-    /// Of each private pool that ever held some.
+    /// For each private pool that ever held memory.
     pub(super) reserved_by_pool: HashMap<PoolId, PerPool>,
-    /// Physical pieces behind mapped pages.
+    /// The physical handles of mapped pages.
     pub(super) pages: Pages,
-    /// What the driver refused to take back.
+    /// Memory that the driver failed to release.
     pub(super) leftovers: Leftovers,
-    /// Other devices that may use every page.
+    /// Other devices that may access every page.
     pub(super) peers: Vec<DeviceId>,
     pub(super) pools: Pools,
-    /// Streams with a class of reserve.
+    /// The class of `expandable_segments_reserve_by_class` of each stream that has one.
     pub(super) reserve_classes: HashMap<StreamId, String>,
-    /// The number of each segment, by where it starts; see `SegmentState::number`.
+    /// The number of each segment, by its address; see `SegmentState::number`.
     pub(super) numbers: BTreeMap<u64, u64>,
-    /// Segments on their way back to pools' own allocators.
+    /// Segments that still have to be returned to the pools' own allocators.
     pub(super) returns: Vec<Return>,
-    /// How many ranges are being announced to trackers, with the lock released.
+    /// The number of ranges that are being announced to trackers, with the lock released.
     pub(super) announcing: u32,
-    /// Asked of the driver by a miss that let go of the lock meanwhile.
+    /// Bytes that a miss is requesting from the driver with the lock released.
     in_flight_bytes: u64,
     pub(super) reserved: Arc<Reserved>,
 }
 
-/// Bytes held from the driver, for those who ask without the growth lock.
+/// Bytes held from the driver, for readers without the growth lock.
 #[derive(Debug, Default)]
 pub(super) struct Reserved {
     now: AtomicI64,
@@ -59,13 +59,13 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// Stores the counter of the growth lock, which the caller holds.
+    /// Stores the value of the counter. The caller holds the growth lock.
     pub(super) fn store(&self, counter: Counter) {
         self.now.store(counter.current, Ordering::Relaxed);
         self.peak.store(counter.peak, Ordering::Relaxed);
     }
 
-    /// Now, and at the peak.
+    /// Returns the current and the peak value.
     pub(super) fn bytes(&self) -> [i64; 2] {
         [&self.now, &self.peak].map(|bytes| bytes.load(Ordering::Relaxed))
     }
@@ -80,19 +80,19 @@ pub(super) struct Return {
     pub(super) stream: StreamId,
 }
 
-/// Why no segment came.
+/// The reason why no segment was allocated.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
     /// The limit.
     Limit,
     /// The driver has not enough memory.
     Driver(DriverError),
-    /// `throw_on_cudamalloc_oom` forbids even to ask.
+    /// `throw_on_cudamalloc_oom` forbids the driver call.
     Forbidden,
     /// An expandable segment reserves less address space than the request needs.
     Reserve {
         reserve_bytes: u64,
-        /// The stream's class, if its reserve comes from that.
+        /// The class of the stream, if it determines the reserve.
         class: Option<String>,
     },
 }
@@ -122,26 +122,28 @@ impl Growth {
         }
     }
 
-    /// Whether decisions are PyTorch's to the letter. PyTorch does not search again after it waited for
-    /// events, empties the cache for requests that nothing could serve, and keeps idle memory of a pool in
-    /// use. It takes no expandable block from a pool with `use_on_oom`, and compares the limit with the size
-    /// of a fixed segment where it maps whole pages. A restored checkpoint counts the free blocks, too.
+    /// Returns true if decisions match PyTorch exactly (`compat:pytorch`). PyTorch does not search again
+    /// after it waited for events, empties the cache for requests that cannot be served at all, and
+    /// keeps free memory of a pool in use. It takes no expandable block from a pool with `use_on_oom`.
+    /// It compares the limit with the size of a fixed segment even if it maps whole pages. A restored
+    /// checkpoint counts its free blocks as allocated and freed.
     pub(super) fn is_exact(&self) -> bool {
         self.settings.compat.is_pytorch()
     }
 
-    /// What a hit in a heap of this pool needs to know.
+    /// Returns the policy for hits in heaps of this pool.
     pub(super) fn policy_of(&self, pool: PoolId) -> HitPolicy {
         let hit = HitPolicy::new(&self.settings, self.limit_bytes.is_some());
         self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options))
     }
 
-    /// Bytes held from the driver or asked of it.
+    /// Returns the bytes held from the driver or being requested from it.
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.counters.reserved_bytes.all.current.unsigned_abs().saturating_add(self.in_flight_bytes)
     }
 
-    /// Why `segment_bytes` more may not even be asked for when `released_bytes` have been released before.
+    /// Returns the reason why `segment_bytes` more may not be requested from the driver, if there is
+    /// one. Assumes that `released_bytes` are released first.
     pub(super) fn refuses(&self, segment_bytes: u64, released_bytes: u64) -> Option<Refusal> {
         let reserved_bytes = self.reserved_bytes().saturating_sub(released_bytes);
         let after = reserved_bytes.saturating_add(segment_bytes);
@@ -154,7 +156,8 @@ impl Growth {
         forbidden.then_some(Refusal::Forbidden)
     }
 
-    /// How much address space an expandable segment of a stream reserves, and the class that says so.
+    /// Returns how much address space an expandable segment of a stream reserves, and the class that
+    /// determines it.
     pub(super) fn reserve_of(&self, stream: StreamId) -> (u64, Option<&str>) {
         let class = self.reserve_classes.get(&stream);
         let known = class.and_then(|class| {
@@ -188,7 +191,7 @@ impl Growth {
         self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most)
     }
 
-    /// Pages of expandable segments count as bytes and as calls of the device, not as segments.
+    /// Counts pages of expandable segments as bytes and as driver calls, but not as segments.
     pub(super) fn pages_came(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_alloc += 1;
         self.reserve_changes(pool, kind, size_bytes, PerPool::increase);
@@ -199,7 +202,7 @@ impl Growth {
         self.reserve_changes(pool, kind, size_bytes, PerPool::decrease);
     }
 
-    /// Counts bytes that a pool took from the driver or gave back to it.
+    /// Counts bytes that a pool allocated from the driver or released to it.
     fn reserve_changes(
         &mut self,
         pool: PoolId,
@@ -217,8 +220,8 @@ impl Growth {
 }
 
 impl Engine {
-    /// Takes a segment from the driver and hands out its front. The inner error says why none
-    /// came; the outer one is a failure that is not about memory.
+    /// Allocates a segment from the driver and serves the request from its front. The inner error is the
+    /// reason why there is no segment; the outer one is a failure that is not about memory.
     pub(super) fn grow(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -243,7 +246,7 @@ impl Engine {
         growth.numbers.insert(address, self.history.number_segment());
         self.addresses.add(address, plan.segment_bytes, cell.number);
         self.announce(growth, Action::SegmentAlloc, address, plan.segment_bytes, cell);
-        // A snapshot that a tracker takes has neither the segment nor the entry.
+        // A snapshot taken by a tracker contains neither the segment nor its entry.
         self.record(Action::SegmentAlloc, address, plan.segment_bytes, cell);
         let mut state = cell.lock();
         let clock = self.now();
@@ -251,7 +254,7 @@ impl Engine {
         Ok(Ok(self.hand_out(cell, &mut state, slot, plan.rounded_bytes, plan.requested_bytes)))
     }
 
-    /// A fixed segment, from the pool's own allocator or from the driver.
+    /// Allocates a fixed segment from the pool's own allocator or from the driver.
     fn take_segment(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -272,8 +275,8 @@ impl Engine {
         came.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Gives segments back to pools' own allocators, with no lock held. One that panics does so after
-    /// all have theirs.
+    /// Returns segments to the pools' own allocators, with no lock held. A panic of one of them is
+    /// resumed after all calls were made.
     pub(super) fn return_segments(growth: &mut MutexGuard<'_, Growth>) {
         let returns = std::mem::take(&mut growth.returns);
         if !returns.is_empty() {
@@ -291,7 +294,7 @@ impl Engine {
     }
 }
 
-/// A segment from a pool's own allocator, which is not trusted to align it.
+/// Allocates a segment from a pool's own allocator, and checks its alignment.
 fn take_from(
     own: &dyn SegmentAllocator,
     size_bytes: u64,

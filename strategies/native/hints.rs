@@ -1,7 +1,8 @@
-//! What would have helped a request that failed.
+//! Hints in an out-of-memory report: settings that might have helped.
 //!
-//! A hint names a setting only where the numbers of the moment say that it would have made room, or says
-//! that it may: what a setting would have changed before is not known. `replay` and `compare` try one.
+//! A hint names a setting if the current numbers show that it would have made room, or states that it
+//! may help: how a setting would have changed earlier allocations is not known. `replay` and `compare`
+//! can try one.
 
 use super::growth::{Growth, Refusal};
 use crate::error::OutOfMemory;
@@ -12,50 +13,51 @@ use crate::size::{
     align_down, align_up, human_bytes, segment_bytes,
 };
 
-/// What the heaps hold that explains the failure.
+/// Properties of the heaps that explain the failure.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
-    /// Free in heaps of other streams, in the request's pool.
+    /// Free memory in heaps of other streams, in the request's pool.
     pub(super) streams: OutOfReach,
-    /// Free in other pools.
+    /// Free memory in other pools.
     pub(super) pools: OutOfReach,
-    /// Whether the request's own heap has a fitting block by now.
+    /// True if the request's own heap has a fitting block by now.
     pub(super) fits_now: bool,
-    /// The pages of expandable segments, where the device has virtual memory and they are off.
+    /// The page size of expandable segments, if the device supports them and they are off.
     page_bytes: Option<u64>,
-    /// What expandable segments would keep of what is held: pages with a block in use.
+    /// The reserved bytes that expandable segments would keep: pages with a block in use.
     kept_bytes: u64,
-    /// What callers asked for of what is in use.
+    /// The requested bytes of the blocks in use.
     requested_bytes: u64,
-    /// The largest segment of the request's own heap, larger than those that are shared, that was cut.
+    /// The largest segment of the request's own heap that was split.
     cut_segment_bytes: u64,
-    /// Free in the request's own heap in blocks so large that segments that do not expand would be
-    /// theirs alone.
+    /// Free bytes of expandable segments in the request's own heap, in blocks so large that they would
+    /// have had fixed segments of their own.
     own_segments_bytes: u64,
 }
 
-/// What is free where the request cannot have it.
+/// Free memory that the request cannot use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OutOfReach {
     pub(super) cached_bytes: u64,
-    /// Whether one of these blocks is large enough; in another pool, and on the request's stream.
+    /// True if one of these blocks is large enough; in another pool, only blocks of the request's stream
+    /// count.
     pub(super) fits: bool,
 }
 
 impl OutOfReach {
-    /// Whether it would have been enough.
+    /// Returns true if it would have been enough.
     fn is_enough(self, bytes: u64) -> bool {
         self.fits || self.cached_bytes >= bytes
     }
 }
 
 impl Held {
-    /// `page_bytes` where expandable segments could be switched on.
+    /// Returns empty values. `page_bytes` is given if expandable segments could be switched on.
     pub(super) fn new(page_bytes: Option<u64>) -> Self {
         Self { page_bytes, ..Self::default() }
     }
 
-    /// Adds any heap; `releases` whether idle memory of its pool is given back before a request fails.
+    /// Adds any heap. `releases` is true if free memory of its pool is released before a request fails.
     pub(super) fn add_heap(&mut self, heap: &Heap, releases: bool, requested_bytes: u64) {
         self.requested_bytes += requested_bytes;
         if let Some(page_bytes) = self.page_bytes {
@@ -82,13 +84,14 @@ impl Held {
     }
 }
 
-/// How much the heap would keep if its segments were expandable and lay as they do.
+/// Returns how many bytes the heap would keep reserved if its segments were expandable, with the same
+/// layout.
 fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
     let mut kept = [0; 2];
     for head in heap.segment_heads() {
         let kind = heap.view(head).kind;
         let page_bytes = page_of(kind, large_page_bytes);
-        // The end of the last page that is kept, and of the block before.
+        // The end of the last page that is kept, and the end of the previous block.
         let (mut paged, mut end) = (0, 0u64);
         for block in heap.segment_blocks(head) {
             let start = end;
@@ -99,7 +102,7 @@ fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
                 kept[kind.index()] += paged - first;
             }
         }
-        // The last page of a segment may be shared with what comes behind.
+        // The last page of a segment may be shared with the memory behind it.
         kept[kind.index()] -= paged.saturating_sub(end);
     }
     [PoolKind::Small, PoolKind::Large]
@@ -108,7 +111,7 @@ fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// Bytes of a page where the driver's granularity is not larger.
+/// Returns the page size, unless the driver's granularity is larger.
 pub(super) fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
     match kind {
         PoolKind::Small => SMALL_SEGMENT_BYTES,
@@ -116,7 +119,7 @@ pub(super) fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
     }
 }
 
-/// All that is known of a failure.
+/// All that is known about a failure.
 pub(super) struct Why<'a> {
     pub(super) report: &'a OutOfMemory,
     pub(super) refusal: &'a Refusal,
@@ -125,7 +128,7 @@ pub(super) struct Why<'a> {
 }
 
 impl Why<'_> {
-    /// What would most likely have helped, the surest first.
+    /// Returns hints that would most likely have helped, the surest first.
     pub(super) fn hints(&self) -> Vec<String> {
         let reasons = [
             self.forbidden(),
@@ -141,7 +144,7 @@ impl Why<'_> {
         reasons.into_iter().flatten().collect()
     }
 
-    /// What the device and the limit still give, if the device can tell.
+    /// Returns the bytes that the device and the limit still allow, if the device can report them.
     fn room(&self) -> Option<u64> {
         let report = self.report;
         let below = |limit: u64| limit.saturating_sub(report.reserved_bytes);
@@ -188,7 +191,7 @@ impl Why<'_> {
         })
     }
 
-    /// The request would have found room, but the segment that it shares with others does not.
+    /// Suggests a smaller shared segment, if there is room for the request but not for the segment.
     fn large_segment(&self) -> Option<String> {
         let (room, report) = (self.room()?, self.report);
         let mib = room / MIB;
@@ -206,7 +209,7 @@ impl Why<'_> {
         })
     }
 
-    /// The request's own stream has enough, but not in one piece.
+    /// Explains that the request's own stream has enough memory, but not in one piece.
     fn pieces(&self) -> Option<String> {
         if self.held.fits_now {
             let why = if self.growth.is_exact() {
@@ -238,7 +241,7 @@ impl Why<'_> {
         })
     }
 
-    /// What helps against pieces between blocks that live.
+    /// Returns what helps against free pieces between live blocks.
     fn remedy(&self) -> String {
         let (held, rounded) = (self.held, self.report.rounded_bytes);
         if self.may_be_joined().is_some() {
@@ -262,9 +265,9 @@ impl Why<'_> {
         "blocks in use lie between them, so take first what lives long".to_owned()
     }
 
-    /// What is cached and what could still be reserved, if segments that give single pages back may serve
-    /// the request: what they would keep and the request's own pages have room. With them blocks would have
-    /// come to lie elsewhere, so this is a guess.
+    /// Returns the cached bytes and the bytes that could still be reserved, if expandable segments might
+    /// serve the request. That is so if there is room for the pages they would keep and those of the
+    /// request. This is an estimate, because blocks would have been placed elsewhere.
     fn may_be_joined(&self) -> Option<(u64, u64)> {
         let (report, held) = (self.report, self.held);
         let page_bytes = held.page_bytes?;
@@ -304,7 +307,7 @@ impl Why<'_> {
         })
     }
 
-    /// Whether a request that is not rounded up would have found a block or a segment.
+    /// Returns true if a request without rounding would have found a block or a segment.
     fn would_fit(&self, requested_bytes: u64) -> bool {
         let report = self.report;
         let bytes = align_up(requested_bytes, MIN_BLOCK_BYTES);
@@ -332,7 +335,7 @@ impl Why<'_> {
         })
     }
 
-    /// Blocks in use are larger than what was asked for, by what is missing now.
+    /// Suggests less rounding, if the slack in blocks is at least the number of missing bytes.
     fn inflated(&self) -> Option<String> {
         let report = self.report;
         let in_use = report.allocated_bytes.saturating_add(report.draining_bytes);

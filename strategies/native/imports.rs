@@ -1,8 +1,9 @@
-//! Memory of other processes that is mapped here.
+//! Memory of other processes that is mapped in this one.
 //!
-//! Each mapping is known by what it shows, with a weak reference: opening it again gives the same
-//! one, and it goes with its last holder. What the driver refuses to take back is kept and offered
-//! again. Lock order: growth, then this table; no mapping is dropped while the table is locked.
+//! The table holds a weak reference to each mapping, by its contents. Opening the same memory again
+//! returns the same mapping; dropping the last reference unmaps it. Memory that the driver fails to
+//! release is kept and released again later. Lock order: growth, then this table. No mapping is dropped
+//! while the table is locked.
 
 use std::sync::{Arc, Weak};
 
@@ -13,7 +14,7 @@ use crate::driver::{Driver, PhysicalId};
 use crate::error::DriverError;
 use crate::sharing::{FabricShare, FixedShare, PagesShare, ProcessMark};
 
-/// What a mapping shows.
+/// The contents of a mapping: identifies the memory that it maps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Shown {
     Fixed { owner: ProcessMark, segment_bytes: u64, handle: [u8; 64] },
@@ -48,26 +49,26 @@ pub(super) struct Imports {
 #[derive(Debug, Default)]
 struct State {
     mappings: HashMap<Shown, Weak<Mapping>>,
-    /// What the driver refused to take back.
+    /// Memory that the driver failed to release.
     leftovers: Vec<Held>,
 }
 
-/// A mapping that somebody uses.
+/// A mapping in use.
 #[derive(Debug)]
 pub(super) struct Mapping {
     imports: Arc<Imports>,
     held: Held,
 }
 
-/// What is held of the driver, in any state from nothing to a whole mapping.
+/// Resources held from the driver, in any state from none to a whole mapping.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// Work may have used it: it is waited for before anything is taken off.
+    /// True if work may have used it: the device is synchronized before anything is unmapped.
     pub(super) used: bool,
-    /// Address space, its size, and how much of its front is mapped.
+    /// The reserved address space, its size, and how much of its front is mapped.
     pub(super) range: Option<Range>,
     pub(super) pieces: Vec<PhysicalId>,
-    /// A plain allocation of another process.
+    /// The address of an allocation of another process.
     pub(super) opened: Option<u64>,
 }
 
@@ -87,7 +88,7 @@ impl Held {
         self.range.is_none() && self.pieces.is_empty() && self.opened.is_none()
     }
 
-    /// Gives back what the driver takes; what it refuses stays. Says why, if anything does.
+    /// Releases as much as the driver allows; the rest is kept. Returns the error, if there is one.
     fn close(&mut self, driver: &dyn Driver) -> Result<(), DriverError> {
         if self.used {
             driver.synchronize_device()?;
@@ -135,16 +136,16 @@ impl Imports {
         mapping
     }
 
-    /// Gives back what did not become a mapping, now or later.
+    /// Releases the resources of a mapping that failed, now or later.
     pub(super) fn discard(&self, mut held: Held) {
-        // Whoever discards has an error to report already.
+        // The caller has an error to report already.
         let _ = held.close(&*self.driver);
         if !held.is_nothing() {
             self.state.lock().leftovers.push(held);
         }
     }
 
-    /// Offers the driver again what it refused to take back.
+    /// Tries again to release memory that the driver failed to release.
     pub(super) fn offer_leftovers(&self) -> Result<(), DriverError> {
         let mut refused = Ok(());
         self.state.lock().leftovers.retain_mut(|held| {
@@ -155,7 +156,7 @@ impl Imports {
         refused
     }
 
-    /// Every mapping that somebody uses. Not to be dropped while the table is locked.
+    /// Returns all mappings in use. The caller must not drop them while the table is locked.
     pub(super) fn mappings(&self) -> Vec<Arc<Mapping>> {
         self.state.lock().mappings.values().filter_map(Weak::upgrade).collect()
     }
@@ -163,7 +164,7 @@ impl Imports {
 
 impl Drop for Imports {
     fn drop(&mut self) {
-        // A driver that fails now keeps the memory; there is nobody to tell.
+        // A drop cannot report errors: memory that the driver fails to release leaks.
         let _ = self.offer_leftovers();
     }
 }
@@ -173,7 +174,7 @@ impl Mapping {
         self.held.address()
     }
 
-    /// The range of pages, if it is one.
+    /// Returns the range of pages, if it is one.
     pub(super) fn pages(&self) -> Option<(u64, u64)> {
         self.held.range.map(|range| (range.address, range.mapped_bytes))
     }
@@ -181,7 +182,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The same may have been opened anew since the last holder went: only dead entries go.
+        // The same memory may have been opened again since the last reference was dropped: remove dead
+        // entries only.
         self.imports.state.lock().mappings.retain(|_, mapping| mapping.strong_count() > 0);
         let held = std::mem::take(&mut self.held);
         self.imports.discard(held);

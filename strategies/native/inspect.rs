@@ -1,4 +1,4 @@
-//! Looking without touching: layout, invariants, and what a request would do.
+//! Read-only views: layout, invariants, and the prediction of a request.
 
 use std::sync::Arc;
 
@@ -15,41 +15,42 @@ use crate::history::{
 use crate::ids::PoolId;
 use crate::size::{REQUEST_MAX_BYTES, align_up};
 
-/// How often a snapshot is tried while frees of other threads are on their way to the history.
+/// How often a snapshot is retried while other threads have frees that are not recorded yet.
 const LATE_MAX: u32 = 10_000;
 
-/// What the next allocation of a request would begin with.
+/// The first step that the next allocation of a request would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Foresight {
     /// A cached block fits; it starts at this address.
     Hit(u64),
-    /// The collector is due and releases something.
+    /// The collector runs and releases segments.
     Collect(Collection),
-    /// The limit refuses the segment, or the device has no room for it. The first segment that the request
-    /// releases then, if that is an oversize block of its stream.
+    /// The limit forbids the segment, or the device has no room for it. Contains the first segment that
+    /// the request would release, if that is an oversize block of its stream.
     Limit(Option<u64>),
-    /// The driver is asked for a segment.
+    /// A segment is requested from the driver.
     Grow,
-    /// Nothing is released or allocated: for zero bytes, for more than any request may have, and where
+    /// Nothing is released or allocated: for zero bytes, for more than the largest request, and if
     /// `throw_on_cudamalloc_oom` rejects the request.
     Refuse,
 }
 
-/// What a run of the collector would release.
+/// The segments that a run of the collector would release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collection {
     /// The segments, in the order of their release.
     pub addresses: Vec<u64>,
-    /// All their bytes.
+    /// Their total bytes.
     pub bytes: u64,
-    /// How many segments of the default pool are idle: what an explicit `empty_cache` would release.
+    /// The number of free segments of the default pool: those that an explicit `empty_cache` would
+    /// release.
     pub idle_segments: usize,
-    /// Whether the request is served then, so that nothing more is released.
+    /// True if the request can be served afterwards, so that nothing more is released.
     pub suffices: bool,
 }
 
 impl Engine {
-    /// What an allocation of `request` in a pool would begin with now. Changes nothing.
+    /// Predicts the first step of allocating `request` in a pool. Changes nothing.
     #[must_use]
     pub fn foresee(&self, pool: PoolId, request: Request) -> Foresight {
         if !(1..=REQUEST_MAX_BYTES).contains(&request.bytes) {
@@ -119,7 +120,7 @@ impl Engine {
         Some(self.history.snapshot_of(segments, captured, limit_bytes).numbered_by(&numbers))
     }
 
-    /// The segments of these heaps, in address order. The caller holds the growth lock.
+    /// Returns the segments of these heaps, in address order. The caller holds the growth lock.
     pub(super) fn layout_of(&self, cells: &[&HeapCell]) -> Vec<SegmentLayout> {
         let mut segments = Vec::new();
         cells.iter().for_each(|cell| add_segments(cell, &cell.lock(), &mut segments));
@@ -127,7 +128,7 @@ impl Engine {
         segments
     }
 
-    /// Checks the invariants of every heap. For tests: walks over all blocks.
+    /// Checks the invariants of every heap. For tests: visits all blocks.
     ///
     /// # Errors
     ///
@@ -137,7 +138,7 @@ impl Engine {
         self.heaps.all().try_for_each(|cell| cell.lock().heap.check())
     }
 
-    /// Bytes of bookkeeping and number of blocks over all heaps, for tests of memory use.
+    /// Returns the bytes of metadata and the number of blocks over all heaps, for tests of memory use.
     #[must_use]
     pub fn metadata(&self) -> (usize, usize) {
         self.heaps.all().fold((0, 0), |(bytes, blocks), cell| {
@@ -147,7 +148,7 @@ impl Engine {
     }
 }
 
-/// Adds the segments of a heap whose state the caller holds.
+/// Adds the segments of a heap. The caller holds its lock.
 pub(super) fn add_segments(cell: &HeapCell, state: &HeapState, into: &mut Vec<SegmentLayout>) {
     for head in state.heap.segment_heads() {
         let first = state.heap.view(head);
@@ -180,14 +181,14 @@ pub(super) fn add_segments(cell: &HeapCell, state: &HeapState, into: &mut Vec<Se
 }
 
 impl Drop for Engine {
-    /// Gives every segment back to the driver, also those with live blocks: their allocations can
-    /// no longer be freed. Waits for pending events first.
+    /// Releases every segment to the driver, including those with live blocks: their allocations can no
+    /// longer be freed. Waits for pending events first.
     fn drop(&mut self) {
-        // They stand in the way of waiting for the device; those of captures do so with reason.
+        // Open scopes would prevent the wait for the device. Scopes of captures are left open.
         if !self.scopes.any_capture() {
             self.scopes.close_all();
         }
-        // A driver that fails now keeps the memory; there is nobody to tell.
+        // A drop cannot report errors: memory that the driver fails to release leaks.
         let _ = self.drain_events(None);
         for segment in self.layout() {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = segment;
@@ -208,7 +209,7 @@ impl Drop for Engine {
     }
 }
 
-/// How an expandable segment would grow for a request that best fit does not serve, and from where on.
+/// Returns how an expandable segment would grow for a request without a fitting block, and the address.
 fn growing(cell: &HeapCell, plan: &Plan) -> Option<(Growing, u64)> {
     let heap = &cell.lock().heap;
     let start = heap.room_for(plan.kind, plan.rounded_bytes)?;
@@ -220,12 +221,12 @@ impl Recording for Engine {
         &self.history
     }
 
-    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Holds every heap's lock at once:
-    /// a thread that has one waits for no other.
+    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Locks all heaps at once; no
+    /// thread that holds a heap's lock waits for another lock of a heap.
     fn snapshot(&self) -> Snapshot {
-        // Frees are recorded when their heaps are unlocked already. No lock is held while this waits for
-        // them, because a stack provider may allocate. The number of tries is bounded, because stack
-        // providers of two threads may both take a snapshot.
+        // Frees are recorded after their heap was unlocked. No lock is held while this waits for them,
+        // because a stack provider may allocate. The number of tries is bounded, because stack providers
+        // of two threads may both take a snapshot.
         let taken = (0..LATE_MAX).find_map(|_| {
             let taken = self.snapshot_unless(|| self.history.any_late());
             if taken.is_none() {
@@ -249,8 +250,8 @@ mod tests {
     use crate::ids::StreamId;
     use crate::strategies::native::EngineOptions;
 
-    /// A snapshot waits for frees that other threads have not recorded yet. It cannot wait for that of its
-    /// own thread.
+    /// A snapshot waits for frees that other threads have not recorded yet. It must not wait for a free
+    /// of its own thread.
     #[test]
     fn a_snapshot_inside_a_callback_does_not_wait_for_the_free_that_called_it() {
         let driver = Arc::new(Sim::new(Default::default()));

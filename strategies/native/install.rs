@@ -1,8 +1,8 @@
-//! Beginning with what another allocator held: segments with live and free blocks at given places.
+//! Installs a layout of another allocator: segments with live and free blocks at given offsets.
 //!
-//! For replays of recordings that begin late. Memory is taken from the driver anew, each segment whole,
-//! in the order of the layout; where the driver puts it decides the addresses, and blocks keep their
-//! places in it. Nobody else uses the engine meanwhile.
+//! For replays of recordings that start late. Each segment is allocated from the driver again, whole, in
+//! the order of the layout. The driver determines the addresses; blocks keep their offsets. No other
+//! thread may use the engine during the call.
 
 use parking_lot::MutexGuard;
 
@@ -18,23 +18,23 @@ use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 /// A live block of a layout.
 #[derive(Debug)]
 pub(crate) struct Installed {
-    /// Where the layout has it.
+    /// Its address in the layout.
     pub(crate) address: u64,
-    /// The block here.
+    /// The block in this engine.
     pub(crate) allocation: Allocation,
 }
 
-/// Parts of expandable segments that may have no memory, at most: each is looked for.
+/// The maximum number of unmapped holes in one reservation, because each is searched for.
 const HOLES_MAX: usize = 4096;
 
 impl Engine {
-    /// Takes the memory of a layout of the default pool from the driver, and hands out its live blocks.
-    /// The blocks tile the segments, in address order.
+    /// Allocates the memory of a layout of the default pool from the driver, and its live blocks. The
+    /// blocks must tile the segments, in address order.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] when the driver does not give so much, or the layout has more streams or parts
-    /// than can be kept. What came until then stays, idle or live, and goes with the engine.
+    /// [`AllocError`] when the driver has not enough memory, or the layout has more streams or parts
+    /// than are supported. Memory installed until then stays, free or live, until the engine is dropped.
     pub(crate) fn install(&self, layout: &[SegmentLayout]) -> Result<Vec<Installed>, AllocError> {
         let mut installed = Vec::new();
         for group in groups(layout, self.device.total_bytes) {
@@ -79,8 +79,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs of pages of one reservation. All of it is mapped as one block, cut, and what the layout does not
-    /// have is unmapped again.
+    /// Installs the mapped ranges of one reservation. Maps the whole span as one block, splits it, and
+    /// unmaps the holes of the layout.
     fn install_pages(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -109,7 +109,7 @@ impl Engine {
             let mut state = cell.lock();
             self.give_back(cell, &mut state, slot_of(&whole));
         }
-        // Everything that has memory is handed out first, so that what has none lies alone.
+        // Allocate all mapped blocks first, so that each hole is a free block of its own.
         let mut here = moved(first, base);
         here.size_bytes = span_bytes;
         here.blocks.clear();
@@ -166,7 +166,7 @@ fn too_much(what: &str) -> DriverError {
     DriverError::new(DriverErrorKind::OutOfMemory, "install", 0, what.to_owned())
 }
 
-/// The segment with its blocks at another address.
+/// Returns a copy of the segment at another address, with its blocks.
 fn moved(segment: &SegmentLayout, address: u64) -> SegmentLayout {
     let mut here = SegmentLayout { address, ..segment.clone() };
     for block in &mut here.blocks {
@@ -175,7 +175,8 @@ fn moved(segment: &SegmentLayout, address: u64) -> SegmentLayout {
     here
 }
 
-/// Fixed segments one by one, runs of pages with those of the same reservation, in address order.
+/// Groups the segments: fixed ones alone, mapped ranges with those of the same reservation, in address
+/// order.
 pub(crate) fn groups(
     layout: &[SegmentLayout],
     device_total_bytes: u64,
@@ -202,7 +203,7 @@ pub(crate) fn groups(
     groups.into_iter()
 }
 
-/// Where the block lies that an engine handed out.
+/// Returns the slot of a block that an engine allocated.
 fn slot_of(made: &Allocation) -> Slot {
     Slot(made.token().0[1])
 }

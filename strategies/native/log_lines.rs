@@ -1,4 +1,4 @@
-//! Log lines of the engine: calls of the driver that a miss makes, and steps of the ladder.
+//! Log lines of the engine: driver calls that a miss makes, and steps of the ladder.
 
 use log::Level;
 
@@ -10,7 +10,7 @@ use crate::diagnostics::note;
 use crate::error::DriverError;
 
 impl Engine {
-    /// Keeps a line about memory of a heap.
+    /// Logs a line about memory of a heap.
     pub(super) fn note(&self, cell: &HeapCell, text: impl FnOnce() -> String) {
         note(Level::Debug, || {
             let (device, stream, pool) = (self.device.device, cell.stream(), cell.pool());
@@ -18,7 +18,7 @@ impl Engine {
         });
     }
 
-    /// Keeps a line about the answer of the driver, or of the pool's own allocator, to a miss.
+    /// Logs the result of a driver call, or of a call of the pool's own allocator, in a miss.
     pub(super) fn note_segment(
         &self,
         cell: &HeapCell,
@@ -34,7 +34,7 @@ impl Engine {
         });
     }
 
-    /// Keeps a line about a segment or pages that were not asked for.
+    /// Logs that a segment or pages were not requested from the driver.
     pub(super) fn note_refusal(
         &self,
         growth: &Growth,
@@ -54,7 +54,7 @@ impl Engine {
         });
     }
 
-    /// Keeps a line about a step of the ladder and the bytes that it released.
+    /// Logs a step of the ladder and the bytes that it released.
     pub(super) fn note_step(&self, step: &str, released_bytes: u64) {
         note(Level::Debug, || {
             let device = self.device.device;

@@ -1,17 +1,17 @@
 //! The caching engine of one device: heaps by stream, growth, pressure, limits, events.
 //!
-//! A hit takes one heap's lock and calls no driver: `engine`. Everything else happens under the
-//! growth lock, one miss at a time: `growth` takes segments, `expandable` maps
-//! pages, `pressure` is the ladder a miss climbs,
-//! `release` and `collect` give segments back, `events` waits for other streams, `oom` tells why
-//! nothing helped. `sharing` and `imports` are blocks in other processes, `peers` on other devices.
-//! `per_thread` is streams that are another one on each thread. `policy` is what a hit needs to know of the
-//! settings; `Growth::is_exact` lists what differs where decisions are PyTorch's to the letter.
+//! A hit locks one heap and calls no driver: `engine`. Everything else happens under the growth lock,
+//! one miss at a time: `growth` allocates segments, `expandable` maps pages, `pressure` is the sequence
+//! of steps of a miss. `release` and `collect` release segments, `events` waits for other streams, `oom`
+//! reports failures. `sharing` and `imports` share blocks with other processes, `peers` with other
+//! devices. `per_thread` handles per-thread default streams. `policy` contains the settings that a hit
+//! needs. `Growth::is_exact` lists the differences under `compat:pytorch`.
 //!
-//! Lock order: growth, imports, event queue, one heap, ledger, history. A second heap only by
+//! Lock order: growth, imports, event queue, one heap, ledger, history. A second heap is locked only by
 //! `try_lock`, or with the growth lock held, in ascending order. No lock is held while callbacks or
 //! observers run.
-//! Never here: rounding rules (`size`), bookkeeping of blocks (`heap`), parsing (`config`).
+//!
+//! Not in this module: rounding rules (`size`), bookkeeping of blocks (`heap`), parsing (`config`).
 
 mod addresses;
 mod announce;

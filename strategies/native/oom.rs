@@ -1,4 +1,4 @@
-//! Why nothing helped: the report of a failed request. `hints` has what would have helped.
+//! The report of a request that failed. The hints are in `hints`.
 
 use std::cmp::Reverse;
 
@@ -16,8 +16,8 @@ use crate::size::PoolKind;
 use crate::stats::{ALL, Lane};
 
 impl Engine {
-    /// Counts the failure and collects every number that explains it. The caller holds the growth
-    /// lock and no heap.
+    /// Counts the failure and collects all numbers that explain it. The caller holds the growth lock and
+    /// no heap.
     pub(super) fn report_out_of_memory(
         &self,
         growth: &mut Growth,
@@ -108,7 +108,7 @@ impl Engine {
     }
 }
 
-/// What is free in a heap, and what of its segments is not.
+/// Returns the free bytes of a heap, and the used bytes in the same segments.
 fn free_ranges(heap: &Heap, cell: &HeapCell) -> Option<FreeRanges> {
     let mut all = FreeRanges { stream: cell.stream(), pool: cell.pool(), ..FreeRanges::default() };
     for head in heap.segment_heads() {

@@ -1,8 +1,8 @@
-//! Other devices that may use this device's memory.
+//! Access from other devices to this device's memory.
 //!
-//! Plain allocations are open to a peer once the driver enabled it; mapped pages are opened one run
-//! at a time. The list of peers is guarded by the growth lock, under which pages are mapped, so no
-//! page is mapped between the opening of the old ones and the first new one.
+//! Plain allocations are accessible to a peer once the driver has enabled it; mapped pages are opened
+//! range by range. The growth lock protects the list of peers and the mapping of pages. So no page is
+//! mapped between opening the existing pages and adding the peer to the list.
 
 use super::engine::Engine;
 use crate::allocator::PeerAccess;
@@ -28,7 +28,7 @@ impl PeerAccess for Engine {
 }
 
 impl Engine {
-    /// Opens every page that is mapped now. The caller holds the growth lock.
+    /// Opens all mapped pages to the device. The caller holds the growth lock.
     fn open_pages_to(&self, device: DeviceId) -> Result<(), DriverError> {
         let Some(memory) = self.driver.virtual_memory() else { return Ok(()) };
         let mut opened = 0u64;

@@ -1,16 +1,14 @@
-//! Streams that are another one on each thread, as CUDA's per-thread default stream is: one number, as
-//! many streams as threads.
+//! CUDA's per-thread default stream: one handle, but a separate stream for each thread.
 //!
-//! Threads share the heap of such a number, and nothing orders their work. So a block of it counts as
-//! used by the stream itself: its free records an event, on the freeing thread, and the block is free
-//! for others when that has passed. Work that another thread gave it is its users' to order before the
-//! free.
+//! Threads share the heap of such a handle, and nothing orders their work. So each of its blocks counts
+//! as used by the stream itself: freeing it records an event on the freeing thread, and the block can be
+//! reused when that event has passed. Callers must order work of other threads before the free.
 //!
-//! What is freed while that very stream is captured waits for the end of the capture: a graph orders what
-//! one thread gave it, and who gets the memory next may be another.
+//! A block that is freed while that stream is captured waits for the end of the capture: a graph orders
+//! only the work of one thread, and the next user of the memory may be another thread.
 //!
-//! Hits of the default pool on all other streams know nothing of this: the table finds no such heap for
-//! them. A request in a private pool asks the driver.
+//! Hits of the default pool on all other streams skip this check: the table finds no such heap for them.
+//! A request in a private pool asks the driver.
 
 use super::cell::{HeapCell, Home};
 use super::engine::Engine;
@@ -21,8 +19,8 @@ use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};
 
 impl Engine {
-    /// Allocates in the default pool on a stream that the table does not find: a new one, or one that
-    /// is another on each thread.
+    /// Allocates in the default pool on a stream that the table does not find: a new one, or a
+    /// per-thread default stream.
     #[cold]
     #[inline(never)]
     pub(super) fn allocate_off_the_path(&self, request: Request) -> Result<Allocation, AllocError> {
@@ -38,7 +36,7 @@ impl Engine {
         self.allocate_at_home(cell, Home::of(stream), request)
     }
 
-    /// Allocates in a heap that serves `home`, off the path of hits.
+    /// Allocates in a heap that serves `home`, off the hot path.
     pub(super) fn allocate_at_home(
         &self,
         cell: &HeapCell,
@@ -53,8 +51,8 @@ impl Engine {
         Ok(self.used_by_its_stream(made, request.stream))
     }
 
-    /// The allocation, noted as used by its own stream if that is another one on each thread. Nobody
-    /// else may know it yet.
+    /// Records that the allocation is used by its own stream, if that is a per-thread default stream.
+    /// Must be called before the allocation is returned to the caller.
     pub(super) fn used_by_its_stream(&self, made: Allocation, stream: StreamId) -> Allocation {
         if self.driver.is_per_thread_stream(stream)
             && let Ok((cell, id)) = self.own(&made)
@@ -68,8 +66,8 @@ impl Engine {
         made
     }
 
-    /// Notes a new block of a heap that the caller has locked as used by its own stream if that is another
-    /// one on each thread; `captured` when it is a graph's.
+    /// Records that a new block is used by its own stream, if that is a per-thread default stream. The
+    /// caller has locked the heap. `captured` is true if the stream is being captured.
     pub(super) fn note_own_use(
         &self,
         cell: &HeapCell,
@@ -83,28 +81,28 @@ impl Engine {
         }
     }
 
-    /// Whether nothing may be waited for or released on behalf of a heap's stream, whichever thread's it
-    /// is.
+    /// Returns true if the caller may neither wait nor release memory on behalf of a heap's stream, on
+    /// any thread.
     pub(super) fn is_left_alone(&self, cell: &HeapCell) -> bool {
         let foreign = self.scopes.any_capture() && self.is_left_in_use(cell);
         foreign || self.is_captured(cell.stream())
     }
 
-    /// Whether free memory of a heap may be in use by streams that only other threads can name. In the
-    /// default pool all of it is new or has passed its events.
+    /// Returns true if free memory of a heap may be in use by per-thread streams of other threads. In
+    /// the default pool all free memory is new or has passed its events.
     fn is_left_in_use(&self, cell: &HeapCell) -> bool {
         cell.pool() != PoolId::DEFAULT && self.driver.is_per_thread_stream(cell.stream())
     }
 
-    /// Waits for all work on free memory of a heap, whichever threads gave it.
+    /// Waits for all work on free memory of a heap, of all threads.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]; of the kind `CaptureActive` when it did not wait for a capture's sake.
+    /// [`DriverError`]; of the kind `CaptureActive` if a capture prevents the wait.
     pub(super) fn wait_for_free_memory(&self, cell: &HeapCell) -> Result<(), DriverError> {
         if !self.driver.is_per_thread_stream(cell.stream()) {
             return match self.driver.synchronize_stream(cell.stream()) {
-                // The stream is gone, and what it was given may still run.
+                // The stream no longer exists, but its work may still run.
                 Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     synchronize_outside_captures(&*self.driver)
                 }

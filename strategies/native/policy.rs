@@ -1,18 +1,19 @@
-//! What the settings mean for a hit: a small value that heaps carry with them. A miss reads the settings.
+//! The settings that a hit needs: a small value that is copied into each heap. A miss reads the settings
+//! themselves.
 
 use crate::allocator::PoolOptions;
 use crate::config::{Reserve, Settings, Ties};
 use crate::heap::{FitRules, TieRule};
 use crate::size::{PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
 
-/// What a hit needs to know. Each heap has a copy under its own lock.
+/// The settings that a hit needs. Each heap has a copy under its own lock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HitPolicy {
     pub(super) roundup: RoundupDivisions,
     pub(super) rules: FitRules,
     pub(super) ties: TieRule,
-    /// Whether searches of the large pool advance the collector's clock: only while there is a
-    /// limit and a threshold.
+    /// True if searches of the large pool advance the collector's clock: only while there is a limit and
+    /// a threshold.
     pub(super) clock_runs: bool,
 }
 
@@ -36,7 +37,7 @@ impl HitPolicy {
         }
     }
 
-    /// The same in a private pool. Only the default pool is ever collected, and memory of the
+    /// Returns the policy for a private pool. Only the default pool is ever collected, and memory of a
     /// pool's own allocator cannot be mapped page by page.
     pub(super) fn in_pool(mut self, options: &PoolOptions) -> Self {
         self.rules.expandable &= options.allocator.is_none();
@@ -45,19 +46,19 @@ impl HitPolicy {
         self
     }
 
-    /// Whether a block of this size counts as oversize.
+    /// Returns true if a block of this size counts as oversize.
     #[inline]
     pub(super) const fn is_oversize(&self, block_bytes: u64) -> bool {
         block_bytes >= self.rules.max_split_bytes
     }
 }
 
-/// Address space of an expandable segment: nine eighths of the device's memory, or what is
-/// configured, but no more than that.
+/// Returns the address space to reserve for an expandable segment: nine eighths of the device's memory,
+/// or the configured value if that is less.
 ///
 /// Source: PyTorch's `expandable_segments_reserve`.
 pub(super) fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64) -> u64 {
-    // Half of the address space that processors give a process is more than any device needs.
+    // Half of a process's address space is more than any device needs.
     let most = device_total_bytes.saturating_add(device_total_bytes / 8).min(64 * TIB);
     match configured {
         None => most,
@@ -66,16 +67,16 @@ pub(super) fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64
     }
 }
 
-/// A request as the engine sees it.
+/// A request with its derived sizes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) requested_bytes: u64,
     pub(super) rounded_bytes: u64,
     pub(super) kind: PoolKind,
     pub(super) segment_bytes: u64,
-    /// Whether the segment would be expandable.
+    /// True if its segment would be expandable.
     pub(super) expandable: bool,
-    /// Whether the request's stream is being captured: nothing may wait or be released then.
+    /// True if its stream is being captured, so that nothing may wait or be released.
     pub(super) capturing: bool,
 }
 

@@ -1,9 +1,13 @@
-//! Private pools: who uses them, their heaps, and how requests are routed to them.
+//! Private pools: their users, their heaps, and how requests are routed to them.
 //!
-//! A pool is a set of heaps, one for each stream that asked, under the same rules as the default
-//! pool's. The table of pools is part of what the growth lock guards; open scopes keep their pools' heaps,
-//! so that a hit in a scope takes no growth lock. A pool whose last user has gone is
-//! **freeable**: releasing memory empties it, and when nothing is left its heaps serve other pools.
+//! A pool is a set of heaps, one for each stream that allocated in it, under the same rules as the
+//! default pool. The growth lock protects the table of pools. Open scopes hold their pools' heaps, so
+//! that a hit in a scope does not take the growth lock. Requests that use memory for a captured stream
+//! pin the pool: it keeps its memory while it has users.
+//!
+//! A pool without users is **freeable**: releasing memory empties it, and its empty heaps are then
+//! reused by other pools, so the number of pools over time is unlimited. A heap's home is checked under
+//! its lock, which detects a heap that has moved.
 //!
 //! Source: PyTorch's private pools.
 
@@ -31,7 +35,7 @@ use crate::scopes::Routed;
 pub(super) struct PoolHeaps {
     pub(super) pool: PoolId,
     numbers: RwLock<Vec<(StreamId, u32)>>,
-    /// Whether a graph was captured in it, or a checkpoint taken: then freed memory is still in use,
+    /// True if a graph was captured in it or a checkpoint was taken. Freed memory is then still in use,
     /// and stays while there are users.
     pinned: AtomicBool,
 }
@@ -52,16 +56,16 @@ pub(super) struct PrivatePool {
     heaps: Arc<PoolHeaps>,
     users: u32,
     options: PoolOptions,
-    /// Requests that are being served off the fast path: the pool stays meanwhile.
+    /// The number of requests being served off the hot path. The pool is not removed until it is 0.
     busy: u32,
     open: bool,
 }
 
-/// All private pools. Part of what the growth lock guards.
+/// All private pools. Protected by the growth lock.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     by_id: BTreeMap<PoolId, PrivatePool>,
-    /// Heaps of pools that have gone, by number; all are empty.
+    /// The numbers of heaps of removed pools. All are empty.
     spare: Vec<u32>,
 }
 
@@ -74,42 +78,44 @@ impl Pools {
         self.by_id.get_mut(&pool).ok_or_else(|| PoolError::missing(pool))
     }
 
-    /// The pool, if it has users.
+    /// Returns the pool if it has users.
     pub(super) fn in_use(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
         let found = self.get_mut(pool)?;
         if found.users == 0 { Err(PoolError::Released { pool }) } else { Ok(found) }
     }
 
-    /// Never to be shrunk again while it has users: its freed addresses are known to somebody.
+    /// Prevents release of the pool's memory while it has users, because graphs or checkpoints refer to
+    /// freed addresses.
     pub(super) fn pin(&self, pool: PoolId) {
         if let Some(found) = self.by_id.get(&pool) {
             found.heaps.pin();
         }
     }
 
-    /// Whether somebody knows the addresses of freed memory of a pool that has users.
+    /// Returns true if a pool has users and its freed addresses are referred to by graphs or
+    /// checkpoints.
     pub(super) fn is_pinned(&self, pool: PoolId) -> bool {
         self.by_id.get(&pool).is_some_and(|found| found.users > 0 && found.heaps.is_pinned())
     }
 
-    /// Pins or unpins a pool while a request climbs the ladder in it.
+    /// Marks a pool as busy, or no longer busy, while a request takes the steps of a miss in it.
     pub(super) fn set_busy(&mut self, pool: PoolId, busy: bool) {
         if let Some(found) = self.by_id.get_mut(&pool) {
             found.busy = if busy { found.busy + 1 } else { found.busy - 1 };
         }
     }
 
-    /// Where a pool takes segments from, if not from the driver.
+    /// Returns the pool's own allocator of segments, if it has one.
     pub(super) fn allocator_of(&self, pool: PoolId) -> Option<Arc<dyn SegmentAllocator>> {
         self.options_of(pool)?.allocator.clone()
     }
 
-    /// The options of a private pool.
+    /// Returns the options of a private pool.
     pub(super) fn options_of(&self, pool: PoolId) -> Option<&PoolOptions> {
         self.by_id.get(&pool).map(|found| &found.options)
     }
 
-    /// Pools that let the default pool use their idle blocks, in the order of their ids.
+    /// Returns the pools whose free blocks the default pool may use, in the order of their ids.
     pub(super) fn helpers(&self) -> impl Iterator<Item = &Arc<PoolHeaps>> {
         let helping = |pool: &&PrivatePool| {
             pool.options.use_on_oom && pool.users > 0 && !pool.heaps.is_pinned()
@@ -117,13 +123,13 @@ impl Pools {
         self.by_id.values().filter(helping).map(|pool| &pool.heaps)
     }
 
-    /// Whether a pool's idle segments may go back under pressure although it has users: nobody can
-    /// know their addresses, and the driver made them.
+    /// Returns true if free segments of a pool with users may be released under pressure: nothing refers
+    /// to their addresses, and they came from the driver.
     pub(super) fn may_shrink(&self, pool: PoolId) -> bool {
         self.by_id.get(&pool).is_some_and(|p| !p.heaps.is_pinned() && p.options.allocator.is_none())
     }
 
-    /// Pools without users, in the order of their ids.
+    /// Returns the pools without users, in the order of their ids.
     pub(super) fn freeable(&self) -> Vec<PoolId> {
         self.by_id.keys().copied().filter(|pool| self.is_freeable(*pool)).collect()
     }
@@ -134,7 +140,8 @@ impl Pools {
 }
 
 impl Engine {
-    /// Allocates while blocks wait for events, scopes are open or captures run, or where the request says.
+    /// Allocates while blocks wait for events, scopes are open or captures run, or if the request names
+    /// a pool or address.
     #[cold]
     pub(super) fn allocate_with_care(&self, request: Request) -> Result<Allocation, AllocError> {
         check_size(request.bytes)?;
@@ -151,7 +158,8 @@ impl Engine {
         }
     }
 
-    /// Settles what waits, and says which private pool a request on a stream goes to.
+    /// Frees waiting blocks that can be freed, and returns the private pool to which a request on a
+    /// stream is routed.
     #[inline]
     pub(super) fn route(&self, stream: StreamId) -> Result<Routed<Arc<PoolHeaps>>, DriverError> {
         let routed = self.scopes.route(stream)?;
@@ -159,7 +167,7 @@ impl Engine {
         Ok(routed)
     }
 
-    /// Allocates in a pool, whatever scopes are open.
+    /// Allocates in a pool, regardless of open scopes.
     fn allocate_in_pool(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         let status = capture_status_of(&*self.driver, request.stream)?;
         self.settle_waiting(request.stream, status)?;
@@ -170,14 +178,14 @@ impl Engine {
         self.allocate_in_heaps(&heaps, request, status)
     }
 
-    /// Allocates in a private pool, for a stream of this state.
+    /// Allocates in a private pool, for a stream with this capture status.
     fn allocate_in_heaps(
         &self,
         heaps: &Arc<PoolHeaps>,
         request: Request,
         status: CaptureStatus,
     ) -> Result<Allocation, AllocError> {
-        // The graph will use what is freed in it whenever it is launched.
+        // Each launch of the graph uses the memory again, even after it was freed in the capture.
         if status != CaptureStatus::None {
             heaps.pin();
         }
@@ -215,7 +223,7 @@ impl Engine {
         Ok(cell)
     }
 
-    /// The heaps of a pool.
+    /// Returns the heaps of a pool.
     pub(super) fn heaps_of(&self, growth: &Growth, pool: PoolId) -> Vec<&HeapCell> {
         if pool == PoolId::DEFAULT {
             return self.heaps.of_default_pool();
@@ -228,20 +236,20 @@ impl Engine {
         cells
     }
 
-    /// The heaps of all pools: the default one's first, then by id.
+    /// Returns the heaps of all pools: first those of the default pool, then by id.
     pub(super) fn all_heaps(&self, growth: &Growth) -> Vec<&HeapCell> {
         let private = growth.pools.by_id.keys().flat_map(|pool| self.heaps_of(growth, *pool));
         self.heaps.of_default_pool().into_iter().chain(private).collect()
     }
 
-    /// The heap of a stream in a private pool.
+    /// Returns the heap of a stream in a private pool.
     pub(super) fn heap_in(&self, heaps: &PoolHeaps, stream: StreamId) -> Option<&HeapCell> {
         let numbers = heaps.numbers.read();
         let (_, number) = numbers.iter().find(|(of, _)| *of == stream)?;
         self.heaps.get(*number)
     }
 
-    /// Forgets pools without users of which nothing is left.
+    /// Removes pools that have neither users nor blocks.
     pub(super) fn forget_empty_pools(&self, growth: &mut MutexGuard<'_, Growth>) {
         let mut forgotten = Vec::new();
         for pool in growth.pools.freeable() {
@@ -256,20 +264,20 @@ impl Engine {
                 continue;
             }
             for cell in cells {
-                // From here on nobody who still knows the number is served.
+                // From here on, requests with a stale heap number fail.
                 let policy = cell.lock().policy;
                 cell.move_to(Home { pool: PoolId::NOBODY, stream: cell.stream() }, policy);
                 growth.pools.spare.push(cell.number);
             }
             forgotten.extend(growth.pools.by_id.remove(&pool));
         }
-        // A pool's own allocator may end here, and what its end does is user code.
+        // This may drop a pool's own allocator, which is user code.
         if forgotten.iter().any(|pool| pool.options.allocator.is_some()) {
             MutexGuard::unlocked(growth, || drop(forgotten));
         }
     }
 
-    /// How many private pools there are, also those without users that hold memory.
+    /// Returns the number of private pools, including those without users that hold memory.
     #[must_use]
     pub fn private_pool_count(&self) -> usize {
         self.growth.lock().pools.by_id.len()
@@ -366,7 +374,7 @@ impl PrivatePools for Engine {
         Ok(())
     }
 
-    /// Waits for the events that the pool's blocks wait for and releases what is idle in it.
+    /// Waits for the events of the pool's blocks and releases its free memory.
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         let _lines = diagnostics::lines();
         let _asks = self.history.of_free();

@@ -1,8 +1,8 @@
-//! The ladder that a miss climbs, one step after the other, until a step yields a block.
+//! The steps of a miss, tried in order until one yields a block (the ladder).
 //!
-//! Free-memory callbacks; search again; collect idle segments near the limit; grow; take from pools
-//! that help out; release oversize blocks and grow; wait for pending events; search again; release
-//! everything idle and grow. `Growth::is_exact` lists where PyTorch differs.
+//! Call the free-memory callbacks; search again; collect free segments near the limit; grow; take a
+//! block from pools with `use_on_oom`; release oversize blocks and grow; wait for pending events; search
+//! again; release all free memory and grow. `Growth::is_exact` lists where PyTorch differs.
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 
@@ -21,7 +21,7 @@ use crate::heap::FitRules;
 use crate::ids::{PoolId, StreamId};
 use crate::size::{PoolKind, align_up};
 
-/// What a step of the ladder yields: a block, or the reason to go on.
+/// The result of a step: a block, or the reason to continue.
 type Step = Result<Allocation, Refusal>;
 
 impl Engine {
@@ -46,8 +46,8 @@ impl Engine {
         let capturing = self.is_captured(request.stream);
         let mut growth = self.growth.lock();
         let (plan, refusal) = loop {
-            // Another miss may have grown this very heap while we waited for the lock, and a private
-            // pool may have gone.
+            // While this thread waited for the lock, another miss may have grown this heap, and a
+            // private pool may have been removed.
             let policy = {
                 let mut state = cell.lock_at(home)?;
                 if let Some(found) = self.search(cell, &mut state, request.bytes) {
@@ -57,7 +57,7 @@ impl Engine {
             };
             let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.settings) };
             growth.pools.set_busy(home.pool, true);
-            // A pool's own allocator may panic: then the pool is not busy any more either.
+            // A pool's own allocator may panic; the pool must not stay busy then.
             let step = catch_unwind(AssertUnwindSafe(|| self.climb(&mut growth, cell, &plan)));
             growth.pools.set_busy(home.pool, false);
             match step.unwrap_or_else(|panic| resume_unwind(panic))? {
@@ -98,7 +98,7 @@ impl Engine {
             self.note(cell, || "a pool with use_on_oom served the request".to_owned());
             return Ok(Ok(found));
         }
-        // The driver takes nothing back while the stream is captured, and nothing may be waited for.
+        // While the stream is captured, the driver releases nothing and the thread may not wait.
         if plan.capturing {
             return Ok(Err(refusal));
         }
@@ -112,7 +112,8 @@ impl Engine {
         if self.counts_as_captured() {
             return Ok(Err(refusal));
         }
-        // What drains may serve yet, where so much is held: above a limit that was lowered, say.
+        // Draining blocks may still serve the request if enough is reserved, for example above a lowered
+        // limit.
         let may_drain = self.attention.any_event() && plan.rounded_bytes <= growth.reserved_bytes();
         if is_hopeless && !may_drain {
             return Ok(Err(refusal));
@@ -129,7 +130,7 @@ impl Engine {
             return drained.map(|()| Err(refusal));
         }
         match (self.release_and_grow(growth, cell, plan)?, drained) {
-            // Blocks that could not be waited for might have served the request.
+            // The blocks that could not be waited for might have served the request.
             (Err(_), Err(error)) => Err(error),
             (step, _) => Ok(step),
         }
@@ -149,8 +150,8 @@ impl Engine {
         self.grow(growth, cell, plan)
     }
 
-    /// Serves a request by the last step of the ladder, although a free block may serve it: for replays of
-    /// requests that had to wait for that block's events. `None` if the step serves nothing.
+    /// Serves a request by the last step of the ladder even if a free block would fit: for replays of
+    /// requests that had to wait for that block's events. Returns `None` if the step yields no block.
     #[cfg(feature = "replay")]
     pub(crate) fn allocate_by_retry(&self, pool: PoolId, request: Request) -> Option<Allocation> {
         let mut growth = self.growth.lock();
@@ -161,12 +162,12 @@ impl Engine {
         self.release_and_grow(&mut growth, cell, &plan).ok()?.ok()
     }
 
-    /// Searches the idle blocks of pools that help the default pool out.
+    /// Searches the free blocks of pools with `use_on_oom`.
     fn search_helpers(&self, growth: &Growth, plan: &Plan, stream: StreamId) -> Option<Allocation> {
         growth.pools.helpers().find_map(|heaps| {
             let cell = self.heap_in(heaps, stream)?;
             let mut state = cell.lock();
-            // PyTorch looks at fixed segments only here.
+            // PyTorch considers only fixed segments here.
             let expandable = state.policy.rules.expandable && !growth.is_exact();
             let rules = FitRules { expandable, ..state.policy.rules };
             let slot = state.heap.best_fit(plan.kind, plan.rounded_bytes, &rules)?;
@@ -175,8 +176,8 @@ impl Engine {
         })
     }
 
-    /// Searches the heap once more. Neither a hit nor a tick of the collector's clock is counted: apart
-    /// from `serve`, which counted through this function cost a hit 1 to 3 % (2026-11-21).
+    /// Searches the heap once more. Neither a hit nor a tick of the collector's clock is counted.
+    /// Separate from `serve`, because sharing this code slows down hits.
     fn search(
         &self,
         cell: &HeapCell,
@@ -189,7 +190,8 @@ impl Engine {
         Some(self.hand_out(cell, state, slot, rounded_bytes, requested_bytes))
     }
 
-    /// Whether even an empty cache could not serve the request: releasing would only do harm.
+    /// Returns true if even an empty cache could not serve the request, so that releasing memory is
+    /// useless.
     fn is_hopeless(&self, growth: &Growth, plan: &Plan) -> bool {
         let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
         let memory = self.driver.virtual_memory().filter(|_| plan.expandable);
@@ -198,7 +200,7 @@ impl Engine {
     }
 }
 
-/// Goes on where a capture keeps some of what was to be released: what went may do.
+/// Ignores the error if a capture prevented part of the release: the released part may be enough.
 fn past_captures<T>(released: Result<T, DriverError>, kept: T) -> Result<T, DriverError> {
     released.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(kept),

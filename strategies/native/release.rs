@@ -1,7 +1,8 @@
-//! Giving idle segments back to the driver: everything, or oversize blocks only.
+//! Releasing free segments to the driver: all of them, or oversize blocks only.
 //!
-//! Candidates are found heap by heap and released one by one: taken out under the heap's lock, announced to
-//! trackers, given to the driver with no heap locked, and put back as they were if the driver refuses.
+//! Candidates are found heap by heap and released one by one. Each is removed under the heap's lock,
+//! announced to trackers and freed in the driver with no heap locked. If the driver fails, it is
+//! restored unchanged.
 
 use parking_lot::MutexGuard;
 
@@ -15,7 +16,7 @@ use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::PoolKind;
 
-/// An idle segment, as it was when it was seen.
+/// A free segment, as it was when it was found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate<'a> {
     pub(super) cell: &'a HeapCell,
@@ -23,7 +24,7 @@ pub(super) struct Candidate<'a> {
     pub(super) block: BlockView,
 }
 
-/// Anything idle that can go back to the driver.
+/// Free memory that can be released to the driver.
 #[derive(Clone, Copy, Debug)]
 enum Idle<'a> {
     Segment(Candidate<'a>),
@@ -31,7 +32,7 @@ enum Idle<'a> {
 }
 
 impl Engine {
-    /// Idle segments of a kind in these heaps, in (size, address) order within each.
+    /// Returns the free segments of a kind in these heaps, in (size, address) order within each.
     pub(super) fn idle_segments<'a>(cells: &[&'a HeapCell], kind: PoolKind) -> Vec<Candidate<'a>> {
         let mut found = Vec::new();
         for cell in cells {
@@ -45,14 +46,14 @@ impl Engine {
         found
     }
 
-    /// Releases what is idle in the default pool, large segments first, then in pools that nobody
-    /// uses, then in `also`, the private pool of a request, if its memory is nobody else's. What captured
-    /// streams may use stays.
+    /// Releases the free memory of the default pool (large segments first), then of pools without users.
+    /// Then releases that of `also`, the private pool of a request, unless it is pinned or has its own
+    /// allocator. Memory that captured streams may use is kept.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]; of the kind `CaptureActive` when this thread may not wait for some of it, or a
-    /// capture has begun meanwhile: all the rest was released then.
+    /// [`DriverError`]; of the kind `CaptureActive` if this thread may not wait for some of the memory,
+    /// or a capture has begun since. All the rest was released then.
     pub(super) fn release_idle(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -63,7 +64,8 @@ impl Engine {
         let released = self.release_from(growth, PoolId::DEFAULT, PoolKind::RELEASE_ORDER);
         go_on(released, &mut kept)?;
         for pool in growth.pools.freeable() {
-            // The lock was let go of for pools' own allocators: the id may be another pool's now.
+            // The lock was released for calls of pools' own allocators: the id may belong to another
+            // pool now.
             if growth.pools.is_freeable(pool) {
                 go_on(self.release_pool_memory(growth, pool), &mut kept)?;
             }
@@ -75,7 +77,7 @@ impl Engine {
         kept
     }
 
-    /// Releases what is idle in a private pool.
+    /// Releases the free memory of a private pool.
     pub(super) fn release_pool_memory(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -94,7 +96,7 @@ impl Engine {
         kinds: [PoolKind; 2],
     ) -> Result<(), DriverError> {
         let mut cells = self.heaps_of(growth, pool);
-        // Nothing may be waited for on a stream that somebody captures.
+        // The thread may not wait for a stream that is being captured.
         cells.retain(|cell| !self.is_left_alone(cell));
         let mut idle = Vec::new();
         for kind in kinds {
@@ -112,7 +114,7 @@ impl Engine {
         kept
     }
 
-    /// Releases one segment, unless a request took it meanwhile. Returns the bytes released.
+    /// Releases one segment, unless a request has taken it. Returns the number of bytes released.
     pub(super) fn release(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -129,7 +131,7 @@ impl Engine {
         };
         self.addresses.remove(segment.address, segment.size_bytes);
         let (address, size_bytes, stream) = (segment.address, segment.size_bytes, cell.stream());
-        // Another thread may get the address as soon as the driver has it.
+        // Recorded first: another thread may get the address as soon as the driver has freed it.
         self.record(Action::SegmentFree, address, size_bytes, cell);
         self.announce(growth, Action::SegmentFree, address, size_bytes, cell);
         let freed = match growth.pools.allocator_of(cell.pool()) {
@@ -152,8 +154,9 @@ impl Engine {
         Ok(size_bytes)
     }
 
-    /// Releases oversize blocks of the request's own heap, if the settings know such: the smallest
-    /// that is large enough, or from the largest down until they are. True when they were.
+    /// Releases oversize blocks of the request's own heap, if `max_split_size_mb` is set. Releases the
+    /// smallest one that is large enough, or otherwise from the largest down until the sum is enough.
+    /// Returns true if it is enough.
     ///
     /// Source: PyTorch's `max_split_size_mb`.
     pub(super) fn release_oversize(
@@ -178,7 +181,7 @@ impl Engine {
         done.map(|()| released >= wanted)
     }
 
-    /// What [`release_oversize`](Self::release_oversize) releases until it is enough, in its order.
+    /// Returns the candidates of [`release_oversize`](Self::release_oversize), in its order.
     pub(super) fn oversize<'a>(
         growth: &Growth,
         cell: &'a HeapCell,
@@ -199,7 +202,7 @@ impl Engine {
     }
 }
 
-/// Notes that a capture keeps something, and goes on: the rest is released all the same.
+/// Stores an error that a capture caused and continues, so that the rest is still released.
 fn go_on(
     released: Result<(), DriverError>,
     kept: &mut Result<(), DriverError>,
@@ -211,7 +214,8 @@ fn go_on(
     Ok(())
 }
 
-/// Whole pages inside free blocks of a kind, in (size, address) order of the blocks of each heap.
+/// Adds the whole pages inside free blocks of a kind, in (size, address) order of the blocks of each
+/// heap.
 fn add_idle_pages<'a>(cells: &[&'a HeapCell], kind: PoolKind, idle: &mut Vec<Idle<'a>>) {
     for cell in cells {
         let state = cell.lock();

@@ -1,9 +1,10 @@
-//! Sharing of the engine's blocks with other processes, and opening of theirs.
+//! Sharing the engine's blocks with other processes, and opening theirs.
 //!
-//! A block of a fixed segment is shared by the driver's handle of the segment; a block of an
-//! expandable one by the pages that cover it: their descriptors, which [`sharing`](crate::sharing)
-//! carries, or the driver's handles of them where there is a fabric. Both need the growth lock, under which
-//! no segment and no page of a live block goes. The other process is waited for with no lock held.
+//! A block of a fixed segment is shared by the driver's IPC handle of the segment. A block of an
+//! expandable segment is shared by the pages that cover it: by file descriptors, which
+//! [`sharing`](crate::sharing) transfers, or by fabric handles. Both need the growth lock, under which
+//! no segment and no page of a live block is released. No lock is held while waiting for the other
+//! process.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,10 +21,10 @@ use crate::sharing::{
 };
 use crate::size::{align_down, align_up};
 
-/// What an engine shares and what it has opened.
+/// The memory that an engine shares and the memory that it has opened.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Started by the first page that is shared.
+    /// Started when the first page is shared.
     exporter: OnceLock<Exporter>,
     pub(super) imports: Arc<Imports>,
 }
@@ -33,11 +34,11 @@ impl Shared {
         Self { exporter: OnceLock::new(), imports: Imports::new(Arc::clone(driver)) }
     }
 
-    /// The exporter. The caller holds the growth lock.
+    /// Returns the exporter, and starts it if necessary. The caller holds the growth lock.
     fn exporter(&self) -> Result<&Exporter, SharingError> {
         if self.exporter.get().is_none() {
             let started = Exporter::start()?;
-            // Nobody else starts one while the growth lock is held.
+            // The growth lock is held, so no other thread starts one.
             let _ = self.exporter.set(started);
         }
         let exporter = self.exporter.get().expect("it was set above");
@@ -47,14 +48,14 @@ impl Shared {
         Ok(exporter)
     }
 
-    /// Nobody can open the page any more.
+    /// Stops exporting the page: other processes can no longer open it.
     pub(super) fn withdraw(&self, page: &PageEntry) {
         if let Some(exporter) = self.exporter.get() {
             exporter.withdraw(page);
         }
     }
 
-    /// Nobody can open anything any more.
+    /// Stops exporting all pages.
     pub(super) fn withdraw_all(&self) {
         if let Some(exporter) = self.exporter.get() {
             exporter.withdraw_all();
@@ -81,7 +82,7 @@ impl Sharing for Engine {
     }
 
     fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
-        // What is refused again does not stop this.
+        // A failure here must not prevent this call.
         let _ = self.shared.imports.offer_leftovers();
         let (mapping, Extent { offset_bytes, size_bytes }) = match handle.contents() {
             Contents::Fixed(share) => (self.open_segment(share)?, share.extent),
@@ -93,7 +94,7 @@ impl Sharing for Engine {
 }
 
 impl Engine {
-    /// The surroundings of a live block.
+    /// Returns the segment around a live block.
     pub(super) fn place_of(&self, allocation: &Allocation) -> Result<Place, HandleError> {
         let (cell, id) = self.own(allocation)?;
         let state = cell.lock();
@@ -140,7 +141,7 @@ impl Engine {
             return Err(SharingError::TooManyPages { pages: count, most });
         }
         let addresses = (0..count).map(|page| first + page * page_bytes);
-        // Said before any page is exported in vain.
+        // Checked first, so that no page is exported for a call that fails.
         let stays = |page: &u64| {
             growth.pages.get(page).is_none_or(|page| page.exportable == Exportable::No)
         };
@@ -218,8 +219,8 @@ impl Engine {
         })
     }
 
-    /// Maps pieces of equal size side by side, unless somebody has them open. `import` gets them, with
-    /// no lock held; what it got before it failed goes back.
+    /// Maps pieces of equal size contiguously, or returns the existing mapping. `import` fills the
+    /// pieces, with no lock held; if it fails, the pieces it got are released.
     fn open_range(
         &self,
         shown: Shown,
@@ -242,7 +243,7 @@ impl Engine {
             return Err(error);
         }
         let growth = self.growth.lock();
-        // Somebody else may have opened the same meanwhile.
+        // Another thread may have opened the same memory since the first check.
         if let Some(mapping) = imports.find(&shown) {
             imports.discard(held);
             return Ok(mapping);
@@ -275,8 +276,8 @@ impl Engine {
     }
 }
 
-/// Fetches the pages' descriptors and makes pieces of them. Each descriptor goes to the driver
-/// before the next ones are fetched, so that few are open at once where the driver keeps none.
+/// Fetches the descriptors of the pages and imports them. Each batch is imported before the next one is
+/// fetched, so that few descriptors are open at once if the driver keeps none open.
 fn import(
     memory: &dyn VirtualMemory,
     share: &PagesShare,

@@ -1,4 +1,4 @@
-//! Folding the counters of all heaps into what users read, and resetting them.
+//! Combining the counters of all heaps into the public statistics, and resetting them.
 
 use parking_lot::MutexGuard;
 
@@ -54,8 +54,8 @@ fn plus(a: Lanes, b: Lanes) -> Lanes {
 }
 
 impl Growth {
-    /// Resets the counters of private pools, and drops those of pools that hold nothing and of which nothing
-    /// was counted since the last reset.
+    /// Resets the counters of private pools. Removes those of pools that hold no memory and had no
+    /// changes since the last reset.
     fn reset_pools(&mut self, reset: fn(&mut PerPool)) {
         self.reserved_by_pool.values_mut().for_each(reset);
         self.reserved_by_pool.retain(|_, reserved| reserved.all != Counter::default());
@@ -63,8 +63,8 @@ impl Growth {
 }
 
 impl Counters for Engine {
-    /// All counters now: exact when no call overlaps. Under overlapping calls each heap is read at
-    /// its own moment, and peaks may be too high by what heaps in mid-call had spare.
+    /// Returns all counters. Exact if no call overlaps. With overlapping calls each heap is read at a
+    /// different moment, and peaks may be too high by the unused room of heaps in mid-call.
     fn statistics(&self) -> Statistics {
         let growth = self.growth.lock();
         let mut fold = Fold::default();
@@ -74,7 +74,7 @@ impl Counters for Engine {
             fold.add(&state.counters);
             statistics.hits += state.counters.hits;
             statistics.misses += state.counters.misses;
-            // Every block is active, free or unmapped: no walk over thousands of holes.
+            // Every block is active, free or unmapped, so this needs no walk over the free blocks.
             let active = state.counters.current(ALL).of(Lane::Active).unsigned_abs();
             let known = state.heap.block_count() - state.heap.unmapped_count();
             statistics.free_blocks += known as u64 - active;
@@ -97,7 +97,7 @@ impl Counters for Engine {
         statistics
     }
 
-    /// Sets every peak to its current value. Holds all heaps for a moment.
+    /// Sets every peak to its current value. Locks all heaps briefly.
     fn reset_peaks(&self) {
         let mut growth = self.growth.lock();
         let mut states: Vec<MutexGuard<'_, HeapState>> =
@@ -109,7 +109,7 @@ impl Counters for Engine {
         growth.reserved.store(growth.counters.reserved_bytes.all);
     }
 
-    /// Sets what was summed up to zero; currents and peaks stay.
+    /// Sets accumulated counters to zero; current values and peaks stay.
     fn reset_accumulated(&self) {
         let mut growth = self.growth.lock();
         for cell in self.heaps.all() {
