@@ -1,4 +1,4 @@
-//! The strategies: what a user can name in `backend:`. A folder each; no strategy imports another.
+//! The strategies: the values of `backend:`. Each has a folder; no strategy imports another.
 //!
 //! | name | folder | memory | when to use |
 //! |---|---|---|---|
@@ -9,8 +9,15 @@
 //! | `cpu` | `cpu/` | the host's own, cached by exact size | programs on the host that ask for the same sizes again and again |
 //! | any other | yours | yours | registered with [`registry`](crate::registry) |
 //!
-//! [`Strategy`] dispatches statically to the built-in ones; user-defined ones ride in a box. Only the
-//! engine's hit is inlined there: what the others would save for themselves it would pay.
+//! [`Strategy`] dispatches statically to the built-in strategies; user-defined ones are boxed. Only the
+//! engine's hit path is inlined there: inlining the others would slow it down.
+//!
+//! `scopes` (routing of requests), `event_queue`, `live_blocks`, `allocator/hooks`,
+//! `driver::open_to_peer` and `stats::PerPool` are shared by the strategies. `malloc_async` and
+//! `pluggable` have no common core although both pass requests through. `malloc_async` passes a free to
+//! the driver at once, in stream order or as a leaf node of a graph, and counts against its limit under
+//! the lock of its blocks. `pluggable` waits for events, keeps free blocks for its private pools, and
+//! may forward scopes to the user's functions.
 
 mod cpu;
 mod malloc_async;
@@ -37,8 +44,8 @@ pub use pluggable::{PluggableAllocator, plugin};
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum Strategy {
-    /// `backend:native`, with fixed or expandable segments. Boxed: its tables are large, and a strategy is
-    /// moved about.
+    /// `backend:native`, with fixed or expandable segments. Boxed, because its tables are large and a
+    /// `Strategy` is moved.
     Native(Box<Engine>),
     /// `backend:cudaMallocAsync`.
     MallocAsync(Box<MallocAsyncAllocator>),
@@ -46,13 +53,14 @@ pub enum Strategy {
     Pluggable(Box<PluggableAllocator>),
     /// `backend:cpu`.
     Cpu(CpuAllocator),
-    /// Registered by a user, or any strategy that wears layers.
+    /// A strategy that a user registered, or any strategy with layers.
     User(Box<dyn DeviceAllocator>),
-    /// Any of these whose outermost layer is `front`: its hits are worth a static call.
+    /// Any of these with `front` as the outermost layer. A variant of its own, so that its hits are
+    /// called statically.
     Fronted(Front<Box<dyn DeviceAllocator>>),
 }
 
-/// A strategy that keeps no cache was asked for what only caches can do.
+/// The error for a cache operation on a strategy without a cache.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("backend:{name} has no cache to control")]
 pub struct NoCache {
@@ -61,16 +69,16 @@ pub struct NoCache {
 }
 
 impl Strategy {
-    /// Control over cached memory.
+    /// Returns control over cached memory.
     ///
     /// # Errors
     ///
-    /// [`NoCache`] when the strategy keeps none.
+    /// [`NoCache`] when the strategy has no cache.
     pub fn caching_or_refuse(&self) -> Result<&dyn Caching, NoCache> {
         self.control().caching.ok_or_else(|| NoCache { name: self.name().to_owned() })
     }
 
-    /// The allocator itself, for layers: without the choice around it a call is one jump less.
+    /// Returns the allocator itself, for layers: calls without the enum save one jump.
     pub(crate) fn into_box(self) -> Box<dyn DeviceAllocator> {
         match self {
             Self::Native(own) => own,
@@ -82,7 +90,7 @@ impl Strategy {
         }
     }
 
-    /// The engine behind the strategy, if it has one of ours.
+    /// Returns the engine behind the strategy, if it has one.
     #[must_use]
     pub fn engine(&self) -> Option<&Engine> {
         match self {

@@ -1,9 +1,9 @@
-//! What one instance holds: every block with its state, free ones by exact size, and the sums.
+//! The blocks of one instance: their states, free ones by exact size, and counters.
 //!
-//! Bookkeeping only: whoever calls holds the lock, and gives back what falls out after it. Blocks stand in
-//! slots that link to one another, so that a hit and a free touch a few numbers and allocate nothing. Free
-//! blocks of one size are a stack, the last freed on top; all free blocks together are a list from the
-//! oldest to the newest, from whose end trimming takes.
+//! Bookkeeping only: the caller holds the lock, and releases the blocks that are returned after
+//! unlocking. Slots are linked to one another, so that a hit and a free touch few words and allocate no
+//! memory. Free blocks of one size form a stack, the last freed on top. All free blocks form a list from
+//! the oldest to the newest; trimming takes from the old end.
 
 use hashbrown::HashMap;
 
@@ -16,35 +16,35 @@ use crate::stats::Statistics;
 /// No slot, no bin.
 const NONE: u32 = u32::MAX;
 
-/// Where a block is in its life.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// No block is here.
+    /// The slot is empty.
     Vacant,
-    /// In a caller's hands, who has its address.
+    /// Allocated; the caller has its address.
     Live,
-    /// In a caller's hands, who has the block itself.
+    /// Allocated; the caller owns the [`SystemBlock`] itself.
     Lent,
     /// Free.
     Idle,
 }
 
-/// Which life of which slot.
+/// A slot, and which of its successive allocations is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) slot: u32,
-    /// Goes up each time the slot's block is taken back.
+    /// Incremented each time the slot's block is freed.
     pub(super) life: u64,
 }
 
-/// A block in a caller's hands.
+/// An allocated block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handed {
     pub(super) address: u64,
     pub(super) place: Place,
 }
 
-/// A block that has left, and its stream.
+/// A block that was removed, and its stream.
 pub(super) type Gone = (SystemBlock, StreamId);
 
 #[derive(Debug)]
@@ -52,26 +52,26 @@ struct Slot {
     address: u64,
     bytes: u64,
     life: u64,
-    /// When it was freed last, in nanoseconds of the allocator's clock.
+    /// The time of its last free, in nanoseconds of the allocator's clock.
     freed_at_ns: u64,
     stream: StreamId,
     state: State,
     bin: u32,
-    /// In the stack of its size: towards the top and towards the bottom.
+    /// Links in the stack of its size: towards the top and towards the bottom.
     above: u32,
     below: u32,
-    /// In the list of all free blocks.
+    /// Links in the list of all free blocks.
     older: u32,
     newer: u32,
     block: Option<SystemBlock>,
 }
 
-/// Blocks of one size.
+/// The blocks of one size.
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     bytes: u64,
     top: u32,
-    /// Idle or not. The bin goes with its last block.
+    /// The number of blocks, allocated or free. The bin is removed with its last block.
     blocks: u32,
 }
 
@@ -85,9 +85,9 @@ pub(super) struct Blocks {
     oldest: u32,
     newest: u32,
     idle_bytes: u64,
-    /// Nobody asks any more: what is freed goes back to the system.
+    /// The allocator was dropped: freed blocks are released to the system.
     pub(super) retired: bool,
-    /// Only what changes by itself: see [`statistics`](Self::statistics).
+    /// Only the counters that are kept separately: see [`statistics`](Self::statistics).
     pub(super) counters: Statistics,
 }
 
@@ -113,7 +113,7 @@ impl Blocks {
         &mut self.slots[slot as usize]
     }
 
-    /// Hands out the last freed block of this size.
+    /// Allocates the last freed block of this size.
     #[inline]
     pub(super) fn reuse(&mut self, bytes: u64, stream: StreamId) -> Option<Handed> {
         let bin = *self.by_size.get(&bytes)?;
@@ -129,7 +129,7 @@ impl Blocks {
         Some(Handed { address: own.address, place: Place { slot, life: own.life } })
     }
 
-    /// Enters a new block, which is handed out.
+    /// Adds a new block, which is allocated.
     pub(super) fn enter(&mut self, block: SystemBlock, stream: StreamId) -> Handed {
         let (address, bytes) = (block.address(), block.size_bytes());
         let bin = self.bin_of(bytes);
@@ -186,7 +186,7 @@ impl Blocks {
         bin
     }
 
-    /// Whether the slot holds that block in this state, in that life if one is given.
+    /// Returns true if the slot holds that block in this state, and in that life if one is given.
     #[inline]
     fn is(&self, slot: u32, address: u64, life: Option<u64>, state: State) -> bool {
         self.slots.get(slot as usize).is_some_and(|own| {
@@ -194,15 +194,15 @@ impl Blocks {
         })
     }
 
-    /// The size of the live block at that place.
+    /// Returns the size of the live block in this slot.
     pub(super) fn live_bytes_at(&self, slot: u32, address: u64, life: Option<u64>) -> Option<u64> {
         let is = |state| self.is(slot, address, life, state);
         let there = is(State::Live) || is(State::Lent);
         there.then(|| self.slots[slot as usize].bytes)
     }
 
-    /// Takes a live block back: it is idle from now on. Its size, stream and new life, or `None` when that
-    /// block is not live there.
+    /// Frees a live block. Returns its size, stream and new life, or `None` if that block is not live in
+    /// the slot.
     #[inline]
     pub(super) fn take_back(
         &mut self,
@@ -219,7 +219,7 @@ impl Blocks {
         own.state = State::Idle;
         own.life += 1;
         if let Some(block) = &mut own.block {
-            // Its holder had its address.
+            // The caller had its address and may have written to it.
             block.mark_touched();
         }
         own.freed_at_ns = now_ns;
@@ -241,7 +241,7 @@ impl Blocks {
         Some((bytes, stream, self.slots[slot as usize].life))
     }
 
-    /// Takes an idle block out of its stack and out of the list.
+    /// Removes a free block from its stack and from the list.
     #[inline]
     fn unlink(&mut self, slot: u32) {
         let own = self.at(slot);
@@ -267,7 +267,7 @@ impl Blocks {
         self.idle_bytes -= bytes;
     }
 
-    /// Takes the block out of a live slot, for its holder to keep.
+    /// Moves the block out of a live slot, so that its caller owns it.
     pub(super) fn lend(&mut self, place: Place, address: u64) -> Option<SystemBlock> {
         if !self.is(place.slot, address, Some(place.life), State::Live) {
             return None;
@@ -277,7 +277,7 @@ impl Blocks {
         own.block.take()
     }
 
-    /// Puts a lent block back: live again.
+    /// Puts a lent block back; it is live again.
     pub(super) fn restore(&mut self, place: Place, block: SystemBlock) {
         let own = self.at(place.slot);
         debug_assert!(own.state == State::Lent && own.life == place.life);
@@ -285,7 +285,7 @@ impl Blocks {
         own.block = Some(block);
     }
 
-    /// Forgets a live block.
+    /// Removes a live block without freeing its memory.
     pub(super) fn forget(&mut self, slot: u32, address: u64) -> Option<Gone> {
         if !self.is(slot, address, None, State::Live) {
             return None;
@@ -313,8 +313,8 @@ impl Blocks {
         block.map(|block| (block, stream))
     }
 
-    /// Takes out the free block that has waited longest, if its address may go and `goes` is true for the
-    /// time of its free and for the sum of idle bytes.
+    /// Removes the block that has been free longest, if its address `may_go` and `goes` returns true for
+    /// the time of its free and the sum of free bytes.
     pub(super) fn evict(
         &mut self,
         may_go: impl FnOnce(u64) -> bool,
@@ -333,7 +333,7 @@ impl Blocks {
         self.vacate(slot)
     }
 
-    /// The free block at that place, if it is larger than all that may be idle.
+    /// Removes the free block in this slot if it is larger than `most_bytes`.
     pub(super) fn evict_if_larger(
         &mut self,
         slot: u32,
@@ -348,7 +348,7 @@ impl Blocks {
         self.vacate(slot)
     }
 
-    /// Says that all free blocks were freed at this moment.
+    /// Sets the time of the free of all free blocks.
     pub(super) fn date_all_idle(&mut self, now_ns: u64) {
         let idle = self.slots.iter_mut().filter(|own| own.state == State::Idle);
         idle.for_each(|own| own.freed_at_ns = now_ns);
@@ -358,18 +358,18 @@ impl Blocks {
         self.idle_bytes
     }
 
-    /// How many blocks are in callers' hands.
+    /// Returns the number of allocated blocks.
     pub(super) fn live_blocks(&self) -> i64 {
         self.counters.allocation.all.current
     }
 
-    /// How many blocks are free, and the size of the largest.
+    /// Returns the number of free blocks, and the size of the largest.
     pub(super) fn idle(&self) -> (u64, u64) {
         let idle = self.bins.iter().filter(|bin| bin.blocks > 0 && bin.top != NONE);
         (self.counters.free_blocks, idle.map(|bin| bin.bytes).max().unwrap_or(0))
     }
 
-    /// Every block, as a segment of its own.
+    /// Returns every block, as a segment of its own.
     pub(super) fn layout(&self) -> Vec<SegmentLayout> {
         let there = self.slots.iter().filter(|own| own.state != State::Vacant);
         let layout = there.map(|own| {
@@ -386,7 +386,7 @@ impl Blocks {
         segments
     }
 
-    /// Every counter. What callers asked for is what they hold, and nobody waits for streams.
+    /// Returns all counters. Requested bytes equal allocated bytes, and no block waits for streams.
     pub(super) fn statistics(&self) -> Statistics {
         let own = self.counters.clone();
         Statistics {

@@ -1,4 +1,4 @@
-//! A block that belongs to one value: its bytes without unsafe code, and back to its instance by itself.
+//! A block owned by one value: access to its bytes without unsafe code, and a free when it is dropped.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -11,21 +11,22 @@ use crate::allocator::Request;
 use crate::error::AllocError;
 use crate::ids::StreamId;
 
-/// Bytes of the host. They go back to the instance that made them when this is dropped, on any thread
-/// and also after the instance's allocator is gone; without an instance, to the system.
+/// Bytes of host memory. Dropping it returns the block to its instance, on any thread and even after the
+/// instance's allocator was dropped. Without an instance, the block is released to the system.
 pub struct CpuBuffer {
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     block: Option<SystemBlock>,
     home: Option<(Arc<Core>, Place)>,
 }
 
-/// Where blocks start that no instance makes.
+/// The alignment of blocks without an instance.
 ///
 /// Source: PyTorch's `alloc_cpu`.
 const ALIGNMENT_BYTES: u64 = 64;
 
 impl CpuBuffer {
-    /// `bytes` from the instance that this thread uses ([`current`]), or straight from the system.
+    /// Allocates `bytes` from the instance that this thread uses ([`current`]), or directly from the
+    /// system.
     ///
     /// # Errors
     ///
@@ -41,7 +42,7 @@ impl CpuBuffer {
         }
     }
 
-    /// The same, all zeros.
+    /// Like [`new`](Self::new), filled with zeros.
     ///
     /// # Errors
     ///
@@ -61,29 +62,29 @@ impl CpuBuffer {
         self.block.as_mut().expect("the block is here until the buffer goes")
     }
 
-    /// Where it starts.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.block.as_ref().map_or(0, SystemBlock::address)
     }
 
-    /// How many bytes it has.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.block.as_ref().map_or(0, SystemBlock::size_bytes)
     }
 
-    /// Its bytes, which may be anything at first.
+    /// Returns its bytes, which may be uninitialized.
     pub fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         self.block().bytes()
     }
 
-    /// Its bytes, if each of them is known to have been written.
+    /// Returns its bytes if all of them are known to be initialized.
     pub fn initialized(&mut self) -> Option<&mut [u8]> {
         self.block().initialized()
     }
 
-    /// Fills it.
+    /// Fills all bytes.
     pub fn fill(&mut self, fill: Fill) {
         self.block().fill(fill);
     }

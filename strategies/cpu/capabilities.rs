@@ -1,4 +1,5 @@
-//! The CPU caching allocator as the trait's capabilities. Streams, pools, peers and sharing it has not.
+//! The CPU caching allocator's implementation of the allocator traits. It supports neither streams,
+//! pools and peers nor sharing.
 
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ impl DeviceAllocator for CpuAllocator {
         self.core.free_address(address)
     }
 
-    /// Streams mean nothing to host memory: checks the address only.
+    /// Checks only the address: streams have no effect on host memory.
     fn record_stream_raw(&self, address: u64, _: StreamId) -> Result<(), HandleError> {
         let live = |core: &Core, slot| core.blocks.lock().live_bytes_at(slot, address, None);
         self.core.with_maker(address, live).map(drop)
@@ -55,7 +56,7 @@ impl DeviceAllocator for CpuAllocator {
 }
 
 impl Caching for CpuAllocator {
-    /// Gives every idle block back to the system, and lets the C library do so with its own.
+    /// Releases every free block to the system, and makes the C library release its own free memory.
     fn empty_cache(&self) -> Result<(), DriverError> {
         self.core.release_all();
         self.core.source.release_kept();
@@ -66,8 +67,8 @@ impl Caching for CpuAllocator {
         self.core.limit.set(limit_bytes);
     }
 
-    /// A part of this machine's memory, or of its container's. Where the system does not say how much
-    /// that is, the limit stays as it was.
+    /// Sets the limit to a fraction of the memory of this machine, or of its container. If the system
+    /// does not report how much that is, the limit is unchanged.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
         FractionError::check(fraction)?;
         self.core.limit_to_fraction(fraction).map_err(|_| FractionError { fraction })
@@ -77,7 +78,8 @@ impl Caching for CpuAllocator {
         self.core.limit.get()
     }
 
-    /// The watermark, the age and the fills. What is read when an instance is built cannot change.
+    /// Applies the watermark, the age and the fills. Settings that are read when an instance is built
+    /// cannot change.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         if let Some(key) = self.core.built.fixed_key_that_differs(config.settings(), "cpu") {
             return Err(DriverError::fixed_key(key));
@@ -106,7 +108,7 @@ impl Caching for CpuAllocator {
         self.core.blocks.lock().layout()
     }
 
-    /// The block itself: each came from the system as it is.
+    /// Returns the block itself: each is a separate allocation of the system.
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         let address = allocation.address();
         allocation.check_owner(self.core.owner)?;

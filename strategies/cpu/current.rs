@@ -1,4 +1,4 @@
-//! Which instance a thread uses: the innermost guard's.
+//! The instance that a thread uses: that of the innermost guard.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -8,24 +8,24 @@ use super::CpuAllocator;
 use crate::threads::Lasting;
 
 thread_local! {
-    /// One entry for each guard with the guard's number, the innermost last.
+    /// One entry for each guard, with the number of the guard; the innermost is last.
     static CURRENT: Lasting<Vec<(u64, Arc<CpuAllocator>)>> = const { Lasting::new(Vec::new()) };
     static LAST: Cell<u64> = const { Cell::new(0) };
 }
 
-/// While it lives, the thread's requests for host memory ([`CpuBuffer::new`](super::CpuBuffer::new),
-/// [`current`]) go to one instance. Guards nest; one that is dropped before those inside it takes them
-/// along. Threads that are started meanwhile begin without one.
+/// While the guard lives, the thread's requests for host memory
+/// ([`CpuBuffer::new`](super::CpuBuffer::new), [`current`]) use one instance. Guards nest; dropping a
+/// guard before those inside it ends them too. New threads start without a guard.
 #[derive(Debug)]
 #[must_use = "the guard ends when it is dropped"]
 pub struct CpuCachingGuard {
     number: u64,
-    /// It belongs to its thread.
+    /// The guard belongs to its thread, so it is not `Send`.
     thread: PhantomData<*const ()>,
 }
 
 impl CpuCachingGuard {
-    /// From now on the thread uses this instance.
+    /// Makes the thread use this instance from now on.
     pub fn new(allocator: Arc<CpuAllocator>) -> Self {
         let number = LAST.get() + 1;
         LAST.set(number);
@@ -36,10 +36,10 @@ impl CpuCachingGuard {
 
 impl Drop for CpuCachingGuard {
     fn drop(&mut self) {
-        // An instance is dropped when the list is in its place again.
+        // Instances are dropped after the list was stored back, because their drop may use it.
         let gone = CURRENT.with(|stack| {
             stack.change(|stack| {
-                // An outer guard that was dropped first has removed it.
+                // Absent if an outer guard was dropped first.
                 let at = stack.iter().rposition(|(number, _)| *number == self.number);
                 at.map(|at| stack.split_off(at))
             })
@@ -48,14 +48,14 @@ impl Drop for CpuCachingGuard {
     }
 }
 
-/// The instance that this thread uses now; none outside of all guards.
+/// Returns the instance that this thread uses, or `None` outside of all guards.
 #[must_use]
 pub fn current() -> Option<Arc<CpuAllocator>> {
     let last = |stack: &[(u64, Arc<CpuAllocator>)]| stack.last().map(|(_, own)| Arc::clone(own));
     CURRENT.with(|stack| stack.read(last))
 }
 
-/// Runs `work` with the thread's requests for host memory going to `allocator`.
+/// Runs `work`; the thread's requests for host memory use `allocator` during the call.
 ///
 /// ```
 /// use std::sync::Arc;

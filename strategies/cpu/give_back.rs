@@ -1,9 +1,9 @@
-//! How memory goes back to the system: over the watermark, by age, when the cache is emptied, when somebody
-//! else frees it, and with the last block of an instance whose allocator has gone.
+//! Releasing memory to the system: over the watermark, by age, when the cache is emptied, when another
+//! owner will free it, and with the last block of an instance whose allocator was dropped.
 //!
-//! A block leaves the account first, then the map of all instances, then the system gets it. `giving` is
-//! held, shared, from the first to the last, so that who is out of memory can wait for it. No user code
-//! runs here but the source's `give`.
+//! A block is removed from the instance first, then from the map of all instances, then released to the
+//! system. `giving` is held, shared, during all of this, so that a thread that is out of memory can wait
+//! for it. The only user code that runs here is the source's `give`, and trackers.
 
 use std::sync::atomic::Ordering;
 
@@ -13,8 +13,8 @@ use crate::history::Action;
 use crate::ids::StreamId;
 
 impl Core {
-    /// Gives back what is over the watermark, and some of what is too old. A block that is larger than the
-    /// watermark goes alone.
+    /// Releases free blocks over the watermark, and a few that are too old. If the freed block alone
+    /// exceeds the watermark, it is released and the others are kept.
     #[cold]
     pub(super) fn after_free(
         &self,
@@ -45,14 +45,14 @@ impl Core {
         }
     }
 
-    /// Gives back at most so many blocks that have been idle for too long. Returns their bytes.
+    /// Releases at most `most` blocks that have been free for too long. Returns their bytes.
     pub(super) fn trim(&self, most: usize) -> u64 {
         let (now, age) = (self.now_ns(), self.trim_age_ns.load(Ordering::Relaxed));
         let old = || self.evict(|freed_at, _| is_old(freed_at, now, age));
         (0..most).map_while(|_| old()).sum()
     }
 
-    /// Gives back everything that is idle now; what others free meanwhile may stay.
+    /// Releases all blocks that are free now. Blocks freed during the call may stay.
     pub(super) fn release_all(&self) {
         let idle = self.blocks.lock().counters.free_blocks;
         for _ in 0..idle {
@@ -62,16 +62,16 @@ impl Core {
         }
     }
 
-    /// Waits until nothing is on its way back to the system.
+    /// Waits until no block is being released to the system.
     pub(super) fn wait_for_giving(&self) {
         if !self.history.is_in_tracker() {
             drop(self.giving.write());
         }
     }
 
-    /// Frees the oldest idle block if `goes` is true for it. Returns its bytes.
+    /// Releases the oldest free block if `goes` returns true for it. Returns its bytes.
     fn evict(&self, goes: impl FnOnce(u64, u64) -> bool) -> Option<u64> {
-        // The thread may hold `giving` then.
+        // Inside a tracker, the thread may already hold `giving`.
         if self.history.is_in_tracker() {
             return None;
         }
@@ -84,12 +84,12 @@ impl Core {
         Some(self.give(block, stream))
     }
 
-    /// Frees a block that has left the account. Returns its bytes.
+    /// Releases a block that was removed from the instance. Returns its bytes.
     fn give(&self, block: SystemBlock, stream: StreamId) -> u64 {
         let bytes = block.size_bytes();
         let _charge = self.limit.kept(bytes);
         self.announce(Action::SegmentFree, block.address(), bytes, stream);
-        // Before the memory goes: the system may give the address to somebody else at once.
+        // Removed first: the system may give the address to another thread at once.
         live::leave(block.address(), self);
         self.source.give(block);
         bytes
@@ -114,7 +114,8 @@ impl Core {
         Some(block)
     }
 
-    /// After its allocator has gone: gives back what is idle, and with the last block goes itself.
+    /// Releases all free blocks of an instance whose allocator was dropped. Drops the instance itself if
+    /// no block is live.
     #[cold]
     pub(super) fn wind_up(&self) {
         while self.evict(|_, _| true).is_some() {}

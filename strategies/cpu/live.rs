@@ -1,8 +1,9 @@
-//! One map for all instances of the process: which address is whose.
+//! One map for all instances of the process: the owner of each address.
 //!
-//! An address stays in the map from when its memory was taken from the system until it goes back, so that
-//! hits and frees only read it. Whoever frees by address finds the instance that made the block, also one
-//! that was dropped meanwhile. Sharded by address, a lock each; nobody takes another lock under these.
+//! An address is in the map from its allocation by the system until its release, both while the block is
+//! live and while it is free. So hits and frees only read the map. A free by address finds the instance
+//! that made the block, even if its allocator was dropped; that instance lives until its last block is
+//! freed. The map is sharded by address, each shard with a lock; no other lock is taken under these.
 
 use std::sync::{Arc, Weak};
 
@@ -35,31 +36,31 @@ fn shard(address: u64) -> &'static Global<Map> {
     &SHARED[usize::try_from(hash).unwrap_or(0) % SHARDS].0
 }
 
-/// Whose an address is.
+/// The owner of an address.
 pub(super) enum Owner {
-    /// The instance that asks.
+    /// The calling instance.
     Asker(u32),
     Other(Arc<Core>, u32),
     Nobody,
 }
 
-/// Enters an address that came from the system.
+/// Adds an address that was allocated from the system.
 pub(super) fn enter(address: u64, core: Weak<Core>, slot: u32) {
     shard(address).lock().get_or_insert_default().insert(address, Entry { core, slot });
 }
 
-/// Strikes an address of `core` that goes back to the system.
+/// Removes an address of `core` that is released to the system.
 pub(super) fn leave(address: u64, core: &Core) {
     let mut shard = shard(address).lock();
     let Some(entries) = shard.as_mut() else { return };
     let own = entries.get(&address).is_some_and(|entry| std::ptr::eq(core, entry.core.as_ptr()));
-    // What the entry holds goes after the lock.
+    // The entry is dropped after the lock is released.
     let entry = own.then(|| entries.remove(&address)).flatten();
     drop(shard);
     drop(entry);
 }
 
-/// Whose a block at this address is.
+/// Returns the owner of the block at this address.
 #[inline]
 pub(super) fn find(address: u64, asker: Option<&Core>) -> Owner {
     let shard = shard(address).read();

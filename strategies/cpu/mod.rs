@@ -1,19 +1,21 @@
-//! `backend:cpu`: memory of the host, kept by exact size.
+//! `backend:cpu`: host memory, cached by exact size.
 //!
-//! A request is served by the free block of exactly its size that was freed last, else by the system. What
-//! is freed stays, until the cache is emptied, trimmed by age or by a watermark, or the instance goes. When
-//! the system has no memory, everything that is cached goes back and it is asked once more. (Linux promises
-//! more memory than it has: blocks from 1 MiB on are refused at a limit, or when the machine could not hold
-//! a block that is to be filled. Set a limit.) Streams mean
-//! nothing here: host memory is used at once, so a freed block is anybody's. When to use: programs on the
-//! host that ask for the same sizes again and again.
+//! A request is served by the last freed block of exactly its size, or else by the system. Freed blocks
+//! are cached until the cache is emptied, trimmed by age or watermark, or the instance is dropped. When
+//! the system has no memory, all cached blocks are released and the request is tried once more. A
+//! request that is out of memory also waits for blocks that other threads are releasing.
 //!
-//! Many instances share one map of live memory (`live`): any of them takes any address back and hands it
-//! to the one that made it. An instance that is dropped gives back what it caches; what callers still
-//! hold stays good and goes back when it is freed, by address through any instance or with
-//! [`CpuAllocator::free_shared`]. A hit takes the instance's lock and nothing else; the map is read when a
-//! block is freed by its address alone. `blocks` keeps the account, `current` which instance a thread
-//! uses, `buffer` blocks that give themselves back, `pressure` what happens without memory.
+//! Linux overcommits memory. So blocks from 1 MiB on are refused only at a limit, or if they are to be
+//! filled and the machine lacks the memory; set a limit. Streams have no effect: host memory is used
+//! synchronously, so a freed block can be reused at once. When to use: programs on the host that request
+//! the same sizes repeatedly.
+//!
+//! All instances share one map of live memory (`live`): each of them accepts any address and passes it
+//! to the instance that made the block. Dropping an instance releases its cached blocks. Its live blocks
+//! stay valid and are released when they are freed, by address through any instance or with
+//! [`CpuAllocator::free_shared`]. A hit takes only the instance's lock; the map is read when a block is
+//! freed by address. Modules: `blocks` is the bookkeeping, `current` the instance of a thread, `buffer`
+//! owned blocks, `pressure` the handling of failures.
 //!
 //! Source of the rules: PyTorch's `CPUCachingAllocator`.
 
@@ -49,28 +51,28 @@ use live::Owner;
 pub use buffer::CpuBuffer;
 pub use current::{CpuCachingGuard, current, with_cpu_caching_allocator};
 
-/// A watermark or an age that is none.
+/// The value for no watermark and no age.
 const UNLIMITED: u64 = u64::MAX;
 
-/// The system's number for "no memory".
+/// The system's error number for "out of memory" (`ENOMEM`).
 const NO_MEMORY: i64 = 12;
-/// How many blocks a miss or a free trims by age at most.
+/// The maximum number of blocks that a miss or a free trims by age.
 const TRIM_STEP: usize = 4;
-/// How blocks may start.
+/// The possible initial contents of blocks.
 const FILLS: [Option<Fill>; 3] = [None, Some(Fill::Zero), Some(Fill::Junk)];
 
-/// Time since some moment: for trimming by age.
+/// Returns the time since a fixed moment: for trimming by age.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// The CPU caching allocator. Each instance has a cache of its own, and cache lines of its own: threads
-/// with an instance each do not slow one another.
+/// The CPU caching allocator. Each instance has its own cache and cache lines: threads that use separate
+/// instances do not slow each other down.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct CpuAllocator {
     core: Arc<Core>,
 }
 
-/// An instance, alone on its cache lines. It outlives its [`CpuAllocator`] while callers hold blocks of it.
+/// An instance, alone on its cache lines. It outlives its [`CpuAllocator`] while it has live blocks.
 #[repr(align(128))]
 struct Core {
     me: Weak<Core>,
@@ -79,45 +81,45 @@ struct Core {
     source: Arc<dyn Source>,
     clock: Clock,
     alignment_bytes: u64,
-    /// What it was built with; the fill, the watermark and the age may change later.
+    /// The settings it was built with; the fill, the watermark and the age may change later.
     built: Settings,
-    /// How blocks start: a number of [`FILLS`].
+    /// The initial contents of blocks: an index into [`FILLS`].
     fill: AtomicUsize,
     limit: Limit,
     cached_max_bytes: AtomicU64,
     trim_age_ns: AtomicU64,
     /// `cpu_stop_caching_on_oom`.
     stops_caching: AtomicBool,
-    /// Whether the system has had no memory for a request.
+    /// True if the system has ever had no memory for a request.
     ran_out: AtomicBool,
     blocks: Mutex<Blocks>,
-    /// Held, shared, while a block is on its way back to the system; alone, to wait until none is. Before
-    /// `blocks`. Trackers run under it, so a thread does not take it inside a tracker.
+    /// Held shared while a block is being released to the system, and exclusively to wait until none is.
+    /// Locked before `blocks`. Trackers run under it, so it is not locked inside a tracker.
     giving: RwLock<()>,
-    /// Itself, once its allocator is gone and as long as callers hold blocks.
+    /// A reference to itself, set once its allocator was dropped and while it has live blocks.
     retired: Mutex<Option<Arc<Core>>>,
     hooks: Hooks,
     history: Arc<History>,
 }
 
-/// Why there was no memory.
+/// The reason why there was no memory.
 enum Refusal {
     Limit,
     System(DriverError),
 }
 
 impl CpuAllocator {
-    /// An instance over the system's memory, empty.
+    /// Creates an empty instance over the system's memory.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the settings ask for both fills, for an alignment that is none, or for huge
-    /// pages or a node that the machine does not have.
+    /// [`DriverError`] when the settings request both fills, an invalid alignment, or huge pages or a
+    /// NUMA node that the machine does not have.
     pub fn new(device: DeviceId, settings: &Settings) -> Result<Self, DriverError> {
         Self::recording_in(device, settings, Arc::default())
     }
 
-    /// The same, recording in `history`.
+    /// Like [`new`](Self::new), recording in `history`.
     pub(crate) fn recording_in(
         device: DeviceId,
         settings: &Settings,
@@ -130,11 +132,11 @@ impl CpuAllocator {
         Self::build(device, settings, (system, Arc::new(move || start.elapsed())), history)
     }
 
-    /// An instance over any source of memory, with a clock for trimming by age.
+    /// Creates an instance over any source of memory, with a clock for trimming by age.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the settings ask for both fills or for an alignment that is none.
+    /// [`DriverError`] when the settings request both fills or an invalid alignment.
     pub fn with_source(
         device: DeviceId,
         settings: &Settings,
@@ -186,13 +188,13 @@ impl CpuAllocator {
         Ok(Self { core })
     }
 
-    /// Gives back what has been idle for longer than `cpu_trim_age_s`. Frees and misses do this by
-    /// themselves, a few blocks at a time; a program that pauses calls it. Returns the bytes.
+    /// Releases blocks that have been free for longer than `cpu_trim_age_s`. Returns the bytes. Frees
+    /// and misses do this automatically, a few blocks at a time; call it when the program pauses.
     pub fn trim(&self) -> u64 {
         self.core.trim(usize::MAX)
     }
 
-    /// A block that gives itself back. Its memory is reached through it without unsafe code.
+    /// Allocates a block that is freed when it is dropped. Access to its bytes needs no unsafe code.
     ///
     /// # Errors
     ///
@@ -201,24 +203,23 @@ impl CpuAllocator {
         CpuBuffer::of(&self.core, bytes)
     }
 
-    /// Forgets a live block, because somebody else will free its memory. Call it before the memory is
-    /// freed: afterwards the system may have given the address to another instance. The memory comes
-    /// along: hand it to the source's [`give`](Source::give) to give it back after all, or to
-    /// `std::mem::forget` when its new holder frees it: with the C library's `free` below 1 MiB, from
-    /// there on with `munmap`.
+    /// Removes a live block because other code will free its memory. Call it before the memory is freed:
+    /// afterwards the system may have given the address to another instance. Returns the memory: pass it
+    /// to the source's [`give`](Source::give) to release it, or to `std::mem::forget` if its new owner
+    /// frees it. The owner then calls the C library's `free` below 1 MiB, and `munmap` from 1 MiB on.
     ///
     /// # Errors
     ///
-    /// [`HandleError::UnknownAddress`]: nothing of this process's instances lives there, or a
-    /// [`CpuBuffer`] does.
+    /// [`HandleError::UnknownAddress`]: no instance of this process has a live block there, or the block
+    /// belongs to a [`CpuBuffer`].
     pub fn record_free(&self, address: u64) -> Result<SystemBlock, HandleError> {
         self.core.with_maker(address, |core, slot| core.record_free(slot, address))
     }
 
-    /// Frees the live block at an address, or lets `foreign` free what no instance of this process holds:
-    /// with the C library's `free`, say. A block that is freed and still cached is an error, as in
-    /// [`free_raw`](crate::allocator::DeviceAllocator::free_raw); one that was given back to the system is
-    /// nobody's any more, so its second free reaches `foreign`.
+    /// Frees the live block at an address, or calls `foreign` if no instance of this process holds it,
+    /// for example with the C library's `free`. Freeing a block that is already free and still cached is
+    /// an error, as in [`free_raw`](crate::allocator::DeviceAllocator::free_raw). A block that was
+    /// released to the system is unknown, so a second free of it calls `foreign`.
     ///
     /// # Errors
     ///
@@ -233,11 +234,11 @@ impl CpuAllocator {
         }
     }
 
-    /// Frees a block of whichever instance made it, also one that was dropped.
+    /// Frees a block of any instance, even one whose allocator was dropped.
     ///
     /// # Errors
     ///
-    /// [`FreeError`], which gives the allocation back; nothing has changed then.
+    /// [`FreeError`], which contains the allocation; nothing has changed then.
     pub fn free_shared(allocation: Allocation) -> Result<(), FreeError> {
         let address = allocation.address();
         let freed = match live::find(address, None) {
@@ -249,7 +250,7 @@ impl CpuAllocator {
 }
 
 impl Drop for CpuAllocator {
-    /// Gives back what is cached. What callers hold goes back when they free it.
+    /// Releases the cached blocks. Live blocks are released when they are freed.
     fn drop(&mut self) {
         *self.core.retired.lock() = Some(Arc::clone(&self.core));
         self.core.blocks.lock().retired = true;
@@ -270,7 +271,7 @@ fn is_old(freed_at_ns: u64, now_ns: u64, age_ns: u64) -> bool {
     age_ns != UNLIMITED && freed_at_ns.saturating_add(age_ns) <= now_ns
 }
 
-/// How the settings want blocks to start.
+/// Returns the initial contents of blocks that the settings request.
 fn fill_of(cpu: &CpuSettings) -> Result<Option<Fill>, DriverError> {
     match (cpu.zero_fill, cpu.junk_fill) {
         (false, false) => Ok(None),
@@ -302,12 +303,12 @@ impl Core {
         self.cached_max_bytes.store(most.unwrap_or(UNLIMITED), Ordering::Relaxed);
         let before = self.trim_age_ns.swap(age.unwrap_or(UNLIMITED), Ordering::Relaxed);
         if before == UNLIMITED && age.is_some() {
-            // Nobody looked at the clock before.
+            // The time of each free was not recorded before.
             self.blocks.lock().date_all_idle(self.now_ns());
         }
     }
 
-    /// The system has no memory for a request.
+    /// Handles that the system has no memory for a request.
     fn has_run_out(&self) {
         self.ran_out.store(true, Ordering::Relaxed);
         if self.stops_caching.load(Ordering::Relaxed) {
@@ -327,7 +328,8 @@ impl Core {
         self.history.record(0, || Event { action, address, size_bytes, stream, pool });
     }
 
-    /// Calls trackers with memory that came from the source or goes back. The account is not locked.
+    /// Calls trackers for memory that was allocated from the source or is being released. `blocks` is
+    /// not locked.
     fn announce(&self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
         let pool = PoolId::DEFAULT;
         self.history.announce(Event { action, address, size_bytes, stream, pool });
@@ -369,7 +371,7 @@ impl Core {
         Ok(found)
     }
 
-    /// Asks the source for a new block.
+    /// Allocates a new block from the source.
     fn take(&self, request: Request) -> Result<Handed, Refusal> {
         let Request { bytes, stream, .. } = request;
         let charge = self.limit.charge(bytes).ok_or(Refusal::Limit)?;
@@ -396,7 +398,8 @@ impl Core {
         Ok(handed)
     }
 
-    /// The system promises large blocks that it does not have, and ends programs that touch them all.
+    /// Checks that a block to be filled is available. Linux overcommits large blocks, and kills programs
+    /// that touch all of their bytes.
     fn check_can_be_filled(&self, bytes: u64) -> Result<(), DriverError> {
         let fills = FILLS[self.fill.load(Ordering::Relaxed)].is_some();
         if !fills || bytes < MAPPING_MIN_BYTES {
@@ -412,8 +415,8 @@ impl Core {
         }
     }
 
-    /// Writes what blocks shall start with. The block is out of its slot meanwhile, so nobody else can
-    /// have it.
+    /// Writes the initial contents of a block. The block is out of its slot during the fill, so a free
+    /// of its address fails.
     #[inline]
     fn filled(&self, handed: Handed) {
         if let Some(fill) = FILLS[self.fill.load(Ordering::Relaxed)] {
@@ -430,18 +433,18 @@ impl Core {
         }
     }
 
-    /// Serves a request and takes the block out of its slot, for its holder to keep.
+    /// Serves a request and moves the block out of its slot, so that its caller owns it.
     fn serve_lent(&self, request: Request) -> Result<(Handed, SystemBlock), AllocError> {
         loop {
             let handed = self.serve(request)?;
-            // A second free of the block's last life may come in between, by its address.
+            // A second free of the block's previous life, by address, may happen in between.
             if let Some(block) = self.blocks.lock().lend(handed.place, handed.address) {
                 return Ok((handed, block));
             }
         }
     }
 
-    /// Takes a lent block back.
+    /// Frees a lent block.
     fn take_back_lent(&self, place: Place, block: SystemBlock) {
         let address = block.address();
         let age = self.trim_age_ns.load(Ordering::Relaxed);
@@ -480,13 +483,13 @@ impl Core {
         done.ok_or(HandleError::UnknownAddress { address })
     }
 
-    /// Frees the block of whichever instance lives at this address.
+    /// Frees the block at this address, of any instance.
     #[inline]
     fn free_address(&self, address: u64) -> Result<u64, HandleError> {
         self.with_maker(address, |core, slot| core.free_slot(slot, address, None))
     }
 
-    /// Frees a live block. `None` when it is not live there.
+    /// Frees a live block. Returns `None` if it is not live in the slot.
     #[inline]
     fn free_slot(&self, slot: u32, address: u64, life: Option<u64>) -> Option<u64> {
         let _asks = self.history.of_free();

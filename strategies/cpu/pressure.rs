@@ -1,7 +1,7 @@
-//! What happens when the system has no memory, or the limit forbids to ask it.
+//! The steps when the system has no memory, or the limit forbids a request to it.
 //!
-//! Free-memory callbacks and one more attempt; then everything that this instance caches goes back, and
-//! the last attempt; then the report.
+//! Call the free-memory callbacks and try again; release everything that this instance caches and try a
+//! last time; report the failure.
 
 use super::system::memory_info;
 use super::{Core, Handed, Refusal};
@@ -11,7 +11,7 @@ use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
 
-/// A system that fails in another way has no more after a release.
+/// Returns the error if it is not about memory: then releasing memory would not help.
 fn about_memory(refusal: Refusal) -> Result<Refusal, AllocError> {
     match refusal {
         Refusal::System(error) if !error.is_out_of_memory() => Err(AllocError::Driver(error)),
@@ -35,7 +35,7 @@ impl Core {
             return Ok(found);
         }
         self.release_all();
-        // What others are giving back counts, too.
+        // Includes memory that other threads are releasing.
         self.wait_for_giving();
         self.source.release_kept();
         self.blocks.lock().counters.num_alloc_retries += 1;
@@ -52,7 +52,7 @@ impl Core {
         Err(AllocError::OutOfMemory(Box::new(report)))
     }
 
-    /// What a callback or another thread has freed meanwhile, else the system.
+    /// Allocates a block that a callback or another thread has freed, or else asks the system.
     fn try_again(&self, request: Request) -> Result<Handed, Refusal> {
         self.reuse(request).map_or_else(|| self.take(request), Ok)
     }

@@ -1,4 +1,4 @@
-//! Bytes of the host that belong to one value.
+//! Host memory owned by one value.
 #![expect(unsafe_code, reason = "memory from the system's own functions, seen as bytes")]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -13,18 +13,18 @@ use crate::error::DriverError;
 #[cfg(target_os = "linux")]
 use super::{SystemOptions, mapping};
 
-/// What the bytes of a block shall be.
+/// The bytes to fill a block with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
     /// Zeros.
     Zero,
-    /// A pattern that is no sensible number and no good address: 0x7fedbeef.
+    /// The pattern 0x7fedbeef, which is neither a plausible number nor a valid address.
     ///
     /// Source of the pattern: PyTorch's `alloc_cpu`.
     Junk,
 }
 
-/// Who takes the bytes back.
+/// The allocator that the memory is released to.
 enum Home {
     /// The C library.
     #[cfg(unix)]
@@ -34,8 +34,8 @@ enum Home {
     Global(&'static (dyn GlobalAlloc + Sync)),
 }
 
-/// Memory of the host. It goes back to where it came from when this is dropped; `std::mem::forget` gives
-/// it away to whoever has its address.
+/// Host memory. Dropping it releases the memory to its allocator. After `std::mem::forget`, the memory
+/// belongs to the code that has its address.
 pub struct SystemBlock {
     start: NonNull<u8>,
     layout: Layout,
@@ -43,17 +43,17 @@ pub struct SystemBlock {
     content: Content,
 }
 
-/// What is known of the bytes.
+/// The known state of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
-    /// Fresh pages: nobody has written to them.
+    /// Fresh pages, never written.
     Zeros,
     /// Each byte was written.
     Written,
     Unknown,
 }
 
-// SAFETY: the memory belongs to this value alone and no thread matters to those who take it back.
+// SAFETY: the memory belongs to this value alone, and may be released on any thread.
 unsafe impl Send for SystemBlock {}
 // SAFETY: through a shared reference nothing can be read or written.
 unsafe impl Sync for SystemBlock {}
@@ -68,11 +68,11 @@ fn layout_of(size_bytes: u64, alignment_bytes: u64) -> DriverResult<Layout> {
 }
 
 impl SystemBlock {
-    /// From the C library.
+    /// Allocates from the C library.
     #[cfg(unix)]
     pub(super) fn from_system(size_bytes: u64, alignment_bytes: u64) -> DriverResult<Self> {
         let layout = layout_of(size_bytes, alignment_bytes)?;
-        // The C library wants at least a pointer's alignment.
+        // The C library requires at least the alignment of a pointer.
         let alignment = layout.align().max(size_of::<usize>());
         let mut start = std::ptr::null_mut();
         // SAFETY: `start` may be written to; the alignment is a power of two and a multiple of a
@@ -86,13 +86,13 @@ impl SystemBlock {
         }
     }
 
-    /// From Rust's system allocator.
+    /// Allocates from Rust's system allocator.
     #[cfg(not(unix))]
     pub(super) fn from_system(size_bytes: u64, alignment_bytes: u64) -> DriverResult<Self> {
         Self::from_global(&std::alloc::System, size_bytes, alignment_bytes)
     }
 
-    /// From an allocator of Rust's.
+    /// Allocates from a Rust allocator.
     pub(super) fn from_global<A: GlobalAlloc + Sync>(
         global: &'static A,
         size_bytes: u64,
@@ -106,7 +106,7 @@ impl SystemBlock {
         Ok(Self { start, layout, home: Home::Global(global), content: Content::Unknown })
     }
 
-    /// A mapping of its own.
+    /// Allocates a mapping of its own.
     #[cfg(target_os = "linux")]
     pub(super) fn map(
         size_bytes: u64,
@@ -118,45 +118,46 @@ impl SystemBlock {
         Ok(Self { start, layout, home: Home::Mapping, content: Content::Zeros })
     }
 
-    /// Where it starts.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
     }
 
-    /// How many bytes it has.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.layout.size() as u64
     }
 
-    /// Its bytes, which nobody may have written yet.
+    /// Returns its bytes, which may be uninitialized.
     pub fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         self.content = Content::Unknown;
-        // SAFETY: the memory is this value's own, as long as the layout says, and borrowed as long as
-        // the value is; bytes that may be anything need no initial value.
+        // SAFETY: the memory is this value's own, has the length of the layout, and is borrowed as long
+        // as the value is; `MaybeUninit` bytes need no initial value.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.layout.size()) }
     }
 
-    /// Its bytes, if each of them is known to have been written: after a fill, or fresh from the system,
-    /// which gives out zeros.
+    /// Returns its bytes if all of them are known to be initialized: after a fill, or if the pages are
+    /// fresh from the system and thus zero.
     pub fn initialized(&mut self) -> Option<&mut [u8]> {
         if self.content == Content::Unknown {
             return None;
         }
         self.content = Content::Written;
-        // SAFETY: the memory is this value's own, as long as the layout says, and borrowed as long as
-        // the value is; each byte was written, here or by the system that made the pages, and nobody was
-        // shown the bytes since as what may be unwritten.
+        // SAFETY: the memory is this value's own, has the length of the layout, and is borrowed as long
+        // as the value is; each byte was initialized, here or by the system that made the pages, and the
+        // bytes were not returned as `MaybeUninit` since.
         Some(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) })
     }
 
-    /// Says that somebody may have written to it by its address.
+    /// Marks the bytes as unknown, because they may have been written by address.
     pub(crate) fn mark_touched(&mut self) {
         self.content = Content::Unknown;
     }
 
-    /// Fills it; pages that are fresh from the system are zero already, and are not touched for that.
+    /// Fills all bytes. Pages that are fresh from the system are zero already, and a zero fill does not
+    /// touch them.
     pub fn fill(&mut self, fill: Fill) {
         let fresh = self.content == Content::Zeros;
         match fill {
@@ -175,16 +176,16 @@ impl SystemBlock {
     }
 }
 
-/// Lets the C library give its free pages back, where it can be told to.
+/// Makes the C library release its free pages, if it supports that.
 pub(super) fn trim_c_library() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it touches free memory of the C library's own only, under that library's locks.
+    // SAFETY: it touches only free memory of the C library, under that library's locks.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// What the system calls it when there is no memory.
+/// The system's error number for "out of memory" (`ENOMEM`).
 const OUT_OF_MEMORY: i32 = 12;
 
 impl Drop for SystemBlock {
@@ -192,7 +193,7 @@ impl Drop for SystemBlock {
         let start = self.start.as_ptr();
         match self.home {
             #[cfg(unix)]
-            // SAFETY: it came from `posix_memalign`, and nobody else gives it back.
+            // SAFETY: it came from `posix_memalign`, and only this value frees it.
             Home::System => unsafe { libc::free(start.cast()) },
             #[cfg(target_os = "linux")]
             Home::Mapping => mapping::unmap(self.start, self.layout),
@@ -208,7 +209,7 @@ impl fmt::Debug for SystemBlock {
     }
 }
 
-/// The kind of error that a failed call is.
+/// Returns the error for a failed system call.
 #[cfg(target_os = "linux")]
 pub(super) fn failed(
     call: &'static str,

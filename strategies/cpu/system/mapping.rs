@@ -1,4 +1,4 @@
-//! Mappings of the system's memory, with its wishes: huge pages, a node.
+//! Mappings of the system's memory, with options: huge pages, a NUMA node.
 #![expect(unsafe_code, reason = "mapping memory")]
 
 use std::alloc::Layout;
@@ -12,17 +12,17 @@ use super::block::failed;
 use super::{HUGE_PAGE_BYTES, SystemOptions, not_supported};
 use crate::driver::DriverResult;
 
-/// The system's word for "on these nodes if they have room".
+/// `MPOL_PREFERRED`: on these nodes if they have room.
 const PREFERRED: c_long = 1;
-/// Nodes that a mask of ours can name.
+/// The number of nodes in our masks.
 pub(super) const NODES_MAX: u32 = 1024;
 
-/// Where a block of this layout starts and ends in pages: how much to ask for, and how to align it.
+/// Returns the size of this layout, rounded up to whole pages.
 fn pages(layout: Layout) -> Option<usize> {
     layout.size().checked_next_multiple_of(rustix::param::page_size())
 }
 
-/// Maps fresh, zeroed memory. What is not touched costs nothing.
+/// Maps fresh, zeroed memory. Pages that are not touched use no memory.
 pub(super) fn map(layout: Layout, options: SystemOptions) -> DriverResult<NonNull<u8>> {
     let too_large = || failed("mmap", layout, Errno::NOMEM);
     let size = pages(layout).ok_or_else(too_large)?;
@@ -69,7 +69,7 @@ fn wish(start: NonNull<u8>, size: usize, huge: bool, node: Option<u32>) -> Resul
     let Some(node) = node else { return Ok(()) };
     let mut mask = [0 as c_ulong; NODES_MAX as usize / c_ulong::BITS as usize];
     mask[(node / c_ulong::BITS) as usize] |= 1 << (node % c_ulong::BITS);
-    // The system reads one bit less than it is told.
+    // The kernel reads one bit less than the number passed to it.
     let bits = c_ulong::from(NODES_MAX) + 1;
     // SAFETY: the call reads as many bits of the mask as it has, and touches no byte of the mapping.
     let done =
@@ -81,14 +81,14 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
-/// Unmaps what [`map`] gave. The system refuses only when it has no room for its own lists: then the
-/// pages are given back and address space is lost.
+/// Unmaps memory returned by [`map`]. The system fails only if it has no memory for its own tables: then
+/// the pages are released and the address space leaks.
 pub(super) fn unmap(start: NonNull<u8>, layout: Layout) {
     let size = pages(layout).unwrap_or(0);
     let start = start.as_ptr().cast::<c_void>();
-    // SAFETY: the mapping is the block's own, and the block goes.
+    // SAFETY: the mapping belongs to the block, which is being dropped.
     if unsafe { munmap(start, size) }.is_err() {
-        // SAFETY: as above; nobody will read these bytes.
+        // SAFETY: as above; these bytes are not read any more.
         let _ = unsafe { madvise(start, size, Advice::LinuxDontNeed) };
     }
 }

@@ -1,10 +1,11 @@
-//! Memory of the host, straight from its system: what `backend:cpu` caches.
+//! Host memory directly from the system: what `backend:cpu` caches.
 //!
-//! A [`SystemBlock`] owns its bytes and gives them back when it is dropped, so whoever keeps blocks keeps
-//! memory, and nobody can give it back twice. A [`Source`] is where blocks come from: [`SystemMemory`]
-//! for the system's own, [`FromGlobal`] for any allocator of Rust's, or a test's. Large blocks are
-//! mappings of their own, small ones come from the C library. Nothing is cached here. Unsafe code is in
-//! `block` (the bytes) and `mapping` (the system's calls) only.
+//! A [`SystemBlock`] owns its bytes and releases them when it is dropped. So memory is held exactly as
+//! long as its block, and bookkeeping errors cannot release it twice. Safe code can access the bytes
+//! only through the block. A [`Source`] provides blocks: [`SystemMemory`] is the system's own memory,
+//! [`FromGlobal`] any Rust allocator; tests have others. Large blocks are mappings of their own, small
+//! ones come from the C library. Nothing is cached here. Unsafe code is only in `block` (the bytes) and
+//! `mapping` (system calls).
 
 mod block;
 #[cfg(target_os = "linux")]
@@ -20,36 +21,37 @@ use crate::error::{DriverError, DriverErrorKind};
 pub use block::{Fill, SystemBlock};
 pub use usage::memory_info;
 
-/// Blocks of this size or more are mappings of their own, where the system has mappings.
+/// Blocks of this size or more are mappings of their own, if the system supports mappings.
 pub(crate) const MAPPING_MIN_BYTES: u64 = 1 << 20;
-/// Blocks of this size or more can be made of huge pages.
+/// Blocks of this size or more can use huge pages.
 pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Where blocks come from.
+/// A source of blocks.
 pub trait Source: fmt::Debug + Send + Sync {
-    /// Takes exactly `size_bytes` (at least 1), aligned to `alignment_bytes` (a power of two). May wait for
-    /// the system, which may have to find memory first.
+    /// Allocates exactly `size_bytes` (at least 1), aligned to `alignment_bytes` (a power of two). May
+    /// wait for the system, which may have to reclaim memory first.
     ///
     /// # Errors
     ///
     /// [`DriverError`] with the system's error number as its code.
     fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock>;
 
-    /// Gives a block back. Calls nothing of whoever gives it.
+    /// Releases a block. Must not call into the allocator that releases it.
     fn give(&self, block: SystemBlock) {
         drop(block);
     }
 
-    /// Lets go of what the source itself keeps of memory that was given back. May take milliseconds.
+    /// Releases free memory that the source itself caches. May take milliseconds.
     fn release_kept(&self) {}
 }
 
-/// What is asked of the system beside the memory.
+/// Options for memory from the system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SystemOptions {
-    /// Blocks of at least 2 MiB shall be made of transparent huge pages.
+    /// Blocks of at least 2 MiB use transparent huge pages.
     pub huge_pages: bool,
-    /// Mappings shall lie on this node if it has room. `None`: near the thread that touches them first.
+    /// The NUMA node that mappings prefer if it has room. `None`: near the thread that touches them
+    /// first.
     pub numa_node: Option<u32>,
 }
 
@@ -60,19 +62,20 @@ pub struct SystemMemory {
 }
 
 impl SystemMemory {
-    /// Memory with these options.
+    /// Returns a source with these options.
     ///
     /// # Errors
     ///
-    /// [`DriverErrorKind::NotSupported`] when this machine has no huge pages or no such node, or does not
-    /// let this process choose.
+    /// [`DriverErrorKind::NotSupported`] when this machine has no huge pages or no such node, or does
+    /// not allow this process to choose.
     pub fn new(options: SystemOptions) -> DriverResult<Self> {
         if options.huge_pages {
             usage::check_huge_pages()?;
         }
         if let Some(node) = options.numa_node {
             usage::check_node(node)?;
-            // A system without nodes, or a container that may not choose, says so at the first block.
+            // A system without NUMA support, or a container that may not choose, fails at the first
+            // block.
             #[cfg(target_os = "linux")]
             drop(SystemBlock::map(MAPPING_MIN_BYTES, 1, options)?);
         }
@@ -94,8 +97,7 @@ impl Source for SystemMemory {
     }
 }
 
-/// An allocator of Rust's as a source. It is never dropped, because blocks outlive everything that
-/// could drop it.
+/// A Rust allocator as a source. It must be `'static`, because blocks may outlive any owner of it.
 pub struct FromGlobal<A: 'static>(pub &'static A);
 
 impl<A: GlobalAlloc + Send + Sync> Source for FromGlobal<A> {
@@ -114,7 +116,7 @@ fn not_supported(call: &'static str, message: impl Into<String>) -> DriverError 
     DriverError::new(DriverErrorKind::NotSupported, call, 0, message)
 }
 
-/// The system refused `size_bytes`, with this error number.
+/// Returns the error for a request of `size_bytes` that the system refused with this error number.
 fn refused(call: &'static str, size_bytes: u64, alignment_bytes: u64, number: i32) -> DriverError {
     let words = std::io::Error::from_raw_os_error(number);
     let message = format!("{words} for {size_bytes} bytes aligned to {alignment_bytes}");
@@ -205,7 +207,7 @@ mod tests {
         let options = SystemOptions { numa_node: Some(0), ..SystemOptions::default() };
         match SystemMemory::new(options).and_then(|memory| memory.take(4 * MIB, 64)) {
             Ok(mut block) => assert_eq!(block.bytes().len() as u64, 4 * MIB),
-            // Some containers forbid to say where memory shall lie.
+            // Some containers forbid choosing a node.
             Err(error) => eprintln!("skipped: {error}"),
         }
     }

@@ -1,16 +1,16 @@
-//! What the machine has: memory, huge pages, nodes.
+//! The resources of the machine: memory, huge pages, NUMA nodes.
 
 use std::path::Path;
 
 use super::not_supported;
 use crate::driver::{DriverResult, MemoryInfo};
 
-/// Free and total bytes of the machine, or of the container that limits this process.
+/// Returns the free and total bytes of the machine, or of the container that limits this process.
 ///
 /// # Errors
 ///
-/// [`DriverErrorKind::NotSupported`](crate::error::DriverErrorKind::NotSupported) where the system does
-/// not say.
+/// [`DriverErrorKind::NotSupported`](crate::error::DriverErrorKind::NotSupported) if the system does not
+/// report them.
 pub fn memory_info() -> DriverResult<MemoryInfo> {
     let whole = machine()?;
     Ok(container().map_or(whole, |own| MemoryInfo {
@@ -38,8 +38,7 @@ fn machine() -> DriverResult<MemoryInfo> {
     Err(not_supported("memory_info", "this system is not asked for its memory"))
 }
 
-/// The least that a group of processes allows which this one is in, from its own up to the outermost that
-/// can be seen.
+/// Returns the tightest memory limit among this process's control group (cgroup) and its ancestors.
 fn container() -> Option<MemoryInfo> {
     let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
@@ -79,7 +78,7 @@ pub(super) fn check_node(node: u32) -> DriverResult<()> {
     Err(not_supported("numa_node", message))
 }
 
-/// Whether a list like `0-3,8` names it.
+/// Returns true if a list like `0-3,8` contains the node.
 #[cfg(target_os = "linux")]
 fn is_listed(list: &str, node: u32) -> bool {
     list.split(',').any(|part| {
