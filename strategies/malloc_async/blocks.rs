@@ -1,10 +1,10 @@
-//! The account of live blocks.
+//! The table of live blocks.
 //!
-//! One small lock guards it; no driver call is made under that lock. A block leaves the account
-//! before the driver is told of its free, because the driver may give its address to another thread
-//! at once; if the driver refuses, the block comes back. All blocks are found by address, also those
-//! with a handle: memory of a graph that is gone may be given out again while the old block is held,
-//! and only its address tells. What few blocks have, uses and captures, lies outside the table.
+//! One lock protects it; no driver call is made under that lock. A block is removed before the driver
+//! frees it, because the driver may give its address to another thread at once; if the driver fails, the
+//! block is put back. All blocks are found by address, even those with a handle: only the address shows
+//! that memory of a destroyed graph was allocated again while its old block is still held. Data that few
+//! blocks have (uses and captures) is stored outside the table.
 
 use std::collections::VecDeque;
 
@@ -20,11 +20,11 @@ use crate::live_blocks::{BlockName, Live, LiveBlocks};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) stream: StreamId,
-    /// The capture inside which it was announced: such a use ends with the capture.
+    /// The capture inside which the use was recorded: such a use ends with the capture.
     pub(super) capture: Option<u64>,
 }
 
-/// A block in a caller's hands.
+/// An allocated block.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) bytes: u64,
@@ -33,7 +33,7 @@ pub(super) struct Block {
     rare: Option<Box<Rare>>,
 }
 
-/// What most blocks do not have.
+/// Data that most blocks do not have.
 #[derive(Debug, Default)]
 struct Rare {
     capture: Option<u64>,
@@ -47,23 +47,23 @@ impl Block {
         Self { bytes, stream, pool: route.pool, rare }
     }
 
-    /// Whether no other stream uses it and no capture asked for it.
+    /// Returns true if no other stream uses it and it was not allocated in a capture.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.rare.is_none()
     }
 
-    /// The capture that asked for it.
+    /// Returns the capture in which it was allocated.
     pub(super) fn capture(&self) -> Option<u64> {
         self.rare.as_ref().and_then(|rare| rare.capture)
     }
 
-    /// Other streams that use it.
+    /// Returns the other streams that use it.
     pub(super) fn uses(&self) -> &[Use] {
         self.rare.as_ref().map_or(&[], |rare| &rare.uses)
     }
 
-    /// Notes a use, once.
+    /// Records a use, unless it is recorded already.
     pub(super) fn add_use(&mut self, by: Use) {
         let uses = &mut self.rare.get_or_insert_default().uses;
         if !uses.contains(&by) {
@@ -71,20 +71,21 @@ impl Block {
         }
     }
 
-    /// All streams that the block's free comes after, its own first.
+    /// Returns all streams that the block's free must follow, its own first.
     pub(super) fn streams(&self) -> impl Iterator<Item = StreamId> {
         std::iter::once(self.stream).chain(self.uses().iter().map(|by| by.stream))
     }
 }
 
-/// Live blocks by address, those that wait for the end of a capture, and the sums.
+/// Live blocks by address, blocks that wait for the end of a capture, and the sums.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     live: LiveBlocks<Block>,
-    /// Freed by their holders, and waiting for the ends of captures; the one that was not looked at for the
-    /// longest time first.
+    /// Blocks freed by their callers that wait for the ends of captures; the one checked longest ago
+    /// first.
     pub(super) deferred: VecDeque<Live<Block>>,
-    /// Bytes of requests under a limit that no block has yet, and of frees that may yet turn out to wait.
+    /// Bytes of requests in progress, under a limit, and of frees in progress that may still be
+    /// deferred.
     pub(super) reserved_bytes: u64,
     /// Streams on which blocks were freed, and the last of them.
     freed_on: HashSet<StreamId>,
@@ -93,10 +94,10 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Enters a new block and returns its serial number, which no other block ever has.
+    /// Adds a new block and returns its serial number, which is unique.
     ///
-    /// A live block may have the address already: one of a graph that is gone, whose memory the driver
-    /// gives out again. It leaves, and its holder's handle is stale.
+    /// The address may belong to a live block already: a block of a destroyed graph, whose memory the
+    /// driver has allocated again. That block is removed, and its handle becomes stale.
     #[inline]
     pub(super) fn enter(&mut self, address: u64, block: Block) -> u64 {
         self.sums.hand_out(block.bytes);
@@ -107,30 +108,31 @@ impl Blocks {
         serial
     }
 
-    /// Keeps bytes for a request that the driver will be asked for, if the limit has room for them.
+    /// Charges bytes for a request that is about to go to the driver. Returns false if the limit has no
+    /// room.
     pub(super) fn reserve(&mut self, bytes: u64, limit_bytes: u64) -> bool {
         let fits = bytes <= limit_bytes.saturating_sub(self.charged_bytes());
         self.reserved_bytes += if fits { bytes } else { 0 };
         fits
     }
 
-    /// What counts against a limit: blocks that the driver was not told to free, and requests and frees under
-    /// way.
+    /// Returns the bytes that count against a limit: blocks that were not freed in the driver, and
+    /// requests and frees in progress.
     pub(super) fn charged_bytes(&self) -> u64 {
         self.sums.live_bytes() + self.sums.waiting_bytes() + self.reserved_bytes
     }
 
-    /// Whether a live block starts there.
+    /// Returns true if a live block starts at this address.
     pub(super) fn is_live(&self, address: u64) -> bool {
         self.live.contains(address)
     }
 
-    /// The live block of this name.
+    /// Returns the live block with this name.
     pub(super) fn find(&mut self, name: BlockName) -> Result<&mut Block, HandleError> {
         self.live.find_mut(name)
     }
 
-    /// Takes a block out of its holder's hands.
+    /// Removes a block that its caller frees.
     #[inline]
     pub(super) fn leave(&mut self, name: BlockName) -> Result<Live<Block>, HandleError> {
         let left = self.live.take(name)?;
@@ -142,20 +144,20 @@ impl Blocks {
         Ok(left)
     }
 
-    /// All streams on which blocks were freed, ascending.
+    /// Returns all streams on which blocks were freed, in ascending order.
     pub(super) fn freed_on(&self) -> Vec<StreamId> {
         let mut streams: Vec<_> = self.freed_on.iter().copied().collect();
         streams.sort_unstable();
         streams
     }
 
-    /// A stream is gone, and its work was waited for.
+    /// Removes a stream that no longer exists and whose work has completed.
     pub(super) fn forget_stream(&mut self, stream: StreamId) {
         self.freed_on.remove(&stream);
         self.last_freed_on = None;
     }
 
-    /// Undoes [`leave`](Self::leave): the driver refused the free.
+    /// Undoes [`leave`](Self::leave) after the driver failed to free the block.
     pub(super) fn come_back(&mut self, block: Live<Block>) {
         self.sums.come_back(block.kept.bytes);
         if let Some(gone) = self.live.put_back(block) {
@@ -163,28 +165,28 @@ impl Blocks {
         }
     }
 
-    /// Keeps a block that has left until a capture has ended.
+    /// Keeps a removed block until a capture has ended.
     pub(super) fn defer(&mut self, block: Live<Block>) {
         self.sums.begin_to_wait(block.kept.bytes);
         self.deferred.push_back(block);
     }
 
-    /// Whether none was ever entered.
+    /// Returns true if no block was ever added.
     pub(super) fn is_unused(&self) -> bool {
         self.live.is_unused()
     }
 
-    /// Everything, when the allocator goes.
+    /// Removes and returns all blocks, when the allocator is dropped.
     pub(super) fn take_all(&mut self) -> Vec<Live<Block>> {
         self.live.drain().chain(self.deferred.drain(..)).collect()
     }
 
-    /// Live blocks of one pool, or of all.
+    /// Returns the live blocks of one pool, or of all.
     pub(super) fn of(&self, pool: Option<PoolId>) -> impl Iterator<Item = &Live<Block>> {
         self.live.iter().filter(move |live| pool.is_none_or(|pool| live.kept.pool == pool))
     }
 
-    /// Whether any block of the pool is live or deferred.
+    /// Returns true if a block of the pool is live or deferred.
     pub(super) fn any_of(&self, pool: PoolId) -> bool {
         self.of(Some(pool)).next().is_some()
             || self.deferred.iter().any(|block| block.kept.pool == pool)

@@ -1,7 +1,7 @@
-//! The strategy as the trait's capabilities.
+//! The strategy's implementation of the allocator traits.
 //!
-//! The driver does not tell where its free memory lies: layouts list live blocks, each as a segment
-//! of its own, and no block can be asked for by address.
+//! The driver does not report where its free memory is: layouts list live blocks, each as a segment of
+//! its own, and blocks cannot be requested by address.
 
 use std::sync::Arc;
 
@@ -80,7 +80,8 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
-    /// What the main pool and graphs hold, as the driver says; what it said last when it fails.
+    /// Returns the driver's usage of the main pool and of graphs. If the driver fails, returns the last
+    /// known values.
     pub(super) fn usage_of_main(&self) -> DriverPoolUsage {
         let pools = self.memory_pools();
         let mut last = self.usage.lock();
@@ -90,9 +91,9 @@ impl MallocAsyncAllocator {
         *last
     }
 
-    /// A large request that succeeds now, found by trying: all that is free on the device and idle in
-    /// the pool, then the larger of the two, then half as much after each refusal. What the pool grew
-    /// by goes back; its peaks stay.
+    /// Finds a large request that would succeed now, by trial. Tries all memory that is free on the
+    /// device or in the pool, then the larger of the two, then half as much after each failure. Releases
+    /// what the pool grew by; the driver's peaks stay.
     fn largest_that_fits(&self, free_bytes: u64) -> Result<u64, DriverError> {
         const LEAST: u64 = 512;
         let pools = self.memory_pools();
@@ -123,7 +124,7 @@ impl MallocAsyncAllocator {
         }
         let waited = self.driver.synchronize_stream(stream);
         if let Some(address) = refused {
-            // It is freed on another stream, which must come after.
+            // It will be freed on another stream, which must follow this one.
             let _ = waited.clone().or_else(|_| synchronize_outside_captures(&*self.driver));
             self.leftovers.lock().push(address);
         }
@@ -199,7 +200,7 @@ impl Caching for MallocAsyncAllocator {
         if let Some(key) = settings.fixed_key_that_differs(&new, "cudaMallocAsync") {
             return Err(DriverError::fixed_key(key));
         }
-        // The rest is looked at when it is needed.
+        // The other settings are read when they are needed.
         *settings = new;
         self.history.configured(config);
         Ok(())
@@ -225,10 +226,10 @@ impl Caching for MallocAsyncAllocator {
 }
 
 impl Counters for MallocAsyncAllocator {
-    /// Blocks and bytes in callers' hands are counted here, so they are exact, also where others use
-    /// the same driver pool. Reserved bytes are the driver's, with memory of graphs. The peak is the
-    /// sum of the pools' peaks, or what that was before a pool went: never too low. The kinds of pools
-    /// are not told apart.
+    /// Live blocks and bytes are counted here, so they are exact even if other libraries use the same
+    /// driver pool. Reserved bytes are the driver's and include memory of graphs. Their peak is the sum
+    /// of the pools' peaks, or an earlier sum from before a pool was destroyed: never too low. Small and
+    /// large are not counted separately.
     fn statistics(&self) -> Statistics {
         let reserved = sum(self.usage_of_main(), self.usage_of_private_pools());
         let sums = self.blocks.lock().sums;
@@ -255,10 +256,10 @@ impl Counters for MallocAsyncAllocator {
 
     fn reset_peaks(&self) {
         self.blocks.lock().sums.reset_peaks();
-        // High marks of pools that have gone, first: a pool that goes meanwhile leaves its own.
+        // Reset this first: a pool that is destroyed after this line stores a new value.
         self.pools.lock().gone_high_bytes = 0;
         let pools = self.memory_pools();
-        // A driver that fails keeps its high marks: peaks stay too high, never too low.
+        // If the driver fails, its high marks stay: peaks may be too high, never too low.
         let _ = self.on_all_pools(|pool| pools.reset_high_marks(pool));
         let _ = pools.reset_graph_high_marks();
     }

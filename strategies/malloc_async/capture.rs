@@ -1,14 +1,17 @@
 //! Blocks inside graph captures.
 //!
-//! What a captured stream asks for becomes part of the graph, and so does its free inside the same
-//! capture: a node that comes after all streams that use the block. A free must not leave its stream
-//! with work that nobody joins, because a stream may be joined before the blocks that it allocated
-//! are freed, and the capture would fail at its end. So the free becomes a **leaf**, added to the
-//! graph beside its stream, and the stream comes after the leaf only when it asks for memory again;
-//! then the graph may reuse what was freed. Where a stream stands is never set, only added to:
-//! another thread may be submitting to it.
+//! An allocation on a captured stream becomes part of the graph. So does a free inside the same capture:
+//! a node that depends on all streams that use the block. A free placed on the stream itself could leave
+//! unjoined work: the stream may be joined before its blocks are freed, and the capture would then fail
+//! at its end. So the free becomes a **leaf** node beside the stream. The stream depends on the leaf
+//! only from its next allocation on; then the graph may reuse the memory. A stream's capture
+//! dependencies are only added to, never replaced, because another thread may be submitting to it.
 //!
-//! A block from outside cannot be freed inside a capture: its free waits for the end.
+//! No capture fails because of a free, in whichever order scope and capture end.
+//!
+//! A block from outside cannot be freed inside a capture: its free is deferred until the end. PyTorch
+//! instead frees on the block's stream and joins all such streams at the end, which requires notice of
+//! that end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,15 +26,16 @@ use crate::error::DriverError;
 use crate::ids::StreamId;
 use crate::live_blocks::Live;
 
-/// What asks a request or a free for care: open scopes and deferred frees, in one number.
+/// Whether requests and frees need special handling: counts open scopes and deferred frees in one
+/// number.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     care: AtomicU64,
-    /// One entry for a stream at most: it belongs to one capture at a time.
+    /// At most one entry per stream: a stream belongs to one capture at a time.
     leaves: Mutex<HashMap<StreamId, Leaves>>,
 }
 
-/// Frees inside a capture that nothing on their stream comes after yet.
+/// Free nodes of a capture on which no later node of their stream depends yet.
 #[derive(Debug)]
 struct Leaves {
     capture: u64,
@@ -40,11 +44,11 @@ struct Leaves {
 
 const ONE_SCOPE: u64 = 1 << 40;
 
-/// Stands for a capture that broke: no block belongs to it, and nothing may be freed in it.
+/// Stands for an invalidated capture: no block belongs to it, and nothing may be freed in it.
 const BROKEN: u64 = u64::MAX;
 
 impl Captures {
-    /// Whether any scope is open or any free is deferred. One relaxed load.
+    /// Returns true if a scope is open or a free is deferred. One relaxed load.
     #[inline]
     pub(super) fn ask_for_care(&self) -> bool {
         self.care.load(Ordering::Relaxed) != 0
@@ -74,12 +78,12 @@ impl Captures {
     pub(super) fn scope_closed(&self) {
         self.care.fetch_sub(ONE_SCOPE, Ordering::Relaxed);
         if !self.any_scope() {
-            // Without scopes no request looks for leaves.
+            // Without scopes, no request looks for leaves.
             *self.leaves.lock() = HashMap::new();
         }
     }
 
-    /// Keeps a leaf for the next request on its stream. Those of earlier captures are forgotten.
+    /// Keeps a leaf for the next request on its stream. Removes leaves of earlier captures.
     fn add_leaf(&self, stream: StreamId, capture: u64, node: NodeId) {
         let mut all = self.leaves.lock();
         let leaves = all.entry(stream).or_insert_with(|| Leaves { capture, nodes: Vec::new() });
@@ -89,14 +93,14 @@ impl Captures {
         leaves.nodes.push(node);
     }
 
-    /// The leaves of a stream, for its next node.
+    /// Removes and returns the leaves of a stream, for its next node.
     fn take_leaves(&self, stream: StreamId, capture: u64) -> Vec<NodeId> {
         let found = self.leaves.lock().remove(&stream);
         found.filter(|leaves| leaves.capture == capture).map_or_else(Vec::new, |found| found.nodes)
     }
 }
 
-/// The capture of a stream of this state.
+/// Returns the capture for a capture status.
 pub(super) fn capture_in(status: CaptureStatus) -> Option<u64> {
     match status {
         CaptureStatus::None => None,
@@ -106,7 +110,7 @@ pub(super) fn capture_in(status: CaptureStatus) -> Option<u64> {
 }
 
 impl MallocAsyncAllocator {
-    /// The capture that a stream belongs to. A stream that is gone belongs to none.
+    /// Returns the capture that a stream belongs to. A stream that no longer exists belongs to none.
     pub(super) fn capture_of(&self, stream: StreamId) -> Result<Option<u64>, DriverError> {
         capture_status_of(&*self.driver, stream).map(capture_in)
     }
@@ -122,7 +126,7 @@ impl MallocAsyncAllocator {
         let mut behind = graph.frontier(block.stream)?;
         for by in block.uses() {
             if self.capture_of(by.stream)? != Some(capture) {
-                // Work that is in no graph, or in another, cannot be waited for by this one.
+                // This capture cannot wait for work outside of it.
                 return Ok(Given::Deferred);
             }
             behind.extend(graph.frontier(by.stream)?);
@@ -136,8 +140,8 @@ impl MallocAsyncAllocator {
         Ok(Given::Freed)
     }
 
-    /// Puts the next node of a captured stream behind the leaves that it left. It stays behind them
-    /// when the request fails.
+    /// Makes the next node of a captured stream depend on the stream's leaves. The dependencies stay if
+    /// the request fails.
     pub(super) fn attach_leaves(&self, stream: StreamId, capture: u64) -> Result<(), DriverError> {
         let leaves = self.captures.take_leaves(stream, capture);
         match self.driver.capture() {

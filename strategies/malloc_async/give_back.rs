@@ -1,8 +1,8 @@
-//! The ways of a free: on the block's own stream, after other streams, inside a capture, or later.
+//! The paths of a free: on the block's own stream, after other streams, inside a capture, or deferred.
 //!
-//! A block that other streams used is freed on a stream of our own that first waits for all of
-//! them, so that none of the users' streams waits. The driver then reuses its memory only when it
-//! sees that the work has finished.
+//! A block that other streams used is freed on an internal stream that first waits for all of them, so
+//! that none of the users' streams waits. The driver then reuses its memory only after that work has
+//! completed.
 
 use super::blocks::{Block, Use};
 use super::{Joins, MallocAsyncAllocator, Note};
@@ -14,16 +14,17 @@ use crate::live_blocks::{BlockName, Live};
 use crate::tracepoints;
 
 impl MallocAsyncAllocator {
-    /// Takes a live block back. On an error the block is as it was.
+    /// Frees a live block. On an error the block is unchanged.
     pub(super) fn give_back(&self, name: BlockName) -> Result<u64, HandleError> {
         let _asks = self.history.of_free();
-        // Another thread may have the address, and say so, as soon as the driver has it.
+        // Taken first: another thread may get the address, and record it, as soon as the driver has
+        // freed it.
         let moment = self.history.moment();
         let (block, is_plain, is_charged) = {
             let mut blocks = self.blocks.lock();
             let block = blocks.leave(name)?;
             let is_plain = block.is_plain() && !self.captures.any_scope();
-            // Under a limit, or if it may have to wait, until the driver has it.
+            // Charged until the driver has freed it, under a limit or if the free may be deferred.
             let is_charged = !is_plain || self.limit.get().is_some();
             if is_charged {
                 blocks.reserved_bytes += block.bytes;
@@ -52,7 +53,7 @@ impl MallocAsyncAllocator {
         self.settle_free(block, given, moment).map(|()| bytes)
     }
 
-    /// What a free of a charged block leaves behind.
+    /// Completes a free of a charged block, depending on its outcome.
     #[cold]
     fn settle_free(
         &self,
@@ -84,7 +85,7 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
-    /// The driver has the block, as soon as its holder gave it back.
+    /// Records that the driver has freed the block, at the same moment as the caller.
     #[inline]
     fn is_freed(&self, block: &Live<Block>, moment: Option<Moment>) {
         self.record_block(Action::FreeRequested, block, moment);
@@ -100,8 +101,9 @@ impl MallocAsyncAllocator {
         }
     }
 
-    /// The plain free failed. If the stream belongs to a capture that nobody told of, the free waits
-    /// for its end; if the stream is gone, it has no work left once the device was waited for.
+    /// Handles a failure of the plain free. If the stream is being captured without a scope, the free is
+    /// deferred until the end. If the stream no longer exists, the block is freed after synchronizing
+    /// the device.
     #[cold]
     fn after_refusal(&self, block: &Live<Block>, error: DriverError) -> Result<Given, DriverError> {
         if self.capture_of(block.stream)?.is_some() {
@@ -113,13 +115,14 @@ impl MallocAsyncAllocator {
         self.free_after_all(block).map(|()| Given::Freed)
     }
 
-    /// Where captures or other streams are involved.
+    /// Frees a block if captures or other streams are involved.
     #[cold]
     pub(super) fn free_with_care(&self, block: &Live<Block>) -> Result<Given, DriverError> {
         let of_captures =
             block.capture().is_some() || block.uses().iter().any(|by| by.capture.is_some());
         if !of_captures && !self.captures.any_scope() {
-            // Each stream is asked once, when it is joined: a capture that nobody told of shows there.
+            // The capture status is queried when each stream is joined, which detects captures without a
+            // scope.
             return self.give_to_driver(block).map(|()| Given::Freed);
         }
         let mut now = self.capture_of(block.stream)?;
@@ -134,14 +137,14 @@ impl MallocAsyncAllocator {
             if now == Some(capture) {
                 return given;
             }
-            // Another thread has ended the capture meanwhile.
+            // Another thread has ended the capture since.
         }
         for by in block.uses() {
             if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {
                 return Ok(Given::Deferred);
             }
         }
-        // A use from inside a capture that goes on is over when the capture is.
+        // A use inside a capture that is still active ends with the capture.
         if now.is_some() || self.any_use_goes_on(block.uses())? {
             return Ok(Given::Deferred);
         }
@@ -161,8 +164,8 @@ impl MallocAsyncAllocator {
         Ok(false)
     }
 
-    /// Tells the driver of a free outside captures, after all streams that use the block. Uses from
-    /// inside captures have ended with those.
+    /// Frees a block in the driver outside of captures, after all streams that use it. Uses inside
+    /// captures have ended with those.
     fn give_to_driver(&self, block: &Live<Block>) -> Result<(), DriverError> {
         if block.uses().iter().any(|by| by.capture.is_none()) {
             return self.free_after_all(block);
@@ -175,11 +178,11 @@ impl MallocAsyncAllocator {
         }
     }
 
-    /// Frees on the joining stream, behind every stream that uses the block.
+    /// Frees on the joining stream, after every stream that uses the block.
     ///
-    /// That stream is ours and in order, so if the driver calls the free invalid it knows no such block:
-    /// it was part of a graph, perhaps of a capture that nobody told of, which never ran or is gone
-    /// with its memory. Then nothing is left to free.
+    /// That stream is internal and in order. So if the driver reports the free as invalid, it does not
+    /// know the block: it was part of a graph, perhaps captured without a scope, that never ran or was
+    /// destroyed together with its memory. Then there is nothing to free.
     fn free_after_all(&self, block: &Live<Block>) -> Result<(), DriverError> {
         let (join, event) = self.joining_stream()?;
         let joined = block.streams().try_for_each(|stream| self.join(join, event, stream));
@@ -191,18 +194,19 @@ impl MallocAsyncAllocator {
         })
     }
 
-    /// Makes `join` wait for what was submitted to `stream` so far.
+    /// Makes `join` wait for the work submitted to `stream` so far.
     fn join(&self, join: StreamId, event: EventId, stream: StreamId) -> Result<(), DriverError> {
         match self.driver.record_event(event, stream) {
-            // Another thread may have begun a capture on the stream. Its event would draw the joining
-            // stream into the capture; what was recorded before it began is as good as ever.
+            // Another thread may have begun a capture on the stream; waiting for its event would draw
+            // the joining stream into the capture. An event recorded before the capture began stays
+            // valid.
             Ok(()) if self.capture_of(stream)?.is_some() => Err(captured(stream)),
             Ok(()) => self.driver.wait_event(join, event).map_err(|error| match error.kind() {
-                // That capture has ended meanwhile.
+                // That capture has ended since.
                 DriverErrorKind::InvalidValue => captured(stream),
                 _ => error,
             }),
-            // The stream is gone, and nothing can be recorded on it: wait for its work.
+            // The stream no longer exists, so no event can be recorded on it: wait for its work.
             Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                 synchronize_outside_captures(&*self.driver)
             }
@@ -210,7 +214,7 @@ impl MallocAsyncAllocator {
         }
     }
 
-    /// The joining stream and an event for it.
+    /// Returns the joining stream and an event for it.
     fn joining_stream(&self) -> Result<(StreamId, EventId), DriverError> {
         let Joins { stream, spare } = &mut *self.joins.lock();
         let join = match *stream {
@@ -224,8 +228,8 @@ impl MallocAsyncAllocator {
         Ok((join, event))
     }
 
-    /// Offers the driver again what it refused to take back. On our own stream, because the block's may have
-    /// gone; what it was given was waited for.
+    /// Tries again to free memory that the driver failed to free. Uses the internal stream, because the
+    /// block's own stream may no longer exist; its work has completed.
     fn offer_leftovers(&self) -> Result<(), DriverError> {
         if self.leftovers.lock().is_empty() {
             return Ok(());
@@ -244,12 +248,12 @@ impl MallocAsyncAllocator {
         done
     }
 
-    /// Tells the driver of the frees that waited for captures which have ended. Others go on
-    /// waiting, and so does what the driver refuses.
+    /// Frees the deferred blocks whose captures have ended. The others, and those that the driver fails
+    /// to free, stay deferred.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]: the first refusal.
+    /// [`DriverError`]: the first failure.
     pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
         let mut done = self.offer_leftovers();
         if self.captures.deferred() == 0 {
@@ -268,20 +272,21 @@ impl MallocAsyncAllocator {
         done
     }
 
-    /// Looks at one free that waits, and at all of them when that one need not wait any more: a
-    /// request inside a capture must not ask for every block again.
+    /// Checks one deferred free, and all of them if that one can be settled. Checking all each time
+    /// would be too slow for requests inside a capture.
     pub(super) fn settle_if_one_may(&self) {
         let Some(block) = self.blocks.lock().deferred.pop_front() else { return };
         match self.settle(&block) {
-            // What the driver refuses goes on waiting; `process_events` tells of it.
+            // A block that the driver fails to free stays deferred; `process_events` reports the error.
             Ok(Given::Freed) => drop(self.settle_deferred()),
             _ => self.blocks.lock().deferred.push_back(block),
         }
     }
 
-    /// One free that waited.
+    /// Settles one deferred free, if that is possible.
     fn settle(&self, block: &Live<Block>) -> Result<Given, DriverError> {
-        // An address that came back after a graph had gone belongs to the block that has it now.
+        // If a live block has the address, a destroyed graph's memory was allocated again: there is
+        // nothing to free.
         let moment = self.history.moment();
         let gone = block.capture().is_some() && self.blocks.lock().is_live(block.address);
         let given = if gone { Given::Freed } else { or_later(self.free_with_care(block))? };
@@ -294,9 +299,9 @@ impl MallocAsyncAllocator {
     }
 }
 
-/// A block whose stream is captured cannot be freed behind it. A block whose stream is gone comes after all
-/// work of the device, and to wait for that would break a capture that is under way: its free waits for the
-/// end, too.
+/// Defers the free if a capture is active. That covers a captured stream, and a stream that no longer
+/// exists: its free must follow all work of the device, and synchronizing the device would break an
+/// active capture.
 fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
     given.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(Given::Deferred),
@@ -304,10 +309,10 @@ fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
     })
 }
 
-/// What became of a free.
+/// The outcome of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Given {
-    /// The driver has the block.
+    /// The driver has freed the block.
     Freed,
     /// It waits for the end of a capture.
     Deferred,

@@ -1,12 +1,17 @@
 //! `backend:cudaMallocAsync`: the driver's own stream-ordered pools.
 //!
-//! The driver caches, splits and reuses; this strategy keeps what the driver does not: who holds
-//! what, a limit of its own, uses by other streams, scopes and the rules of graph captures. A
+//! The driver caches, splits and reuses memory. This strategy adds what the driver does not have: a
+//! table of live blocks, a limit, uses by other streams, scopes and the rules of graph captures. A
 //! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
 //!
-//! `blocks` is the account of live blocks and `sums` what they add up to, `give_back` the ways of a free,
-//! `capture` what is special inside a graph, `pools` private pools (one driver pool each), `pressure` what
-//! is tried before a request fails, `capabilities` the trait's optional parts.
+//! `blocks` is the table of live blocks, `sums` their counters, `give_back` the paths of a free,
+//! `capture` the handling of graphs, and `pools` the private pools (one driver pool each). `pressure`
+//! handles requests that fail; `capabilities` implements the optional traits.
+//!
+//! Blocks are charged only while a limit is set. A device synchronization would break captures on all
+//! threads. So before memory is released, only the streams on which blocks were freed are synchronized.
+//! The device is synchronized only if such a stream no longer exists or is another thread's, and no
+//! scope is open.
 //!
 //! Source of the rules: PyTorch's `cudaMallocAsync` backend; CUDA programming guide, "Stream Ordered
 //! Memory Allocator".
@@ -49,21 +54,21 @@ pub struct MallocAsyncAllocator {
     device: DeviceInfo,
     owner: OwnerId,
     settings: RwLock<Settings>,
-    /// Serves every request that no scope routes elsewhere.
+    /// Serves every request that no scope routes to a private pool.
     main: MainPool,
     blocks: Mutex<Blocks>,
     limit: Limit,
     pools: Mutex<Pools>,
-    /// Each keeps its pool's name. Opened and closed under `pools`.
+    /// Each holds the id of its pool. Opened and closed under `pools`.
     scopes: Scopes<PoolId>,
-    /// Shared while the driver is asked about a private pool, alone while one is destroyed: its number may
-    /// be another pool's right after. Before `pools`.
+    /// Locked shared during driver calls about a private pool, and exclusively while one is destroyed,
+    /// because the driver may reuse its id at once. Locked before `pools`.
     ending: RwLock<()>,
     captures: Captures,
     joins: Mutex<Joins>,
-    /// Blocks that nobody has and that the driver refused to take back. They are offered again.
+    /// Blocks that are in use by no caller and that the driver failed to free. The free is retried.
     leftovers: Mutex<Vec<u64>>,
-    /// What the driver said about its pools the last time it answered.
+    /// The last usage that the driver reported.
     usage: Mutex<DriverPoolUsage>,
     notes: Notes,
     hooks: Hooks,
@@ -74,34 +79,34 @@ pub struct MallocAsyncAllocator {
 #[derive(Clone, Copy, Debug)]
 struct MainPool {
     id: DriverPoolId,
-    /// Whether nobody else allocates from it.
+    /// True if only this allocator allocates from it.
     own: bool,
 }
 
-/// What frees of blocks with several streams need.
+/// Resources for frees of blocks with several streams.
 #[derive(Debug, Default)]
 struct Joins {
-    /// The stream that waits for all the others; made at the first such free.
+    /// The stream that waits for all the others; created at the first such free.
     stream: Option<StreamId>,
-    /// Events between two uses.
+    /// Events that are not in use.
     spare: Vec<EventId>,
 }
 
-/// An event that is legal and worth a look. PyTorch prints a warning for each.
+/// An event that is legal but unusual. PyTorch prints a warning for each.
 #[derive(Clone, Copy, Debug)]
 enum Note {
     /// A free waits for the end of a capture, because the capture did not allocate the block.
     DeferredFree,
-    /// A block of a captured graph was freed after the capture had ended: the graph can be launched again
-    /// only when its memory was freed before.
+    /// A block of a captured graph was freed after the capture had ended. The graph can be launched
+    /// again only after its memory was freed.
     FreeAfterCapture,
-    /// A block's own stream was recorded, which does nothing.
+    /// A block's own stream was recorded, which has no effect.
     OwnStreamRecorded,
-    /// A request succeeded only after the device was waited for and its pool trimmed.
+    /// A request succeeded only after synchronizing the device and trimming its pool.
     TrimThatHelped,
 }
 
-/// How often each event happened since the start or since the last
+/// The number of each event since the start or since the last
 /// [`reset_accumulated`](crate::allocator::Counters::reset_accumulated).
 #[derive(Debug, Default)]
 struct Notes([AtomicI64; 4]);
@@ -129,18 +134,18 @@ impl Notes {
     }
 }
 
-/// Where a request goes.
+/// The destination of a request.
 #[derive(Clone, Copy, Debug)]
 struct Route {
     pool: PoolId,
     driver_pool: DriverPoolId,
-    /// The capture that the request's stream belongs to, as far as anybody looked.
+    /// The capture that the request's stream belongs to, if it was queried.
     capture: Option<u64>,
 }
 
 impl MallocAsyncAllocator {
-    /// An allocator over the device's default pool, or over a pool of its own when the settings say
-    /// so. The pool keeps all memory it has got until somebody trims it.
+    /// Creates an allocator over the device's default pool, or over its own pool if the settings say so.
+    /// The pool keeps all memory until it is trimmed.
     ///
     /// # Errors
     ///
@@ -156,7 +161,7 @@ impl MallocAsyncAllocator {
         let main = MainPool { id, own };
         keep_everything(pools, id).inspect_err(|_| {
             if own {
-                // The first error is the one to tell.
+                // The first error is the one to report.
                 let _ = pools.destroy_pool(id);
             }
         })?;
@@ -190,8 +195,8 @@ impl MallocAsyncAllocator {
         self.driver.memory_pools().expect("asked for when the allocator was built")
     }
 
-    /// One driver call and one small lock, unless a scope, a deferred free, a named pool or a limit asks
-    /// for more.
+    /// Serves a request with one driver call and one lock. A scope, a deferred free, a named pool or a
+    /// limit takes the slower path.
     fn serve(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
         let _asks = self.history.of_request();
         let Request { bytes, stream, .. } = request;
@@ -227,13 +232,13 @@ impl MallocAsyncAllocator {
         Ok(self.hand_out(route, request, obtained))
     }
 
-    /// Where requests go that nothing routes elsewhere.
+    /// Returns the route of requests that are not routed to a private pool.
     #[inline]
     fn main_route(&self) -> Route {
         Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
     }
 
-    /// Enters what the driver gave, while its pool is kept.
+    /// Adds the block that the driver allocated, while its pool is kept from being destroyed.
     #[inline]
     fn hand_out(&self, route: &Route, request: Request, obtained: Obtained<'_>) -> Allocation {
         let Obtained { address, reserved_bytes, kept: _kept } = obtained;
@@ -262,39 +267,39 @@ impl MallocAsyncAllocator {
     }
 }
 
-/// Memory stays in the pool until it is trimmed, and every reuse is welcome.
+/// Makes a pool keep its memory until it is trimmed, and allows every kind of reuse.
 fn keep_everything(pools: &dyn MemoryPools, pool: DriverPoolId) -> Result<(), DriverError> {
     pools.keep_memory(pool, true)?;
     pools.allow_reuse(pool).inspect_err(|_| {
-        // The first error is the one to tell.
+        // The first error is the one to report.
         let _ = pools.keep_memory(pool, false);
     })
 }
 
 impl Drop for MallocAsyncAllocator {
-    /// Frees every block, also live ones, in the order of its stream, and trims the pools and the
-    /// idle memory of graphs. The release threshold of the device's default pool becomes what it was,
-    /// when the last allocator over it goes.
-    /// Blocks that a capture keeps from being freed stay with the driver.
+    /// Frees every block, even live ones, on its stream, and trims the pools and the idle memory of
+    /// graphs. Restores the release threshold of the device's default pool if this is the last allocator
+    /// over it. Blocks that cannot be freed because of a capture stay with the driver.
     fn drop(&mut self) {
-        // They stand in the way of waiting for the device; those of captures do so with reason.
+        // Open scopes would prevent the wait for the device. Scopes of captures are left open.
         if !self.scopes.any_capture() {
             self.scopes.close_all();
         }
-        // A driver that fails now keeps the memory; there is nobody to tell.
+        // A drop cannot report errors: memory that the driver fails to free leaks.
         let _ = self.settle_deferred();
         let (all, is_unused) = {
             let mut blocks = self.blocks.lock();
             (blocks.take_all(), blocks.is_unused())
         };
-        // One that was never used has nothing to wait for: others may capture, and it knows no scope of them.
+        // An unused allocator need not wait, and other allocators may have captures that it has no scope
+        // for.
         let mut captured = is_unused && self.joins.lock().stream.is_none();
         for block in &all {
             captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
             let _ = self.free_with_care(block);
         }
         if !captured {
-            // A capture under way would break.
+            // Synchronizing would break an active capture.
             let _ = synchronize_outside_captures(&*self.driver);
         }
         let joins = std::mem::take(&mut *self.joins.lock());
@@ -303,7 +308,7 @@ impl Drop for MallocAsyncAllocator {
             let _ = self.driver.destroy_stream(stream);
         }
         let pools = self.memory_pools();
-        // Those that a capture still has blocks of stay with the driver.
+        // Pools with blocks of a capture stay with the driver.
         for pool in self.pools.lock().driver_pools() {
             destroy_if_empty(pools, pool);
         }
@@ -312,7 +317,8 @@ impl Drop for MallocAsyncAllocator {
             destroy_if_empty(pools, self.main.id);
         } else {
             let _ = pools.keep_memory(self.main.id, false);
-            // Where other allocators still want all of it, this is all there can be.
+            // Other allocators may still have the pool keep its memory: then only this much can be
+            // released.
             let kept = pools.release_threshold(self.main.id);
             let _ = kept.and_then(|kept_bytes| pools.trim(self.main.id, kept_bytes));
         }

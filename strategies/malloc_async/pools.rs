@@ -1,9 +1,9 @@
 //! Private pools: one driver pool each, and the scopes that route requests to them.
 //!
-//! Memory of captured graphs comes from no pool: a capture's pool keeps its blocks apart in the
-//! account only, and becomes a driver pool with the first request from outside the graph. Checkpoints,
-//! pools over a user's allocator and pools that never split need to know the driver's segments; they are
-//! refused.
+//! Memory of captured graphs comes from no driver pool. So a capture's pool exists only in this table,
+//! and gets a driver pool with the first request from outside the graph. The driver requires a pool to
+//! be empty before it is destroyed. Checkpoints, blocks at exact addresses, pools over a user's
+//! allocator and pools that never split would need the driver's segments; they are refused.
 
 use parking_lot::RwLockReadGuard;
 
@@ -21,21 +21,22 @@ use crate::scopes::Routed;
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     entries: Vec<Entry>,
-    /// Devices that were let in: new pools are opened to them.
+    /// Devices with peer access: new pools are opened to them.
     peers: Vec<DeviceId>,
-    /// Driver pools without users and blocks. They go when nothing is left in them.
+    /// Driver pools without users and blocks. Each is destroyed when it is empty.
     leaving: Vec<DriverPoolId>,
-    /// What all high marks added up to, just before one of them was forgotten; the most of that since the
-    /// last reset of peaks.
+    /// The largest sum of all high marks just before one of them was discarded, since the last reset of
+    /// peaks.
     pub(super) gone_high_bytes: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
     id: PoolId,
-    /// A pool that a scope makes known has none before a request needs one: inside a graph none does.
+    /// `None` for a pool created by a scope, until a request needs one. Requests inside a graph need
+    /// none.
     driver_pool: Option<DriverPoolId>,
-    /// None left: the driver's pool keeps nothing, and stays for live blocks only.
+    /// With 0 users, the driver pool keeps no free memory and exists only for live blocks.
     users: u32,
     use_on_oom: bool,
 }
@@ -57,33 +58,33 @@ impl Pools {
         if entry.users == 0 { Err(PoolError::Released { pool: id }) } else { Ok(entry) }
     }
 
-    /// Driver pools whose idle memory other requests may have.
+    /// Returns the driver pools whose free memory other requests may use.
     pub(super) fn opted_in(&self) -> Vec<DriverPoolId> {
         let opted = |entry: &&Entry| entry.users > 0 && entry.use_on_oom;
         self.entries.iter().filter(opted).filter_map(|entry| entry.driver_pool).collect()
     }
 
-    /// Those that serve nobody any more.
+    /// Returns the driver pools without users.
     fn unused(&self) -> Vec<DriverPoolId> {
         let unused = self.entries.iter().filter(|entry| entry.users == 0);
         unused.filter_map(|entry| entry.driver_pool).chain(self.leaving.iter().copied()).collect()
     }
 
-    /// All that are not destroyed.
+    /// Returns all driver pools that are not destroyed.
     pub(super) fn driver_pools(&self) -> Vec<DriverPoolId> {
         let known = self.entries.iter().filter_map(|entry| entry.driver_pool);
         known.chain(self.leaving.iter().copied()).collect()
     }
 }
 
-/// Destroys a pool of ours unless something is left in it, or the driver fails. Whether it is gone.
+/// Destroys a driver pool if it is empty. Returns true if it was destroyed.
 pub(super) fn destroy_if_empty(driver: &dyn MemoryPools, pool: DriverPoolId) -> bool {
     let left = driver.trim(pool, 0).and_then(|()| driver.usage(pool));
     left.is_ok_and(|usage| usage.reserved_bytes == 0) && driver.destroy_pool(pool).is_ok()
 }
 
 impl MallocAsyncAllocator {
-    /// Where a request goes when scopes are open, frees are deferred, or a pool is named.
+    /// Routes a request if scopes are open, frees are deferred, or a pool is named.
     #[cold]
     pub(super) fn route_with_care(
         &self,
@@ -105,7 +106,7 @@ impl MallocAsyncAllocator {
             PoolId::DEFAULT => self.main.id,
             private => match pools.in_use(private)?.driver_pool {
                 Some(made) => made,
-                // What a graph gets comes from no pool; all of a device say the same of it.
+                // Memory of a graph comes from no pool, whichever pool of the device is named.
                 None if capture.is_some() => self.main.id,
                 None => {
                     let made = self.new_driver_pool(&pools.peers)?;
@@ -116,26 +117,26 @@ impl MallocAsyncAllocator {
         Ok(Route { pool, driver_pool, capture })
     }
 
-    /// A driver pool that keeps its memory and is open to these devices.
+    /// Creates a driver pool that keeps its memory and is open to these devices.
     fn new_driver_pool(&self, peers: &[DeviceId]) -> Result<DriverPoolId, DriverError> {
         let driver = self.memory_pools();
         let pool = driver.create_pool()?;
         let open = || peers.iter().try_for_each(|peer| driver.open_pool(pool, *peer));
         if let Err(error) = keep_everything(driver, pool).and_then(|()| open()) {
-            // The first error is the one to tell.
+            // The first error is the one to report.
             let _ = driver.destroy_pool(pool);
             return Err(error);
         }
         Ok(pool)
     }
 
-    /// Pools without users are known as long as blocks of them live. Waits for who asks the driver about a
-    /// private pool, if there are such.
+    /// Removes pools without users and blocks. Waits for driver calls of other threads about private
+    /// pools.
     fn forget_empty_pools(&self) {
         if !self.pools.lock().entries.iter().any(|entry| entry.users == 0) {
             return;
         }
-        // Who was served by a pool meanwhile has entered the block.
+        // With this lock, every block that a pool has served was added to the table.
         let _alone = self.ending.write();
         let Pools { entries, leaving, .. } = &mut *self.pools.lock();
         let blocks = self.blocks.lock();
@@ -143,8 +144,8 @@ impl MallocAsyncAllocator {
         leaving.extend(entries.extract_if(.., is_empty).filter_map(|entry| entry.driver_pool));
     }
 
-    /// Destroys driver pools without users and blocks, each as soon as the driver says that nothing is left
-    /// in it: see [`MemoryPools::destroy_pool`].
+    /// Destroys driver pools without users and blocks if the driver reports that they are empty: see
+    /// [`MemoryPools::destroy_pool`].
     pub(super) fn destroy_empty_pools(&self) {
         self.forget_empty_pools();
         if self.pools.lock().leaving.is_empty() {
@@ -154,32 +155,33 @@ impl MallocAsyncAllocator {
         let pools = &mut *self.pools.lock();
         self.keep_high_marks(pools);
         let driver = self.memory_pools();
-        // Where the driver fails it is asked again the next time.
+        // If the driver fails, it is tried again the next time.
         pools.leaving.retain(|pool| !destroy_if_empty(driver, *pool));
     }
 
-    /// Lets a driver pool keep nothing any more, and forgets its high mark: pools that follow each other do
-    /// not add up.
+    /// Makes a driver pool keep no memory, and resets its high mark, so that the marks of successive
+    /// pools do not add up.
     fn retire(&self, pools: &mut Pools, pool: DriverPoolId) {
         self.keep_high_marks(pools);
         let driver = self.memory_pools();
-        // A driver that fails keeps more, or a high mark; both are tried again or never too low.
+        // On failure the driver keeps more memory, which is released later, or a high mark, which is
+        // never too low.
         let _ = driver.set_release_threshold(pool, 0);
         let _ = driver.trim(pool, 0);
         let _ = driver.reset_high_marks(pool);
     }
 
-    /// Keeps what the high marks add up to before one of them is forgotten.
+    /// Stores the sum of the high marks before one of them is discarded.
     fn keep_high_marks(&self, pools: &mut Pools) {
         let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
         pools.gone_high_bytes = pools.gone_high_bytes.max(all.reserved_high_bytes);
     }
 
-    /// Keeps a private route's driver pool from being destroyed.
+    /// Prevents the destruction of the driver pool of a private route.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when it was, since the route was found.
+    /// [`PoolError`] if it was destroyed since the route was found.
     pub(super) fn keep_pool(
         &self,
         route: &Route,
@@ -190,7 +192,7 @@ impl MallocAsyncAllocator {
         let kept = self.ending.read();
         let pool = route.pool;
         let now = self.pools.lock().in_use(pool)?.driver_pool;
-        // A pool that was made anew under the same name is another.
+        // A pool that was created again with the same id is another pool.
         if now == Some(route.driver_pool) {
             Ok(Some(kept))
         } else {
@@ -198,7 +200,7 @@ impl MallocAsyncAllocator {
         }
     }
 
-    /// Does something with every driver pool that this allocator made, and with the main one first.
+    /// Calls `act` for the main driver pool, then for every other driver pool of this allocator.
     pub(super) fn on_all_pools(
         &self,
         act: impl Fn(DriverPoolId) -> Result<(), DriverError>,
@@ -209,7 +211,7 @@ impl MallocAsyncAllocator {
         pools.into_iter().try_for_each(act)
     }
 
-    /// Does something with the pools whose idle memory a request may have, besides the main one.
+    /// Calls `act` for the pools whose free memory a request may use, besides the main one.
     pub(super) fn on_helping_pools(
         &self,
         route: &Route,
@@ -227,7 +229,8 @@ impl MallocAsyncAllocator {
         helping.into_iter().try_for_each(act)
     }
 
-    /// What private pools hold, those that nobody uses any more among them, as far as the driver answers.
+    /// Returns the usage of private pools, including those without users. Skips pools for which the
+    /// driver fails.
     pub(super) fn usage_of_private_pools(&self) -> DriverPoolUsage {
         let _kept = self.ending.read();
         let pools = self.pools.lock().driver_pools();
@@ -241,7 +244,7 @@ impl MallocAsyncAllocator {
 }
 
 impl PeerAccess for MallocAsyncAllocator {
-    /// Opens every pool to the device, and those to come.
+    /// Opens all present and future pools to the device.
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
         open_to_peer(&*self.driver, device)?;
         let mut pools = self.pools.lock();
@@ -346,7 +349,7 @@ impl PrivatePools for MallocAsyncAllocator {
         let Entry { users, driver_pool, .. } = *self.pools.lock().entry(id)?;
         if let Some(pool) = driver_pool.filter(|_| users == 0) {
             let _kept = self.ending.read();
-            // Unless it went meanwhile.
+            // Unless it was destroyed since.
             if self.pools.lock().driver_pools().contains(&pool) {
                 self.memory_pools().trim(pool, 0)?;
             }

@@ -1,4 +1,4 @@
-//! What is tried before a request fails, and the report when nothing helped.
+//! The steps before a request fails, and the report.
 
 use parking_lot::RwLockReadGuard;
 
@@ -12,19 +12,19 @@ use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::human_bytes;
 
-/// Why there was no memory.
+/// The reason why there was no memory.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
-    /// The limit; the driver was not asked.
+    /// The limit; the driver was not called.
     Limit,
     /// The driver.
     Driver(DriverError),
-    /// The pool has lost its last user meanwhile.
+    /// The pool has lost its last user since.
     Pool(PoolError),
 }
 
 impl Refusal {
-    /// A refusal for want of memory; anything else is the caller's error.
+    /// Returns a refusal for lack of memory; any other one is returned as the caller's error.
     fn about_memory(self) -> Result<Self, AllocError> {
         match self {
             Self::Driver(error) if !error.is_out_of_memory() => Err(error.into()),
@@ -33,8 +33,8 @@ impl Refusal {
         }
     }
 
-    /// What the next attempt makes of it. Another reason does not undo the first answer of a driver that
-    /// had no memory.
+    /// Combines this refusal with that of the next attempt. If the driver had no memory the first time,
+    /// another kind of error afterwards does not replace that.
     fn followed_by(self, again: Self) -> Result<Self, AllocError> {
         match (self, again) {
             (Self::Driver(first), Self::Driver(again)) if !again.is_out_of_memory() => {
@@ -46,20 +46,20 @@ impl Refusal {
     }
 }
 
-/// What the driver gave, and what is set aside for it under the limit until it is entered.
+/// Memory from the driver, and the bytes charged for it under the limit until the block is added.
 #[derive(Debug)]
 pub(super) struct Obtained<'a> {
     pub(super) address: u64,
     pub(super) reserved_bytes: u64,
-    /// Keeps a private pool from ending before the block is entered.
+    /// Prevents the destruction of a private pool until the block is added.
     pub(super) kept: Option<RwLockReadGuard<'a, ()>>,
 }
 
 impl MallocAsyncAllocator {
-    /// One attempt: the limit, then the driver.
+    /// Tries once: checks the limit, then calls the driver.
     pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
         let Some(limit_bytes) = self.limit.get() else { return self.ask(route, request) };
-        // Requests under way are counted, or several together would pass the limit.
+        // Requests in progress are counted; otherwise several together could exceed the limit.
         let bytes = request.bytes;
         if !self.blocks.lock().reserve(bytes, limit_bytes) {
             return Err(Refusal::Limit);
@@ -84,12 +84,13 @@ impl MallocAsyncAllocator {
         taken.map(obtained).map_err(Refusal::Driver)
     }
 
-    /// After the first refusal: frees that waited for captures, callbacks; then wait, trim and try once more.
+    /// Retries after the first refusal: settles deferred frees and calls the callbacks; then waits,
+    /// trims and tries once more.
     ///
     /// # Errors
     ///
-    /// [`AllocError`]: the report when memory was refused, whatever other call failed after that, unless the
-    /// device or the pool has gone meanwhile.
+    /// [`AllocError`]: the report if memory was refused, even if another call failed after that, unless
+    /// the device or the pool was lost.
     #[cold]
     pub(super) fn climb(
         &self,
@@ -99,7 +100,7 @@ impl MallocAsyncAllocator {
     ) -> Result<Obtained<'_>, AllocError> {
         let mut refusal = refusal.about_memory()?;
         let waiting = self.captures.deferred();
-        // What the driver refuses goes on waiting; `process_events` tells of it.
+        // A block that the driver fails to free stays deferred; `process_events` reports the error.
         let _ = self.settle_deferred();
         let settled = self.captures.deferred() < waiting;
         if self.hooks.free_some_memory() || settled {
@@ -110,7 +111,7 @@ impl MallocAsyncAllocator {
         }
         if matches!(refusal, Refusal::Driver(_)) && self.may_wait(route, request)? {
             self.blocks.lock().sums.num_retries += 1;
-            // What went back before a call failed may be enough.
+            // The memory released before a call failed may be enough.
             unless_lost(self.wait_and_trim(route, request))?;
             match self.obtain(route, request) {
                 Ok(obtained) => {
@@ -126,8 +127,9 @@ impl MallocAsyncAllocator {
         Err(AllocError::OutOfMemory(report))
     }
 
-    /// Whether the request is of no capture: in one nobody may wait, and memory of graphs is not the pool's.
-    /// Where the driver cannot tell, it is of none unless somebody told of one by a scope.
+    /// Returns true if the request belongs to no capture. In a capture the thread may not wait, and
+    /// memory of graphs does not come from the pool. If the driver cannot report the status, only an
+    /// open scope counts as a capture.
     fn may_wait(&self, route: &Route, request: Request) -> Result<bool, DriverError> {
         if route.capture.is_some() {
             return Ok(false);
@@ -136,9 +138,9 @@ impl MallocAsyncAllocator {
         Ok(capture.map_or(!self.captures.any_scope(), |capture| capture.is_none()))
     }
 
-    /// Waits for running work and gives back what is idle: of the request's own pool, of the main
-    /// pool, of pools that were opted in, and of graphs. PyTorch waits for the request's stream only;
-    /// what other streams freed comes back only when they were waited for, too.
+    /// Waits for running work and releases free memory: of the request's own pool, the main pool,
+    /// opted-in pools, and graphs. PyTorch waits only for the request's stream; memory freed on other
+    /// streams is released only after waiting for those too.
     fn wait_and_trim(&self, route: &Route, request: Request) -> Result<(), DriverError> {
         unless_captured(self.driver.synchronize_stream(request.stream))?;
         if !self.settings.read().compat.is_pytorch() {
@@ -151,10 +153,9 @@ impl MallocAsyncAllocator {
         pools.trim_graphs()
     }
 
-    /// Waits for the streams on which blocks were freed: what they were given before keeps the memory from
-    /// going back. A wait for the whole device would break a capture that nobody told of, so there is one
-    /// only where no stream can be named: for those that are gone and those of other threads. Streams that
-    /// are captured are passed over.
+    /// Waits for the streams on which blocks were freed: pending work on them keeps the memory from
+    /// being released. Synchronizing the device would break captures without a scope, so it is done only
+    /// for streams that no longer exist and for per-thread streams. Captured streams are skipped.
     pub(super) fn wait_for_freed(&self) -> Result<(), DriverError> {
         let mut streams = self.blocks.lock().freed_on();
         streams.extend(self.joins.lock().stream);
@@ -250,7 +251,8 @@ pub(super) fn idle(usage: DriverPoolUsage) -> u64 {
     usage.reserved_bytes.saturating_sub(usage.used_bytes)
 }
 
-/// Nothing where a call failed, unless the device is lost: then every later call fails, too.
+/// Returns `None` if a call failed. Returns the error if the device is lost, because then every later
+/// call fails too.
 fn unless_lost<T>(done: Result<T, DriverError>) -> Result<Option<T>, DriverError> {
     match done {
         Ok(done) => Ok(Some(done)),

@@ -1,8 +1,8 @@
-//! What live blocks add up to.
+//! Counters of live blocks.
 //!
-//! Only what changes with each block is stored; the rest follows from it when somebody asks. So a
-//! request costs two additions and a comparison for the count and for the bytes, a free one
-//! subtraction each. A block that waits for the end of a capture is active and not allocated.
+//! Only the values that change with each block are stored; the others are computed on demand. So a
+//! request costs two additions and a comparison each for count and bytes, and a free one subtraction
+//! each. A block that waits for the end of a capture is active but not allocated.
 
 use crate::stats::Counter;
 
@@ -13,9 +13,9 @@ pub(super) struct Amount {
     pub(super) bytes: i64,
 }
 
-/// Modulo 2^64: the sum of all that was handed out passes 2^63 some day.
+/// Arithmetic modulo 2^64: the sum of all allocated bytes may exceed 2^63.
 impl Amount {
-    /// One block.
+    /// Returns the amount of one block.
     #[inline]
     pub(super) fn of(bytes: u64) -> Self {
         Self { blocks: 1, bytes: i64::try_from(bytes).expect("requests are at most 1 EiB") }
@@ -42,39 +42,39 @@ impl Amount {
 /// Counts and bytes of blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sums {
-    /// In callers' hands.
+    /// Live blocks.
     live: Amount,
-    /// The most of `live`.
+    /// The peak of `live`.
     live_peak: Amount,
-    /// All that was handed out since the last reset.
+    /// All blocks allocated since the last reset.
     taken: Amount,
-    /// What `live` was at that reset.
+    /// The value of `live` at that reset.
     live_at_reset: Amount,
-    /// Freed by their holders, and waiting for the end of a capture.
+    /// Blocks that were freed by their callers and wait for the end of a capture.
     waiting: Amount,
-    /// The most of `live` and `waiting` together while anything waited.
+    /// The peak of `live` plus `waiting` while any block waited.
     active_peak: Amount,
-    /// What both were at the last reset of sums.
+    /// The value of `live` plus `waiting` at the last reset of sums.
     active_at_reset: Amount,
     pub(super) num_ooms: i64,
     pub(super) num_retries: i64,
 }
 
 impl Sums {
-    /// A block is handed out.
+    /// Counts an allocated block.
     #[inline]
     pub(super) fn hand_out(&mut self, bytes: u64) {
         self.taken = self.taken.plus(Amount::of(bytes));
         self.come_back(bytes);
     }
 
-    /// A block has left its holder's hands.
+    /// Counts a block that its caller freed.
     #[inline]
     pub(super) fn leave(&mut self, bytes: u64) {
         self.live = self.live.minus(Amount::of(bytes));
     }
 
-    /// Undoes [`leave`](Self::leave). Others may have been handed out meanwhile.
+    /// Undoes [`leave`](Self::leave). Other blocks may have been allocated in between.
     #[inline]
     pub(super) fn come_back(&mut self, bytes: u64) {
         self.live = self.live.plus(Amount::of(bytes));
@@ -84,38 +84,38 @@ impl Sums {
         }
     }
 
-    /// A block that has left waits for the end of a capture.
+    /// Counts a freed block that starts to wait for the end of a capture.
     pub(super) fn begin_to_wait(&mut self, bytes: u64) {
         self.waiting = self.waiting.plus(Amount::of(bytes));
         self.active_peak = self.active_peak.max(self.active());
     }
 
-    /// A block that waited has gone to the driver.
+    /// Counts a waiting block that was freed in the driver.
     pub(super) fn end_to_wait(&mut self, bytes: u64) {
         self.waiting = self.waiting.minus(Amount::of(bytes));
     }
 
-    /// What callers hold, and what waits.
+    /// Returns the live and the waiting blocks.
     pub(super) fn active(&self) -> Amount {
         self.live.plus(self.waiting)
     }
 
-    /// Bytes in callers' hands.
+    /// Returns the bytes of live blocks.
     pub(super) fn live_bytes(&self) -> u64 {
         self.live.bytes.unsigned_abs()
     }
 
-    /// Bytes that wait for the end of a capture.
+    /// Returns the bytes that wait for the end of a capture.
     pub(super) fn waiting_bytes(&self) -> u64 {
         self.waiting.bytes.unsigned_abs()
     }
 
-    /// The counter of blocks in callers' hands, and that of their bytes.
+    /// Returns the counter of live blocks, and that of their bytes.
     pub(super) fn allocated(&self) -> [Counter; 2] {
         counters(self.live, self.live_peak, self.taken, self.live_at_reset)
     }
 
-    /// The same with what waits.
+    /// Returns the same counters including waiting blocks.
     pub(super) fn with_waiting(&self) -> [Counter; 2] {
         let peak = self.active_peak.max(self.live_peak);
         counters(self.active(), peak, self.taken, self.active_at_reset)
@@ -132,7 +132,7 @@ impl Sums {
     }
 }
 
-/// What was taken and is not there any more was freed.
+/// Returns the counters. Blocks that were allocated and are no longer present were freed.
 fn counters(now: Amount, peak: Amount, taken: Amount, at_reset: Amount) -> [Counter; 2] {
     let freed = at_reset.plus(taken).minus(now);
     let counter = |current, peak, allocated, freed| Counter { current, peak, allocated, freed };
@@ -146,7 +146,7 @@ fn counters(now: Amount, peak: Amount, taken: Amount, at_reset: Amount) -> [Coun
 mod tests {
     use super::*;
 
-    /// Plain counters, each kept by itself.
+    /// Simple counters, each maintained separately.
     #[derive(Default)]
     struct Plain {
         allocated: [Counter; 2],

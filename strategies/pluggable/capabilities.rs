@@ -1,4 +1,4 @@
-//! The pluggable allocator as the trait's capabilities.
+//! The pluggable allocator's implementation of the allocator traits.
 
 use std::sync::Arc;
 
@@ -111,7 +111,7 @@ impl Caching for PluggableAllocator {
         self.limit.get()
     }
 
-    /// Nothing that acts on this backend may change while it lives; other keys are accepted.
+    /// Settings of this backend cannot change after it was built; other keys are accepted.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         if let Some(key) = self.built.fixed_key_that_differs(config.settings(), "pluggable") {
             return Err(DriverError::fixed_key(key));
@@ -162,8 +162,8 @@ impl Counters for PluggableAllocator {
 }
 
 impl PeerAccess for PluggableAllocator {
-    /// Opens what the driver's own allocations are; memory that the user's functions map by pages they
-    /// open themselves.
+    /// Gives the device access to the driver's own allocations. Functions that map pages must enable
+    /// access to those themselves.
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
         let mut peers = self.peers.lock();
         if peers.contains(&device) {

@@ -1,19 +1,19 @@
-//! `backend:pluggable`: a user's own functions, and everything the framework can do around them.
+//! `backend:pluggable`: a user's own functions, with bookkeeping around them.
 //!
-//! `allocate` and `free` go straight to the user's functions ([`Callbacks`]); nothing is cached and
-//! nothing rounded. Around them: exact counters, history, a limit by our own count, waiting for other
-//! streams, private pools, hooks and a full report under pressure, clean errors for wrong handles and
-//! for functions that answer with nonsense. When to use: to bring an allocator of your own, as
-//! closures or as a shared library that was written for PyTorch.
+//! `allocate` and `free` call the user's functions directly ([`Callbacks`]); nothing is cached or
+//! rounded. This strategy adds exact counters, history, a limit, waiting for other streams, private
+//! pools, hooks and a full report when memory is exhausted. It returns errors for wrong handles and for
+//! invalid results of the functions. When to use: to bring your own allocator, as closures or as a
+//! shared library that was written for PyTorch.
 //!
-//! A block of a stream that is another one on each thread counts as used by that stream: its free waits
-//! for the freeing thread's work. Then it is no thread's, and whoever finds that gives it back. In a
-//! capture of that very stream this is after the capture's end: a graph does not use such a block twice.
+//! A block of a per-thread default stream counts as used by that stream: its free waits for the work of
+//! the freeing thread. After that, any thread may call the user's `free` for it. During a capture of
+//! that stream, this happens after the end of the capture: a graph does not reuse such a block.
 //!
-//! No lock is held while a user's function runs. What it panics with reaches the caller; a request
-//! has then changed nothing, and a block whose free panicked is gone. Dropping the allocator gives
-//! every block back, also live ones. `table` keeps the account, `waiting` what other streams use,
-//! `pools` the private pools, `pressure` what happens when there is no memory.
+//! No lock is held while a user's function runs. Its panics reach the caller: a request has then changed
+//! nothing, and a block whose free panicked is removed. Dropping the allocator frees every block, even
+//! live ones. `table` holds the blocks and counters, `waiting` the blocks that other streams use,
+//! `pools` the private pools; `pressure` handles failures. Lock order: pools, shard, counters.
 
 mod capabilities;
 pub mod plugin;
@@ -43,9 +43,9 @@ use pools::Pools;
 use table::{Block, State, Table};
 use waiting::Waiting;
 
-/// Addresses below this alignment cannot hold what kernels load at once.
+/// The minimum alignment for the widest loads of kernels.
 const ALIGNMENT_BYTES: u64 = 16;
-/// What segment allocators of pools are promised.
+/// The rounding of requests to a pool's segment allocator.
 const SEGMENT_BYTES: u64 = 512;
 
 /// An allocator made of a user's functions, for one device.
@@ -56,30 +56,30 @@ pub struct PluggableAllocator {
     device: DeviceInfo,
     owner: OwnerId,
     callbacks: Callbacks,
-    /// What it was built with: the library cannot be exchanged.
+    /// The settings it was built with: the library cannot be exchanged.
     built: Settings,
     table: Table,
     limit: Limit,
     waiting: Waiting,
     pools: Pools,
-    /// What those know that came after this one was replaced.
+    /// The callbacks and observers of this allocator.
     hooks: Hooks,
     pub(crate) history: Arc<History>,
     peers: Mutex<Vec<DeviceId>>,
 }
 
-/// Why the user's functions were of no use.
+/// The reason why the user's functions returned no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// Our own limit.
+    /// The limit of this allocator.
     Limit,
-    /// The function returned nothing.
+    /// The function returned null.
     Null,
 }
 
 impl PluggableAllocator {
-    /// An allocator that holds nothing yet. Calls `init` with `device_count`, and `memory_fraction` if
-    /// the settings limit the memory.
+    /// Creates an allocator that holds no memory. Calls `init` with `device_count`, and
+    /// `memory_fraction` if the settings limit the memory.
     #[must_use]
     pub fn new(
         name: &str,
@@ -127,7 +127,8 @@ impl PluggableAllocator {
         self.history.record(stream.0, || Event { action, address, size_bytes, stream, pool });
     }
 
-    /// Calls trackers with memory that the user's functions gave or are about to get. No lock is held.
+    /// Calls trackers for memory that the user's functions returned or are about to free. No lock is
+    /// held.
     fn announce(&self, action: Action, address: u64, size_bytes: u64, block: (StreamId, PoolId)) {
         let (stream, pool) = block;
         self.history.announce(Event { action, address, size_bytes, stream, pool });
@@ -137,12 +138,12 @@ impl PluggableAllocator {
         let _asks = self.history.of_request();
         request.check_size()?;
         if pool != PoolId::DEFAULT && self.may_be_captured(request.stream) {
-            // The graph uses the pool's memory whenever it is launched.
+            // The graph uses the pool's memory each time it is launched.
             self.pools.lock().in_use(pool)?.fixed = true;
         }
-        // Skipped where events must not be asked; what an event answers with an error goes on waiting.
+        // Skipped if events must not be queried. Blocks whose events cannot be queried continue to wait.
         if self.waiting.any() && self.may_wait_for(request.stream) {
-            // The request itself is sound; `process_events` tells of failures.
+            // The request itself is valid; `process_events` reports failures.
             let _ = self.poll();
         }
         match self.try_serve(pool, request)? {
@@ -151,7 +152,7 @@ impl PluggableAllocator {
         }
     }
 
-    /// One attempt: what is idle in the pool, then the user's function.
+    /// Tries once: the free blocks of the pool, then the user's function.
     fn try_serve(
         &self,
         pool: PoolId,
@@ -168,7 +169,7 @@ impl PluggableAllocator {
         self.take(pool, request, source)
     }
 
-    /// Asks for new memory. Undoes everything when the function panics or answers with nonsense.
+    /// Allocates new memory. Undoes everything if the function panics or returns an invalid result.
     fn take(
         &self,
         pool: PoolId,
@@ -204,7 +205,7 @@ impl PluggableAllocator {
         self.pools.add_block(pool);
         let Some(serial) = self.table.lock(address).insert(address, block) else {
             self.pools.lock().remove_block(pool);
-            // Freeing it would free the block that is live there.
+            // Freeing it would free the live block at this address.
             let fault = AddressFault::Live;
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         };
@@ -215,8 +216,8 @@ impl PluggableAllocator {
         Ok(Ok(Allocation::new(address, bytes, self.owner, Token::numbered(serial))))
     }
 
-    /// Calls whoever takes the block back. The caller has forgotten it before: from here on its address
-    /// may come back from another thread's request.
+    /// Calls the function that frees the block. The caller has removed it first: from here on another
+    /// thread's request may get its address.
     fn hand_back(&self, address: u64, block: &Block) {
         match &block.source {
             Some(own) => own.free(address, block.size_bytes, block.stream),
@@ -226,7 +227,7 @@ impl PluggableAllocator {
         }
     }
 
-    /// Frees the live block of this name.
+    /// Frees the live block with this name.
     fn free_block(&self, name: BlockName) -> Result<u64, HandleError> {
         let _asks = self.history.of_free();
         let (stream, uses, pool, serial, bytes) = {
@@ -245,10 +246,10 @@ impl PluggableAllocator {
         }
     }
 
-    /// Takes a block out of its caller's hands, or out of waiting: back to the user, or into its pool.
-    /// False when it is not the block that was meant.
+    /// Retires a live or draining block: frees it in the user's function, or keeps it in its pool.
+    /// Returns false if it is no longer the same block.
     fn retire(&self, address: u64, serial: u64, was: State, pool: PoolId) -> bool {
-        // A private pool's lock comes before a shard's.
+        // Lock order: private pools before shards.
         let mut known = (pool != PoolId::DEFAULT).then(|| self.pools.lock());
         let mut shard = self.table.lock(address);
         let same = |block: &&Live<Block>| {
@@ -284,7 +285,7 @@ impl PluggableAllocator {
         true
     }
 
-    /// Gives a forgotten block's memory back and counts it.
+    /// Frees the memory of a removed block and counts it.
     fn give_back(&self, address: u64, block: &Block) {
         let _charge = self.limit.kept(block.size_bytes);
         let of = (block.stream, block.pool);
@@ -294,7 +295,7 @@ impl PluggableAllocator {
     }
 }
 
-/// What is wrong with an answer.
+/// Returns the error in a result, if there is one.
 fn fault_of(address: u64, size_bytes: u64) -> Option<AddressFault> {
     if !address.is_multiple_of(ALIGNMENT_BYTES) {
         return Some(AddressFault::Misaligned { alignment_bytes: ALIGNMENT_BYTES });
@@ -303,10 +304,10 @@ fn fault_of(address: u64, size_bytes: u64) -> Option<AddressFault> {
 }
 
 impl Drop for PluggableAllocator {
-    /// Waits for other streams' work and gives every block back, also live ones: their allocations
-    /// can no longer be freed. A function that panics here is not heard.
+    /// Waits for other streams' work and frees every block, even live ones: their allocations can no
+    /// longer be freed. Panics of the user's functions are ignored.
     fn drop(&mut self) {
-        // A driver that fails now leaves blocks waiting, and they are given back all the same.
+        // If the driver fails, blocks are freed without waiting.
         let _ = catch_unwind(AssertUnwindSafe(|| self.drain()));
         let shards = self.table.lock_all();
         let all: Vec<_> = shards.iter().flat_map(|s| s.iter()).map(|live| live.address).collect();

@@ -1,9 +1,10 @@
 //! Private pools over a user's functions.
 //!
-//! If the functions keep pools themselves (`begin_pool`), scopes are handed on and blocks come and go
-//! as they do. If not, the framework keeps them: what is freed in a pool that has users stays there,
-//! idle, for requests of the same stream and about the same size. So a graph that was captured in a
-//! pool writes to nobody else's memory, whatever the functions know of graphs.
+//! If the functions manage pools themselves (`begin_pool`), scopes are forwarded, and blocks are
+//! allocated and freed by the functions alone. Otherwise this module keeps the pools: a block freed in a
+//! pool with users stays there, idle, for requests of the same stream and about the same size. So the
+//! memory of a graph that was captured in a pool is not reused elsewhere, even if the functions do not
+//! support graphs.
 //!
 //! Lock order: pools, then a shard. No user's function runs under either.
 
@@ -36,23 +37,24 @@ pub(super) type Idle = (StreamId, u64, u64);
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     users: u32,
-    /// Scopes that the user's functions were told of.
+    /// The number of scopes that were forwarded to the user's functions.
     begun: u32,
-    /// The thread that calls the user's `end_pool` for the scope that was open last.
+    /// The thread that is calling the user's `end_pool` for the last scope.
     ending: Option<ThreadNumber>,
     pub(super) options: PoolOptions,
-    /// A graph was captured in it or a checkpoint taken: idle blocks are not for others.
+    /// A graph was captured in it or a checkpoint was taken: its idle blocks are not used for other
+    /// pools.
     pub(super) fixed: bool,
-    /// Blocks in the table.
+    /// The number of its blocks in the table.
     blocks: usize,
     idle: BTreeSet<Idle>,
 }
 
-/// What is kept for an open scope.
+/// The data of an open scope.
 #[derive(Clone, Copy, Debug)]
 struct Opened {
     pool: PoolId,
-    /// For one request only, by this thread.
+    /// The thread, if the scope serves only one request of it.
     brief: Option<ThreadNumber>,
 }
 
@@ -65,7 +67,7 @@ pub(super) struct Known {
 #[derive(Debug)]
 pub(super) struct Pools {
     known: Mutex<Known>,
-    /// A scope of one request was closed.
+    /// Notified when a scope of one request was closed.
     closed: Condvar,
     /// Opened and closed under `known`.
     scopes: Scopes<Opened>,
@@ -84,20 +86,21 @@ impl Known {
         self.pools.get(&pool).ok_or(PoolError::Unknown { pool })
     }
 
-    /// Notes that a thread calls the user's `end_pool`; no scope begins until it has returned.
+    /// Sets the thread that calls the user's `end_pool`, or clears it. No scope begins until the call
+    /// has returned.
     fn set_ending(&mut self, pool: PoolId, thread: Option<ThreadNumber>) {
         if let Some(found) = self.pools.get_mut(&pool) {
             found.ending = thread;
         }
     }
 
-    /// Whether a block that is freed stays with its pool; then it is idle from now on.
+    /// Adds a freed block to its pool's idle blocks if the pool has users. Returns true if it was added.
     pub(super) fn keep(&mut self, pool: PoolId, block: Idle) -> bool {
         let found = self.pools.get_mut(&pool).filter(|found| found.users > 0);
         found.is_some_and(|found| found.idle.insert(block))
     }
 
-    /// A block has left the table.
+    /// Counts a block that was removed from the table.
     pub(super) fn remove_block(&mut self, pool: PoolId) {
         if let Some(found) = self.pools.get_mut(&pool) {
             found.blocks -= 1;
@@ -107,7 +110,7 @@ impl Known {
         }
     }
 
-    /// Takes the idle block that fits best.
+    /// Removes and returns the idle block that fits best.
     fn take_idle(&mut self, pool: PoolId, request: Request) -> Option<u64> {
         let idle = &mut self.pools.get_mut(&pool)?.idle;
         let most = request.bytes.saturating_add(request.bytes / (SLACK_DIVISOR - 1)).max(512);
@@ -128,28 +131,28 @@ impl Pools {
         self.known.lock()
     }
 
-    /// Whether a capture is known, here or to another allocator over the same driver.
+    /// Returns true if a capture is known, here or in another allocator over the same driver.
     pub(super) fn know_a_capture(&self) -> bool {
         self.scopes.any_capture() || self.scopes.any_elsewhere()
     }
 
-    /// A block of the pool is about to enter the table.
+    /// Counts a block of the pool that is about to be added to the table.
     pub(super) fn add_block(&self, pool: PoolId) {
         if pool != PoolId::DEFAULT {
-            // A pool that has gone meanwhile is known again, without users, until the block goes.
+            // A pool that was removed since is created again, without users, until the block is removed.
             self.lock().pools.entry(pool).or_default().blocks += 1;
         }
     }
 }
 
 impl PluggableAllocator {
-    /// The pool that serves a request.
+    /// Returns the pool that serves a request.
     pub(super) fn route(&self, request: Request) -> Result<PoolId, DriverError> {
         let routed = self.pools.scopes.route(request.stream)?;
         Ok(routed.to.map_or(PoolId::DEFAULT, |opened| opened.pool))
     }
 
-    /// An idle block of a pool.
+    /// Allocates an idle block of a pool.
     pub(super) fn revive(
         &self,
         known: &mut Known,
@@ -162,7 +165,7 @@ impl PluggableAllocator {
         Some(Allocation::new(address, request.bytes, self.owner, Token::numbered(serial)))
     }
 
-    /// An idle block of a pool that helps the default one out.
+    /// Allocates an idle block of a pool with `use_on_oom`, for the default pool.
     pub(super) fn take_from_helpers(&self, request: Request) -> Option<Allocation> {
         let mut known = self.pools.lock();
         let helps = |(_, pool): &(&PoolId, &Pool)| pool.options.use_on_oom && !pool.fixed;
@@ -170,7 +173,7 @@ impl PluggableAllocator {
         helpers.into_iter().find_map(|pool| self.revive(&mut known, pool, request))
     }
 
-    /// Gives back what is idle in pools without users, and in `own` if no graph needs it.
+    /// Frees the idle blocks of pools without users, and of `own` if no graph needs them.
     pub(super) fn release_idle(&self, own: Option<PoolId>) {
         let mut known = self.pools.lock();
         let idle: Vec<(PoolId, Idle)> = known
@@ -192,7 +195,8 @@ impl PluggableAllocator {
         }
     }
 
-    /// What a filter says of streams, for the user's functions. Threads are meant as they ask.
+    /// Converts a scope's filter for the user's functions. A thread filter refers to the thread that
+    /// calls the filter.
     fn stream_filter(&self, filter: ScopeFilter) -> StreamFilter {
         match filter {
             ScopeFilter::Where(accepts) => accepts,
@@ -224,7 +228,7 @@ impl PluggableAllocator {
                     None => break,
                 },
             };
-            // A single request of another thread ends soon, and so does its call of the user's function. This
+            // Another thread's single request, or its call of `end_pool`, ends soon: wait for it. This
             // thread's own would wait for itself.
             match busy {
                 Some(thread) if thread != ThreadNumber::current() => {
@@ -253,7 +257,7 @@ impl PluggableAllocator {
         Ok(())
     }
 
-    /// Undoes what was noted of a scope that did not begin.
+    /// Undoes the opening of a scope whose `begin_pool` panicked.
     fn forget_scope(&self, pool: PoolId, has_user: bool) {
         let mut known = self.pools.lock();
         let closed = self.pools.scopes.close(pool);
@@ -266,7 +270,7 @@ impl PluggableAllocator {
             }
         }
         drop(known);
-        // What a filter's or a pool's end does is user code.
+        // Dropping a filter or a pool may run user code.
         drop((closed, gone));
         self.pools.closed.notify_all();
     }
@@ -287,9 +291,9 @@ impl PluggableAllocator {
         Ok(())
     }
 
-    /// Allocates in a pool, whatever scopes are open.
+    /// Allocates in a pool, regardless of open scopes.
     pub(super) fn allocate_in(&self, pool: PoolId, request: Request) -> AllocResult {
-        // Functions that keep pools route by scopes alone.
+        // Functions that manage pools route by scopes only.
         let by_scope = pool != PoolId::DEFAULT && self.callbacks.begin_pool.is_some();
         if by_scope && self.route(request)? != pool {
             return self.allocate_briefly(pool, request);
@@ -298,7 +302,7 @@ impl PluggableAllocator {
     }
 
     fn allocate_briefly(&self, pool: PoolId, request: Request) -> AllocResult {
-        /// Closes the scope also when a user's function panics.
+        /// Closes the scope, even if a user's function panics.
         struct Close<'a>(&'a PluggableAllocator, PoolId);
         impl Drop for Close<'_> {
             fn drop(&mut self) {
@@ -314,7 +318,7 @@ impl PluggableAllocator {
         self.layout_and(wanted, || ()).0
     }
 
-    /// The same, and what `then` says before any block changes.
+    /// Returns the layout, and the result of `then`, which is called before any block can change.
     pub(super) fn layout_and<T>(
         &self,
         wanted: impl Fn(&Block) -> bool,
@@ -355,13 +359,13 @@ impl PluggableAllocator {
             };
             let is_sound = |block: &BlockLayout| {
                 let whole = (block.address, block.size_bytes) == (address, size_bytes);
-                // What was idle may have gone since; nothing is asked of it.
+                // A block that was idle may have been freed since; it is not needed.
                 block.state == BlockStateName::Inactive
                     || whole
                         && (1..=size_bytes).contains(&block.requested_bytes)
                         && self.table.lock(address).get(address).is_some_and(|live| has_it(live))
             };
-            // In address order, so that none comes twice.
+            // In address order, so that no block occurs twice.
             let follows = last.replace(address) < Some(address);
             if !follows || segment.blocks.len() != 1 || !segment.blocks.iter().all(is_sound) {
                 return Err(PoolError::NotInPool { pool, address, size_bytes });

@@ -1,9 +1,9 @@
-//! What happens when a user's function has no memory, or our own limit forbids to ask it.
+//! The steps when a user's function has no memory, or the limit forbids calling it.
 //!
-//! Free-memory callbacks, one more attempt; wait for other streams, give back what is idle, let the
-//! user's functions empty their cache (`reset`), the last attempt; pools that help out; the report.
-//! While a capture is known, by a scope or because the request's stream is in it, nothing is waited for and
-//! nothing is reset: either would break it.
+//! Call the free-memory callbacks and try again. Wait for other streams, free idle blocks, call the
+//! user's `reset`, and try a last time. Use pools with `use_on_oom`; report the failure. While a capture
+//! is known, by a scope or because the request's stream is in one, there is neither a wait nor a
+//! `reset`: either would break it.
 
 use super::{PluggableAllocator, Refusal};
 use crate::allocator::Request;
@@ -37,7 +37,7 @@ impl PluggableAllocator {
         {
             return Ok(found);
         }
-        // Blocks that could not be waited for might have served the request.
+        // The blocks that could not be waited for might have served the request.
         drained?;
         self.table.counters().num_ooms += 1;
         let mut report = self.report(pool, request, refusal);
@@ -48,8 +48,8 @@ impl PluggableAllocator {
         Err(AllocError::OutOfMemory(Box::new(report)))
     }
 
-    /// Waits for other streams, gives back what is idle in pools without users and in `own`, and lets the
-    /// user's functions empty their cache.
+    /// Waits for other streams, frees the idle blocks of pools without users and of `own`, and calls the
+    /// user's `reset`.
     fn drain_and_release(&self, own: Option<PoolId>) -> Result<(), DriverError> {
         let drained = self.drain();
         self.release_idle(own);
@@ -59,7 +59,7 @@ impl PluggableAllocator {
         drained
     }
 
-    /// Empties the cache. Nothing of that while a scope knows of a capture: it would break.
+    /// Empties the cache. Does nothing while a capture is known, because it would break the capture.
     pub(super) fn empty(&self) -> Result<(), DriverError> {
         if self.pools.know_a_capture() {
             return Ok(());

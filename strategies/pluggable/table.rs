@@ -1,9 +1,9 @@
-//! What was handed out: address to size, stream and pool, and the counters.
+//! The allocated blocks, by address, and the counters.
 //!
-//! Sharded by address, so that threads seldom meet. The counters stand together under one lock, which is
-//! held for a few additions: shared like the engine's, they would wander from shard to shard with the
-//! addresses, and cost ten times as much. Calls no function of a user and no driver. Lock order: a
-//! shard, then the counters; nobody takes another lock under these.
+//! Sharded by address to avoid contention. The counters have one lock, held for a few additions:
+//! counters per thread, like the engine's, would move between shards with the addresses and cost more.
+//! Calls neither user functions nor the driver. Lock order: a shard, then the counters; no other lock is
+//! taken under these.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use crate::live_blocks::{BlockName, Live, LiveBlocks, Sharded};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
-/// Where a block is in its life.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Live,
-    /// Freed by the caller; other streams' work is waited for.
+    /// Freed by the caller; work of other streams is still pending.
     Draining,
     /// Kept for its private pool.
     Idle,
@@ -29,18 +29,18 @@ pub(super) enum State {
 
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    /// What the user's function was asked for.
+    /// The size requested from the user's function.
     pub(super) size_bytes: u64,
-    /// What the last holder asked for.
+    /// The bytes requested by the last caller.
     pub(super) requested_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
     pub(super) state: State,
-    /// Other streams that were announced.
+    /// The other streams that were recorded.
     pub(super) uses: SmallVec<[StreamId; 2]>,
-    /// How many events it waits for while it drains.
+    /// The number of events it waits for while it drains.
     pub(super) events: usize,
-    /// Who gets it back, if it is not the user's `free`.
+    /// The allocator that frees it, if it is not the user's `free`.
     pub(super) source: Option<Arc<dyn SegmentAllocator>>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Table {
     counters: Mutex<Statistics>,
 }
 
-/// A shard under its lock.
+/// A locked shard.
 pub(super) struct Locked<'t> {
     counters: &'t Mutex<Statistics>,
     shard: MutexGuard<'t, LiveBlocks<Block>>,
@@ -67,12 +67,12 @@ impl Table {
         self.blocks.lock_all()
     }
 
-    /// The counters that change by themselves: see [`statistics`](Self::statistics).
+    /// Locks the counters that are kept separately: see [`statistics`](Self::statistics).
     pub(super) fn counters(&self) -> MutexGuard<'_, Statistics> {
         self.counters.lock()
     }
 
-    /// Every counter.
+    /// Returns all counters.
     pub(super) fn statistics(&self) -> Statistics {
         let mut statistics = self.counters.lock().clone();
         statistics.num_device_alloc = statistics.segment.all.allocated;
@@ -84,7 +84,7 @@ impl Table {
 }
 
 impl Locked<'_> {
-    /// The block at an address, whatever its state.
+    /// Returns the block at an address, in any state.
     pub(super) fn get(&self, address: u64) -> Option<&Live<Block>> {
         self.shard.get(address)
     }
@@ -93,14 +93,14 @@ impl Locked<'_> {
         self.shard.get_mut(address).map(|live| &mut live.kept)
     }
 
-    /// The block of this name that is in its caller's hands.
+    /// Returns the live block with this name.
     pub(super) fn live(&self, name: BlockName) -> Result<&Live<Block>, HandleError> {
         let is_it = |live: &&Live<Block>| live.state == State::Live && live.has(name.serial);
         self.get(name.address).filter(is_it).ok_or_else(|| name.missing())
     }
 
-    /// Adds a block that is in the caller's hands, and returns its serial number. `None`, and nothing
-    /// changes, when the address is known.
+    /// Adds a live block and returns its serial number. Returns `None` and changes nothing if the
+    /// address is in the table.
     pub(super) fn insert(&mut self, address: u64, block: Block) -> Option<u64> {
         if self.shard.contains(address) {
             return None;
@@ -115,7 +115,7 @@ impl Locked<'_> {
         Some(self.shard.enter(address, block).0)
     }
 
-    /// Hands an idle block out again, under a new serial number.
+    /// Allocates an idle block again, with a new serial number.
     pub(super) fn revive(&mut self, address: u64, requested_bytes: u64) -> Option<u64> {
         self.get(address).filter(|block| block.state == State::Idle)?;
         let (serial, block) = self.shard.renew(address)?;
@@ -126,7 +126,7 @@ impl Locked<'_> {
         Some(serial)
     }
 
-    /// One event of a draining block has passed; whether it was the last.
+    /// Counts one passed event of a draining block. Returns true if it was the last.
     pub(super) fn event_passed(&mut self, address: u64) -> bool {
         self.get_mut(address).is_some_and(|block| {
             block.events = block.events.checked_sub(1).expect("each event passes once");
@@ -134,14 +134,14 @@ impl Locked<'_> {
         })
     }
 
-    /// The caller gave a live block back that still drains.
+    /// Turns a live block into a draining one: its caller has freed it.
     pub(super) fn drain(&mut self, address: u64) {
         let Some(live) = self.shard.get_mut(address) else { return };
         live.kept.state = State::Draining;
         self.counters.lock().given_back(live.kind(), live.size_bytes.cast_signed());
     }
 
-    /// A live or draining block becomes idle.
+    /// Turns a live or draining block into an idle one.
     pub(super) fn keep(&mut self, address: u64) {
         let Some(live) = self.shard.get_mut(address) else { return };
         count_free(&mut self.counters.lock(), live);
@@ -149,7 +149,7 @@ impl Locked<'_> {
         live.kept.uses.clear();
     }
 
-    /// Forgets a block, whatever its state.
+    /// Removes a block in any state.
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
         let block = self.shard.take_if(address, |_| true)?.kept;
         let mut counters = self.counters.lock();
@@ -174,7 +174,7 @@ fn count_handed_out(counters: &mut Statistics, block: &Block) {
     counters.requested_bytes.increase(kind, block.requested_bytes.cast_signed());
 }
 
-/// It is not in use any more.
+/// Counts a block that is no longer in use.
 fn count_free(counters: &mut Statistics, block: &Block) {
     if block.state == State::Idle {
         return;

@@ -1,11 +1,11 @@
-//! Blocks that wait for other streams, when the user's functions do not wait themselves, and for the
-//! freeing thread's own one.
+//! Blocks that wait for other streams, if the user's functions do not wait themselves, and for
+//! per-thread default streams.
 //!
-//! A free of such a block records one event per stream and returns; later requests ask whether the
-//! events have passed (`event_queue`), and then the user's `free` is called. While a stream is captured no
-//! event of it is recorded: the block waits for the capture's end first. Of a stream that is another one on
-//! each thread only the thread that freed the block can tell; for a thread that does not come back the
-//! device is waited for.
+//! Freeing such a block records one event per stream and returns. Later requests query the events
+//! (`event_queue`), and the user's `free` is called once all have passed. While a stream is captured, no
+//! event is recorded on it: the block waits for the end of the capture first. For a per-thread default
+//! stream, only the thread that freed the block can check that; if that thread does not return, the
+//! device is synchronized.
 //!
 //! Lock order: captured, queue, a shard, passed. No user's function runs under any.
 
@@ -37,7 +37,7 @@ pub(super) struct Name {
 struct Captured {
     name: Name,
     streams: SmallVec<[StreamId; 2]>,
-    /// Only this thread can tell, if there is one.
+    /// The only thread that can check them, if there is a per-thread default stream.
     thread: Option<ThreadNumber>,
 }
 
@@ -49,26 +49,26 @@ impl Captured {
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// How many blocks wait, for whatever.
+    /// The number of blocks that wait, for any reason.
     count: AtomicUsize,
     captured: Mutex<VecDeque<Captured>>,
     pub(super) queue: EventQueue<Name>,
-    /// Blocks whose events have passed, on their way back to the user.
+    /// Blocks whose events have passed and that the user's `free` must be called for.
     passed: Mutex<VecDeque<Name>>,
-    /// Held by who waits for the device, so that who comes then finds what has passed.
+    /// Held while waiting for events, so that a thread that waits next sees all passed events.
     draining: Mutex<()>,
 }
 
 impl Waiting {
-    /// Whether any block waits. One relaxed load.
+    /// Returns true if any block waits. One relaxed load.
     pub(super) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
 }
 
 impl PluggableAllocator {
-    /// Takes back a block of `own` that other streams use, or that is of another stream on each thread.
-    /// Events are recorded first, so that a driver's failure leaves the block in the caller's hands.
+    /// Frees a block of `own` that other streams use, or whose stream is a per-thread default stream.
+    /// Events are recorded first, so that the block stays live if the driver fails.
     pub(super) fn free_when_drained(
         &self,
         address: u64,
@@ -92,7 +92,7 @@ impl PluggableAllocator {
         let name = BlockName { address, serial: Some(serial) };
         let Some(block) = shard.live(name).ok().filter(|block| block.uses.as_slice() == uses)
         else {
-            // Another thread freed it or announced a stream meanwhile.
+            // Another thread has freed it or recorded a stream since.
             drop(shard);
             self.waiting.queue.give_back(&recorded.unwrap_or_default());
             return self.free_block(name).map(drop);
@@ -113,7 +113,7 @@ impl PluggableAllocator {
         Ok(())
     }
 
-    /// Whether work on the stream may go into a graph.
+    /// Returns true if work on the stream may go into a graph.
     pub(super) fn may_be_captured(&self, stream: StreamId) -> bool {
         may_be_captured(&*self.driver, stream)
     }
@@ -122,7 +122,7 @@ impl PluggableAllocator {
         self.waiting.queue.record(&*self.driver, streams.iter().copied())
     }
 
-    /// Lets a draining block wait for these events.
+    /// Makes a draining block wait for these events.
     fn wait_for_events(&self, name: Name, recorded: &Recorded) {
         if recorded.is_empty() {
             self.waiting.passed.lock().push_back(name);
@@ -134,15 +134,15 @@ impl PluggableAllocator {
         self.waiting.queue.push(&*self.driver, recorded, name);
     }
 
-    /// One event of a draining block has passed.
+    /// Handles one passed event of a draining block.
     fn event_passed(&self, name: Name) {
         if self.table.lock(name.address).event_passed(name.address) {
             self.waiting.passed.lock().push_back(name);
         }
     }
 
-    /// Gives back what has been waited for. What is not reached, because a user's function panics, is given
-    /// back the next time.
+    /// Frees the blocks whose events have passed. If a user's function panics, the rest is freed the
+    /// next time.
     fn give_passed_back(&self) {
         loop {
             let Some(name) = self.waiting.passed.lock().pop_front() else { return };
@@ -151,12 +151,12 @@ impl PluggableAllocator {
         }
     }
 
-    /// Whether events may be asked and waited for on behalf of a request: no capture is known.
+    /// Returns true if events may be queried and waited for on behalf of a request: no capture is known.
     pub(super) fn may_wait_for(&self, stream: StreamId) -> bool {
         !self.pools.know_a_capture() && !self.may_be_captured(stream)
     }
 
-    /// Gives back what has been waited for. Never waits for the device.
+    /// Frees the blocks whose events have passed. Never waits for the device.
     pub(super) fn poll(&self) -> Result<(), DriverError> {
         let settled = self.settle_captured();
         let polled = self.waiting.queue.poll(&*self.driver, |name| self.event_passed(name));
@@ -164,11 +164,12 @@ impl PluggableAllocator {
         settled.and(polled)
     }
 
-    /// Records the events of blocks whose captures have ended, as far as this thread can tell.
+    /// Records the events of blocks whose captures have ended, for streams that this thread can check.
     fn settle_captured(&self) -> Result<(), DriverError> {
         let mut failed = None;
         self.waiting.captured.lock().retain(|block| {
-            // This thread would ask of its own stream, and record on that.
+            // For a per-thread default stream, this thread would query and record its own stream
+            // instead.
             if block.is_another_threads()
                 || block.streams.iter().any(|stream| self.may_be_captured(*stream))
             {
@@ -179,7 +180,7 @@ impl PluggableAllocator {
                     self.wait_for_events(block.name, &recorded);
                     return false;
                 }
-                // One has begun meanwhile.
+                // A capture has begun since the check.
                 Err(error) if error.kind() == DriverErrorKind::CaptureActive => {}
                 Err(error) => _ = failed.get_or_insert(error),
             }
@@ -188,8 +189,8 @@ impl PluggableAllocator {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Waits in the place of other threads, which alone can tell whether their own streams' captures
-    /// have ended: a device that was waited for has no capture, and no work of theirs.
+    /// Synchronizes the device on behalf of other threads, which alone can check captures of their
+    /// per-thread streams. After that, the device has neither a capture nor work of theirs.
     fn wait_for_other_threads(&self) -> Result<(), DriverError> {
         let theirs: Vec<_> = {
             let captured = self.waiting.captured.lock();
@@ -208,12 +209,12 @@ impl PluggableAllocator {
         Ok(())
     }
 
-    /// Waits for every stream that a block waits for, and gives the blocks back. Blocks that wait for
-    /// the end of a capture stay.
+    /// Waits for the pending events of all blocks and frees the blocks. Blocks that wait for the end of
+    /// a capture stay.
     ///
     /// # Errors
     ///
-    /// The first [`DriverError`]; blocks that could not be waited for go on waiting.
+    /// The first [`DriverError`]; blocks that could not be waited for continue to wait.
     pub(super) fn drain(&self) -> Result<(), DriverError> {
         let waited = self.wait_for_other_threads();
         // Blocks whose captures have ended get their events first.

@@ -1,10 +1,10 @@
-//! A filter of streams as C++ takes it: a `std::function<bool(cudaStream_t)>` by value.
+//! A stream filter in C++'s form: a `std::function<bool(cudaStream_t)>` passed by value.
 //!
-//! It is not trivially copyable, so the calling convention passes a pointer to the caller's object,
-//! which the callee may copy, call and move from, and which the caller destroys. The object is laid out
-//! as GNU's C++ library does: two words of payload, a function that copies and destroys it, and one that
-//! calls it. Ours keep a reference count in the payload. A library that was built with another C++
-//! library than GNU's must not look at the filter, and a program that was must not hand us one.
+//! The type is not trivially copyable, so the calling convention passes a pointer to the caller's
+//! object. The callee may copy, call and move from it; the caller destroys it. The layout is that of
+//! GNU's C++ library: two words of payload, a function that copies and destroys the object, and a
+//! function that calls it. Our objects keep a reference count in the payload. A library built with
+//! another C++ library must not use the filter, and a program built with one must not pass us a filter.
 //!
 //! Source: the Itanium C++ ABI, "Non-Trivial Parameters", and GNU's `bits/std_function.h`.
 
@@ -30,7 +30,7 @@ const GET_FUNCTOR: c_int = 1;
 const CLONE: c_int = 2;
 const DESTROY: c_int = 3;
 
-/// The object. Destroyed when it goes, unless C++ has moved what it held elsewhere.
+/// The object. Its drop destroys the payload, unless C++ has moved it elsewhere.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct StdFunction {
@@ -46,19 +46,19 @@ impl StdFunction {
     }
 }
 
-// SAFETY: what C++ may call from any thread, one at a time, as PyTorch calls its filters.
+// SAFETY: C++ may call it from any thread, one at a time, as PyTorch calls its filters.
 unsafe impl Send for StdFunction {}
 
-/// A filter of C++, copied; `None` when the object is empty. It is asked by one thread at a time, and ends
-/// with the last holder. A C++ exception in it ends the process.
+/// Copies a C++ filter; returns `None` if the object is empty. The copy is called by one thread at a
+/// time, and destroyed with its last reference. A C++ exception in it ends the process.
 ///
 /// # Safety
 ///
-/// `object` is null, or a `std::function<bool(cudaStream_t)>` that lives during the call, of GNU's C++
-/// library.
+/// `object` is null, or a `std::function<bool(cudaStream_t)>` of GNU's C++ library that lives during the
+/// call.
 #[cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "PyTorch's symbols are handed one"))]
 pub(crate) unsafe fn copied(object: *const c_void) -> Option<StreamFilter> {
-    // SAFETY: our caller's promise.
+    // SAFETY: the caller guarantees it.
     let object = unsafe { object.cast::<StdFunction>().as_ref() }?;
     let (manager, invoker) = (object.manager?, object.invoker?);
     let mut payload = [null_mut(); 2];
@@ -71,7 +71,7 @@ pub(crate) unsafe fn copied(object: *const c_void) -> Option<StreamFilter> {
 
 impl StdFunction {
     fn accepts(&self, stream: StreamId) -> bool {
-        // A stream that is no pointer here is none that C++ could name.
+        // A stream that does not fit a pointer cannot come from C++.
         let Ok(handle) = usize::try_from(stream.0) else { return false };
         let mut argument = std::ptr::without_provenance_mut(handle);
         // SAFETY: the object is alive, and its payload belongs to `invoker`.
@@ -91,10 +91,10 @@ impl Drop for StdFunction {
     }
 }
 
-/// Copies and destroys a payload, when C++ does so with its object.
+/// Copies or destroys a payload, when C++ copies or destroys its object.
 unsafe extern "C-unwind" fn manage(to: *mut Payload, from: *const Payload, what: c_int) -> bool {
     match what {
-        // What type it is has no name in C++.
+        // The type has no C++ type info.
         GET_TYPE => put(to, null_mut()),
         GET_FUNCTOR => put(to, from.cast_mut().cast()),
         CLONE => {
@@ -105,7 +105,7 @@ unsafe extern "C-unwind" fn manage(to: *mut Payload, from: *const Payload, what:
         }
         DESTROY => {
             let held = held(to);
-            // SAFETY: the object that goes gives up its count, which `new` or a copy made.
+            // SAFETY: the destroyed object gives up its count, which `new` or a copy made.
             unsafe { Arc::decrement_strong_count(held) };
         }
         _ => {}
@@ -113,14 +113,14 @@ unsafe extern "C-unwind" fn manage(to: *mut Payload, from: *const Payload, what:
     false
 }
 
-/// Asks the filter. C++ passes its argument by reference.
+/// Calls the filter. C++ passes its argument by reference.
 unsafe extern "C-unwind" fn invoke(payload: *const Payload, stream: *mut *mut c_void) -> bool {
     let held = held(payload);
     // SAFETY: C++ calls an object that is alive, so its count keeps the filter.
     let filter = unsafe { &*held };
     // SAFETY: the argument lives as long as the call.
     let stream = StreamId(unsafe { *stream }.addr() as u64);
-    // No panic may pass C++; a filter that cannot answer accepts nothing.
+    // A panic must not unwind into C++. A filter that panics accepts no stream.
     catch_unwind(AssertUnwindSafe(|| filter(stream))).unwrap_or(false)
 }
 

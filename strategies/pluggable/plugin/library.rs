@@ -1,12 +1,11 @@
 //! A user's functions from a shared library, with the C signatures that PyTorch loads.
 //!
-//! The file is looked at first (`elf`), then loaded with all its needs, then every function is found,
-//! and only then anything is called. A library that was loaded stays for the life of the process: the
-//! allocator's blocks, threads that are inside, and what the library itself has started or registered
-//! all outlive any moment at which it could go. C++ exceptions pass through as they would in C++, and
-//! Rust's callers cannot catch them.
+//! The file is checked first (`elf`), then loaded with all its dependencies, then every function is
+//! looked up; only then is one called. A loaded library is never unloaded: the allocator's blocks,
+//! threads inside its functions, and threads or handlers of the library may outlive any moment for that.
+//! C++ exceptions propagate as they would in C++; Rust callers cannot catch them.
 //!
-//! Trust: what the names stand for has the signatures that are written here. Nobody can check that.
+//! Trust: the named functions must have the signatures given here. This cannot be checked.
 //!
 //! Source of the signatures: PyTorch's `CUDAPluggableAllocator`.
 
@@ -37,7 +36,7 @@ type RecordFn = unsafe extern "C-unwind" fn(Pointer, Pointer);
 type BeginFn = unsafe extern "C-unwind" fn(c_int, Pair, *mut StdFunction);
 type PoolFn = unsafe extern "C-unwind" fn(c_int, Pair);
 
-/// `std::pair` of two 64-bit numbers: copied trivially, so passed like this struct of C.
+/// `std::pair` of two 64-bit numbers: trivially copyable, so it is passed like this C struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Pair(u64, u64);
@@ -48,9 +47,10 @@ impl From<PoolId> for Pair {
     }
 }
 
-/// Loads a library and finds its functions; names that are absent are not looked up. Runs what the
-/// library does when it is loaded, and waits for that and for the disk. `init` is called by whoever uses
-/// the callbacks; it reaches the library once, however often it is loaded.
+/// Loads a library and finds its functions. Optional functions without a name in the settings are
+/// skipped. Runs the library's initializers, and waits for them and for the disk. The user of the
+/// callbacks calls `init`; the library's function is called only once, even if the library is loaded
+/// repeatedly.
 ///
 /// # Errors
 ///
@@ -66,14 +66,14 @@ pub fn load(names: &PluggableSettings) -> Result<Callbacks, LibraryError> {
         callbacks = callbacks.on_init(move |devices| init_once(init, devices));
     }
     if let Some(reset) = library.find_any::<ResetFn>("reset_fn", &names.reset_fn)? {
-        // SAFETY: the function has this signature: see the header.
+        // SAFETY: the function has this signature: see the module documentation.
         callbacks = callbacks.on_reset(move || unsafe { reset() });
     }
     if let Some(set) =
         library.find_any::<FractionFn>("memory_fraction_fn", &names.memory_fraction_fn)?
     {
         callbacks = callbacks.on_memory_fraction(move |fraction, device| {
-            // SAFETY: the function has this signature: see the header.
+            // SAFETY: the function has this signature: see the module documentation.
             unsafe { set(fraction, ordinal(device)) }
         });
     }
@@ -100,7 +100,7 @@ pub fn load(names: &PluggableSettings) -> Result<Callbacks, LibraryError> {
         let found = library.find_any::<PoolFn>(key, name)?;
         Ok(found.map(|function| -> Arc<OnPool> {
             Arc::new(move |device, pool| {
-                // SAFETY: the function has this signature: see the header.
+                // SAFETY: the function has this signature: see the module documentation.
                 unsafe { function(ordinal(device), pool.into()) }
             })
         }))
@@ -113,13 +113,13 @@ pub fn load(names: &PluggableSettings) -> Result<Callbacks, LibraryError> {
 fn required(alloc: AllocFn, free: FreeFn) -> Callbacks {
     let allocate = move |bytes: u64, device: DeviceId, stream: StreamId| {
         let bytes = usize::try_from(bytes).ok()?;
-        // SAFETY: the function has this signature: see the header.
+        // SAFETY: the function has this signature: see the module documentation.
         let found = unsafe { alloc(bytes, ordinal(device), pointer(stream.0)) };
         (!found.is_null()).then(|| found.expose_provenance() as u64)
     };
     let free = move |address: u64, bytes: u64, device: DeviceId, stream: StreamId| {
         let bytes = usize::try_from(bytes).expect("it was allocated with as many");
-        // SAFETY: as above; the block came from `alloc` and is freed once, as `Callbacks` says.
+        // SAFETY: as above; the block came from `alloc` and is freed once, as `Callbacks` guarantees.
         unsafe { free(pointer(address), bytes, ordinal(device), pointer(stream.0)) }
     };
     Callbacks::new(allocate, free)
@@ -134,11 +134,11 @@ fn base_of(function: BaseFn, address: u64) -> Base {
     Base { address: base.expose_provenance() as u64, size_bytes }
 }
 
-/// Calls a library's `init_fn` unless it was called before. Waits for a first call that is under way.
-/// One that ended with an exception is repeated.
+/// Calls a library's `init_fn` unless it was called before. Waits for a first call that is in progress.
+/// A call that ended with an exception is repeated.
 fn init_once(init: InitFn, devices: u32) {
     static CALLED: Mutex<Vec<(usize, Arc<Once>)>> = Mutex::new(Vec::new());
-    // Libraries stay, so a function's address names it for ever.
+    // Libraries are never unloaded, so the address of a function identifies it.
     let key = init as usize;
     let once = {
         let mut called = CALLED.lock();
@@ -152,7 +152,7 @@ fn init_once(init: InitFn, devices: u32) {
         }
     };
     let devices = c_int::try_from(devices).unwrap_or(c_int::MAX);
-    // SAFETY: the function has this signature: see the header.
+    // SAFETY: the function has this signature: see the module documentation.
     once.call_once_force(|_| unsafe { init(devices) });
 }
 
@@ -172,7 +172,8 @@ struct Found {
 
 impl Found {
     fn open(path: PathBuf) -> Result<Self, LibraryError> {
-        // SAFETY: loading runs the library's own initialisers. The user named it to be run.
+        // SAFETY: loading runs the library's own initializers. The user named the library for that
+        // purpose.
         match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
             Ok(library) => Ok(Self { path, library: ManuallyDrop::new(library) }),
             Err(error) => {
@@ -191,9 +192,10 @@ impl Found {
     }
 
     fn find<F: Copy>(&self, key: &'static str, name: &str) -> Result<F, LibraryError> {
-        // SAFETY: `F` is the type of pointer that the caller expects behind the name: see the header.
+        // SAFETY: `F` is the function type that the caller expects for the name: see the module
+        // documentation.
         let found = unsafe { self.library.get::<Option<F>>(name) };
-        // A symbol can be there and be null, which no function pointer is.
+        // A symbol can exist and be null, which no function pointer is.
         let found = found.ok().and_then(Symbol::lift_option);
         let none =
             || LibraryError::NoFunction { path: self.path.clone(), key, name: name.to_owned() };
@@ -201,7 +203,7 @@ impl Found {
     }
 }
 
-/// The loader's words; it often begins with the path, which the error says already.
+/// Returns the loader's message without the path at its start, which the error contains already.
 fn told(error: &libloading::Error, path: &Path) -> String {
     let source = std::error::Error::source(error).map(ToString::to_string);
     let text = source.unwrap_or_else(|| error.to_string());

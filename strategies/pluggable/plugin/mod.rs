@@ -1,8 +1,8 @@
-//! A user's own functions: how they are called, whoever wrote them.
+//! Calling a user's own functions, from closures or a library.
 //!
-//! [`Callbacks`] is the set that PyTorch's `CUDAPluggableAllocator` knows, as closures. Two are
-//! required; [`load`] finds them in a shared library by name. This module calls and loads; what
-//! was allocated is kept by the strategy.
+//! [`Callbacks`] is the set of functions of PyTorch's `CUDAPluggableAllocator`, as closures. Two are
+//! required. [`load`] finds them in a shared library by name. This module calls and loads; the strategy
+//! keeps track of blocks.
 
 #[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
 mod elf;
@@ -24,8 +24,8 @@ pub(crate) use filter::copied;
 #[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
 pub use library::load;
 
-/// Whether a stream's requests belong to a pool's scope. May be asked from any thread, as long as
-/// somebody holds it.
+/// Returns true if a stream's requests belong to a pool's scope. May be called from any thread, as long
+/// as a reference exists.
 pub type StreamFilter = Arc<dyn Fn(StreamId) -> bool + Send + Sync>;
 
 type Allocate = dyn Fn(u64, DeviceId, StreamId) -> Option<u64> + Send + Sync;
@@ -34,21 +34,22 @@ type BaseOf = dyn Fn(u64) -> Base + Send + Sync;
 type BeginPool = dyn Fn(DeviceId, PoolId, StreamFilter) + Send + Sync;
 type OnPool = dyn Fn(DeviceId, PoolId) + Send + Sync;
 
-/// What a block was cut from, as the user's function says.
+/// The allocation that contains a block, as reported by the user's function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// Where it starts.
+    /// Its address.
     pub address: u64,
-    /// Its size in bytes, if the function says one.
+    /// Its size in bytes, if the function reports one.
     pub size_bytes: Option<u64>,
 }
 
 /// A user's functions. `allocate` and `free` are required, the others are added one by one.
 ///
-/// They are called from any thread, several at once, and with no lock held, so they may call the
-/// allocator that they serve. Only the one that is told a memory fraction may be called while a switchable
-/// allocator changes its limit: it must not ask that one to switch, to change or for scopes, and would wait
-/// for ever. What they panic with reaches whoever called the allocator.
+/// They are called from any thread, concurrently, and with no lock held, so they may call the allocator
+/// that they serve. The exception is the function for the memory fraction, which may be called while a
+/// switchable allocator changes its limit. There it must not make that allocator switch, change its
+/// configuration or open or close scopes: that would deadlock. Panics reach the code that called the
+/// allocator.
 #[derive(Clone)]
 pub struct Callbacks {
     pub(crate) allocate: Arc<Allocate>,
@@ -64,9 +65,10 @@ pub struct Callbacks {
 }
 
 impl Callbacks {
-    /// `allocate` gets bytes (at least 1), device and stream and returns an address, or `None` when
-    /// there is not as much. `free` gets the address, the same bytes, the same device and the same
-    /// stream; it is never called for an address that is not live.
+    /// Creates the set of the two required functions. `allocate` receives bytes (at least 1), device and
+    /// stream. It returns an address, or `None` if there is not enough memory. `free` receives the
+    /// address and the same bytes, device and stream; it is never called for an address that is not
+    /// live.
     pub fn new(
         allocate: impl Fn(u64, DeviceId, StreamId) -> Option<u64> + Send + Sync + 'static,
         free: impl Fn(u64, u64, DeviceId, StreamId) + Send + Sync + 'static,
@@ -85,22 +87,24 @@ impl Callbacks {
         }
     }
 
-    /// Called once for each allocator that is built, with the number of devices, before anything else.
+    /// Adds a function that is called once for each allocator that is built, before any other, with the
+    /// number of devices.
     #[must_use]
     pub fn on_init(mut self, init: impl Fn(u32) + Send + Sync + 'static) -> Self {
         self.init = Some(Arc::new(init));
         self
     }
 
-    /// Called when the cache is emptied, also under memory pressure.
+    /// Adds a function that is called when the cache is emptied, also when memory is exhausted.
     #[must_use]
     pub fn on_reset(mut self, reset: impl Fn() + Send + Sync + 'static) -> Self {
         self.reset = Some(Arc::new(reset));
         self
     }
 
-    /// Told of a memory fraction, from 0 to 1. The limit itself is kept here too. It is called under the
-    /// locks of a [switchable](crate::switch::Switchable) allocator, which it must not call.
+    /// Adds a function that receives a new memory fraction, from 0 to 1. This strategy enforces the
+    /// limit too. The function is called under the locks of a [switchable](crate::switch::Switchable)
+    /// allocator, which it must not call.
     #[must_use]
     pub fn on_memory_fraction(
         mut self,
@@ -110,7 +114,7 @@ impl Callbacks {
         self
     }
 
-    /// Says what a live block was cut from.
+    /// Adds a function that returns the allocation that contains a live block.
     #[must_use]
     pub fn on_base_address(
         mut self,
@@ -120,8 +124,9 @@ impl Callbacks {
         self
     }
 
-    /// Told that work on another stream uses a live block. Who sets this takes over the waiting: the
-    /// block's free comes at once, and its memory must not be reused before that work has finished.
+    /// Adds a function that is called when work on another stream uses a live block. With it, the user's
+    /// functions take over the waiting: the block's free is called at once, and its memory must not be
+    /// reused before that work has completed.
     #[must_use]
     pub fn on_record_stream(
         mut self,
@@ -131,9 +136,9 @@ impl Callbacks {
         self
     }
 
-    /// Keeps private pools itself: `begin` routes the requests that its filter accepts to a pool, `end`
-    /// ends that, and `release` is called as often as `begin` was when the pool has lost its last
-    /// user.
+    /// Adds functions that manage private pools. `begin` routes the requests that its filter accepts to
+    /// a pool, and `end` ends that. When the pool has lost its last user, `release` is called as often
+    /// as `begin` was.
     #[must_use]
     pub fn on_pools(
         self,
@@ -167,22 +172,22 @@ impl fmt::Debug for Callbacks {
     }
 }
 
-/// Why a library was not used. None of its functions was called.
+/// The reason why a library was not used. None of its functions was called.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LibraryError {
-    /// Nothing has this path.
+    /// The file does not exist.
     #[error("library {}: there is no such file", path.display())]
     Missing {
         /// The path.
         path: PathBuf,
     },
-    /// It has the path and is no file.
+    /// The path is not a regular file.
     #[error("library {}: expected a file, found {found}", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file.
         found: &'static str,
     },
     /// The file cannot be read.
@@ -190,33 +195,33 @@ pub enum LibraryError {
     Unreadable {
         /// The path.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error message.
         message: String,
     },
-    /// The file is something else, or for another machine.
+    /// The file is something else, or is for another machine.
     #[error("library {}: expected {expected}, found {found}", path.display())]
     Unfit {
         /// The path.
         path: PathBuf,
         /// What can be loaded here.
         expected: &'static str,
-        /// What the file's first bytes say.
+        /// What the file is, according to its first bytes.
         found: String,
     },
-    /// The system's loader refused it.
+    /// The system's loader failed to load it.
     #[error("library {}: cannot be loaded: {message}", path.display())]
     NotLoaded {
         /// The path.
         path: PathBuf,
-        /// The loader's words.
+        /// The loader's message.
         message: String,
     },
-    /// It does not have a function.
+    /// It lacks a function.
     #[error("library {}: has no function {name}, which {key} names", path.display())]
     NoFunction {
         /// The path.
         path: PathBuf,
-        /// The key that names it.
+        /// The configuration key with the function's name.
         key: &'static str,
         /// The function.
         name: String,
