@@ -211,7 +211,7 @@ impl Default for RoundupDivisions {
 
 /// Returns the size of the segment to allocate for a request of `rounded_bytes`.
 ///
-/// A shared large segment serves many requests of 1 to 10 MiB: a driver call costs far more than the
+/// A shared large segment serves many requests of 1 to 10 MiB. A driver call costs far more than the
 /// slack, and the next request uses the slack.
 #[must_use]
 pub const fn segment_bytes(rounded_bytes: u64, large_segment_bytes: u64) -> u64 {

@@ -24,7 +24,6 @@ impl Slot {
 /// Identifies one allocation of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockId {
-    /// The slot of the block.
     pub(crate) slot: Slot,
     /// Which allocation of that slot it is.
     pub(crate) generation: u32,
@@ -132,17 +131,13 @@ impl Block {
 /// A copy of the state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockView {
-    /// Its address.
     pub(crate) address: u64,
-    /// Its size.
     pub(crate) size_bytes: u64,
     /// The bytes requested by the last caller.
     pub(crate) requested_bytes: u64,
     /// The clock when it became free.
     pub(crate) birth: u64,
-    /// Its kind.
     pub(crate) kind: PoolKind,
-    /// Its state.
     pub(crate) state: BlockState,
     /// True if it is only a part of its segment.
     pub(crate) is_split: bool,

@@ -88,13 +88,9 @@ impl SplitChange {
 /// A block that was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HandOut {
-    /// Its id.
     pub(crate) id: BlockId,
-    /// Its address.
     pub(crate) address: u64,
-    /// Its size.
     pub(crate) size_bytes: u64,
-    /// Its kind.
     pub(crate) kind: PoolKind,
     /// The change in inactive splits.
     pub(crate) inactive: SplitChange,
@@ -109,7 +105,6 @@ pub(crate) struct Completed {
     pub(crate) size_bytes: u64,
     /// The bytes that its caller had requested.
     pub(crate) requested_bytes: u64,
-    /// Its kind.
     pub(crate) kind: PoolKind,
     /// The change in inactive splits.
     pub(crate) inactive: SplitChange,
@@ -498,11 +493,8 @@ impl Heap {
 /// A free segment that was removed from the heap to be released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Its address.
     pub(crate) address: u64,
-    /// Its size.
     pub(crate) size_bytes: u64,
-    /// Its kind.
     pub(crate) kind: PoolKind,
     pub(super) requested_bytes: u64,
     pub(super) key: u64,

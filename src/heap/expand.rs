@@ -2,9 +2,9 @@
 //!
 //! A reservation is a chain of blocks like a segment, some of which are unmapped. Growing maps whole
 //! pages at the lowest gap that is long enough together with the adjacent free blocks. Shrinking unmaps
-//! the whole pages inside a free block. This file only keeps the books: the owner of the heap calls the
-//! driver between [`Heap::plan_growth`] and [`Heap::mapped`], and keeps the pages that the driver failed
-//! to release.
+//! the whole pages inside a free block. This file makes no driver calls: the owner of the heap does so
+//! between [`Heap::plan_growth`] and [`Heap::mapped`]. It also keeps the pages that the driver failed to
+//! release.
 //!
 //! Source of the order of choices: PyTorch's expandable segments.
 
@@ -18,13 +18,11 @@ use crate::size::{PoolKind, align_down, align_up};
 /// A reserved range of address space, for one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reservation {
-    /// Its address.
     pub(crate) address: u64,
     /// Its size, a multiple of the page.
     pub(crate) size_bytes: u64,
     /// The unit of mapping.
     pub(crate) page_bytes: u64,
-    /// Its kind.
     pub(crate) kind: PoolKind,
 }
 
@@ -33,13 +31,10 @@ pub(crate) struct Reservation {
 pub(crate) struct PageRun {
     /// The block that contains them.
     pub(crate) slot: Slot,
-    /// Their address.
     pub(crate) address: u64,
-    /// Their total size.
     pub(crate) size_bytes: u64,
     /// The unit of mapping.
     pub(crate) page_bytes: u64,
-    /// Their kind.
     pub(crate) kind: PoolKind,
 }
 

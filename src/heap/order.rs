@@ -15,9 +15,10 @@
 //! position in that space. Keys thus order blocks by age of the segment, then by address, and splitting
 //! and joining use the same arithmetic as addresses.
 //!
-//! **Numbers.** Under `BlockAge`, each block gets a number when it is created. Mapping pages splits a
-//! gap the other way than a request splits a free block: the mapped front keeps the number and the rest
-//! of the gap is new. Unmapping leaves the number with the gap; the parts before and behind it are new.
+//! **Numbers.** Under `BlockAge`, each block gets a number when it is created. A request splits a free
+//! block so that the front is new. Mapping pages splits a gap the other way: the mapped front keeps the
+//! number and the rest of the gap is new. Unmapping leaves the number with the gap; the parts before and
+//! behind it are new.
 //!
 //! Each heap counts positions and numbers for itself. Only blocks of one heap are ever compared, so the
 //! order equals that of a single counter for the allocator, and threads share no counter. Numbers cannot

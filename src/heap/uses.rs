@@ -15,7 +15,6 @@ struct Use {
 /// A stream that uses a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StreamUse {
-    /// The stream.
     pub(crate) stream: StreamId,
     /// True if it was recorded during captures only.
     pub(crate) captured: bool,

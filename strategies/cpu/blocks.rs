@@ -313,8 +313,8 @@ impl Blocks {
         block.map(|block| (block, stream))
     }
 
-    /// Removes the block that has been free longest, if its address `may_go` and `goes` returns true for
-    /// the time of its free and the sum of free bytes.
+    /// Removes the block that has been free longest, if both tests return true. `may_go` receives its
+    /// address; `goes` receives the time of its free and the sum of free bytes.
     pub(super) fn evict(
         &mut self,
         may_go: impl FnOnce(u64) -> bool,

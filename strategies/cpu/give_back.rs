@@ -1,5 +1,5 @@
-//! Releasing memory to the system: over the watermark, by age, when the cache is emptied, when another
-//! owner will free it, and with the last block of an instance whose allocator was dropped.
+//! Releasing memory to the system: over the watermark, by age, and when the cache is emptied. Also when
+//! another owner will free it, and with the last block of an instance whose allocator was dropped.
 //!
 //! A block is removed from the instance first, then from the map of all instances, then released to the
 //! system. `giving` is held, shared, during all of this, so that a thread that is out of memory can wait

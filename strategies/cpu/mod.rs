@@ -6,7 +6,7 @@
 //! request that is out of memory also waits for blocks that other threads are releasing.
 //!
 //! Linux overcommits memory. So blocks from 1 MiB on are refused only at a limit, or if they are to be
-//! filled and the machine lacks the memory; set a limit. Streams have no effect: host memory is used
+//! filled and the machine lacks the memory. Set a limit. Streams have no effect: host memory is used
 //! synchronously, so a freed block can be reused at once. When to use: programs on the host that request
 //! the same sizes repeatedly.
 //!

@@ -1,10 +1,10 @@
 //! The table of live blocks.
 //!
 //! One lock protects it; no driver call is made under that lock. A block is removed before the driver
-//! frees it, because the driver may give its address to another thread at once; if the driver fails, the
-//! block is put back. All blocks are found by address, even those with a handle: only the address shows
-//! that memory of a destroyed graph was allocated again while its old block is still held. Data that few
-//! blocks have (uses and captures) is stored outside the table.
+//! frees it, because the driver may give its address to another thread at once. If the driver fails, the
+//! block is put back. All blocks are found by address, even those with a handle. The driver may allocate
+//! memory of a destroyed graph again while its old block is still held, and only the address shows that.
+//! Data that few blocks have (uses and captures) is stored outside the table.
 
 use std::collections::VecDeque;
 
@@ -116,8 +116,8 @@ impl Blocks {
         fits
     }
 
-    /// Returns the bytes that count against a limit: blocks that were not freed in the driver, and
-    /// requests and frees in progress.
+    /// Returns the bytes that count against a limit: live and deferred blocks, and requests and frees in
+    /// progress.
     pub(super) fn charged_bytes(&self) -> u64 {
         self.sums.live_bytes() + self.sums.waiting_bytes() + self.reserved_bytes
     }

@@ -1,7 +1,7 @@
 //! The strategy's implementation of the allocator traits.
 //!
-//! The driver does not report where its free memory is: layouts list live blocks, each as a segment of
-//! its own, and blocks cannot be requested by address.
+//! The driver does not report where its free memory is. So layouts list live blocks, each as a segment
+//! of its own, and blocks cannot be requested by address.
 
 use std::sync::Arc;
 

@@ -2,10 +2,10 @@
 //!
 //! An allocation on a captured stream becomes part of the graph. So does a free inside the same capture:
 //! a node that depends on all streams that use the block. A free placed on the stream itself could leave
-//! unjoined work: the stream may be joined before its blocks are freed, and the capture would then fail
-//! at its end. So the free becomes a **leaf** node beside the stream. The stream depends on the leaf
-//! only from its next allocation on; then the graph may reuse the memory. A stream's capture
-//! dependencies are only added to, never replaced, because another thread may be submitting to it.
+//! unjoined work, which makes the capture fail at its end: the stream may be joined before its blocks
+//! are freed. So the free becomes a **leaf** node beside the stream. The stream depends on the leaf only
+//! from its next allocation on; then the graph may reuse the memory. A stream's capture dependencies are
+//! only added to, never replaced, because another thread may be submitting to it.
 //!
 //! No capture fails because of a free, in whichever order scope and capture end.
 //!

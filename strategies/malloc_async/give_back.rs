@@ -181,8 +181,8 @@ impl MallocAsyncAllocator {
     /// Frees on the joining stream, after every stream that uses the block.
     ///
     /// That stream is internal and in order. So if the driver reports the free as invalid, it does not
-    /// know the block: it was part of a graph, perhaps captured without a scope, that never ran or was
-    /// destroyed together with its memory. Then there is nothing to free.
+    /// know the block. The block was part of a graph, perhaps captured without a scope, that never ran
+    /// or was destroyed together with its memory. Then there is nothing to free.
     fn free_after_all(&self, block: &Live<Block>) -> Result<(), DriverError> {
         let (join, event) = self.joining_stream()?;
         let joined = block.streams().try_for_each(|stream| self.join(join, event, stream));
@@ -299,9 +299,9 @@ impl MallocAsyncAllocator {
     }
 }
 
-/// Defers the free if a capture is active. That covers a captured stream, and a stream that no longer
-/// exists: its free must follow all work of the device, and synchronizing the device would break an
-/// active capture.
+/// Defers the free if a capture is active. The block's stream may be captured, or may no longer exist.
+/// In the second case the free must follow all work of the device, and synchronizing the device would
+/// break the capture.
 fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
     given.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(Given::Deferred),

@@ -4,9 +4,9 @@
 //! table of live blocks, a limit, uses by other streams, scopes and the rules of graph captures. A
 //! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
 //!
-//! `blocks` is the table of live blocks, `sums` their counters, `give_back` the paths of a free,
-//! `capture` the handling of graphs, and `pools` the private pools (one driver pool each). `pressure`
-//! handles requests that fail; `capabilities` implements the optional traits.
+//! `blocks` is the table of live blocks, `sums` their counters, `give_back` the paths of a free.
+//! `capture` handles graphs, `pools` the private pools (one driver pool each). `pressure` handles
+//! requests that fail; `capabilities` implements the optional traits.
 //!
 //! Blocks are charged only while a limit is set. A device synchronization would break captures on all
 //! threads. So before memory is released, only the streams on which blocks were freed are synchronized.

@@ -106,7 +106,7 @@ impl MallocAsyncAllocator {
             PoolId::DEFAULT => self.main.id,
             private => match pools.in_use(private)?.driver_pool {
                 Some(made) => made,
-                // Memory of a graph comes from no pool, whichever pool of the device is named.
+                // Memory of a graph comes from no pool, so any pool of the device may be passed.
                 None if capture.is_some() => self.main.id,
                 None => {
                     let made = self.new_driver_pool(&pools.peers)?;

@@ -1,8 +1,7 @@
 //! Blocks that wait for other streams.
 //!
 //! Freeing such a block records one event per stream and returns. Every later allocation queries the
-//! oldest event of each stream, and stops at the first that has not completed, so the events of a stream
-//! complete in order (`event_queue`).
+//! events of each stream, oldest first, and stops at the first that has not completed (`event_queue`).
 //!
 //! Source: PyTorch's `record_stream` rules.
 

@@ -94,7 +94,7 @@ impl Engine {
         })
     }
 
-    /// Maps the missing pages for a request and allocates it.
+    /// Maps the missing pages for a request and allocates its block.
     pub(super) fn grow_expandable(
         &self,
         growth: &mut MutexGuard<'_, Growth>,

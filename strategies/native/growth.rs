@@ -123,7 +123,7 @@ impl Growth {
     }
 
     /// Returns true if decisions match PyTorch exactly (`compat:pytorch`). PyTorch does not search again
-    /// after it waited for events, empties the cache for requests that cannot be served at all, and
+    /// after it waited for events. It empties the cache for requests that cannot be served at all, and
     /// keeps free memory of a pool in use. It takes no expandable block from a pool with `use_on_oom`.
     /// It compares the limit with the size of a fixed segment even if it maps whole pages. A restored
     /// checkpoint counts its free blocks as allocated and freed.

@@ -1,7 +1,7 @@
 //! Hints in an out-of-memory report: settings that might have helped.
 //!
 //! A hint names a setting if the current numbers show that it would have made room, or states that it
-//! may help: how a setting would have changed earlier allocations is not known. `replay` and `compare`
+//! may help. It cannot know how a setting would have changed earlier allocations. `replay` and `compare`
 //! can try one.
 
 use super::growth::{Growth, Refusal};

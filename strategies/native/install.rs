@@ -109,7 +109,7 @@ impl Engine {
             let mut state = cell.lock();
             self.give_back(cell, &mut state, slot_of(&whole));
         }
-        // Allocate all mapped blocks first, so that each hole is a free block of its own.
+        // Allocate everything except the holes, so that each hole is a free block of its own.
         let mut here = moved(first, base);
         here.size_bytes = span_bytes;
         here.blocks.clear();

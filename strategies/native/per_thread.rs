@@ -1,10 +1,10 @@
 //! CUDA's per-thread default stream: one handle, but a separate stream for each thread.
 //!
 //! Threads share the heap of such a handle, and nothing orders their work. So each of its blocks counts
-//! as used by the stream itself: freeing it records an event on the freeing thread, and the block can be
-//! reused when that event has passed. Callers must order work of other threads before the free.
+//! as used by the stream itself. Freeing a block records an event on the freeing thread, and the block
+//! can be reused when that event has passed. Callers must order work of other threads before the free.
 //!
-//! A block that is freed while that stream is captured waits for the end of the capture: a graph orders
+//! A block that is freed while that stream is captured waits for the end of the capture. A graph orders
 //! only the work of one thread, and the next user of the memory may be another thread.
 //!
 //! Hits of the default pool on all other streams skip this check: the table finds no such heap for them.

@@ -5,9 +5,9 @@
 //! that a hit in a scope does not take the growth lock. Requests that use memory for a captured stream
 //! pin the pool: it keeps its memory while it has users.
 //!
-//! A pool without users is **freeable**: releasing memory empties it, and its empty heaps are then
-//! reused by other pools, so the number of pools over time is unlimited. A heap's home is checked under
-//! its lock, which detects a heap that has moved.
+//! A pool without users is **freeable**: releasing memory empties it. Its empty heaps are then reused by
+//! other pools, so the number of pools over time is unlimited. A heap's home is checked under its lock,
+//! which detects a heap that has moved.
 //!
 //! Source: PyTorch's private pools.
 

@@ -1,8 +1,8 @@
 //! The steps of a miss, tried in order until one yields a block (the ladder).
 //!
-//! Call the free-memory callbacks; search again; collect free segments near the limit; grow; take a
-//! block from pools with `use_on_oom`; release oversize blocks and grow; wait for pending events; search
-//! again; release all free memory and grow. `Growth::is_exact` lists where PyTorch differs.
+//! Call the free-memory callbacks and search again. Collect free segments near the limit. Grow. Take a
+//! block from pools with `use_on_oom`. Release oversize blocks and grow. Wait for pending events and
+//! search again. Release all free memory and grow. `Growth::is_exact` lists where PyTorch differs.
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 
@@ -150,7 +150,7 @@ impl Engine {
         self.grow(growth, cell, plan)
     }
 
-    /// Serves a request by the last step of the ladder even if a free block would fit: for replays of
+    /// Serves a request by the last step of the ladder even if a free block would fit. For replays of
     /// requests that had to wait for that block's events. Returns `None` if the step yields no block.
     #[cfg(feature = "replay")]
     pub(crate) fn allocate_by_retry(&self, pool: PoolId, request: Request) -> Option<Allocation> {

@@ -162,8 +162,8 @@ impl Counters for PluggableAllocator {
 }
 
 impl PeerAccess for PluggableAllocator {
-    /// Gives the device access to the driver's own allocations. Functions that map pages must enable
-    /// access to those themselves.
+    /// Gives the device access to the driver's own allocations. User functions that map pages must
+    /// enable access to those themselves.
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
         let mut peers = self.peers.lock();
         if peers.contains(&device) {

@@ -1,7 +1,7 @@
 //! Private pools over a user's functions.
 //!
 //! If the functions manage pools themselves (`begin_pool`), scopes are forwarded, and blocks are
-//! allocated and freed by the functions alone. Otherwise this module keeps the pools: a block freed in a
+//! allocated and freed by the functions alone. Otherwise this module keeps the pools. A block freed in a
 //! pool with users stays there, idle, for requests of the same stream and about the same size. So the
 //! memory of a graph that was captured in a pool is not reused elsewhere, even if the functions do not
 //! support graphs.

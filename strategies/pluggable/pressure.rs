@@ -1,9 +1,9 @@
 //! The steps when a user's function has no memory, or the limit forbids calling it.
 //!
 //! Call the free-memory callbacks and try again. Wait for other streams, free idle blocks, call the
-//! user's `reset`, and try a last time. Use pools with `use_on_oom`; report the failure. While a capture
-//! is known, by a scope or because the request's stream is in one, there is neither a wait nor a
-//! `reset`: either would break it.
+//! user's `reset`, and try a last time. Use pools with `use_on_oom`; report the failure. A capture is
+//! known by its scope, or because the request's stream is in it. Then there is neither a wait nor a
+//! `reset`, because either would break it.
 
 use super::{PluggableAllocator, Refusal};
 use crate::allocator::Request;

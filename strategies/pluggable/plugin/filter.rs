@@ -54,8 +54,8 @@ unsafe impl Send for StdFunction {}
 ///
 /// # Safety
 ///
-/// `object` is null, or a `std::function<bool(cudaStream_t)>` of GNU's C++ library that lives during the
-/// call.
+/// `object` is null, or points to a `std::function<bool(cudaStream_t)>` of GNU's C++ library. The object
+/// lives during the call.
 #[cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "PyTorch's symbols are handed one"))]
 pub(crate) unsafe fn copied(object: *const c_void) -> Option<StreamFilter> {
     // SAFETY: the caller guarantees it.

@@ -125,8 +125,8 @@ impl Callbacks {
     }
 
     /// Adds a function that is called when work on another stream uses a live block. With it, the user's
-    /// functions take over the waiting: the block's free is called at once, and its memory must not be
-    /// reused before that work has completed.
+    /// functions take over the waiting: a free is passed on at once. The memory must not be reused
+    /// before that work has completed.
     #[must_use]
     pub fn on_record_stream(
         mut self,
@@ -203,9 +203,9 @@ pub enum LibraryError {
     Unfit {
         /// The path.
         path: PathBuf,
-        /// What can be loaded here.
+        /// The kind of file that can be loaded here.
         expected: &'static str,
-        /// What the file is, according to its first bytes.
+        /// The kind of the file, according to its first bytes.
         found: String,
     },
     /// The system's loader failed to load it.
