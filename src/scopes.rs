@@ -1,6 +1,10 @@
 //! The open scopes of one allocator: they route requests to pools, and indicate that captures may be
 //! active.
 //!
+//! A scope accepts the requests of a thread, of a stream, of the streams in a capture, or those that a
+//! function accepts, as PyTorch's filters do. The newest scope that accepts a request determines its
+//! pool.
+//!
 //! A thread or a stream can begin a capture inside any scope, whatever its filter. So the driver expects
 //! captures while any scope is open, and each request that is routed queries the capture status of its
 //! stream. A scope that has routed a request of a captured stream counts as a capture's from then on.

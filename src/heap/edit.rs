@@ -118,9 +118,8 @@ fn signed(bytes: u64) -> i64 {
 
 impl Heap {
     /// Returns the smallest free block that is large enough for `rounded_bytes`, with the lowest key
-    /// among equal sizes. If the rules refuse it, later blocks are larger and are refused too, so the
-    /// result is `None`. The exception are later blocks of expandable segments, where the rules exempt
-    /// those.
+    /// among equal sizes. If the rules refuse it, the result is `None`: later blocks are larger and are
+    /// refused too. Exception: the rules may exempt later blocks of expandable segments.
     #[inline(always)]
     #[must_use]
     pub(crate) fn best_fit(

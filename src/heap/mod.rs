@@ -11,7 +11,7 @@
 //! - I5 a draining block waits for at least one event.
 //! - I6 sizes are multiples of 512 B and at least 512 B.
 //! - I7 the requested bytes of a live block are at most its size.
-//! - I8 the table of starts, if there is one, holds exactly the live blocks.
+//! - I8 the table of starts (live blocks by address), if there is one, holds exactly the live blocks.
 //! - I9 the map of gaps of a kind holds exactly its unmapped blocks.
 //! - I10 keys follow the tie rule, and no two blocks have the same key.
 //!

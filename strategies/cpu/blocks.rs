@@ -1,7 +1,7 @@
 //! The blocks of one instance: their states, free ones by exact size, and counters.
 //!
-//! Bookkeeping only: the caller holds the lock, and releases the blocks that are returned after
-//! unlocking. Slots are linked to one another, so that a hit and a free touch few words and allocate no
+//! Bookkeeping only: the caller holds the lock. After unlocking, it releases the blocks that were
+//! returned. Slots are linked to one another, so that a hit and a free touch few words and allocate no
 //! memory. Free blocks of one size form a stack, the last freed on top. All free blocks form a list from
 //! the oldest to the newest; trimming takes from the old end.
 

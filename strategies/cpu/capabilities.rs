@@ -1,5 +1,5 @@
-//! The CPU caching allocator's implementation of the allocator traits. It supports neither streams,
-//! pools and peers nor sharing.
+//! The CPU caching allocator's implementation of the allocator traits. Streams, pools, peers and sharing
+//! are not supported.
 
 use std::sync::Arc;
 

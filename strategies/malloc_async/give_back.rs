@@ -272,8 +272,8 @@ impl MallocAsyncAllocator {
         done
     }
 
-    /// Checks one deferred free, and all of them if that one can be settled. Checking all each time
-    /// would be too slow for requests inside a capture.
+    /// Tries to free one deferred block, and all of them if that succeeds. Checking all each time would
+    /// be too slow for requests inside a capture.
     pub(super) fn settle_if_one_may(&self) {
         let Some(block) = self.blocks.lock().deferred.pop_front() else { return };
         match self.settle(&block) {
@@ -283,7 +283,7 @@ impl MallocAsyncAllocator {
         }
     }
 
-    /// Settles one deferred free, if that is possible.
+    /// Frees one deferred block, if its captures have ended.
     fn settle(&self, block: &Live<Block>) -> Result<Given, DriverError> {
         // If a live block has the address, a destroyed graph's memory was allocated again: there is
         // nothing to free.

@@ -10,8 +10,8 @@
 //!
 //! Blocks are charged only while a limit is set. A device synchronization would break captures on all
 //! threads. So before memory is released, only the streams on which blocks were freed are synchronized.
-//! The device is synchronized only if such a stream no longer exists or is another thread's, and no
-//! scope is open.
+//! The device is synchronized only if such a stream no longer exists or is a per-thread default stream,
+//! and no scope is open.
 //!
 //! Source of the rules: PyTorch's `cudaMallocAsync` backend; CUDA programming guide, "Stream Ordered
 //! Memory Allocator".

@@ -84,8 +84,8 @@ impl MallocAsyncAllocator {
         taken.map(obtained).map_err(Refusal::Driver)
     }
 
-    /// Retries after the first refusal: settles deferred frees and calls the callbacks; then waits,
-    /// trims and tries once more.
+    /// Retries after the first refusal: frees deferred blocks and calls the callbacks; then waits, trims
+    /// and tries once more.
     ///
     /// # Errors
     ///

@@ -3,7 +3,8 @@
 //! While a graph is captured, no event is queried or recorded and nothing is released for its streams.
 //! So a block that other streams used and that is freed during the capture is **deferred**: it drains
 //! until the capture ends. Uses that were recorded inside the capture end with it; earlier uses get
-//! their events then.
+//! their events then. Settling a deferred block means to record these events, or to free the block if it
+//! needs none.
 //!
 //! With `graph_capture_record_stream_reuse` a deferred block may be reused inside the capture. When it
 //! is freed, the last graph nodes of all its streams are noted. It is free as soon as the end of its own

@@ -3,10 +3,11 @@
 //! Fixed and expandable segments are two sources of one engine. A setting selects the source of new
 //! segments and may change while blocks are live, so one heap may contain both.
 //!
-//! A miss maps the missing pages at the lowest gap that is long enough. Pressure holds a free block,
-//! waits for its stream, unmaps the whole pages inside it and frees the rest. Driver calls are made with
-//! no heap locked. A range of pages is mapped completely or not at all. Memory that the driver fails to
-//! release is kept and released again later, so nothing is lost and no range is mapped twice.
+//! A miss maps the missing pages at the lowest gap that is long enough. Under memory pressure a free
+//! block is withheld from allocation and its stream is synchronized. Then the whole pages inside it are
+//! unmapped, and the rest becomes free again. Driver calls are made with no heap locked. A range of
+//! pages is mapped completely or not at all. Memory that the driver fails to release is kept and
+//! released again later, so nothing is lost and no range is mapped twice.
 //!
 //! Source of the order of choices: PyTorch's expandable segments.
 

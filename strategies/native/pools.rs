@@ -2,8 +2,9 @@
 //!
 //! A pool is a set of heaps, one for each stream that allocated in it, under the same rules as the
 //! default pool. The growth lock protects the table of pools. Open scopes hold their pools' heaps, so
-//! that a hit in a scope does not take the growth lock. Requests that use memory for a captured stream
-//! pin the pool: it keeps its memory while it has users.
+//! that a hit in a scope does not take the growth lock. A request on a captured stream pins the pool: it
+//! keeps its memory while it has users. A pool's own allocator (`SegmentAllocator`) is user code and is
+//! called with no lock held.
 //!
 //! A pool without users is **freeable**: releasing memory empties it. Its empty heaps are then reused by
 //! other pools, so the number of pools over time is unlimited. A heap's home is checked under its lock,
