@@ -52,7 +52,8 @@ impl Core {
         Err(AllocError::OutOfMemory(Box::new(report)))
     }
 
-    /// Allocates a block that a callback or another thread has freed, or else asks the system.
+    /// Allocates a block that a callback or another thread has freed, or else requests one from the
+    /// system.
     fn try_again(&self, request: Request) -> Result<Handed, Refusal> {
         self.reuse(request).map_or_else(|| self.take(request), Ok)
     }

@@ -35,7 +35,7 @@ pub(super) struct Captures {
     leaves: Mutex<HashMap<StreamId, Leaves>>,
 }
 
-/// Free nodes of a capture on which no later node of their stream depends yet.
+/// Nodes of a capture that free memory and on which no later node of their stream depends yet.
 #[derive(Debug)]
 struct Leaves {
     capture: u64,

@@ -251,8 +251,8 @@ pub(super) fn idle(usage: DriverPoolUsage) -> u64 {
     usage.reserved_bytes.saturating_sub(usage.used_bytes)
 }
 
-/// Returns `None` if a call failed. Returns the error if the device is lost, because then every later
-/// call fails too.
+/// Returns `None` for a failed call. If the device is lost, returns the error, because every later call
+/// fails too.
 fn unless_lost<T>(done: Result<T, DriverError>) -> Result<Option<T>, DriverError> {
     match done {
         Ok(done) => Ok(Some(done)),

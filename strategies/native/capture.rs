@@ -152,8 +152,8 @@ impl Engine {
         let mut of = None;
         let mut ends = SmallVec::new();
         for stream in uses.iter().map(|by| by.stream).chain([own]) {
-            // The thread that uses the block may be another one, whose per-thread default stream has
-            // another end.
+            // The use may be another thread's, and only that thread can query its per-thread default
+            // stream.
             if self.driver.is_per_thread_stream(stream) {
                 return None;
             }

@@ -141,7 +141,7 @@ impl Default for HeapTable {
 }
 
 impl HeapTable {
-    /// Returns the heap of a stream that is the same for all threads.
+    /// Returns the heap of a stream that is not a per-thread default stream.
     #[inline]
     pub(super) fn find(&self, stream: StreamId) -> Option<&HeapCell> {
         Self::find_behind(&self.by_stream[bucket_of(stream)], stream)

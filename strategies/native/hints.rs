@@ -111,7 +111,7 @@ fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// Returns the page size, unless the driver's granularity is larger.
+/// Returns the page size of a kind. The driver's granularity may be larger.
 pub(super) fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
     match kind {
         PoolKind::Small => SMALL_SEGMENT_BYTES,

@@ -8,7 +8,7 @@
 //! only the work of one thread, and the next user of the memory may be another thread.
 //!
 //! Hits of the default pool on all other streams skip this check: the table finds no such heap for them.
-//! A request in a private pool asks the driver.
+//! A request in a private pool queries the driver.
 
 use super::cell::{HeapCell, Home};
 use super::engine::Engine;

@@ -99,7 +99,7 @@ impl Pools {
         self.by_id.get(&pool).is_some_and(|found| found.users > 0 && found.heaps.is_pinned())
     }
 
-    /// Marks a pool as busy, or no longer busy, while a request takes the steps of a miss in it.
+    /// Marks a pool as busy while a miss in it is handled, or ends that.
     pub(super) fn set_busy(&mut self, pool: PoolId, busy: bool) {
         if let Some(found) = self.by_id.get_mut(&pool) {
             found.busy = if busy { found.busy + 1 } else { found.busy - 1 };
