@@ -1,8 +1,9 @@
-//! Log lines about what happens off the path of a hit, by the `log` crate (target `stratalloc`).
+//! Log lines, written with the `log` crate (target `stratalloc`). A cache hit writes none.
 //!
-//! Most of it happens under locks, and a logger is the program's code. So [`note`] only keeps a line, for the
-//! calling thread, and the operation's [`Lines`] calls the logger when all locks are released. While a logger
-//! runs, its own requests and frees add no lines. A logger that panics loses its line and nothing else.
+//! Most lines are made while locks are held, and a logger is user code. So [`note`] only queues a line
+//! for the calling thread; the operation's [`Lines`] passes the queue to the logger after all locks are
+//! released. While a logger runs, its own requests and frees add no lines. A logger that panics loses its
+//! line; nothing else is affected.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,29 +14,30 @@ use log::Level;
 
 use crate::threads::Lasting;
 
-/// The target of all lines.
+/// The target of all log lines.
 const TARGET: &str = "stratalloc";
 
 thread_local! {
-    /// Lines of operations that are open. Empty outside of them.
+    /// Queued lines of this thread's open operations. Empty outside of operations.
     static KEPT: Lasting<Vec<(Level, String)>> = const { Lasting::new(Vec::new()) };
-    /// Operations of this thread that are open, one inside the other.
+    /// The number of open (nested) operations on this thread.
     static OPEN: Cell<u32> = const { Cell::new(0) };
-    /// Whether a logger runs on this thread.
+    /// True while a logger runs on this thread.
     static EMITS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// An operation whose lines go to the logger when this is dropped. It is made before the first lock is taken.
+/// Passes the operation's queued lines to the logger when dropped. Created before the first lock is
+/// taken.
 #[must_use = "lines are kept while this lives"]
 pub(crate) struct Lines(PhantomData<*const ()>);
 
-/// Opens an operation. The lines of an inner one go to the logger when the outermost ends.
+/// Opens an operation. The lines of nested operations are logged when the outermost one ends.
 pub(crate) fn lines() -> Lines {
     OPEN.set(OPEN.get() + 1);
     Lines(PhantomData)
 }
 
-/// Keeps a line if lines of its level are wanted and an operation is open. The text is made only then.
+/// Queues a line if its level is enabled and an operation is open. `text` runs only in that case.
 #[inline]
 pub(crate) fn note(level: Level, text: impl FnOnce() -> String) {
     if level <= log::max_level() && OPEN.get() > 0 && !EMITS.get() {
@@ -58,7 +60,7 @@ impl Drop for Lines {
         for (level, text) in kept {
             let emit = AssertUnwindSafe(|| log::log!(target: TARGET, level, "{text}"));
             if let Err(panic) = catch_unwind(emit) {
-                // Its destructor may panic again.
+                // The destructor of the panic's payload may panic again.
                 mem::forget(panic);
             }
         }
@@ -66,7 +68,7 @@ impl Drop for Lines {
     }
 }
 
-/// The logger of programs that have none: writes to the standard error stream.
+/// A logger for programs without one: writes to standard error.
 #[cfg(any(feature = "cli", feature = "ffi"))]
 mod standard_error {
     use std::io::{self, Write};
@@ -93,13 +95,13 @@ mod standard_error {
         fn flush(&self) {}
     }
 
-    /// Writes a line. A stream that refuses it has no other place to report that.
+    /// Writes a line. A write error is ignored: there is no other place to report it.
     fn write_line(text: &str) {
         let _ = io::stderr().lock().write_all(format!("stratalloc: {text}\n").as_bytes());
     }
 
-    /// Writes lines up to the level in `STRATALLOC_LOG` to the standard error stream, unless the program has
-    /// a logger. Reads the variable once.
+    /// Installs the logger at the level in `STRATALLOC_LOG`, unless the program has a logger. Reads the
+    /// variable once.
     pub(crate) fn log_by_environment() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {

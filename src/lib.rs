@@ -1,9 +1,9 @@
-//! Device-memory allocators for accelerators, chosen at run time by one string.
+//! Device-memory allocators for accelerators, selected at run time by a configuration string.
 //!
-//! One trait, [`DeviceAllocator`], and several strategies behind it: a caching allocator that makes
-//! PyTorch's very decisions, one over pages that are mapped as it grows, one over the driver's own
-//! pools, one for memory of the host, and yours. A [`Handle`] is an allocator and its device; its
-//! buffers free themselves.
+//! One trait, [`DeviceAllocator`], has several implementations (*strategies*): a caching allocator that
+//! makes the same decisions as PyTorch's, one that maps pages as it grows, one over the driver's own
+//! memory pools, one for host memory, and user-defined ones. A [`Handle`] is an allocator with its
+//! device; its buffers free their memory when dropped.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -15,35 +15,35 @@
 //! let handle = Handle::build(&config, Arc::new(Sim::new(Default::default())))?;
 //! let weights = handle.zeroed::<f32>(1 << 20, StreamId::DEFAULT)?;
 //! println!("4 MiB at {:#x}", weights.address());
-//! handle.switch("backend:cudaMallocAsync")?; // what lives stays valid
+//! handle.switch("backend:cudaMallocAsync")?; // live blocks stay valid
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Where to go on
+//! # Modules
 //!
-//! - [`config`]: the string, and the variables that hold it.
-//! - [`handle`]: typed buffers; [`allocator`]: blocks without them, and what an allocator can be asked.
+//! - [`config`]: the configuration string and the environment variables that hold it.
+//! - [`handle`]: typed buffers; [`allocator`]: untyped blocks and the interface of an allocator.
 //! - [`driver`]: devices; `sim` and `host` need no GPU.
-//! - [`registry`]: strategies by name, and your own; `conformance` tests them.
-//! - [`layers`]: limits, logs, leaks around any of them.
-//! - [`switch`]: another strategy while blocks live.
-//! - `analysis` and `replay`: what recordings of real runs say.
+//! - [`registry`]: strategies by name, including user-defined ones; `conformance` tests them.
+//! - [`layers`]: limits, logs and leak reports around any strategy.
+//! - [`switch`]: replaces the strategy while blocks are live.
+//! - `analysis` and `replay`: evaluate recordings of real programs.
 //!
 //! # Features
 //!
-//! | feature | what it brings |
+//! | feature | contents |
 //! |---|---|
-//! | `cli` (default) | the command line, and with it `analysis`, `cuda` and `pluggable` |
-//! | `cuda` | CUDA devices, found at run time: building needs no toolkit |
-//! | `cudarc` | buffers that cudarc's code takes for its own |
-//! | `cuda-dynamic` | the same, with CUDA's version and linking chosen |
+//! | `cli` (default) | the command line; implies `analysis`, `cuda` and `pluggable` |
+//! | `cuda` | CUDA devices; libcuda is loaded at run time, so building needs no toolkit |
+//! | `cudarc` | buffers that cudarc's functions accept as their own slices |
+//! | `cuda-dynamic` | `cudarc` with its CUDA version and linking chosen |
 //! | `pluggable` | `backend:pluggable`: allocation functions from a shared library |
-//! | `stacks` | stacks of the program itself for the history and `layers:[track]`; in `ffi`, too |
-//! | `tracepoints` | static tracepoints of `malloc` and `free` for bpftrace and others |
-//! | `replay`, `analysis` | readers of recordings, replays, and what fits |
-//! | `conformance` | what every allocator must do, as tests for yours |
-//! | `ffi` | the C interface and PyTorch's symbols |
-//! | `mimalloc` | its rows beside ours in `bench --conf backend:cpu` |
+//! | `stacks` | call stacks of the program for the history and `layers:[track]`; also in `ffi` |
+//! | `tracepoints` | static tracepoints at `malloc` and `free`, for bpftrace and other tools |
+//! | `replay`, `analysis` | reads and replays recordings; finds the memory that a program needs |
+//! | `conformance` | tests that every allocator must pass |
+//! | `ffi` | the C interface and the symbols that PyTorch loads |
+//! | `mimalloc` | adds mimalloc to the results of `bench --conf backend:cpu` |
 
 pub mod allocator;
 #[cfg(feature = "analysis")]
@@ -96,7 +96,7 @@ pub use handle::{DeviceVec, Handle, build};
 pub use ids::StreamId;
 pub use registry::register;
 
-/// What a first program and an author of a strategy import.
+/// Imports for a first program and for authors of strategies.
 pub mod prelude {
     pub use crate::allocator::{Allocation, Control, DeviceAllocator, Request};
     pub use crate::blocks::Blocks;
@@ -107,7 +107,7 @@ pub mod prelude {
     pub use crate::registry::Constructed;
 }
 
-/// The README's example is compiled and run with the tests, and so are those of the guide.
+/// Compiles and runs the examples of the README and of the guides as doc tests.
 #[cfg(all(doctest, target_os = "linux"))]
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("../docs/rust.md")]

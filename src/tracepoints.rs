@@ -1,14 +1,15 @@
-//! Static tracepoints of the provider `stratalloc`, in the form of SystemTap's SDT (feature `tracepoints`).
+//! Static tracepoints of the provider `stratalloc`, in the format of SystemTap's SDT (feature
+//! `tracepoints`).
 //!
-//! They have the names and arguments of PyTorch's: `malloc` with address, device, requested bytes and stream,
-//! `free` with the address. A place is one `nop`; its name and the registers of its arguments stand in the
-//! ELF section `.note.stapsdt`. Without the feature nothing is left of them.
+//! They have the names and arguments of PyTorch's: `malloc` with address, device, requested bytes and
+//! stream; `free` with the address. Each tracepoint is one `nop`; the ELF section `.note.stapsdt` lists
+//! its name and the registers of its arguments. Without the feature these functions compile to nothing.
 
 use crate::history::Action;
 use crate::ids::{DeviceId, StreamId};
 
-/// Fires `malloc`. Called before another thread can free the block and allocate its address. The stream is
-/// read only with the feature, because an atomic load stays where its value is not used.
+/// Fires `malloc`. Called before another thread can free the block and allocate its address. `stream` is
+/// a closure that runs only with the feature: the compiler would not remove an unused atomic load.
 #[inline(always)]
 pub(crate) fn malloc(
     address: u64,
@@ -31,7 +32,7 @@ pub(crate) fn free(address: u64) {
     let _ = address;
 }
 
-/// Fires the tracepoint of an entry of the history, if it has one.
+/// Fires the tracepoint of a history entry, if its action has one.
 #[inline(always)]
 pub(crate) fn of(action: Action, address: u64, device: DeviceId, bytes: u64, stream: StreamId) {
     match action {

@@ -1,4 +1,4 @@
-//! What a program says about its own course: where a step begins and ends.
+//! Annotations: keys and values that a program records, such as the begin and end of a training step.
 
 use std::collections::VecDeque;
 
@@ -7,22 +7,21 @@ use parking_lot::Mutex;
 use super::clock::Moment;
 use super::record::History;
 
-/// Something that the program said, and when.
+/// Keys and values that the program recorded, with the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Annotation {
-    /// When, in microseconds since 1970.
+    /// Microseconds since 1970.
     pub time_us: u64,
     /// Keys and values. PyTorch's have `name`, and `stage` with `START` or `END`.
     pub words: Vec<(String, String)>,
 }
 
-/// The newest annotations.
+/// The newest annotations, at most [`MAX`](Self::MAX).
 #[derive(Debug, Default)]
 pub(super) struct Annotations(Mutex<VecDeque<Annotation>>);
 
 impl Annotations {
-    /// So many are kept.
     const MAX: usize = 65_536;
 
     pub(super) fn all(&self) -> Vec<Annotation> {
@@ -34,7 +33,7 @@ impl Annotations {
     }
 }
 
-/// What has begun, until it is dropped. See [`History::annotated`].
+/// An annotated region. Records its end when dropped. See [`History::annotated`].
 #[derive(Debug)]
 #[must_use = "it ends when this is dropped"]
 pub struct AnnotationScope<'a> {
@@ -49,8 +48,8 @@ impl Drop for AnnotationScope<'_> {
 }
 
 impl History {
-    /// Keeps keys and values with the time, while anything is recorded. Snapshots list the newest
-    /// 65,536 under `external_annotations`, as PyTorch's do. Never waits long.
+    /// Records keys and values with the current time, if recording is on. Snapshots list the newest
+    /// 65,536 under `external_annotations`, as PyTorch's do. Takes a short lock only.
     pub fn annotate<'w>(&self, words: impl IntoIterator<Item = (&'w str, &'w str)>) {
         if !self.is_on() {
             return;
@@ -65,7 +64,7 @@ impl History {
         drop(oldest);
     }
 
-    /// Says that something begins now and, when the answer is dropped, that it has ended.
+    /// Records the start of a region now, and its end when the result is dropped.
     pub fn annotated<'a>(&'a self, name: &'a str) -> AnnotationScope<'a> {
         self.annotate([("name", name), ("stage", "START")]);
         AnnotationScope { history: self, name }

@@ -1,4 +1,4 @@
-//! Times of entries, and the order of those that belong together.
+//! Timestamps of entries; they also keep the entries of one operation together.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -7,26 +7,27 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::event::Action;
 use crate::ids::ThreadNumber;
 
-/// When something happened, and its place among all entries.
+/// The timestamp of an entry, by which all entries are ordered.
 ///
-/// An operation that takes memory from the driver makes several entries while other threads go on. They share
-/// a time, so that they stand together as those of an operation under one lock would: what others do
-/// meanwhile to other heaps could as well have happened after.
+/// An operation that takes memory from the driver records several entries while other threads work on
+/// other heaps. These entries share a time and differ in `step`, so no entry of another thread comes
+/// between them. Events of other heaps could as well have happened after the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
-    /// Nanoseconds since the first one. What happens after something on another thread has no earlier time.
+    /// Nanoseconds since the process's first timestamp. An event that happens after an event of another
+    /// thread has no earlier time.
     time_ns: u64,
-    /// Tells entries of two threads apart that happened at the same time.
+    /// Orders entries of different threads that have the same time.
     thread: u32,
     step: u32,
 }
 
 thread_local! {
-    /// The last moment of this thread; its thread is 0 until there is one.
+    /// The last timestamp of this thread; `thread` is 0 until there is one.
     static LAST: Cell<Moment> = const { Cell::new(Moment { time_ns: 0, thread: 0, step: 0 }) };
-    /// Whether the next entry belongs to the operation of the last one.
+    /// Whether the next entry belongs to the same operation as the last one.
     static GOES_ON: Cell<bool> = const { Cell::new(false) };
-    /// Operations that are open, one inside the other.
+    /// The number of open (nested) operations on this thread.
     static OPEN: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -39,7 +40,7 @@ fn start() -> &'static (Instant, u64) {
 }
 
 impl Moment {
-    /// Now. No two moments of a thread are equal, however coarse the clock.
+    /// Returns the current time. No two timestamps of a thread are equal, however coarse the clock.
     pub(super) fn now() -> Self {
         let since = u64::try_from(start().0.elapsed().as_nanos()).unwrap_or(u64::MAX - 1);
         LAST.with(|last| {
@@ -53,7 +54,8 @@ impl Moment {
         })
     }
 
-    /// Now, for an entry that is not recorded: entries of an operation before and after it stay together.
+    /// Returns the current time for an entry that is not recorded. Entries of the operation before and
+    /// after it still share a timestamp.
     pub(super) fn passing() -> Self {
         let last = LAST.get();
         let now = Self::now();
@@ -61,8 +63,8 @@ impl Moment {
         now
     }
 
-    /// Now, or with the entries before of the same operation: memory that was taken or given back for a
-    /// request stands together with its answer.
+    /// Returns the timestamp of an entry. Entries for memory that one request takes from the driver or
+    /// releases to it share a time with the request's own entry.
     pub(super) fn of(action: Action) -> Self {
         let goes_on = GOES_ON.get();
         GOES_ON.set(action.is_segment() && OPEN.get() > 0);
@@ -76,7 +78,7 @@ impl Moment {
         })
     }
 
-    /// Right after this one.
+    /// Returns the next timestamp with the same time.
     pub(crate) fn next(self) -> Self {
         Self { step: self.step + 1, ..self }
     }
@@ -85,18 +87,18 @@ impl Moment {
         self.time_ns
     }
 
-    /// How long ago an earlier moment was.
+    /// Returns the time elapsed since an earlier timestamp.
     pub(super) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.time_ns.saturating_sub(earlier.time_ns))
     }
 
-    /// Microseconds since 1970.
+    /// Returns microseconds since 1970.
     pub(super) fn unix_us(self) -> u64 {
         start().1 + self.time_ns / 1000
     }
 }
 
-/// An operation of this thread, until it is dropped.
+/// An open operation of the calling thread. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Operation(());
 
@@ -107,7 +109,7 @@ impl Operation {
         Self(())
     }
 
-    /// Whether one of this thread is open.
+    /// Returns true if the calling thread has an open operation.
     pub(super) fn is_open() -> bool {
         OPEN.get() > 0
     }

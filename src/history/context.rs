@@ -1,10 +1,10 @@
-//! Who asked: the context of a request or a free.
+//! The context of a request or free: call stack, names and metadata.
 //!
-//! A context is gathered before an operation takes its first lock and dropped after it has released its last,
-//! because providers are foreign code: they may allocate, take locks of their own (an interpreter's, for
-//! example) and panic. In between it waits in the thread that asked, and every entry that the operation
-//! records shares it. It holds what a provider gathered, the names that the thread is in
-//! ([`Context::scope`]), the compile context of the thread and the metadata of the history.
+//! A context is gathered before an operation takes its first lock and dropped after it has released its
+//! last one. The reason is that stack providers are user code: they may allocate, take other locks (an
+//! interpreter's, for example) and panic. In between, the context is kept in a thread-local, and all
+//! entries of the operation share it. It consists of the provider's stack, the names of the thread's open
+//! [scopes](Context::scope), the thread's compile context and the metadata of the history.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -25,17 +25,17 @@ use crate::threads::Lasting;
 /// One frame of a stack, as snapshots show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// The function.
+    /// The name of the function.
     pub function: String,
-    /// Its file.
+    /// The source file.
     pub file: String,
-    /// The line; 0 if nobody knows.
+    /// The line; 0 if unknown.
     pub line: u32,
 }
 
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Names are the program's and of others: nothing that a terminal would obey is repeated.
+        // Names come from user code. Control characters are replaced, so they cannot control a terminal.
         write!(f, "{}", plain(&self.function))?;
         match self.line {
             0 => Ok(()),
@@ -48,17 +48,19 @@ fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// A stack that somebody gathered. It may be dropped on any thread, with no lock of the allocator held.
+/// A stack that a [`StackProvider`] gathered. It may be dropped on any thread, with no lock of the
+/// allocator held.
 pub trait Stack: Any + fmt::Debug + Send + Sync {
-    /// Its frames, the innermost first. Called when a snapshot or a report is written.
+    /// Returns its frames, innermost first. Called when a snapshot or a report is written.
     fn frames(&self) -> Vec<Frame>;
 }
 
-/// Gathers stacks. Called on the thread that allocates or frees, with no lock of the allocator held. It may
-/// allocate, free and take snapshots: its own requests have no context. It must not
-/// [switch](crate::switch::Switchable) the allocator, which refuses that. A panic counts as no stack.
+/// Gathers stacks. Called on the thread that allocates or frees, with no lock of the allocator held. It
+/// may allocate, free and take snapshots; its own requests have no context. It must not
+/// [switch](crate::switch::Switchable) the allocator; that fails. If it panics, the operation has no
+/// stack.
 pub trait StackProvider: Send + Sync {
-    /// Where the calling thread is, or nothing.
+    /// Returns the stack of the calling thread, or `None`.
     fn gather(&self) -> Option<Arc<dyn Stack>>;
 }
 
@@ -68,17 +70,17 @@ impl<F: Fn() -> Option<Arc<dyn Stack>> + Send + Sync> StackProvider for F {
     }
 }
 
-/// The same for the same stack, as long as it lives.
+/// Returns the address of the stack, which identifies it while it is alive.
 fn number_of(stack: &Arc<dyn Stack>) -> usize {
     Arc::as_ptr(stack).cast::<()>() as usize
 }
 
-/// Its frames; none if looking them up panics.
+/// Returns its frames; none if looking them up panics.
 fn frames_of(stack: &Arc<dyn Stack>) -> Vec<Frame> {
     catch_unwind(AssertUnwindSafe(|| stack.frames())).unwrap_or_default()
 }
 
-/// A stack whose names were looked up.
+/// A stack with its frames looked up.
 #[derive(Debug)]
 pub(super) struct Names(Vec<Frame>);
 
@@ -88,7 +90,7 @@ impl Stack for Names {
     }
 }
 
-/// What an operation was done for. Cheap to clone.
+/// The context of an operation. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Context(Arc<Parts>);
 
@@ -98,10 +100,10 @@ struct Parts {
     said: Said,
 }
 
-/// What a thread and a history say without a stack.
+/// The parts of a context besides the stack.
 #[derive(Clone, Debug, Default)]
 struct Said {
-    /// The innermost last.
+    /// Names of scopes, the innermost last.
     scopes: Vec<Arc<str>>,
     compile_context: Option<Arc<str>>,
     metadata: Option<Arc<str>>,
@@ -110,18 +112,18 @@ struct Said {
 type NameList = Lasting<Vec<Arc<str>>>;
 
 thread_local! {
-    /// The context of entries that this thread records. Empty outside of operations.
+    /// The context of the entries that this thread records. Empty outside of operations.
     static CURRENT: Lasting<Option<Context>> = const { Lasting::new(None) };
     static SCOPES: NameList = const { Lasting::new(Vec::new()) };
     static COMPILE_CONTEXT: NameList = const { Lasting::new(Vec::new()) };
-    /// How many names the two lists have.
+    /// The number of names in both lists.
     static NAME_COUNT: Cell<u32> = const { Cell::new(0) };
-    /// Whether a provider runs on this thread.
+    /// True while a provider runs on this thread.
     static GATHERS: Cell<bool> = const { Cell::new(false) };
     static CLEAR_NAMES: ClearNames = const { ClearNames };
 }
 
-/// Frees the names that are still in force when the thread ends.
+/// Frees the thread's remaining names when the thread ends.
 struct ClearNames;
 
 impl Drop for ClearNames {
@@ -131,7 +133,7 @@ impl Drop for ClearNames {
     }
 }
 
-/// The two kinds of names that a thread can be in.
+/// The two kinds of names that a thread can have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NameKind {
     Scope,
@@ -146,15 +148,16 @@ impl NameKind {
         }
     }
 
-    /// Adds a name for the calling thread, the innermost from now on.
+    /// Adds a name for the calling thread. It becomes the innermost one.
     pub(crate) fn push(self, name: &str) {
-        // A name that is pushed after this destructor has run stays until it is popped.
+        // Registers the destructor. A name that is added after the destructor ran is kept until it is
+        // popped.
         let _ = CLEAR_NAMES.try_with(|_| ());
         self.list().with(|names| names.change(|names| names.push(name.into())));
         NAME_COUNT.set(NAME_COUNT.get() + 1);
     }
 
-    /// Removes the calling thread's innermost name; false if it has none.
+    /// Removes the calling thread's innermost name; returns false if it has none.
     pub(crate) fn pop(self) -> bool {
         let had = self.list().with(|names| names.change(|names| names.pop().is_some()));
         NAME_COUNT.set(NAME_COUNT.get() - u32::from(had));
@@ -163,20 +166,21 @@ impl NameKind {
 }
 
 impl Context {
-    /// Names what this thread does until the answer is dropped: entries recorded meanwhile have the name as
-    /// their innermost frame. Scopes nest.
+    /// Opens a scope on the calling thread. Until the result is dropped, entries have `name` as their
+    /// innermost frame. Scopes nest.
     #[must_use = "the scope ends when this is dropped"]
     pub fn scope(name: &str) -> ContextScope {
         ContextScope::new(NameKind::Scope, name)
     }
 
-    /// The same for the compiled region that runs on this thread: snapshots have a field of their own for it.
+    /// Sets the name of the compiled region that runs on this thread, until the result is dropped.
+    /// Snapshots list it in a field of its own.
     #[must_use = "the compile context ends when this is dropped"]
     pub fn compiled(name: &str) -> ContextScope {
         ContextScope::new(NameKind::CompileContext, name)
     }
 
-    /// Its frames, the innermost first: names of scopes, then the stack.
+    /// Returns its frames, innermost first: the names of scopes, then the stack.
     #[must_use]
     pub fn frames(&self) -> Vec<Frame> {
         let named = |name: &Arc<str>| Frame {
@@ -189,25 +193,26 @@ impl Context {
         frames
     }
 
-    /// What a provider gathered.
+    /// Returns the stack that the provider gathered.
     #[must_use]
     pub fn stack(&self) -> Option<&(dyn Stack + 'static)> {
         self.0.stack.as_deref()
     }
 
-    /// The compiled region it belongs to.
+    /// Returns the name of the compiled region.
     #[must_use]
     pub fn compile_context(&self) -> Option<&str> {
         self.0.said.compile_context.as_deref()
     }
 
-    /// What was [set](History::set_metadata) when it was gathered.
+    /// Returns the metadata that was [set](History::set_metadata) when the context was gathered.
     #[must_use]
     pub fn metadata(&self) -> Option<&str> {
         self.0.said.metadata.as_deref()
     }
 
-    /// A number for its frames, the same for equal ones where that is known; another's as soon as it is gone.
+    /// Returns a number that identifies the frames. Contexts with one stack and no scopes have the same
+    /// number. After the context is dropped, the number may be reused.
     pub(super) fn frames_number(&self) -> usize {
         match &self.0.stack {
             Some(stack) if self.0.said.scopes.is_empty() => number_of(stack),
@@ -215,12 +220,13 @@ impl Context {
         }
     }
 
-    /// What its frames come from: equal for equal answers, as long as it lives.
+    /// Returns a key for the frames. Contexts with equal keys have equal frames, while they are alive.
     pub(super) fn asked(&self) -> (Option<usize>, Vec<Arc<str>>) {
         (self.0.stack.as_ref().map(number_of), self.0.said.scopes.clone())
     }
 
-    /// The same with the names of its stack looked up. `known` has those that were looked up before.
+    /// Returns a copy with the frames of its stack looked up. `known` holds the frames that were looked
+    /// up before.
     pub(super) fn with_names(&self, known: &mut HashMap<usize, Arc<Names>>) -> Self {
         let look_up = |stack: &Arc<dyn Stack>| -> Arc<dyn Stack> {
             let names = known.entry(number_of(stack));
@@ -235,13 +241,13 @@ impl Context {
         CURRENT.with(Lasting::cloned)
     }
 
-    /// Sets the context of entries that the calling thread records, and returns the one before.
+    /// Sets the context of entries that the calling thread records, and returns the previous one.
     fn replace(next: Option<Self>) -> Option<Self> {
         CURRENT.with(|current| current.replace(next))
     }
 }
 
-/// A name that a thread is in until this is dropped; on that very thread.
+/// An open scope of the calling thread. Ends when dropped.
 #[derive(Debug)]
 pub struct ContextScope {
     of: NameKind,
@@ -262,11 +268,11 @@ impl Drop for ContextScope {
     }
 }
 
-/// Returns the metadata of the calling thread, if it has any. Called on the thread that allocates or frees,
-/// with no lock of the allocator held; it may not allocate from the allocator.
+/// Returns the metadata of the calling thread, if any. Called on the thread that allocates or frees, with
+/// no lock of the allocator held. It must not allocate from the allocator.
 pub type ThreadMetadata = Arc<dyn Fn() -> Option<Arc<str>> + Send + Sync>;
 
-/// Where contexts come from.
+/// The stack provider and the metadata.
 #[derive(Default)]
 pub(super) struct Sources {
     pub(super) provider: RwLock<Option<Arc<dyn StackProvider>>>,
@@ -274,7 +280,7 @@ pub(super) struct Sources {
     has_metadata: AtomicBool,
 }
 
-/// The metadata of a thread goes before that of all threads.
+/// Metadata for all threads, and a source of each thread's own, which takes precedence.
 #[derive(Clone, Default)]
 struct Metadata {
     of_all_threads: Option<Arc<str>>,
@@ -288,31 +294,31 @@ impl fmt::Debug for Sources {
 }
 
 impl History {
-    /// Lets stacks come from `provider` from now on, or from nobody.
+    /// Sets the source of stacks; with `None` no stacks are gathered.
     pub fn set_stack_provider(&self, provider: Option<Arc<dyn StackProvider>>) {
         let before = std::mem::replace(&mut *self.sources.provider.write(), provider);
         drop(before);
     }
 
-    /// Gives entries from now on these words of the program's.
+    /// Sets the metadata that later entries have.
     ///
     /// Source: `torch.cuda.memory._set_memory_metadata`.
     pub fn set_metadata(&self, metadata: Option<&str>) {
         self.sources.change_metadata(|own| own.of_all_threads = metadata.map(Into::into));
     }
 
-    /// Takes the metadata of each entry from `source`, where it returns any, instead of what was
-    /// [set](Self::set_metadata) for all threads; from no source with `None`.
+    /// Sets a function that returns the metadata of each entry. Where it returns `None`, the entry has
+    /// the metadata that was [set](Self::set_metadata) for all threads. `None` removes the function.
     pub fn set_thread_metadata(&self, source: Option<ThreadMetadata>) {
         self.sources.change_metadata(|own| own.of_thread = source);
     }
 
-    /// Whether a stack provider runs on the calling thread.
+    /// Returns true if a stack provider runs on the calling thread.
     pub(crate) fn is_gathering() -> bool {
         GATHERS.get()
     }
 
-    /// What was set last.
+    /// Returns the metadata that was [set](Self::set_metadata) last.
     #[must_use]
     pub fn metadata(&self) -> Option<Arc<str>> {
         self.sources.metadata.read().of_all_threads.clone()
@@ -327,18 +333,18 @@ impl Sources {
         let has_metadata = next.of_all_threads.is_some() || next.of_thread.is_some();
         self.has_metadata.store(has_metadata, Ordering::Relaxed);
         let before = std::mem::replace(&mut *own, next);
-        // The source is a user's: it is dropped where no lock is held.
+        // The source is user code: its destructor must run without the lock.
         drop(own);
         drop(before);
     }
 
-    /// What the calling thread's entries get.
+    /// Returns the metadata for entries of the calling thread.
     fn metadata(&self) -> Option<Arc<str>> {
         let Metadata { of_all_threads, of_thread } = self.metadata.read().clone();
         of_thread.and_then(|source| source()).or(of_all_threads)
     }
 
-    /// Whether there is nothing to say but a stack, for this thread now.
+    /// Returns true if the calling thread's entries have nothing but a stack in their context.
     #[inline]
     pub(super) fn is_silent(&self) -> bool {
         NAME_COUNT.get() == 0 && !self.has_metadata.load(Ordering::Relaxed)
@@ -361,23 +367,23 @@ impl Sources {
     }
 }
 
-/// While this lives, entries of this thread have the context that was gathered.
+/// The context of this thread's entries, until dropped.
 #[must_use = "entries have the context while this lives"]
 pub(crate) struct Gathered<'a> {
     history: &'a History,
-    /// What entries had before.
+    /// The previous context.
     before: Option<Context>,
     operation: Option<Operation>,
 }
 
 impl<'a> Gathered<'a> {
-    /// Nothing while nothing is recorded.
+    /// Gathers the context if recording is on; with a stack if stacks are gathered from level `from` on.
     #[inline]
     pub(super) fn new(history: &'a History, from: StackLevel) -> Option<Self> {
         if history.is_on() { Self::gather(history, history.stacks() >= from) } else { None }
     }
 
-    /// The same for an entry that never has a stack.
+    /// Gathers the context without a stack, if recording is on.
     pub(super) fn without_stack(history: &'a History) -> Option<Self> {
         if history.is_on() { Self::gather(history, false) } else { None }
     }
@@ -386,7 +392,7 @@ impl<'a> Gathered<'a> {
     fn gather(history: &'a History, with_stack: bool) -> Option<Self> {
         let mut context = None;
         if with_stack || !history.sources.is_silent() {
-            // What a provider asks for has no context, and neither has what frees do inside a request.
+            // A provider is running: its own requests and frees get no context.
             if GATHERS.replace(true) {
                 return None;
             }
@@ -404,7 +410,7 @@ impl Drop for Gathered<'_> {
     fn drop(&mut self) {
         self.operation = None;
         drop(Context::replace(self.before.take()));
-        // Inside of another operation a lock may be held.
+        // Inside another operation a lock may be held.
         if !Operation::is_open() {
             self.history.trackers.tell();
         }

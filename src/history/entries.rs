@@ -1,4 +1,4 @@
-//! Entries as of one moment, merged in the order of their times.
+//! The entries of a history at one moment, merged by timestamp.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use super::event::Entry;
 
-/// What one shard of a history has, oldest first.
+/// The entries of one shard, oldest first.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     chunks: Vec<Arc<Vec<Entry>>>,
 }
 
 impl Row {
-    /// Chunks one after the other. Each is in order; an entry that came late may belong into the one before.
+    /// Joins chunks. Each one is in order; an entry that was recorded late may belong into the chunk
+    /// before.
     pub(super) fn new(chunks: impl Iterator<Item = Arc<Vec<Entry>>>) -> Self {
         let mut own = Self { chunks: Vec::new() };
         for chunk in chunks {
@@ -42,50 +43,50 @@ impl Row {
     }
 }
 
-/// Entries of a history as of one moment, oldest first. Holds them as long as it lives, and copies none but
-/// the last of each heap.
+/// The entries of a history at one moment, oldest first. Keeps their memory until dropped. Copies only
+/// the last chunk of each shard.
 #[derive(Clone, Debug, Default)]
 pub struct Entries {
     rows: Vec<Row>,
-    /// The oldest ones that are passed over.
+    /// How many of the oldest entries are skipped.
     passed_over: usize,
     len: usize,
     dropped: u64,
 }
 
 impl Entries {
-    /// The newest `entries_max` of the rows. `dropped` were lost before.
+    /// Returns the newest `entries_max` entries. `dropped` were lost before.
     pub(super) fn newest(rows: Vec<Row>, entries_max: usize, dropped: u64) -> Self {
         let all: usize = rows.iter().map(Row::len).sum();
         let passed_over = all.saturating_sub(entries_max);
         Self { rows, passed_over, len: all - passed_over, dropped: dropped + passed_over as u64 }
     }
 
-    /// The newest `entries_max` of them; the others count as dropped.
+    /// Returns the newest `entries_max` entries; the others count as dropped.
     #[must_use]
     pub fn at_most(self, entries_max: usize) -> Self {
         Self::newest(self.rows, entries_max.min(self.len), self.dropped - self.passed_over as u64)
     }
 
-    /// How many there are.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many older ones were recorded and are lost.
+    /// Returns the number of older entries that were recorded and are lost.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// All of them, oldest first.
+    /// Iterates over all entries, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> + '_ {
         let mut rows: Vec<_> = self.rows.iter().map(|row| row.iter().peekable()).collect();
         let mut next: BinaryHeap<_> = rows

@@ -1,24 +1,24 @@
-//! One entry of the history, and one segment of the layout, with the names PyTorch uses.
+//! The entries of the history and the segments of the layout, with the names that PyTorch uses.
 
 use super::clock::Moment;
 use super::context::Context;
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
 
-/// What an allocator did.
+/// The action that an entry records.
 ///
 /// Source of the names: PyTorch's memory snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A block was handed out; the size is what was requested.
+    /// A block was allocated; the size is the requested size.
     Alloc,
     /// The caller freed a block.
     FreeRequested,
-    /// The block is free: at once, or when other streams had finished.
+    /// The block became free: immediately, or after other streams had finished with it.
     FreeCompleted,
-    /// A segment came from the driver.
+    /// A segment was allocated from the driver.
     SegmentAlloc,
-    /// A segment went back to the driver.
+    /// A segment was released to the driver.
     SegmentFree,
     /// Pages were mapped.
     SegmentMap,
@@ -26,12 +26,12 @@ pub enum Action {
     SegmentUnmap,
     /// A snapshot was taken; the size is the active bytes of all segments and the address is 0.
     Snapshot,
-    /// A request failed; the size is the rounded request and the address the device's free bytes.
+    /// A request failed; the size is the rounded request, and the address is the device's free bytes.
     OutOfMemory,
 }
 
 impl Action {
-    /// All of them.
+    /// All actions.
     pub const ALL: [Self; 9] = [
         Self::Alloc,
         Self::FreeRequested,
@@ -44,7 +44,7 @@ impl Action {
         Self::OutOfMemory,
     ];
 
-    /// The word that PyTorch writes.
+    /// Returns the name that PyTorch writes.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -60,13 +60,13 @@ impl Action {
         }
     }
 
-    /// The action that PyTorch writes as `name`.
+    /// Returns the action that PyTorch writes as `name`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.name() == name)
     }
 
-    /// Whether memory goes back, to the allocator or to the driver.
+    /// Returns true for a free, and for memory that is released to the driver or unmapped.
     #[must_use]
     pub const fn gives_back(self) -> bool {
         matches!(
@@ -75,7 +75,7 @@ impl Action {
         )
     }
 
-    /// Whether memory was taken from the driver or given back.
+    /// Returns true for memory that is taken from the driver, released or unmapped.
     #[must_use]
     pub const fn is_segment(self) -> bool {
         matches!(
@@ -85,14 +85,14 @@ impl Action {
     }
 }
 
-/// One thing that happened.
+/// One recorded event, without its time and context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What.
+    /// The action.
     pub action: Action,
-    /// Where; free bytes of the device for [`Action::OutOfMemory`].
+    /// The address; free bytes of the device for [`Action::OutOfMemory`].
     pub address: u64,
-    /// How many bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
     /// The stream of the block.
     pub stream: StreamId,
@@ -100,33 +100,33 @@ pub struct Event {
     pub pool: PoolId,
 }
 
-/// An event, when it happened and who asked.
+/// An event with its time and context.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What happened.
+    /// The event.
     pub event: Event,
     pub(super) moment: Moment,
-    /// Who asked, where that is recorded.
+    /// The context of the request or free, if it is recorded.
     pub context: Option<Context>,
 }
 
 impl Entry {
-    /// When, in microseconds since 1970.
+    /// Returns the time in microseconds since 1970.
     #[must_use]
     pub fn time_us(&self) -> u64 {
         self.moment.unix_us()
     }
 }
 
-// A ring of ten million entries is as many times this.
+// A history of ten million entries needs ten million times this size.
 const _: () = assert!(size_of::<Entry>() <= 72);
 
 /// One segment with all its blocks, as a snapshot lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentLayout {
-    /// Where it starts.
+    /// Its start address.
     pub address: u64,
-    /// Its size: the sum of its blocks.
+    /// Its size in bytes: the sum of its blocks.
     pub size_bytes: u64,
     /// The stream whose requests it serves.
     pub stream: StreamId,
@@ -134,14 +134,14 @@ pub struct SegmentLayout {
     pub kind: PoolKind,
     /// Its pool.
     pub pool: PoolId,
-    /// Whether it is made of mapped pages.
+    /// Whether it consists of mapped pages.
     pub expandable: bool,
-    /// In address order, without gaps.
+    /// Its blocks in address order, without gaps.
     pub blocks: Vec<BlockLayout>,
 }
 
 impl SegmentLayout {
-    /// A segment that is one block.
+    /// Returns a segment that consists of one block.
     pub(crate) fn of_block(block: BlockLayout, stream: StreamId, pool: PoolId) -> Self {
         Self {
             address: block.address,
@@ -154,21 +154,21 @@ impl SegmentLayout {
         }
     }
 
-    /// Bytes of blocks in one of the `states`.
+    /// Returns the bytes of all blocks in one of the `states`.
     pub fn bytes_in(&self, states: &[BlockStateName]) -> u64 {
         self.blocks.iter().filter(|b| states.contains(&b.state)).map(|b| b.size_bytes).sum()
     }
 
-    /// Puts segments in address order. Which of two at one address comes first is not said.
+    /// Sorts segments by address. The order of two segments at one address is unspecified.
     pub(crate) fn sort(segments: &mut [Self]) {
         segments.sort_unstable_by_key(|segment| segment.address);
     }
 }
 
-/// State of a block, with PyTorch's names.
+/// The state of a block, with PyTorch's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockStateName {
-    /// In the caller's hands.
+    /// Allocated.
     ActiveAllocated,
     /// Freed, and waiting for other streams.
     ActivePendingFree,
@@ -177,7 +177,7 @@ pub enum BlockStateName {
 }
 
 impl BlockStateName {
-    /// The word that PyTorch writes.
+    /// Returns the name that PyTorch writes.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -187,7 +187,7 @@ impl BlockStateName {
         }
     }
 
-    /// The state that PyTorch writes as `name`; older versions wrote `active_awaiting_free`.
+    /// Returns the state that PyTorch writes as `name`; older versions wrote `active_awaiting_free`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -202,11 +202,11 @@ impl BlockStateName {
 /// One block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// Where it starts.
+    /// Its start address.
     pub address: u64,
-    /// Its size.
+    /// Its size in bytes.
     pub size_bytes: u64,
-    /// What its last holder asked for; free blocks keep the last value, as PyTorch's do.
+    /// The size of the last request that it served; free blocks keep the value, as PyTorch's do.
     pub requested_bytes: u64,
     /// Its state.
     pub state: BlockStateName,

@@ -1,14 +1,14 @@
-//! What a history adds to the report of a request that failed: the configuration, and who holds the memory.
+//! Adds the configuration and the largest holders of memory to the report of a failed request.
 
 use super::record::History;
 use crate::error::OutOfMemory;
 
-/// Frames of a holder that are told.
+/// The most stack frames listed for each holder.
 const FRAMES_MAX: usize = 4;
 
 impl History {
-    /// Adds the configuration in force, and the largest holders of live bytes if stacks are recorded. Holds
-    /// no lock while frames are looked up.
+    /// Adds the configuration in force, and the largest holders of live bytes if stacks are recorded.
+    /// Holds no lock while it looks up frames.
     #[cold]
     pub(crate) fn explain(&self, report: &mut OutOfMemory) {
         let text = self.about().config.to_text();

@@ -1,7 +1,8 @@
-//! Entries that are on their way: their moment has passed, and they are not recorded yet.
+//! Late entries: those with a timestamp that are not recorded yet.
 //!
-//! A free takes its moment under the lock of a heap and is recorded after that lock is released, because its
-//! stack is gathered in between. A snapshot taken in between would have the block free and no entry for it.
+//! A free takes its timestamp under the heap's lock. It is recorded after that lock is released, because
+//! its stack is gathered in between. A snapshot at that point would list the block as free without an
+//! entry for it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,11 +12,11 @@ use crate::threads::{Inside, Region};
 #[derive(Debug, Default)]
 pub(super) struct LateEntries {
     count: AtomicUsize,
-    /// A thread with such an entry is inside of it.
+    /// The region of threads that have a late entry.
     here: Region,
 }
 
-/// One entry that is on its way, until this is dropped.
+/// Counts one late entry until dropped.
 #[derive(Debug)]
 pub(crate) struct Late<'a> {
     count: &'a AtomicUsize,
@@ -29,7 +30,7 @@ impl Drop for Late<'_> {
 }
 
 impl History {
-    /// Notes an entry that is on its way. Called under the lock that its moment belongs to; the result is
+    /// Counts a late entry. Called under the lock under which its timestamp was taken. The result is
     /// dropped when the entry is recorded.
     pub(crate) fn late(&self) -> Late<'_> {
         let LateEntries { count, here } = &self.late;
@@ -37,8 +38,9 @@ impl History {
         Late { count, _here: here.enter() }
     }
 
-    /// Whether entries of other threads are on their way. The calling thread cannot wait for its own: a
-    /// stack provider may take a snapshot, and the entry is recorded after the provider has returned.
+    /// Returns true if other threads have late entries. The calling thread's own do not count, because it
+    /// cannot wait for them: a stack provider may take a snapshot, and the entry is recorded after the
+    /// provider returns.
     pub(crate) fn any_late(&self) -> bool {
         let count = self.late.count.load(Ordering::Acquire);
         count > 0 && count > self.late.here.depth()

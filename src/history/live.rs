@@ -1,4 +1,4 @@
-//! Who holds memory: live blocks by who asked for them.
+//! Live bytes by the call stack that allocated them.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -16,33 +16,33 @@ use super::record::{History, Holder};
 use crate::error::LiveBytes;
 use crate::size::human_bytes;
 
-/// Stacks whose names are looked up for one report, those with the most bytes. Names are foreign code's, and
-/// may take microseconds a stack.
+/// The most stacks whose frames are looked up for one report; those with the most bytes come first. The
+/// lookup is user code and may take microseconds for each stack.
 const STACKS_MAX: usize = 2000;
 
-/// Live blocks as of one moment, by who asked for them.
+/// Live blocks at one moment, grouped by call stack (*holder*).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LiveReport {
-    /// What was asked for, in bytes.
+    /// The sum of the requested sizes, in bytes.
     pub bytes: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// The largest holders, the largest first; at most 16. Blocks of which
-    /// nobody knows who asked have no frames.
+    /// The largest holders, largest first; at most 16. Blocks without a known stack are one holder
+    /// without frames.
     pub holders: Vec<LiveBytes>,
-    /// How many others there are.
+    /// The number of holders that are not listed.
     pub others: u64,
-    /// What those hold together.
+    /// Their bytes.
     pub others_bytes: u64,
-    /// In so many blocks.
+    /// Their blocks.
     pub others_blocks: u64,
 }
 
 impl LiveReport {
-    /// The most holders that are told one by one.
+    /// The most holders listed.
     pub(crate) const HOLDERS_MAX: usize = 16;
-    /// The most frames that are told of each.
+    /// The most frames listed for each holder.
     pub(crate) const FRAMES_MAX: usize = 8;
 }
 
@@ -65,10 +65,10 @@ impl fmt::Display for LiveReport {
     }
 }
 
-/// Told what lives when nobody can give it back any more.
+/// Called with the live blocks when the history is dropped and no allocator is left that could free them.
 pub type LeakReporter = Box<dyn Fn(&LiveReport) + Send + Sync>;
 
-/// Who is told of leaks.
+/// The reporter of leaks.
 #[derive(Default)]
 pub(super) struct Leaks(Mutex<Option<LeakReporter>>);
 
@@ -79,8 +79,8 @@ impl fmt::Debug for Leaks {
 }
 
 impl History {
-    /// Who holds live blocks now: those that were asked for while stacks were gathered. Looks up the names of
-    /// each stack, which may take milliseconds the first time. Holds no lock meanwhile.
+    /// Returns live blocks by holder: those that were allocated while stacks were gathered. Looks up the
+    /// frames of each stack, which may take milliseconds the first time. Holds no lock during the lookup.
     #[must_use]
     pub fn live(&self) -> LiveReport {
         let (mut holders, mut others) = self.holders(LiveReport::FRAMES_MAX, |_| true);
@@ -100,8 +100,8 @@ impl History {
         }
     }
 
-    /// Gathers stacks of live blocks from now on, those of the program itself unless somebody chose where
-    /// stacks come from. A history that is off records nothing else.
+    /// Gathers stacks of live blocks from now on. Uses [`RustStacks`](super::RustStacks) if no provider
+    /// was set. If recording is off, it is started without any entries.
     pub(crate) fn remember_live_blocks(&self) {
         #[cfg(feature = "stacks")]
         self.sources.provider.write().get_or_insert_with(|| Arc::new(super::RustStacks::new()));
@@ -113,16 +113,16 @@ impl History {
         }
     }
 
-    /// Tells `reporter` what lives when this history goes, if anything does: then no allocator is left that
-    /// could take it back.
+    /// Sets a function that is called with the live blocks, if there are any, when this history is
+    /// dropped. At that point no allocator is left that could free them.
     pub fn report_leaks(&self, reporter: LeakReporter) {
         let before = self.leaks.0.lock().replace(reporter);
         drop(before);
     }
 
-    /// Asks the stack provider no more, because it is about to go, as an interpreter does at its end. If
-    /// [leaks](Self::report_leaks) are to be told, live blocks keep the names of their stacks; all that was
-    /// recorded is forgotten. Looks names up, and holds no lock meanwhile.
+    /// Removes the stack provider because it is about to end, as an interpreter does at exit. If
+    /// [leaks](Self::report_leaks) are to be reported, live blocks keep the frames of their stacks; all
+    /// entries are dropped. Holds no lock while it looks up frames.
     pub fn drop_stack_provider(&self) {
         self.set_stack_provider(None);
         if self.leaks.0.lock().is_none() {
@@ -134,9 +134,9 @@ impl History {
         self.clear();
     }
 
-    /// Tells the [reporter](Self::report_leaks) what lives now, if anything does.
+    /// Calls the [reporter](Self::report_leaks) with the live blocks, if there are any.
     pub(crate) fn tell_leaks(&self) {
-        // Nobody runs foreign code under the lock.
+        // The reporter is user code: it must run without the lock.
         let Some(reporter) = self.leaks.0.lock().take() else { return };
         let live = self.live();
         if live.blocks > 0 {
@@ -144,9 +144,9 @@ impl History {
         }
     }
 
-    /// Holders of live blocks that are `wanted`, the largest first, each with so many frames; and those whose
-    /// stacks are not looked up, because there are more than [`STACKS_MAX`]. Holds no lock while frames are
-    /// looked up.
+    /// Returns the holders of those live blocks that `wanted` accepts, largest first, with at most
+    /// `frames_max` frames each. The second list has the holders beyond [`STACKS_MAX`], without frames.
+    /// Holds no lock while it looks up frames.
     pub(super) fn holders(
         &self,
         frames_max: usize,
@@ -169,7 +169,7 @@ impl History {
         let mut by_context: Vec<_> = by_context.into_values().collect();
         by_context.sort_by_key(|(live, _)| Reverse(live.bytes));
         let small = by_context.split_off(by_context.len().min(STACKS_MAX));
-        // Stacks that were gathered twice may be equal: they are told as one.
+        // Two stacks may have equal frames: they become one holder.
         let mut by_frames: HashMap<Vec<Frame>, LiveBytes> = HashMap::new();
         for (live, context) in by_context {
             let frames = context.as_ref().map(Context::frames).unwrap_or_default();

@@ -1,8 +1,26 @@
-//! What happened, in the order in which it happened, and what the memory looks like now.
+//! The recording of allocator events, and snapshots of the memory layout.
 //!
-//! Recording is off unless somebody asks; then it costs one predictable branch. The order is that of the lock
-//! that guards the changed state, so a single thread sees its own calls in order. `record` keeps the newest
-//! entries, `context` says who asked, `snapshot` is both together with the segments.
+//! Recording is off by default; then it costs one predictable branch.
+//!
+//! **Order.** `record` keeps the newest entries in 64 shards, each with its own lock. The entries of one
+//! heap go to one shard under the heap's lock. So the order within a heap is exact, and threads on
+//! different heaps do not contend. Readers merge the shards by timestamp (`clock`). Timestamps increase
+//! on each thread, and an event that happens after an event of another thread has no earlier timestamp.
+//! The entries of one request that takes memory from the driver share a timestamp, although other threads
+//! may have worked on other heaps in between. So a file reads as if the allocator had one lock, and a
+//! verifying replay reproduces it. There is one exception: a request releases memory in two passes, and
+//! between them another thread frees a block that the second pass releases.
+//!
+//! **Contexts.** `context` holds the call stack and the names that a request or free belongs to. It is
+//! gathered before an operation takes its first lock, because stack providers are user code. A reference
+//! that may be the last one goes to a list, which is emptied when no lock is held. Live blocks and
+//! segments keep their contexts in maps beside the entries, but only while stacks are gathered.
+//!
+//! **Checks.** A request checks for a history as part of its check of `Attention`, which the history
+//! raises. A free checks under its heap's lock, and releases that lock to gather a stack.
+//!
+//! **Output.** `snapshot` combines the entries and contexts with the segments; `write` stores it as
+//! pickle or JSON.
 
 mod annotations;
 mod clock;

@@ -1,35 +1,35 @@
-//! What is recorded, as whoever starts a recording says it.
+//! Options of a recording.
 
 use super::event::Action;
 
-/// Whose stacks are gathered. Each level has those of the levels before.
+/// The operations for which stacks are gathered. Each level includes the levels before it.
 ///
-/// Source: `torch.cuda.memory._record_memory_history`, whose `context` says `None`, `"state"`, `"alloc"`
-/// or `"all"`.
+/// Source: the parameter `context` of `torch.cuda.memory._record_memory_history`: `None`, `"state"`,
+/// `"alloc"` or `"all"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StackLevel {
-    /// Nobody's.
+    /// No stacks.
     #[default]
     Never,
-    /// Of blocks as long as they live; entries have none.
+    /// Stacks of live blocks, kept until they are freed; entries have none.
     OfLiveBlocks,
-    /// Of entries that hand out memory too.
+    /// Also stacks of entries that allocate memory.
     OfAllocations,
-    /// Of entries that give memory back too.
+    /// Also stacks of entries that free or release memory.
     OfFrees,
 }
 
-/// What is recorded.
+/// Options of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordOptions {
-    /// Whose stacks are gathered.
+    /// The operations for which stacks are gathered.
     pub stacks: StackLevel,
-    /// The most entries that are kept, at least 1; the newest are. Unlimited by default.
+    /// The most entries that are kept, at least 1; the oldest are dropped first. Unlimited by default.
     pub entries_max: usize,
     /// Actions that are not recorded.
     pub skip: Vec<Action>,
-    /// Whether what was recorded before is forgotten.
+    /// Whether entries recorded before are dropped.
     pub clear: bool,
 }
 
@@ -40,25 +40,25 @@ impl Default for RecordOptions {
 }
 
 impl RecordOptions {
-    /// All entries, at most so many.
+    /// Records all actions and keeps at most `entries_max` entries.
     #[must_use]
     pub fn at_most(entries_max: usize) -> Self {
         Self { entries_max, ..Self::default() }
     }
 
-    /// The same with stacks.
+    /// Returns these options with another level of stacks.
     #[must_use]
     pub fn with_stacks(self, stacks: StackLevel) -> Self {
         Self { stacks, ..self }
     }
 
-    /// The same without these actions.
+    /// Returns these options without the actions in `skip`.
     #[must_use]
     pub fn without(self, skip: &[Action]) -> Self {
         Self { skip: skip.to_vec(), ..self }
     }
 
-    /// The same, forgetting what was recorded before.
+    /// Returns these options with [`clear`](Self::clear) set.
     #[must_use]
     pub fn clearing(self) -> Self {
         Self { clear: true, ..self }

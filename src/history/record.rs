@@ -1,11 +1,12 @@
-//! Keeps the newest entries while somebody wants them.
+//! Keeps the newest entries while recording is on.
 //!
-//! Entries lie in 64 **shards**, each with its own lock. What one heap of the engine does goes to one shard,
-//! under the heap's lock, so threads on different heaps do not meet. Every entry has a time in nanoseconds
-//! that rises on each thread; readers merge the shards by it. A shard is a row of chunks: full ones never
-//! change, so a reader takes them without a copy. All shards share one budget of chunks. When it is spent,
-//! the full chunk whose last entry is the oldest of all makes room: there are 128 chunks more than the most
-//! entries fill, so the newest entries are always there, however unevenly heaps work.
+//! Entries are stored in 64 **shards**, each with its own lock. The entries of one heap go to one shard,
+//! under the heap's lock, so threads on different heaps do not contend. Each entry has a timestamp in
+//! nanoseconds that increases on each thread; readers merge the shards by it. A shard is a list of
+//! chunks. Full chunks never change, so readers share them without a copy. All shards share one budget of
+//! chunks. When it is spent, the full chunk whose last entry is the oldest is dropped. The budget is 128
+//! chunks above what the most entries fill, so the newest entries are always kept, however unevenly the
+//! heaps are used.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -30,22 +31,22 @@ use crate::ids::DeviceId;
 
 const SHARDS: usize = 64;
 const CHUNK_ENTRIES: usize = 256;
-/// Chunks beyond what the most entries fill: see the [module](self).
+/// Chunks beyond those that the most entries fill: see the [module](self).
 const SPARE_CHUNKS: usize = 2 * SHARDS;
 
-/// Told when recording starts and stops.
+/// Called when recording starts or stops.
 pub(crate) trait Listener: Send + Sync {
-    /// Whether it is on from now on.
+    /// Receives whether recording is on.
     fn records(&self, on: bool);
 }
 
-/// Calls those listeners that live, and forgets the others.
+/// Calls the listeners that are alive, and removes the others.
 fn call(listeners: &mut Vec<Weak<dyn Listener>>, on: bool) {
     listeners
         .retain(|listener| listener.upgrade().inspect(|listener| listener.records(on)).is_some());
 }
 
-/// Who holds a block or a segment, as long as stacks are gathered.
+/// The context of a live block or a segment. Kept only while stacks are gathered.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     pub(super) moment: Moment,
@@ -57,37 +58,38 @@ pub(super) struct Holder {
 struct Shard {
     full: VecDeque<Arc<Vec<Entry>>>,
     open: Vec<Entry>,
-    /// Live blocks and memory of the driver by address.
+    /// Live blocks and segments, by address.
     blocks: HashMap<u64, Holder>,
     segments: HashMap<u64, Holder>,
 }
 
-/// The history of one device's memory. Off at first.
+/// The history of one device's memory. Initially off.
 ///
-/// It outlives the strategy that writes it: what a [switch](crate::switch) puts in force goes on with it.
+/// It outlives the strategy that records it: after a [switch](crate::switch) the next strategy continues
+/// it.
 #[derive(Debug)]
 pub struct History {
-    /// 0 when off, else 1 and the level of [`StackLevel`].
+    /// 0 if off, else 1 plus the [`StackLevel`].
     mode: AtomicU8,
-    /// Bits of actions that are not recorded.
+    /// Bit set of actions that are not recorded.
     skipped: AtomicU64,
     entries_max: AtomicUsize,
     chunks: AtomicUsize,
     dropped: AtomicU64,
-    /// Shards that have entries, as bits.
+    /// Bit set of the shards that have entries.
     filled: AtomicU64,
     shards: Box<[Alone<Mutex<Shard>>]>,
-    /// When the last entry of the first full chunk of each shard happened.
+    /// For each shard, the time of the last entry of its first full chunk.
     oldest: Box<[AtomicU64]>,
-    /// What may hold the last references to contexts. Those are dropped where no lock is held.
+    /// Possibly last references to contexts. They are dropped when no lock is held.
     gone: Mutex<Gone>,
     any_gone: AtomicBool,
-    /// Whether any entry ever had a context: until then none must be released.
+    /// True if any entry ever had a context. Until then no context must be dropped.
     has_contexts: AtomicBool,
     pub(super) sources: Sources,
     pub(super) trackers: Trackers,
     pub(super) annotations: Annotations,
-    /// How many segments were numbered.
+    /// The number of segments that were numbered.
     pub(super) segment_count: AtomicU64,
     about: Mutex<About>,
     listeners: Mutex<Vec<Weak<dyn Listener>>>,
@@ -95,14 +97,14 @@ pub struct History {
     pub(super) late: LateEntries,
 }
 
-/// What was dropped under a lock.
+/// Entries and contexts that were removed under a lock.
 #[derive(Debug, Default)]
 struct Gone {
     chunks: Vec<Arc<Vec<Entry>>>,
     contexts: Vec<Context>,
 }
 
-/// On cache lines of its own.
+/// Aligned so that no two shards share a cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Alone<T>(T);
@@ -134,8 +136,8 @@ impl Default for History {
 }
 
 impl History {
-    /// Starts recording, or goes on with other options. Entries recorded before are kept, as far as there
-    /// is room, unless the options say otherwise.
+    /// Starts recording, or changes the options of a running recording. Earlier entries are kept as far
+    /// as there is room, unless `options.clear` is set.
     pub fn start(&self, options: &RecordOptions) {
         if options.clear {
             self.clear();
@@ -150,14 +152,14 @@ impl History {
         self.release();
     }
 
-    /// Stops recording and forgets, as PyTorch does.
+    /// Stops recording and drops all entries, as PyTorch does.
     pub fn stop(&self) {
         self.turn(0);
         self.forget_holders();
         self.clear();
     }
 
-    /// Gathers stacks of this level from now on. Turns the history on.
+    /// Turns recording on and sets the level of stacks.
     pub(super) fn gather_from(&self, stacks: StackLevel) {
         self.turn(1 + stacks as u8);
         if stacks == StackLevel::Never {
@@ -165,7 +167,8 @@ impl History {
         }
     }
 
-    /// Nobody strikes holders off any more: they would go stale.
+    /// Drops the contexts of live blocks and segments: frees no longer remove them, so they would become
+    /// stale.
     fn forget_holders(&self) {
         for shard in &self.shards {
             let Shard { blocks, segments, .. } = &mut *shard.0.lock();
@@ -180,14 +183,14 @@ impl History {
         call(&mut listeners, mode != 0);
     }
 
-    /// Tells a listener whether recording is on, now and whenever that changes.
+    /// Calls a listener with the current state, and again whenever recording starts or stops.
     pub(crate) fn listen(&self, listener: Weak<dyn Listener>) {
         let mut listeners = self.listeners.lock();
         listeners.push(listener);
         call(&mut listeners, self.is_on());
     }
 
-    /// Forgets all entries. Live blocks keep their stacks.
+    /// Drops all entries. Live blocks keep their stacks.
     pub fn clear(&self) {
         for (number, shard) in self.shards.iter().enumerate() {
             let mut shard = shard.0.lock();
@@ -204,25 +207,25 @@ impl History {
         self.release();
     }
 
-    /// Says whose history it is: snapshots tell it.
+    /// Sets the device and the configuration that snapshots list.
     pub(crate) fn describe(&self, device: DeviceId, total_bytes: u64, config: &Config) {
         let config = config.clone();
         *self.about.lock() = About { device, total_bytes, config, limit_bytes: None };
     }
 
-    /// Says that another configuration is in force.
+    /// Sets the configuration that is now in force.
     pub(crate) fn configured(&self, config: &Config) {
         self.about.lock().config = config.clone();
     }
 
-    /// Whether anything is recorded now.
+    /// Returns true if recording is on.
     #[inline]
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.mode.load(Ordering::Relaxed) != 0
     }
 
-    /// Whose stacks are gathered now.
+    /// Returns the operations for which stacks are gathered now.
     #[must_use]
     pub fn stacks(&self) -> StackLevel {
         match self.mode.load(Ordering::Relaxed) {
@@ -233,8 +236,8 @@ impl History {
         }
     }
 
-    /// What is kept now, as of one moment. Shares full chunks with the recorder and copies the others.
-    /// Reading takes nothing away. Writers wait while the rows are gathered.
+    /// Returns the entries that are kept now. Shares full chunks with the recorder and copies the others;
+    /// removes nothing. Threads that record wait while the shards are read.
     #[must_use]
     pub fn entries(&self) -> Entries {
         let shards: Vec<_> = self.shards.iter().map(|shard| shard.0.lock()).collect();
@@ -251,7 +254,7 @@ impl History {
         Entries::newest(rows.collect(), entries_max, self.dropped.load(Ordering::Relaxed))
     }
 
-    /// Takes the recorded events into `into`, oldest first, and forgets the entries.
+    /// Moves the recorded events to `into`, oldest first, and drops the entries.
     pub fn drain_into(&self, into: &mut Vec<Event>) {
         let mut filled = self.filled.load(Ordering::Acquire);
         let (mut taken, mut rows) = (Vec::new(), 0);
@@ -266,7 +269,7 @@ impl History {
             taken.append(&mut shard.open);
             self.is_empty_now(number, &shard);
             drop(shard);
-            // Contexts go where no lock is held.
+            // Contexts must be dropped without a lock.
             drop(full);
         }
         if rows > 1 {
@@ -275,8 +278,8 @@ impl History {
         into.extend(taken.into_iter().map(|entry| entry.event));
     }
 
-    /// Adds an event if recording is on. The event is built only then. `row` is the same for all events whose
-    /// order a lock of the caller keeps.
+    /// Records an event if recording is on; `event` is called only then. Events whose order is kept by
+    /// one lock of the caller have the same `row`.
     #[inline]
     pub(crate) fn record(&self, row: u64, event: impl FnOnce() -> Event) {
         if self.is_on() {
@@ -285,26 +288,26 @@ impl History {
         }
     }
 
-    /// The moment of an event that is added later, if recording is on.
+    /// Returns the timestamp of an event that is recorded later, or `None` if recording is off.
     #[inline]
     pub(crate) fn moment(&self) -> Option<Moment> {
         self.is_on().then(Moment::now)
     }
 
-    /// Adds an event that happened at a [`moment`](Self::moment). It goes before those of its row that
-    /// happened later.
+    /// Records an event with an earlier [timestamp](Self::moment). It is inserted before later events of
+    /// its row.
     #[cold]
     pub(crate) fn push(&self, row: u64, moment: Moment, event: Event) {
         self.push_all(row, &[(moment, event)]);
     }
 
-    /// The same for events of one row, in order.
+    /// Records several events of one row, in order.
     pub(crate) fn push_all(&self, row: u64, events: &[(Moment, Event)]) {
         let skipped = self.skipped.load(Ordering::Relaxed);
         let context = Context::current();
         let number = shard_of(row);
         let mut shard = self.shards[number].0.lock();
-        // Under the lock: whoever forgets holders has changed it before.
+        // Read under the lock: `forget_holders` takes it after the level has changed.
         let stacks = self.stacks();
         for &(moment, ref event) in events {
             if stacks != StackLevel::Never {
@@ -336,7 +339,7 @@ impl History {
                     open.insert(at, Entry { event: *event, moment, context });
                     at
                 }
-                // Made where it stays: it is longer than a line of the cache.
+                // Built in place: an entry is longer than a cache line.
                 _ => {
                     open.push(Entry { event: *event, moment, context });
                     open.len() - 1
@@ -346,19 +349,21 @@ impl History {
         }
     }
 
-    /// Whether entries of which stacks are gathered from a level on need nothing that may be gathered, or
-    /// delivered to trackers, under no lock only.
+    /// Returns true if an operation needs neither a context nor a call of trackers, both of which must
+    /// run unlocked. `from` is the level from which on such operations gather stacks.
     #[inline]
     pub(crate) fn is_plain(&self, from: StackLevel) -> bool {
         self.stacks() < from && self.sources.is_silent() && !self.trackers.any()
     }
 
-    /// While the answer lives, entries of memory that is taken or given back stand together.
+    /// Opens an operation. Until the result is dropped, consecutive entries of segments share a
+    /// timestamp.
     pub(crate) fn operation(&self) -> Operation {
         Operation::begin()
     }
 
-    /// A chunk with room at the end of the shard: a new one, or after one of all shards' was dropped.
+    /// Makes room for an entry in the open chunk. Appends the full chunk to the shard's list, and drops
+    /// the oldest chunk of all shards if the budget is spent.
     fn make_room<'a>(
         &'a self,
         number: usize,
@@ -366,7 +371,7 @@ impl History {
     ) -> MutexGuard<'a, Shard> {
         let mut room = None;
         if self.chunks.load(Ordering::Relaxed) >= self.chunks_max() {
-            // Another shard is never locked while this one is.
+            // Never lock two shards at once here.
             drop(shard);
             room = self.drop_oldest().flatten();
             shard = self.shards[number].0.lock();
@@ -390,8 +395,8 @@ impl History {
         entries_max.div_ceil(CHUNK_ENTRIES).saturating_add(SPARE_CHUNKS)
     }
 
-    /// Drops the full chunk whose last entry is the oldest, and gives its room if nobody else needs it. None
-    /// when there is no such chunk.
+    /// Drops the full chunk whose last entry is the oldest. Returns `None` if there is no full chunk,
+    /// else the chunk's memory for reuse unless a reader shares it.
     fn drop_oldest(&self) -> Option<Option<Vec<Entry>>> {
         let times = self.oldest.iter().map(|time| time.load(Ordering::Relaxed)).enumerate();
         let (number, _) =
@@ -423,7 +428,7 @@ impl History {
         self.filled.fetch_and(!(1_u64 << number), Ordering::Relaxed);
     }
 
-    /// Remembers who holds what.
+    /// Updates the contexts of live blocks and segments after an event.
     fn hold(&self, shard: &mut Shard, moment: Moment, event: &Event, context: Option<&Context>) {
         let Event { action, address, size_bytes, .. } = *event;
         let Shard { blocks, segments, .. } = shard;
@@ -440,14 +445,14 @@ impl History {
                 let context = context.cloned();
                 of.insert(address, Holder { moment, size_bytes, context })
             }
-            // Who got the address since then keeps it.
+            // The address was allocated again after this event: the newer context stays.
             _ if of.get(&address).is_some_and(|holder| holder.moment > moment) => None,
             _ => of.remove(&address),
         };
         self.bury(None, gone.and_then(|holder| holder.context));
     }
 
-    /// Keeps what may be the last reference to a context until no lock is held.
+    /// Keeps possibly last references to contexts until no lock is held.
     fn bury(&self, chunk: Option<Arc<Vec<Entry>>>, contexts: impl IntoIterator<Item = Context>) {
         let mut contexts = contexts.into_iter().peekable();
         if chunk.is_none() && contexts.peek().is_none() {
@@ -459,7 +464,7 @@ impl History {
         self.any_gone.store(true, Ordering::Release);
     }
 
-    /// Drops what was [buried](Self::bury). Holds no lock while contexts are released, which is foreign code.
+    /// Drops what was [buried](Self::bury). Holds no lock while it drops contexts, which runs user code.
     #[inline]
     pub(crate) fn release(&self) {
         if !self.any_gone.load(Ordering::Acquire) {
@@ -473,20 +478,20 @@ impl History {
         drop(gone);
     }
 
-    /// Gathers the context of a request; while the answer lives, what this thread records has it. Holds no
+    /// Gathers the context of a request, for entries of this thread until the result is dropped. Holds no
     /// lock.
     #[inline]
     pub(crate) fn of_request(&self) -> Option<Gathered<'_>> {
         Gathered::new(self, StackLevel::OfLiveBlocks)
     }
 
-    /// The same for a free, or whatever else gives memory back.
+    /// Gathers the context of a free or of another operation that releases memory.
     #[inline]
     pub(crate) fn of_free(&self) -> Option<Gathered<'_>> {
         Gathered::new(self, StackLevel::OfFrees)
     }
 
-    /// Who holds blocks now, in no order; nobody unless stacks are gathered.
+    /// Returns the contexts of live blocks, in no order; none unless stacks are gathered.
     pub(super) fn live_blocks(&self) -> Vec<Holder> {
         let of = |shard: &Alone<Mutex<Shard>>| -> Vec<Holder> {
             shard.0.lock().blocks.values().cloned().collect()
@@ -494,14 +499,14 @@ impl History {
         self.shards.iter().flat_map(of).collect()
     }
 
-    /// The context of the live block that starts at `address`, where stacks are gathered.
+    /// Returns the context of the live block at `address`, if stacks are gathered.
     #[cfg(feature = "ffi")]
     pub(crate) fn context_of_block(&self, address: u64) -> Option<Context> {
         self.shards.iter().find_map(|shard| shard.0.lock().blocks.get(&address).cloned())?.context
     }
 
-    /// Gives those who hold blocks the contexts that `named` makes of theirs, and forgets who holds segments.
-    /// Holds no lock while it makes them.
+    /// Replaces the context of each live block by the result of `named`, and drops the contexts of
+    /// segments. Holds no lock while it calls `named`.
     pub(super) fn rename_holders(&self, mut named: impl FnMut(&Context) -> Context) {
         for shard in &self.shards {
             let held =
@@ -525,7 +530,7 @@ impl History {
         self.about.lock().clone()
     }
 
-    /// What is kept, and who holds the block or the segment at an address.
+    /// Returns all entries, and the contexts of live blocks and segments.
     pub(crate) fn capture(&self) -> Captured {
         let shards: Vec<_> = self.shards.iter().map(|shard| shard.0.lock()).collect();
         let entries = self.entries_of(&shards);
@@ -545,24 +550,25 @@ impl History {
     }
 }
 
-/// Whether entries of an action get the context of their operation, at this level of stacks.
+/// Returns true if entries of an action get the context of their operation at this level of stacks.
 pub(super) fn wants_context(stacks: StackLevel, action: Action) -> bool {
     match stacks {
-        // It has no stack, only names.
+        // Without stacks the context has only names.
         StackLevel::Never | StackLevel::OfFrees => true,
         StackLevel::OfLiveBlocks => false,
         StackLevel::OfAllocations => !action.gives_back(),
     }
 }
 
-/// Numbers of heaps follow each other, and raw streams are addresses.
+/// Returns the shard of a row. Mixes in higher bits: heaps are numbered consecutively, and the values of
+/// stream handles are addresses.
 fn shard_of(row: u64) -> usize {
     let mixed = row ^ row >> 6 ^ row >> 12 ^ row >> 18;
     let [low, ..] = mixed.to_le_bytes();
     usize::from(low) % SHARDS
 }
 
-/// Entries and holders as of one moment.
+/// Entries and contexts at one moment.
 pub(crate) struct Captured {
     pub(super) about: About,
     pub(super) entries: Entries,

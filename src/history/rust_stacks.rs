@@ -1,7 +1,8 @@
-//! Stacks of the program itself: Rust's functions, and C's that called them.
+//! Call stacks of the program: Rust functions, and C functions that called them.
 //!
-//! Gathering one keeps addresses and nothing else. Equal stacks are one, in a table of those that live, so
-//! that a million blocks of one place hold one stack. Names are looked up when somebody reads them.
+//! Gathering a stack stores its return addresses only. Equal stacks are shared, in a table of live
+//! stacks, so a million blocks allocated at one place share one stack. Names are looked up when the
+//! frames are read.
 
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Weak};
@@ -13,24 +14,25 @@ use smallvec::SmallVec;
 use super::context::{Frame, Stack, StackProvider};
 use crate::sync::walk;
 
-/// Addresses of a stack that are kept, the innermost.
+/// The most addresses of a stack that are kept, innermost first.
 const ADDRESSES_MAX: usize = 128;
 const SHARDS: usize = 16;
 
-/// Gathers the stack of the calling thread: the functions that were called, in Rust or in C, without those
-/// of this library at its inner end.
+/// Gathers the stack of the calling thread: its Rust and C functions, without the innermost ones that
+/// belong to this library.
 ///
-/// Names need symbols in the program, and lines need debug information (`debug = "line-tables-only"`). Where
-/// there are none a frame is its address. Names of a library that was unloaded meanwhile are not found.
+/// Function names need symbols in the program, and lines need debug information (`debug =
+/// "line-tables-only"`). Without a symbol a frame is shown as its address. The names of a library that
+/// was unloaded in the meantime are not found.
 #[derive(Debug, Default)]
 pub struct RustStacks {
     known: Arc<Known>,
 }
 
-/// Those of one shard, by their addresses.
+/// The stacks of one shard, by their addresses.
 type ByAddresses = HashMap<Arc<[usize]>, Weak<Addresses>>;
 
-/// Stacks that live.
+/// All live stacks.
 #[derive(Debug, Default)]
 struct Known {
     hasher: DefaultHashBuilder,
@@ -44,13 +46,13 @@ struct Addresses {
 }
 
 impl RustStacks {
-    /// With no stacks yet.
+    /// Creates a provider without stacks.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many different stacks somebody holds now.
+    /// Returns the number of different stacks that are alive.
     #[must_use]
     pub fn held(&self) -> usize {
         self.known.shards.iter().map(|shard| shard.lock().len()).sum()
@@ -74,14 +76,14 @@ impl Known {
         &self.shards[usize::from(low) % SHARDS]
     }
 
-    /// The one stack with these addresses.
+    /// Returns the stack with these addresses; equal stacks are shared.
     fn stack(self: &Arc<Self>, addresses: &[usize]) -> Arc<Addresses> {
         let mut shard = self.shard(addresses).lock();
         let known = shard.get_key_value(addresses);
         if let Some(held) = known.and_then(|(_, held)| held.upgrade()) {
             return held;
         }
-        // One that is on its way out may still be there: this one takes its place.
+        // An entry whose stack is being dropped may still be in the table: it is replaced.
         let key = known.map_or_else(|| addresses.into(), |(key, _)| Arc::clone(key));
         let new = Arc::new(Addresses { addresses: Arc::clone(&key), known: Arc::clone(self) });
         shard.insert(key, Arc::downgrade(&new));
@@ -92,7 +94,7 @@ impl Known {
 impl Drop for Addresses {
     fn drop(&mut self) {
         let mut shard = self.known.shard(&self.addresses).lock();
-        // An equal one may have taken the place.
+        // The entry may already belong to a newer, equal stack.
         if shard.get(&self.addresses).is_some_and(|held| held.strong_count() == 0) {
             shard.remove(&self.addresses);
         }
@@ -107,7 +109,7 @@ impl Stack for Addresses {
             backtrace::resolve(std::ptr::without_provenance_mut(*address), |symbol| {
                 let path = symbol.filename().map(|path| path.to_string_lossy().into_owned());
                 frames.push(Frame {
-                    // Without the compiler's number.
+                    // `#` omits the compiler's hash.
                     function: symbol.name().map(|name| format!("{name:#}")).unwrap_or_default(),
                     file: path.unwrap_or_default(),
                     line: symbol.lineno().unwrap_or(0),
@@ -124,7 +126,8 @@ impl Stack for Addresses {
     }
 }
 
-/// The frames of the program, between ours and those of the runtime that called it.
+/// Returns the frames of the program: without those of this library and of the runtime that called the
+/// program.
 fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
     let runtime = |frame: &Frame| frame.function.contains("__rust_begin_short_backtrace");
     if let Some(at) = frames.iter().position(runtime) {
@@ -136,14 +139,14 @@ fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
     let ours = frames.iter().take_while(|frame| is_ours(frame) || is_glue(frame));
     let ours = ours.enumerate().filter(|(_, frame)| is_ours(frame)).last();
     match ours.map_or(0, |(at, _)| at + 1) {
-        // A program that is nothing but this library, as its command line is.
+        // All frames belong to this library, as in its command line: they are kept.
         all if all == frames.len() => frames,
         ours => frames.split_off(ours),
     }
 }
 
-/// Whether a frame is this library's, or the walk's. The file says it where debug information is read, which
-/// has short names of functions; the name where there is none.
+/// Returns true if a frame belongs to this library or to the stack walk. With debug information function
+/// names are short, so the file decides; without it the function's path decides.
 fn is_ours(frame: &Frame) -> bool {
     const SOURCES: [&str; 2] = [
         concat!(env!("CARGO_MANIFEST_DIR"), "/src/"),
@@ -151,7 +154,7 @@ fn is_ours(frame: &Frame) -> bool {
     ];
     let (file, path) = (&*frame.file, outer_path(frame));
     let of_c = |name: &str| name.starts_with("stratalloc_") && !name.contains("::");
-    // A trait of ours for a type of the standard library, or one without a name.
+    // A trait of this library implemented for a type of the standard library or for an unnamed type.
     let (of, named) = path.split_once(" as ").unwrap_or((path, ""));
     let nobodys = is_path_of_std(of) || !of.contains("::");
     SOURCES.iter().any(|own| file.starts_with(own))
@@ -162,7 +165,7 @@ fn is_ours(frame: &Frame) -> bool {
         || nobodys && named.starts_with("stratalloc::")
 }
 
-/// Whether a frame is the standard library's, which calls closures of ours.
+/// Returns true if a frame belongs to the standard library, which calls closures of this library.
 fn is_glue(frame: &Frame) -> bool {
     let from_std = ["/library/core/", "/library/alloc/", "/library/std/"];
     from_std.iter().any(|own| frame.file.contains(own)) || is_path_of_std(outer_path(frame))

@@ -1,4 +1,4 @@
-//! Segments, blocks and history as of one moment.
+//! Segments, blocks and history at one moment.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -14,28 +14,29 @@ use super::record::{Captured, History};
 use crate::config::Config;
 use crate::ids::{DeviceId, PoolId, StreamId};
 
-/// A segment, with who asked for it and who holds its blocks.
+/// A segment with the contexts in which it and its blocks were allocated.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SegmentState {
     /// The segment.
     pub layout: SegmentLayout,
-    /// Rises in the order in which the segments were taken from the driver; an expandable segment has one
-    /// number for all its pages. The order of addresses, where the allocator keeps no numbers.
+    /// Increases in the order in which segments were taken from the driver. An expandable segment has one
+    /// number for all its pages. If the allocator keeps no numbers, the order is that of the addresses.
     pub number: u64,
-    /// Who asked for its memory, where stacks are recorded. Pages that were mapped later may have another.
+    /// The context in which its memory was taken from the driver, if stacks are recorded. Pages that were
+    /// mapped later may have another one.
     pub context: Option<Context>,
-    /// Who holds each block of the layout, in the same order.
+    /// The context of each block in `layout`, in the same order.
     pub holders: Vec<Option<Context>>,
 }
 
-/// Whose memory it is, and under which rules.
+/// The device and the configuration of a snapshot.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct About {
     /// The device.
     pub device: DeviceId,
-    /// All the memory it has; 0 if nobody said.
+    /// The total memory of the device; 0 if unknown.
     pub total_bytes: u64,
     /// The most bytes that may be reserved.
     pub limit_bytes: Option<u64>,
@@ -43,48 +44,49 @@ pub struct About {
     pub config: Config,
 }
 
-/// The memory of one device as of one moment.
+/// The memory of one device at one moment.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// In address order.
+    /// All segments in address order.
     pub segments: Vec<SegmentState>,
-    /// What was recorded before.
+    /// The recorded entries.
     pub entries: Entries,
-    /// What the program said meanwhile, the oldest first.
+    /// The program's annotations, oldest first.
     pub annotations: Vec<Annotation>,
-    /// Whose it is.
+    /// The device and its configuration.
     pub about: About,
 }
 
 impl About {
-    /// The configuration without what a replay of the snapshot must not do again: write files, record.
+    /// Returns the configuration without the settings that a replay must not repeat: writing files and
+    /// recording.
     pub(crate) fn config_text(&self) -> String {
         Config::from_settings(self.config.settings().clone().for_replay()).to_text()
     }
 }
 
 impl History {
-    /// The present time, in microseconds since 1970, by the clock of entries.
+    /// Returns the current time of the entries' clock, in microseconds since 1970.
     #[cfg(feature = "ffi")]
     pub(crate) fn now_us() -> u64 {
         Moment::now().unix_us()
     }
 
-    /// The next number of a segment: allocators that share a history share the count.
+    /// Returns the next segment number. Allocators that share a history share the count.
     pub(crate) fn number_segment(&self) -> u64 {
         self.segment_count.fetch_add(1, Ordering::Relaxed)
     }
 }
 
 impl Snapshot {
-    /// These parts.
+    /// Creates a snapshot without annotations.
     #[must_use]
     pub fn new(segments: Vec<SegmentState>, entries: Entries, about: About) -> Self {
         Self { segments, entries, annotations: Vec::new(), about }
     }
 
-    /// These segments, and what was captured under the same locks.
+    /// Creates a snapshot of segments and of the contexts that were captured under the same locks.
     fn of(segments: Vec<SegmentLayout>, captured: Captured, limit_bytes: Option<u64>) -> Self {
         let Captured { entries, annotations, mut blocks, segments: mut memory, about } = captured;
         let mut held = |layout: SegmentLayout| {
@@ -102,8 +104,8 @@ impl Snapshot {
         Self { segments, entries, annotations, about: About { limit_bytes, ..about } }
     }
 
-    /// The same with the numbers of `starts`: each segment has the number of the last start that is not
-    /// behind its address.
+    /// Sets the number of each segment. `starts` maps start addresses to numbers; a segment gets the
+    /// number of the last start at or below its address.
     pub(crate) fn numbered_by(mut self, starts: &BTreeMap<u64, u64>) -> Self {
         for segment in &mut self.segments {
             let start = starts.range(..=segment.layout.address).next_back();
@@ -117,7 +119,8 @@ impl Snapshot {
         self.segments.iter().map(|segment| segment.layout.bytes_in(&active)).sum()
     }
 
-    /// Both, in address order, with the entries of this one: for allocators that share a history.
+    /// Adds the segments of `other`, in address order; keeps the entries of `self`. For allocators that
+    /// share a history.
     #[must_use]
     pub(crate) fn with_segments_of(mut self, other: Self) -> Self {
         self.segments.extend(other.segments);
@@ -127,8 +130,9 @@ impl Snapshot {
 }
 
 impl History {
-    /// Returns the snapshot of these segments and of what was captured under the same locks, and
-    /// [notes](Self::note_snapshot) it, unless it is a part of an operation's. The caller holds no lock.
+    /// Returns the snapshot of segments and of the contexts that were captured under the same locks.
+    /// Records an [entry](Self::note_snapshot) for it, unless the thread has an open operation. The
+    /// caller holds no lock.
     pub(crate) fn snapshot_of(
         &self,
         segments: Vec<SegmentLayout>,
@@ -142,8 +146,8 @@ impl History {
         snapshot
     }
 
-    /// Adds an entry of the action `snapshot`, which later snapshots list: PyTorch, too, copies its entries
-    /// first. The caller holds no lock, because trackers are called.
+    /// Records an entry `snapshot`. It is listed by later snapshots only, as in PyTorch, which copies its
+    /// entries first. The caller holds no lock, because trackers are called.
     pub(crate) fn note_snapshot(&self, snapshot: &Snapshot) {
         let _operation = Gathered::without_stack(self);
         self.record(0, || Event {

@@ -1,25 +1,27 @@
-//! Callbacks that get each entry as it happens.
+//! Callbacks (*trackers*) that are called with each entry.
 //!
-//! **Blocks and failures** (`alloc`, `free_requested`, `free_completed`, `oom`). Their entries are made under
-//! locks. A tracker gets them on the same thread when the operation has released its locks, before it
-//! returns.
+//! **Blocks and failures** (`alloc`, `free_requested`, `free_completed`, `oom`). Their entries are made
+//! under locks. A tracker is called with them on the same thread, after the operation has released its
+//! locks and before it returns.
 //!
-//! **Memory of the driver** (`segment_alloc`, `segment_map`, `segment_free`, `segment_unmap`). A tracker may
-//! register the range with a network library, so the order per address counts. The allocator calls
-//! [`History::announce`] while no other thread can reach the range: after the driver gave it and before any
-//! request is served from it, and again when it has left the heap and before the driver gets it back. So for
-//! one address the calls of all threads alternate between coming and going, the range is mapped during
-//! each call, and no lock is held: a tracker may allocate, free and take snapshots. If the driver refuses to
-//! take a range back, trackers get it as coming again.
+//! **Driver memory** (`segment_alloc`, `segment_map`, `segment_free`, `segment_unmap`). A tracker may
+//! register the range with a network library, so the order of calls for one address matters. The
+//! allocator calls [`History::announce`] while no other thread can reach the range. For a new range this
+//! is before any request is served from it. For a range to be released it is after the range has left the
+//! heap and before the driver call. So for one address, over all threads, the calls alternate between
+//! allocation and release. The range is mapped during each call. No lock is held: a tracker may allocate,
+//! free and take snapshots. If the driver refuses to release a range, trackers are called with its
+//! allocation again.
 //!
-//! **Inside a tracker** the thread is inside of `running`. It gets no entries of blocks that it makes itself.
-//! Nothing can be announced there, since the tracker would be called inside itself. So a range that
-//! its own requests take from the driver is announced when the call has returned, and stays until then;
-//! and nothing goes back to the driver ([`History::may_release`]). A user's own functions have no cache: a
-//! block that a tracker gives back to them is announced when the call has returned.
+//! **Inside a tracker** the thread is in the region `running`. Trackers are not called with blocks that
+//! they allocate or free themselves, and they are never called recursively. So a range that a tracker's
+//! own request takes from the driver is announced after the call has returned, and is not released
+//! before. No memory is released to the driver inside a tracker ([`History::may_release`]). The strategy
+//! over a user's own functions has no cache: a block that a tracker frees to it is announced after the
+//! call has returned.
 //!
-//! Threads do not wait for trackers of other threads, except a request that would otherwise fail: the
-//! range that is announced may serve it.
+//! Threads do not wait for trackers of other threads, with one exception: a request that would otherwise
+//! fail waits, because the range that is being announced may serve it.
 
 use std::fmt;
 use std::mem;
@@ -36,25 +38,26 @@ use super::event::{Action, Entry, Event};
 use super::record::{History, wants_context};
 use crate::threads::{Lasting, Region};
 
-/// Gets an entry. A panic of it is caught and ignored.
+/// Called with each entry. A panic is caught and ignored.
 ///
-/// It may allocate, free and take snapshots, also from the allocator that calls it. It gets no entries of the
-/// blocks that it takes itself. Meanwhile nothing goes back to the driver on its thread: emptying the
-/// cache inside a tracker releases nothing. It must not wait for a request of another thread.
+/// It may allocate, free and take snapshots, also with the allocator that calls it. It is not called with
+/// the blocks that it allocates itself. While it runs, its thread releases no memory to the driver:
+/// emptying the cache inside a tracker releases nothing. It must not wait for a request of another
+/// thread.
 pub type Tracker = Arc<dyn Fn(&Entry) + Send + Sync>;
 
-/// Names a tracker, to remove it.
+/// Identifies a tracker, to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TrackerId(pub(crate) u64);
 
 #[derive(Default)]
 pub(super) struct Trackers {
-    /// A thread that calls trackers is inside of it.
+    /// The region of threads that are calling trackers.
     running: Region,
     any: AtomicBool,
     next: AtomicU64,
     all: RwLock<Vec<(TrackerId, Tracker)>>,
-    /// Ranges that trackers' own requests took from the driver, until they are announced.
+    /// Ranges that requests of trackers took from the driver and that are not announced yet.
     unannounced: Mutex<Vec<Range<u64>>>,
 }
 
@@ -71,8 +74,8 @@ thread_local! {
 }
 
 impl History {
-    /// Calls `tracker` with every entry from now on, while recording is on; also with those that the ring
-    /// [skips](super::RecordOptions::without).
+    /// Adds a tracker. While recording is on, it is called with every entry, including those that the
+    /// history [skips](super::RecordOptions::without).
     pub fn add_tracker(&self, tracker: Tracker) -> TrackerId {
         let id = TrackerId(self.trackers.next.fetch_add(1, Ordering::Relaxed));
         let mut all = self.trackers.all.write();
@@ -81,7 +84,8 @@ impl History {
         id
     }
 
-    /// Removes a tracker; false if there was none with the id. A call on another thread may still run.
+    /// Removes a tracker; returns false if there is none with the id. A call on another thread may still
+    /// be running.
     pub fn remove_tracker(&self, id: TrackerId) -> bool {
         let removed: Vec<_> = {
             let mut all = self.trackers.all.write();
@@ -92,14 +96,14 @@ impl History {
         !removed.is_empty()
     }
 
-    /// Whether entries of memory that comes and goes must be [announced](Self::announce).
+    /// Returns true if changes of driver memory must be [announced](Self::announce).
     #[inline]
     pub(crate) fn has_trackers(&self) -> bool {
         self.is_on() && self.trackers.any()
     }
 
-    /// Calls the trackers with memory that has come from the driver, or is about to go back. No lock is held,
-    /// and no other thread can reach the memory.
+    /// Calls the trackers with memory that was just taken from the driver or is about to be released. No
+    /// lock is held, and no other thread can reach the memory.
     pub(crate) fn announce(&self, event: Event) {
         if self.has_trackers() {
             let wanted = wants_context(self.stacks(), event.action);
@@ -108,15 +112,15 @@ impl History {
         }
     }
 
-    /// Whether the calling thread may give a range back to the driver now. It may not inside a tracker, nor
-    /// before trackers have got the range.
+    /// Returns true if the calling thread may release a range to the driver now. Returns false inside a
+    /// tracker, and for a range that is not announced yet.
     pub(crate) fn may_release(&self, address: u64, size_bytes: u64) -> bool {
         !self.has_trackers()
             || !self.is_in_tracker()
                 && !self.trackers.is_unannounced(&(address..address + size_bytes))
     }
 
-    /// Whether the calling thread runs a tracker of this history.
+    /// Returns true if the calling thread runs a tracker of this history.
     pub(crate) fn is_in_tracker(&self) -> bool {
         self.trackers.any() && self.trackers.running.is_here()
     }
@@ -128,8 +132,8 @@ impl Trackers {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// Keeps an entry until this thread's operation has released its locks. Memory of the driver is announced
-    /// instead.
+    /// Keeps an entry until this thread's operation has released its locks. Entries of driver memory are
+    /// not kept: they are announced.
     #[inline]
     pub(super) fn keep(&self, entry: &Entry) {
         if self.any() && !entry.event.action.is_segment() && !self.running.is_here() {
@@ -141,7 +145,7 @@ impl Trackers {
         KEPT.with(|kept| kept.change(|kept| kept.push((self.running.id(), entry))));
     }
 
-    /// Takes out what this thread keeps for this history.
+    /// Removes and returns the entries that this thread keeps for this history.
     fn take_kept(&self) -> Vec<Entry> {
         let own = |(of, _): &mut (u64, Entry)| *of == self.running.id();
         let taken = |kept: &mut Vec<(u64, Entry)>| -> Vec<_> {
@@ -150,7 +154,7 @@ impl Trackers {
         KEPT.with(|kept| kept.change(taken))
     }
 
-    /// Calls the trackers with what this thread kept. No lock is held.
+    /// Calls the trackers with the entries that this thread kept. No lock is held.
     pub(super) fn tell(&self) {
         if self.any() && !self.running.is_here() {
             let entries = self.take_kept();
@@ -164,7 +168,7 @@ impl Trackers {
             entries.push(entry);
             self.call(entries);
         } else if entry.event.action.gives_back() && self.forget(entry.event.address) {
-            // It came inside the same call.
+            // The range was also taken during this tracker call, so neither is announced.
         } else {
             if !entry.event.action.gives_back() {
                 self.unannounced.lock().push(range_of(&entry.event));
@@ -173,7 +177,8 @@ impl Trackers {
         }
     }
 
-    /// Forgets memory that came inside this call of a tracker and goes already; false if there is none.
+    /// Drops the unannounced entry of a range that was taken during this tracker call. Returns false if
+    /// there is none.
     fn forget(&self, address: u64) -> bool {
         let of = |(of, entry): &mut (u64, Entry)| {
             *of == self.running.id() && entry.event.address == address
@@ -188,7 +193,7 @@ impl Trackers {
         self.unannounced.lock().iter().any(overlaps)
     }
 
-    /// Calls every tracker with each of the entries, then with the memory that they took from the driver.
+    /// Calls each tracker with each entry, then with the driver memory that the trackers themselves took.
     fn call(&self, mut entries: Vec<Entry>) {
         if entries.is_empty() {
             return;
@@ -200,7 +205,7 @@ impl Trackers {
             for entry in &entries {
                 for tracker in &trackers {
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| tracker(entry))) {
-                        // Dropping what it panicked with may panic again.
+                        // Dropping the panic's payload may panic again.
                         mem::forget(panic);
                     }
                 }

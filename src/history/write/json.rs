@@ -1,4 +1,4 @@
-//! The JSON syntax: texts are escaped so that a page may hold the file.
+//! The JSON syntax. Text is escaped so that a file can be embedded in an HTML page.
 
 use std::io::{self, Write};
 
@@ -6,9 +6,9 @@ use super::{Group, Syntax, Value};
 
 pub(super) struct Json<'o> {
     out: &'o mut dyn Write,
-    /// What is open, and whether it has an item.
+    /// For each open container, whether it has an item.
     open: Vec<bool>,
-    /// Whether a key was just written.
+    /// True if a key was just written.
     after_key: bool,
 }
 
@@ -17,7 +17,7 @@ impl<'o> Json<'o> {
         Self { out, open: Vec::new(), after_key: false }
     }
 
-    /// Before each key, and each item of a list.
+    /// Writes the comma before a key or a list item, if needed.
     fn separate(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.after_key) {
             return Ok(());
@@ -30,7 +30,7 @@ impl<'o> Json<'o> {
         self.out.write_all(b"\"")?;
         let mut plain = 0;
         for (at, c) in text.char_indices() {
-            // A page may hold the file: `<` cannot end a script.
+            // `<` is escaped, so a text cannot end a script element of an HTML page.
             if !matches!(c, '"' | '\\' | '<' | '\u{2028}' | '\u{2029}') && !c.is_control() {
                 continue;
             }

@@ -1,11 +1,12 @@
-//! Snapshots as files, in PyTorch's format.
+//! Writes snapshots to files, in PyTorch's format.
 //!
-//! One walk over a snapshot drives one of two syntaxes: pickle of protocol 2, which every viewer reads, or
-//! JSON. Nothing is built in memory but the table of what a pickle has said before, which is bounded. A file
-//! is written beside its place and moved there when it is whole, so a disk that fails leaves the old file.
+//! One walk over a snapshot writes one of two syntaxes: pickle of protocol 2, which every viewer reads,
+//! or JSON. Output is streamed. Only the pickle writer keeps a table: the texts and stacks written
+//! before, at most half a million of each. A file is written under a temporary name and then renamed, so
+//! a failed write leaves the old file.
 //!
-//! Source of the format: `torch.cuda.memory._snapshot` and its viewers. Of ours are, among the settings of
-//! the allocator, `stratalloc` (the version), `limit_bytes`, `total_bytes` and `dropped_entries`.
+//! Source of the format: `torch.cuda.memory._snapshot` and its viewers. This library adds four settings
+//! of the allocator: `stratalloc` (the version), `limit_bytes`, `total_bytes` and `dropped_entries`.
 
 mod json;
 mod pickle;
@@ -23,18 +24,18 @@ use crate::size::PoolKind;
 use json::Json;
 use pickle::Pickle;
 
-/// How a snapshot is written.
+/// The syntax of a snapshot file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
     /// Python's pickle, protocol 2.
     Pickle,
-    /// JSON, with lists for pairs.
+    /// JSON, with pairs as lists.
     Json,
 }
 
 impl Format {
-    /// JSON for a name that ends in `.json` or `.json.gz`, else a pickle.
+    /// Returns JSON for a name that ends in `.json` or `.json.gz`, else pickle.
     #[must_use]
     pub fn of(path: &Path) -> Self {
         let inside = if is_compressed(path) { path.with_extension("") } else { path.to_owned() };
@@ -46,12 +47,12 @@ fn ends_in(path: &Path, end: &str) -> bool {
     path.extension().is_some_and(|own| own.eq_ignore_ascii_case(end))
 }
 
-/// Whether a file of this name is compressed.
+/// Returns true if a file of this name is compressed.
 fn is_compressed(path: &Path) -> bool {
     ends_in(path, "gz")
 }
 
-/// A value without parts.
+/// A scalar value or a pair.
 #[derive(Clone, Copy)]
 enum Value<'a> {
     None,
@@ -75,34 +76,35 @@ impl<'a> From<&'a str> for Value<'a> {
     }
 }
 
-/// What has parts.
+/// A container.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Group {
     Dict,
     List,
 }
 
-/// One syntax. Lists and dictionaries are opened and closed in turn; in a dictionary each value comes after
-/// its key.
+/// A syntax. Containers are opened and closed in nested order; in a dictionary each key is followed by
+/// its value.
 trait Syntax {
     fn open(&mut self, group: Group) -> io::Result<()>;
     fn key(&mut self, key: &str) -> io::Result<()>;
     fn value(&mut self, value: Value<'_>) -> io::Result<()>;
     fn close(&mut self, group: Group) -> io::Result<()>;
-    /// Writes a list that was written before under this number once more; false if it must be written, and
-    /// may be [remembered](Self::remember_list).
+    /// Writes a reference to the remembered list `list`. Returns false if there is none: then the list
+    /// must be written and may be [remembered](Self::remember_list).
     fn again(&mut self, list: usize) -> io::Result<bool>;
-    /// The list that was just closed is that of this number.
+    /// Remembers the list that was just closed under the number `list`.
     fn remember_list(&mut self, list: usize) -> io::Result<()>;
     fn finish(&mut self) -> io::Result<()>;
 }
 
 impl Snapshot {
-    /// Writes it. Memory beyond the snapshot stays below 100 MiB, however long the history is.
+    /// Writes the snapshot. Uses less than 100 MiB besides the snapshot itself, however long the history
+    /// is.
     ///
     /// # Errors
     ///
-    /// What `out` fails with.
+    /// Any error of `out`.
     pub fn write(&self, format: Format, out: &mut dyn Write) -> io::Result<()> {
         match format {
             Format::Pickle => write_to(&mut Pickle::new(out)?, self),
@@ -110,13 +112,13 @@ impl Snapshot {
         }
     }
 
-    /// Writes it to a file, in the [format](Format::of) that its name tells, and compressed if the name ends
-    /// in `.gz`. The file has its old content or all of the new one, whatever fails.
+    /// Writes the snapshot to a file. The name determines the [format](Format::of); a name that ends in
+    /// `.gz` makes it compressed. If writing fails, the file keeps its old content.
     ///
     /// # Errors
     ///
-    /// What the system fails with; [`io::ErrorKind::Unsupported`] for a compressed file without the feature
-    /// `replay`, which brings the means.
+    /// Any error of the file system; [`io::ErrorKind::Unsupported`] for a compressed file without the
+    /// feature `replay`, which contains the compression.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         if path.is_dir() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "is a directory"));
@@ -132,7 +134,7 @@ impl Snapshot {
             fs::rename(&beside, path)
         });
         written.inspect_err(|_| {
-            // The first error is the one to tell.
+            // The first error is the one to return.
             let _ = fs::remove_file(&beside);
         })
     }
@@ -151,7 +153,7 @@ impl Snapshot {
     }
 }
 
-/// A name of its own in the folder of `path`.
+/// Returns a unique temporary name in the folder of `path`.
 fn beside(path: &Path) -> io::Result<PathBuf> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let name = path

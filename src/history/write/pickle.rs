@@ -1,4 +1,4 @@
-//! Pickle of protocol 2, with the operations that every viewer knows.
+//! The pickle syntax, protocol 2, with opcodes that every viewer supports.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -27,11 +27,12 @@ const BINGET: u8 = b'h';
 const LONG_BINGET: u8 = b'j';
 const STOP: u8 = b'.';
 
-/// Items of a list are handed over in such portions, so that no reader's stack grows with a list.
+/// Items of a list are appended in batches of this size, so that a reader's stack does not grow with the
+/// list.
 const PORTION: u32 = 1000;
-/// So many texts and lists are remembered; later ones are written out again.
+/// The most texts and the most lists that are remembered; later ones are written out again.
 const REMEMBERED_MAX: usize = 1 << 19;
-/// Longer texts are not remembered.
+/// The longest text that is remembered.
 const TEXT_MAX_BYTES: usize = 128;
 
 pub(super) struct Pickle<'o> {
@@ -39,7 +40,7 @@ pub(super) struct Pickle<'o> {
     texts: HashMap<Box<str>, u32>,
     lists: HashMap<usize, u32>,
     next: u32,
-    /// What is open, a list with the number of its items since the last portion.
+    /// The open containers; for a list, the number of items in its current batch.
     open: Vec<Option<u32>>,
 }
 
@@ -50,7 +51,7 @@ impl<'o> Pickle<'o> {
         Ok(Self { out, texts, lists, next: 0, open: Vec::new() })
     }
 
-    /// Before each item of a list.
+    /// Must be called before each list item. Starts a new batch if the current one is full.
     fn item(&mut self) -> io::Result<()> {
         if let Some(Some(items)) = self.open.last_mut() {
             if *items == PORTION {
@@ -69,7 +70,7 @@ impl<'o> Pickle<'o> {
         }
     }
 
-    /// Gives what was just written a number.
+    /// Stores the value that was just written in the pickle memo and returns its number.
     fn put(&mut self) -> io::Result<u32> {
         let number = self.next;
         self.next += 1;
@@ -110,7 +111,7 @@ impl<'o> Pickle<'o> {
         if let Ok(small) = i32::try_from(value) {
             return self.operation(BININT, &small.to_le_bytes());
         }
-        // Two's complement, as few bytes as keep the sign.
+        // Two's complement, in the fewest bytes that preserve the sign.
         let bytes = value.to_le_bytes();
         let sign = if value < 0 { 0xff } else { 0 };
         let mut length = bytes.len();
