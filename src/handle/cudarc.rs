@@ -1,10 +1,15 @@
-//! Buffers that cudarc's code takes for its own.
+//! Buffers that cudarc's functions accept as their own slices.
 //!
-//! A [`CudaVec`] is a cudarc slice over one of our blocks. cudarc's events order its readers and
-//! writers on all streams, and when it is dropped its own stream is made to wait for the last of them
-//! before the block is freed behind it; until then the buffer keeps that stream alive. Of several
-//! readers at once cudarc remembers the last: order the others yourself. Only safe code is here; what is
-//! not is in [`driver::cuda`](crate::driver::cuda).
+//! A [`CudaVec`] is a cudarc slice over one of our blocks, together with the block's owner. So kernels,
+//! copies and cuBLAS accept it. cudarc's events order its readers and writers on all streams. When it is
+//! dropped, the slice's stream waits for them, and the block is freed behind that wait; until then the
+//! buffer keeps that stream alive. Of several concurrent readers cudarc records only the last: order the
+//! others yourself.
+//!
+//! Lending a buffer orders both streams, and keeps the other stream alive until the block is freed. The
+//! feature `cudarc` leaves cudarc's CUDA version and linking to the program; `cuda-dynamic` selects
+//! version 12.9, loaded at run time. This module is safe code; the unsafe part is in
+//! [`driver::cuda`](crate::driver::cuda).
 
 use std::sync::Arc;
 
@@ -15,12 +20,12 @@ use super::{BufferError, DeviceVec, Handle};
 use crate::driver::cuda::{CudaVec, is_on, settled, stream_of};
 
 impl Handle {
-    /// A buffer of zeros for cudarc, on one of its streams.
+    /// Allocates a buffer of zeros for cudarc on one of its streams.
     ///
     /// # Errors
     ///
-    /// [`BufferError`], also when the stream is not one of the primary context of the handle's device;
-    /// nothing stays allocated then.
+    /// [`BufferError`], also when the stream does not belong to the primary context of the handle's
+    /// device; nothing stays allocated then.
     pub fn cuda_zeroed<T: Pod + Send + Sync>(
         &self,
         len: usize,
@@ -30,7 +35,7 @@ impl Handle {
         self.zeroed(len, stream_of(stream))?.into_cuda_checked(stream)
     }
 
-    /// A buffer for cudarc with a copy of these values. Waits for the copy.
+    /// Allocates a buffer for cudarc with a copy of these values. Waits for the copy.
     ///
     /// # Errors
     ///
@@ -44,7 +49,8 @@ impl Handle {
         self.from_slice(values, stream_of(stream))?.into_cuda_checked(stream)
     }
 
-    /// Work on streams of other devices or contexts could touch other memory, or none.
+    /// Checks that the stream belongs to the primary context of this device. Work on any other stream
+    /// could access other memory, or none.
     fn check_stream(&self, stream: &CudaStream) -> Result<(), BufferError> {
         let info = self.driver().info();
         if is_on(&info, stream)? {
@@ -55,28 +61,28 @@ impl Handle {
 }
 
 impl<T: Pod + Send + Sync> DeviceVec<T> {
-    /// The same buffer for cudarc's code, on one of cudarc's streams of the same device. If that is not
-    /// the buffer's own stream, it comes behind what the own one was given so far, and its use is
-    /// announced. Does not wait.
+    /// Converts the buffer for cudarc, on one of cudarc's streams of the same device. If that is not the
+    /// buffer's own stream, it waits for the work submitted to the own stream so far, and its use of the
+    /// buffer is announced to the allocator. The caller does not wait.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the stream is not one of the primary context of the buffer's device, when
-    /// the allocator knows no streams and the streams differ, or when the device fails. The buffer is
-    /// dropped then.
+    /// [`BufferError`] when the stream does not belong to the primary context of the buffer's device,
+    /// when the streams differ and the allocator does not support streams, or when the device fails. The
+    /// buffer is dropped then.
     pub fn into_cuda(self, stream: &Arc<CudaStream>) -> Result<CudaVec<T>, BufferError> {
         self.handle().check_stream(stream)?;
         self.into_cuda_checked(stream)
     }
 
-    /// The same for a stream that was found to be of the buffer's device.
+    /// Converts the buffer for a stream that has passed `check_stream`.
     fn into_cuda_checked(mut self, stream: &Arc<CudaStream>) -> Result<CudaVec<T>, BufferError> {
         self.lend(stream_of(stream), Arc::<CudaStream>::clone(stream))?;
         Ok(CudaVec::over(stream, self.address(), self.len(), Box::new(self))?)
     }
 
-    /// Takes back what [`into_cuda`](Self::into_cuda) made; it is on its own stream again, which waits
-    /// for the stream of cudarc's, which waits for everything that cudarc knows of. The caller does not.
+    /// Reverses [`into_cuda`](Self::into_cuda): the buffer is on its own stream again. That stream waits
+    /// for cudarc's stream, which waits for all work recorded by cudarc. The caller does not wait.
     ///
     /// # Errors
     ///
@@ -89,18 +95,18 @@ impl<T: Pod + Send + Sync> DeviceVec<T> {
                 own.handle().order(stream, own.stream())?;
                 Ok(*own)
             }
-            // Tuples are dropped from the left: the stream goes last.
+            // Tuples are dropped in order: the stream must be dropped last.
             Err(keeps) => Self::adopt(handle, address, len, stream, Box::new((keeps, alive))),
         }
     }
 
-    /// Takes over a buffer that cudarc allocated; cudarc frees it when this is dropped. Its stream waits
-    /// for everything that cudarc knows of; the caller does not.
+    /// Takes ownership of a buffer that cudarc allocated; dropping the result frees it through cudarc.
+    /// Its stream waits for all work recorded by cudarc. The caller does not wait.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when its stream is not one of the primary context of the handle's device, or the
-    /// device fails. cudarc frees the buffer then.
+    /// [`BufferError`] when its stream does not belong to the primary context of the handle's device, or
+    /// the device fails. cudarc frees the buffer then.
     pub fn from_cuda_slice(handle: &Handle, slice: CudaSlice<T>) -> Result<Self, BufferError> {
         handle.check_stream(slice.stream())?;
         let (address, slice) = settled(slice)?;

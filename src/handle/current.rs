@@ -1,10 +1,9 @@
-//! The current allocator of each device, for everybody in this process: made once, found by all, changed
-//! while it is used.
+//! The current allocator of each device, shared by the whole process.
 //!
-//! It is a [`Handle`]; whoever has one keeps it. Changing the allocator of a device is [`Handle::switch`],
-//! so everybody who holds the handle has the new one at once and old blocks find their maker. Current
-//! allocators know blocks by bare address, because programs in other languages share them. The table's
-//! lock is never held while an allocator is built or dropped.
+//! It is a [`Handle`], and each holder keeps it alive. The allocator of a device is changed by
+//! [`Handle::switch`]: all holders of the handle use the new one at once, and existing blocks are freed
+//! to the allocator that made them. Current allocators find blocks by bare address, because programs in
+//! other languages share them. The table's lock is never held while an allocator is built or dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,17 +20,17 @@ use crate::switch::SwitchError;
 
 static CURRENT: RwLock<BTreeMap<DeviceId, Handle>> = RwLock::new(BTreeMap::new());
 
-/// Why there is no current allocator, or no other one. Nothing has changed then.
+/// The error of a call about a current allocator. Nothing has changed then.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum CurrentError {
-    /// Nobody has made one for this device.
+    /// The device has no current allocator.
     #[error("device {device} has no current allocator")]
     Missing {
         /// The device.
         device: DeviceId,
     },
-    /// There is one; it can be changed.
+    /// The device already has a current allocator; [`change`] can replace it.
     #[error("device {device} has a current allocator already; change it instead")]
     Exists {
         /// The device.
@@ -42,18 +41,18 @@ pub enum CurrentError {
     Configuration {
         /// The string.
         text: String,
-        /// What is wrong with it, and where.
+        /// The error and its position.
         error: ConfigError,
     },
-    /// The allocator was not built.
+    /// The allocator could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The allocator was not changed.
+    /// The allocator could not be switched.
     #[error(transparent)]
     Switch(#[from] SwitchError),
 }
 
-/// Makes the current allocator of the driver's device from a configuration string.
+/// Creates the current allocator of the driver's device from a configuration string.
 ///
 /// # Errors
 ///
@@ -64,7 +63,7 @@ pub fn create(conf: &str, driver: Arc<dyn Driver>) -> Result<Handle, CurrentErro
     create_with(&parsed.map_err(refused)?, driver)
 }
 
-/// The same with a configuration that was parsed before.
+/// Creates the current allocator of the driver's device from a parsed configuration.
 ///
 /// # Errors
 ///
@@ -76,7 +75,7 @@ pub fn create_with(config: &Config, driver: Arc<dyn Driver>) -> Result<Handle, C
     }
     let handle = Handle::build_with(config, driver, BuildOptions { raw_addresses: true })?;
     let mut current = CURRENT.write();
-    // Somebody else may have been faster; then this one goes, with the lock let go of first.
+    // Another thread may have created one first. Then this one is dropped, after the lock is released.
     if current.contains_key(&device) {
         drop(current);
         return Err(CurrentError::Exists { device });
@@ -85,7 +84,7 @@ pub fn create_with(config: &Config, driver: Arc<dyn Driver>) -> Result<Handle, C
     Ok(handle)
 }
 
-/// The current allocator of a device.
+/// Returns the current allocator of a device.
 ///
 /// # Errors
 ///
@@ -94,7 +93,7 @@ pub fn get(device: DeviceId) -> Result<Handle, CurrentError> {
     CURRENT.read().get(&device).cloned().ok_or(CurrentError::Missing { device })
 }
 
-/// Changes the allocator of a device, for everybody who has it. May wait as [`Handle::switch`] does.
+/// Switches the current allocator of a device, for all its holders. May wait as [`Handle::switch`] does.
 ///
 /// # Errors
 ///
@@ -103,8 +102,8 @@ pub fn change(device: DeviceId, conf: &str) -> Result<(), CurrentError> {
     Ok(get(device)?.switch(conf)?)
 }
 
-/// Takes the allocator of a device out of the table and returns it. It lives as long as anybody has it;
-/// the device can get another one.
+/// Removes the current allocator of a device from the table and returns it. It stays alive as long as it
+/// has a holder; another one can be created for the device.
 ///
 /// # Errors
 ///
@@ -114,7 +113,7 @@ pub fn remove(device: DeviceId) -> Result<Handle, CurrentError> {
     removed.ok_or(CurrentError::Missing { device })
 }
 
-/// The devices that have one, ascending.
+/// Returns the devices that have a current allocator, in ascending order.
 #[must_use]
 pub fn devices() -> Vec<DeviceId> {
     CURRENT.read().keys().copied().collect()

@@ -1,63 +1,63 @@
-//! What can go wrong with a buffer.
+//! Errors of typed buffers.
 
 use thiserror::Error;
 
 use crate::error::{AllocError, DriverError, HandleError};
 use crate::ids::DeviceId;
 
-/// Why a call about a buffer failed.
+/// The error of a call about a buffer.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum BufferError {
-    /// So many values have more bytes than an address can count.
+    /// The size of so many values does not fit into 64 bits.
     #[error("{len} values of {item_bytes} bytes are more than memory can hold")]
     TooLong {
-        /// How many values.
+        /// The number of values.
         len: usize,
-        /// Bytes of each.
+        /// The size of each value in bytes.
         item_bytes: usize,
     },
-    /// A range that does not lie in the buffer.
+    /// The range does not lie within the buffer.
     #[error("values {start}..{end} do not lie in a buffer of {len}")]
     OutOfRange {
-        /// The first value.
+        /// The first index.
         start: usize,
-        /// One past the last.
+        /// The index after the last one.
         end: usize,
-        /// How many there are.
+        /// The number of values in the buffer.
         len: usize,
     },
-    /// Source and target of a copy differ in length.
+    /// The source and the target of a copy have different lengths.
     #[error("a copy of {from} values into {to}")]
     Length {
-        /// Values of the source.
+        /// The number of values in the source.
         from: usize,
-        /// Values of the target.
+        /// The number of values in the target.
         to: usize,
     },
-    /// The allocator knows no streams, so use by another one cannot be announced.
+    /// The allocator does not support streams, so use of the block on another stream cannot be announced.
     #[error("backend:{backend} does not follow streams")]
     NoStreams {
         /// The allocator's name.
         backend: String,
     },
-    /// The stream is one of another device, or of a context that is not the device's primary one.
+    /// The stream belongs to another device, or to a context other than the device's primary one.
     #[error(
         "the stream belongs to another context than the primary one of {driver} device {device}"
     )]
     OtherDevice {
         /// The device of the buffer's handle.
         device: DeviceId,
-        /// What drives it.
+        /// The name of the driver.
         driver: &'static str,
     },
-    /// There is no memory.
+    /// The allocation failed.
     #[error(transparent)]
     Alloc(#[from] AllocError),
-    /// The block is not the allocator's any more.
+    /// The allocator no longer has this block.
     #[error(transparent)]
     Handle(#[from] HandleError),
-    /// The device failed.
+    /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }

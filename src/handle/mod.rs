@@ -1,11 +1,16 @@
-//! What users hold: an allocator together with its device, and typed buffers of it.
+//! Allocators with their devices, and typed buffers.
 //!
-//! [`Handle`] is cheap to clone and is itself a [`DeviceAllocator`]. A [`DeviceVec`] keeps its handle
-//! alive, frees its block when it is dropped, and knows its stream. Nothing here decides where memory
-//! comes from. With the feature `cudarc` a buffer becomes one that cudarc's code takes for its own. The
-//! strategy behind a handle can change while the handle is used ([`Handle::switch`]); `current` keeps one
-//! handle per device for the whole process.
-//! Read next: `vec`, then `view`.
+//! [`Handle`] is an allocator with its device. It is cheap to clone and is itself a [`DeviceAllocator`].
+//! A [`DeviceVec`] holds values in one block. It keeps its handle alive, has a stream, and frees the
+//! block when dropped. Values are `bytemuck::Pod`, so a copy is a copy of bytes, and this module has no
+//! unsafe code. A view borrows its buffer.
+//!
+//! Addresses and streams are plain numbers that the caller is responsible for. The devices `sim` and
+//! `host` check each one. CUDA does not: a wrong address can even refer to host memory.
+//!
+//! With the feature `cudarc`, a buffer can be lent to cudarc as a `CudaVec`. The strategy
+//! behind a handle can change while the handle is used ([`Handle::switch`]). `current` keeps one handle
+//! per device for the whole process. Read next: `vec`, then `view`.
 
 #[cfg(all(feature = "cudarc", target_pointer_width = "64", unix))]
 mod cudarc;
@@ -34,7 +39,7 @@ pub use error::BufferError;
 pub use vec::{DeviceVec, Released};
 pub use view::{DeviceView, DeviceViewMut};
 
-/// An allocator and the device whose memory it hands out.
+/// An allocator with the device whose memory it allocates.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -59,8 +64,8 @@ struct Inner {
     lost: AtomicU64,
 }
 
-/// Builds the allocator that a configuration string names over `device`. The string may have the keys of
-/// registered strategies too. Does not wait.
+/// Builds the allocator that a configuration string names, over `device`. The string may contain keys of
+/// registered strategies. Does not wait.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -83,15 +88,15 @@ pub fn build(conf: &str, device: Arc<dyn Driver>) -> Result<Handle, BuildError> 
 }
 
 impl Handle {
-    /// Puts an allocator and the driver that it was built over together. Nobody knows what it was built
-    /// from, so any further string ([`Switchable::update`]) switches.
+    /// Creates a handle from a strategy and the driver that it was built over. Its configuration is
+    /// unknown, so any further string ([`Switchable::update`]) builds a new strategy.
     #[must_use]
     pub fn new(strategy: Strategy, driver: Arc<dyn Driver>) -> Self {
         let options = BuildOptions { raw_addresses: strategy.control().by_address };
         Self::of(Switchable::around(strategy, driver, options))
     }
 
-    /// A handle of an allocator that may be shared with others, who see its switches.
+    /// Creates a handle from an allocator. The allocator may be shared: its switches affect all handles.
     #[must_use]
     pub fn of(switchable: Switchable) -> Self {
         Self { inner: Arc::new(Inner { switchable, lost: AtomicU64::new(0) }) }
@@ -106,7 +111,7 @@ impl Handle {
         Self::build_with(config, driver, BuildOptions::default())
     }
 
-    /// The same with options, which later allocators get too.
+    /// Builds the allocator with options, which also apply after a switch.
     ///
     /// # Errors
     ///
@@ -119,9 +124,9 @@ impl Handle {
         Ok(Self::of(Switchable::build(config, driver, options)?))
     }
 
-    /// Puts the strategy that the string names behind this handle and all its clones. New requests go
-    /// there; buffers from before stay valid and go back to the strategy that made them. See
-    /// [`Switchable::switch`], also for when it waits.
+    /// Replaces the strategy of this handle and of all its clones by the one that the string names. The
+    /// new strategy serves new requests. Existing buffers stay valid and are freed to the strategy that
+    /// allocated them. See [`Switchable::switch`], also for when it waits.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -141,32 +146,32 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`SwitchError`]; everything is as it was then.
+    /// [`SwitchError`]; nothing has changed then.
     pub fn switch(&self, conf: &str) -> Result<(), SwitchError> {
         self.inner.switchable.switch(conf)
     }
 
-    /// The allocator, which can be switched.
+    /// Returns the allocator, which can be switched.
     #[must_use]
     pub fn switchable(&self) -> &Switchable {
         &self.inner.switchable
     }
 
-    /// The strategy that serves requests now, held until it is dropped. For a look: blocks of its own go
-    /// past the handle.
+    /// Returns the strategy that serves requests now, and keeps it alive until the result is dropped. Use
+    /// it to inspect the strategy only: blocks allocated from it directly bypass the handle.
     #[must_use]
     pub fn strategy(&self) -> CurrentStrategy {
         self.inner.switchable.strategy()
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         self.inner.switchable.driver()
     }
 
-    /// Blocks of dropped buffers that the allocator refused to take back: the driver failed, or somebody
-    /// freed them by address. A drop cannot tell, so it counts.
+    /// Returns the number of blocks of dropped buffers that could not be freed: the driver failed, or the
+    /// block was already freed by address. A drop cannot return an error, so it counts.
     #[must_use]
     pub fn lost_blocks(&self) -> u64 {
         self.inner.lost.load(Ordering::Relaxed)
@@ -176,11 +181,11 @@ impl Handle {
         self.inner.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes work that is submitted to `after` from now on wait for what was submitted to `before` so
-    /// far. The caller does not wait. Nothing to do when both are the same.
+    /// Makes later work on `after` wait for the work submitted to `before` so far. The caller does not
+    /// wait. Does nothing if both are the same stream.
     ///
-    /// A stream that is another one on each thread is the calling thread's here: work that another thread
-    /// gave its own is ordered by nothing, so wait for it there before a buffer changes threads.
+    /// The per-thread default stream is that of the calling thread. Work that another thread submitted to
+    /// its own one is not ordered: synchronize it there before a buffer moves to another thread.
     ///
     /// # Errors
     ///
@@ -193,17 +198,17 @@ impl Handle {
         let event = driver.create_event()?;
         let ordered =
             driver.record_event(event, before).and_then(|()| driver.wait_event(after, event));
-        // Destroyed in any case; the wait outlives its event.
+        // Destroyed even if the wait failed. A submitted wait does not need the event any more.
         let destroyed = driver.destroy_event(event);
         Ok(ordered.and(destroyed)?)
     }
 
-    /// A buffer of `len` values whose bytes are whatever was there. May wait as
+    /// Allocates an uninitialized buffer of `len` values. May wait as
     /// [`allocate`](DeviceAllocator::allocate) does.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when there is no memory, or no size for so many values.
+    /// [`BufferError`] when there is no memory, or when the size of so many values overflows.
     pub fn uninit<T: Pod>(
         &self,
         len: usize,
@@ -217,8 +222,8 @@ impl Handle {
         Ok(DeviceVec::of_block(self.clone(), block, len, stream))
     }
 
-    /// A buffer of zeros. The zeros are written in the order of the stream: who reads on another stream
-    /// waits for this one.
+    /// Allocates a buffer of zeros. They are written on `stream`: a reader on another stream must wait
+    /// for it.
     ///
     /// # Errors
     ///
@@ -233,7 +238,7 @@ impl Handle {
         Ok(vec)
     }
 
-    /// A buffer with a copy of these values. Waits for the copy.
+    /// Allocates a buffer with a copy of these values. Waits for the copy.
     ///
     /// # Errors
     ///
@@ -249,7 +254,7 @@ impl Handle {
     }
 }
 
-/// The bytes of so many values.
+/// Returns the size in bytes of `len` values.
 fn size_of_many<T>(len: usize) -> Result<u64, BufferError> {
     let too_long = BufferError::TooLong { len, item_bytes: size_of::<T>() };
     let bytes = len.checked_mul(size_of::<T>()).ok_or(too_long)?;

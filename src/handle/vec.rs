@@ -1,4 +1,4 @@
-//! A typed buffer: values of one type in one block, freed when it is dropped.
+//! A typed buffer: values of one type in one block, which is freed when the buffer is dropped.
 
 #[cfg(test)]
 mod tests;
@@ -16,18 +16,18 @@ use super::{BufferError, DeviceView, DeviceViewMut, Handle, size_of_many};
 use crate::allocator::{Allocation, DeviceAllocator};
 use crate::ids::StreamId;
 
-/// Values of type `T` on a device.
+/// A buffer of values of type `T` on a device.
 ///
-/// Its block belongs to one stream, on which its copies and fills run. Dropping it frees the block:
-/// work that was submitted to that stream may still run, work on other streams must have been
-/// announced with [`record_stream`](Self::record_stream).
+/// Its block belongs to one stream, on which its copies and fills run. Dropping the buffer frees the
+/// block. At that point work submitted to this stream may still be running. Work on other streams must
+/// have been announced with [`record_stream`](Self::record_stream).
 pub struct DeviceVec<T> {
     handle: Handle,
     memory: Released,
     address: u64,
     len: usize,
     stream: StreamId,
-    /// Streams that others used it on. Dropped behind the memory.
+    /// The streams that the buffer was lent to. Dropped after the memory.
     lent: Vec<Lent>,
     of: PhantomData<T>,
 }
@@ -35,23 +35,23 @@ pub struct DeviceVec<T> {
 /// A stream that a buffer was lent to.
 struct Lent {
     stream: StreamId,
-    /// Keeps it alive: the free of the memory asks for it.
+    /// Keeps the stream alive, because freeing the memory uses it.
     _alive: Arc<dyn Any + Send + Sync>,
 }
 
-/// The memory of a buffer, which [`DeviceVec::release`] gives up.
+/// The memory of a buffer, as returned by [`DeviceVec::release`].
 #[must_use = "dropping it leaks the block until the allocator goes, or lets go of foreign memory"]
 pub enum Released {
-    /// There was no memory.
+    /// The buffer had no memory.
     Nothing,
-    /// A block to be freed with the allocator of the buffer's handle.
+    /// A block, to be freed with the allocator of the buffer's handle.
     Block(Allocation),
-    /// What kept foreign memory.
+    /// The owner of foreign memory.
     Foreign(Box<dyn Any + Send + Sync>),
 }
 
 impl<T: Pod> DeviceVec<T> {
-    /// A buffer in a block that holds at least so many values.
+    /// Creates a buffer in a block that holds at least `len` values.
     pub(super) fn of_block(
         handle: Handle,
         block: Option<Allocation>,
@@ -63,12 +63,12 @@ impl<T: Pod> DeviceVec<T> {
         Self { handle, memory, address, len, stream, lent: Vec::new(), of: PhantomData }
     }
 
-    /// A buffer over a block that was allocated by hand: as many values as fit, on the block's stream.
+    /// Creates a buffer over a block: as many values as fit, on the block's stream.
     ///
     /// # Errors
     ///
-    /// The block, when values have no size, or when it belongs to another allocator than the handle's
-    /// and that one can tell (those with a cache can).
+    /// Returns the block when values have no size. Also when it belongs to another allocator than the
+    /// handle's, where that can be detected (allocators with a cache detect it).
     pub fn from_block(
         handle: &Handle,
         block: Allocation,
@@ -87,18 +87,17 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 
-    /// A buffer over memory of somebody else: `len` values at `address`, which stay valid as long as
-    /// `keeps` lives. Dropping the buffer drops `keeps` and frees nothing.
+    /// Creates a buffer over foreign memory: `len` values at `address`, which stay valid while `keeps` is
+    /// alive. Dropping the buffer drops `keeps` and frees nothing.
     ///
-    /// The address is a number, and the caller vouches for it, as whoever calls a
-    /// [`Driver`](crate::driver::Driver) vouches for addresses and streams: all of the range is memory of
-    /// the device, and no value of the program lies there. Nothing is checked here. The devices `sim` and
-    /// `host` look at every access and refuse what they have not given out. CUDA does not: it has one
-    /// address space for all memory of the process, so the address of pinned or managed memory of the host
-    /// (of any memory of the host, where the device reaches pageable memory) is a legal one, and copies and
-    /// fills of the buffer read and write what stands there. If a value of the program stands there, the
-    /// program's behaviour is undefined. Any other wrong address makes the device's calls fail or touch
-    /// other memory of the device.
+    /// Nothing is checked here. The caller is responsible for the address, as each caller of a
+    /// [`Driver`](crate::driver::Driver) is for addresses and streams: the whole range must be device
+    /// memory, and no value of the program may be stored there. The devices `sim` and `host` check each
+    /// access and refuse memory that they have not allocated. CUDA does not check. It has one address
+    /// space for all memory of the process. So the address of pinned or managed host memory is valid (of
+    /// any host memory, if the device can access pageable memory), and copies and fills of the buffer
+    /// access it. If a value of the program is stored there, behavior is undefined. Any other wrong
+    /// address makes the device's calls fail or access other device memory.
     ///
     /// Source: CUDA programming guide, "Unified Virtual Address Space".
     ///
@@ -121,7 +120,7 @@ impl<T: Pod> DeviceVec<T> {
         Ok(Self { handle: handle.clone(), memory, address, len, stream, lent, of: PhantomData })
     }
 
-    /// The handle that made it.
+    /// Returns the handle that allocated the buffer.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
@@ -129,13 +128,13 @@ impl<T: Pod> DeviceVec<T> {
 
     extent!(self => self);
 
-    /// The stream it belongs to.
+    /// Returns the stream of the buffer.
     #[must_use]
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// All values, to read.
+    /// Returns a view of all values for reading.
     #[must_use]
     pub fn view(&self) -> DeviceView<'_, T> {
         DeviceView {
@@ -147,13 +146,13 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 
-    /// All values, to write.
+    /// Returns a view of all values for writing.
     #[must_use]
     pub fn view_mut(&mut self) -> DeviceViewMut<'_, T> {
         DeviceViewMut { view: self.view() }
     }
 
-    /// Some values, to read.
+    /// Returns a view of a range of values for reading.
     ///
     /// # Errors
     ///
@@ -162,7 +161,7 @@ impl<T: Pod> DeviceVec<T> {
         self.view().slice(range)
     }
 
-    /// Some values, to write.
+    /// Returns a view of a range of values for writing.
     ///
     /// # Errors
     ///
@@ -174,7 +173,7 @@ impl<T: Pod> DeviceVec<T> {
         Ok(DeviceViewMut { view: self.view().slice(range)? })
     }
 
-    /// The values, on the host. Waits for the stream.
+    /// Copies the values to the host. Waits for the stream.
     ///
     /// # Errors
     ///
@@ -183,13 +182,13 @@ impl<T: Pod> DeviceVec<T> {
         self.view().to_vec()
     }
 
-    /// Announces that work on another stream uses the buffer. After its drop the block is used again
-    /// only when the work submitted there before the drop has finished. Foreign memory is not ours to
-    /// keep: nothing happens then.
+    /// Announces that work on another stream uses the buffer. After the buffer is dropped, the block is
+    /// reused only when the work submitted there before the drop has finished. Does nothing for foreign
+    /// memory.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the allocator knows no streams, or the block no more.
+    /// [`BufferError`] when the allocator does not support streams, or no longer has the block.
     pub fn record_stream(&self, stream: StreamId) -> Result<(), BufferError> {
         let Released::Block(block) = &self.memory else {
             return Ok(());
@@ -205,12 +204,13 @@ impl<T: Pod> DeviceVec<T> {
         Ok(streams.record_stream(block, stream)?)
     }
 
-    /// Makes the buffer ready for use on another stream, which comes behind what was submitted to its
-    /// own one, and keeps that stream alive as long as the memory: the free comes behind its work.
+    /// Prepares the buffer for use on another stream. That stream waits for the work submitted to the
+    /// buffer's own stream so far. It is kept alive as long as the memory, because the free waits for its
+    /// work.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the allocator knows no streams, or the device refuses.
+    /// [`BufferError`] when the allocator does not support streams, or the device refuses.
     #[cfg_attr(
         not(any(test, all(feature = "cudarc", target_pointer_width = "64", unix))),
         expect(dead_code, reason = "only buffers for cudarc are lent")
@@ -227,8 +227,8 @@ impl<T: Pod> DeviceVec<T> {
         self.handle.order(self.stream, stream)
     }
 
-    /// Gives up the memory without freeing it. Streams of cudarc that the buffer was lent to are no
-    /// longer kept alive.
+    /// Returns the memory without freeing it. Streams that the buffer was lent to are no longer kept
+    /// alive.
     pub fn release(mut self) -> Released {
         std::mem::replace(&mut self.memory, Released::Nothing)
     }
@@ -244,10 +244,11 @@ impl<T> Drop for DeviceVec<T> {
                 }
             }
             Released::Foreign(keeps) => {
-                // Its owner frees it behind its own stream, and knows of no other.
+                // The owner frees the memory on this buffer's stream and does not know the other streams.
                 for Lent { stream, .. } in &self.lent {
                     if self.handle.order(*stream, self.stream).is_err() {
-                        // The last resort; a device that is lost has no work left.
+                        // Fallback: wait on the host. An error means that the device is lost, and then no
+                        // work is running.
                         let _ = self.handle.driver().synchronize_stream(*stream);
                     }
                 }

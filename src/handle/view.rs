@@ -1,6 +1,7 @@
-//! Parts of buffers, and the copies between them and the host.
+//! Views of buffers, and copies between buffers and the host.
 //!
-//! All work goes to the stream of the buffer. A view borrows its buffer, so none outlives the block.
+//! All work is submitted to the buffer's stream. A view borrows its buffer, so it cannot outlive the
+//! block.
 
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
@@ -11,28 +12,28 @@ use super::{BufferError, Handle};
 use crate::driver::{Driver, DriverResult};
 use crate::ids::StreamId;
 
-/// Where values lie and how many there are.
+/// The methods for the address and the length of a view.
 macro_rules! extent {
     ($self:ident => $view:expr) => {
-        /// The address of the first value on the device; 0 in a buffer without bytes.
+        /// Returns the device address of the first value; 0 if the buffer has no bytes.
         #[must_use]
         pub fn address(&$self) -> u64 {
             $view.address
         }
 
-        /// How many values there are.
+        /// Returns the number of values.
         #[must_use]
         pub fn len(&$self) -> usize {
             $view.len
         }
 
-        /// Whether there are none.
+        /// Returns true if there are no values.
         #[must_use]
         pub fn is_empty(&$self) -> bool {
             $view.len == 0
         }
 
-        /// How many bytes the values have.
+        /// Returns the size in bytes.
         #[must_use]
         pub fn size_bytes(&$self) -> u64 {
             ($view.len * size_of::<T>()) as u64
@@ -41,7 +42,7 @@ macro_rules! extent {
 }
 pub(super) use extent;
 
-/// Values of a buffer that can be read.
+/// A read-only view of values in a buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceView<'a, T> {
     pub(super) handle: &'a Handle,
@@ -51,7 +52,7 @@ pub struct DeviceView<'a, T> {
     pub(super) of: PhantomData<&'a T>,
 }
 
-/// Values of a buffer that can be written.
+/// A writable view of values in a buffer.
 #[derive(Debug)]
 pub struct DeviceViewMut<'a, T> {
     pub(super) view: DeviceView<'a, T>,
@@ -60,7 +61,7 @@ pub struct DeviceViewMut<'a, T> {
 impl<'a, T: Pod> DeviceView<'a, T> {
     extent!(self => self);
 
-    /// A part of the values.
+    /// Returns a view of a range of these values.
     ///
     /// # Errors
     ///
@@ -83,7 +84,7 @@ impl<'a, T: Pod> DeviceView<'a, T> {
         Ok(DeviceView { address, len: end - start, ..*self })
     }
 
-    /// The values before `middle`, and the rest.
+    /// Splits the view in two at `middle`.
     ///
     /// # Errors
     ///
@@ -107,7 +108,8 @@ impl<'a, T: Pod> DeviceView<'a, T> {
         })
     }
 
-    /// The values, on the host; zeros on a simulated device, which has no bytes. Waits for the stream.
+    /// Copies the values to the host; zeros on a simulated device, which stores no bytes. Waits for the
+    /// stream.
     ///
     /// # Errors
     ///
@@ -118,7 +120,7 @@ impl<'a, T: Pod> DeviceView<'a, T> {
         Ok(values)
     }
 
-    /// Gives the device work on the bytes, of which it gets the number, unless there are none.
+    /// Calls `work` with the driver and the size in bytes, unless the view is empty.
     fn submit(
         &self,
         work: impl FnOnce(&dyn Driver, u64) -> DriverResult<()>,
@@ -135,7 +137,7 @@ impl<'a, T: Pod> DeviceView<'a, T> {
 }
 
 impl<'a, T: Pod> DeviceViewMut<'a, T> {
-    /// The same, to read.
+    /// Returns a read-only view of the same values.
     #[must_use]
     pub fn as_view(&self) -> DeviceView<'_, T> {
         self.view
@@ -143,7 +145,7 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
 
     extent!(self => self.view);
 
-    /// A part of the values.
+    /// Returns a writable view of a range of these values.
     ///
     /// # Errors
     ///
@@ -155,7 +157,7 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
         Ok(DeviceViewMut { view: self.view.slice(range)? })
     }
 
-    /// The values before `middle`, and the rest.
+    /// Splits the view in two at `middle`.
     ///
     /// # Errors
     ///
@@ -180,7 +182,7 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
             .submit(|driver, _| driver.copy_from_host(address, bytemuck::cast_slice(from), stream))
     }
 
-    /// Submits a copy of values of the same device. Work on the source's stream is not waited for.
+    /// Submits a copy from a buffer of the same device. Does not wait for work on the source's stream.
     ///
     /// # Errors
     ///
@@ -191,7 +193,7 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
         self.view.submit(|driver, bytes| driver.copy(address, from.address, bytes, stream))
     }
 
-    /// Submits zeros for every byte.
+    /// Submits a fill with zeros.
     ///
     /// # Errors
     ///

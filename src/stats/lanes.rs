@@ -1,38 +1,39 @@
 //! The counters of one heap, kept under its lock.
 //!
-//! Outwards there are eight counters for each kind of pool, and a limit for each and for the sum of
-//! both kinds: a heap at or below its limits cannot make a new peak of the whole device, so an
-//! operation only compares. Who passes a limit goes to the `ledger`.
+//! There are eight counters for each kind of pool. Each has a limit for its kind and one for the sum of
+//! both kinds. A heap at or below its limits cannot raise a peak of the device, so an operation only
+//! compares. A heap that passes a limit calls the `ledger`.
 //!
-//! Inwards only five change on a hit, and of each only what is left up to its limit is kept (`room`):
-//! below zero it asks for the ledger, and what is held is a bound less its room. Active blocks are those
-//! in callers' hands and those that drain, which changes rarely. So both have one room, that of the tighter
-//! limit, and what the other limit leaves more is kept apart (`beyond_live`, `beyond_active`).
+//! Only five counters change on a hit. For each of them the heap stores its *room*: the limit minus the
+//! current value. Negative room means that a limit is passed. The current value is `bound` minus room.
+//! Active blocks are live blocks and draining blocks; the latter are counted separately, because their
+//! number changes rarely. So live and active blocks share one room, that of the tighter limit. The excess
+//! of the other limit is stored in `beyond_live` or `beyond_active`.
 
 use crate::heap::{Completed, HandOut, SplitChange};
 use crate::size::PoolKind;
 
-/// How many counters are kept side by side.
+/// The number of counters.
 pub(crate) const LANES: usize = 8;
 
-/// Which counter.
+/// The index of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Blocks in callers' hands.
+    /// Live blocks: allocated and not freed.
     Allocation,
     /// Their bytes.
     AllocatedBytes,
-    /// Blocks in callers' hands or draining.
+    /// Live and draining blocks.
     Active,
     /// Their bytes.
     ActiveBytes,
-    /// What was asked for, of active blocks.
+    /// Requested bytes of active blocks.
     RequestedBytes,
-    /// Free parts of segments.
+    /// Free parts of split segments (PyTorch's *inactive split*).
     InactiveSplit,
     /// Their bytes.
     InactiveSplitBytes,
-    /// Oversize blocks in callers' hands.
+    /// Live oversize blocks.
     Oversize,
 }
 
@@ -42,7 +43,7 @@ pub(crate) enum Lane {
 pub(crate) struct Lanes(pub [i64; LANES]);
 
 impl Lanes {
-    /// Lane by lane.
+    /// Combines two sets of values counter by counter.
     #[inline]
     #[must_use]
     pub(crate) fn zip(self, other: Self, f: impl Fn(i64, i64) -> i64) -> Self {
@@ -53,20 +54,20 @@ impl Lanes {
         result
     }
 
-    /// One lane.
+    /// Returns one counter.
     #[must_use]
     pub(crate) const fn of(&self, lane: Lane) -> i64 {
         self.0[lane as usize]
     }
 }
 
-/// For whom a value counts: one kind of pool, or both together.
+/// The classes of values: the two kinds of pools, and their sum.
 pub(crate) const CLASSES: usize = 3;
-/// The class of both kinds together; the kinds have their own index.
+/// The index of the sum; the kinds have their own indices.
 pub(crate) const ALL: usize = 2;
 
-/// The five counters that change on a hit (blocks and bytes in callers' hands, what was asked for of
-/// active blocks, free parts of segments and their bytes), and oversize blocks in callers' hands.
+/// The five counters that change on a hit (live blocks and their bytes, requested bytes of active blocks,
+/// inactive splits and their bytes), and live oversize blocks.
 type Hot = [i64; HOT];
 const HOT: usize = 6;
 const BLOCKS: usize = 0;
@@ -76,32 +77,32 @@ const PARTS: usize = 3;
 const PART_BYTES: usize = 4;
 const OVERSIZE: usize = 5;
 
-/// Blocks and their bytes.
+/// A number of blocks and their bytes.
 type Amount = [i64; 2];
 
 /// The counters of one heap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HeapCounters {
-    /// How much each of the six may grow, for each kind and for both; below zero where it has passed a limit.
+    /// The room of each counter, for each class. Negative after a limit was passed.
     room: [Hot; CLASSES],
-    /// By how much the limits of what callers hold are above the room.
+    /// By how much the limits of live blocks exceed the room.
     beyond_live: [Amount; CLASSES],
-    /// By how much those of active blocks are. One of both is zero.
+    /// By how much the limits of active blocks exceed the room. At most one of the two is not zero.
     beyond_active: [Amount; CLASSES],
-    /// What is held of the six and their room, for each kind.
+    /// The current value plus the room, for each kind.
     bound: [Hot; 2],
     freed: [Hot; 2],
     draining: [Amount; 2],
-    /// All counters when accumulated values were reset.
+    /// All counters at the last reset of accumulated values.
     base: [Lanes; 2],
-    /// What drained when accumulated values were reset.
+    /// Draining blocks at the last reset of accumulated values.
     base_draining: [Amount; 2],
-    /// Whether the ledger knows that there may be spare here. While it does not there is none.
+    /// Whether the ledger lists this heap as one that may have spare. An unlisted heap has none.
     listed: bool,
     calls_at_last_look: u64,
-    /// Requests that a cached block served.
+    /// Requests served by a cached block.
     pub(crate) hits: u64,
-    /// Requests that needed more than a search.
+    /// Requests that needed more than a search of the cache.
     pub(crate) misses: u64,
 }
 
@@ -116,7 +117,7 @@ fn less(a: i64, b: i64) -> i64 {
     a - b
 }
 
-/// Lane by lane.
+/// Combines two arrays element by element.
 #[inline]
 fn zip<const N: usize>(a: [i64; N], b: [i64; N], f: impl Fn(i64, i64) -> i64) -> [i64; N] {
     let mut result = a;
@@ -127,8 +128,8 @@ fn zip<const N: usize>(a: [i64; N], b: [i64; N], f: impl Fn(i64, i64) -> i64) ->
 }
 
 impl HeapCounters {
-    /// A block was handed out. True when a limit is passed: then the ledger must be asked. A heap that is
-    /// not listed has no spare, so it passes one.
+    /// Counts an allocated block. Returns true if a limit is passed: then the caller must call the
+    /// ledger. An unlisted heap has no spare, so it passes one.
     #[inline]
     #[must_use]
     pub(crate) fn handed_out(
@@ -145,14 +146,15 @@ impl HeapCounters {
         if oversize { self.oversize_handed_out(kind) || signs < 0 } else { signs < 0 }
     }
 
-    /// Sums of bytes pass 2^63 some day.
+    /// Adds to a sum of freed bytes. It wraps, because sums can exceed 2^63.
     #[inline]
     fn add_freed(&mut self, kind: usize, lane: usize, bytes: i64) {
         let sum = &mut self.freed[kind][lane];
         *sum = sum.wrapping_add(bytes);
     }
 
-    /// Books a change of the five. Below zero when one of them, from `FIRST` on, passed a limit.
+    /// Subtracts a change of the five counters from the room. The result is negative if a counter from
+    /// `FIRST` on has passed a limit.
     #[inline]
     fn take_room<const FIRST: usize>(&mut self, kind: PoolKind, change: [i64; OVERSIZE]) -> i64 {
         let (kinds, both) = self.room.split_at_mut(ALL);
@@ -184,7 +186,8 @@ impl HeapCounters {
         self.freed[kind.index()][OVERSIZE] += 1;
     }
 
-    /// The caller gave a block back that still drains. True when the ledger must be asked.
+    /// Counts a freed block that other streams still use. Returns true if the caller must call the
+    /// ledger.
     #[must_use]
     #[inline]
     pub(crate) fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) -> bool {
@@ -199,7 +202,7 @@ impl HeapCounters {
         !self.listed
     }
 
-    /// A block that was given back before became free. True when the ledger must be asked.
+    /// Counts a draining block that became free. Returns true if the caller must call the ledger.
     #[must_use]
     #[inline]
     pub(crate) fn drained(&mut self, done: &Completed) -> bool {
@@ -207,7 +210,8 @@ impl HeapCounters {
         self.became_free(done, [0, 0])
     }
 
-    /// What drains is active, so it takes from the limits of that alone.
+    /// Changes the number of draining blocks. They are active but not live, so they use only the limits
+    /// of active blocks.
     #[inline]
     fn drain(&mut self, kind: usize, more: Amount) {
         self.draining[kind] = zip(self.draining[kind], more, |n, more| n + more);
@@ -217,7 +221,7 @@ impl HeapCounters {
         }
     }
 
-    /// A block was given back and is free at once. True when the ledger must be asked.
+    /// Counts a freed block that is free at once. Returns true if the caller must call the ledger.
     #[inline]
     #[must_use]
     pub(crate) fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
@@ -230,8 +234,8 @@ impl HeapCounters {
         self.became_free(done, [-1, -size])
     }
 
-    /// Only free parts of segments can become more when a block becomes free. Of all else there is spare
-    /// now: the ledger is told, unless it knows.
+    /// Counts a block that became free. Only inactive splits can grow then. All other counters have spare
+    /// now, so an unlisted heap must be listed: the result is true for it too.
     #[inline]
     fn became_free(&mut self, done: &Completed, [blocks, bytes]: Amount) -> bool {
         let own = done.kind.index();
@@ -244,7 +248,7 @@ impl HeapCounters {
         self.take_room::<PARTS>(done.kind, change) < 0 || !self.listed
     }
 
-    /// What is held now, for a kind or for [`ALL`].
+    /// Returns the current values of a kind or of [`ALL`].
     #[must_use]
     pub(crate) fn current(&self, class: usize) -> Lanes {
         if class == ALL {
@@ -256,7 +260,7 @@ impl HeapCounters {
         Lanes([blocks, bytes, active[0], active[1], requested, parts, part_bytes, oversize])
     }
 
-    /// The sums of decreases and of increases of one kind since the last reset.
+    /// Returns the sums of increases and decreases of one kind since the last reset.
     #[must_use]
     pub(crate) fn accumulated(&self, kind: PoolKind) -> Accumulated {
         let own = kind.index();
@@ -269,7 +273,7 @@ impl HeapCounters {
         Accumulated { allocated: held.zip(self.base[own], i64::wrapping_sub), freed }
     }
 
-    /// Forgets what was summed up.
+    /// Resets the accumulated values.
     pub(crate) fn reset_accumulated(&mut self) {
         self.freed = Default::default();
         self.base = [self.current(0), self.current(1)];
@@ -279,34 +283,34 @@ impl HeapCounters {
     }
 }
 
-/// How much spare one heap took of another.
+/// How much spare one heap took from another.
 pub(super) enum Spare {
-    /// A part, after which the taker passes no limit.
+    /// A part of it; the taker then passes no limit.
     Shared {
-        /// Whether the other heap has some left.
+        /// Whether the other heap has spare left.
         is_left: bool,
     },
     /// All of it.
     All,
 }
 
-/// The limits, as the ledger sees them. A limit is what is held and the **spare** above it.
+/// Limits, for the ledger. A limit is the current value plus the heap's **spare**.
 impl HeapCounters {
-    /// Says that the ledger knows of this heap. True when it did not before.
+    /// Marks this heap as listed. Returns true if it was not listed before.
     #[inline]
     pub(super) fn enter_list(&mut self) -> bool {
         !std::mem::replace(&mut self.listed, true)
     }
 
-    /// Whether no limit is passed.
+    /// Returns true if no limit is passed.
     #[inline]
     pub(super) fn is_covered(&self) -> bool {
         let [small, large, both] = &self.room;
         (0..HOT).fold(0, |signs, lane| signs | small[lane] | large[lane] | both[lane]) >= 0
     }
 
-    /// Takes spare from `other`: half of what both have, where something lacks here, if it is enough and
-    /// `other` was used since the last time; everything otherwise.
+    /// Takes spare from `other`. If that suffices and `other` was used since its last look, evens out the
+    /// room of both heaps in those classes where this heap has passed a limit. Otherwise takes all spare.
     #[inline(never)]
     pub(super) fn take_spare(&mut self, other: &mut Self) -> Spare {
         let ([small, large, both], [small_there, large_there, both_there]) =
@@ -351,7 +355,7 @@ impl HeapCounters {
         other.forget_spare();
     }
 
-    /// Sets each limit that is passed to what is held. Says by how much they rose.
+    /// Raises each passed limit to the current value, and returns by how much each one rose.
     pub(super) fn cover(&mut self) -> [Lanes; CLASSES] {
         let mut rises = [Lanes::default(); CLASSES];
         for (class, risen) in rises.iter_mut().enumerate() {
@@ -373,7 +377,7 @@ impl HeapCounters {
         rises
     }
 
-    /// Sets each limit to what is held, and is not listed any more.
+    /// Lowers each limit to the current value and marks the heap as unlisted.
     pub(super) fn forget_spare(&mut self) {
         for (bound, room) in self.bound.iter_mut().zip(&self.room) {
             *bound = zip(*bound, *room, less);
@@ -384,7 +388,7 @@ impl HeapCounters {
         self.listed = false;
     }
 
-    /// Whether a block was handed out or given back since this was last asked.
+    /// Returns true if a block was allocated or freed since the last call.
     #[inline]
     fn used_since_last_look(&mut self) -> bool {
         let freed = self.freed[0][BLOCKS].wrapping_add(self.freed[1][BLOCKS]);
@@ -392,7 +396,7 @@ impl HeapCounters {
         std::mem::replace(&mut self.calls_at_last_look, calls) != calls
     }
 
-    /// Adds to the room of one class. What is held stays.
+    /// Adds to the room of one class, without changing the current values.
     #[inline]
     fn add_room(&mut self, class: usize, more: Hot) {
         self.room[class] = zip(self.room[class], more, |room, more| room + more);
@@ -401,7 +405,7 @@ impl HeapCounters {
         }
     }
 
-    /// Makes room of what is left of both limits of what callers hold.
+    /// Moves the excess that both limits have in common to the room.
     #[inline]
     fn even_out(&mut self, class: usize) {
         let of_both = zip(self.beyond_live[class], self.beyond_active[class], i64::min);

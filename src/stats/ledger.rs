@@ -1,18 +1,21 @@
-//! The peaks of all heaps together, exact without a shared lock on a hit.
+//! The peaks over all heaps, without a shared lock on a hit.
 //!
-//! Each heap holds a limit per counter, and all limits together are the peak: a heap at or below its
-//! limits cannot make a new one. What a limit leaves above what is held is the heap's **spare**. A heap
-//! that passes a limit comes here and takes what it lacks from the spare of others, by `try_lock`; only
-//! where that is not enough the peak rises.
+//! Each heap has a limit for each counter; the sum of all limits is the peak. So a heap at or below its
+//! limits cannot raise a peak. The difference between limit and current value is the heap's **spare**; a
+//! hit reduces it. Only a heap that passes a limit takes the ledger's lock, and takes what it lacks from
+//! the spare of other heaps, by `try_lock`. If that does not suffice, the peak rises.
 //!
-//! Heaps that may have spare are listed, and are looked at in that order. One that was not used since the
-//! last look, or has too little, gives all its spare and leaves the list, until it is used again. So every
-//! look but the last of a call is paid for by a call of the heap that is looked at, and calls cost the
-//! same however many heaps there are. The last one shares what it has, so that threads that work
-//! at once do not take all from each other in turn.
+//! The ledger lists the heaps that may have spare and looks at them in that order. A heap that was not
+//! used since its last look, or has too little spare, gives all of it and leaves the list until it is
+//! used again. Any other heap shares its spare evenly, and the search ends there. So each look except the
+//! last of a search is paid for by an operation of the heap that is looked at. The cost of an operation
+//! does not depend on the number of heaps: a thread that cycles over any number of streams looks at one
+//! heap for each pair of allocate and free (`ledger/tests.rs` counts). Sharing also keeps concurrent
+//! threads from taking all spare from each other in turn.
 //!
-//! Exact as long as calls do not overlap. A heap that is busy in another call counts at its limit,
-//! so otherwise a peak is never too low, and too high by at most the spare of such heaps.
+//! Peaks are exact if calls do not overlap. A heap that another call has locked counts at its limit. So a
+//! peak is never too low; it is too high by at most the spare of such heaps, for each call that found
+//! them locked.
 
 use std::collections::VecDeque;
 
@@ -20,13 +23,13 @@ use parking_lot::Mutex;
 
 use super::lanes::{CLASSES, HeapCounters, Lanes, Spare};
 
-/// The heaps of a device, as the ledger sees them.
+/// Access of the ledger to the heaps of a device.
 pub(crate) trait Heaps {
-    /// Shows the counters of a heap to `look`, unless the heap is busy: then `None`.
+    /// Calls `look` with the counters of a heap. Returns `None` if the heap is locked.
     fn try_look<R>(&self, heap: u32, look: impl FnOnce(&mut HeapCounters) -> R) -> Option<R>;
 }
 
-/// Peaks of one device.
+/// The peaks of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     state: Mutex<State>,
@@ -35,24 +38,24 @@ pub(crate) struct Ledger {
 #[derive(Debug, Default)]
 struct State {
     peak: [Lanes; CLASSES],
-    /// The heaps that may have spare; each knows whether it is here.
+    /// The heaps that may have spare. Each heap stores whether it is listed.
     listed: VecDeque<u32>,
 }
 
 impl Ledger {
-    /// The peaks for each kind of pool and for both.
+    /// Returns the peaks of each kind of pool and of both together.
     #[must_use]
     pub(crate) fn peaks(&self) -> [Lanes; CLASSES] {
         self.state.lock().peak
     }
 
-    /// Lists heap `own`, and gives it limits that cover what it holds: a heap that is listed already has
-    /// passed one. The caller holds the heap's lock; no other heap is waited for.
+    /// Lists heap `own`, or, if it is listed already, makes its limits cover its current values: such a
+    /// heap has passed a limit. The caller holds the heap's lock; no other heap is waited for.
     #[cold]
     pub(crate) fn settle<H: Heaps>(&self, own: u32, counters: &mut HeapCounters, heaps: &H) {
         let state = &mut *self.state.lock();
         if counters.enter_list() {
-            // Room for all heaps up to this one: the list does not grow where a cached block is handed out.
+            // Reserves space for all heaps up to this one, so that the list does not grow on a hit.
             if state.listed.capacity() <= own as usize {
                 state.listed.reserve(own as usize + 1 - state.listed.len());
             }
@@ -68,7 +71,7 @@ impl Ledger {
         }
     }
 
-    /// Sets every peak to what is held now. The caller holds all heaps.
+    /// Sets each peak to the current value. The caller holds the locks of all heaps.
     pub(crate) fn reset_peaks<'a>(&self, heaps: impl Iterator<Item = &'a mut HeapCounters>) {
         let state = &mut *self.state.lock();
         state.peak = Default::default();
@@ -83,7 +86,8 @@ impl Ledger {
 }
 
 impl State {
-    /// Takes spare of other heaps until heap `own` passes no limit. False when that was not enough.
+    /// Takes spare from other heaps until heap `own` passes no limit. Returns false if that did not
+    /// suffice.
     fn take_from_others<H: Heaps>(
         &mut self,
         own: u32,

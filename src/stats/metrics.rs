@@ -1,6 +1,6 @@
-//! The counters as text for Prometheus, and whatever else reads the OpenMetrics format.
+//! The counters in the OpenMetrics text format, which Prometheus and other tools read.
 //!
-//! A string and no server: a program hands it to the endpoint that it has.
+//! The result is a string, not a server: the program returns it from its own endpoint.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -14,44 +14,45 @@ use prometheus_client::registry::{Registry, Unit};
 use super::report::Statistics;
 use crate::ids::DeviceId;
 
-/// The counters of one allocator, and what tells them from another's.
+/// The counters of one allocator, and labels that identify it.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// The label `device`.
     pub device: DeviceId,
     /// The label `backend`: the allocator's name.
     pub backend: String,
-    /// The label `allocator`: a number that no other of the process has.
+    /// The label `allocator`: a number that is unique in the process.
     pub number: u64,
     /// The counters.
     pub statistics: Statistics,
-    /// Of free memory: see [`CacheInfo::fragmentation`](crate::allocator::CacheInfo::fragmentation). `None`
-    /// for an allocator without a cache.
+    /// The fragmentation of free memory: see
+    /// [`CacheInfo::fragmentation`](crate::allocator::CacheInfo::fragmentation). `None` for an allocator
+    /// without a cache.
     pub fragmentation: Option<f64>,
 }
 
 type Labels = Vec<(&'static str, String)>;
 
-/// All metrics of a name.
+/// The metrics of one name.
 enum Metric {
-    /// They go up and down.
+    /// A gauge of a current or peak value.
     Now(Unit, Family<Labels, Gauge>),
-    /// Parts of something, from 0 to 1.
+    /// A gauge from 0 to 1.
     Part(Family<Labels, Gauge<f64, AtomicU64>>),
-    /// They only grow.
+    /// A counter, which only increases.
     Sum(Family<Labels, Count>),
 }
 
-/// Metrics by name, each with its help.
+/// Metrics by name, each with its help text.
 #[derive(Default)]
 struct Metrics(BTreeMap<String, (&'static str, Metric)>);
 
-/// The counters of these allocators in one text of the OpenMetrics format, which Prometheus scrapes: for each
-/// kind of pool (label `pool`: `all`, `large`, `small`) what is there now and the peak, and sums of what has
-/// happened. Names begin with `stratalloc_`. A metric is there once, with a line for each allocator, so all
-/// allocators of a process belong into one call.
+/// Returns the counters of several allocators in the OpenMetrics format. For each kind of pool (label
+/// `pool`: `all`, `large`, `small`) it has the current values and the peaks; and sums of events. Names
+/// begin with `stratalloc_`. Each metric is listed once, with a line for each allocator, so one call must
+/// include all allocators of a process.
 ///
-/// Sums begin anew when somebody resets them, as counters of Prometheus may. Never waits.
+/// Sums restart at zero after a reset, which Prometheus allows for counters. Never waits.
 #[must_use]
 pub fn metrics(measured: &[Measured]) -> String {
     let mut all = Metrics::default();
@@ -70,13 +71,14 @@ pub fn metrics(measured: &[Measured]) -> String {
     text
 }
 
-/// A label's value as the format wants it, which the encoder leaves to us.
+/// Escapes the value of a label; the encoder does not.
 fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }
 
 impl Metrics {
-    /// The metric of a name. If a strategy's own counter has the name of another metric, the first one stays.
+    /// Returns the metric of a name, or adds it. If a strategy's own counter has the name of another
+    /// metric, the first one is kept.
     fn of(&mut self, name: &str, help: &'static str, new: impl FnOnce() -> Metric) -> &Metric {
         &self.0.entry(name.replace('.', "_")).or_insert_with(|| (help, new())).1
     }
@@ -123,7 +125,7 @@ impl Metrics {
     }
 }
 
-/// What has happened how often, each with its name and help.
+/// Returns the counts of events, each with its name and help text.
 fn sums(statistics: &Statistics) -> Vec<(&'static str, &'static str, i64)> {
     let mut sums = vec![
         ("requests", "Requests that got a block", statistics.allocation.all.allocated),

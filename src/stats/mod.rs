@@ -1,8 +1,12 @@
-//! Counters: what is held now, what ever was, and the most there ever was.
+//! Counters of an allocator: current values, peaks and sums.
 //!
-//! `lanes` and `ledger` keep the counters of heaps exact without a shared lock on a hit; `report`
-//! is what users read, with PyTorch's keys, `metrics` what Prometheus reads. Nothing here allocates device
-//! memory or calls a driver.
+//! Each heap counts under its own lock. `lanes` holds the counters of one heap, and `ledger` the peaks
+//! over all heaps, without a shared lock on a hit. `report` contains what users read, with PyTorch's
+//! keys; `metrics` what Prometheus reads. This module allocates no device memory and calls no driver.
+//!
+//! Peaks are exact for a program whose calls do not overlap. `tests/shadow.rs` compares them with one
+//! plain counter over random histories: with fixed and expandable segments, and with switches between the
+//! two.
 
 mod lanes;
 mod ledger;

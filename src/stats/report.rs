@@ -1,16 +1,17 @@
-//! What users read: every counter of `torch.cuda.memory_stats()`, and the short questions.
+//! The statistics that users read: all counters of `torch.cuda.memory_stats()` and the most important
+//! values.
 
 use std::fmt::Write as _;
 
 use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
 
-/// One counter. `current = allocated - freed` as long as accumulated values were not reset.
+/// One counter. `current = allocated - freed` unless accumulated values were reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counter {
-    /// Now.
+    /// The current value.
     pub current: i64,
-    /// The most there ever was, or since the last reset of peaks.
+    /// The highest value since the start or the last reset of peaks.
     pub peak: i64,
     /// The sum of all increases, modulo 2^64.
     pub allocated: i64,
@@ -18,27 +19,27 @@ pub struct Counter {
     pub freed: i64,
 }
 
-/// A number of bytes as counters take it.
+/// Converts a number of bytes to the type of the counters.
 pub(crate) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 impl Counter {
-    /// Goes up by `n` (not negative).
+    /// Increases the counter by `n`, which is not negative.
     pub fn increase(&mut self, n: i64) {
         self.current += n;
-        // Bytes that come and go pass 2^63 some day.
+        // Sums of bytes can exceed 2^63.
         self.allocated = self.allocated.wrapping_add(n);
         self.peak = self.peak.max(self.current);
     }
 
-    /// Goes down by `n` (not negative).
+    /// Decreases the counter by `n`, which is not negative.
     pub fn decrease(&mut self, n: i64) {
         self.current -= n;
         self.freed = self.freed.wrapping_add(n);
     }
 
-    /// Adds another counter, peaks too.
+    /// Adds another counter, including its peak.
     pub(crate) fn add(&mut self, other: &Self) {
         self.current += other.current;
         self.peak += other.peak;
@@ -47,10 +48,10 @@ impl Counter {
     }
 }
 
-/// One counter for all pools together and for each kind of pool.
+/// A counter for each kind of pool and for all pools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerPool {
-    /// Both kinds. Its peak is that of the sum, not the sum of the peaks.
+    /// All pools. The peak is that of the sum, not the sum of the peaks.
     pub all: Counter,
     /// Large pools.
     pub large: Counter,
@@ -59,19 +60,19 @@ pub struct PerPool {
 }
 
 impl PerPool {
-    /// Goes up by `n` (not negative), for both kinds together and for this one.
+    /// Increases the counter of a kind, and that of all pools, by `n`, which is not negative.
     pub fn increase(&mut self, kind: PoolKind, n: i64) {
         self.all.increase(n);
         self.of_kind(kind).increase(n);
     }
 
-    /// Goes down by `n` (not negative), for both kinds together and for this one.
+    /// Decreases the counter of a kind, and that of all pools, by `n`, which is not negative.
     pub fn decrease(&mut self, kind: PoolKind, n: i64) {
         self.all.decrease(n);
         self.of_kind(kind).decrease(n);
     }
 
-    /// Adds the counters of another allocator, peaks too.
+    /// Adds the counters of another allocator, including peaks.
     pub(crate) fn add(&mut self, other: &Self) {
         self.all.add(&other.all);
         self.large.add(&other.large);
@@ -89,91 +90,90 @@ impl PerPool {
         [&mut self.all, &mut self.large, &mut self.small]
     }
 
-    /// Peaks become current values.
+    /// Sets the peaks to the current values.
     pub fn reset_peaks(&mut self) {
         self.counters().into_iter().for_each(|counter| counter.peak = counter.current);
     }
 
-    /// Sums become zero.
+    /// Sets the sums to zero.
     pub fn reset_accumulated(&mut self) {
         self.counters().into_iter().for_each(|counter| (counter.allocated, counter.freed) = (0, 0));
     }
 }
 
-/// Every counter of an allocator at one moment. Byte counts are bytes.
+/// All counters of an allocator at one moment. Sizes are in bytes.
 ///
 /// Source of names and meanings: PyTorch's `torch.cuda.memory_stats()`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statistics {
-    /// Blocks in callers' hands.
+    /// Live blocks: allocated and not freed.
     pub allocation: PerPool,
-    /// Fixed segments held from the driver.
+    /// Fixed segments currently allocated from the driver.
     pub segment: PerPool,
-    /// Blocks in callers' hands or waiting for other streams.
+    /// Live blocks, and freed blocks that wait for other streams.
     pub active: PerPool,
-    /// Free blocks of fixed segments that are not whole segments.
+    /// Free parts of split fixed segments.
     pub inactive_split: PerPool,
-    /// Bytes of blocks in callers' hands.
+    /// Bytes of live blocks.
     pub allocated_bytes: PerPool,
-    /// Bytes held from the driver.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: PerPool,
-    /// Bytes of blocks in callers' hands or waiting for other streams.
+    /// Bytes of live blocks, and of freed blocks that wait for other streams.
     pub active_bytes: PerPool,
-    /// Bytes of free blocks of fixed segments that are not whole segments.
+    /// Bytes of free parts of split fixed segments.
     pub inactive_split_bytes: PerPool,
-    /// What callers asked for, of active blocks.
+    /// Requested bytes of active blocks.
     pub requested_bytes: PerPool,
     /// Live blocks of at least `max_split_size`.
     pub oversize_allocations: Counter,
     /// Segments of at least `max_split_size`.
     pub oversize_segments: Counter,
-    /// Last attempts after everything had been released.
+    /// Final attempts of requests after the cache was emptied.
     pub num_alloc_retries: i64,
     /// Failed requests.
     pub num_ooms: i64,
-    /// Requests that `throw_on_cudamalloc_oom` refused before the driver was asked. Not among the
-    /// keys of the PyTorch version whose recordings are verified.
+    /// Requests that `throw_on_cudamalloc_oom` rejected before the driver was called. Not among the keys
+    /// of the PyTorch version whose recordings are verified.
     pub num_oom_rejections: i64,
-    /// Times all streams' pending events were waited for.
+    /// How often the allocator waited for the pending events of all streams.
     pub num_sync_all_streams: i64,
-    /// Segments taken, or ranges mapped.
+    /// Segments allocated from the driver, and ranges mapped.
     pub num_device_alloc: i64,
-    /// Segments given back, or ranges unmapped.
+    /// Segments released to the driver, and ranges unmapped.
     pub num_device_free: i64,
-    /// `max_split_size_mb` in bytes when the allocator was built; -1 for unlimited.
+    /// `max_split_size_mb`, in bytes, when the allocator was built; -1 for unlimited.
     pub max_split_size: i64,
-    /// Requests that a cached block served.
+    /// Requests served by a cached block.
     pub hits: u64,
     /// Requests that needed more than a search of the cache.
     pub misses: u64,
-    /// Free blocks now.
+    /// The number of free blocks.
     pub free_blocks: u64,
-    /// Bytes held from the driver by each private pool that ever held some, in no order. A pool that has gone
-    /// stays with a current value of 0 until peaks and sums are reset. Not among the keys of the PyTorch
-    /// version whose recordings are verified.
+    /// Bytes reserved from the driver by each private pool, in no order; pools that never reserved any
+    /// are left out. A pool that no longer exists is listed with a current value of 0 until peaks and
+    /// sums are reset. Not among the keys of the PyTorch version whose recordings are verified.
     pub reserved_by_pool: Vec<(PoolId, PerPool)>,
-    /// How often something happened that only this strategy knows, under names of its own. Names begin
-    /// with a word for the strategy and a dot.
+    /// Counters that only this strategy has. Their names begin with a word for the strategy and a dot.
     pub own: Vec<OwnCounter>,
 }
 
-/// The numbers that are read most often.
+/// The most frequently read counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Blocks in callers' hands now.
+    /// The number of live blocks.
     pub live_blocks: i64,
-    /// Bytes in callers' hands now.
+    /// Bytes of live blocks.
     pub allocated_bytes: i64,
-    /// The most that ever was, or since the last reset of peaks.
+    /// The peak of these bytes since the start or the last reset of peaks.
     pub allocated_peak_bytes: i64,
-    /// Bytes held from the driver now.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: i64,
-    /// The most that ever was, or since the last reset of peaks.
+    /// The peak of these bytes since the start or the last reset of peaks.
     pub reserved_peak_bytes: i64,
 }
 
 impl Usage {
-    /// Those of all counters.
+    /// Returns these counters of `statistics`.
     #[must_use]
     pub fn of(statistics: &Statistics) -> Self {
         Self {
@@ -185,7 +185,7 @@ impl Usage {
         }
     }
 
-    /// Those of two allocators together.
+    /// Returns the sums of two allocators' counters.
     #[must_use]
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
@@ -201,9 +201,9 @@ impl Usage {
 /// A counter that only one strategy has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnCounter {
-    /// Letters, digits, dots and underscores: `malloc_async.deferred_frees`.
+    /// Letters, digits, dots and underscores, for example `malloc_async.deferred_frees`.
     pub name: &'static str,
-    /// How often it happened, since the start or the last reset.
+    /// The number of events since the start or the last reset.
     pub count: i64,
 }
 
@@ -237,7 +237,7 @@ impl Default for Statistics {
     }
 }
 
-/// The families of `$of`, each with its name.
+/// The families of counters of `$of`, each with its name.
 macro_rules! families {
     ($($of:tt)+) => {
         [
@@ -259,12 +259,12 @@ impl Statistics {
         families!(&mut self)
     }
 
-    /// Peaks of the counters by pool become current values.
+    /// Sets the peaks of the families to the current values.
     pub(crate) fn reset_peaks(&mut self) {
         self.families_mut().into_iter().for_each(|(_, family)| family.reset_peaks());
     }
 
-    /// Sums of the counters by pool, and numbers of events, become zero.
+    /// Sets the sums of the families and the numbers of events to zero.
     pub(crate) fn reset_accumulated(&mut self) {
         self.families_mut().into_iter().for_each(|(_, family)| family.reset_accumulated());
         (self.hits, self.misses) = (0, 0);
@@ -272,45 +272,45 @@ impl Statistics {
         (self.num_device_alloc, self.num_device_free) = (0, 0);
     }
 
-    /// A block of so many bytes was handed out.
+    /// Counts an allocated block of `bytes`.
     #[inline]
     pub(crate) fn handed_out(&mut self, kind: PoolKind, bytes: i64) {
         self.allocation.increase(kind, 1);
         self.allocated_bytes.increase(kind, bytes);
     }
 
-    /// The caller of such a block gave it back.
+    /// Counts a freed block of `bytes`.
     #[inline]
     pub(crate) fn given_back(&mut self, kind: PoolKind, bytes: i64) {
         self.allocation.decrease(kind, 1);
         self.allocated_bytes.decrease(kind, bytes);
     }
 
-    /// Bytes in callers' hands now.
+    /// Returns the bytes of live blocks.
     #[must_use]
     pub fn memory_allocated(&self) -> i64 {
         self.allocated_bytes.all.current
     }
 
-    /// The most bytes that ever were in callers' hands.
+    /// Returns the peak of the bytes of live blocks.
     #[must_use]
     pub fn max_memory_allocated(&self) -> i64 {
         self.allocated_bytes.all.peak
     }
 
-    /// Bytes held from the driver now.
+    /// Returns the bytes reserved from the driver.
     #[must_use]
     pub fn memory_reserved(&self) -> i64 {
         self.reserved_bytes.all.current
     }
 
-    /// The most bytes that ever were held from the driver.
+    /// Returns the peak of the bytes reserved from the driver.
     #[must_use]
     pub fn max_memory_reserved(&self) -> i64 {
         self.reserved_bytes.all.peak
     }
 
-    /// Those of one kind; nothing where other threads' moves make it less than nothing.
+    /// Returns the cached bytes of one kind; 0 if concurrent changes make the difference negative.
     #[must_use]
     pub(crate) fn cached_bytes_of(&self, kind: PoolKind) -> u64 {
         let (reserved, active) = match kind {
@@ -320,13 +320,13 @@ impl Statistics {
         u64::try_from(reserved.current - active.current).unwrap_or(0)
     }
 
-    /// Bytes held from the driver that no block in use covers.
+    /// Returns the reserved bytes that no active block covers.
     #[must_use]
     pub fn cached_bytes(&self) -> i64 {
         self.reserved_bytes.all.current - self.active_bytes.all.current
     }
 
-    /// Every key of `torch.cuda.memory_stats()` with its value, in the order of the names.
+    /// Returns all keys of `torch.cuda.memory_stats()` with their values, sorted by name.
     #[must_use]
     pub fn pytorch_keys(&self) -> Vec<(String, i64)> {
         let mut keys = Vec::with_capacity(122);
@@ -348,8 +348,8 @@ impl Statistics {
         keys
     }
 
-    /// [`pytorch_keys`](Self::pytorch_keys) and, behind them, what all strategies count besides and the
-    /// strategy's [own](Self::own) counters.
+    /// Returns [`pytorch_keys`](Self::pytorch_keys), then the other counters that all strategies have,
+    /// then the strategy's [own](Self::own) counters.
     #[must_use]
     pub fn keys(&self) -> Vec<(String, i64)> {
         let mut keys = self.pytorch_keys();
@@ -369,7 +369,7 @@ impl Statistics {
         keys
     }
 
-    /// A table for people. Of the strategy's own counters it has those that are not zero.
+    /// Returns a table for display. Of the strategy's own counters it has those that are not zero.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = String::new();
@@ -408,7 +408,8 @@ impl Statistics {
         text
     }
 
-    /// All that is counted for each kind of pool, by the names of its keys, which are those of its fields.
+    /// Returns the families: the counters kept for each kind of pool. Keys and fields have the same
+    /// names.
     pub(crate) fn families(&self) -> [(&'static str, &PerPool); 9] {
         families!(&self)
     }

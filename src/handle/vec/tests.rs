@@ -1,4 +1,5 @@
-//! Buffers that are lent to other streams: who waits for whom, and what goes when.
+//! Buffers lent to other streams: which stream waits for which, and the order in which memory and streams
+//! are dropped.
 
 use std::sync::Mutex;
 
@@ -14,7 +15,7 @@ type Device = Arc<Faulty<Arc<Sim>>>;
 
 const CONFS: [&str; 2] = ["backend:native", "backend:cudaMallocAsync"];
 
-/// A device whose work waits for the test.
+/// A device whose events complete only when the test completes them.
 fn device() -> Device {
     let options = SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() };
     Arc::new(Faulty::new(Arc::new(Sim::new(options))))
@@ -29,14 +30,14 @@ fn live_blocks(handle: &Handle) -> i64 {
     handle.control().counters.unwrap().statistics().allocation.all.current
 }
 
-/// A mark behind all that a stream was given.
+/// Records an event after all work of a stream.
 fn mark(device: &Device, stream: StreamId) -> EventId {
     let event = device.create_event().unwrap();
     device.record_event(event, stream).unwrap();
     event
 }
 
-/// Says what it was dropped before and after.
+/// Records the number of live blocks when it is dropped.
 struct Witness {
     name: &'static str,
     handle: Handle,

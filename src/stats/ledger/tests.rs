@@ -1,4 +1,4 @@
-//! The scheme of headroom against one plain counter, and what it costs in looks at other heaps.
+//! Compares the ledger with one plain counter, and counts its looks at other heaps.
 
 use std::cell::{Cell, RefCell};
 
@@ -7,14 +7,14 @@ use crate::heap::{BlockId, Completed, HandOut, Slot, SplitChange};
 use crate::size::PoolKind;
 use crate::stats::lanes::{ALL, LANES};
 
-/// Heaps of one thread. One that is borrowed is busy.
+/// The heaps of one thread. A borrowed heap counts as locked.
 struct Model {
     ledger: Ledger,
     counters: Vec<RefCell<HeapCounters>>,
     looks: Cell<u64>,
 }
 
-/// A block of a heap, and what handing it out did to the free parts of its segment.
+/// A block of a heap, and how its allocation changed the free parts of its segment.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     heap: u8,
@@ -103,13 +103,13 @@ impl Model {
         held
     }
 
-    /// How many heaps were looked at since this was last asked.
+    /// Returns the number of looks at heaps since the last call.
     fn looks(&self) -> u64 {
         self.looks.replace(0)
     }
 }
 
-/// One counter of everything, without heaps.
+/// One counter for all blocks, without heaps.
 #[derive(Default)]
 struct Plain {
     held: [[i64; LANES]; CLASSES],
@@ -117,7 +117,7 @@ struct Plain {
 }
 
 impl Plain {
-    /// Lanes by their order: live, active, requested, free parts, oversize.
+    /// Adds a block. The four factors are for live, active, free parts and oversize counters.
     fn add(&mut self, block: Block, [live, active, parts, oversize]: [i64; 4]) {
         let size = i64::try_from(block.size_bytes).unwrap();
         let SplitChange { count, bytes } = block.inactive;
@@ -188,7 +188,7 @@ quickcheck::quickcheck! {
     }
 }
 
-/// As long as blocks of mixed sizes, a request after the other on the heaps in turn.
+/// Allocates and frees 20 blocks of mixed sizes per request, on each heap in turn.
 fn serve(model: &Model, heaps: u8, requests: u64) {
     for request in 0..requests {
         let heap = u8::try_from(request % u64::from(heaps)).unwrap();
@@ -201,7 +201,7 @@ fn serve(model: &Model, heaps: u8, requests: u64) {
 #[test]
 fn a_thread_that_goes_round_128_heaps_looks_at_one_a_pair_and_at_two_a_request() {
     let model = Model::of(128);
-    // A peak of everything, far above what follows, but for the number of blocks.
+    // Raises all peaks, except that of the number of blocks, far above the values that follow.
     let large: Vec<_> = (0..4).map(|heap| model.take(Block::small(heap, 1 << 20))).collect();
     large.into_iter().for_each(|block| model.give(block));
     let pairs = |rounds: u64| {
