@@ -1,7 +1,7 @@
-//! Errors as data: what was asked for, what was held, what the driver said.
+//! Error types, with the numbers that explain each failure.
 //!
-//! Callers match on variants and read `Display`. Nothing here allocates on a path that succeeds:
-//! the large report of an out-of-memory error is boxed.
+//! Callers match on variants; `Display` is for people. No successful path allocates host memory here: the
+//! large report of an out-of-memory error is boxed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,25 +13,25 @@ use crate::allocator::Allocation;
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::size::{REQUEST_MAX_BYTES, human_bytes};
 
-/// What kind of failure a driver reported.
+/// The kind of a driver failure.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverErrorKind {
-    /// The device (or the host) has not enough memory or address space for the call.
+    /// The device or the host has not enough memory or address space for the call.
     OutOfMemory,
-    /// The device or this driver cannot do what was asked.
+    /// The device or its driver does not support the call.
     NotSupported,
-    /// An argument is not legal: an unknown handle, an address that was never given out.
+    /// An argument is invalid: an unknown handle, or an address that is not allocated.
     InvalidValue,
-    /// The call is not legal while a stream is being captured.
+    /// The call is not allowed while a stream is being captured.
     CaptureActive,
-    /// The device's context is broken and every later call fails too.
+    /// The device's context is broken, and all later calls fail too.
     DeviceLost,
-    /// Everything else; the code says more.
+    /// Any other failure; see the code.
     Other,
 }
 
-/// A call to a driver that failed. As large as a pointer.
+/// A failed driver call. As large as a pointer.
 #[derive(Clone, PartialEq, Eq, Error)]
 #[error("{} failed: {} (code {})", self.call(), self.message(), self.code())]
 pub struct DriverError(Box<Failure>);
@@ -54,13 +54,13 @@ impl fmt::Debug for DriverError {
 }
 
 impl DriverError {
-    /// `key` was read when the allocator was built, and another value was to be put in force.
+    /// Returns the error for a changed value of `key`, which is read only when the allocator is built.
     pub(crate) fn fixed_key(key: &str) -> Self {
         let message = format!("{key} is read when an allocator is built, and cannot change");
         Self::new(DriverErrorKind::NotSupported, "apply", 0, message)
     }
 
-    /// An error of `kind` from `call`.
+    /// Creates an error of `kind` from `call`.
     #[must_use]
     pub fn new(
         kind: DriverErrorKind,
@@ -71,48 +71,48 @@ impl DriverError {
         Self(Box::new(Failure { kind, call, code, message: message.into() }))
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind of the failure.
     #[must_use]
     pub fn kind(&self) -> DriverErrorKind {
         self.0.kind
     }
 
-    /// The driver's function, by the driver's own name.
+    /// Returns the name of the driver function.
     #[must_use]
     pub fn call(&self) -> &'static str {
         self.0.call
     }
 
-    /// The driver's own code.
+    /// Returns the driver's error code.
     #[must_use]
     pub fn code(&self) -> i64 {
         self.0.code
     }
 
-    /// The driver's own text, or ours with the numbers in it.
+    /// Returns the driver's message, or one of this library with the numbers of the call.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The same failure with another text.
+    /// Replaces the message.
     pub(crate) fn with_message(mut self, message: String) -> Self {
         self.0.message = message;
         self
     }
 
-    /// Whether releasing memory and trying again may help.
+    /// Returns true if releasing memory and retrying may help.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.kind() == DriverErrorKind::OutOfMemory
     }
 }
 
-/// Why no memory was handed out. Nothing has changed when one of these is returned.
+/// The error of an allocation. Nothing has changed then.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum AllocError {
-    /// A request of zero bytes: there is no address to hand out.
+    /// The request was for zero bytes.
     #[error("a request of zero bytes has no address")]
     ZeroBytes,
     /// More than [`REQUEST_MAX_BYTES`].
@@ -121,60 +121,60 @@ pub enum AllocError {
          ({REQUEST_MAX_BYTES} bytes)"
     )]
     TooLarge {
-        /// What was asked for.
+        /// The requested size.
         requested_bytes: u64,
     },
-    /// Neither the cache nor the driver nor releasing idle memory could serve the request.
+    /// Neither the cache nor the driver could serve the request, even after free memory was released.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// More streams than the allocator keeps heaps for.
+    /// The allocator has heaps for the maximum number of streams already.
     #[error("stream {stream} would be number {limit} plus one: too many streams")]
     TooManyStreams {
         /// The stream of the request.
         stream: StreamId,
-        /// How many streams have a heap already, which is the most there may be.
+        /// That maximum.
         limit: usize,
     },
-    /// The pool that was asked for serves nobody.
+    /// The requested pool cannot serve requests.
     #[error(transparent)]
     Pool(Box<PoolError>),
-    /// No free block holds the address that was asked for.
+    /// No free block of the stream contains the requested range.
     #[error("no free block of stream {stream} holds {rounded_bytes} bytes at {address:#x}")]
     NoBlockAt {
         /// The address.
         address: u64,
-        /// How many bytes were asked for, after rounding.
+        /// The requested size after rounding.
         rounded_bytes: u64,
         /// The stream of the request.
         stream: StreamId,
     },
-    /// A user's own function answered with an address that cannot be handed out.
+    /// A user's allocation function returned an unusable address.
     #[error("the user's function answered {requested_bytes} bytes with {address:#x}, {fault}")]
     BadAddress {
-        /// What it answered.
+        /// The returned address.
         address: u64,
-        /// What it was asked for.
+        /// The size that the function was called with.
         requested_bytes: u64,
-        /// What is wrong with that.
+        /// The reason why the address is unusable.
         fault: AddressFault,
     },
-    /// The driver failed in a way that is not about memory.
+    /// The driver failed for a reason other than memory.
     #[error(transparent)]
     Driver(DriverError),
 }
 
-/// The answer to a request: a block, or why there is none.
+/// The result of an allocation.
 pub type AllocResult<T = Allocation> = Result<T, AllocError>;
 
 impl AllocError {
-    /// The error for a request of 0 bytes or of more than [`REQUEST_MAX_BYTES`].
+    /// Returns the error for a request of 0 bytes or of more than [`REQUEST_MAX_BYTES`].
     #[cold]
     pub(crate) fn of_size(requested_bytes: u64) -> Self {
         if requested_bytes == 0 { Self::ZeroBytes } else { Self::TooLarge { requested_bytes } }
     }
 }
 
-/// An error of the kind `OutOfMemory` becomes a report with nothing else in it.
+/// Converts an error of the kind `OutOfMemory` to a report that contains only this error.
 impl From<DriverError> for AllocError {
     fn from(error: DriverError) -> Self {
         if error.is_out_of_memory() {
@@ -191,56 +191,57 @@ impl From<PoolError> for AllocError {
     }
 }
 
-// Errors are small: an answer of the hot path is at most a word larger than a block.
+// Errors are small: the result of an allocation is at most one word larger than a block.
 const _: () = assert!(
     size_of::<Result<Allocation, AllocError>>() <= size_of::<Allocation>() + size_of::<usize>()
 );
 const _: () = assert!(size_of::<Result<u64, HandleError>>() <= 3 * size_of::<usize>());
 
-/// What is wrong with an address that a user's function answered with.
+/// The reason why an address that a user's function returned is unusable.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AddressFault {
-    /// It was answered before and not freed since. The function is not told.
+    /// A live block has this address. The user's free function is not called with it.
     #[error("where a block lives that it handed out before")]
     Live,
-    /// It is no multiple of what kernels load at once. The function got it back.
+    /// It is not a multiple of the alignment that kernels rely on. The block was freed with the user's
+    /// function.
     #[error("which is no multiple of {alignment_bytes}")]
     Misaligned {
-        /// What it must be a multiple of, in bytes.
+        /// The required alignment in bytes.
         alignment_bytes: u64,
     },
-    /// The block would not end within 64 bits. The function got it back.
+    /// The end of the block would exceed 64 bits. The block was freed with the user's function.
     #[error("from where it would not end within 64 bits")]
     PastTheEnd,
 }
 
-/// Why a private pool refused. Nothing has changed when one of these is returned, unless it says so.
+/// The error of a call about a private pool. Nothing has changed then, unless stated otherwise.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PoolError {
     /// (0, 0) is the default pool, which is not private.
     #[error("pool (0, 0) is the default pool, which always exists and has no scopes")]
     IsDefault,
-    /// A pool with this id exists.
+    /// A pool with this id already exists.
     #[error("pool {pool} exists already")]
     Taken {
         /// The pool.
         pool: PoolId,
     },
-    /// No such pool, or all of it has gone.
+    /// There is no such pool, or none any more.
     #[error("there is no pool {pool}")]
     Unknown {
         /// The pool.
         pool: PoolId,
     },
-    /// The last user of the pool has gone.
+    /// The pool has no users any more.
     #[error("pool {pool} has no user any more")]
     Released {
         /// The pool.
         pool: PoolId,
     },
-    /// A scope of the pool is open; a second one at the same time is not possible.
+    /// A scope of the pool is already open; a pool has one scope at a time.
     #[error("a scope of pool {pool} is open already")]
     ScopeOpen {
         /// The pool.
@@ -252,64 +253,64 @@ pub enum PoolError {
         /// The pool.
         pool: PoolId,
     },
-    /// A block waits for other streams, which a checkpoint cannot hold.
+    /// A block waits for other streams; a checkpoint cannot contain it.
     #[error("the block at {address:#x} in pool {pool} waits for other streams")]
     Draining {
         /// The pool.
         pool: PoolId,
-        /// The block.
+        /// Its address.
         address: u64,
     },
-    /// A live block is used by other streams outside of captures: it cannot be taken back now.
+    /// A live block is used by other streams outside of captures, so it cannot be freed now.
     #[error("other streams use the block at {address:#x} in pool {pool}")]
     UsedElsewhere {
         /// The pool.
         pool: PoolId,
-        /// The block.
+        /// Its address.
         address: u64,
     },
-    /// What the checkpoint lists is not in the pool any more, or was never listed by it.
+    /// The range in the checkpoint is no longer, or never was, memory of the pool.
     #[error("pool {pool} has no memory for the checkpoint's {size_bytes} bytes at {address:#x}")]
     NotInPool {
         /// The pool.
         pool: PoolId,
-        /// Where the checkpoint's blocks start.
+        /// The start of the range.
         address: u64,
-        /// How many bytes they have together.
+        /// Its size in bytes.
         size_bytes: u64,
     },
-    /// This allocator's pools cannot do what was asked.
+    /// The pools of this allocator do not support the operation.
     #[error("pool {pool}: {what} are not possible with this backend")]
     NotSupported {
         /// The pool.
         pool: PoolId,
-        /// What was asked for, in the plural.
+        /// The unsupported feature, in the plural.
         what: &'static str,
     },
-    /// The driver failed; what was done before stays done.
+    /// The driver failed; steps completed before stay in effect.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
 impl PoolError {
-    /// The error for a pool that does not exist as a private pool.
+    /// Returns the error for an id that is not that of a private pool.
     pub(crate) fn missing(pool: PoolId) -> Self {
         if pool == PoolId::DEFAULT { Self::IsDefault } else { Self::Unknown { pool } }
     }
 
-    /// Refuses the default pool.
+    /// Returns an error for the default pool.
     pub(crate) fn unless_private(pool: PoolId) -> Result<(), Self> {
         if pool == PoolId::DEFAULT { Err(Self::IsDefault) } else { Ok(()) }
     }
 
-    /// Whether a scope that answered its end with this is closed all the same: the driver failed when the
-    /// scope had gone. Any other refusal leaves it as it was.
+    /// Returns true if `close_scope` has closed the scope although it returned this error: the driver
+    /// failed afterwards. With any other error the scope is unchanged.
     pub(crate) const fn ends_scope(&self) -> bool {
         matches!(self, Self::Driver(_))
     }
 }
 
-/// The report of a failed request: every number that explains it.
+/// The report of a failed request: all numbers that explain it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutOfMemory {
     /// The device.
@@ -318,59 +319,60 @@ pub struct OutOfMemory {
     pub stream: StreamId,
     /// The pool of the request.
     pub pool: PoolId,
-    /// What the caller asked for.
+    /// The requested size.
     pub requested_bytes: u64,
-    /// The same after rounding.
+    /// The requested size after rounding.
     pub rounded_bytes: u64,
-    /// The segment that would have had to come from the driver.
+    /// The size of the segment that the driver would have had to allocate.
     pub segment_bytes: u64,
-    /// Free on the device, as the driver says. `None` when the driver could not say.
+    /// Free memory of the device. `None` if the driver did not report it.
     pub device_free_bytes: Option<u64>,
-    /// All the device has. `None` when the driver could not say.
+    /// Total memory of the device. `None` if the driver did not report it.
     pub device_total_bytes: Option<u64>,
-    /// The most this allocator may reserve, if it is limited; of a layer, the most that callers may hold.
+    /// The most bytes that this allocator may reserve, if it is limited; from a layer, the most live
+    /// bytes.
     pub limit_bytes: Option<u64>,
-    /// In callers' hands.
+    /// Live bytes.
     pub allocated_bytes: u64,
-    /// Held from the driver; 0 where that is not known, and then nothing is said of the cache.
+    /// Bytes reserved from the driver. 0 if unknown; then the text does not mention the cache.
     pub reserved_bytes: u64,
-    /// Free in the small pools.
+    /// Free bytes in small pools.
     pub cached_small_bytes: u64,
-    /// Free in the large pools.
+    /// Free bytes in large pools.
     pub cached_large_bytes: u64,
-    /// Of what is free, so much is in private pools.
+    /// Free bytes in private pools, which are included in the two values above.
     pub cached_private_bytes: u64,
-    /// What is free for each stream and pool that has something, the one with the largest range first; at
-    /// most 5.
+    /// The free bytes of each stream and pool that has any, sorted by their largest range; at most 5.
     pub free: Vec<FreeRanges>,
-    /// Freed by the caller, but still used by other streams' unfinished work.
+    /// Bytes freed by the caller but still used by unfinished work of other streams.
     pub draining_bytes: u64,
-    /// What the driver said, if it was asked and refused.
+    /// The driver's error, if the driver was called and failed.
     pub driver: Option<DriverError>,
-    /// Processes that hold most of the device, the largest first; at most 5. Empty when the driver was not
-    /// asked for memory, or does not list the processes.
+    /// The processes that use most of the device's memory, largest first; at most 5. Empty when the
+    /// driver was not called for memory or does not list processes.
     pub holders: Vec<Holder>,
-    /// Who holds most of what is in callers' hands, the largest first; at most 10. Empty unless the history
-    /// records stacks, or names of scopes.
+    /// The call stacks with the most live bytes, largest first; at most 10. Empty unless the history
+    /// records stacks or names of scopes.
     pub live: Vec<LiveBytes>,
-    /// The configuration in force, as far as it differs from the defaults.
+    /// The configuration in force, without default values.
     pub configuration: Option<String>,
-    /// The file that a snapshot was written to, or why there is none; `None` where nobody asked for one.
+    /// The file with a snapshot, or the reason why it was not written; `None` if no snapshot is
+    /// configured.
     pub snapshot: Option<Result<PathBuf, String>>,
-    /// What would most likely have helped, as sentences.
+    /// The settings and changes that would most likely have helped, as sentences.
     pub hints: Vec<String>,
 }
 
-/// Blocks that live and were asked for at one place of the program.
+/// Live blocks that were allocated from one place of the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveBytes {
-    /// What was asked for, in bytes.
+    /// The sum of their requested sizes, in bytes.
     pub bytes: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// How long the oldest of them has lived.
+    /// The age of the oldest of them.
     pub oldest: Duration,
-    /// The innermost frames of who asked.
+    /// The innermost frames of their call stack.
     pub frames: Vec<String>,
 }
 
@@ -384,37 +386,37 @@ impl fmt::Display for LiveBytes {
     }
 }
 
-/// What is free for requests on one stream in one pool.
+/// The free memory for requests on one stream in one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FreeRanges {
-    /// Only requests on this stream can use it.
+    /// The stream; requests on other streams cannot use this memory.
     pub stream: StreamId,
-    /// The pool it belongs to.
+    /// The pool.
     pub pool: PoolId,
-    /// All of it.
+    /// The sum of the ranges, in bytes.
     pub bytes: u64,
-    /// In so many ranges; a request needs one.
+    /// The number of ranges; one request needs one range.
     pub ranges: u64,
-    /// The largest of them.
+    /// The largest range, in bytes.
     pub largest_bytes: u64,
-    /// What keeps these ranges apart, and their segments from going back: blocks of the same segments that
-    /// are in use, or wait for other streams.
+    /// Blocks in the same segments that are live or wait for other streams. They separate the ranges, and
+    /// keep the segments from being released.
     pub between_blocks: u64,
-    /// Those blocks' bytes.
+    /// The bytes of those blocks.
     pub between_bytes: u64,
 }
 
 /// A process that holds memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number, as the driver sees it: inside a container it may be the host's.
+    /// Its process id as the driver reports it: inside a container it may be the host's.
     pub process: u32,
-    /// What it holds.
+    /// Its memory on the device, in bytes.
     pub used_bytes: u64,
 }
 
 impl Holder {
-    /// Whether it has this process's number.
+    /// Returns true if it has the id of this process.
     #[must_use]
     pub(crate) fn is_this_process(&self) -> bool {
         self.process == std::process::id()
@@ -422,15 +424,15 @@ impl Holder {
 }
 
 impl OutOfMemory {
-    /// The most processes that a report names.
+    /// The most processes in a report.
     pub(crate) const HOLDERS_MAX: usize = 5;
-    /// The most streams and pools whose free memory is described.
+    /// The most pairs of stream and pool in a report.
     pub(crate) const FREE_MAX: usize = 5;
-    /// The most holders of live bytes.
+    /// The most call stacks in a report.
     pub(crate) const LIVE_MAX: usize = 10;
 
-    /// The report of a failed request for `bytes` on `stream` that nothing else is known of yet. What is
-    /// left at 0 is not spoken of.
+    /// Creates a report of a failed request for `bytes` on `stream`. All other numbers are 0, and the
+    /// text omits them.
     #[must_use]
     pub fn of(bytes: u64, stream: StreamId) -> Self {
         let (requested_bytes, rounded_bytes, segment_bytes) = (bytes, bytes, bytes);
@@ -448,7 +450,7 @@ impl fmt::Display for OutOfMemory {
             return writeln!(f, "The device has {all} in all: {why}.");
         }
         write!(f, "out of memory on device {}", self.device)?;
-        // A report that was made of a driver's error alone has no request.
+        // A report that was made from a driver error alone has no request.
         if self.requested_bytes > 0 {
             let tried = self.segment_bytes.max(self.requested_bytes);
             let asked = h(self.requested_bytes);
@@ -542,19 +544,19 @@ impl fmt::Display for FreeRanges {
     }
 }
 
-/// Why a handle or an address was refused. Nothing has changed when one of these is returned.
+/// The error of a call with a handle or an address. Nothing has changed then.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum HandleError {
     /// The handle belongs to another allocator.
     #[error("the allocation belongs to allocator {}, not to {}", owner.number(), asked.number())]
     Foreign {
-        /// Who made it.
+        /// The allocator that allocated the block.
         owner: OwnerId,
-        /// Who was asked.
+        /// The allocator that was called.
         asked: OwnerId,
     },
-    /// The block was freed before; its place may hold another block by now.
+    /// The block was freed before; its memory may already belong to another block.
     #[error("the allocation at {address:#x} was freed before")]
     Stale {
         /// The address of the handle.
@@ -563,35 +565,35 @@ pub enum HandleError {
     /// No live block starts at this address.
     #[error("no live block starts at {address:#x}")]
     UnknownAddress {
-        /// The address that was given.
+        /// The address.
         address: u64,
     },
-    /// The driver failed, so that other streams' work on the block cannot be waited for.
+    /// The driver failed, so the allocator cannot wait for work of other streams on the block.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
-/// A free that was refused. It gives the allocation back.
+/// The error of a free. Returns the allocation.
 #[derive(Debug, Error)]
 #[error("{reason}")]
 pub struct FreeError {
-    /// Why.
+    /// The reason.
     #[source]
     pub reason: HandleError,
-    /// What was to be freed, as it was.
+    /// The allocation, unchanged.
     pub allocation: Allocation,
 }
 
-/// A memory fraction that is no fraction.
+/// A memory fraction outside [0, 1].
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[error("memory fraction {fraction}: expected a number from 0 to 1")]
 pub struct FractionError {
-    /// What was given.
+    /// The invalid value.
     pub fraction: f64,
 }
 
 impl FractionError {
-    /// Refuses what is no fraction.
+    /// Returns an error unless `fraction` is in [0, 1].
     pub(crate) fn check(fraction: f64) -> Result<(), Self> {
         if (0.0..=1.0).contains(&fraction) { Ok(()) } else { Err(Self { fraction }) }
     }

@@ -1,13 +1,14 @@
-//! What an allocator can do besides allocating and freeing.
+//! The optional capabilities of an allocator.
 
 use super::{
     Caching, Checkpoints, Counters, CrossStream, Expandable, Hooks, PeerAccess, PrivatePools,
     Recording, Sharing,
 };
 
-/// The capabilities of an allocator; `None` is one that it lacks.
+/// The capabilities of an allocator; `None` where it lacks one.
 ///
-/// An allocator returns those it has. A wrapper replaces those it changes and passes the others on:
+/// An allocator returns those that it has. A wrapper replaces those that it changes and forwards the
+/// others:
 ///
 /// ```
 /// use stratalloc::allocator::{Control, Counters, DeviceAllocator};
@@ -22,35 +23,36 @@ use super::{
 #[derive(Clone, Copy, Default)]
 #[expect(missing_debug_implementations, reason = "the capabilities have none")]
 pub struct Control<'a> {
-    /// Use of a block by other streams than its own.
+    /// Use of a block on streams other than its own.
     pub cross_stream: Option<&'a dyn CrossStream>,
     /// Control over cached memory.
     pub caching: Option<&'a dyn Caching>,
     /// Counters.
     pub counters: Option<&'a dyn Counters>,
     /// Whether [`free_raw`](super::DeviceAllocator::free_raw) and
-    /// [`record_stream_raw`](super::DeviceAllocator::record_stream_raw) find its blocks.
+    /// [`record_stream_raw`](super::DeviceAllocator::record_stream_raw) can find its blocks.
     pub by_address: bool,
-    /// Users' functions that are called under memory pressure.
+    /// User callbacks that are called under memory pressure.
     pub hooks: Option<&'a Hooks>,
-    /// Memory that only those requests get that ask for it.
+    /// Private memory pools.
     pub private_pools: Option<&'a dyn PrivatePools>,
-    /// Private pools that can go back to an earlier state.
+    /// Private pools whose blocks can be restored to an earlier state.
     pub checkpoints: Option<&'a dyn Checkpoints>,
     /// Segments that grow by pages.
     pub expandable: Option<&'a dyn Expandable>,
-    /// Use of its memory by other devices.
+    /// Access of other devices to its memory.
     pub peer_access: Option<&'a dyn PeerAccess>,
-    /// Blocks in other processes.
+    /// Sharing of blocks with other processes.
     pub sharing: Option<&'a dyn Sharing>,
-    /// What happens, and which stack holds what. A registered allocator without it is recorded from outside.
+    /// The history and snapshots. A registered allocator without this capability is recorded by a
+    /// wrapper.
     pub recording: Option<&'a dyn Recording>,
 }
 
 macro_rules! combine {
     ($($capability:ident)*) => {
         impl Control<'_> {
-            /// Of these, the ones that `other` has too.
+            /// Keeps the capabilities that `other` has too.
             pub(crate) fn also_in(self, other: &Control<'_>) -> Self {
                 Self {
                     by_address: self.by_address && other.by_address,
@@ -58,7 +60,7 @@ macro_rules! combine {
                 }
             }
 
-            /// These, and those of `other` that are missing here.
+            /// Adds the capabilities of `other` that are missing here.
             pub(crate) fn or(self, other: Self) -> Self {
                 Self {
                     by_address: self.by_address || other.by_address,

@@ -1,8 +1,8 @@
-//! Functions of users that are called under memory pressure.
+//! User callbacks that are called under memory pressure.
 //!
-//! An allocator that offers them keeps a [`Hooks`], asks it for memory before it takes some from the driver,
-//! and shows it the report of a request that failed. They run with no lock held and may allocate and free. A
-//! call that comes back here on its own thread skips them.
+//! An allocator that supports them keeps a [`Hooks`]. It calls the callbacks before it takes memory from
+//! the driver, and the observers with the report of a failed request. They run with no lock held, and may
+//! allocate and free. Such nested calls on the same thread do not run them again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use crate::error::OutOfMemory;
 use crate::ids::HookId;
 use crate::threads::Region;
 
-/// Called when a request found no cached block; says whether it freed anything.
+/// Called when a request found no cached block; returns whether it freed anything.
 pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
-/// Called with the report when a request has failed.
+/// Called with the report of a failed request.
 pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 
 /// The callbacks and observers of one allocator.
 #[derive(Default)]
 pub struct Hooks {
-    /// A thread that runs one of them is inside of it.
+    /// The region of threads that are running a callback or an observer.
     running: Region,
     callbacks: RwLock<Vec<(HookId, FreeMemoryCallback)>>,
     observers: RwLock<Vec<(HookId, OomObserver)>>,
     rejection_observers: RwLock<Vec<(HookId, OomObserver)>>,
-    /// Whether the allocator around this one reports failures.
+    /// Whether a wrapper around this allocator logs failures.
     is_inner: AtomicBool,
 }
 
-/// Adds a hook to a list, and names it.
+/// Adds a hook to a list and returns its id.
 fn add<H>(to: &RwLock<Vec<(HookId, H)>>, hook: H) -> HookId {
     let id = HookId::next();
     to.write().push((id, hook));
     id
 }
 
-/// Takes a hook off a list. It is a user's, and dropped where no lock is held.
+/// Removes a hook from a list and returns it. Its destructor is user code: it must run without a lock.
 fn remove<H>(from: &RwLock<Vec<(HookId, H)>>, id: HookId) -> Option<H> {
     let mut all = from.write();
     let at = all.iter().position(|(known, _)| *known == id)?;
@@ -48,13 +48,13 @@ fn remove<H>(from: &RwLock<Vec<(HookId, H)>>, id: HookId) -> Option<H> {
 }
 
 impl Hooks {
-    /// No hooks yet.
+    /// Creates an empty set of hooks.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a callback that is asked to free something before memory is taken from the driver.
+    /// Adds a callback that may free memory before more is taken from the driver.
     pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
         add(&self.callbacks, callback)
     }
@@ -64,22 +64,22 @@ impl Hooks {
         add(&self.observers, observer)
     }
 
-    /// Adds an observer of requests that `throw_on_cudamalloc_oom` rejects before the driver is called. Such
-    /// requests do not reach observers of failed requests.
+    /// Adds an observer of requests that `throw_on_cudamalloc_oom` rejects before the driver is called.
+    /// Observers of failed requests are not called for these.
     pub fn add_oom_rejection_observer(&self, observer: OomObserver) -> HookId {
         add(&self.rejection_observers, observer)
     }
 
-    /// Removes a callback or an observer, and returns whether it was there. A call on another thread may
-    /// still run.
+    /// Removes a callback or an observer; returns whether it was there. A call on another thread may
+    /// still be running.
     pub fn remove(&self, hook: HookId) -> bool {
         remove(&self.callbacks, hook).is_some()
             || remove(&self.observers, hook).is_some()
             || remove(&self.rejection_observers, hook).is_some()
     }
 
-    /// Asks every callback to free something, and says whether one did. For allocators: called with no lock
-    /// held, before memory is taken from the driver.
+    /// Calls each callback; returns whether one freed anything. Allocators call this with no lock held,
+    /// before they take memory from the driver.
     #[must_use = "a callback that freed something may have made room"]
     pub fn free_some_memory(&self) -> bool {
         if self.callbacks.read().is_empty() {
@@ -97,19 +97,20 @@ impl Hooks {
         freed
     }
 
-    /// Leaves the log line of a failure to the allocator around this one, which may try again.
+    /// Leaves the log line of a failure to the wrapper around this allocator, which may retry the
+    /// request.
     pub(crate) fn report_outside(&self) {
         self.is_inner.store(true, Ordering::Relaxed);
     }
 
-    /// Logs that a request failed, and shows the report to every observer. For allocators: called with no
+    /// Logs that a request failed, and calls each observer with the report. Allocators call this with no
     /// lock held.
     pub fn tell_out_of_memory(&self, report: &OutOfMemory) {
         self.show(&self.observers, report);
     }
 
-    /// Logs that a request was rejected, and shows the report to every observer of rejections. For
-    /// allocators: called with no lock held.
+    /// Logs that a request was rejected, and calls each observer of rejections with the report.
+    /// Allocators call this with no lock held.
     pub fn tell_oom_rejection(&self, report: &OutOfMemory) {
         self.show(&self.rejection_observers, report);
     }

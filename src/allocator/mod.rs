@@ -1,7 +1,7 @@
-//! The trait that every allocator implements, and the types of its arguments and results.
+//! The trait of all allocators, and the types of its arguments and results.
 //!
-//! A user-defined allocator implements [`DeviceAllocator::allocate`] and
-//! [`DeviceAllocator::free`]; everything else is a capability that may be absent, a field of [`Control`].
+//! A user-defined allocator implements [`DeviceAllocator::allocate`] and [`DeviceAllocator::free`]. All
+//! else is an optional capability, a field of [`Control`].
 
 mod control;
 mod hooks;
@@ -32,61 +32,62 @@ pub use pools::{
 pub use recording::Recording;
 pub use sharing::{Imported, Sharing};
 
-/// Where a block must lie.
+/// The placement of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
-    /// Wherever the allocator likes; an open scope of a private pool routes it there.
+    /// Chosen by the allocator; an open scope routes the request to its private pool.
     #[default]
     Anywhere,
-    /// In this pool, whatever scopes are open.
+    /// In this pool, regardless of open scopes.
     Pool(PoolId),
-    /// At exactly this address, in a free block of the request's stream and of the pool that scopes route it
-    /// to. What lies before it in that block is cut off and stays free. Looks at every free block of the
+    /// At exactly this address, in a free block of the request's stream and of the pool that scopes route
+    /// it to. The bytes before the address are split off and stay free. Searches all free blocks of the
     /// stream; never waits.
     Address(u64),
 }
 
-/// What a caller asks for.
+/// A request for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Request {
-    /// How many bytes; at least 1.
+    /// The size in bytes; at least 1.
     pub bytes: u64,
-    /// The stream whose work will use the memory first. A per-thread stream is the calling thread's, and
-    /// then the thread that frees matters too: see [`StreamId`].
+    /// The stream whose work uses the memory first. The per-thread default stream is that of the calling
+    /// thread. Then the thread that frees matters too: see [`StreamId`].
     pub stream: StreamId,
-    /// Where the block must lie.
+    /// The placement of the block.
     pub place: Place,
 }
 
 impl Request {
-    /// `bytes` on `stream`, anywhere.
+    /// Creates a request for `bytes` on `stream`, placed anywhere.
     #[inline]
     #[must_use]
     pub const fn new(bytes: u64, stream: StreamId) -> Self {
         Self { bytes, stream, place: Place::Anywhere }
     }
 
-    /// The same in this pool, whatever scopes are open.
+    /// Places the block in a pool, regardless of open scopes.
     #[inline]
     #[must_use]
     pub const fn in_pool(self, pool: PoolId) -> Self {
         Self { place: Place::Pool(pool), ..self }
     }
 
-    /// The same at exactly this address.
+    /// Places the block at exactly this address.
     #[inline]
     #[must_use]
     pub const fn at(self, address: u64) -> Self {
         Self { place: Place::Address(address), ..self }
     }
 
-    /// The bytes of a plain request: for allocators that have no private pools and cannot hand out exact
-    /// addresses. The default pool is wherever such an allocator likes.
+    /// Returns the size of a request without a private pool and without an address. For allocators that
+    /// support neither.
     ///
     /// # Errors
     ///
-    /// [`AllocError::ZeroBytes`], [`AllocError::Pool`] for a pool, [`AllocError::NoBlockAt`] for an address.
+    /// [`AllocError::ZeroBytes`], [`AllocError::Pool`] for a private pool, [`AllocError::NoBlockAt`] for
+    /// an address.
     #[inline]
     pub fn plain(&self) -> Result<u64, AllocError> {
         match self.place {
@@ -99,26 +100,26 @@ impl Request {
         }
     }
 
-    /// Refuses zero bytes, and more than [`REQUEST_MAX_BYTES`].
+    /// Returns an error for zero bytes and for more than [`REQUEST_MAX_BYTES`].
     #[inline]
     pub(crate) fn check_size(&self) -> Result<(), AllocError> {
         let fits = self.bytes.wrapping_sub(1) < REQUEST_MAX_BYTES;
         if fits { Ok(()) } else { Err(AllocError::of_size(self.bytes)) }
     }
 
-    /// The refusal of an address, where nothing is rounded.
+    /// Returns the error for an address, for allocators that do not round sizes.
     #[cold]
     pub(crate) fn no_block_at(&self, address: u64) -> AllocError {
         AllocError::NoBlockAt { address, rounded_bytes: self.bytes, stream: self.stream }
     }
 }
 
-/// What an allocator needs to find its block again. Its maker's own; others carry it unread.
+/// Identifies a block within its allocator. Only that allocator interprets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Token(pub [u32; 3]);
 
 impl Token {
-    /// A token that is one number.
+    /// Creates a token that holds one number.
     #[inline]
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of a number")]
@@ -126,7 +127,7 @@ impl Token {
         Self([number as u32, (number >> 32) as u32, 0])
     }
 
-    /// The number of a [`numbered`](Self::numbered) token.
+    /// Returns the number of a [`numbered`](Self::numbered) token.
     #[inline]
     #[must_use]
     pub const fn number(self) -> u64 {
@@ -134,10 +135,11 @@ impl Token {
     }
 }
 
-/// A block in a caller's hands.
+/// A live block.
 ///
-/// It cannot be copied, so a block cannot be freed twice by accident, and it has no `Drop`:
-/// dropping it leaks the block until its allocator goes. RAII handles are built on top.
+/// It cannot be copied, so a block cannot be freed twice by accident. It has no `Drop`: dropping it leaks
+/// the block until its allocator is dropped. [`DeviceVec`](crate::handle::DeviceVec) frees its block when
+/// dropped.
 #[must_use = "dropping an allocation leaks its block until the allocator goes"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -148,34 +150,34 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// For makers of allocators: a block of `size_bytes` at `address`.
+    /// Creates a block of `size_bytes` at `address`. For implementations of allocators.
     #[inline]
     pub const fn new(address: u64, size_bytes: u64, owner: OwnerId, token: Token) -> Self {
         Self { address, size_bytes, token, owner }
     }
 
-    /// Where the block starts on the device.
+    /// Returns the device address of the block.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// How many bytes the caller asked for and may use.
+    /// Returns the requested size in bytes, all of which the caller may use.
     #[inline]
     #[must_use]
     pub const fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// The allocator that made it and that must free it.
+    /// Returns the id of the allocator that must free the block.
     #[inline]
     #[must_use]
     pub const fn owner(&self) -> OwnerId {
         self.owner
     }
 
-    /// Refuses the handle of another allocator than this one.
+    /// Returns an error unless the block belongs to the allocator `asked`.
     ///
     /// # Errors
     ///
@@ -188,7 +190,7 @@ impl Allocation {
         Err(HandleError::Foreign { owner: self.owner, asked })
     }
 
-    /// Its maker's own mark.
+    /// Returns the token of its allocator.
     #[inline]
     #[must_use]
     pub const fn token(&self) -> Token {
@@ -199,37 +201,41 @@ impl Allocation {
 /// An allocator of one device's memory.
 #[enum_dispatch]
 pub trait DeviceAllocator: fmt::Debug + Send + Sync {
-    /// Hands out a block of at least `request.bytes`, valid for work on `request.stream` from now
-    /// on. Does not wait when a cached block fits; otherwise it may wait for the driver and, under
-    /// memory pressure, for running work. An allocator that knows no pools and no exact addresses
-    /// begins with [`Request::plain`].
+    /// Allocates a block of at least `request.bytes`, valid for work on `request.stream` from now on.
+    /// Does not wait when a cached block fits. Otherwise it may wait for the driver and, under memory
+    /// pressure, for running work. An allocator that supports no pools and no exact addresses calls
+    /// [`Request::plain`] first.
     ///
     /// # Errors
     ///
     /// [`AllocError`]; nothing has changed then.
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError>;
 
-    /// Takes a block back. Work that was submitted to the block's own stream may still be running;
-    /// work on other streams must have been announced (see [`CrossStream`]).
+    /// Frees a block. Work submitted to the block's own stream may still be running. Work on other
+    /// streams must have been announced (see [`CrossStream`]).
     ///
-    /// Waits for no running work, but for these: when a stream that the free must come behind was
-    /// destroyed (an announced one, with `cudaMallocAsync` the block's own too), the device is waited
-    /// for; the last block of an allocator that was switched away from ends it, and its memory goes
-    /// back; the layer `guard` looks at the block's bytes first; functions of users do as they like.
+    /// Does not wait for running work, with these exceptions:
+    ///
+    /// - A stream that the free must wait for was destroyed: an announced one or, with `cudaMallocAsync`,
+    ///   the block's own. Then it waits for the device.
+    /// - It frees the last block of an allocator that was replaced by a switch. Then that allocator
+    ///   releases its memory.
+    /// - The layer `guard` checks the block's bytes first.
+    /// - Functions of users may wait.
     ///
     /// # Errors
     ///
-    /// [`FreeError`], which gives the allocation back; nothing has changed then.
+    /// [`FreeError`], which returns the allocation; nothing has changed then.
     fn free(&self, allocation: Allocation) -> Result<(), FreeError>;
 
-    /// What users call this allocator.
+    /// Returns the name of this allocator for users.
     fn name(&self) -> &str {
         "user"
     }
 
-    /// Frees the live block that starts at `address`, for callers that keep nothing but
-    /// [`Allocation::address`], and returns how many bytes were requested for it. Waits as
-    /// [`free`](Self::free) does. An allocator without [`Control::by_address`] knows no addresses.
+    /// Frees the live block at `address` and returns its requested size in bytes. For callers that store
+    /// only [`Allocation::address`]. Waits as [`free`](Self::free) does. An allocator without
+    /// [`Control::by_address`] finds no addresses.
     ///
     /// # Errors
     ///
@@ -238,7 +244,7 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
         Err(HandleError::UnknownAddress { address })
     }
 
-    /// [`CrossStream::record_stream`] for the live block that starts at `address`.
+    /// Calls [`CrossStream::record_stream`] for the live block at `address`.
     ///
     /// # Errors
     ///
@@ -248,19 +254,19 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
         Err(HandleError::UnknownAddress { address })
     }
 
-    /// The most important counters; zeros from an allocator without any. Those of the caching engine
-    /// wait for no call of the driver, also under layers.
+    /// Returns the most important counters; zeros if the allocator has none. With the caching engine,
+    /// also below layers, it waits for no driver call.
     fn usage(&self) -> Usage {
         self.control().counters.map(|own| Usage::of(&own.statistics())).unwrap_or_default()
     }
 
-    /// Everything else that it can do now.
+    /// Returns the capabilities that the allocator has now.
     fn control(&self) -> Control<'_> {
         Control::default()
     }
 }
 
-/// Every method of [`DeviceAllocator`], as a call of the same method on `$to`.
+/// Forwards every method of [`DeviceAllocator`] to the same method of `$to`.
 macro_rules! pass_on {
     ($self:ident => $to:expr) => {
         #[inline]
@@ -299,70 +305,70 @@ impl<A: DeviceAllocator + ?Sized> DeviceAllocator for Arc<A> {
     pass_on!(self => (**self));
 }
 
-/// Use of a block by other streams than its own.
+/// Use of a block on streams other than its own.
 pub trait CrossStream: Send + Sync {
-    /// Announces that work on `stream` uses the block. After its free the block is reused only
-    /// when the work submitted to `stream` before the free has finished. Never waits. A per-thread
-    /// stream is that of the thread that frees, whoever announced it: see [`StreamId`].
+    /// Announces that work on `stream` uses the block. After it is freed, the block is reused only when
+    /// the work submitted to `stream` before the free has finished. Never waits. The per-thread default
+    /// stream is that of the thread that frees, no matter which thread announced it: see [`StreamId`].
     ///
     /// # Errors
     ///
     /// [`HandleError`] when the handle is foreign or stale.
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError>;
 
-    /// Returns blocks whose other streams have finished to their pools. Each allocation does this
-    /// by itself. Waits for no work of the device, and does nothing on a thread that captures.
+    /// Makes blocks available whose other streams have finished. Each allocation does this too. Does not
+    /// wait for work of the device. Does nothing on a thread that captures.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when an event cannot be queried; its block stays waiting.
+    /// [`DriverError`] when an event cannot be queried; its block continues to wait.
     fn process_events(&self) -> Result<(), DriverError>;
 }
 
 /// Control over cached memory.
 pub trait Caching: Send + Sync {
-    /// Waits for all pending events and gives every segment that is wholly free back to the driver, and the
-    /// events that are kept for later use.
+    /// Waits for all pending events. Then releases all free segments, and the unused events, to the
+    /// driver.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the driver fails; what was not given back stays cached.
+    /// [`DriverError`] when the driver fails; memory that was not released stays cached.
     fn empty_cache(&self) -> Result<(), DriverError>;
 
-    /// Sets the most bytes that may be reserved, or removes the limit. Releases nothing by itself.
-    /// `cudaMallocAsync` counts the bytes of blocks in use instead, as PyTorch does.
+    /// Sets the most bytes that may be reserved, or removes the limit. Releases nothing by itself. With
+    /// `cudaMallocAsync` the limit applies to live bytes instead, as in PyTorch.
     fn set_limit_bytes(&self, limit_bytes: Option<u64>);
 
-    /// Sets the limit to a part of the device's memory; 1 removes it.
+    /// Sets the limit to a fraction of the device's memory; 1 removes it.
     ///
     /// # Errors
     ///
     /// [`FractionError`] outside [0, 1]; nothing has changed then.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError>;
 
-    /// The most bytes that may be reserved.
+    /// Returns the most bytes that may be reserved.
     fn limit_bytes(&self) -> Option<u64>;
 
-    /// Puts a new configuration in force; blocks and segments stay.
+    /// Applies a new configuration; existing blocks and segments stay.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device cannot do what the configuration asks for; nothing has
-    /// changed then.
+    /// [`DriverError`] when the device does not support the configuration; nothing has changed then.
     fn apply(&self, config: &Config) -> Result<(), DriverError>;
 
-    /// Free and total bytes of the device, and the largest block that a cached block could serve.
+    /// Returns the free and total bytes of the device and the largest request that a cached block could
+    /// serve.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the driver cannot say.
+    /// [`DriverError`] when the driver cannot report its memory.
     fn cache_info(&self) -> Result<CacheInfo, DriverError>;
 
-    /// Every block of every segment, in address order.
+    /// Returns all segments with their blocks, in address order.
     fn layout(&self) -> Vec<SegmentLayout>;
 
-    /// What the block is a part of, for those who speak to the driver about it themselves. Never
-    /// waits for the device; walks over the blocks of the segment.
+    /// Returns the driver allocation that contains the block, for callers that use the driver's interface
+    /// themselves. Never waits for the device. Its cost grows with the number of blocks in the segment.
     ///
     /// # Errors
     ///
@@ -372,19 +378,19 @@ pub trait Caching: Send + Sync {
 
 /// Segments that grow by pages.
 pub trait Expandable: Send + Sync {
-    /// Every expandable segment, in address order.
+    /// Returns all expandable segments, in address order.
     fn expandable_segments(&self) -> Vec<ExpandableSegment>;
 
-    /// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with `None` into
-    /// none. It counts for segments that are reserved from then on. A class that the configuration
-    /// does not name has the reserve of streams without one.
+    /// Assigns a stream to a class of `expandable_segments_reserve_by_class`, or to none. Applies to
+    /// segments reserved later. A class that the configuration does not name reserves as much as streams
+    /// without a class.
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>);
 }
 
-/// One range of address space that is mapped as it is needed.
+/// A reserved address range that is mapped on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpandableSegment {
-    /// Where it starts.
+    /// Its start address.
     pub address: u64,
     /// The stream whose requests it serves.
     pub stream: StreamId,
@@ -392,44 +398,45 @@ pub struct ExpandableSegment {
     pub pool: PoolId,
     /// Small or large.
     pub kind: PoolKind,
-    /// How much is mapped at once.
+    /// The size of a page, in bytes.
     pub page_bytes: u64,
-    /// Its address space.
+    /// The size of the address range.
     pub reserved_bytes: u64,
-    /// Of that, so much has memory.
+    /// Bytes of the range that are mapped.
     pub mapped_bytes: u64,
 }
 
-/// What [`Caching::base_allocation`] answers, in bytes.
+/// The result of [`Caching::base_allocation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseAllocation {
-    /// Where the segment starts that the block is part of; of an expandable segment, where the
-    /// mapped range around the block starts.
+    /// The start of the block's segment; in an expandable segment, the start of the mapped range around
+    /// the block.
     pub address: u64,
-    /// The size of that segment or range. A range may grow and shrink while the block lives.
+    /// The size of the segment or mapped range, in bytes. A range may grow and shrink while the block is
+    /// live.
     pub size_bytes: u64,
-    /// Whether it is a range of pages: the driver knows its pages, not the range, and no single
-    /// handle of the driver stands for it.
+    /// Whether it is a range of mapped pages. The driver has handles for its pages, but none for the
+    /// range.
     pub expandable: bool,
 }
 
-/// What [`Caching::cache_info`] answers, in bytes.
+/// The result of [`Caching::cache_info`], in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheInfo {
-    /// Free on the device.
+    /// Free memory of the device.
     pub device_free_bytes: u64,
-    /// All the device has.
+    /// Total memory of the device.
     pub device_total_bytes: u64,
     /// The largest free block in the cache.
     pub largest_cached_bytes: u64,
-    /// How many blocks are free in the cache.
+    /// The number of free blocks in the cache.
     pub free_blocks: u64,
     /// The sum of their sizes.
     pub free_block_bytes: u64,
 }
 
 impl CacheInfo {
-    /// The device's memory, and a cache without free blocks.
+    /// Creates the information for a cache without free blocks.
     pub(crate) fn empty(device_free_bytes: u64, device_total_bytes: u64) -> Self {
         let (largest_cached_bytes, free_blocks, free_block_bytes) = (0, 0, 0);
         Self {
@@ -448,9 +455,10 @@ impl CacheInfo {
         self.free_block_bytes += bytes;
     }
 
-    /// External fragmentation of the allocator's segments: 1 - largest free block / sum of all free blocks.
-    /// Neighbouring free blocks of a segment are one block. 0 if one block has all free bytes, or nothing is
-    /// free; near 1 if many small blocks have them. `cudaMallocAsync` does not see its free ranges: 0.
+    /// Returns the external fragmentation of the segments: 1 - largest free block / sum of all free
+    /// blocks. Adjacent free blocks of a segment count as one. It is 0 if one block has all free bytes or
+    /// nothing is free, and near 1 if many small blocks have them. It is always 0 with `cudaMallocAsync`,
+    /// because the driver does not expose its free ranges.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio, of far less than 2^52 bytes")]
     pub fn fragmentation(&self) -> f64 {
@@ -463,11 +471,10 @@ impl CacheInfo {
 
 /// Counters.
 pub trait Counters: Send + Sync {
-    /// All of them at this moment: exact when no call overlaps.
+    /// Returns all counters. They are exact if no call overlaps.
     fn statistics(&self) -> Statistics;
-    /// Sets every peak to its current value.
+    /// Sets each peak to the current value.
     fn reset_peaks(&self);
-    /// Sets everything that was summed up since the start (allocated, freed, numbers of events) to
-    /// zero.
+    /// Sets all sums since the start to zero: allocated, freed, numbers of events.
     fn reset_accumulated(&self);
 }

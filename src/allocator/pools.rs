@@ -1,9 +1,9 @@
-//! Private pools: memory that only those share who ask for it.
+//! Private memory pools: memory that serves only requests to the pool.
 //!
 //! A pool serves the requests that a **scope** routes to it: those of a thread, of a stream, or of a
-//! graph's capture. It lives as long as somebody uses it; after that its idle memory goes back to
-//! the driver whenever memory is released. The guards here close and release by themselves, also
-//! when a capture fails half-way.
+//! graph's capture. It exists while it has users. After that, its free memory is released to the driver
+//! whenever memory is released. The guards in this module close scopes and release pools when dropped, so
+//! also when a capture fails.
 //!
 //! Source: PyTorch's `MemPool`, `use_mem_pool` and the pools of CUDA graphs.
 
@@ -16,47 +16,48 @@ use crate::error::PoolError;
 use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 
-/// Where a pool takes segments from instead of the driver. Called with no lock held, so it may use the
-/// allocator, but not from the pool that it serves.
+/// The source of a pool's segments, instead of the driver. Called with no lock held. It may use the
+/// allocator, but not the pool that it serves.
 pub trait SegmentAllocator: fmt::Debug + Send + Sync {
-    /// The address of `size_bytes` (a multiple of 512) for `stream`, aligned to 512; `None` when
-    /// there is not as much.
+    /// Returns the address of `size_bytes` (a multiple of 512) for `stream`, aligned to 512; `None` when
+    /// there is not enough memory.
     fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64>;
-    /// Takes back what [`allocate`](Self::allocate) returned.
+    /// Frees memory that [`allocate`](Self::allocate) returned.
     fn free(&self, address: u64, size_bytes: u64, stream: StreamId);
 }
 
-/// How a pool behaves.
+/// Options of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct PoolOptions {
-    /// Where segments come from instead of the driver. They are never expandable.
+    /// The source of segments, instead of the driver. Such segments are never expandable.
     pub allocator: Option<Arc<dyn SegmentAllocator>>,
-    /// Whether requests to the default pool may take idle blocks from this one before they fail.
-    /// Not from a pool in which a graph was captured or a checkpoint taken: those blocks are in use.
+    /// Whether requests to the default pool may use free blocks of this pool before they fail. Not those
+    /// of a pool in which a graph was captured or a checkpoint was taken: the graph or checkpoint uses
+    /// them.
     pub use_on_oom: bool,
-    /// Whether blocks are always handed out whole, except at exact addresses.
+    /// Whether blocks are never split, except for requests at exact addresses.
     pub no_split: bool,
 }
 
-/// Which requests a scope routes to its pool.
+/// The requests that a scope routes to its pool.
 ///
-/// While one is open that routes requests of a capture, whatever its filter, no event is queried on behalf
-/// of the captured streams, and nothing is released for them.
+/// While an open scope, with any filter, routes requests of a capture, the allocator queries no events of
+/// the captured streams and releases no memory for them.
 #[derive(Clone)]
 pub enum ScopeFilter {
-    /// Those of one thread.
+    /// The requests of one thread.
     Thread(ThreadNumber),
-    /// Those on one stream.
+    /// The requests on one stream.
     Stream(StreamId),
-    /// Those on streams that belong to a capture, by the driver's id.
+    /// The requests on streams of a capture, by the driver's capture id.
     Capture(u64),
-    /// Those on streams that a function accepts. It is asked on the requesting thread at each request, and
-    /// must neither call the allocator nor panic.
+    /// The requests on streams that a function accepts. It is called at each request, on the requesting
+    /// thread. It must not call the allocator and must not panic.
     Where(Arc<dyn Fn(StreamId) -> bool + Send + Sync>),
 }
 
 impl ScopeFilter {
-    /// The calling thread's requests.
+    /// Selects the requests of the calling thread.
     #[must_use]
     pub fn this_thread() -> Self {
         Self::Thread(ThreadNumber::current())
@@ -74,49 +75,51 @@ impl fmt::Debug for ScopeFilter {
     }
 }
 
-/// A pool's blocks at one moment, to go back to. Made by [`Checkpoints::checkpoint`].
+/// The blocks of a pool at one moment, for [`Checkpoints::restore`]. Created by
+/// [`Checkpoints::checkpoint`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolCheckpoint {
     /// The pool.
     pub pool: PoolId,
-    /// Its segments, with unmapped ranges left out: those of one reservation follow each other.
+    /// The segments of the pool, without unmapped ranges. Segments of one reservation are adjacent in the
+    /// list.
     pub segments: Vec<SegmentLayout>,
 }
 
-/// What [`Checkpoints::restore`] did.
+/// The result of [`Checkpoints::restore`].
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// Blocks that were live before; all handles to them are stale now.
+    /// Blocks that were live before and were freed. All their handles are stale now.
     pub freed: Vec<Freed>,
-    /// The blocks that were live at the checkpoint, live again, each with a new handle.
+    /// Blocks that were live at the checkpoint and are live again, each with a new handle.
     pub live: Vec<Allocation>,
 }
 
 /// A block that was freed without its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
-    /// Where it started.
+    /// Its address.
     pub address: u64,
-    /// How many bytes were asked for.
+    /// Its requested size in bytes.
     pub size_bytes: u64,
 }
 
-/// Control over private pools. A request names one by [`Request::in_pool`](super::Request::in_pool), or
-/// is routed there by an open scope. Nothing here waits unless it says so.
+/// Private pools. A request names a pool by [`Request::in_pool`](super::Request::in_pool), or an open
+/// scope routes it there. No function here waits unless its documentation states it.
 pub trait PrivatePools: Send + Sync {
-    /// Makes a pool with one user: the caller.
+    /// Creates a pool with one user: the caller.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the id is taken or that of the default pool.
+    /// [`PoolError`] when the id is in use or is that of the default pool.
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError>;
 
-    /// Changes how a pool with users behaves. Its `allocator` stays; `no_split` may change only while the
-    /// pool has served no request.
+    /// Changes the options of a pool that has users. Its `allocator` does not change. `no_split` may
+    /// change only while the pool has served no request.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool is unknown, its last user has gone, or the strategy does not support
+    /// [`PoolError`] when the pool is unknown, it has no users any more, or the strategy does not support
     /// the options, as `cudaMallocAsync` does not support `no_split`.
     fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
         let _ = options;
@@ -127,47 +130,48 @@ pub trait PrivatePools: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool is unknown or its last user has gone.
+    /// [`PoolError`] when the pool is unknown or has no users any more.
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError>;
 
-    /// Removes a user. With the last one the pool serves nobody any more, and its memory goes back
-    /// to the driver, as its blocks are freed, whenever memory is released. An open scope stays open until
+    /// Removes a user. Without users the pool serves no requests, and its memory is released to the
+    /// driver, as its blocks are freed, whenever memory is released. An open scope stays open until
     /// [`close_scope`](Self::close_scope) and still routes requests to the pool: close it first.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool is unknown or its last user has gone.
+    /// [`PoolError`] when the pool is unknown or has no users any more.
     fn release_pool(&self, pool: PoolId) -> Result<(), PoolError>;
 
-    /// How many users a pool has; `None` when it is unknown or its memory has gone.
+    /// Returns the number of users; `None` when the pool is unknown or all its memory is released.
     fn pool_users(&self, pool: PoolId) -> Option<u32>;
 
-    /// Routes requests to a pool, before all scopes that are open already, and adds a user. A pool
-    /// that is unknown is made.
+    /// Opens a scope that routes requests to a pool, before all scopes that are open already, and adds a
+    /// user. Creates the pool if it is unknown.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool has an open scope already, or its last user has gone.
+    /// [`PoolError`] when the pool already has an open scope or has no users any more.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError>;
 
-    /// Ends the routing. The user that the scope added stays until it is released. For scopes that were
-    /// opened by hand: a guard closes its own. A capture should end before its scope is closed.
+    /// Closes the scope. The user that the scope added stays until it is released. For scopes opened with
+    /// [`open_scope`](Self::open_scope): a guard closes its own scope. A capture should end before its
+    /// scope is closed.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool has no open scope; of the kind `Driver` when the driver fails after the
-    /// scope was closed.
+    /// [`PoolError`] when the pool has no open scope; of the kind `Driver` when the driver fails after
+    /// the scope was closed.
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError>;
 
-    /// Gives the idle memory of a pool without users back to the driver. Waits for the events that
-    /// its blocks wait for. Does nothing for a pool that is in use.
+    /// Releases the free memory of a pool without users to the driver. Waits for the events of its
+    /// draining blocks. Does nothing for a pool that has users.
     ///
     /// # Errors
     ///
     /// [`PoolError`] when the pool is unknown or the driver fails.
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError>;
 
-    /// Addresses of the pool's live blocks, ascending.
+    /// Returns the addresses of the pool's live blocks, in ascending order.
     ///
     /// # Errors
     ///
@@ -179,7 +183,7 @@ pub trait PrivatePools: Send + Sync {
         Ok(live.map(|block| block.address).collect())
     }
 
-    /// Every block of every segment of the pool, in address order.
+    /// Returns all segments of the pool with their blocks, in address order.
     ///
     /// # Errors
     ///
@@ -187,23 +191,22 @@ pub trait PrivatePools: Send + Sync {
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError>;
 }
 
-/// Private pools that can go back to an earlier state. Nothing here waits.
+/// Private pools whose blocks can be restored to an earlier state. No function here waits.
 pub trait Checkpoints: Send + Sync {
-    /// The pool's blocks now. From here on its idle memory stays while it has users.
+    /// Returns the pool's blocks. From now on its free memory is kept while it has users.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool is unknown, has no users, or has blocks that wait for other
-    /// streams.
+    /// [`PoolError`] when the pool is unknown, has no users, or has blocks that wait for other streams.
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError>;
 
-    /// Makes the pool's blocks what they were at the checkpoint: all live blocks are freed, and the
-    /// checkpoint's are handed out again. Memory that the pool took since stays, free.
+    /// Restores the pool's blocks to those of the checkpoint: frees all live blocks and allocates those
+    /// of the checkpoint again. Memory that the pool took since then stays in it, free.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool cannot go back, or other streams use a live block of it; nothing has
-    /// changed then.
+    /// [`PoolError`] when the state cannot be restored, or other streams use a live block of the pool;
+    /// nothing has changed then.
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError>;
 }
 
@@ -213,8 +216,8 @@ impl fmt::Debug for dyn PrivatePools + '_ {
     }
 }
 
-/// A pool of one's own. Dropping it releases the pool and gives back what is idle in it; blocks that
-/// are still live keep their memory until they are freed and memory is released.
+/// A private pool. Dropping it releases the pool and its free memory. Live blocks keep their memory until
+/// they are freed and memory is released.
 #[must_use = "dropping it releases the pool"]
 #[derive(Debug)]
 pub struct MemoryPool<'a> {
@@ -223,28 +226,29 @@ pub struct MemoryPool<'a> {
 }
 
 impl<'a> MemoryPool<'a> {
-    /// A new pool.
+    /// Creates a pool.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when somebody made a pool with this very id by hand.
+    /// [`PoolError`] when its id is in use, because a pool with this id was created by
+    /// [`PrivatePools::create_pool`].
     pub fn new(pools: &'a dyn PrivatePools, options: PoolOptions) -> Result<Self, PoolError> {
         let id = PoolId::next_user();
         pools.create_pool(id, options)?;
         Ok(Self { pools, id })
     }
 
-    /// Its id.
+    /// Returns its id.
     #[must_use]
     pub fn id(&self) -> PoolId {
         self.id
     }
 
-    /// Routes the calling thread's requests here until the guard goes.
+    /// Routes the calling thread's requests to this pool until the guard is dropped.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when a scope of this pool is open already.
+    /// [`PoolError`] when the pool already has an open scope.
     pub fn enter(&self) -> Result<PoolScope<'a>, PoolError> {
         PoolScope::open(self.pools, self.id, ScopeFilter::this_thread())
     }
@@ -252,13 +256,13 @@ impl<'a> MemoryPool<'a> {
 
 impl Drop for MemoryPool<'_> {
     fn drop(&mut self) {
-        // A driver that fails now keeps the memory cached; the next release offers it again.
+        // If the driver fails, the memory stays cached and is released later.
         let _ = self.pools.release_pool(self.id).and_then(|()| self.pools.empty_pool(self.id));
     }
 }
 
-/// A scope that is open while this lives. Dropping it also removes the user that the scope added, so
-/// a capture that fails leaves nothing behind.
+/// An open scope. Dropping it closes the scope and removes the user that the scope added, so a failed
+/// capture leaves nothing behind.
 #[must_use = "dropping it closes the scope"]
 #[derive(Debug)]
 pub struct PoolScope<'a> {
@@ -267,11 +271,11 @@ pub struct PoolScope<'a> {
 }
 
 impl<'a> PoolScope<'a> {
-    /// Opens a scope of a pool. A pool that is unknown is made.
+    /// Opens a scope of a pool. Creates the pool if it is unknown.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool has an open scope already, or its last user has gone.
+    /// [`PoolError`] when the pool already has an open scope or has no users any more.
     pub fn open(
         pools: &'a dyn PrivatePools,
         pool: PoolId,
@@ -281,7 +285,7 @@ impl<'a> PoolScope<'a> {
         Ok(Self { pools, pool })
     }
 
-    /// Its pool.
+    /// Returns its pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.pool
@@ -292,10 +296,11 @@ impl<'a> PoolScope<'a> {
         ManuallyDrop::new(self).close()
     }
 
-    /// Closes the scope, whose user the result is.
+    /// Closes the scope. The result is the user that the scope added.
     fn close(&self) -> PoolHold<'a> {
         let hold = PoolHold { pools: self.pools, pool: self.pool };
-        // It fails only if somebody closed the scope by hand, or behind the close: then it is closed.
+        // An error leaves nothing to do: the scope was closed by other code, or the driver failed after
+        // the scope was closed.
         let _ = self.pools.close_scope(self.pool);
         hold
     }
@@ -307,7 +312,7 @@ impl Drop for PoolScope<'_> {
     }
 }
 
-/// Keeps a pool in use while it lives.
+/// A user of a pool, which keeps the pool in use until dropped.
 #[must_use = "dropping it releases the pool"]
 #[derive(Debug)]
 pub struct PoolHold<'a> {
@@ -316,7 +321,7 @@ pub struct PoolHold<'a> {
 }
 
 impl PoolHold<'_> {
-    /// Its pool.
+    /// Returns its pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.pool
@@ -325,7 +330,7 @@ impl PoolHold<'_> {
 
 impl Drop for PoolHold<'_> {
     fn drop(&mut self) {
-        // It fails only if somebody released more often than he retained.
+        // Fails only if other code released the pool more often than it retained it.
         let _ = self.pools.release_pool(self.pool);
     }
 }

@@ -1,10 +1,10 @@
-//! What happens, for those who look for memory.
+//! The recording of an allocator: its history and snapshots.
 
 use std::sync::Arc;
 
 use crate::history::{History, Snapshot};
 
-/// A record of what happens, and of who holds what.
+/// The history of an allocator, and snapshots of its memory.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,10 +30,10 @@ use crate::history::{History, Snapshot};
 /// # }
 /// ```
 pub trait Recording: Send + Sync {
-    /// Where it is recorded. Off at first.
+    /// Returns the history. Recording is initially off.
     fn history(&self) -> &Arc<History>;
 
-    /// All segments with their blocks, and the history, as of one moment: other threads' requests wait while
-    /// they are gathered. Waits for no work of the device.
+    /// Returns all segments with their blocks, and the history, at one moment. Requests of other threads
+    /// wait while they are collected. Does not wait for work of the device.
     fn snapshot(&self) -> Snapshot;
 }
