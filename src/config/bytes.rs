@@ -1,24 +1,24 @@
-//! One grammar of sizes, for configuration strings and for arguments of programs.
+//! The syntax of sizes, in configuration strings and in arguments of programs.
 
 use super::error::{ConfigError, Span};
 use crate::size::{EIB, GIB, KIB, MIB, TIB};
 
-/// A size that was read.
+/// A parsed size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// In bytes, rounded up.
+    /// The size in bytes, rounded up.
     pub bytes: u64,
-    /// Whether it had a unit. What a number without one means is for the caller to say.
+    /// Whether it had a unit. The caller decides what a number without a unit means.
     pub has_unit: bool,
 }
 
-/// The units, the largest first. All count in steps of 1,024, as PyTorch's `40G` does.
+/// The units, largest first. Each step is 1,024, as in PyTorch's `40G`.
 const UNITS: [(&str, &str, u64); 5] =
     [("TiB", "T", TIB), ("GiB", "G", GIB), ("MiB", "M", MIB), ("KiB", "K", KIB), ("B", "B", 1)];
 
 impl Size {
-    /// Reads `32GiB`, `40G`, `1.5GiB`, `512MiB`, `64K`, `100B` or `100`, whatever the case; at most 1 EiB.
-    /// `GB` and its like are refused, because they mean two things.
+    /// Parses `32GiB`, `40G`, `1.5GiB`, `512MiB`, `64K`, `100B` or `100`, in upper or lower case; at most
+    /// 1 EiB. Returns `None` for `GB` and similar units, which are ambiguous.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let cut = |unit: &str| {
@@ -41,11 +41,11 @@ impl Size {
         (bytes <= EIB).then_some(Self { bytes, has_unit: unit.is_some() })
     }
 
-    /// Reads a size in which a number without a unit is bytes.
+    /// Parses a size in which a number without a unit counts bytes.
     ///
     /// # Errors
     ///
-    /// What was expected.
+    /// A description of the expected text.
     pub fn in_bytes(text: &str) -> Result<u64, String> {
         let bytes = Self::parse(text).map(|size| size.bytes).filter(|bytes| *bytes > 0);
         bytes.ok_or_else(|| {
@@ -64,7 +64,7 @@ fn scaled(number: f64, unit_bytes: u64) -> u64 {
     (number * unit_bytes as f64).ceil() as u64
 }
 
-/// A whole number of digits only, within 64 bits.
+/// Parses a whole number of 64 bits that consists of digits only.
 pub(super) fn whole(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
@@ -72,7 +72,7 @@ pub(super) fn whole(text: &str) -> Option<u64> {
 
 const RANGE: &str = "a size with its unit, as 8GiB, 40G or 512B: from 1B to 1073741824GiB";
 
-/// A size in a configuration string, outside of keys that count MiB.
+/// Parses a size in a configuration string, for keys that do not count MiB.
 pub(super) fn size(key: &str, text: &str, span: Span) -> Result<u64, ConfigError> {
     match Size::parse(text) {
         Some(Size { bytes, has_unit: true }) if bytes > 0 => Ok(bytes),
@@ -84,10 +84,10 @@ pub(super) fn size(key: &str, text: &str, span: Span) -> Result<u64, ConfigError
     }
 }
 
-/// Bytes as [`size`] reads them.
+/// Formats bytes so that [`size`] can parse them.
 pub(crate) fn told(bytes: u64) -> String {
     let fits = |unit: u64| bytes > 0 && bytes.is_multiple_of(unit);
-    // TiB stays out: strings that were told so far say GiB.
+    // TiB is left out, so that existing strings, which use GiB, stay the same.
     let unit = UNITS[1..].iter().find(|(_, _, unit)| fits(*unit));
     unit.map_or_else(|| format!("{bytes}B"), |(name, _, unit)| format!("{}{name}", bytes / unit))
 }

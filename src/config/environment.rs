@@ -1,22 +1,22 @@
-//! The variables that may hold the string, and which of them counts.
+//! The environment variables that may hold the configuration string, and their precedence.
 
 use super::{Config, ConfigError, ConfigWarning, KeyTable, Span};
 
-/// The variables in the order in which they are looked at: the first that is set counts, the others
-/// are ignored. After ours, PyTorch's names in PyTorch's order.
+/// The variables in order of precedence: the first that is set is used, the others are ignored. This
+/// library's own variable comes first, then PyTorch's in PyTorch's order.
 pub const VARIABLES: [&str; 4] =
     ["ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// What the environment says.
+/// The configuration found in the environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FromEnvironment {
-    /// The configuration; the default if no variable is set.
+    /// The configuration; the default one if no variable is set.
     pub config: Config,
-    /// The variable that counts, and its text.
+    /// The variable that was used, and its text.
     pub source: Option<(&'static str, String)>,
 }
 
-/// A variable whose text could not be used.
+/// A variable with an invalid text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {error}")]
 pub struct EnvironmentError {
@@ -24,16 +24,16 @@ pub struct EnvironmentError {
     pub variable: &'static str,
     /// Its text.
     pub text: String,
-    /// What is wrong with it.
+    /// The error and its position.
     #[source]
     pub error: Box<ConfigError>,
 }
 
-/// The configuration of this process's environment.
+/// Returns the configuration of this process's environment.
 ///
 /// # Errors
 ///
-/// [`EnvironmentError`] when the variable that counts holds a text that cannot be used, or no text.
+/// [`EnvironmentError`] when the text of the variable in use is invalid, or is not UTF-8.
 pub fn from_process(table: &KeyTable) -> Result<FromEnvironment, EnvironmentError> {
     let set = VARIABLES.iter().find_map(|name| Some((*name, std::env::var_os(name)?)));
     if let Some((variable, bytes)) = set
@@ -45,16 +45,16 @@ pub fn from_process(table: &KeyTable) -> Result<FromEnvironment, EnvironmentErro
         let error = Box::new(ConfigError::new("", span, "text in UTF-8"));
         return Err(EnvironmentError { variable, text, error });
     }
-    // Of one that does not count it is enough that it differs.
+    // An ignored variable is only compared with the used one, so invalid UTF-8 does not matter.
     let lossy = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
     from_environment(table, lossy)
 }
 
-/// The configuration of an environment; `lookup` gives a variable's text.
+/// Returns the configuration of an environment; `lookup` returns a variable's text.
 ///
 /// # Errors
 ///
-/// [`EnvironmentError`] when the variable that counts holds a text that cannot be used.
+/// [`EnvironmentError`] when the text of the variable in use is invalid.
 pub fn from_environment(
     table: &KeyTable,
     lookup: impl Fn(&str) -> Option<String>,

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration string, where, and what was meant.
+//! Errors of configuration strings: the key, the position, the expected value and a suggestion.
 
 use std::fmt;
 
@@ -7,29 +7,29 @@ use unicode_width::UnicodeWidthChar;
 
 use super::keys::nearest_of;
 
-/// A piece of the text, in bytes.
+/// A range of the text, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Where it begins.
+    /// The offset of its first byte.
     pub at: usize,
-    /// How long it is.
+    /// Its length.
     pub len: usize,
 }
 
-/// A configuration string that could not be used. Nothing has changed.
+/// An invalid configuration string. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct ConfigError {
-    /// The key it is about; empty when there is none.
+    /// The key; empty if the error belongs to no key.
     pub key: String,
-    /// Where the trouble is.
+    /// The position of the error.
     pub span: Span,
-    /// What would have been right.
+    /// The expected text.
     pub expected: String,
-    /// What was probably meant: the known key, or legal value, that is most like what stands there.
+    /// The suggestion: the known key, or valid value, most similar to the text.
     pub nearest: Option<String>,
 }
 
-/// How much of a long line `caret` shows on each side of the trouble.
+/// The most characters that `caret` shows on each side of the error.
 const WINDOW_CHARS: usize = 60;
 
 impl ConfigError {
@@ -37,21 +37,21 @@ impl ConfigError {
         Self { key: key.to_owned(), span, expected: expected.into(), nearest: None }
     }
 
-    /// The same with the word of `known` that `said` is most like, unless it is like none.
+    /// Adds as suggestion the word of `known` that is most similar to `said`, if any is similar.
     pub(super) fn or_nearest(mut self, said: &str, known: &[&str]) -> Self {
         self.nearest = nearest_of(said, known.iter().copied());
         self
     }
 
-    /// Byte offset of the trouble in the text.
+    /// Returns the byte offset of the error in the text.
     #[must_use]
     pub const fn at(&self) -> usize {
         self.span.at
     }
 
-    /// The text with a caret under the trouble, for a terminal. Long lines are shown in part; control
-    /// characters, and those that have no place of their own in a line, as `?`. Carets are counted
-    /// in columns, of which wide characters take two.
+    /// Returns the text with a caret under the error, for a terminal. Long lines are shown in part.
+    /// Control characters and characters without a column of their own are shown as `?`. Carets are
+    /// positioned by columns; wide characters have two.
     #[must_use]
     pub fn caret(&self, text: &str) -> String {
         let at = floor(text, self.span.at);
@@ -74,13 +74,13 @@ impl ConfigError {
     }
 }
 
-/// The columns that characters take in a terminal.
+/// Returns the number of terminal columns of the characters.
 fn columns(chars: impl Iterator<Item = char>) -> usize {
     chars.filter_map(UnicodeWidthChar::width).sum()
 }
 
-/// The character, or `?` for one that would move or hide others: control characters, joiners,
-/// changes of direction, selectors. Accents stay on the letter before them.
+/// Returns the character, or `?` for one that would move or hide others: control characters, joiners,
+/// changes of direction, selectors. Accents are kept; they appear on the letter before them.
 fn visible(c: char) -> char {
     let hidden = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'
@@ -89,13 +89,14 @@ fn visible(c: char) -> char {
     if hidden || c.width().is_none() { '?' } else { c }
 }
 
-/// The text as a terminal may have it: in one line, with `?` for what would move or hide other characters.
+/// Returns the text in one line that is safe for a terminal: with `?` for characters that would move or
+/// hide others.
 #[cfg(feature = "cli")]
 pub(crate) fn shown(text: &str) -> String {
     text.chars().map(visible).collect()
 }
 
-/// The last character boundary at or before `at`.
+/// Returns the last character boundary at or before `at`.
 fn floor(text: &str, at: usize) -> usize {
     let at = at.min(text.len());
     (0..=at).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0)
@@ -116,23 +117,23 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Something that is legal and probably not meant.
+/// A valid but probably unintended configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigWarning {
-    /// A key stands twice; the last one counts.
+    /// A key occurs twice; the last one is used.
     Repeated {
         /// The key.
         key: String,
-        /// Byte offset of the one that does not count.
+        /// Byte offset of the ignored one.
         earlier_at: usize,
-        /// Byte offset of the one that counts.
+        /// Byte offset of the used one.
         last_at: usize,
     },
-    /// Two environment variables are set and say different things.
+    /// Two environment variables are set to different texts.
     Disagreement {
-        /// The one that counts.
+        /// The used one.
         used: &'static str,
-        /// The one that does not.
+        /// The ignored one.
         ignored: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! Every key, its value, where it came from, and what to know about it.
+//! A table of all keys with their values, origins and notes.
 
 use super::keys::{Key, is_built_in};
 use super::rows::BUILT_IN;
@@ -6,21 +6,21 @@ use super::settings::Settings;
 use super::versions::TorchVersion;
 use super::{Config, KeyTable, Origin};
 
-/// One line of an explanation.
+/// One row of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExplainRow {
     /// The key.
     pub key: String,
     /// Its value in the syntax of the string.
     pub value: String,
-    /// Where it came from.
+    /// The origin of the value.
     pub origin: Origin,
-    /// What it does, and why it does nothing here if that is so.
+    /// The key's meaning, and why it has no effect, if so.
     pub note: String,
-    /// Why it does nothing here, though it is said.
+    /// Why the key is set but has no effect.
     pub idle: Option<String>,
-    /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has no
-    /// such key.
+    /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has
+    /// no such key.
     pub since: Option<TorchVersion>,
 }
 
@@ -33,14 +33,13 @@ impl ExplainRow {
 }
 
 impl Config {
-    /// Every built-in key with its value, and users' keys that the text says.
+    /// Returns a row for each built-in key, and for each user-defined key in the text.
     #[must_use]
     pub fn explain(&self) -> Vec<ExplainRow> {
         self.explain_with(&KeyTable::default())
     }
 
-    /// Every key of the table with its value, what it means, and why it does nothing here if that is
-    /// so.
+    /// Returns a row for each key of the table.
     #[must_use]
     pub fn explain_with(&self, table: &KeyTable) -> Vec<ExplainRow> {
         let settings = &self.settings;
@@ -66,20 +65,20 @@ impl Config {
         built_in.chain(declared).chain(undeclared).collect()
     }
 
-    /// A string that says the same; what it does not mention has its default.
+    /// Returns a string with the same meaning. Keys with default values are left out.
     #[must_use]
     pub fn to_text(&self) -> String {
         self.to_text_over(&Settings::default())
     }
 
-    /// The same for a reader with these defaults.
+    /// Returns a string with the same meaning for a reader with these defaults.
     pub(crate) fn to_text_over(&self, defaults: &Settings) -> String {
         let told = BUILT_IN.iter().filter(|key| (key.differs)(&self.settings, defaults));
         let mut parts: Vec<String> =
             told.map(|key| format!("{}:{}", key.name, (key.show)(&self.settings))).collect();
         parts.extend(self.settings.extra.iter().map(|(key, value)| {
-            // Only a list can hold a quote. Everything else is said as a word: a word may look like
-            // a list, and be no list that is closed.
+            // A value with a double quote can only be a list. All others are quoted: a word may look like
+            // an unclosed list.
             if value.contains('"') {
                 format!("{key}:{value}")
             } else {
@@ -90,7 +89,7 @@ impl Config {
     }
 }
 
-/// Why a key that is set has no effect here.
+/// Returns why a key that is set has no effect.
 fn idle(settings: &Settings, key: &Key) -> Option<String> {
     if (key.show)(settings) == (key.show)(&Settings::default()) {
         return None;

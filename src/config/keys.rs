@@ -1,6 +1,6 @@
-//! Every key there is: its names, what it does, what it may say.
+//! All keys: their names, their meanings and the values that they accept.
 //!
-//! User-defined strategies add theirs; a table is passed to whoever parses.
+//! User-defined strategies add their own keys. The parser gets all keys as a [`KeyTable`].
 
 use super::error::{ConfigError, Span};
 use super::read::Reader;
@@ -11,7 +11,7 @@ use super::versions::TorchVersion;
 use super::{Config, Origin};
 use crate::size::MIB;
 
-/// Whether `backend` is built in: some key is for it alone.
+/// Returns true if a built-in key belongs to `backend`.
 pub(super) fn is_built_in(backend: &str) -> bool {
     BUILT_IN.iter().any(|key| key.backends.contains(&backend))
 }
@@ -24,40 +24,40 @@ pub struct Key {
     pub name: &'static str,
     /// Other names of the same key.
     pub aliases: &'static [&'static str],
-    /// What it may say.
+    /// The values that it accepts.
     pub range: &'static str,
-    /// What it does, in a line.
+    /// Its meaning, in one line.
     pub meaning: &'static str,
-    /// The backends that read it; empty: all of them, or none yet.
+    /// The backends that read it; empty if all do, or none does yet.
     pub backends: &'static [&'static str],
-    /// Whether it is read once, when an allocator is built: another value takes another allocator.
+    /// Whether it is read only when an allocator is built, so that a change of it needs another
+    /// allocator.
     pub is_fixed: bool,
-    /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has no
-    /// such key.
+    /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has
+    /// no such key.
     pub since: Option<TorchVersion>,
-    /// Reads a value into the settings.
+    /// Parses a value and stores it in the settings.
     pub(super) read: fn(&mut Settings, &Reader<'_, '_>) -> Result<(), ConfigError>,
-    /// Writes the value in the syntax of the string; `unlimited`, `off` or `unset` where there is none.
+    /// Formats the value in the syntax of the string; `unlimited`, `off` or `unset` if there is none.
     pub(super) show: fn(&Settings) -> String,
-    /// Whether two settings have different values of the key.
+    /// Returns whether two settings differ in this key.
     pub(super) differs: fn(&Settings, &Settings) -> bool,
-    /// Restores the default when a further string does not mention the key. `None`: the value stays.
+    /// Restores the default when a later string does not contain the key. `None` if the value stays.
     pub(super) reset: Option<fn(&mut Settings)>,
-    /// Why the key has no effect beside other settings.
+    /// Returns why the key has no effect with these settings.
     pub(super) idle: fn(&Settings) -> Option<&'static str>,
 }
 
 impl Settings {
-    /// Returns the first key of `backend` alone that is read once, when an allocator is built, and has
-    /// another value in `other`.
+    /// Returns the first key that belongs to `backend` alone, is read only when an allocator is built,
+    /// and differs in `other`.
     pub(crate) fn fixed_key_that_differs(&self, other: &Self, backend: &str) -> Option<&str> {
         let mut fixed = BUILT_IN.iter().filter(|key| key.is_fixed && key.backends == [backend]);
         fixed.find(|key| (key.differs)(self, other)).map(|key| key.name)
     }
 
-    /// Whether an allocator that was built from these settings can become what `other` says. Of a
-    /// registered backend nobody knows what it reads when it is built: anything that others read then
-    /// counts.
+    /// Returns true if an allocator built from these settings can apply `other`. A registered backend may
+    /// read any key when it is built, so for it all keys count that any backend reads then.
     pub(crate) fn is_built_alike(&self, other: &Self) -> bool {
         let reads = |key: &Key| {
             key.backends.is_empty()
@@ -70,7 +70,7 @@ impl Settings {
 
 impl Config {
     /// Returns the first version of PyTorch whose own allocator accepts the string of this configuration,
-    /// `compat` aside: it has every key that the string sets. `None` if PyTorch lacks one of them.
+    /// without `compat`: it has all keys that the string sets. `None` if PyTorch lacks one of them.
     #[must_use]
     pub(crate) fn oldest_torch(&self) -> Option<TorchVersion> {
         // Before 2.10 the value had to be larger than 20.
@@ -84,21 +84,21 @@ impl Config {
         })
     }
 
-    /// Whether PyTorch's own allocator accepts the string of this configuration in that version, `compat`
-    /// aside.
+    /// Returns true if PyTorch's own allocator accepts the string of this configuration in that version,
+    /// without `compat`.
     #[must_use]
     pub fn is_accepted_by(&self, version: TorchVersion) -> bool {
         self.oldest_torch().is_some_and(|oldest| oldest <= version)
     }
 }
 
-/// The keys that are known: the built-in ones and those of user-defined strategies.
+/// The known keys: the built-in ones and those of user-defined strategies.
 #[derive(Clone, Debug, Default)]
 pub struct KeyTable {
     extra: Vec<UserKey>,
 }
 
-/// What a name in the text stands for.
+/// A known key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Known<'t> {
     BuiltIn(&'static Key),
@@ -115,7 +115,7 @@ impl Known<'_> {
 }
 
 impl KeyTable {
-    /// Adds a key of a user-defined strategy. A name that is known already keeps its first meaning.
+    /// Adds a key of a user-defined strategy. A name that is already known keeps its first meaning.
     #[must_use]
     pub fn with(mut self, key: UserKey) -> Self {
         if !self.knows(key.name()) {
@@ -124,20 +124,20 @@ impl KeyTable {
         self
     }
 
-    /// The users' keys.
+    /// Returns the user-defined keys.
     #[must_use]
     pub(crate) fn extra(&self) -> &[UserKey] {
         &self.extra
     }
 
-    /// Every name that a text can say: of the keys, their other names, and of the users' keys.
+    /// Returns all names that a text may contain: the keys, their aliases and the user-defined keys.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let built_in =
             BUILT_IN.iter().flat_map(|key| key.aliases.iter().chain([&key.name]).copied());
         built_in.chain(self.extra.iter().map(UserKey::name))
     }
 
-    /// Whether a key or another name of a key is called this.
+    /// Returns true if a key or an alias has this name.
     #[must_use]
     pub(crate) fn knows(&self, name: &str) -> bool {
         self.look_up(name).is_some()
@@ -168,13 +168,13 @@ impl KeyTable {
         Err(error)
     }
 
-    /// The known key that differs least from `name`, unless all differ much.
+    /// Returns the known name most similar to `name`, if any is similar.
     fn nearest(&self, name: &str) -> Option<String> {
         nearest_of(name, self.names())
     }
 }
 
-/// The known name that differs least from `name`, unless all differ much.
+/// Returns the name in `known` most similar to `name`, if any is similar.
 pub(crate) fn nearest_of<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<String> {
     let name: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
     let (distance, nearest) =
@@ -182,7 +182,7 @@ pub(crate) fn nearest_of<'k>(name: &str, known: impl Iterator<Item = &'k str>) -
     (distance <= name.len().max(nearest.len()) / 3 + 1).then(|| nearest.to_owned())
 }
 
-/// How many insertions, deletions and replacements turn one name into the other.
+/// Returns the edit distance: the least number of insertions, deletions and replacements.
 fn edits(name: &[char], known: &str) -> usize {
     let known: Vec<char> = known.chars().flat_map(char::to_lowercase).collect();
     let mut row: Vec<usize> = (0..=known.len()).collect();

@@ -1,7 +1,7 @@
-//! `layers:[limit:8GiB,track,log:"PATH"]`: the list, typed and in range.
+//! The value of `layers:[limit:8GiB,track,log:"PATH"]`, typed and validated.
 //!
-//! The first of the list is the outermost: it is asked first. A layer may stand twice. What a layer
-//! does is told where it lives (`src/layers`); nothing here knows.
+//! The first layer of the list is the outermost: it receives a request first. A layer may occur twice.
+//! `src/layers` implements and documents the layers.
 
 use super::bytes;
 use super::error::ConfigError;
@@ -11,62 +11,62 @@ use crate::size::{GIB, KIB, MIB};
 
 /// The most layers of one allocator.
 const LAYERS_MAX: usize = 16;
-/// The most repetitions that `oom_retry` may be asked for.
+/// The most retries of `oom_retry`.
 const RETRIES_MAX: u32 = 1000;
 /// The largest alignment.
 const ALIGN_MAX_BYTES: u64 = GIB;
-/// The largest block that `front` may keep: its tables grow with it.
+/// The largest block that `front` may cache: its tables grow with it.
 const FRONT_MAX_BYTES: u64 = MIB;
-/// What `front` keeps when nothing is said.
+/// The largest block that `front` caches by default.
 const FRONT_DEFAULT_BYTES: u64 = 64 * KIB;
 
-/// One layer and what was said about it. Sizes are bytes.
+/// One layer with its parameters. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LayerSetting {
-    /// `limit:SIZE`: the most bytes in callers' hands.
+    /// `limit:SIZE`: limits the live bytes.
     Limit {
-        /// The most.
+        /// The most live bytes.
         bytes: u64,
     },
     /// `statistics`.
     Statistics,
-    /// `track`: leaks with backtraces at the end.
+    /// `track`: reports leaks with backtraces at the end.
     Track,
-    /// `log:"PATH"`: a file in RMM's format.
+    /// `log:"PATH"`: writes a file in RMM's format.
     Log {
-        /// The file.
+        /// The path of the file.
         path: String,
     },
     /// `fault:[call:K,probability:P,seed:N,above:SIZE]`.
     Fault(FaultSetting),
     /// `oom_retry:TIMES`.
     OomRetry {
-        /// The most repetitions of one request.
+        /// The most retries of one request.
         times: u32,
     },
-    /// `align:SIZE`: every block starts at a multiple.
+    /// `align:SIZE`: aligns every block.
     Align {
-        /// A power of two.
+        /// The alignment, a power of two.
         bytes: u64,
     },
-    /// `guard`: bytes around each block that nobody may write.
+    /// `guard`: adds guard bytes around each block, which must not be written.
     Guard,
-    /// `front` or `front:SIZE`: a cache of each thread.
+    /// `front` or `front:SIZE`: a cache for each thread.
     Front {
-        /// The largest block that is kept.
+        /// The largest block that is cached.
         block_max_bytes: u64,
     },
 }
 
 impl LayerSetting {
-    /// Whether blocks may have other addresses above the layer than below.
+    /// Returns true if blocks may have different addresses above and below the layer.
     #[cfg(feature = "ffi")]
     pub(crate) fn may_move_blocks(&self) -> bool {
         matches!(self, Self::Align { .. } | Self::Guard)
     }
 
-    /// The file that the layer writes, if it writes one.
+    /// Returns the path of the file that the layer writes, if it writes one.
     pub(crate) fn written_file(&self) -> Option<&std::path::Path> {
         match self {
             Self::Log { path } => Some(path.as_ref()),
@@ -82,20 +82,20 @@ impl LayerSetting {
     }
 }
 
-/// Which requests fail on purpose: each that one of these chooses.
+/// The requests that fail on purpose: those that any of the selectors matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultSetting {
-    /// `call`: this one, counted from 1.
+    /// `call`: the request with this number, counted from 1.
     pub call: Option<u64>,
-    /// `probability`: each with this chance, in [0, 1].
+    /// `probability`: each request with this probability, in [0, 1].
     pub probability: f64,
-    /// `seed` of that chance.
+    /// `seed`: the seed of the random numbers.
     pub seed: u64,
-    /// `above`: each of more bytes.
+    /// `above`: each request of more bytes.
     pub above_bytes: Option<u64>,
 }
 
-/// Each layer's name, how it is said, and what is expected where it is said in another way.
+/// For each layer: its name, its syntax, and the expected text for errors.
 const LAYERS: [(&str, &str, &str); 9] = [
     ("limit", "limit:SIZE", "limit:SIZE, as limit:8GiB"),
     ("statistics", "statistics", "statistics without a value"),
@@ -109,19 +109,19 @@ const LAYERS: [(&str, &str, &str); 9] = [
 ];
 const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
 
-/// How each layer is said.
+/// Returns the syntax of all layers.
 fn all_layers() -> String {
     LAYERS.map(|(_, said, _)| said).join(", ")
 }
 
-/// What stands behind a layer's name.
+/// The parameters of a layer, which follow its name.
 enum Said<'v, 't> {
     Nothing,
     Word(&'v Token<'t>),
     List(&'v [Token<'t>]),
 }
 
-/// All layers of the list.
+/// Parses the list of layers.
 pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, ConfigError> {
     if !value.is_list {
         return Err(ConfigError::new(
@@ -156,7 +156,7 @@ pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, 
     Ok(found)
 }
 
-/// What stands behind a name, and the tokens after that.
+/// Parses the parameters of a layer; also returns the tokens after them.
 fn said<'v, 't>(
     key: &str,
     rest: &'v [Token<'t>],
@@ -166,7 +166,7 @@ fn said<'v, 't>(
             Ok((Said::Word(word), more))
         }
         [colon, open, more @ ..] if colon.kind == Kind::Colon && open.kind == Kind::Open => {
-            // The list as a whole is closed, so this bracket is too.
+            // The whole list is closed, so this bracket is too.
             let mut depth = 1;
             let end = more.iter().position(|token| {
                 match token.kind {
@@ -266,7 +266,7 @@ fn size(key: &str, word: &Token<'_>) -> Result<u64, ConfigError> {
 }
 
 impl LayerSetting {
-    /// The layer in the syntax of the string.
+    /// Returns the layer in the syntax of the string.
     pub(crate) fn text(&self) -> String {
         match self {
             Self::Limit { bytes } => format!("limit:{}", bytes::told(*bytes)),
@@ -276,7 +276,7 @@ impl LayerSetting {
             Self::Fault(fault) => {
                 let call = fault.call.map(|call| format!("call:{call}"));
                 let above = fault.above_bytes.map(|bytes| format!("above:{}", bytes::told(bytes)));
-                // A zero that was said chooses nothing, but says that there is a layer.
+                // A fault layer needs a selector. `probability:0` is one, although it matches no request.
                 let chosen = call.is_some() || above.is_some();
                 let chance = (fault.probability > 0.0 || !chosen)
                     .then(|| format!("probability:{}", fault.probability));

@@ -1,11 +1,11 @@
-//! The configuration string: text to tokens with positions to typed, in-range settings.
+//! The configuration string: from text over tokens with positions to typed, validated settings.
 //!
-//! Accepts every string that PyTorch accepts on purpose, with PyTorch's meaning, and is strict
-//! where PyTorch is sloppy: an error names the key, the byte offset, what was expected and the
-//! nearest known key, and nothing changes. Nothing here does what a setting says.
+//! All strings that PyTorch accepts on purpose are accepted, with PyTorch's meaning. Unlike PyTorch, all
+//! other text is refused: the error has the key, the byte offset, the expected text and the nearest known
+//! key, and nothing changes. This module only parses settings; it does not apply them.
 //!
-//! A text passes `token`, then `parse`, which looks keys up in `rows` and reads their values (`read`) into
-//! `settings`. `environment` finds the text, `explain` shows the settings.
+//! `token` splits a text; `parse` looks up its keys in `rows`; `read` parses their values into
+//! `settings`. `environment` finds the text, `explain` lists the settings.
 
 mod bytes;
 mod environment;
@@ -45,34 +45,34 @@ pub use settings::{
 pub use user::UserKey;
 pub use versions::{Compat, Decisions, Ties, TorchVersion};
 
-/// Where a key's value came from.
+/// The origin of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody said anything.
+    /// The default value.
     Default,
-    /// The text said so, at this byte.
+    /// Set by the text at this position.
     Text {
         /// Byte offset of the key.
         at: usize,
     },
-    /// Code said so. Of [`Config::from_settings`], what is the default counts as not said.
+    /// Set by code. In [`Config::from_settings`], a default value does not count as set.
     Code,
-    /// Code or a text said so before the last text, and the key sticks.
+    /// Set by code or by an earlier text, and kept by the last text.
     Earlier,
 }
 
-/// A parsed configuration: settings and where each came from.
+/// A parsed configuration: the settings and their origins.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     settings: Settings,
-    /// Keys that code or a text has set.
+    /// The keys that code or a text has set.
     origins: Vec<(String, Origin)>,
     warnings: Vec<ConfigWarning>,
 }
 
 impl Config {
-    /// A configuration made in code. Values that no string could say are brought into range. What the
-    /// string would say as the default (sizes in whole MiB) counts as not said.
+    /// Creates a configuration from settings. Values outside the ranges of the string are clamped. Values
+    /// equal to the defaults (sizes in whole MiB) do not count as set.
     #[must_use]
     pub fn from_settings(settings: Settings) -> Self {
         let settings = settings.in_range();
@@ -84,22 +84,23 @@ impl Config {
         Self { settings, origins, warnings: Vec::new() }
     }
 
-    /// The configuration that `text` says.
+    /// Parses a configuration string.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for the first thing that is wrong.
+    /// [`ConfigError`] for the first error in the text.
     pub fn parse(text: &str, table: &KeyTable) -> Result<Self, ConfigError> {
         Self::default().updated(text, table)
     }
 
-    /// This configuration after a further text, as at run time: what `text` does not mention is
-    /// reset (`max_split_size_mb`, `max_non_split_rounding_mb`, `garbage_collection_threshold`,
-    /// `roundup_power2_divisions`) or sticks (everything else, users' keys too).
+    /// Returns this configuration changed by a further text, as at run time. Some keys that `text` does
+    /// not contain are reset: `max_split_size_mb`, `max_non_split_rounding_mb`,
+    /// `garbage_collection_threshold` and `roundup_power2_divisions`. All other keys, including
+    /// user-defined ones, keep their values.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for the first thing that is wrong; this configuration is as it was.
+    /// [`ConfigError`] for the first error in the text; this configuration is unchanged.
     pub fn updated(&self, text: &str, table: &KeyTable) -> Result<Self, ConfigError> {
         let entries = parse::entries(text, table)?;
         let mut settings = self.settings.clone();
@@ -126,13 +127,13 @@ impl Config {
         Ok(Self { settings, origins, warnings })
     }
 
-    /// The settings in force.
+    /// Returns the settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Returns the same with these decisions where PyTorch's and ours differ. The origin is code then.
+    /// Sets `compat`, with code as its origin.
     #[must_use]
     pub fn with_compat(mut self, compat: Compat) -> Self {
         self.settings.compat = compat;
@@ -141,13 +142,13 @@ impl Config {
         self
     }
 
-    /// What is legal and probably not meant.
+    /// Returns warnings about valid but probably unintended text.
     #[must_use]
     pub fn warnings(&self) -> &[ConfigWarning] {
         &self.warnings
     }
 
-    /// Where a key's value came from.
+    /// Returns the origin of a key's value.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
         let said = self.origins.iter().find(|(known, _)| known == key);

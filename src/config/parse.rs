@@ -1,4 +1,4 @@
-//! Tokens to entries (a key and its value, which is a word or a list), and entries to settings.
+//! Parses tokens to entries (a key and its value, a word or a list), and entries to settings.
 
 use super::error::{ConfigError, Span};
 use super::keys::{KeyTable, Known};
@@ -7,12 +7,12 @@ use super::settings::Settings;
 use super::token::{Kind, Token, tokens};
 use crate::size::MIB;
 
-/// The longest text that is looked at.
+/// The longest text that is parsed.
 pub(super) const TEXT_MAX_BYTES: usize = 64 * 1024;
-/// How deep brackets may stand in one another.
+/// The most nested brackets.
 const NESTING_MAX: usize = 8;
 
-/// One `key:value`.
+/// One entry `key:value`.
 #[derive(Debug)]
 pub(super) struct Entry<'t, 'k> {
     pub(super) key: Known<'k>,
@@ -20,18 +20,18 @@ pub(super) struct Entry<'t, 'k> {
     pub(super) value: Value<'t>,
 }
 
-/// What stands behind the colon.
+/// The value of an entry.
 #[derive(Debug)]
 pub(super) struct Value<'t> {
-    /// A word, or what stands between the brackets.
+    /// The word, or the tokens between the brackets.
     pub(super) tokens: Vec<Token<'t>>,
     pub(super) is_list: bool,
     pub(super) span: Span,
-    /// As it was written, without quotes around a word.
+    /// The text as written, without quotes around a word.
     pub(super) text: &'t str,
 }
 
-/// All entries of a text, in its order.
+/// Parses the entries of a text, in order.
 pub(super) fn entries<'t, 'k>(
     text: &'t str,
     table: &'k KeyTable,
@@ -53,8 +53,8 @@ pub(super) fn entries<'t, 'k>(
     Ok(found)
 }
 
-/// Applies all entries. The large segment's size comes first, wherever it stands: other keys'
-/// ranges depend on it.
+/// Applies all entries. `large_segment_size_mb` is applied first, wherever it occurs: the ranges of other
+/// keys depend on it.
 pub(super) fn apply(settings: &mut Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
     let (first, rest): (Vec<_>, Vec<_>) =
         entries.iter().partition(|entry| entry.key.name() == "large_segment_size_mb");
@@ -78,7 +78,7 @@ pub(super) fn apply(settings: &mut Settings, entries: &[Entry<'_, '_>]) -> Resul
     check_fills(settings, entries)
 }
 
-/// Blocks of `backend:cpu` cannot start as zeros and as junk.
+/// Checks that `backend:cpu` does not fill blocks with both zeros and junk.
 fn check_fills(settings: &Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
     if !(settings.cpu.zero_fill && settings.cpu.junk_fill) {
         return Ok(());
@@ -104,7 +104,7 @@ impl<'t> Parser<'t, '_> {
         token
     }
 
-    /// Where the last token ended: the place of what is missing.
+    /// Returns the end of the last token, the position of missing text.
     fn end(&self) -> Span {
         let before = self.tokens.get(self.at.saturating_sub(2)).or(self.tokens.last());
         Span { at: before.map_or(0, |token| token.span.at + token.span.len), len: 0 }
@@ -126,7 +126,7 @@ impl<'t> Parser<'t, '_> {
         let key = table.find(token.text, token.span)?;
         self.expect(key.name(), Kind::Colon, "a colon and a value behind the key")?;
         let value = self.value(key.name())?;
-        // A second colon: somebody wrote a list without its brackets.
+        // A second colon follows: the value is a list without its brackets.
         if let Known::BuiltIn(known) = key
             && let Some(list) = known.range.find('[')
             && !value.is_list
@@ -182,7 +182,7 @@ impl<'t> Parser<'t, '_> {
     }
 }
 
-/// The value as one word.
+/// Returns the value if it is one word.
 pub(super) fn word<'v, 't>(
     key: &str,
     value: &'v Value<'t>,
@@ -194,7 +194,7 @@ pub(super) fn word<'v, 't>(
     }
 }
 
-/// The value as a list of `name:word`.
+/// Returns the value if it is a list of `name:word`.
 pub(super) fn pairs<'v, 't>(
     key: &str,
     value: &'v Value<'t>,

@@ -1,4 +1,4 @@
-//! Values: how each kind is read from the string and shown in its syntax.
+//! Codecs: how values of each kind are parsed from the string and formatted in its syntax.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::token::Token;
 use super::versions::{COMPAT_VALUES, Compat};
 use crate::size::{EIB, GIB, MIB, RoundupDivisions};
 
-/// Paths and names are shorter than this.
+/// The most bytes of a path or name.
 const NAME_MAX_BYTES: usize = 4096;
 const WHOLE_MIB: &str = "a whole number of MiB";
 const FROM_SEGMENT_RANGE: &str = "a whole number >= large_segment_size_mb";
@@ -26,7 +26,7 @@ const HANDLE_TYPES: [(&str, HandleType); 3] = [
 const PEERS_VALUES: [(&str, PeersSetting); 2] =
     [("auto", PeersSetting::Auto), ("none", PeersSetting::None)];
 
-/// How values of one kind are read and shown.
+/// Parses and formats values of one kind.
 pub(super) struct Codec<T> {
     pub(super) range: &'static str,
     pub(super) read: fn(&Reader<'_, '_>) -> Result<T, ConfigError>,
@@ -150,12 +150,12 @@ pub(super) const SNAPSHOT: Codec<Option<String>> =
 pub(super) const SYMBOL: Codec<Option<String>> =
     Codec { range: "a function's name", read: |value| value.symbol().map(Some), show: word_text };
 
-/// Reads one key's value.
+/// Parses the value of one key.
 pub(super) struct Reader<'v, 't> {
     pub(super) key: &'static str,
     pub(super) range: &'static str,
     pub(super) value: &'v Value<'t>,
-    /// `large_segment_size_mb`, the least of other keys.
+    /// `large_segment_size_mb`, the minimum of some other keys.
     pub(super) segment_mib: u64,
 }
 
@@ -174,7 +174,7 @@ impl<'v, 't> Reader<'v, 't> {
         number.ok_or_else(|| self.wrong(token.span))
     }
 
-    /// A number of MiB, or a size with its unit that is one.
+    /// Parses a number of MiB, or a size with a unit that is a multiple of 1 MiB.
     fn mib(&self, legal: impl Fn(u64) -> bool, range: &str) -> Result<u64, ConfigError> {
         let token = self.word()?;
         let sized = || {
@@ -192,7 +192,8 @@ impl<'v, 't> Reader<'v, 't> {
         })
     }
 
-    /// Reads MiB as bytes, at least the segment's size. `None`: more than 64 bits can count, so unlimited.
+    /// Parses MiB and returns bytes, at least the size of a large segment. `None` if 64 bits cannot hold
+    /// the value: unlimited.
     fn mib_from_segment(&self) -> Result<Option<u64>, ConfigError> {
         let least = self.segment_mib;
         let mib = self.mib(|n| n >= least, &format!("a whole number >= {least}"))?;
@@ -225,7 +226,7 @@ impl<'v, 't> Reader<'v, 't> {
         Ok(if text == "hipMallocAsync" { "cudaMallocAsync" } else { text }.to_owned())
     }
 
-    /// A node's number; `None` for any.
+    /// Parses the number of a NUMA node; `None` for `any`.
     fn node(&self) -> Result<Option<u32>, ConfigError> {
         let token = self.word()?;
         if token.text == "any" {
@@ -235,14 +236,14 @@ impl<'v, 't> Reader<'v, 't> {
         node.map(Some).ok_or_else(|| self.wrong(token.span))
     }
 
-    /// A path that the system takes.
+    /// Parses a path.
     fn path(&self) -> Result<String, ConfigError> {
         let token = self.word()?;
         let legal = (1..NAME_MAX_BYTES).contains(&token.text.len()) && !token.text.contains('\0');
         if legal { Ok(token.text.to_owned()) } else { Err(self.wrong(token.span)) }
     }
 
-    /// The name of a function in a library.
+    /// Parses the name of a function in a library.
     fn symbol(&self) -> Result<String, ConfigError> {
         let token = self.word()?;
         let text = token.text;
@@ -253,7 +254,7 @@ impl<'v, 't> Reader<'v, 't> {
         if legal { Ok(text.to_owned()) } else { Err(self.wrong(token.span)) }
     }
 
-    /// What stands for one of these names.
+    /// Returns the value that belongs to the name.
     fn one_of<T: Copy>(&self, named: &[(&str, T)]) -> Result<T, ConfigError> {
         let token = self.word()?;
         match named.iter().find(|(name, _)| *name == token.text) {
@@ -265,8 +266,9 @@ impl<'v, 't> Reader<'v, 't> {
         }
     }
 
-    /// A single number fills all intervals. In a list the first number also fills the intervals
-    /// below it, gaps stay 0, and `>` fills everything above the last number so far.
+    /// Parses the divisions. A single number applies to all intervals. In a list the first number also
+    /// applies to the intervals below it; gaps stay 0, and `>` applies to all intervals above the last
+    /// number so far.
     fn divisions(&self) -> Result<RoundupDivisions, ConfigError> {
         const LAST: usize = RoundupDivisions::INTERVALS - 1;
         if !self.value.is_list {
@@ -314,7 +316,7 @@ impl<'v, 't> Reader<'v, 't> {
         for (class, size) in pairs(self.key, self.value, self.range)? {
             said.push((class.text, reserve(self, size)?));
         }
-        // The last of equal names counts, where it stands.
+        // Of equal names, the last one is kept, at its position.
         let mut seen = HashSet::new();
         let last = said.into_iter().rev().filter(|(class, _)| seen.insert(*class));
         let mut found: Vec<_> = last.map(|(class, size)| (class.to_owned(), size)).collect();
@@ -323,7 +325,7 @@ impl<'v, 't> Reader<'v, 't> {
     }
 }
 
-/// A fraction, or a size with its unit.
+/// Parses a fraction, or a size with a unit.
 fn reserve(read: &Reader<'_, '_>, token: &Token<'_>) -> Result<Reserve, ConfigError> {
     let sized = Size::parse(token.text).filter(|size| size.has_unit && size.bytes > 0);
     let positive = |x: &f64| x.is_finite() && *x > 0.0;
@@ -345,7 +347,7 @@ fn name_of<T: PartialEq>(named: &[(&str, T)], value: T) -> String {
     found.map_or("", |(name, _)| name).to_owned()
 }
 
-/// A word as the string has to say it; in quotes also where it could be taken for no value.
+/// Formats a word; quoted where it could be mistaken for syntax or for a missing value.
 fn word_text(text: &Option<String>) -> String {
     let Some(text) = text else { return "unset".to_owned() };
     let plain = !text.contains(|c: char| ",:[]\"".contains(c) || c.is_whitespace());

@@ -1,9 +1,10 @@
 //! The built-in keys: one row for each.
 //!
-//! A row is `name => field: codec, backends that read it, options, meaning`. The codec gives the range, and
-//! reads and shows the field of [`Settings`]. Options: `since(minor)`, the first PyTorch 2.x that accepts the
-//! key; `fixed()`, read when an allocator is built; `also(names)`; `reset(..)`, not kept by a further string;
-//! `idle(..)`, when it has no effect. Source of names and ranges: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
+//! A row is `name => field: codec, backends that read it, options, meaning`. The codec has the range, and
+//! parses and formats the field of [`Settings`]. Options: `since(minor)`: the first PyTorch 2.x that
+//! accepts the key; `fixed()`: read only when an allocator is built; `also(names)`: aliases; `reset(..)`:
+//! not kept by a later string; `idle(..)`: when it has no effect. Source of names and ranges: PyTorch's
+//! `PYTORCH_CUDA_ALLOC_CONF`.
 
 use super::keys::Key;
 use super::read::*;
@@ -132,7 +133,8 @@ keys! {
     malloc_async_own_pool => malloc_async_own_pool: FLAG, ASYNC, fixed(),
         "a driver pool of one's own instead of the device's default pool";
     layers => layers: LAYERS, ALL, fixed(),
-        // The path of a layer that code made may look like more layers.
+        // Compared as values: the path of a layer that was set in code may contain the syntax of further
+        // layers.
         compared(|one, other| one.layers != other.layers),
         "layers around the strategy, from outside to inside";
     record_history => history.entries_max: ENTRIES, ALL, fixed(),

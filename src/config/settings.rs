@@ -1,5 +1,5 @@
-//! The typed configuration. What a string says is in range; what code puts in is brought into range
-//! by whoever takes it, once.
+//! The typed configuration. Parsed values are in range. Values set in code are clamped once, when a
+//! configuration is made of them.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -11,23 +11,23 @@ use crate::size::{
     align_up,
 };
 
-/// Everything a configuration string can say. Sizes are bytes.
+/// All settings of a configuration string. Sizes are bytes.
 ///
 /// Source of names, ranges and defaults: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// `backend`: which strategy; `native` unless said otherwise.
+    /// `backend`: the strategy; `native` by default.
     pub backend: String,
-    /// `large_segment_size_mb`: size of a segment that several large requests share, and of the
-    /// pages of large expandable segments.
+    /// `large_segment_size_mb`: the size of segments shared by several large requests, and of the pages
+    /// of large expandable segments.
     pub large_segment_bytes: u64,
-    /// `max_split_size_mb`: blocks of this size or more are never split. `None`: no such size.
+    /// `max_split_size_mb`: blocks of this size or more are never split. `None`: no limit.
     pub max_split_bytes: Option<u64>,
-    /// `max_non_split_rounding_mb`: how much larger an oversize block may be than the oversize
-    /// request that reuses it. `None`: the large segment's size.
+    /// `max_non_split_rounding_mb`: how much larger an oversize block may be than the oversize request
+    /// that reuses it. `None`: the size of a large segment.
     pub max_non_split_rounding_bytes: Option<u64>,
-    /// `garbage_collection_threshold`: from which part of the limit on the oldest idle segments are
-    /// released, in (0, 1). `None`: never.
+    /// `garbage_collection_threshold`: the fraction of the limit, in (0, 1), above which the oldest free
+    /// segments are released. `None`: never.
     pub garbage_collection_threshold: Option<f64>,
     /// `roundup_power2_divisions`.
     pub roundup: RoundupDivisions,
@@ -35,14 +35,14 @@ pub struct Settings {
     pub expandable_segments: bool,
     /// `expandable_segments_ipc`: pages mapped from now on can be shared with other processes.
     pub expandable_segments_ipc: bool,
-    /// `expandable_segments_handle_type`: the kind of handle by which such pages leave the process.
+    /// `expandable_segments_handle_type`: the kind of handle with which pages are shared.
     pub expandable_segments_handle_type: HandleType,
-    /// `release_lock_on_cudamalloc`: other misses go on while one waits for the driver.
+    /// `release_lock_on_cudamalloc`: other cache misses proceed while one waits for the driver.
     pub release_lock_on_device_allocate: bool,
     /// `graph_capture_record_stream_reuse`.
     pub graph_capture_record_stream_reuse: bool,
-    /// `per_process_memory_fraction`, in [0, 1]; 1 means no limit. Looked at once, when an
-    /// allocator is built; a switchable one takes it from further strings, too.
+    /// `per_process_memory_fraction`, in [0, 1]; 1 means no limit. Read once, when an allocator is built;
+    /// a switchable one also applies it from later strings.
     pub per_process_memory_fraction: f64,
     /// `throw_on_cudamalloc_oom`.
     pub throw_on_device_oom: bool,
@@ -50,32 +50,31 @@ pub struct Settings {
     pub expandable_reserve: Option<Reserve>,
     /// `expandable_segments_reserve_by_class`, in the order given.
     pub expandable_reserve_by_class: Vec<(String, Reserve)>,
-    /// `malloc_async_own_pool`: `backend:cudaMallocAsync` takes a driver pool of its own. Looked at
-    /// once, when an allocator is built.
+    /// `malloc_async_own_pool`: `backend:cudaMallocAsync` uses its own driver pool. Read once, when an
+    /// allocator is built.
     pub malloc_async_own_pool: bool,
-    /// `layers`, from outside to inside. Looked at once, when an allocator is built.
+    /// `layers`, outermost first. Read once, when an allocator is built.
     pub layers: Vec<LayerSetting>,
-    /// The keys about the history and about requests that fail for lack of memory.
+    /// The keys about the history and about failed requests.
     pub history: HistorySettings,
-    /// `peers`: whether PyTorch's allocators open their memory to each other's devices. Looked at when
-    /// a device gets its allocator.
+    /// `peers`: whether allocators that PyTorch loads give each other's devices access to their memory.
+    /// Read when a device gets its allocator.
     pub peers: PeersSetting,
     /// The `pinned_*` keys.
     pub pinned: PinnedSettings,
-    /// `compat`: which decisions are made where PyTorch's rules are defects, or differ between versions.
+    /// `compat`: which decisions are made where PyTorch's rules are defects or differ between versions.
     pub compat: Compat,
     /// The keys of `backend:pluggable`.
     pub pluggable: PluggableSettings,
     /// The keys of `backend:cpu`.
     pub cpu: CpuSettings,
-    /// Keys that the table of known keys says belong to user-defined strategies, with their
-    /// values, in the order given.
+    /// Keys of user-defined strategies, with their values, in the order given.
     pub extra: Vec<(String, String)>,
 }
 
 impl Settings {
-    /// These settings with what code may have put out of range brought back into it: a shared large
-    /// segment holds every request that shares it, fractions are fractions.
+    /// Clamps values that were set in code: a shared large segment must hold each request that shares it,
+    /// and fractions must be in range.
     #[must_use]
     pub(crate) fn in_range(mut self) -> Self {
         self.large_segment_bytes =
@@ -88,15 +87,15 @@ impl Settings {
         self
     }
 
-    /// Whether an allocator that is built from these settings writes files.
+    /// Returns true if an allocator built from these settings writes files.
     #[cfg(feature = "cli")]
     pub(crate) fn writes_files(&self) -> bool {
         self.history.snapshot_on_oom.is_some()
             || self.layers.iter().any(|layer| layer.written_file().is_some())
     }
 
-    /// The same settings for a replay: they decide the same, write no files, record nothing and tell no
-    /// leaks.
+    /// Returns the settings for a replay: the same decisions, but no files, no recording and no leak
+    /// reports.
     pub(crate) fn for_replay(mut self) -> Self {
         self.history = HistorySettings::default();
         let only_decides =
@@ -105,14 +104,14 @@ impl Settings {
         self
     }
 
-    /// What a user-defined key says, if the text says it. A key that is declared as a number or a
-    /// flag parses as one: whoever declared it has checked the value.
+    /// Returns the value of a user-defined key, if it is set. The value was checked: that of a key
+    /// declared as a number or a flag parses as one.
     #[must_use]
     pub fn user_value(&self, key: &str) -> Option<&str> {
         self.extra.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
     }
 
-    /// The slack in force for oversize requests.
+    /// Returns `max_non_split_rounding_bytes`, or its default.
     #[must_use]
     pub fn non_split_rounding_bytes(&self) -> u64 {
         self.max_non_split_rounding_bytes.unwrap_or(self.large_segment_bytes)
@@ -150,12 +149,12 @@ impl Default for Settings {
     }
 }
 
-/// What is recorded from the start, and what a request that fails for lack of memory leaves behind. Looked
-/// at once, when an allocator is built.
+/// What is recorded from the start, and what is written when a request fails. Read once, when an
+/// allocator is built.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistorySettings {
-    /// `record_history`: the most entries that are kept. `None`: nothing is recorded before the program
-    /// says so.
+    /// `record_history`: the most entries that are kept. `None`: nothing is recorded until the program
+    /// starts a recording.
     pub entries_max: Option<u64>,
     /// `snapshot_on_oom`: the path of a file.
     pub snapshot_on_oom: Option<String>,
@@ -163,41 +162,41 @@ pub struct HistorySettings {
     pub advise_on_oom: bool,
 }
 
-/// How much address space an expandable segment reserves.
+/// The address space that an expandable segment reserves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reserve {
-    /// A positive part of the device's memory.
+    /// A positive fraction of the device's memory.
     Fraction(f64),
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
 }
 
-/// By which kind of handle a page leaves the process, where it may.
+/// The kind of handle with which a page is shared with other processes.
 ///
 /// Source of the names: PyTorch's `Expandable_Segments_Handle_Type`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HandleType {
-    /// A fabric handle where the device has them, a file descriptor elsewhere.
+    /// A fabric handle if the device supports them, otherwise a file descriptor.
     #[default]
     Unspecified,
     /// A file descriptor.
     PosixFd,
-    /// A fabric handle. A device without them refuses the setting.
+    /// A fabric handle. A device without support for them refuses the setting.
     Fabric,
 }
 
-/// To which other devices an allocator that PyTorch loads opens its memory. PyTorch does not tell such an
-/// allocator when it copies from device to device.
+/// The devices that get access to the memory of an allocator that PyTorch loads. PyTorch does not notify
+/// such an allocator of copies between devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PeersSetting {
-    /// To all that can reach it, as soon as they have an allocator too.
+    /// All devices that can access it, as soon as they have an allocator too.
     #[default]
     Auto,
-    /// To none.
+    /// No devices.
     None,
 }
 
-/// What `backend:pluggable` loads: a library, and the names of functions in it.
+/// The settings of `backend:pluggable`: a library, and the names of functions in it.
 ///
 /// Source of the set and of the signatures: PyTorch's `CUDAPluggableAllocator`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -226,31 +225,31 @@ pub struct PluggableSettings {
     pub release_pool_fn: Option<String>,
 }
 
-/// What `backend:cpu` is told.
+/// The settings of `backend:cpu`.
 ///
 /// Source of the alignment and of the fills: PyTorch's `alloc_cpu`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuSettings {
-    /// `cpu_alignment`, in bytes: a power of two. Looked at once, when an instance is built.
+    /// `cpu_alignment`, in bytes: a power of two. Read once, when an instance is built.
     pub alignment_bytes: u64,
-    /// `cpu_cached_max_mb`: the most idle bytes that are kept. `None`: all.
+    /// `cpu_cached_max_mb`: the most bytes of free memory that are cached. `None`: unlimited.
     pub cached_max_bytes: Option<u64>,
-    /// `cpu_trim_age_s`: for how long idle memory is kept. `None`: for ever.
+    /// `cpu_trim_age_s`: how long free memory is cached. `None`: without a limit.
     pub trim_age: Option<Duration>,
-    /// `cpu_stop_caching_on_oom`: nothing is kept once the system had no memory for a request.
+    /// `cpu_stop_caching_on_oom`: nothing is cached after the system had no memory for a request.
     pub stop_caching_on_oom: bool,
-    /// `cpu_huge_pages`. Looked at once, when an instance is built.
+    /// `cpu_huge_pages`. Read once, when an instance is built.
     pub huge_pages: bool,
     /// `cpu_zero_fill`. Never together with `junk_fill`.
     pub zero_fill: bool,
     /// `cpu_junk_fill`.
     pub junk_fill: bool,
-    /// `cpu_numa_node`. `None`: any. Looked at once, when an instance is built.
+    /// `cpu_numa_node`. `None`: any. Read once, when an instance is built.
     pub numa_node: Option<u32>,
 }
 
 impl CpuSettings {
-    /// Legal alignments, in bytes.
+    /// Valid alignments, in bytes.
     pub(crate) const ALIGNMENTS: RangeInclusive<u64> = 16..=2 << 20;
 }
 
@@ -269,7 +268,7 @@ impl Default for CpuSettings {
     }
 }
 
-/// The `pinned_*` keys: parsed and in range, not yet acted on.
+/// The `pinned_*` keys: parsed and validated, but not used yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinnedSettings {
     /// `pinned_use_background_threads`.

@@ -1,4 +1,5 @@
-//! Strings that PyTorch accepts on purpose keep its meaning; everything else is refused in place.
+//! Strings that PyTorch accepts on purpose keep their meaning; all others are refused with the position
+//! of the error.
 
 use quickcheck::{Arbitrary, Gen};
 
@@ -19,7 +20,7 @@ fn divisions(text: &str) -> [u64; 16] {
     *settings(&format!("roundup_power2_divisions:{text}")).roundup.divisions()
 }
 
-/// The error of a text, as `byte: expected`.
+/// Returns the error of a text, as `byte: expected`.
 fn wrong(text: &str) -> String {
     let error = parse(text).expect_err(text);
     assert!(error.span.at + error.span.len <= text.len(), "{error:?}");
@@ -313,7 +314,7 @@ fn what_code_says_is_told_from_what_is_the_default() {
     assert!(later.warnings().is_empty(), "code and a text repeat nothing");
 }
 
-/// Which keys take another allocator when they change, of each backend.
+/// For each backend, the keys whose change needs another allocator.
 #[test]
 fn keys_that_are_read_once_take_another_allocator() {
     let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "mine"];
@@ -445,7 +446,7 @@ fn layers_stand_in_the_order_given_and_mistakes_are_shown_in_place() {
         let found = wrong(text);
         assert!(found.starts_with(&format!("{at}: ")), "{text}: {found}");
     }
-    // What the refusal says is legal.
+    // The limit that the error message names is valid.
     let largest = settings("layers:[limit:1073741824GiB]").layers;
     assert_eq!(largest, [LayerSetting::Limit { bytes: 1 << 60 }]);
     assert!(wrong("layers:[limit:1EiB]").ends_with("from 1B to 1073741824GiB"));
@@ -549,7 +550,7 @@ fn explanations_say_of_each_key_whose_it_is() {
     }
 }
 
-/// Text made of what configuration strings are made of.
+/// Text that consists of parts of configuration strings.
 #[derive(Clone, Debug)]
 struct Plausible(String);
 

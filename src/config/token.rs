@@ -1,11 +1,11 @@
-//! Text to tokens with positions.
+//! Splits the text into tokens with positions.
 //!
-//! `,` `:` `[` `]` stand alone; everything else between white space is a word. A word in double
-//! quotes may hold anything but a double quote.
+//! `,` `:` `[` `]` are tokens of their own; any other text between white space is a word. A word in
+//! double quotes may contain any character except a double quote.
 
 use super::error::{ConfigError, Span};
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Comma,
@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Quoted,
 }
 
-/// One token and where it stands.
+/// A token and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token<'a> {
     pub(super) kind: Kind,
@@ -31,7 +31,7 @@ impl Token<'_> {
     }
 }
 
-/// Cuts the text.
+/// Splits the text.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, ConfigError> {
     let mut found = Vec::new();
     let mut rest = text.char_indices().peekable();

@@ -1,15 +1,14 @@
-//! Keys of user-defined strategies: declared once, then parsed as strictly as the built-in ones.
+//! Keys of user-defined strategies: declared once, then parsed as strictly as built-in keys.
 //!
-//! A key says its name, what it may say and what it does. The text keeps its value as it was
-//! written; a value that the declaration does not accept is a [`ConfigError`](super::ConfigError)
-//! with the place in the text. What a value means is the strategy's own business
+//! A key has a name, a range of values and a meaning. Its value is kept as written. A value outside the
+//! range is a [`ConfigError`](super::ConfigError) with its position. The strategy interprets the value
 //! ([`Settings::user_value`](super::Settings::user_value)).
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Whether a value is accepted, as it was written.
+/// Returns whether a value is accepted, as written.
 type Check = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// One key of a user-defined strategy.
@@ -18,7 +17,7 @@ pub struct UserKey {
     name: String,
     range: String,
     meaning: String,
-    /// The strategy it belongs to, once it is registered.
+    /// The strategy that registered it, if any.
     owner: Option<String>,
     accepts_lists: bool,
     check: Check,
@@ -41,7 +40,7 @@ impl UserKey {
         }
     }
 
-    /// `True` or `False`, in any case.
+    /// Declares a key that accepts `True` and `False`, in upper or lower case.
     #[must_use]
     pub fn flag(name: impl Into<String>, meaning: impl Into<String>) -> Self {
         let check =
@@ -49,7 +48,7 @@ impl UserKey {
         Self::new(name, "True or False", meaning, check)
     }
 
-    /// A whole number of digits only.
+    /// Declares a key that accepts a whole number of digits only.
     #[must_use]
     pub fn whole(
         name: impl Into<String>,
@@ -63,7 +62,7 @@ impl UserKey {
         })
     }
 
-    /// A number, maybe with a fraction.
+    /// Declares a key that accepts a number, with or without a fraction.
     #[must_use]
     pub fn number(
         name: impl Into<String>,
@@ -76,7 +75,7 @@ impl UserKey {
         })
     }
 
-    /// One of these words.
+    /// Declares a key that accepts one of these words.
     #[must_use]
     pub fn one_of(name: impl Into<String>, words: &[&str], meaning: impl Into<String>) -> Self {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -84,9 +83,10 @@ impl UserKey {
         Self::new(name, range, meaning, move |text| words.iter().any(|word| word == text))
     }
 
-    /// A word or a list in brackets that `check` accepts; `range` says in words what that is.
+    /// Declares a key that accepts a word or a bracketed list for which `check` returns true; `range`
+    /// describes these values.
     ///
-    /// `check` sees the value as it was written, without the quotes around a word.
+    /// `check` gets the value as written, without the quotes around a word.
     #[must_use]
     pub fn checked(
         name: impl Into<String>,
@@ -97,38 +97,38 @@ impl UserKey {
         Self { accepts_lists: true, ..Self::new(name, range, meaning, check) }
     }
 
-    /// Any word or list at all.
+    /// Declares a key that accepts any word or list.
     #[must_use]
     pub fn anything(name: impl Into<String>, meaning: impl Into<String>) -> Self {
         Self::checked(name, "a value", meaning, |_| true)
     }
 
-    /// The same key, said to belong to a strategy.
+    /// Sets the strategy that the key belongs to.
     #[must_use]
     pub(crate) fn owned_by(mut self, strategy: &str) -> Self {
         self.owner = Some(strategy.to_owned());
         self
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it may say.
+    /// Returns a description of the values that it accepts.
     #[must_use]
     pub fn range(&self) -> &str {
         &self.range
     }
 
-    /// What it does, in a line.
+    /// Returns its meaning, in one line.
     #[must_use]
     pub fn meaning(&self) -> &str {
         &self.meaning
     }
 
-    /// The strategy it was registered with.
+    /// Returns the strategy that registered it.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
