@@ -1,7 +1,7 @@
 //! Error types, with the numbers that explain each failure.
 //!
-//! Callers match on variants; `Display` is for people. No successful path allocates host memory here: the
-//! large report of an out-of-memory error is boxed.
+//! Callers match on variants; `Display` is for people. No successful path allocates host memory for an
+//! error: the large report of an out-of-memory error is boxed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -229,7 +229,7 @@ pub enum PoolError {
         /// The pool.
         pool: PoolId,
     },
-    /// There is no such pool, or none any more.
+    /// The pool never existed or no longer exists.
     #[error("there is no pool {pool}")]
     Unknown {
         /// The pool.

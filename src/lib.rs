@@ -1,9 +1,14 @@
 //! Device-memory allocators for accelerators, selected at run time by a configuration string.
 //!
-//! One trait, [`DeviceAllocator`], has several implementations (*strategies*): a caching allocator that
-//! makes the same decisions as PyTorch's, one that maps pages as it grows, one over the driver's own
-//! memory pools, one for host memory, and user-defined ones. A [`Handle`] is an allocator with its
-//! device; its buffers free their memory when dropped.
+//! One trait, [`DeviceAllocator`], has several implementations (*strategies*):
+//!
+//! - a caching allocator that makes the same decisions as PyTorch's,
+//! - one that maps pages as it grows,
+//! - one over the driver's own memory pools,
+//! - one for host memory,
+//! - and user-defined ones.
+//!
+//! A [`Handle`] is an allocator with its device. Its buffers free their memory when dropped.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -36,7 +41,7 @@
 //! | `cli` (default) | the command line; implies `analysis`, `cuda` and `pluggable` |
 //! | `cuda` | CUDA devices; libcuda is loaded at run time, so building needs no toolkit |
 //! | `cudarc` | buffers that cudarc's functions accept as their own slices |
-//! | `cuda-dynamic` | `cudarc` with its CUDA version and linking chosen |
+//! | `cuda-dynamic` | `cudarc` with CUDA 12.9, loaded at run time |
 //! | `pluggable` | `backend:pluggable`: allocation functions from a shared library |
 //! | `stacks` | call stacks of the program for the history and `layers:[track]`; also in `ffi` |
 //! | `tracepoints` | static tracepoints at `malloc` and `free`, for bpftrace and other tools |

@@ -138,8 +138,7 @@ impl Token {
 /// A live block.
 ///
 /// It cannot be copied, so a block cannot be freed twice by accident. It has no `Drop`: dropping it leaks
-/// the block until its allocator is dropped. [`DeviceVec`](crate::handle::DeviceVec) frees its block when
-/// dropped.
+/// the block until its allocator is dropped. The typed buffers of `handle` free their block when dropped.
 #[must_use = "dropping an allocation leaks its block until the allocator goes"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Allocation {

@@ -105,7 +105,7 @@ pub struct Freed {
 }
 
 /// Private pools. A request names a pool by [`Request::in_pool`](super::Request::in_pool), or an open
-/// scope routes it there. No function here waits unless its documentation states it.
+/// scope routes it there. No method of this trait waits unless its documentation states it.
 pub trait PrivatePools: Send + Sync {
     /// Creates a pool with one user: the caller.
     ///
@@ -191,7 +191,7 @@ pub trait PrivatePools: Send + Sync {
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError>;
 }
 
-/// Private pools whose blocks can be restored to an earlier state. No function here waits.
+/// Private pools whose blocks can be restored to an earlier state. No method of this trait waits.
 pub trait Checkpoints: Send + Sync {
     /// Returns the pool's blocks. From now on its free memory is kept while it has users.
     ///

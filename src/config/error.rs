@@ -37,7 +37,7 @@ impl ConfigError {
         Self { key: key.to_owned(), span, expected: expected.into(), nearest: None }
     }
 
-    /// Adds as suggestion the word of `known` that is most similar to `said`, if any is similar.
+    /// Adds the word of `known` that is most similar to the text as a suggestion, if any is similar.
     pub(super) fn or_nearest(mut self, said: &str, known: &[&str]) -> Self {
         self.nearest = nearest_of(said, known.iter().copied());
         self

@@ -11,7 +11,7 @@ use super::versions::TorchVersion;
 use super::{Config, Origin};
 use crate::size::MIB;
 
-/// Returns true if a built-in key belongs to `backend`.
+/// Returns true if `backend` is built in: such a backend has keys of its own.
 pub(super) fn is_built_in(backend: &str) -> bool {
     BUILT_IN.iter().any(|key| key.backends.contains(&backend))
 }

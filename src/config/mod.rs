@@ -1,4 +1,5 @@
-//! The configuration string: from text over tokens with positions to typed, validated settings.
+//! The configuration string: parsed from text to tokens with positions, and then to typed, validated
+//! settings.
 //!
 //! All strings that PyTorch accepts on purpose are accepted, with PyTorch's meaning. Unlike PyTorch, all
 //! other text is refused: the error has the key, the byte offset, the expected text and the nearest known

@@ -267,8 +267,8 @@ impl<'v, 't> Reader<'v, 't> {
     }
 
     /// Parses the divisions. A single number applies to all intervals. In a list the first number also
-    /// applies to the intervals below it; gaps stay 0, and `>` applies to all intervals above the last
-    /// number so far.
+    /// applies to the intervals below it. Gaps stay 0. `>` applies to all intervals above the last number
+    /// so far.
     fn divisions(&self) -> Result<RoundupDivisions, ConfigError> {
         const LAST: usize = RoundupDivisions::INTERVALS - 1;
         if !self.value.is_list {

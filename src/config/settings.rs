@@ -149,8 +149,8 @@ impl Default for Settings {
     }
 }
 
-/// What is recorded from the start, and what is written when a request fails. Read once, when an
-/// allocator is built.
+/// The recording from the start, and the files written for a failed request. Read once, when an allocator
+/// is built.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistorySettings {
     /// `record_history`: the most entries that are kept. `None`: nothing is recorded until the program

@@ -38,12 +38,12 @@ pub struct TorchVersion {
 
 /// For each version, oldest first: the value of `compat` and the decisions.
 ///
-/// Ties were measured with the allocators of 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0: each of 200 and
+/// Ties were measured with the allocators of 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0. Each of 200 and
 /// more ties of a recording matches the rule of its version and no other rule. The rules match PyTorch's
 /// pull requests: 178362 numbers each block; 183591 numbers each segment, and blocks inherit its number.
-/// Events while a scope is open: measured with 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0; issue 175015
-/// and pull request 181830. Segments that such a request releases: measured with 2.12.1 and later. 2.10
-/// and 2.12.0 were not measured in this way: 2.10 is assumed to decide as 2.11.
+/// Queries of events while a scope is open were measured with the same five versions; see issue 175015
+/// and pull request 181830. The segments that such a request releases were measured with 2.12.1 and
+/// later. 2.10 and 2.12.0 were not measured in this way: 2.10 is assumed to decide as 2.11.
 const TABLE: [(&str, u8, Decisions); 6] = [
     ("pytorch-2.10", 10, Decisions { ties: Ties::Address, routing_is_capture: true }),
     ("pytorch-2.11", 11, Decisions { ties: Ties::Address, routing_is_capture: true }),

@@ -1,10 +1,10 @@
 //! Buffers that cudarc's functions accept as their own slices.
 //!
 //! A [`CudaVec`] is a cudarc slice over one of our blocks, together with the block's owner. So kernels,
-//! copies and cuBLAS accept it. cudarc's events order its readers and writers on all streams. When it is
-//! dropped, the slice's stream waits for them, and the block is freed behind that wait; until then the
-//! buffer keeps that stream alive. Of several concurrent readers cudarc records only the last: order the
-//! others yourself.
+//! copies and cuBLAS accept it. cudarc's events order its readers and writers on all streams. Dropping it
+//! makes the slice's stream wait for them, and then frees the block on that stream. Until then the buffer
+//! keeps the stream alive. Of several concurrent readers cudarc records only the last: order the others
+//! yourself.
 //!
 //! Lending a buffer orders both streams, and keeps the other stream alive until the block is freed. The
 //! feature `cudarc` leaves cudarc's CUDA version and linking to the program; `cuda-dynamic` selects
@@ -61,15 +61,15 @@ impl Handle {
 }
 
 impl<T: Pod + Send + Sync> DeviceVec<T> {
-    /// Converts the buffer for cudarc, on one of cudarc's streams of the same device. If that is not the
-    /// buffer's own stream, it waits for the work submitted to the own stream so far, and its use of the
-    /// buffer is announced to the allocator. The caller does not wait.
+    /// Converts the buffer for cudarc, on one of cudarc's streams of the same device. If that is another
+    /// stream than the buffer's own, it waits for the work submitted to the own stream so far. Its use of
+    /// the buffer is announced to the allocator. The caller does not wait.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the stream does not belong to the primary context of the buffer's device,
-    /// when the streams differ and the allocator does not support streams, or when the device fails. The
-    /// buffer is dropped then.
+    /// [`BufferError`] when the stream does not belong to the primary context of the buffer's device.
+    /// Also when the streams differ and the allocator does not support streams, or when the device fails.
+    /// The buffer is dropped then.
     pub fn into_cuda(self, stream: &Arc<CudaStream>) -> Result<CudaVec<T>, BufferError> {
         self.handle().check_stream(stream)?;
         self.into_cuda_checked(stream)

@@ -1,9 +1,9 @@
 //! The current allocator of each device, shared by the whole process.
 //!
-//! It is a [`Handle`], and each holder keeps it alive. The allocator of a device is changed by
-//! [`Handle::switch`]: all holders of the handle use the new one at once, and existing blocks are freed
-//! to the allocator that made them. Current allocators find blocks by bare address, because programs in
-//! other languages share them. The table's lock is never held while an allocator is built or dropped.
+//! It is a [`Handle`], and each holder keeps it alive. [`Handle::switch`] changes the allocator of a
+//! device: all holders of the handle use the new one at once. Existing blocks are freed to the allocator
+//! that made them. Current allocators find blocks by bare address, because programs in other languages
+//! share them. The table's lock is never held while an allocator is built or dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -5,12 +5,12 @@
 //! block when dropped. Values are `bytemuck::Pod`, so a copy is a copy of bytes, and this module has no
 //! unsafe code. A view borrows its buffer.
 //!
-//! Addresses and streams are plain numbers that the caller is responsible for. The devices `sim` and
+//! Addresses and streams are plain numbers, and the caller is responsible for them. The devices `sim` and
 //! `host` check each one. CUDA does not: a wrong address can even refer to host memory.
 //!
-//! With the feature `cudarc`, a buffer can be lent to cudarc as a `CudaVec`. The strategy
-//! behind a handle can change while the handle is used ([`Handle::switch`]). `current` keeps one handle
-//! per device for the whole process. Read next: `vec`, then `view`.
+//! With the feature `cudarc`, a buffer can be lent to cudarc as a `CudaVec`. [`Handle::switch`] replaces
+//! the strategy of a handle that is in use. `current` keeps one handle per device for the whole process.
+//! Read next: `vec`, then `view`.
 
 #[cfg(all(feature = "cudarc", target_pointer_width = "64", unix))]
 mod cudarc;

@@ -90,14 +90,16 @@ impl<T: Pod> DeviceVec<T> {
     /// Creates a buffer over foreign memory: `len` values at `address`, which stay valid while `keeps` is
     /// alive. Dropping the buffer drops `keeps` and frees nothing.
     ///
-    /// Nothing is checked here. The caller is responsible for the address, as each caller of a
-    /// [`Driver`](crate::driver::Driver) is for addresses and streams: the whole range must be device
-    /// memory, and no value of the program may be stored there. The devices `sim` and `host` check each
-    /// access and refuse memory that they have not allocated. CUDA does not check. It has one address
-    /// space for all memory of the process. So the address of pinned or managed host memory is valid (of
-    /// any host memory, if the device can access pageable memory), and copies and fills of the buffer
-    /// access it. If a value of the program is stored there, behavior is undefined. Any other wrong
-    /// address makes the device's calls fail or access other device memory.
+    /// The address is not checked. The caller is responsible for it, as each caller of a
+    /// [`Driver`](crate::driver::Driver) is for addresses and streams. The whole range must be device
+    /// memory, and no value of the program may be stored there.
+    ///
+    /// The devices `sim` and `host` check each access and refuse memory that they have not allocated.
+    /// CUDA does not check. It has one address space for all memory of the process. So an address of
+    /// pinned or managed host memory is valid, and so is one of any host memory if the device can access
+    /// pageable memory. Copies and fills of the buffer access that memory. If a value of the program is
+    /// stored there, behavior is undefined. Any other wrong address makes the device's calls fail or
+    /// access other device memory.
     ///
     /// Source: CUDA programming guide, "Unified Virtual Address Space".
     ///
@@ -244,7 +246,7 @@ impl<T> Drop for DeviceVec<T> {
                 }
             }
             Released::Foreign(keeps) => {
-                // The owner frees the memory on this buffer's stream and does not know the other streams.
+                // The owner frees the memory on this buffer's stream and does not wait for other streams.
                 for Lent { stream, .. } in &self.lent {
                     if self.handle.order(*stream, self.stream).is_err() {
                         // Fallback: wait on the host. An error means that the device is lost, and then no

@@ -211,8 +211,8 @@ impl Context {
         self.0.said.metadata.as_deref()
     }
 
-    /// Returns a number that identifies the frames. Contexts with one stack and no scopes have the same
-    /// number. After the context is dropped, the number may be reused.
+    /// Returns a number that identifies the frames. Contexts with the same stack and no scopes have the
+    /// same number. After the context is dropped, the number may be reused.
     pub(super) fn frames_number(&self) -> usize {
         match &self.0.stack {
             Some(stack) if self.0.said.scopes.is_empty() => number_of(stack),

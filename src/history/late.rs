@@ -39,8 +39,8 @@ impl History {
     }
 
     /// Returns true if other threads have late entries. The calling thread's own do not count, because it
-    /// cannot wait for them: a stack provider may take a snapshot, and the entry is recorded after the
-    /// provider returns.
+    /// cannot wait for them: a stack provider may take a snapshot, and the thread's entry is recorded
+    /// only after that.
     pub(crate) fn any_late(&self) -> bool {
         let count = self.late.count.load(Ordering::Acquire);
         count > 0 && count > self.late.here.depth()

@@ -100,8 +100,8 @@ impl History {
         }
     }
 
-    /// Gathers stacks of live blocks from now on. Uses [`RustStacks`](super::RustStacks) if no provider
-    /// was set. If recording is off, it is started without any entries.
+    /// Gathers stacks of live blocks from now on. Uses `RustStacks` (feature `stacks`) if no provider was
+    /// set. If recording is off, it is started, but records no entries.
     pub(crate) fn remember_live_blocks(&self) {
         #[cfg(feature = "stacks")]
         self.sources.provider.write().get_or_insert_with(|| Arc::new(super::RustStacks::new()));

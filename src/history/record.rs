@@ -371,7 +371,7 @@ impl History {
     ) -> MutexGuard<'a, Shard> {
         let mut room = None;
         if self.chunks.load(Ordering::Relaxed) >= self.chunks_max() {
-            // Never lock two shards at once here.
+            // Another shard must not be locked while this one is.
             drop(shard);
             room = self.drop_oldest().flatten();
             shard = self.shards[number].0.lock();

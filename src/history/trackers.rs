@@ -6,12 +6,11 @@
 //!
 //! **Driver memory** (`segment_alloc`, `segment_map`, `segment_free`, `segment_unmap`). A tracker may
 //! register the range with a network library, so the order of calls for one address matters. The
-//! allocator calls [`History::announce`] while no other thread can reach the range. For a new range this
-//! is before any request is served from it. For a range to be released it is after the range has left the
-//! heap and before the driver call. So for one address, over all threads, the calls alternate between
-//! allocation and release. The range is mapped during each call. No lock is held: a tracker may allocate,
-//! free and take snapshots. If the driver refuses to release a range, trackers are called with its
-//! allocation again.
+//! allocator calls [`History::announce`] while no other thread can reach the range: before a new range
+//! serves any request, and, before a range is released, after it has left the heap. So for one address,
+//! over all threads, the calls alternate between allocation and release. The range is mapped during each
+//! call. No lock is held: a tracker may allocate, free and take snapshots. If the driver refuses to
+//! release a range, trackers are called with its allocation again.
 //!
 //! **Inside a tracker** the thread is in the region `running`. Trackers are not called with blocks that
 //! they allocate or free themselves, and they are never called recursively. So a range that a tracker's
@@ -20,7 +19,7 @@
 //! over a user's own functions has no cache: a block that a tracker frees to it is announced after the
 //! call has returned.
 //!
-//! Threads do not wait for trackers of other threads, with one exception: a request that would otherwise
+//! Threads do not wait for trackers of other threads, with one exception. A request that would otherwise
 //! fail waits, because the range that is being announced may serve it.
 
 use std::fmt;

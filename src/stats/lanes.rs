@@ -309,8 +309,9 @@ impl HeapCounters {
         (0..HOT).fold(0, |signs, lane| signs | small[lane] | large[lane] | both[lane]) >= 0
     }
 
-    /// Takes spare from `other`. If that suffices and `other` was used since its last look, evens out the
-    /// room of both heaps in those classes where this heap has passed a limit. Otherwise takes all spare.
+    /// Takes spare from `other`. If that suffices and `other` was used since its last look, takes a part:
+    /// in those classes where this heap has passed a limit, both heaps then have the same room. Otherwise
+    /// takes all spare.
     #[inline(never)]
     pub(super) fn take_spare(&mut self, other: &mut Self) -> Spare {
         let ([small, large, both], [small_there, large_there, both_there]) =

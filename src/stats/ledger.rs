@@ -5,13 +5,14 @@
 //! hit reduces it. Only a heap that passes a limit takes the ledger's lock, and takes what it lacks from
 //! the spare of other heaps, by `try_lock`. If that does not suffice, the peak rises.
 //!
-//! The ledger lists the heaps that may have spare and looks at them in that order. A heap that was not
-//! used since its last look, or has too little spare, gives all of it and leaves the list until it is
-//! used again. Any other heap shares its spare evenly, and the search ends there. So each look except the
-//! last of a search is paid for by an operation of the heap that is looked at. The cost of an operation
-//! does not depend on the number of heaps: a thread that cycles over any number of streams looks at one
-//! heap for each pair of allocate and free (`ledger/tests.rs` counts). Sharing also keeps concurrent
-//! threads from taking all spare from each other in turn.
+//! The ledger lists the heaps that may have spare, and checks (*looks at*) them in that order. A heap
+//! that was not used since its last look, or has too little spare, gives all of it. It leaves the list
+//! until it is used again. Any other heap shares its spare evenly, and the search ends there. So each
+//! look except the last of a search is paid for by an operation of the heap that is looked at.
+//!
+//! Therefore the cost of an operation does not depend on the number of heaps. A thread that cycles over
+//! any number of streams looks at one heap for each pair of allocate and free (`ledger/tests.rs` counts
+//! the looks). Sharing also keeps concurrent threads from taking all spare from each other in turn.
 //!
 //! Peaks are exact if calls do not overlap. A heap that another call has locked counts at its limit. So a
 //! peak is never too low; it is too high by at most the spare of such heaps, for each call that found
