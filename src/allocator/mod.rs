@@ -52,8 +52,8 @@ pub enum Place {
 pub struct Request {
     /// The size in bytes; at least 1.
     pub bytes: u64,
-    /// The stream whose work uses the memory first. The per-thread default stream is that of the calling
-    /// thread. Then the thread that frees matters too: see [`StreamId`].
+    /// The stream whose work uses the memory first. The per-thread default stream means that of the
+    /// calling thread; then it also matters which thread frees the block: see [`StreamId`].
     pub stream: StreamId,
     /// The placement of the block.
     pub place: Place,

@@ -16,9 +16,9 @@ pub trait Sharing: Send + Sync {
     /// channel. They contain a secret, so send them only to that process. Sharing a block twice returns
     /// equal bytes.
     ///
-    /// The first time pages are shared, a thread is started that answers other processes until the
-    /// allocator is dropped. Each page needs one more file descriptor while it is mapped. Does not wait
-    /// for work.
+    /// Pages are shared by fabric handles or file descriptors. The first time that pages are shared by
+    /// descriptors, a thread is started that answers other processes until the allocator is dropped. Each
+    /// such page needs one more descriptor while it is mapped. Does not wait for work.
     ///
     /// # Errors
     ///

@@ -280,7 +280,7 @@ pub(super) struct Sources {
     has_metadata: AtomicBool,
 }
 
-/// Metadata for all threads, and a source of each thread's own, which takes precedence.
+/// Metadata for all threads, and a function that returns a thread's own. The latter takes precedence.
 #[derive(Clone, Default)]
 struct Metadata {
     of_all_threads: Option<Arc<str>>,

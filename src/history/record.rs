@@ -81,10 +81,10 @@ pub struct History {
     shards: Box<[Alone<Mutex<Shard>>]>,
     /// For each shard, the time of the last entry of its first full chunk.
     oldest: Box<[AtomicU64]>,
-    /// Possibly last references to contexts. They are dropped when no lock is held.
+    /// Chunks and contexts whose last references these may be. They are dropped when no lock is held.
     gone: Mutex<Gone>,
     any_gone: AtomicBool,
-    /// True if any entry ever had a context. Until then no context must be dropped.
+    /// True if any entry ever had a context. Until then, dropping a chunk drops no context.
     has_contexts: AtomicBool,
     pub(super) sources: Sources,
     pub(super) trackers: Trackers,
@@ -452,7 +452,7 @@ impl History {
         self.bury(None, gone.and_then(|holder| holder.context));
     }
 
-    /// Keeps possibly last references to contexts until no lock is held.
+    /// Keeps a chunk and contexts whose last reference this may be, until no lock is held.
     fn bury(&self, chunk: Option<Arc<Vec<Entry>>>, contexts: impl IntoIterator<Item = Context>) {
         let mut contexts = contexts.into_iter().peekable();
         if chunk.is_none() && contexts.peek().is_none() {

@@ -50,8 +50,8 @@ impl Ledger {
         self.state.lock().peak
     }
 
-    /// Lists heap `own`, or, if it is listed already, makes its limits cover its current values: such a
-    /// heap has passed a limit. The caller holds the heap's lock; no other heap is waited for.
+    /// Lists heap `own` if it is not listed, and makes its limits cover its current values. A heap that is
+    /// listed already has passed one. The caller holds the heap's lock. Does not wait for other heaps.
     #[cold]
     pub(crate) fn settle<H: Heaps>(&self, own: u32, counters: &mut HeapCounters, heaps: &H) {
         let state = &mut *self.state.lock();
