@@ -1,9 +1,9 @@
-//! What a switchable allocator can do besides: what the current one can.
+//! The optional capabilities of a switchable allocator: those of the current one.
 //!
 //! A call about a block or an address goes to the allocator that made it. A call about everything goes
-//! to all. What was told by such a call (a limit, peers, hooks) is told to later allocators too.
-//! A capability that only a retired one has stays until that one has gone; the current one then
-//! answers that it cannot.
+//! to all allocators. Settings made by such a call (a limit, peers, hooks) also apply to later
+//! allocators. A capability that only a retired allocator has stays available until that allocator is
+//! dropped; the current one then returns an error.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::{PerPool, Statistics};
 use crate::strategies::Strategy;
 
-/// The current allocator cannot do it; it could when the capability was asked for.
+/// The error of a current allocator that lacks a capability which was there when the caller obtained it.
 #[cold]
 fn lacks(strategy: &Strategy, call: &'static str) -> DriverError {
     let message = format!("backend:{} has no such capability", strategy.name());
@@ -34,8 +34,9 @@ fn nobodys(allocation: &Allocation) -> HandleError {
 }
 
 impl Switchable {
-    /// Asks the current allocator, and the retired ones unless a scope is open: they know nothing of it,
-    /// and waiting or asking events would break a capture.
+    /// Calls the current allocator, and the retired ones unless a scope is open. Retired allocators have
+    /// no record of the scope; if they waited for the device or queried events, a stream capture would
+    /// break.
     fn ask_undisturbed<R>(&self, ask: impl Fn(&Strategy) -> R) -> Vec<R> {
         let mut answers = vec![self.core.call(|generation| ask(&generation.strategy))];
         if self.core.generations.retired() > 0
@@ -209,7 +210,7 @@ impl PeerAccess for Switchable {
                 .control()
                 .peer_access
                 .ok_or_else(|| lacks(strategy, "enable_peer_access"))?;
-            // The current one last: what it lets in, all have let in.
+            // The current one last: a peer that it admits has been admitted by all others.
             for retired in
                 all[1..].iter().filter_map(|retired| retired.strategy.control().peer_access)
             {
@@ -251,8 +252,8 @@ impl Recording for Switchable {
         &self.core.history
     }
 
-    /// That of the current allocator, with the segments that replaced ones still have: theirs were gathered
-    /// a moment before.
+    /// The snapshot of the current allocator, with the segments that retired ones still hold. Those are
+    /// gathered a moment earlier.
     fn snapshot(&self) -> Snapshot {
         let of = |strategy: &Strategy| strategy.control().recording.map(Recording::snapshot);
         let parts = self.core.history.operation();

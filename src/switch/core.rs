@@ -1,10 +1,10 @@
-//! Putting the next allocator in force, and finding the one that a call is for.
+//! Putting the next allocator in force, and finding the allocator that a call is for.
 //!
-//! Everything that can fail happens before the new allocator is put in force. What must not change
-//! while that happens (open scopes, peers, the limit) is guarded by `state`. Lock order: the gate of
-//! scopes, `state`, `ledger`, the list of generations, an allocator's own. None but the gate is held
-//! while an allocator is built or dropped, or while hooks run; a pluggable allocator's own function is
-//! told of a memory fraction under `state`. Read next: `drain`.
+//! Everything that can fail happens before the new allocator is put in force. `state` guards what must
+//! not change in between (open scopes, peers, the limit). Lock order: the scope gate, `state`, `ledger`,
+//! the list of generations, an allocator's own locks. Only the gate is held while an allocator is built
+//! or dropped and while hooks run. One exception: a memory fraction is passed to a pluggable allocator's
+//! own function under `state`. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -28,13 +28,13 @@ use crate::registry::{self, BuildOptions, build_recording_in};
 use crate::strategies::Strategy;
 use crate::sync::{Read, Swap};
 
-/// The key that tells a limit.
+/// The configuration key that sets the limit.
 const FRACTION: &str = "per_process_memory_fraction";
 
-/// As many replaced allocators may wait for their last blocks.
+/// The most replaced allocators that may wait for their last blocks.
 pub(super) const RETIRED_MAX: usize = 4096;
 
-/// What all copies of a switchable allocator share.
+/// The state that all clones of a switchable allocator share.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) this: Weak<Self>,
@@ -42,39 +42,44 @@ pub(super) struct Core {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) options: BuildOptions,
     pub(super) hooks: Hooks,
-    /// That of the first allocator; later ones go on with it.
+    /// The history of the first allocator; later allocators continue it.
     pub(super) history: Arc<History>,
     pub(super) state: Mutex<SwitchState>,
     pub(super) ledger: Mutex<Ledger>,
-    /// How many scopes are open: part of `state`, for those who only ask whether any is.
+    /// The number of open scopes, a copy of the count in `state` that can be read without the lock.
     pub(super) open_scopes: AtomicUsize,
-    /// Shared by those who need that no scope opens (`no_scopes`), alone for who opens one. Before `state`.
+    /// Read-locked while no scope may open (`no_scopes`), write-locked to open one. Taken before
+    /// `state`.
     pub(super) scope_gate: RwLock<()>,
-    /// What allocators still hold that are on their way out: part of the limit until they are dropped.
+    /// Bytes held by allocators that are being dropped. They count against the limit until the drop has
+    /// ended.
     pub(super) going_bytes: AtomicU64,
-    /// A retired one has drained and could not go yet, because somebody was inside or a scope was open.
+    /// True if a retired allocator has drained but could not be dropped: a call was using it or a scope
+    /// was open.
     pub(super) stuck: AtomicBool,
-    /// Looks that were asked for since somebody began to look; nobody looks while this is 0.
+    /// Checks of retired allocators requested since a thread began to check; 0 if no thread is checking.
     pub(super) looks: AtomicUsize,
 }
 
-/// What must not change while an allocator is put in force.
+/// The state that must not change while an allocator is put in force.
 #[derive(Debug, Default)]
 pub(super) struct SwitchState {
     pub(super) config: Config,
-    /// Whether the current one was built from `config`, apart from what was applied since.
+    /// Whether the current allocator was built from `config`, apart from changes applied since.
     pub(super) is_known: bool,
-    /// How often another configuration was put in force.
+    /// How often a configuration was put in force.
     pub(super) edition: u64,
     /// The most bytes that all allocators together may reserve.
     pub(super) limit_bytes: Option<u64>,
     pub(super) peers: Vec<DeviceId>,
     pub(super) classes: BTreeMap<StreamId, String>,
-    /// Pools of the current one that were made through here and may still have users.
+    /// Private pools of the current allocator that were created through this type and may still have
+    /// users.
     pub(super) pools: BTreeSet<PoolId>,
     /// Pools with an open scope.
     pub(super) scopes: Vec<PoolId>,
-    /// Pools whose maker is opening a scope, with no lock held: users' functions may run.
+    /// Pools for which the current allocator is opening a scope. No lock is held then, because user
+    /// functions may run.
     pub(super) opening: Vec<PoolId>,
 }
 
@@ -112,18 +117,20 @@ impl Core {
         })
     }
 
-    /// Builds what the configuration says and puts it in force.
+    /// Builds the allocator that the configuration describes and puts it in force.
     pub(super) fn switch(&self, config: Config) -> Result<(), SwitchError> {
         self.switch_from(config, None).map(drop)
     }
 
-    /// The same; false, with nothing changed, if a configuration is in force that is not this edition.
+    /// As [`switch`](Self::switch); returns false, with nothing changed, if the configuration in force
+    /// has another edition than `edition`.
     fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
         if History::is_gathering() {
             return Err(SwitchError::InStackProvider);
         }
         let _lines = diagnostics::lines();
-        // What is built and not put in force may wait for the device when it goes.
+        // Refused before the build: dropping an allocator that was built for nothing may wait for the
+        // device.
         self.with_state(|state| self.refuse_pools(state))?;
         let driver = Arc::clone(&self.driver);
         let strategy = build_recording_in(&self.history, &config, driver, self.options)?;
@@ -146,7 +153,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Puts a further string in force. One that switches is read anew if another was faster.
+    /// Applies a further string. If it requires a switch and another configuration was put in force
+    /// first, the string is parsed again on top of that one.
     pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
         while let Some((next, edition)) = self.with_state(|state| self.change(state, text))? {
             if self.switch_from(next, Some(edition))? {
@@ -166,8 +174,8 @@ impl Core {
         })
     }
 
-    /// Changes the current one as a further string says. What must be switched to instead, and the
-    /// edition that this follows from, is handed back.
+    /// Changes the current allocator according to a further string. If the string requires a switch,
+    /// returns the configuration to switch to and the edition it is based on.
     fn change(
         &self,
         state: &mut SwitchState,
@@ -179,7 +187,7 @@ impl Core {
         }
         let current = self.generations.current();
         let Some(caching) = current.strategy.control().caching else {
-            // Nobody there can change; keys of its own are for the next one.
+            // This allocator has no changeable settings; keys of its own apply to the next allocator.
             if state.config.settings().extra != next.settings().extra {
                 return Ok(Some((next, state.edition)));
             }
@@ -189,8 +197,9 @@ impl Core {
         Ok(None)
     }
 
-    /// Changes the current one, `caching`, to what fits it. A fraction that is told now is the limit from
-    /// now on, as if a call had set it; one that was told earlier may have been changed since.
+    /// Applies a configuration that fits the current allocator, `caching`. A memory fraction that is new
+    /// in `next` becomes the limit, as if set by a call. An older fraction is ignored: a call may have
+    /// changed the limit since.
     pub(super) fn apply(
         &self,
         state: &mut SwitchState,
@@ -203,7 +212,8 @@ impl Core {
         if told {
             let fraction = next.settings().per_process_memory_fraction;
             if let Err(refused) = caching.set_memory_fraction(fraction) {
-                // What is in force could be applied before; the first error is the one to tell.
+                // Restores the configuration in force, which could be applied before. An error here is
+                // ignored: the first error is the one to report.
                 if state.is_known {
                     let _ = caching.apply(&state.config);
                 }
@@ -217,7 +227,7 @@ impl Core {
         Ok(())
     }
 
-    /// While a scope is open, or a pool has users, nothing is switched.
+    /// Returns an error while a scope is open or a pool has users: nothing may be switched then.
     fn refuse_pools(&self, state: &SwitchState) -> Result<(), SwitchError> {
         if let Some(pool) = state.scopes.first().or(state.opening.first()) {
             return Err(SwitchError::ScopeOpen { pool: *pool });
@@ -270,7 +280,8 @@ impl Core {
         Ok(Some(old))
     }
 
-    /// Calls the current one. If it was replaced meanwhile, whoever leaves it looks whether it can go.
+    /// Calls the current allocator. If it was replaced during the call, checks whether it can be
+    /// dropped.
     #[inline(always)]
     pub(super) fn call<R>(&self, call: impl FnOnce(&Generation) -> R) -> R {
         let generation = self.generations.read();
@@ -279,7 +290,8 @@ impl Core {
         answer
     }
 
-    /// Ends a call; true if its allocator was replaced meanwhile. It is looked at then.
+    /// Ends a call. Returns true if its allocator was replaced during the call; that allocator is then
+    /// checked.
     #[inline(always)]
     pub(super) fn leave(&self, generation: Read<'_, Generation>) -> bool {
         let left = generation.name();
@@ -290,37 +302,37 @@ impl Core {
         was_replaced
     }
 
-    /// Does something with the state held, which keeps no generation afterwards.
+    /// Runs `act` with the state locked. `act` must not keep a reference to a generation.
     pub(super) fn with_state<R>(&self, act: impl FnOnce(&mut SwitchState) -> R) -> R {
         let answer = act(&mut self.state.lock());
         self.left();
         answer
     }
 
-    /// What each generation answers, the current one first. Looks at
-    /// nobody, so `state` may be held; without it [`left`](Self::left) follows.
+    /// Calls `ask` on each generation, the current one first, and returns the results. Checks no retired
+    /// allocator, so `state` may be held; without `state`, call [`left`](Self::left) afterwards.
     pub(super) fn each<R>(&self, mut ask: impl FnMut(&Generation) -> R) -> Vec<R> {
         self.generations.all().iter().map(|generation| ask(generation)).collect()
     }
 
-    /// Asks one generation after the other, the current one first, until one answers. For calls that hold
-    /// nothing.
+    /// Calls `ask` on one generation after the other, the current one first, until one returns a value.
+    /// The caller must hold no lock.
     pub(super) fn ask<R>(&self, mut ask: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
         let answer = self.generations.all().iter().find_map(|generation| ask(generation));
         self.left();
         answer
     }
 
-    /// [`each`](Self::each) for calls that hold nothing.
+    /// As [`each`](Self::each), for callers that hold no lock.
     pub(super) fn ask_all<R>(&self, ask: impl FnMut(&Generation) -> R) -> Vec<R> {
         let answers = self.each(ask);
         self.left();
         answers
     }
 
-    /// Like [`ask`](Self::ask), for frees.
+    /// As [`ask`](Self::ask), for frees.
     pub(super) fn free_by<R>(&self, mut free: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
-        // No other is held when one has answered.
+        // References to the other generations are released once one has freed the block.
         let freed = self.generations.all().into_iter().find_map(|generation| {
             let answer = free(&generation)?;
             Some((generation, answer))
@@ -333,7 +345,7 @@ impl Core {
         answer
     }
 
-    /// Asks the current one, then all.
+    /// Calls `ask` on the current allocator, then on all, until one returns a value.
     pub(super) fn ask_maker<R>(&self, ask: impl Fn(&Strategy) -> Option<R>) -> Option<R> {
         let current = self.call(|generation| ask(&generation.strategy));
         current.or_else(|| self.ask(|generation| ask(&generation.strategy)))
@@ -344,8 +356,8 @@ fn lacks(strategy: &Strategy, what: &'static str) -> SwitchError {
     SwitchError::Lacks { name: strategy.name().to_owned(), what }
 }
 
-/// Whether a configuration tells a fraction. A complete one tells all that was ever said of it; one that
-/// follows from the configuration in force tells what is new.
+/// Returns true if a configuration sets a memory fraction. A complete configuration sets every key that
+/// any string named. One that updates the configuration in force sets only the keys that are new.
 fn tells_fraction(config: &Config, is_complete: bool) -> bool {
     match config.origin(FRACTION) {
         Origin::Text { .. } | Origin::Code => true,
@@ -355,29 +367,30 @@ fn tells_fraction(config: &Config, is_complete: bool) -> bool {
 }
 
 impl SwitchState {
-    /// The configuration in force, changed by a further string.
+    /// Returns the configuration in force, changed by a further string.
     fn updated(&self, text: &str) -> Result<Config, SwitchError> {
         let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
         self.config.updated(text, &registry::key_table()).map_err(refused)
     }
 
-    /// Whether the current one was built as this configuration says.
+    /// Returns true if the current allocator was built with the same fixed keys as this configuration
+    /// has.
     fn stays(&self, next: &Config) -> bool {
         self.is_known && self.config.settings().is_built_alike(next.settings())
     }
 
-    /// Whether `strategy`, the current one, can become what the configuration says.
+    /// Returns true if the configuration can be applied to `strategy`, the current allocator.
     pub(super) fn fits(&self, strategy: &Strategy, config: &Config) -> bool {
         self.stays(config) || !self.is_known && config.settings().backend == strategy.name()
     }
 
-    /// Puts a configuration in force.
+    /// Records a configuration as the one in force.
     pub(super) fn put(&mut self, config: Config) {
         self.config = config;
         self.edition += 1;
     }
 
-    /// Tells the next allocator what the present one was told.
+    /// Applies to the next allocator the peers and reserve classes that were set on the current one.
     fn carry_over(&self, next: &Strategy) -> Result<(), SwitchError> {
         for peer in &self.peers {
             let Some(peers) = next.control().peer_access else {

@@ -1,15 +1,17 @@
-//! Retired allocators: when their memory goes back, and when they go themselves.
+//! Retired allocators: when their memory is released, and when they are dropped.
 //!
-//! Idle memory of a retired one is given back at the switch, and from then on before the current one
-//! grows, once an eighth of its blocks has been freed since (where the current one asks before it grows, as
-//! those of the caching engine do); all of it before a request fails. So a free
-//! waits for nobody, except the one that frees the last block: it drops the allocator, which gives its
-//! segments back as the driver does that. An allocator whose idle memory the driver refuses would lose it,
-//! and blocks that wait for other streams are not waited for: in both cases it goes at a later look (the
-//! next miss, release, switch, or `process_events`).
+//! Idle memory of a retired allocator is released at the switch. After that it is released before the
+//! current allocator grows, once an eighth of the live blocks has been freed since the last release.
+//! (This needs a current allocator that calls its hooks before it grows, as those of the caching engine
+//! do.) All of it is released before a request fails. So a free never waits, except the one that frees
+//! the last block: it drops the allocator, and the driver may wait when it releases the segments.
 //!
-//! While a scope is open nothing goes, and none opens while something does: it may be a capture's, which
-//! would break.
+//! Two things postpone the drop to a later check (the next miss, release, switch or `process_events`).
+//! If the driver refuses idle memory now, a drop would leak it. Blocks that wait for other streams are
+//! not waited for.
+//!
+//! While a scope is open no retired allocator is dropped, and no scope opens during a drop: the scope
+//! may belong to a stream capture, which the drop would break.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -28,22 +30,23 @@ use crate::size::human_bytes;
 use crate::stats::PerPool;
 use crate::sync::{All, Defer, Read};
 
-/// How many allocators in turn may refuse a request because each was replaced meanwhile: a callback that
-/// switches whenever it is asked must end, too.
+/// The most allocators in turn that may refuse one request because each was replaced during the attempt.
+/// It ends the loop if a callback switches on every call.
 const ASKS_MAX: usize = 64;
 
 /// A request that an allocator has refused.
 #[derive(Debug)]
 struct Refusal {
     error: AllocError,
-    /// The allocator was replaced meanwhile.
+    /// The allocator was replaced during the call.
     is_retired: bool,
-    /// The allocator tells nobody of refusals.
+    /// The allocator has no hooks, so it notified no observer.
     is_silent: bool,
 }
 
 impl Core {
-    /// Takes from the current one. Out of memory is final only when retired ones have nothing idle.
+    /// Allocates from the current allocator. Out of memory is final only when no retired allocator has
+    /// idle memory.
     #[inline(always)]
     pub(super) fn take<T>(
         &self,
@@ -76,8 +79,9 @@ impl Core {
         taken.map_err(|error| Refusal { error, is_retired, is_silent })
     }
 
-    /// A request was refused: asks the current one if that was another (64 times at most), and once more
-    /// after retired ones gave something back. Observers hear of the last refusal only.
+    /// Retries a refused request: on the new current allocator if the old one was replaced (at most 64
+    /// times), and once more after retired allocators released something. Observers are notified of the
+    /// last refusal only.
     #[cold]
     #[inline(never)]
     fn refused<T>(
@@ -120,7 +124,7 @@ impl Core {
         }
     }
 
-    /// Says what retired ones still hold.
+    /// Adds a hint to the report with the bytes that retired allocators still hold.
     fn explain(&self, report: &mut OutOfMemory) {
         let retired = self.generations.retired();
         if retired > 0 {
@@ -132,8 +136,8 @@ impl Core {
         }
     }
 
-    /// Has retired ones give back all that is idle; true if that made room. Nothing is given back
-    /// while a capture would break of it.
+    /// Releases all idle memory of retired allocators; returns true if that made room. Releases nothing
+    /// if that could break a stream capture.
     fn make_room(&self, request: Request) -> bool {
         if self.generations.retired() == 0 {
             return false;
@@ -142,7 +146,7 @@ impl Core {
         if !matches!(captured, Ok(CaptureStatus::None)) {
             return false;
         }
-        // What they reserve, of a pool that several share, counts once for each.
+        // Reserved bytes of a driver pool that several allocators share are counted once for each.
         let figures = [Generation::held_bytes, Generation::reserved_bytes];
         let before = figures.map(|figure| self.sum_of_retired(figure));
         {
@@ -161,8 +165,8 @@ impl Core {
         has_room
     }
 
-    /// Before the current one grows: retired ones that are due give back what is idle, then users'
-    /// callbacks are asked. True when one of those freed something.
+    /// Runs before the current allocator grows. Releases idle memory of retired allocators that are due,
+    /// then calls the users' callbacks. Returns true if a callback freed something.
     pub(super) fn before_growing(&self) -> bool {
         if self.generations.retired() > 0
             && let Some(still) = self.hold_scopes_off()
@@ -188,35 +192,37 @@ impl Core {
         self.open_scopes.load(Ordering::SeqCst) == 0
     }
 
-    /// Keeps scopes from opening until it is dropped; `None` when one is open or about to. Retired
-    /// allocators know no scope of the current one, so they wait and release only under this. Waits
-    /// for nobody.
+    /// Keeps scopes from opening until the guard is dropped; returns `None` if a scope is open or
+    /// opening. Retired allocators have no record of the current one's scopes, so they wait and release
+    /// only under this guard. Never waits.
     pub(super) fn hold_scopes_off(&self) -> Option<NoScopes<'_>> {
         let gate = self.scope_gate.try_read()?;
         self.no_scope().then(|| NoScopes::new(gate))
     }
 
-    /// Held while a scope is opened: waits for those who hold still. `None` on a thread that does so
-    /// itself: it would wait for itself.
+    /// Returns the guard to hold while a scope is opened. Waits until no `NoScopes` guard is left.
+    /// Returns `None` on a thread that holds such a guard itself, which would deadlock.
     pub(super) fn open_gate(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         (!NoScopes::is_held_here()).then(|| self.scope_gate.write())
     }
 
-    /// Looks whether a retired one has drained, and lets it go if so; otherwise says when to look again.
+    /// Drops a retired allocator if it has drained; otherwise arranges for a later check.
     fn look_at(&self, old: Arc<Generation>) {
         if let Some(old) = self.try_let_go(old) {
-            // Somebody was inside. Whoever leaves from now on looks; who left before is seen by this.
+            // A call was using it. Calls that end from now on see `stuck` and check again; calls that
+            // ended earlier are seen by this second attempt.
             self.stuck.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             self.try_let_go(old);
         }
     }
 
-    /// Gives a drained one back that could not go.
+    /// Drops a retired allocator if it has drained. Returns it if it has drained but cannot be dropped
+    /// yet.
     fn try_let_go(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
         let still = self.hold_scopes_off();
         if still.is_some() {
-            // An event that cannot be asked keeps its block waiting.
+            // On an error the blocks keep waiting for their events.
             let _ = old.strategy.control().cross_stream.map(CrossStream::process_events);
         }
         let drained = self.has_drained(&old);
@@ -226,14 +232,15 @@ impl Core {
         if still.is_none() {
             return Some(old);
         }
-        // What the driver refuses now would be lost with it: it goes at a later look.
+        // A drop would leak the memory that the driver refuses now, so the drop waits for a later check.
         let kept = |old: &Generation| !old.give_idle_back() || old.is_captures(&*self.driver);
         if !self.leaves_pool_to_others(&old) && kept(&old) {
             old.wants_look.store(true, Ordering::SeqCst);
             return None;
         }
         let mut ledger = self.ledger.lock();
-        // Before it leaves the list: meanwhile it counts twice, never not at all.
+        // Added before the allocator leaves the list: its bytes may count twice for a moment, but never
+        // zero times.
         let held = old.held_bytes();
         self.going_bytes.fetch_add(held, Ordering::SeqCst);
         let going = Defer(|| _ = self.going_bytes.fetch_sub(held, Ordering::SeqCst));
@@ -243,7 +250,7 @@ impl Core {
         };
         let mut last = gone.statistics();
         if self.generations.all().iter().any(|living| living.shares_with(&gone)) {
-            // What they reserve together is counted with one of those that live.
+            // The reserved bytes of the shared driver pool are counted with an allocator that remains.
             last.reserved_bytes = PerPool::default();
         }
         ledger.gone(&last);
@@ -255,38 +262,38 @@ impl Core {
         None
     }
 
-    /// Whether what it reserved stays in use by another one that lives.
+    /// Returns true if the driver pool it reserved from is still used by another allocator.
     fn leaves_pool_to_others(&self, old: &Arc<Generation>) -> bool {
         let others = |living: &Arc<_>| !Arc::ptr_eq(living, old) && living.shares_with(old);
         self.generations.all().iter().any(others)
     }
 
-    /// Whether no block of it is in callers' hands or waits for other streams.
+    /// Returns true if no block of it is live or waits for other streams.
     fn has_drained(&self, old: &Generation) -> bool {
         let (live, waiting) = old.await_frees();
         if live == 0 {
-            // Whatever keeps it now, nobody will free a block of it and look again for that.
+            // No further free will trigger a check, so the next miss or release must.
             old.is_due.store(true, Ordering::Relaxed);
             old.wants_look.store(true, Ordering::SeqCst);
         }
         live == 0 && waiting == 0
     }
 
-    /// Looks at all retired ones, the oldest first.
+    /// Checks all retired allocators, the oldest first.
     pub(super) fn look_at_all(&self) {
         self.each(|old| old.wants_look.store(true, Ordering::SeqCst));
         self.look_again();
     }
 
-    /// Looks at one, and at others that want it.
+    /// Checks one allocator, and the others for which a check was requested.
     pub(super) fn want_look(&self, old: Arc<Generation>) {
         old.wants_look.store(true, Ordering::SeqCst);
         drop(old);
         self.look_again();
     }
 
-    /// Looks at one that a call was inside of when it was replaced. The call may have taken or given a
-    /// block of it, or been in the way.
+    /// Checks an allocator that was replaced during a call. The call may have allocated or freed one of
+    /// its blocks, or may have prevented its drop.
     #[cold]
     #[inline(never)]
     pub(super) fn look_at_left(&self, left: *const Generation) {
@@ -299,14 +306,14 @@ impl Core {
         self.spread_limit();
     }
 
-    /// Looks at those that may have drained since somebody looked. One thread looks at a time, so that
-    /// none is in another's way; who comes meanwhile leaves it the work.
+    /// Checks the retired allocators that may have drained since the last check. One thread checks at a
+    /// time; a thread that comes during a check leaves the work to that thread.
     #[cold]
     pub(super) fn look_again(&self) {
         if self.looks.fetch_add(1, Ordering::SeqCst) > 0 {
             return;
         }
-        // The turn ends too when an allocator that goes panics.
+        // Also ends the turn if dropping an allocator panics.
         let turn = Defer(|| self.looks.store(0, Ordering::SeqCst));
         let mut asked = 1;
         loop {
@@ -329,17 +336,19 @@ impl Core {
         }
     }
 
-    /// No reference to any generation is held here any more: one that could not go for that can now.
+    /// Called when the calling thread has released its references to generations. Retries a drop that
+    /// such a reference prevented.
     #[inline]
     pub(super) fn left(&self) {
-        // Either this sees that one is stuck, or the second try sees that the reference has gone.
+        // Either this load sees `stuck`, or the second attempt of `look_at` sees that the reference is
+        // gone.
         fence(Ordering::SeqCst);
         if self.stuck.load(Ordering::SeqCst) && self.no_scope() {
             self.look_again();
         }
     }
 
-    /// A block of `old` was freed.
+    /// Records that a block of `old` was freed; checks `old` if it is time.
     pub(super) fn freed_of(&self, old: Arc<Generation>) {
         if old.is_retired() && old.freed_one() {
             old.is_due.store(true, Ordering::Relaxed);
@@ -347,13 +356,13 @@ impl Core {
         }
     }
 
-    /// Adds up a figure of the retired ones.
+    /// Returns the sum of a figure over the retired allocators.
     fn sum_of_retired(&self, figure: impl Fn(&Generation) -> u64) -> u64 {
         let figures = self.each(|one| if one.is_retired() { figure(one) } else { 0 });
         figures.into_iter().sum()
     }
 
-    /// Shares the limit out anew.
+    /// Recomputes the current allocator's share of the limit.
     pub(super) fn spread_limit(&self) {
         let state = self.state.lock();
         if state.limit_bytes.is_some() {
@@ -363,7 +372,8 @@ impl Core {
         self.left();
     }
 
-    /// The current one may reserve what the retired ones, which do not grow, leave of the limit.
+    /// Sets the current allocator's limit to the total limit less the bytes that retired allocators
+    /// hold. Those do not grow.
     pub(super) fn spread(&self, state: &SwitchState) {
         let all = self.generations.all();
         let retired: u64 = all[1..].iter().map(|retired| retired.held_bytes()).sum();
@@ -373,13 +383,14 @@ impl Core {
         }
     }
 
-    /// What the next one may reserve beside all that are there.
+    /// Returns the limit of the next allocator: the total limit less the bytes that all present ones
+    /// hold.
     pub(super) fn limit_of_next(&self, limit_bytes: Option<u64>) -> Option<u64> {
         let going = self.going_bytes.load(Ordering::SeqCst);
         left_of(limit_bytes, self.each(Generation::held_bytes).into_iter().sum::<u64>() + going)
     }
 
-    /// Does something with the counters of all that live and of those that have gone.
+    /// Runs `act` on the counters of all living allocators and the sums of the dropped ones.
     pub(super) fn with_counters<R>(
         &self,
         act: impl FnOnce(&mut Ledger, &All<Generation>) -> R,
@@ -392,14 +403,14 @@ impl Core {
         answer
     }
 
-    /// Peaks begin anew.
+    /// Resets the peaks of all allocators.
     pub(super) fn begin_peaks(ledger: &mut Ledger, all: &All<Generation>) {
         ledger.reset_peaks();
         all.iter().filter_map(|one| one.counters()).for_each(Counters::reset_peaks);
     }
 }
 
-/// What is left of a limit beside so many bytes.
+/// Returns the part of the limit that the others' bytes leave.
 fn left_of(limit_bytes: Option<u64>, others: u64) -> Option<u64> {
     limit_bytes.map(|limit| limit.saturating_sub(others))
 }

@@ -1,4 +1,4 @@
-//! Why a switch did not happen.
+//! Errors of a switch.
 
 use thiserror::Error;
 
@@ -7,55 +7,56 @@ use crate::error::DriverError;
 use crate::ids::PoolId;
 use crate::registry::BuildError;
 
-/// A switch that did not happen. Everything is as it was.
+/// A switch that did not happen. Nothing was changed.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum SwitchError {
-    /// The configuration string cannot be used.
+    /// The configuration string is invalid.
     #[error("configuration {text:?}: {error}")]
     Configuration {
         /// The string.
         text: String,
-        /// What is wrong with it, and where.
+        /// The error and its place in the string.
         error: ConfigError,
     },
-    /// The present allocator cannot take a further string.
+    /// The current allocator cannot apply a further string.
     #[error(transparent)]
     Apply(DriverError),
-    /// The new allocator was not built.
+    /// The new allocator could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A scope routes requests to a pool of the present allocator (a capture's, say): they would go astray.
+    /// A scope routes requests to a pool of the current allocator, for a stream capture for example.
+    /// After a switch these requests would not reach the pool.
     #[error("a scope of pool {pool} is open; switch when it is closed")]
     ScopeOpen {
         /// The pool.
         pool: PoolId,
     },
-    /// A pool of the present allocator has users: a graph may use its addresses.
+    /// A private pool of the current allocator has users: a CUDA graph may use its addresses.
     #[error("pool {pool} has users; switch when they have released it")]
     PoolInUse {
         /// The pool.
         pool: PoolId,
     },
-    /// The new allocator cannot do what callers of this one count on.
+    /// The new allocator lacks a capability that callers of the current one rely on.
     #[error("backend:{name} has no {what}, which callers of this allocator count on")]
     Lacks {
-        /// The new allocator.
+        /// The name of the new allocator.
         name: String,
-        /// What it has not.
+        /// The missing capability.
         what: &'static str,
     },
-    /// The new allocator cannot be reached by a device that was let in before.
+    /// The new allocator cannot give access to a peer device that has access to the current one.
     #[error("a peer cannot be let in: {0}")]
     Peer(#[source] DriverError),
-    /// A stack provider of this thread's history asked for it: releasing the old allocator's memory would
-    /// call the provider again.
+    /// A stack provider of the history called for a switch on its own thread. Releasing the old
+    /// allocator's memory would call the provider again.
     #[error("a stack provider is running on this thread; switch when it has returned")]
     InStackProvider,
     /// Too many allocators wait for their last blocks.
     #[error("{limit} allocators still have live blocks, and no more may")]
     TooMany {
-        /// How many there are, which is the most there may be.
+        /// The number of waiting allocators, which is also the largest number allowed.
         limit: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! One of the allocators that follow each other, with what its retirement needs.
+//! One allocator in the sequence, with the state its retirement needs.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
@@ -12,25 +12,26 @@ use crate::stats::Statistics;
 use crate::strategies::Strategy;
 use crate::sync::{All, Global, Rank};
 
-/// One allocator. Current first, then retired, then gone.
+/// One allocator: current first, then retired, then dropped.
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) strategy: Strategy,
     pub(super) name: &'static str,
-    /// Whether what it reserves is also reserved by others like it: the driver's default pool.
+    /// Whether it reserves from the driver's default memory pool, which other allocators use too.
     shares_pool: bool,
     retired: AtomicBool,
-    /// So many more frees until somebody looks whether it has drained.
+    /// The number of further frees until the next check whether it has drained.
     look_in: AtomicI64,
-    /// Whether it may have drained since somebody looked, or somebody was inside when it had.
+    /// Whether a check is requested: it may have drained, or a call prevented its drop.
     pub(super) wants_look: AtomicBool,
-    /// Whether an eighth of its blocks was freed since idle memory was last given back.
+    /// Whether an eighth of its blocks was freed since idle memory was last released.
     pub(super) is_due: AtomicBool,
 }
 
 impl Generation {
-    /// An allocator that counts. One that does not wears the layer `statistics`; so does one with a
-    /// `front` inside, whose counters below take what threads keep for live blocks.
+    /// Creates an allocator that counts. One without counters is wrapped in the layer `statistics`. So
+    /// is one with a `front` inside another layer: the counters below a `front` treat blocks cached by
+    /// threads as live.
     pub(super) fn new(strategy: Strategy, settings: &Settings) -> Self {
         let mut inner = settings.layers.iter().skip(1);
         let fronts = inner.any(|layer| matches!(layer, LayerSetting::Front { .. }));
@@ -56,7 +57,7 @@ impl Generation {
         self.retired.load(Ordering::Relaxed)
     }
 
-    /// It is replaced.
+    /// Marks it as replaced.
     pub(super) fn retire(&self) {
         self.retired.store(true, Ordering::SeqCst);
     }
@@ -69,7 +70,8 @@ impl Generation {
         self.counters().map(Counters::statistics).unwrap_or_default()
     }
 
-    /// What it alone holds from the driver; of a pool that others use too, what its blocks take.
+    /// Returns the bytes it holds from the driver. In a shared driver pool these are the bytes of its
+    /// own active blocks.
     pub(super) fn held_bytes(&self) -> u64 {
         if !self.shares_pool {
             return self.reserved_bytes();
@@ -77,13 +79,13 @@ impl Generation {
         u64::try_from(self.statistics().active_bytes.all.current).unwrap_or(0)
     }
 
-    /// What it has reserved; of a pool that others use too, all of it.
+    /// Returns the bytes it has reserved. In a shared driver pool this is the whole pool.
     pub(super) fn reserved_bytes(&self) -> u64 {
         u64::try_from(self.statistics().reserved_bytes.all.current).unwrap_or(0)
     }
 
-    /// Figures of each of these. What several reserve together is counted with the first, and taken `off`
-    /// the others.
+    /// Returns figures of each allocator. The first one that uses the shared driver pool keeps the
+    /// pool's figures; `off` removes them from the others.
     pub(super) fn counted_once<T>(
         all: &All<Self>,
         figures: impl Fn(&Self) -> T,
@@ -99,7 +101,7 @@ impl Generation {
         })
     }
 
-    /// Blocks in callers' hands, given its statistics: without those that threads keep in a front.
+    /// Returns the number of blocks in callers' hands, without those that threads cache in a `front`.
     pub(super) fn live_blocks(&self, statistics: &Statistics) -> i64 {
         let kept = match &self.strategy {
             Strategy::Fronted(front) => i64::try_from(front.totals().held_blocks).unwrap_or(0),
@@ -108,13 +110,13 @@ impl Generation {
         statistics.allocation.all.current - kept
     }
 
-    /// Counts a free of a retired one; true when it is time to look.
+    /// Counts a free; returns true when it is time for a check.
     pub(super) fn freed_one(&self) -> bool {
         self.look_in.fetch_sub(1, Ordering::AcqRel) <= 1
     }
 
-    /// Sets the next look for when an eighth of the live blocks has been freed. Returns how many are live,
-    /// and how many wait for other streams.
+    /// Schedules the next check for when an eighth of the live blocks has been freed. Returns the number
+    /// of live blocks, and of blocks that wait for other streams.
     pub(super) fn await_frees(&self) -> (i64, i64) {
         let count = || {
             let statistics = self.statistics();
@@ -126,7 +128,8 @@ impl Generation {
             let frees = (live / 8).max(1);
             self.look_in.store(frees, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            // Frees from before the store are not counted down. As many as it waits for must be left.
+            // Frees before the store did not decrement the counter. At least `frees` live blocks must
+            // remain.
             let (now, waiting) = count();
             if now >= frees || now == live {
                 return (now, waiting);
@@ -135,18 +138,18 @@ impl Generation {
         }
     }
 
-    /// Whether somebody wants it looked at; once. Who asks looks then.
+    /// Returns true if a check is requested, and clears the request. The caller must then check.
     pub(super) fn wants_look_now(&self) -> bool {
         self.wants_look.swap(false, Ordering::SeqCst)
     }
 
-    /// Whether both reserve from the driver's default pool.
+    /// Returns true if both reserve from the driver's default memory pool.
     pub(super) fn shares_with(&self, other: &Self) -> bool {
         self.shares_pool && other.shares_pool
     }
 
-    /// Gives idle memory back. May wait. False when a driver that fails now keeps some; it is asked again
-    /// later.
+    /// Releases idle memory. May wait. Returns false if the driver refused some of it; a later call
+    /// tries again.
     pub(super) fn give_idle_back(&self) -> bool {
         self.is_due.store(false, Ordering::Relaxed);
         let refused =
@@ -157,7 +160,7 @@ impl Generation {
         !refused
     }
 
-    /// Whether a stream that is being captured may use what it holds: that is given back later.
+    /// Returns true if a stream under capture may use memory it holds; that memory is released later.
     pub(super) fn is_captures(&self, driver: &dyn Driver) -> bool {
         let layout = self.strategy.control().caching.map(Caching::layout).unwrap_or_default();
         layout.iter().any(|segment| may_be_captured(driver, segment.stream))
@@ -166,8 +169,8 @@ impl Generation {
 
 static NAMES: Global<Option<HashSet<&'static str>>> = Global::new(Rank::StrategyNames, None);
 
-/// The same text, living as long as the process: names are handed out as references and must outlive
-/// the allocators that have them. There are as many as there are different names.
+/// Returns the same text with static lifetime: callers hold names longer than the allocator lives. Each
+/// different name is leaked once.
 fn intern(name: &str) -> &'static str {
     let mut names = NAMES.lock();
     let names = names.get_or_insert_default();

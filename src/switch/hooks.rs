@@ -1,10 +1,10 @@
-//! Callbacks and observers that were added here, carried from allocator to allocator.
+//! Users' callbacks and observers, which stay registered across switches.
 //!
-//! Each allocator gets one callback and one observer of ours. Ours asks the users' callbacks, after the
-//! retired allocators; and notes that a request was refused, because observers are told only when giving
-//! back what retired allocators keep did not help either. Users' own are in
-//! [`Hooks`](crate::allocator::Hooks): they run with no lock held, and a request of theirs that fails asks
-//! and tells nobody again.
+//! Each allocator gets one internal callback and one internal observer. The callback first releases
+//! memory of retired allocators, then calls the users' callbacks. The observer only records that a
+//! request was refused: users' observers are notified only if releasing memory of retired allocators did
+//! not help either. The users' own hooks are in [`Hooks`](crate::allocator::Hooks). They run with no
+//! lock held. If a request made inside a hook fails, no hook is called for it.
 
 use std::cell::Cell;
 use std::sync::{Arc, Weak};
@@ -14,16 +14,16 @@ use crate::allocator::DeviceAllocator;
 use crate::strategies::Strategy;
 
 thread_local! {
-    /// Whether an allocator has told this thread's request that it fails.
+    /// Whether an allocator has reported this thread's request as failed.
     static REFUSED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether an allocator has told that this thread's request fails; once.
+/// Returns whether an allocator has reported this thread's request as failed, and clears the flag.
 pub(super) fn was_refused() -> bool {
     REFUSED.take()
 }
 
-/// Gives an allocator our hooks.
+/// Registers the internal hooks with an allocator.
 pub(super) fn attach(strategy: &Strategy, core: &Weak<Core>) {
     let Some(hooks) = strategy.control().hooks else { return };
     let (core, own) = (Weak::clone(core), Weak::clone(core));
@@ -32,7 +32,7 @@ pub(super) fn attach(strategy: &Strategy, core: &Weak<Core>) {
     }));
     hooks.add_oom_observer(Arc::new(|_| REFUSED.set(true)));
     hooks.report_outside();
-    // A rejection is final: what replaced allocators keep is not looked at.
+    // A rejection is final: memory of retired allocators is not considered.
     hooks.add_oom_rejection_observer(Arc::new(move |report| {
         if let Some(core) = own.upgrade() {
             core.hooks.tell_oom_rejection(report);

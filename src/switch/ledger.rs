@@ -1,22 +1,23 @@
-//! Counters over all allocators: the current one, the retired ones and those that have gone.
+//! Counters over all allocators: the current one, the retired ones and those that were dropped.
 //!
-//! Currents and sums are added up, so they are as exact as each allocator's own. **Peaks** begin anew at a
-//! switch: from then on they are the sum of each allocator's own peak, which is never below the truth and
-//! above it by at most what retired ones have given back since.
+//! Current values and sums are added up, so they are as exact as those of each allocator. **Peaks** are
+//! reset at a switch. From then on a peak is the sum of the allocators' own peaks. It is never below the
+//! true peak, and exceeds it by at most the bytes that retired allocators have released since.
 
 use crate::stats::{Counter, PerPool, Statistics, Usage};
 
-/// What no living allocator knows any more.
+/// The counters of dropped allocators.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Sums of allocators that have gone, and their peaks since the last switch.
+    /// Sums of dropped allocators, and their peaks since the last switch.
     gone: Statistics,
-    /// Requests that an allocator has refused and that were served all the same.
+    /// Requests that an allocator refused and that succeeded on a retry.
     rescued: i64,
 }
 
 impl Ledger {
-    /// The counters of all, given those of each that lives; `max_split_size` is the first one's.
+    /// Returns the sum of all counters, given those of each living allocator. `max_split_size` is taken
+    /// from the first.
     pub(super) fn sum(&self, all: &[Statistics]) -> Statistics {
         let mut sum = self.gone.clone();
         for one in all {
@@ -27,21 +28,21 @@ impl Ledger {
         sum
     }
 
-    /// The same of the most important counters, given those of all that live.
+    /// As [`sum`](Self::sum), for the counters of [`Usage`].
     pub(super) fn add_usage(&self, all: Usage) -> Usage {
         Usage::of(&self.gone).plus(all)
     }
 
-    /// An allocator has gone.
+    /// Adds the last counters of an allocator that is being dropped.
     pub(super) fn gone(&mut self, last: &Statistics) {
         let mut last = last.clone();
-        // What it still had in its cache went with it.
+        // Its cached segments were released in the drop.
         last.num_device_free += last.segment.all.current;
         last.free_blocks = 0;
-        // Their pools are unknown from now on.
+        // Its pools no longer exist.
         last.reserved_by_pool.clear();
         for counter in counters(&mut last) {
-            // What was reset, or is counted elsewhere, was not allocated here.
+            // A count that was reset, or is kept elsewhere, was not allocated here.
             let unfreed = counter.allocated.wrapping_sub(counter.freed).max(0);
             counter.freed = counter.freed.wrapping_add(counter.current.min(unfreed));
             counter.current = 0;
@@ -49,28 +50,28 @@ impl Ledger {
         add(&mut self.gone, &last);
     }
 
-    /// Refusals that no caller has heard of.
+    /// Counts refusals that no caller has seen.
     pub(super) fn rescue(&mut self, refusals: i64) {
         self.rescued += refusals;
     }
 
-    /// Peaks begin anew.
+    /// Resets the peaks.
     pub(super) fn reset_peaks(&mut self) {
         counters(&mut self.gone).into_iter().for_each(|counter| counter.peak = 0);
     }
 
-    /// Sums begin anew.
+    /// Resets the sums.
     pub(super) fn reset_accumulated(&mut self) {
         let mut ended = std::mem::take(&mut self.gone);
         for (kept, ended) in counters(&mut self.gone).into_iter().zip(counters(&mut ended)) {
-            // Peaks are no sums.
+            // Peaks are not sums.
             kept.peak = ended.peak;
         }
         self.rescued = 0;
     }
 }
 
-/// Everything that adds up, peaks too.
+/// Adds every figure that can be added, peaks included.
 fn add(sum: &mut Statistics, one: &Statistics) {
     for (sum, one) in counters(sum).into_iter().zip(counters(&mut one.clone())) {
         sum.add(one);
@@ -98,7 +99,7 @@ fn add(sum: &mut Statistics, one: &Statistics) {
     }
 }
 
-/// Every counter, in one order.
+/// Returns every counter, in a fixed order.
 fn counters(statistics: &mut Statistics) -> [&mut Counter; 29] {
     let Statistics {
         allocation: PerPool { all: a, large: b, small: c },

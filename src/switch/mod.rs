@@ -1,10 +1,14 @@
-//! One allocator after another behind one face: the strategy can change while the program runs.
+//! Replacing the allocator while the program runs.
 //!
 //! [`Switchable`] is a [`DeviceAllocator`] over the **current** allocator and the **retired** ones that
-//! still have live blocks. New requests go to the current one. A block goes back to the one that made it:
-//! the current one is asked first and refuses what is not its own, then the retired ones. A retired one
-//! goes when its last block is freed and nobody is inside. A switch builds and checks first, so one that
-//! fails changes nothing. Read next: `core`, then `crate::sync` for how a call finds the current one.
+//! still have live blocks. New requests go to the current one. A block is freed by the allocator that
+//! made it: every allocator refuses foreign blocks, so the current one is tried first, then the retired
+//! ones. The next allocator is built and checked before the switch, so a failed switch changes nothing.
+//!
+//! A retired allocator is dropped when its last block is freed, no call is using it, no scope is open
+//! and the driver accepts its memory. While a private pool has users nothing is switched: a CUDA graph
+//! may use the pool's addresses. Read next: `core`, then `crate::sync` for how a call finds the current
+//! allocator.
 
 mod capabilities;
 mod core;
@@ -41,8 +45,8 @@ pub struct Switchable {
 }
 
 impl Switchable {
-    /// An allocator that begins with `strategy`, which was built over `driver` from `config`. Later ones
-    /// are built over the same driver with the same options.
+    /// Creates an allocator that begins with `strategy`, which was built over `driver` from `config`.
+    /// Later allocators are built over the same driver with the same options.
     #[must_use]
     pub fn new(
         strategy: Strategy,
@@ -53,7 +57,7 @@ impl Switchable {
         Self { core: Core::new(strategy, driver, Some(config), options) }
     }
 
-    /// The same with an allocator of which nobody knows what it was built from: any further string
+    /// As [`new`](Self::new), for a strategy whose configuration is unknown: any further string
     /// switches.
     pub(crate) fn around(
         strategy: Strategy,
@@ -63,11 +67,11 @@ impl Switchable {
         Self { core: Core::new(strategy, driver, None, options) }
     }
 
-    /// An allocator that begins with what the configuration names.
+    /// Builds the allocator that the configuration names and begins with it.
     ///
     /// # Errors
     ///
-    /// [`BuildError`]; nothing was taken from the device then.
+    /// [`BuildError`]; nothing was allocated from the device then.
     pub fn build(
         config: &Config,
         driver: Arc<dyn Driver>,
@@ -78,46 +82,45 @@ impl Switchable {
     }
 
     /// Puts the allocator that the string names in force for all later requests. The string is complete:
-    /// what it does not say has its default. Blocks stay valid and go back to the allocator that made
-    /// them, whose idle memory is given back at once. A request that runs at this moment on another
-    /// thread may still be served by the old allocator.
+    /// a key that it does not name has its default. Blocks stay valid and are freed by the allocator
+    /// that made them. The idle memory of that allocator is released at once. A request that is running
+    /// on another thread may still be served by the old allocator.
     ///
     /// May wait for the driver and for running work, as releasing memory does.
     ///
     /// # Errors
     ///
-    /// [`SwitchError`]; everything is as it was then.
+    /// [`SwitchError`]; nothing was changed then.
     pub fn switch(&self, text: &str) -> Result<(), SwitchError> {
         let parsed = Config::parse(text, &registry::key_table());
         let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };
         self.switch_to(parsed.map_err(refused)?)
     }
 
-    /// The same with a configuration that was parsed before.
+    /// As [`switch`](Self::switch), with a parsed configuration.
     ///
     /// # Errors
     ///
-    /// [`SwitchError`]; everything is as it was then.
+    /// [`SwitchError`]; nothing was changed then.
     pub fn switch_to(&self, config: Config) -> Result<(), SwitchError> {
         self.core.switch(config)
     }
 
-    /// Puts a further string in force, on top of those before: what it does not say stays, apart from
-    /// the keys that PyTorch resets. A string that changes a key that the allocator reads once, when it is
-    /// built ([`Key::is_fixed`](crate::config::Key::is_fixed)), switches; any other changes the present
-    /// allocator. A
-    /// `per_process_memory_fraction` in it is the limit from now on (PyTorch's further strings move no
-    /// limit). May wait as [`switch`](Self::switch) does.
+    /// Applies a further string on top of the earlier ones. Keys that it does not name keep their
+    /// values, apart from those that PyTorch resets. A key that the allocator reads only when it is
+    /// built ([`Key::is_fixed`](crate::config::Key::is_fixed)) requires a switch; any other key changes
+    /// the current allocator. A `per_process_memory_fraction` in the string becomes the limit (in
+    /// PyTorch, further strings do not change the limit). May wait as [`switch`](Self::switch) does.
     ///
     /// # Errors
     ///
-    /// [`SwitchError`]; everything is as it was then.
+    /// [`SwitchError`]; nothing was changed then.
     pub fn update(&self, text: &str) -> Result<(), SwitchError> {
         self.core.update(text)
     }
 
-    /// Returns the error of [`update`](Self::update) as far as it is known without changing anything: what
-    /// the string and open scopes and pools refuse. The driver may refuse later.
+    /// Returns the errors of [`update`](Self::update) that can be found without changing anything: an
+    /// invalid string, open scopes and pools in use. The driver may still refuse later.
     ///
     /// # Errors
     ///
@@ -127,21 +130,21 @@ impl Switchable {
         self.core.check_update(text)
     }
 
-    /// The configuration in force.
+    /// Returns the configuration in force.
     #[must_use]
     pub fn config(&self) -> Config {
         self.core.state.lock().config.clone()
     }
 
-    /// The device.
+    /// Returns the driver.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.core.driver
     }
 
-    /// The current allocator. It stays, with all its memory, as long as this is held, also when another
-    /// one is put in force: for a look, not to keep. Blocks, scopes and limits that go past the
-    /// switchable allocator are not known to it.
+    /// Returns the current allocator, for inspection. The guard keeps that allocator and all its memory
+    /// alive, also after a switch, so do not store it. Blocks, scopes and limits made directly on the
+    /// returned allocator are unknown to the switchable one.
     #[must_use]
     pub fn strategy(&self) -> CurrentStrategy {
         CurrentStrategy {
@@ -150,7 +153,7 @@ impl Switchable {
         }
     }
 
-    /// How many replaced allocators still have blocks in callers' hands, or waiting for other streams.
+    /// Returns how many replaced allocators still have blocks that are live or wait for other streams.
     #[must_use]
     pub fn retired(&self) -> usize {
         self.core.generations.retired()
@@ -167,7 +170,7 @@ impl Switchable {
         freed.or_else(|refused| self.free_elsewhere(refused))
     }
 
-    /// Takes a block back that the current allocator has refused.
+    /// Frees a block that the current allocator has refused.
     #[cold]
     fn free_elsewhere(&self, refused: FreeError) -> Result<(), FreeError> {
         if !is_unknown(&refused.reason) {
@@ -175,7 +178,7 @@ impl Switchable {
         }
         let FreeError { reason, allocation } = refused;
         let mut asked = Some(allocation);
-        // The one that made a live block is among these, also if it became the current one just now.
+        // The maker of a live block is in this list, even if it became the current allocator just now.
         let freed = self.core.free_by(|generation| {
             let refused = generation.strategy.free(asked.take()?);
             match refused {
@@ -194,12 +197,12 @@ impl Switchable {
     }
 }
 
-/// Whether an allocator says that a block is none of its own.
+/// Returns true if an allocator refused a block because it did not make it.
 fn is_unknown(reason: &HandleError) -> bool {
     matches!(reason, HandleError::Foreign { .. } | HandleError::UnknownAddress { .. })
 }
 
-/// An answer, unless it says that the block belongs elsewhere.
+/// Returns `None` if an allocator refused a block because it did not make it, otherwise the result.
 fn of_maker<T>(answer: Result<T, HandleError>) -> Option<Result<T, HandleError>> {
     match answer {
         Err(reason) if is_unknown(&reason) => None,
@@ -207,10 +210,10 @@ fn of_maker<T>(answer: Result<T, HandleError>) -> Option<Result<T, HandleError>>
     }
 }
 
-/// A hold on the allocator that was current, which reads as its [`Strategy`].
+/// A guard that keeps the allocator that was current. Dereferences to its [`Strategy`].
 pub struct CurrentStrategy {
     core: Arc<Core>,
-    /// Always there until the drop.
+    /// `Some` until the drop.
     held: Option<Arc<Generation>>,
 }
 
@@ -279,9 +282,9 @@ impl DeviceAllocator for Switchable {
         })
     }
 
-    /// What the current allocator or a retired one can do. Counters always, because an allocator that does
-    /// not count wears the layer that does; hooks always, because they wait for an allocator that calls them;
-    /// the recording always, because it goes on through a switch.
+    /// Returns the capabilities of the current allocator and of retired ones. Three are always present.
+    /// Counters: an allocator without them is wrapped in the layer `statistics`. Hooks: they stay
+    /// registered for later allocators. Recording: it continues across switches.
     fn control(&self) -> Control<'_> {
         let own = Control {
             cross_stream: Some(self),

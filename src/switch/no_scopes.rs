@@ -1,15 +1,15 @@
-//! Proof that no scope is open and none opens, for as long as it is held.
+//! A guard: while it lives, no scope is open and none opens.
 //!
-//! Retired allocators wait for the device and release memory only under it, because they know nothing of
-//! captures in the current one. Each thread knows whether it holds one: if so, it never waits for
-//! the gate. It guards no data.
+//! Retired allocators wait for the device and release memory only under this guard, because they have no
+//! record of stream captures in the current allocator. A thread-local count shows whether the thread
+//! holds a guard; such a thread never waits for the gate. The gate guards no data.
 
 use std::cell::Cell;
 
 use parking_lot::RwLockReadGuard;
 
 thread_local! {
-    /// How many of these the thread holds.
+    /// The number of guards that the thread holds.
     static HELD: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -25,7 +25,7 @@ impl<'c> NoScopes<'c> {
         Self { _gate: gate }
     }
 
-    /// Whether the calling thread holds one, of whichever allocator.
+    /// Returns true if the calling thread holds a guard, of any switchable allocator.
     pub(super) fn is_held_here() -> bool {
         HELD.get() > 0
     }

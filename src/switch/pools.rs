@@ -1,8 +1,8 @@
 //! Private pools of a switchable allocator.
 //!
-//! A pool belongs to the allocator that was current when it was made, and a graph may use its freed
-//! addresses: while a pool has users there is no switch. So every call about a pool goes to the current
-//! allocator; one that was released before a switch is unknown after it.
+//! A pool belongs to the allocator that was current when the pool was created. A CUDA graph may use its
+//! freed addresses, so nothing is switched while a pool has users. Every call about a pool therefore
+//! goes to the current allocator. A pool that was released before a switch is unknown afterwards.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +21,7 @@ impl Core {
         self.open_scopes.store(state.scopes.len() + state.opening.len(), Ordering::SeqCst);
     }
 
-    /// Takes one mention of a pool off a list when the result is dropped.
+    /// Removes one entry for `pool` from a list when the result is dropped.
     fn strike_later(
         &self,
         pool: PoolId,
@@ -61,9 +61,9 @@ impl Switchable {
         })
     }
 
-    /// Says that a scope is about to open. From then on nothing is switched, and no retired allocator waits
-    /// or releases; so the maker, whose functions may be a user's, is asked with no lock held. Dropped, the
-    /// result is about to open no more.
+    /// Marks a scope as opening until the result is dropped. During that time nothing is switched and no
+    /// retired allocator waits or releases. So no lock is held while the scope is opened, which may run
+    /// user functions.
     fn announce(&self, pool: PoolId) -> Result<Defer<impl FnMut()>, PoolError> {
         let what = "scopes opened from inside a release of memory";
         let _gate = self.core.open_gate().ok_or(PoolError::NotSupported { pool, what })?;
@@ -73,8 +73,8 @@ impl Switchable {
         Ok(self.core.strike_later(pool, |state| &mut state.opening))
     }
 
-    /// Closes a scope where it was opened. It counts as closed whatever the answer: makers have ended it
-    /// then, or never had it.
+    /// Closes a scope on the allocator that opened it. The scope counts as closed even after an error:
+    /// the allocator has then ended it, or never had it.
     fn close_at_maker(&self, pool: PoolId) -> Result<(), PoolError> {
         let _closing = self.core.strike_later(pool, |state| &mut state.scopes);
         self.ask_pool(pool, |pools| pools.close_scope(pool))
@@ -110,7 +110,7 @@ impl PrivatePools for Switchable {
         self.core.call(|current| current.strategy.control().private_pools?.pool_users(pool))
     }
 
-    /// Waits until retired allocators have released what they are releasing now.
+    /// Waits until retired allocators have released the memory that they are releasing now.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         let opening = self.announce(pool)?;
         let opened = self.ask_pool(pool, |pools| pools.open_scope(pool, filter));

@@ -1,23 +1,24 @@
-//! Two fences that order a store before a load: a light one for those who do it often, a heavy one for
-//! those who do it rarely.
+//! Two fences that order a store before a load: a light one for the frequent side, a heavy one for the
+//! rare side.
 //!
-//! On Linux the kernel can make every thread of the process pass a full fence at the writer's request;
-//! then the light side is a fence for the compiler only, which saves 5 ns (AMD EPYC). Elsewhere, and where
-//! the kernel refuses at the start, both are full fences. One decision for the life of the process.
+//! On Linux, membarrier(2) makes every thread of the process pass a full fence at the rare side's
+//! request. The light side is then a compiler fence only, which saves 5 ns (AMD EPYC). Elsewhere, and
+//! where the kernel refuses to register the process, both are full fences. The decision is made once per
+//! process.
 //!
 //! Source: membarrier(2), `MEMBARRIER_CMD_PRIVATE_EXPEDITED`.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
-/// Whether the kernel takes the light side's part. The same answer for ever.
+/// Returns true if the light side needs no fence of its own. The result never changes.
 pub(super) fn is_asymmetric() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(kernel::register)
 }
 
-/// Orders what this thread stored before what it loads next, given that the other side is
-/// [`heavy`]. `asymmetric` is what [`is_asymmetric`] answered.
+/// Orders this thread's earlier stores before its later loads, provided that the other side calls
+/// [`heavy`]. `asymmetric` is the result of [`is_asymmetric`].
 #[inline]
 pub(super) fn light(asymmetric: bool) {
     if asymmetric {
@@ -27,8 +28,8 @@ pub(super) fn light(asymmetric: bool) {
     }
 }
 
-/// Orders what this thread stored before what it loads next, against every [`light`] of other threads.
-/// False if the kernel refused now: then nothing is ordered.
+/// Orders this thread's earlier stores before its later loads, against every [`light`] of other threads.
+/// Returns false if the kernel refused the call: then nothing is ordered.
 pub(super) fn heavy() -> bool {
     fence(Ordering::SeqCst);
     !is_asymmetric() || kernel::order_all()

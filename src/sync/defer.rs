@@ -1,4 +1,4 @@
-//! What is done at the end of a scope.
+//! A function call at the end of a scope.
 
 /// Calls its function when it is dropped, also when the scope ends with a panic.
 #[must_use = "dropping it calls the function"]

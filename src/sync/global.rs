@@ -1,9 +1,9 @@
-//! A lock that belongs to the whole process, and that a fork may find taken.
+//! A process-wide lock that stays consistent across `fork`.
 //!
-//! Each lock lists itself at its first use. A thread that forks takes all that are listed ([`hold_all`]), so
-//! that the child gets their values whole and releases them as the parent does. That needs a lock that is
-//! nothing but itself: parking_lot's keep their waiting threads in one table for all of them, with locks of
-//! its own, and a child may inherit those taken.
+//! Each lock registers itself at its first use. A thread that forks first takes all registered locks
+//! ([`hold_all`]), so the child finds every value complete and every lock held by its own thread. These
+//! locks are of `std`: parking_lot keeps waiting threads in a process-wide table with locks of its own,
+//! and a child could inherit those locked.
 
 #![cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "only the C interface handles forks"))]
 
@@ -13,8 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockW
 
 use super::barrier;
 
-/// The locks of the process, in the order in which a fork takes them. The first may be held while an
-/// allocator is made, the others only for a moment and with no other one taken inside.
+/// The locks of the process, in the order in which a fork takes them. The first one may be held while an
+/// allocator is made. The others are held briefly, and no other lock is taken under them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
     TorchDevices,
@@ -31,7 +31,7 @@ pub(crate) enum Rank {
     Warnings,
 }
 
-/// See the [module](self). No code of users runs under it.
+/// See the [module](self). User code never runs under it.
 #[derive(Debug)]
 pub(crate) struct Global<T> {
     value: RwLock<T>,
@@ -45,7 +45,7 @@ trait Hold: Sync {
 
 type List = Vec<(Rank, &'static dyn Hold)>;
 
-/// All locks that were used, by rank. Taken after all of them.
+/// All locks used so far, by rank. A fork takes this lock last.
 static LISTED: Mutex<List> = Mutex::new(Vec::new());
 
 fn listed() -> MutexGuard<'static, List> {
@@ -57,14 +57,14 @@ impl<T: Send + Sync + 'static> Global<T> {
         Self { value: RwLock::new(value), rank, is_listed: AtomicBool::new(false) }
     }
 
-    /// To look. What a panic has left is looked at all the same.
+    /// Locks for reading. A lock that a panic has poisoned is usable.
     #[inline]
     pub(crate) fn read(&'static self) -> RwLockReadGuard<'static, T> {
         self.list();
         self.value.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To change.
+    /// Locks for writing. A lock that a panic has poisoned is usable.
     #[inline]
     pub(crate) fn lock(&'static self) -> RwLockWriteGuard<'static, T> {
         self.list();
@@ -94,17 +94,18 @@ impl<T: Send + Sync + 'static> Hold for Global<T> {
     }
 }
 
-/// Takes all locks of the process, by rank, until the result is dropped. The calling thread holds those of
-/// rank `own` already.
+/// Takes all locks of the process, by rank, until the result is dropped. The calling thread already
+/// holds those of rank `own`.
 pub(crate) fn hold_all(own: Option<Rank>) -> Vec<Box<dyn Any>> {
-    // Decided before the fork: the child would wait for a thread that was deciding.
+    // Decided before the fork: otherwise the child could wait for a decision that another thread was
+    // making.
     let _ = barrier::is_asymmetric();
     loop {
         let all = listed().clone();
         let others = all.iter().filter(|(rank, _)| Some(*rank) != own);
         let mut held: Vec<_> = others.map(|(_, lock)| lock.hold()).collect();
         let now = listed();
-        // Another one may have been listed, and taken, since.
+        // Another lock may have been registered and taken since the list was copied.
         if now.len() == all.len() {
             held.push(Box::new(now));
             return held;

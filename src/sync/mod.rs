@@ -1,11 +1,12 @@
-//! What threads share and read without a lock.
+//! State that threads share and read without a lock.
 //!
-//! [`Swap`] holds a value that is read at every call and replaced rarely. Readers announce themselves in
-//! a slot of their thread (`slots`) with plain stores; the writer pays for both sides (`barrier`). Nothing
-//! here knows what the value is. The only unsafe parts are one dereference, two
-//! calls of the system, and the walk over a thread's own stack.
-//! [`Global`] is the lock of what the whole process shares. [`Quota`] is a number of bytes that all threads
-//! take from. [`Defer`] calls a function at the end of a scope.
+//! [`Swap`] holds a value that is read at every call and replaced rarely. A reader stores the value's
+//! address in its thread's slot (`slots`) with a plain store. The rare writer pays for both sides with a
+//! barrier on all threads (`barrier`). [`Global`] is a process-wide lock. [`Quota`] is a byte limit that
+//! all threads share. [`Defer`] calls a function at the end of a scope. None of these depends on the
+//! type of the value.
+//!
+//! Unsafe code: one dereference, two system calls, and the walk over the calling thread's stack.
 
 #![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
 

@@ -1,9 +1,10 @@
-//! So many bytes, which threads take and give back without a shared write while there is plenty.
+//! A byte limit that threads charge without shared writes while bytes are plentiful.
 //!
-//! Each thread keeps a **part** of what is free for itself and changes it with plain stores. It goes to
-//! the lock when its part is too small or has grown large. When the rest is too small, too, whoever asks
-//! collects all parts (`barrier`: it pays for both sides), and while bytes are scarce everybody asks under
-//! the lock. So at most the limit is held, and a request is refused only if it does not fit into it.
+//! Each thread reserves a **part** of the free bytes and changes it with plain stores. It takes the lock
+//! when its part is too small or has grown large. If the unreserved rest is too small as well, the
+//! thread collects all parts (`barrier`: it pays for both sides). While bytes are scarce, every call
+//! takes the lock. So the limit is exact: it is never exceeded, and a request is refused only if it does
+//! not fit.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -11,14 +12,14 @@ use parking_lot::Mutex;
 
 use super::{barrier, slots};
 
-/// Threads that keep a part. Those beyond ask under the lock.
+/// The number of threads that may reserve a part. Further threads always take the lock.
 const PARTS: usize = 64;
 /// The largest part, as a share of the limit.
 const PART_SHARE: u64 = 128;
-/// Bytes are plentiful again when such a share of the limit is free.
+/// Bytes are plentiful again when this share of the limit is free.
 const PLENTY_SHARE: u64 = 4;
 
-/// What one thread keeps free. Alone on its cache lines.
+/// The free bytes that one thread has reserved. Aligned so that no two parts share a cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Part {
@@ -32,15 +33,15 @@ struct Part {
 pub(crate) struct Quota {
     limit_bytes: u64,
     part_max_bytes: u64,
-    /// Whether nobody may touch its part. Changes under the lock.
+    /// Whether threads must leave their parts alone. Changed under the lock.
     is_scarce: AtomicBool,
     parts: Box<[Part]>,
-    /// What is held and what parts keep free.
+    /// Bytes taken by callers plus bytes reserved in parts.
     out_bytes: Mutex<u64>,
 }
 
 impl Quota {
-    /// All of it is free.
+    /// Creates a quota with all bytes free.
     pub(crate) fn new(limit_bytes: u64) -> Self {
         Self {
             limit_bytes,
@@ -55,7 +56,7 @@ impl Quota {
         self.limit_bytes
     }
 
-    /// What is held. Exact when no call overlaps.
+    /// Returns the bytes that callers hold. Exact when no call overlaps.
     pub(crate) fn held_bytes(&self) -> u64 {
         let out = self.out_bytes.lock();
         let free = |part: &Part| part.free_bytes.load(Ordering::Relaxed);
@@ -66,7 +67,7 @@ impl Quota {
     ///
     /// # Errors
     ///
-    /// What is held: with these bytes it would be more than the limit.
+    /// The bytes already held, if these bytes would exceed the limit.
     #[inline]
     pub(crate) fn take(&self, bytes: u64) -> Result<(), u64> {
         if self.change_part(|free| free.checked_sub(bytes)) {
@@ -75,7 +76,7 @@ impl Quota {
         self.take_of_rest(bytes)
     }
 
-    /// Gives back bytes that were taken.
+    /// Returns bytes that were taken.
     #[inline]
     pub(crate) fn give(&self, bytes: u64) {
         if !self.change_part(|free| self.as_part(free, bytes)) {
@@ -83,7 +84,7 @@ impl Quota {
         }
     }
 
-    /// Takes bytes whether or not they fit.
+    /// Takes bytes even if they exceed the limit.
     pub(crate) fn force(&self, bytes: u64) {
         let mut out = self.out_bytes.lock();
         *out = out.saturating_add(bytes);
@@ -93,8 +94,8 @@ impl Quota {
         free.checked_add(more).filter(|sum| *sum <= self.part_max_bytes)
     }
 
-    /// Replaces what the calling thread keeps free by what `change` makes of it, if that is something.
-    /// False if not, or if the thread may not now.
+    /// Replaces the calling thread's part by the result of `change`. Returns false if the result is
+    /// `None`, or if the thread may not change its part now.
     #[inline]
     fn change_part(&self, change: impl FnOnce(u64) -> Option<u64>) -> bool {
         let Some(slot) = slots::own() else {
@@ -104,7 +105,8 @@ impl Quota {
             return false;
         };
         part.is_changing.store(true, Ordering::Relaxed);
-        // The other side is in `collect`: it sees that this changes, or this sees that bytes are scarce.
+        // Pairs with the barrier in `collect`: either it sees `is_changing`, or this thread sees
+        // `is_scarce`.
         barrier::light(slot.asymmetric);
         let next = match self.is_scarce.load(Ordering::Acquire) {
             true => None,
@@ -151,12 +153,12 @@ impl Quota {
         self.look_for_plenty(*out);
     }
 
-    /// Takes all parts back, and lets nobody touch one from now on. Waits for threads that are in the
-    /// middle of a change.
+    /// Takes all parts back and forbids further changes to them. Waits for threads in the middle of a
+    /// change.
     fn collect(&self, out: &mut u64) {
         self.is_scarce.store(true, Ordering::SeqCst);
         if !barrier::heavy() {
-            // The kernel refuses: parts stay, and what they keep counts as held.
+            // The kernel refuses: the parts stay, and their bytes count as held.
             self.is_scarce.store(false, Ordering::Release);
             return;
         }
@@ -168,7 +170,7 @@ impl Quota {
         }
     }
 
-    /// The caller has the lock.
+    /// Ends scarcity if enough is free. The caller holds the lock.
     fn look_for_plenty(&self, out: u64) {
         let free = self.limit_bytes.saturating_sub(out);
         if free >= self.limit_bytes / PLENTY_SHARE && self.is_scarce.load(Ordering::Relaxed) {

@@ -1,8 +1,8 @@
-//! One slot per thread, with a number, in which it says what it reads now.
+//! One numbered slot per thread, which holds the address that the thread is reading (a hazard pointer).
 //!
-//! Slots are never freed, only handed on once they name nothing: a process has as many as it had threads
-//! at once, and one more for each read that was leaked. A thread says
-//! one thing at a time; who reads inside a read goes another way (see `swap`).
+//! Slots are never freed. A slot passes to another thread once its thread has ended and it is empty. So
+//! there are as many as there were threads at once, plus one for each leaked read. A thread announces
+//! one address at a time; a read inside a read takes a counted reference instead (see `swap`).
 
 use std::cell::Cell;
 use std::ptr::null_mut;
@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::{Global, Rank, barrier};
 
-/// What one thread reads. On a line of its own, so that threads do not take it from each other.
+/// The address that one thread reads. Aligned so that no two slots share a cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Slot {
     reading: AtomicPtr<()>,
     pub(super) asymmetric: bool,
-    /// No other slot has it; small ones come first.
+    /// Unique. The lowest numbers are used first.
     pub(super) number: usize,
 }
 
 #[derive(Debug)]
 struct Slots {
     all: Vec<&'static Slot>,
-    /// Of threads that have ended. One may still name what a read that was leaked, or that is dropped
-    /// later in the thread's end, goes on to use: it is handed on when it names nothing.
+    /// Slots of threads that have ended. A slot may still hold an address: of a leaked read, or of one
+    /// that is dropped later in the thread's end. Such a slot is reused only once it is empty.
     unused: Vec<&'static Slot>,
 }
 
@@ -32,12 +32,12 @@ static SLOTS: Global<Slots> =
     Global::new(Rank::Slots, Slots { all: Vec::new(), unused: Vec::new() });
 
 thread_local! {
-    /// The thread's slot, once it has one. Without a destructor, so that asking takes one load.
+    /// The thread's slot, once it has one. Without a destructor, so reading it takes one load.
     static OWN: Cell<Option<&'static Slot>> = const { Cell::new(None) };
     static RETURN: Return = const { Return };
 }
 
-/// Offers the thread's slot to others when the thread ends.
+/// Makes the thread's slot available to others when the thread ends.
 struct Return;
 
 impl Drop for Return {
@@ -46,7 +46,7 @@ impl Drop for Return {
     }
 }
 
-/// The calling thread's slot, unless it says something already, or the thread is ending.
+/// Returns the calling thread's slot; `None` if the slot is in use or the thread is ending.
 #[inline]
 pub(super) fn idle() -> Option<&'static Slot> {
     match OWN.get() {
@@ -55,13 +55,13 @@ pub(super) fn idle() -> Option<&'static Slot> {
     }
 }
 
-/// The calling thread's slot, unless the thread is ending.
+/// Returns the calling thread's slot; `None` if the thread is ending.
 #[inline]
 pub(super) fn own() -> Option<&'static Slot> {
     OWN.get().or_else(take)
 }
 
-/// Gives the thread a slot, unless it is ending.
+/// Assigns a slot to the calling thread; returns `None` if the thread is ending.
 #[cold]
 fn take() -> Option<&'static Slot> {
     RETURN.try_with(|_| ()).ok()?;
@@ -83,28 +83,28 @@ fn take() -> Option<&'static Slot> {
 }
 
 impl Slot {
-    /// Whether it names nothing. Once its thread has ended nobody but the next owner makes it name
-    /// something again.
+    /// Returns true if the slot is empty. After its thread has ended, only the next owner fills it
+    /// again.
     #[inline]
     fn is_silent(&self) -> bool {
         self.reading.load(Ordering::Relaxed).is_null()
     }
 
-    /// Says that the thread reads what `at` points to; null for nothing. Only the slot's own thread.
+    /// Announces that the thread reads `at`; null means nothing. Only called by the slot's own thread.
     #[inline]
     pub(super) fn say(&self, at: *mut ()) {
         self.reading.store(at, Ordering::Release);
     }
 
-    /// Says that the thread reads nothing any more. What it read comes before this.
+    /// Announces that the thread reads nothing. Its earlier reads are ordered before this store.
     #[inline]
     pub(super) fn hush(&self) {
         self.reading.store(null_mut(), Ordering::Release);
     }
 }
 
-/// Whether any thread says that it reads what `at` points to. What those who stopped saying so have read
-/// comes before this.
+/// Returns true if any thread announces that it reads `at`. Reads of threads that have ended their
+/// announcement happen before this call returns.
 pub(super) fn anyone_reads(at: *mut ()) -> bool {
     SLOTS.read().all.iter().any(|slot| slot.reading.load(Ordering::Acquire) == at)
 }

@@ -1,9 +1,10 @@
-//! A value that is read at every call and replaced rarely, with those that were replaced.
+//! A value that is read at every call and replaced rarely, and the values it replaced.
 //!
-//! A read stores the value's address in the thread's slot and looks whether the value is still the
-//! current one: no lock, no counted reference (those take 20 ns for a pair of calls on an AMD EPYC, this
-//! takes about 4). A replaced value stays until it is let go of, which succeeds only while nobody reads
-//! it. A read inside a read, and a read of a thread that is ending, takes a counted reference instead.
+//! A read stores the value's address in the thread's slot and checks that the value is still the current
+//! one. This needs no lock and no reference count (a counted pair of calls takes 20 ns on an AMD EPYC,
+//! this about 4). A replaced value stays until `let_go` takes it out, which succeeds only while no
+//! thread reads it. A read inside a read, and a read of a thread that is ending, takes a counted
+//! reference instead.
 
 use std::fmt;
 use std::ops::Deref;
@@ -30,17 +31,17 @@ struct Kept<T> {
 
 struct Retired<T> {
     value: Arc<T>,
-    /// Whether every read that began before it was replaced can be seen by now.
+    /// Whether every read that began before the replacement is visible in the slots.
     settled: bool,
 }
 
-/// The current value, then the replaced ones from the newest on.
+/// The current value, then the replaced ones from the newest to the oldest.
 pub(crate) type All<T> = SmallVec<[Arc<T>; 4]>;
 
 /// A read that lasts until this is dropped. Stays on its thread.
 pub(crate) struct Read<'s, T> {
     at: *const T,
-    /// Where this thread says that it reads `at`; otherwise `held` keeps it.
+    /// The slot that announces `at`; without one, `held` keeps the value alive.
     slot: Option<&'static Slot>,
     held: Option<Arc<T>>,
     swap: &'s Swap<T>,
@@ -51,29 +52,30 @@ impl<T> Deref for Read<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: `at` came from an `Arc`. Either `held` is that one, or `kept` holds it: `at` was current
-        // after `slot` named it, so a later `replace` orders its store before its look at the slots
-        // (`barrier`), and `let_go`, the only one who takes a value out of `kept`, finds the slot and
-        // leaves the value there. The slot names it until this is dropped, because who reads inside this
-        // read gets no slot. The swap is borrowed meanwhile, so `kept` is not dropped either.
+        // SAFETY: `at` came from an `Arc`. Either `held` is that one, or `kept` holds it: `at` was
+        // current after `slot` announced it, so a later `replace` orders its store before it scans the
+        // slots (`barrier`). Only `let_go` takes values out of `kept`, and it leaves a value that a slot
+        // announces. The slot holds `at` until this is dropped, because a read inside this read gets no
+        // slot. The swap is borrowed until then, so `kept` is not dropped either.
         unsafe { &*self.at }
     }
 }
 
 impl<T> Read<'_, T> {
-    /// Ends the read; true if the value was replaced before that. Then whoever replaced it may have found
-    /// this read in the way. If this is false, [`Swap::let_go`] does not find it.
+    /// Ends the read; returns true if the value was replaced before that. Then this read may have
+    /// prevented a [`Swap::let_go`]. If this returns false, it did not and will not.
     #[inline(always)]
     pub(crate) fn leave(self) -> bool {
         let (swap, at) = (self.swap, self.at);
         let asymmetric = self.slot.is_some_and(|slot| slot.asymmetric);
         drop(self);
-        // The other side is the barrier of `replace`: it sees the end, or this sees the next value.
+        // Pairs with the barrier of `replace`: either `replace` sees the end, or this sees the next
+        // value.
         barrier::light(asymmetric);
         !std::ptr::eq(swap.current.load(Ordering::Acquire), at)
     }
 
-    /// Which value this reads: a name to compare with.
+    /// Returns the value's address, for comparison only.
     #[inline(always)]
     pub(crate) fn name(&self) -> *const T {
         self.at
@@ -90,7 +92,7 @@ impl<T> Drop for Read<'_, T> {
 }
 
 impl<T: Send + Sync> Swap<T> {
-    /// With this value first.
+    /// Creates a swap with `value` as its current value.
     pub(crate) fn new(value: T) -> Self {
         let current = Arc::new(value);
         let at = Arc::as_ptr(&current).cast_mut();
@@ -98,7 +100,8 @@ impl<T: Send + Sync> Swap<T> {
         Self { current: AtomicPtr::new(at), kept }
     }
 
-    /// The current value, which lives until the read is dropped, also when it is replaced meanwhile.
+    /// Returns the current value, which lives until the read is dropped, even if it is replaced during
+    /// the read.
     #[inline(always)]
     pub(crate) fn read(&self) -> Read<'_, T> {
         let Some(slot) = slots::idle() else {
@@ -123,19 +126,19 @@ impl<T: Send + Sync> Swap<T> {
         Read { at: Arc::as_ptr(&held), slot: None, held: Some(held), swap: self }
     }
 
-    /// Shows the current value.
+    /// Calls `read` with the current value.
     #[cfg(test)]
     #[inline(always)]
     pub(crate) fn with<R>(&self, read: impl FnOnce(&T) -> R) -> R {
         read(&self.read())
     }
 
-    /// The current value.
+    /// Returns a counted reference to the current value.
     pub(crate) fn current(&self) -> Arc<T> {
         Arc::clone(&self.kept.read().current)
     }
 
-    /// All values at one moment.
+    /// Returns all values at one moment.
     pub(crate) fn all(&self) -> All<T> {
         let kept = self.kept.read();
         let mut all = All::with_capacity(1 + kept.retired.len());
@@ -144,13 +147,13 @@ impl<T: Send + Sync> Swap<T> {
         all
     }
 
-    /// How many replaced values are still there.
+    /// Returns how many replaced values are still there.
     pub(crate) fn retired(&self) -> usize {
         self.kept.read().retired.len()
     }
 
-    /// Makes `next` the current value and returns the replaced one, which stays. Waits for nobody who
-    /// reads.
+    /// Makes `next` the current value and returns the replaced one, which stays. Does not wait for
+    /// readers.
     pub(crate) fn replace(&self, next: T) -> Arc<T> {
         let next = Arc::new(next);
         let mut kept = self.kept.write();
@@ -161,9 +164,8 @@ impl<T: Send + Sync> Swap<T> {
         old
     }
 
-    /// Takes a replaced value out, if nobody reads it, nobody else holds a reference and `may_go` agrees.
-    /// `may_go` runs while nobody can come to read it, under this value's lock. Gives `old` back
-    /// otherwise.
+    /// Takes a replaced value out if no thread reads it, no other reference exists and `may_go` returns
+    /// true. `may_go` runs under this swap's lock, while no new read of the value can begin.
     ///
     /// # Errors
     ///
@@ -209,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// Says when it is dropped, and what it was while it lived.
+    /// Counts its drop, and changes `twice` so that a read after the drop is noticed.
     #[derive(Debug)]
     struct Marked {
         value: u64,
@@ -256,11 +258,12 @@ mod tests {
 
     #[test]
     fn a_read_that_its_thread_has_leaked_keeps_its_value_for_ever() {
-        // Leaked too: the slot names an address for ever, which must not be another test's.
+        // Leaked too: the slot keeps its address, and no other test's swap may reuse that
+        // address.
         let swap: &'static Swap<u32> = Box::leak(Box::new(Swap::new(1)));
         std::thread::scope(|scope| {
             scope.spawn(|| std::mem::forget(swap.read())).join().unwrap();
-            // Whoever got the leaked slot would make it name something else.
+            // A thread that reused the leaked slot would overwrite the address.
             scope.spawn(|| swap.with(|value| assert_eq!(*value, 1))).join().unwrap();
         });
         let old = swap.replace(2);
@@ -271,7 +274,7 @@ mod tests {
         assert_eq!(swap.retired(), 1);
     }
 
-    /// Lets its read go late in the end of its thread, when it is told to.
+    /// Drops its read late in the end of its thread, when the channel allows it.
     struct Late {
         read: Option<Read<'static, u32>>,
         ending: mpsc::Sender<()>,
@@ -294,7 +297,7 @@ mod tests {
         let swap: &'static Swap<u32> = Box::leak(Box::new(Swap::new(1)));
         let ((ending, is_ending), (end_it, end)) = (mpsc::channel(), mpsc::channel());
         let thread = std::thread::spawn(move || {
-            // Made before the slot, so it is destroyed after the slot was offered to others.
+            // Created before the slot, so it is destroyed after the slot became available to others.
             LATE.with_borrow_mut(|late| {
                 *late = Some(Late { read: Some(swap.read()), ending, end });
             });
@@ -336,7 +339,7 @@ mod tests {
         let swap = Swap::new(Marked::new(0, &gone));
         const ROUNDS: u64 = 2000;
         std::thread::scope(|scope| {
-            // Dropped however the loop below ends.
+            // Dropped on every way out of the loop below.
             let running = Arc::new(());
             for _ in 0..3 {
                 let (swap, watched) = (&swap, Arc::downgrade(&running));
