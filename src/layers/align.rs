@@ -1,8 +1,8 @@
 //! `align:4KiB`: every block starts at a multiple of a power of two.
 //!
-//! A request asks the allocator below for as much more as it takes to find such an address inside,
-//! which is the alignment less what the allocator below keeps anyhow. When that is enough already, all
-//! calls go straight through and all capabilities stay; otherwise see [`Shifted`] for what is absent.
+//! Each request to the allocator below is enlarged so that an aligned address lies inside the block: by
+//! the alignment less the one that the allocator below guarantees. If that guarantee suffices, all calls
+//! pass through and all capabilities stay; otherwise see [`Shifted`] for those that are absent.
 
 use super::shift::{Block, Placement, Shifted};
 use crate::allocator::DeviceAllocator;
@@ -15,12 +15,12 @@ pub(crate) type Aligned<A> = Shifted<A, Align>;
 #[derive(Clone, Copy, Debug)]
 pub struct Align {
     align_bytes: u64,
-    /// What is asked for besides.
+    /// The bytes added to each request.
     slack_bytes: u64,
 }
 
-/// `inner` with blocks at multiples of `align_bytes`, given that its own are at multiples of `known_bytes`
-/// (1 if nothing is known). Both are rounded up to powers of two, at most 2^62.
+/// Returns `inner` with blocks at multiples of `align_bytes`, given that its own blocks are at multiples
+/// of `known_bytes` (1 if unknown). Both are rounded up to powers of two, at most 2^62.
 pub fn align<A: DeviceAllocator>(inner: A, align_bytes: u64, known_bytes: u64) -> Aligned<A> {
     let power = |bytes: u64| bytes.clamp(1, 1 << 62).next_power_of_two();
     let align_bytes = power(align_bytes);
@@ -41,8 +41,8 @@ impl Placement for Align {
         below_address.wrapping_neg() & (self.align_bytes - 1)
     }
 
-    /// Refuses a block of an allocator that keeps less alignment than was said: the end of the caller's
-    /// bytes would lie outside.
+    /// Refuses a block that is less aligned than `known_bytes` promised: the end of the caller's bytes
+    /// would lie outside the block.
     fn placed(&self, block: &Block, below_address: u64) -> Result<(), DriverError> {
         if block.address - below_address <= self.slack_bytes {
             return Ok(());

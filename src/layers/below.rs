@@ -1,4 +1,5 @@
-//! The cache below a layer that makes handles of its own: `Front` and `Shifted` translate them.
+//! The caching calls of layers that make handles of their own. `Front` and `Shifted` translate the
+//! handles.
 
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, CrossStream, DeviceAllocator,
@@ -9,26 +10,27 @@ use crate::history::SegmentLayout;
 
 /// A layer with handles of its own.
 pub(super) trait Above: Send + Sync {
-    /// The allocator below.
+    /// Returns the allocator below.
     fn inner(&self) -> &dyn DeviceAllocator;
 
-    /// The handle that the allocator below has for the block; `None` if it is this one.
+    /// Returns the handle that the allocator below made for the block; `None` if it is `allocation`
+    /// itself.
     fn below(&self, allocation: &Allocation) -> Option<Allocation>;
 
-    /// Idle memory is about to be released.
+    /// Called before idle memory is released.
     fn empties(&self) {}
 
-    /// The cache below.
+    /// Returns the caching capability of the allocator below.
     fn cache(&self) -> &dyn Caching {
         self.inner().control().caching.expect(PRESENT)
     }
 
-    /// Use by other streams, below.
+    /// Returns the cross-stream capability of the allocator below.
     fn cross(&self) -> &dyn CrossStream {
         self.inner().control().cross_stream.expect(PRESENT)
     }
 
-    /// Calls `ask` with the handle of the allocator below.
+    /// Calls `ask` with the handle that the allocator below made.
     fn seen<R>(&self, allocation: &Allocation, ask: impl FnOnce(&Allocation) -> R) -> R
     where
         Self: Sized,

@@ -1,8 +1,8 @@
-//! `fault:[call:5]`: requests that fail on purpose, to see what a program does then.
+//! `fault:[call:5]`: fails requests on purpose, to test how a program handles it.
 //!
-//! Fails the k-th request, each with a probability, or each above a size; whichever holds. Chance comes
-//! from a seed and the number of the request, so that a program without threads fails at the same
-//! places every time. A request that fails here is out of memory and never reaches the allocator below.
+//! Fails the k-th request, each request with a probability, or each above a size. The random numbers
+//! depend only on a seed and the number of the request, so a single-threaded program fails at the same
+//! places every time. A failed request returns out of memory and never reaches the allocator below.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use crate::error::{AllocResult, OutOfMemory};
 /// See the [module](self).
 pub(crate) type Faulting<A> = Watched<A, Faults>;
 
-/// When requests fail, and how many there were.
+/// When requests fail, with the counts so far.
 #[derive(Debug)]
 pub struct Faults {
     when: FaultSetting,
@@ -23,20 +23,20 @@ pub struct Faults {
     injected: AtomicU64,
 }
 
-/// `inner` with requests that fail on purpose.
+/// Returns `inner` with requests that fail on purpose.
 pub fn fault<A: DeviceAllocator>(inner: A, when: FaultSetting) -> Faulting<A> {
     let (calls, injected) = (AtomicU64::new(0), AtomicU64::new(0));
     Watched::new(inner, Faults { when, calls, injected })
 }
 
 impl Faults {
-    /// How many requests failed on purpose so far. Never waits.
+    /// Returns how many requests have failed on purpose so far. Never waits.
     pub fn injected(&self) -> u64 {
         self.injected.load(Ordering::Relaxed)
     }
 }
 
-/// A number in [0, 1) that looks random, from a seed and a position.
+/// Returns a pseudo-random number in [0, 1) for a seed and a position.
 ///
 /// Source: the output function of SplitMix64 (Steele, Lea and Flood, 2014).
 fn chance(seed: u64, position: u64) -> f64 {

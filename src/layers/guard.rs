@@ -1,13 +1,14 @@
-//! `guard`: bytes before and behind each block that nobody may write; on memory of the host only.
+//! `guard`: guard bytes before and behind each block, for host memory only. Finds writes past a block.
 //!
-//! A block has 512 guard bytes on each side, the second beginning at the very byte behind what was asked
-//! for. Fresh memory is filled with 0xCB and freed memory with 0xDD, in stream order, so that bytes that were
-//! never written, or are read after the free, are seen. A request **waits** for the block's stream, because
-//! who has memory of the host may write to it at once. A free waits for that stream and
-//! for all streams whose use was announced, then looks at the guards. Damage is told to a callback (from
-//! the string: the standard error stream) and the block is freed all the same. If the allocator below refuses
-//! the free, the block comes back to its holder with the bytes of freed memory in it. For private pools and
-//! sharing see [`Shifted`]: they are absent.
+//! A block has 512 guard bytes on each side; the second guard begins directly behind the requested
+//! bytes. Fresh memory is filled with 0xCB and freed memory with 0xDD, in stream order, so that reads of
+//! uninitialised or freed memory are noticed. A request **waits** for the block's stream, because the
+//! caller may write to host memory at once. A free waits for that stream and for all streams announced
+//! with `record_stream`, then checks the guards.
+//!
+//! Damage is reported to a callback (from the string: to the standard error stream), and the block is
+//! freed all the same. If the allocator below refuses the free, the block stays with its caller, filled
+//! with 0xDD. Private pools and sharing are absent, see [`Shifted`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,49 +23,49 @@ use crate::ids::StreamId;
 /// See the [module](self).
 pub type Guarded<A> = Shifted<A, Guard>;
 
-/// Guard bytes on each side: a multiple of what allocators align to.
+/// Guard bytes on each side: a multiple of the alignment of every allocator.
 pub(crate) const GUARD_BYTES: u64 = GUARD_LEN as u64;
 const GUARD_LEN: usize = 512;
-/// What guards are filled with.
+/// The byte that guards are filled with.
 pub(crate) const GUARD: u8 = 0xA5;
-/// What fresh memory is filled with.
+/// The byte that fresh memory is filled with.
 pub(crate) const FRESH: u8 = 0xCB;
-/// What freed memory is filled with.
+/// The byte that freed memory is filled with.
 pub(crate) const FREED: u8 = 0xDD;
 
-/// On which side of a block.
+/// A side of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Before its first byte.
     Before,
-    /// Behind its last.
+    /// Behind its last byte.
     Behind,
 }
 
-/// What was found at a free.
+/// The result of a failed check at a free.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// Guard bytes were overwritten.
     Overwritten {
         /// The block.
         block: Block,
-        /// Which of its guards.
+        /// The side of the damaged guard.
         side: Side,
-        /// Where the first overwritten byte lies: so far before the block's start, or behind its end (0 is
-        /// the very next byte).
+        /// The distance of the nearest overwritten byte from the block's start or end (0: the adjacent
+        /// byte behind it).
         nearest_bytes: u64,
-        /// How many bytes differ.
+        /// The number of bytes that differ.
         count: u64,
-        /// The first overwritten byte's address.
+        /// The address of the first overwritten byte.
         address: u64,
-        /// What stands there now.
+        /// The value of that byte.
         found: u8,
     },
-    /// The device did not let the guards be read.
+    /// The device failed to read the guards.
     Unread {
         /// The block.
         block: Block,
-        /// Why.
+        /// The error.
         error: DriverError,
     },
 }
@@ -92,10 +93,10 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Told of damage, with no lock held.
+/// Called with the damage, with no lock held.
 pub type DamageReporter = Box<dyn Fn(&Damage) + Send + Sync>;
 
-/// Writes and reads guards.
+/// Writes and checks guards.
 pub struct Guard {
     driver: Arc<dyn Driver>,
     report: DamageReporter,
@@ -108,8 +109,8 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// `inner`, whose blocks are memory of `driver` that host bytes can be copied to and from at any time, with
-/// guards; damage is told to `report`.
+/// Returns `inner` with guards; damage is reported to `report`. The blocks of `inner` must be memory of
+/// `driver` that host code can copy to and from at any time.
 pub fn guard_to<A: DeviceAllocator>(
     inner: A,
     driver: Arc<dyn Driver>,
@@ -119,13 +120,13 @@ pub fn guard_to<A: DeviceAllocator>(
     Shifted::new(inner, Guard { driver, report, damaged })
 }
 
-/// The same with damage written to the standard error stream.
+/// As [`guard_to`], with damage written to the standard error stream.
 pub fn guard<A: DeviceAllocator>(inner: A, driver: Arc<dyn Driver>) -> Guarded<A> {
     guard_to(inner, driver, Box::new(|damage| super::say(damage)))
 }
 
 impl<A: DeviceAllocator> Shifted<A, Guard> {
-    /// How often damage was told. Never waits.
+    /// Returns how often damage was reported. Never waits.
     pub fn damaged(&self) -> u64 {
         self.place().damaged.load(Ordering::Relaxed)
     }
@@ -137,7 +138,7 @@ impl Guard {
         (self.report)(damage);
     }
 
-    /// What is wrong with the guard at `start`.
+    /// Returns the damage of the guard at `start`, if any.
     fn look(
         &self,
         block: &Block,
@@ -168,7 +169,7 @@ impl Guard {
 
     fn check(&self, block: &Block, below: u64, used_by: &[StreamId]) -> Result<(), DriverError> {
         let wait = |stream: &StreamId| self.driver.synchronize_stream(*stream);
-        // Streams may be destroyed before the block is freed. Their work may not be done then.
+        // A stream may have been destroyed before the block is freed; its work may still be running.
         let own_is_gone = wait(&block.stream).is_err();
         if own_is_gone || used_by.iter().any(|stream| wait(stream).is_err()) {
             self.driver.synchronize_device()?;
@@ -199,7 +200,7 @@ impl Placement for Guard {
         self.driver.fill(below, GUARD, GUARD_BYTES, stream)?;
         self.driver.fill(address, FRESH, size_bytes, stream)?;
         self.driver.fill(address + size_bytes, GUARD, GUARD_BYTES, stream)?;
-        // Inside a capture only the graph writes.
+        // During a capture only the graph writes to the block.
         unless_captured(self.driver.synchronize_stream(stream))
     }
 

@@ -1,8 +1,8 @@
-//! `limit:8GiB`: callers hold at most so many bytes; a request beyond fails as out of memory.
+//! `limit:8GiB`: limits the bytes that callers hold; a request beyond the limit fails as out of memory.
 //!
-//! Counted is what callers asked for, by every call; what the allocator below rounds up or caches
-//! is its own affair (`per_process_memory_fraction` limits that). Blocks that come back with a
-//! checkpoint are counted too, also beyond the limit, because nobody asked.
+//! Requested bytes count. Rounding and caching of the allocator below do not
+//! (`per_process_memory_fraction` limits those). The limit is exact, see `sync::Quota`. Blocks that a
+//! restored checkpoint makes live count too, even beyond the limit, because no request asks for them.
 
 use super::watch::{Watch, Watched, out_of_memory};
 use crate::allocator::{DeviceAllocator, Request};
@@ -13,18 +13,18 @@ use crate::sync::Quota;
 /// See the [module](self).
 pub(crate) type Limited<A> = Watched<A, Limit>;
 
-/// The limit and what is held.
+/// The limit and the bytes that callers hold.
 #[derive(Debug)]
 pub struct Limit {
     held: Quota,
 }
 
-/// `inner` with at most `limit_bytes` in callers' hands.
+/// Returns `inner` with at most `limit_bytes` in callers' hands.
 pub fn limit<A: DeviceAllocator>(inner: A, limit_bytes: u64) -> Limited<A> {
     Watched::new(inner, Limit { held: Quota::new(limit_bytes) })
 }
 
-/// A request under way. Dropped only if the allocator below panics.
+/// The bytes of a request in progress. Dropped only if the allocator below panics.
 struct Charge<'l> {
     held: &'l Quota,
     bytes: u64,
@@ -38,7 +38,7 @@ impl Drop for Charge<'_> {
 }
 
 impl Limit {
-    /// What callers hold now, in bytes, with requests under way. Exact when no call overlaps.
+    /// Returns the bytes that callers hold, including requests in progress. Exact when no call overlaps.
     pub fn held_bytes(&self) -> u64 {
         self.held.held_bytes()
     }

@@ -1,16 +1,16 @@
-//! `log:"PATH"`: every request, its failure and every free, as RMM's logging adaptor writes them.
+//! `log:"PATH"`: logs every request, failure and free in the format of RMM's logging adaptor.
 //!
 //! Rows are `Thread,Time,Action,Pointer,Size,Stream`; actions are `allocate`, `allocate failure` and
-//! `free`; times are UTC. A `free` is written before the allocator below hears of it and an `allocate`
-//! afterwards, so rows about one address are in order whatever threads do; a free that was refused is
-//! followed by an `allocate` of the same block. `replay` reads such files.
+//! `free`; times are UTC. A `free` is written before the allocator below receives it, and an `allocate`
+//! after the allocator below has returned. So the rows of one address are in order, whatever threads do.
+//! A refused free is followed by an `allocate` of the same block. `replay` reads such files.
 //!
-//! A table of live blocks remembers what a block was when it comes back as a bare address. A free takes
-//! the block out before the allocator below hears of it, because the address may be handed out again at
-//! once, and puts it back if the free is refused. No lock is held while the allocator below runs.
+//! A table of live blocks supplies size and stream of a block that is freed by address. A free removes
+//! the block before the allocator below receives it, because the address may be allocated again at once,
+//! and puts it back if the free is refused. No lock is held while the allocator below runs.
 //!
-//! Rows are buffered (64 KiB). When the file cannot be written any more, logging ends, the allocator
-//! goes on, and [`Log::error`] and the standard error stream say so.
+//! Rows are buffered (64 KiB). If the file can no longer be written, logging ends and the allocator
+//! continues. [`Log::error`] returns the error, which is also written to the standard error stream.
 //!
 //! Source of the format: `rmm::mr::logging_resource_adaptor`.
 
@@ -37,21 +37,21 @@ pub const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// What is known of a live block.
+/// A live block.
 #[derive(Debug)]
 struct Record {
     block: Block,
-    /// Its handle.
+    /// The owner and token of its handle.
     handle: (OwnerId, Token),
-    /// How many were entered before.
+    /// The number of blocks entered before it.
     number: u64,
 }
 
-/// Live blocks and the file.
+/// The table of live blocks, and the file.
 #[derive(Debug)]
 pub struct Log {
     live: Sharded<Record>,
-    /// How many blocks were entered.
+    /// The number of blocks entered so far.
     entered: AtomicU64,
     path: PathBuf,
     sink: Mutex<Sink>,
@@ -63,11 +63,11 @@ enum Sink {
     Broken(io::Error),
 }
 
-/// `inner` with a log in a new file at `path`; an older one is replaced. Opens the file now.
+/// Returns `inner` with a log in a new file at `path`, replacing an older file. Opens the file at once.
 ///
 /// # Errors
 ///
-/// The system's, when the file cannot be made or written.
+/// The system's error, when the file cannot be created or written.
 pub fn log<A: DeviceAllocator>(inner: A, path: &Path) -> io::Result<Logged<A>> {
     let mut file = BufWriter::with_capacity(BUFFER_BYTES, File::create(path)?);
     writeln!(file, "{HEADER}")?;
@@ -78,17 +78,17 @@ pub fn log<A: DeviceAllocator>(inner: A, path: &Path) -> io::Result<Logged<A>> {
 }
 
 impl Log {
-    /// Writes what is buffered. Waits for the file.
+    /// Writes buffered rows to the file. Waits for the file.
     ///
     /// # Errors
     ///
-    /// Why the file could not be written, now or earlier.
+    /// The reason why the file could not be written, now or earlier.
     pub fn flush(&self) -> Result<(), String> {
         self.with_file(BufWriter::flush);
         self.error().map_or(Ok(()), Err)
     }
 
-    /// Why logging has ended, if it has.
+    /// Returns the error that ended logging, if any.
     pub fn error(&self) -> Option<String> {
         match &*self.sink.lock() {
             Sink::Open(_) => None,
@@ -96,7 +96,7 @@ impl Log {
         }
     }
 
-    /// Does something with the file. Its first failure ends the log.
+    /// Runs `write` on the file. Its first failure ends the log.
     fn with_file(&self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
         let mut sink = self.sink.lock();
         let Sink::Open(file) = &mut *sink else {
@@ -111,7 +111,7 @@ impl Log {
     fn row(&self, action: &str, address: u64, size_bytes: u64, stream: StreamId) {
         let thread = ThreadNumber::current();
         self.with_file(|file| {
-            // Under the lock, so that times never go back in the file unless the clock does.
+            // Read under the lock, so that times in the file are ordered unless the clock is set back.
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let (seconds, micros) = (now.as_secs() % 86_400, now.subsec_micros());
             let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -132,11 +132,11 @@ impl Log {
         self.block("allocate", &block);
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
         let record = Record { block, handle: (made.owner(), made.token()), number };
-        // An allocator that hands out a live address has taken the old block back by itself.
+        // If the address was live, the allocator below has freed the old block by itself.
         let _ = self.live.lock(block.address).enter(block.address, record);
     }
 
-    /// Takes out the block at `address` if it `is_meant`, and writes that it is free.
+    /// Removes the block at `address` if `is_meant` is true of it, and writes its `free` row.
     fn gone(&self, address: u64, is_meant: impl FnOnce(&Record) -> bool) -> Option<Live<Record>> {
         let gone = self.live.lock(address).take_if(address, |live| is_meant(live));
         gone.inspect(|gone| self.block("free", &gone.block))
@@ -155,7 +155,7 @@ impl Watch for Log {
     }
 
     fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        // A handle of another allocator may name the same address; so may one that is stale.
+        // A stale handle, or one of another allocator, may have the same address.
         let is_meant = |record: &Record| block.handle.is_none_or(|handle| record.handle == handle);
         let Some(record) = self.gone(block.address, is_meant) else { return free() };
         free().inspect_err(|_| {
@@ -172,7 +172,7 @@ impl Watch for Log {
         let before = self.entered.load(Ordering::Relaxed);
         let restored = restore()?;
         for freed in &restored.freed {
-            // A block that was handed out since is another one.
+            // A block allocated since the restore began is a different one.
             let _ = self.gone(freed.address, |record| record.number < before);
         }
         for made in &restored.live {

@@ -1,24 +1,27 @@
-//! Layers around any allocator, from code or from the string `layers:[limit:8GiB,track]`.
+//! Layers: allocators around another allocator, from code or from the string
+//! `layers:[limit:8GiB,track]`.
 //!
-//! A layer is an allocator around another one; the first of the list is the outermost. Without layers
-//! nothing of this is built and nothing is paid. No layer takes device memory of its own.
+//! The first layer of the list is the outermost. Without layers no call passes through this module. No
+//! layer allocates device memory for itself.
 //!
-//! | layer | what it does | file |
+//! | layer | function | file |
 //! |---|---|---|
-//! | `limit:SIZE` | callers hold at most so much | [`limit`] |
-//! | `statistics` | counts what callers hold | [`statistics`] |
-//! | `track` | leaks by who asked, at the end of the allocator or of the process | [`track`] |
-//! | `log:"PATH"` | RMM's CSV | [`log`] |
-//! | `fault:[...]` | requests fail on purpose | [`fault`] |
-//! | `oom_retry:TIMES` | asks again when out of memory | [`oom_retry`] |
-//! | `align:SIZE` | blocks start at multiples | [`align`] |
-//! | `guard` | guard bytes and poison, on host memory | [`guard`] |
-//! | `front` | a cache of each thread | [`front`] |
+//! | `limit:SIZE` | limits the bytes that callers hold | [`limit`] |
+//! | `statistics` | counts the bytes that callers hold | [`statistics`] |
+//! | `track` | reports leaks with their stacks when the allocator is dropped or the process ends | [`track`] |
+//! | `log:"PATH"` | logs in RMM's CSV format | [`log`] |
+//! | `fault:[...]` | fails requests on purpose | [`fault`] |
+//! | `oom_retry:TIMES` | retries requests that are out of memory | [`oom_retry`] |
+//! | `align:SIZE` | aligns blocks | [`align`] |
+//! | `guard` | adds guard bytes and fill patterns, on host memory | [`guard`] |
+//! | `front` | caches small blocks per thread | [`front`] |
 //!
-//! [`on_oom`] and [`record`] are put around by other keys.
+//! Other configuration keys add [`on_oom`] and [`record`].
 //!
-//! Read next: [`Watch`], for layers that look; `shift`, for those that move blocks; `front`, which keeps
-//! some; and `stack`, which puts a list on.
+//! A layer implements only the calls that it observes; capabilities that it does not change are those of
+//! the allocator below. A free by address returns the freed size, so `limit` and `statistics` need no
+//! table of blocks. Read next: [`Watch`], for layers that observe; `shift`, for layers that move blocks;
+//! `front`, which caches some; and `stack`, which builds a list of layers.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -45,7 +48,7 @@ pub use shift::{Block, Placement, Shifted};
 pub use stack::{LayerError, wrap};
 pub use watch::{Freeing, Watch, Watched};
 
-/// Says a line on the standard error stream. An allocator goes on where that cannot be written.
+/// Writes a line to the standard error stream; a failure to write is ignored.
 fn say(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "stratalloc: {line}");
 }

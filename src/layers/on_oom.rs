@@ -1,9 +1,8 @@
-//! What a request leaves behind that fails for lack of memory: a snapshot of what there is, and settings
-//! that would have served the program. The keys `snapshot_on_oom` and `advise_on_oom` put it around all other
-//! layers.
+//! Diagnostics of an out-of-memory error: a snapshot, and settings under which the program would have
+//! fitted. The keys `snapshot_on_oom` and `advise_on_oom` add this layer outside all others.
 //!
-//! Both happen on the thread of the request, with no lock held, and at most four times for an
-//! allocator: a program that meets the end of the memory again and again is not held up each time.
+//! Both run on the thread of the request, with no lock held, and at most four times per allocator. So a
+//! program that runs out of memory repeatedly is not delayed each time.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,20 +14,20 @@ use crate::error::{AllocError, AllocResult, OutOfMemory};
 use crate::history::Snapshot;
 use crate::sync::{Global, Rank};
 
-/// So many times an allocator writes a snapshot and looks for settings.
+/// The most snapshots and searches for settings per allocator.
 pub(crate) const TIMES_MAX: usize = 4;
 
-/// Says, as sentences, which settings would have served the program of a snapshot.
+/// Returns, as sentences, settings under which the program of a snapshot would have fitted.
 pub type Adviser = fn(&Snapshot) -> Vec<String>;
 
 static ADVISER: Global<Option<Adviser>> = Global::new(Rank::Adviser, None);
 
-/// Puts an adviser in force for all allocators of this process: they know none of their own. Does not wait.
+/// Sets the adviser of all allocators of this process. There is none by default. Does not wait.
 pub fn set_adviser(adviser: Adviser) {
     *ADVISER.lock() = Some(adviser);
 }
 
-/// Whether this process has one.
+/// Returns true if an adviser is set.
 pub(crate) fn has_adviser() -> bool {
     ADVISER.read().is_some()
 }
@@ -41,7 +40,7 @@ pub struct OnOom {
     times: AtomicUsize,
 }
 
-/// `inner` with snapshots at the path, if there is one, and advice.
+/// Returns `inner` with snapshots written to the path, if given, and advice.
 pub(crate) fn on_oom<A: DeviceAllocator>(
     inner: A,
     snapshot: Option<String>,
@@ -71,7 +70,8 @@ impl OnOom {
     }
 }
 
-/// The pattern with its numbers; `.2` and so on stands before the ending from the second time on.
+/// Returns the path with its placeholders replaced. From the second time on, `.2` and so on precedes the
+/// extension.
 fn path(pattern: &str, report: &OutOfMemory, time: usize) -> PathBuf {
     let process = std::process::id().to_string();
     let path =

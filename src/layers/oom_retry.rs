@@ -1,9 +1,9 @@
-//! `oom_retry:3`: a request that is out of memory is asked again after somebody freed something.
+//! `oom_retry:3`: retries requests that are out of memory.
 //!
-//! From code a callback says whether to ask again. From the string the callback empties the cache of the
-//! allocator below, if it has one, and lets other threads run; the number is the most repetitions of one
-//! request. The callback runs with no lock of this layer held and may allocate and free; a request that
-//! it makes is asked once only.
+//! From code, a callback frees something and decides whether to retry. From the string, each retry first
+//! empties the cache of the allocator below, if it has one, and yields to other threads. The number is
+//! the most retries of one request. The callback runs with no lock of this layer held and may allocate
+//! and free. Requests that it makes are not retried.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -16,11 +16,11 @@ use crate::threads::Region;
 /// See the [module](self).
 pub(crate) type Retrying<A> = Watched<A, Retry>;
 
-/// Called with the request, the report and the number of the attempt that failed (from 1); says whether
-/// to ask again.
+/// Called with the request, the report and the number of the failed attempt (from 1). Returns true to
+/// retry.
 pub type OomCallback = Arc<dyn Fn(Request, &OutOfMemory, u32) -> bool + Send + Sync>;
 
-/// When to ask again.
+/// When to retry.
 pub struct Retry {
     /// `None` empties the cache.
     callback: Option<OomCallback>,
@@ -34,7 +34,7 @@ impl fmt::Debug for Retry {
     }
 }
 
-/// `inner`, which is asked again, up to `retries_max` times, as long as the callback says so.
+/// Returns `inner` with up to `retries_max` retries, for as long as the callback returns true.
 pub fn retry_with<A: DeviceAllocator>(
     inner: A,
     retries_max: u32,
@@ -43,12 +43,12 @@ pub fn retry_with<A: DeviceAllocator>(
     Watched::new(inner, Retry { callback: Some(callback), attempts_max: retries_max })
 }
 
-/// `inner`, which is asked again up to `retries_max` times, each time with an empty cache.
+/// Returns `inner` with up to `retries_max` retries, each after emptying the cache.
 pub fn retry<A: DeviceAllocator>(inner: A, retries_max: u32) -> Retrying<A> {
     Watched::new(inner, Retry { callback: None, attempts_max: retries_max })
 }
 
-/// A thread that runs a callback of any layer is inside of it.
+/// Marks threads that are running a callback of any layer.
 static CALLBACKS: LazyLock<Region> = LazyLock::new(Region::default);
 
 impl Retry {
@@ -67,7 +67,7 @@ impl Retry {
         if let Some(callback) = &self.callback {
             return callback(request, report, attempt);
         }
-        // A driver that fails now is asked again with the request, and says so then.
+        // If the driver fails, the retried request fails too and returns that error.
         let _ = cache.map(Caching::empty_cache);
         std::thread::yield_now();
         true
@@ -75,7 +75,7 @@ impl Retry {
 }
 
 impl Watch for Retry {
-    /// Asks again as long as it is wanted. The last error otherwise.
+    /// Retries for as long as it is wanted, then returns the last error.
     #[cold]
     #[inline(never)]
     fn failed<A: DeviceAllocator>(

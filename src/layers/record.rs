@@ -1,4 +1,5 @@
-//! Records what goes through an allocator that records nothing itself. The registry puts it around those.
+//! Records the requests and frees of an allocator that does not record them itself. The registry adds
+//! this layer to such allocators.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,15 +14,15 @@ use crate::history::{
 };
 use crate::ids::PoolId;
 
-/// Where requests and frees are recorded.
+/// The history, and the live blocks recorded in it.
 #[derive(Debug)]
 pub struct Record {
     history: Arc<History>,
-    /// Live blocks that were handed out while the history was on: the event that says so.
+    /// The allocation event of each live block that was allocated while the history was on.
     live: Mutex<HashMap<u64, Event>>,
 }
 
-/// `inner`, recording in `history`.
+/// Returns `inner`, recorded in `history`.
 pub fn record<A: DeviceAllocator>(inner: A, history: Arc<History>) -> Watched<A, Record> {
     Watched::new(inner, Record { history, live: Mutex::default() })
 }
@@ -50,8 +51,8 @@ impl Record {
         }
     }
 
-    /// Records a free, if `free` says that it was one. It happened before: afterwards another thread may have
-    /// the address.
+    /// Records a free if `free` succeeds. Its time is taken before the free: afterwards another thread
+    /// may have allocated the address.
     #[cold]
     fn freed<T, E>(&self, address: u64, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let _asks = self.history.of_free();
@@ -99,7 +100,7 @@ impl<A: DeviceAllocator> Recording for Watched<A, Record> {
         &self.history
     }
 
-    /// As the allocator lays its memory out; where it does not say, each live block that was recorded is a
+    /// Returns the layout of the allocator below. If it has none, each recorded live block becomes a
     /// segment of its own.
     fn snapshot(&self) -> Snapshot {
         let caching = self.below().control().caching;

@@ -1,10 +1,9 @@
-//! Layers whose blocks start elsewhere than those of the allocator below.
+//! Layers whose blocks start at other addresses than those of the allocator below.
 //!
-//! [`Placement`] says how much more to ask for and where in it the caller's block starts; [`Shifted`] keeps
-//! which block below belongs to which address above (one lock). Handles are this layer's own, so one of
-//! another allocator or one that was freed is refused here. Capabilities that speak of blocks below by
-//! address (private pools, sharing, exact addresses) are absent; layouts and base allocations are those
-//! of the allocator below.
+//! [`Placement`] returns how many more bytes to request, and where in them the caller's block starts.
+//! [`Shifted`] maps addresses above to blocks below, under one lock. Handles are this layer's own, so a
+//! foreign or freed one is refused here. Capabilities that use addresses of blocks below (private pools,
+//! sharing, exact addresses) are absent. Layouts and base allocations are those of the allocator below.
 
 use std::fmt;
 
@@ -19,38 +18,38 @@ use crate::ids::{OwnerId, StreamId};
 use crate::live_blocks::{BlockName, Live, LiveBlocks};
 use crate::stats::Usage;
 
-/// A block as its caller has it.
+/// A block as its caller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Where it starts.
+    /// Its start.
     pub address: u64,
-    /// How many bytes were asked for.
+    /// The requested bytes.
     pub size_bytes: u64,
     /// The stream of the request.
     pub stream: StreamId,
 }
 
-/// Where a caller's block lies in the block below.
+/// The position of a caller's block in the block below.
 pub trait Placement: fmt::Debug + Send + Sync {
-    /// Whether there is anything to place; without it all calls go straight through.
+    /// Returns true if blocks are moved; otherwise all calls pass through.
     fn acts(&self) -> bool {
         true
     }
 
-    /// How many bytes to ask for; `None` when no number is large enough.
+    /// Returns the bytes to request from the allocator below; `None` on overflow.
     fn below_bytes(&self, bytes: u64) -> Option<u64>;
 
-    /// Where the block starts, in bytes from the start of the block below.
+    /// Returns the caller's start, in bytes from the start of the block below.
     fn offset_bytes(&self, below_address: u64) -> u64;
 
-    /// The block is about to be handed out.
+    /// Called before the block is returned to the caller.
     ///
     /// # Errors
     ///
-    /// Why it cannot be; it goes back then.
+    /// The reason to refuse the block, which is then freed.
     fn placed(&self, block: &Block, below_address: u64) -> Result<(), DriverError>;
 
-    /// The block is about to be given back; work on `used_by` was announced.
+    /// Called before the block is freed. `used_by` holds the streams whose use was announced.
     fn leaving(&self, block: &Block, below_address: u64, used_by: &[StreamId]) {
         let _ = (block, below_address, used_by);
     }
@@ -58,13 +57,13 @@ pub trait Placement: fmt::Debug + Send + Sync {
 
 #[derive(Debug)]
 struct Placed {
-    /// The block below.
+    /// The block of the allocator below.
     below: Allocation,
     block: Block,
     used_by: Vec<StreamId>,
 }
 
-/// An allocator whose blocks are placed.
+/// An allocator whose blocks are moved by a [`Placement`].
 #[derive(Debug)]
 pub struct Shifted<A: DeviceAllocator, P: Placement> {
     inner: A,
@@ -93,24 +92,24 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         Ok(Request { bytes, ..request })
     }
 
-    /// Enters a block and returns its address above and its number.
+    /// Enters a block in the table; returns its address and its serial number.
     fn enter(&self, request: Request, below: Allocation) -> AllocResult<(u64, u64)> {
         let start = below.address();
         let offset = self.place.offset_bytes(start);
         let block =
             Block { address: start + offset, size_bytes: request.bytes, stream: request.stream };
         if let Err(error) = self.place.placed(&block, start) {
-            // Refused by its own maker: then it stays live there, as every block that is lost.
+            // If the free is refused, the block stays live in the allocator below.
             let _ = self.inner.free(below);
             return Err(error.into());
         }
         let placed = Placed { below, block, used_by: Vec::new() };
-        // Blocks below do not overlap, so nobody has the address.
+        // Blocks below do not overlap, so the address is not in the table.
         let (serial, _) = self.table.lock().enter(block.address, placed);
         Ok((block.address, serial))
     }
 
-    /// Gives the block of this name back.
+    /// Frees the named block.
     fn leave(&self, name: BlockName) -> Result<u64, HandleError> {
         let Live { address, serial, kept } = self.table.lock().take(name)?;
         let Placed { below, block, used_by } = kept;
@@ -125,13 +124,13 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         }
     }
 
-    /// Announces a use of the block of this name.
+    /// Announces that a stream uses the named block.
     fn announce(&self, name: BlockName, stream: StreamId) -> Result<(), HandleError> {
         let below = {
             let mut table = self.table.lock();
             let placed = table.find_mut(name)?;
-            // Before the allocator below hears of it: one stream too many is waited for, never one
-            // too few.
+            // Added first: if the call below fails, the free waits for one stream too many, never for
+            // one too few.
             if !placed.used_by.contains(&stream) {
                 placed.used_by.push(stream);
             }

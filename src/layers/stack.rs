@@ -1,7 +1,7 @@
-//! A list of layers put around an allocator.
+//! Builds a list of layers around an allocator.
 //!
-//! The list goes from outside to inside, so the last one is put on first. Each layer stands in a box;
-//! what a layer needs of the device is checked here, before anything is built.
+//! The list goes from outermost to innermost, so it is built from its end. Each layer is boxed.
+//! Requirements of a layer on the device are checked as it is built.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::allocator::DeviceAllocator;
 use crate::config::LayerSetting;
 use crate::driver::Driver;
 
-/// A layer that could not be put on.
+/// A layer that could not be built.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum LayerError {
@@ -23,27 +23,27 @@ pub enum LayerError {
     Log {
         /// The file.
         path: String,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// The layer is not for this device.
+    /// The layer does not support this device.
     #[error("layers:[{layer}]: {why}; this device's driver is {driver}")]
     NotHere {
         /// The layer.
         layer: &'static str,
-        /// What it needs.
+        /// The requirement that the device does not meet.
         why: &'static str,
-        /// The device's driver.
+        /// The driver of the device.
         driver: &'static str,
     },
 }
 
-/// `inner`, whose blocks start at multiples of `aligned_bytes` (1 if nothing is known), wearing `layers`,
-/// which go from outside to inside. Opens the files of logs.
+/// Returns `inner` in `layers`, listed from outermost to innermost. Blocks of `inner` start at multiples
+/// of `aligned_bytes` (1 if unknown). Opens the files of logs.
 ///
 /// # Errors
 ///
-/// [`LayerError`] for the innermost layer that cannot be put on; `inner` is dropped then.
+/// [`LayerError`] for the innermost layer that cannot be built; `inner` is dropped then.
 pub fn wrap(
     inner: Box<dyn DeviceAllocator>,
     layers: &[LayerSetting],

@@ -1,10 +1,10 @@
-//! `statistics`: counts what callers hold, for an allocator that counts nothing or counts otherwise.
+//! `statistics`: counts what callers hold, for an allocator without counters or with other ones.
 //!
-//! Blocks and bytes are those that callers asked for, exact at every moment at which no call overlaps
-//! (one lock). What only the allocator below can know (segments, reserved bytes, splits, hits) is
-//! taken from its counters where it has any and is zero otherwise. Active is what callers hold and what
-//! waits for other streams below; its peak is at least that of what callers hold. Over a `front`, whose
-//! idle blocks are allocated for the strategy below, this tells what callers really hold.
+//! Blocks and bytes are those that callers requested. They are exact whenever no call overlaps (one
+//! lock). Figures that only the allocator below has (segments, reserved bytes, splits, hits) are taken
+//! from its counters, or are zero if it has none. Active is what callers hold plus what waits for other
+//! streams below; its peak is at least the peak of what callers hold. Around a `front`, whose cached
+//! blocks count as allocated for the strategy below, this layer counts what callers really hold.
 
 use parking_lot::Mutex;
 
@@ -24,17 +24,18 @@ pub struct Count {
     own: Mutex<Statistics>,
 }
 
-/// `inner` with counters of its own.
+/// Returns `inner` with counters of its own.
 pub fn statistics<A: DeviceAllocator>(inner: A) -> Counted<A> {
     Watched::new(inner, Count::default())
 }
 
-/// What callers hold and, of what is given back, what the allocator below still waits for.
+/// Returns what callers hold plus the freed blocks that wait for other streams below.
 fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> PerPool {
     let add = |held: &mut Counter, active: &Counter, allocated: &Counter| {
         let waiting = (active.current - allocated.current).max(0);
         held.current += waiting;
-        // They are not freed yet; what the allocator below rounds up to was never counted here.
+        // Waiting blocks do not count as freed. Bytes that the allocator below rounded up were never
+        // counted here.
         let freed = held.freed.cast_unsigned().min(waiting.cast_unsigned()).cast_signed();
         held.allocated = held.allocated.wrapping_add(waiting - freed);
         held.freed = held.freed.wrapping_sub(freed);

@@ -1,10 +1,10 @@
-//! `track`: what was never given back, and who asked for it.
+//! `track`: reports leaks, the blocks that were never freed, with their stacks.
 //!
-//! The history remembers it: `track` has it gather stacks of live blocks, those of the program itself unless
-//! somebody chose a [provider](History::set_stack_provider), and has it tell what lives when it goes. An
-//! allocator from the string that is still there when the process ends is asked then: a typed buffer keeps
-//! its allocator, and PyTorch's stay. Whoever [stops](History::stop) the history, or has it gather no stacks,
-//! ends this too.
+//! The history does the work. `track` makes it gather stacks of live blocks, native ones unless the
+//! program set a [provider](History::set_stack_provider), and report live blocks when the history is
+//! dropped. Allocators built from the string also report at process exit, because a typed buffer or
+//! PyTorch may keep them alive until then. [Stopping](History::stop) the history, or recording without
+//! stacks, ends tracking too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,12 +14,12 @@ use crate::allocator::DeviceAllocator;
 use crate::history::{History, LeakReporter};
 use crate::sync::{Global, Rank, at_exit};
 
-/// Histories that write what was never given back themselves, with the process that each was tracked in.
+/// Histories that report leaks at process exit, with the process in which each is tracked.
 static TRACKED: Global<Vec<(u32, Weak<History>)>> = Global::new(Rank::Tracked, Vec::new());
 
-/// `inner`, remembering who asked for each block, with what was never given back told to `report` when its
-/// history goes: when it was dropped, and everything that was switched to instead of it. What lives now its
-/// history says at any time: [`History::live`].
+/// Returns `inner` with a stack for each block. Leaks are passed to `report` when the history is
+/// dropped, which is after this allocator and all that replaced it in a switch. [`History::live`]
+/// returns the live blocks at any time.
 pub fn track_to<A: DeviceAllocator + 'static>(
     inner: A,
     report: LeakReporter,
@@ -27,7 +27,7 @@ pub fn track_to<A: DeviceAllocator + 'static>(
     tracked(Box::new(inner), report).0
 }
 
-/// The same, written to the standard error stream, also when the process ends before.
+/// As [`track_to`], with leaks written to the standard error stream, also at process exit.
 pub fn track<A: DeviceAllocator + 'static>(inner: A) -> Box<dyn DeviceAllocator> {
     static IS_HOOKED: AtomicBool = AtomicBool::new(false);
     let report = |live: &_| super::say(format_args!("never given back: {live}"));
@@ -43,7 +43,7 @@ pub fn track<A: DeviceAllocator + 'static>(inner: A) -> Box<dyn DeviceAllocator>
 }
 
 extern "C" fn report_at_exit() {
-    // Nothing may unwind out of here, and nobody is left to be told.
+    // A panic must not cross the C boundary; there is no caller to report it to.
     let _ = std::panic::catch_unwind(|| {
         let own = std::process::id();
         let histories: Vec<_> = {

@@ -1,11 +1,11 @@
-//! Layers that look at calls and answers and hand out the blocks of the allocator below as they are.
+//! Layers that observe calls and return the blocks of the allocator below unchanged.
 //!
-//! [`Watch`] is what the author of such a layer writes: only the calls that it looks at. [`Watched`] makes a
-//! [`DeviceAllocator`] of it. A capability that the allocator below lacks stays absent. Read next: `limit`,
-//! a small one.
+//! A layer implements [`Watch`], with only the calls that it observes. [`Watched`] makes it a
+//! [`DeviceAllocator`]. A capability that the allocator below lacks stays absent. Read next: `limit`, a
+//! small layer.
 //!
-//! A layer that only looks at whether a request failed changes the answer where the allocator below wrote
-//! it: a handle that was just written in pieces and is then moved as a whole costs a store-forwarding stall.
+//! A layer that only checks whether a request failed changes the result in place. Moving a handle that
+//! was just written in parts would cause a store-forwarding stall.
 
 use std::fmt;
 use std::ops::Deref;
@@ -20,13 +20,13 @@ use crate::stats::Usage;
 /// The block of a free.
 #[derive(Clone, Copy, Debug)]
 pub struct Freeing {
-    /// Where it starts.
+    /// Its start.
     pub address: u64,
-    /// What its handle carries; `None` for a free by address.
+    /// The owner and token of its handle; `None` for a free by address.
     pub handle: Option<(OwnerId, Token)>,
 }
 
-/// What a layer does with the calls by which blocks come and go. Every default passes the call on.
+/// The calls that a layer may observe. By default each call is passed on.
 pub trait Watch: fmt::Debug + Send + Sync + Sized {
     /// Serves a request with `below`, or refuses it. May wait as `below` does.
     ///
@@ -42,7 +42,7 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         answer
     }
 
-    /// Answers a request that `below` refused with this error.
+    /// Returns the result for a request that `below` refused with this error.
     ///
     /// # Errors
     ///
@@ -56,29 +56,29 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
     ///
     /// # Errors
     ///
-    /// That of `free`.
+    /// Those of `free`.
     #[inline]
     fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let _ = block;
         free()
     }
 
-    /// A block was freed for which so many bytes had been requested.
+    /// Called after a free, with the bytes that were requested for the block.
     #[inline]
     fn freed(&self, size_bytes: u64) {
         let _ = size_bytes;
     }
 
-    /// A restored checkpoint has made a block live for which so many bytes had been requested.
+    /// Called when a restored checkpoint made a block live, with the bytes that were requested for it.
     fn revived(&self, size_bytes: u64) {
         let _ = size_bytes;
     }
 
-    /// Takes a pool back to a checkpoint by calling `restore`.
+    /// Restores a pool's checkpoint by calling `restore`.
     ///
     /// # Errors
     ///
-    /// That of `restore`.
+    /// Those of `restore`.
     fn restore(
         &self,
         checkpoint: &PoolCheckpoint,
@@ -91,18 +91,18 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         Ok(restored)
     }
 
-    /// The counters, from those of the allocator below.
+    /// Returns the counters, given those of the allocator below.
     fn usage(&self, below: Usage) -> Usage {
         below
     }
 
-    /// The capabilities: those of the allocator below, with the layer's own in their place.
+    /// Returns the capabilities: those of the allocator below, with the layer's own in their place.
     fn control<A: DeviceAllocator>(watched: &Watched<A, Self>) -> Control<'_> {
         watched.below.control()
     }
 }
 
-/// An allocator that wears a layer. Dereferences to the layer, for what only that layer can answer.
+/// An allocator in a layer. Dereferences to the layer, for its own methods.
 #[derive(Debug)]
 pub struct Watched<A, W> {
     below: A,
@@ -110,12 +110,12 @@ pub struct Watched<A, W> {
 }
 
 impl<A: DeviceAllocator, W: Watch> Watched<A, W> {
-    /// `below`, wearing `watch`.
+    /// Returns `below` in the layer `watch`.
     pub fn new(below: A, watch: W) -> Self {
         Self { below, watch }
     }
 
-    /// The allocator below.
+    /// Returns the allocator below.
     pub fn below(&self) -> &A {
         &self.below
     }
@@ -189,8 +189,8 @@ impl<A: DeviceAllocator, W: Watch> Checkpoints for Watched<A, W> {
     }
 }
 
-/// The error of a layer that refuses a request by itself: `report`, with the configuration and the largest
-/// holders, which the allocator below would have added.
+/// Returns the error of a layer that refuses a request itself. Adds the configuration and the largest
+/// holders, as the allocator below would have done.
 #[cold]
 pub(super) fn out_of_memory<A: DeviceAllocator>(below: &A, mut report: OutOfMemory) -> AllocError {
     if let Some(own) = below.control().recording {

@@ -129,7 +129,7 @@ impl Core {
             return Err(SwitchError::InStackProvider);
         }
         let _lines = diagnostics::lines();
-        // Refused before the build: dropping an allocator that was built for nothing may wait for the
+        // Checked before the build: a switch refused later drops the new allocator, which may wait for the
         // device.
         self.with_state(|state| self.refuse_pools(state))?;
         let driver = Arc::clone(&self.driver);

@@ -1,12 +1,12 @@
-//! What one thread keeps: a few free blocks of each size, of one stream, for each allocator that wears a
-//! `front`.
+//! The per-thread caches of `front`: a few free blocks of each size, of one stream, per front.
 //!
-//! A cache is its thread's alone, so a hit takes no lock and no atomic read-modify-write. It is valid
-//! while its `state` equals the front's; whoever wants it emptied changes the front's. Nothing here calls
-//! an allocator while the thread's caches are borrowed: what has to go is handed to the caller.
+//! A cache belongs to one thread, so a hit takes no lock and no atomic read-modify-write. A cache is
+//! valid while its `state` equals the front's; changing the front's state empties all caches. No
+//! allocator is called while the thread's caches are borrowed: blocks that must be freed are returned to
+//! the caller.
 //!
-//! What a hit takes is always inlined: a handle that is written to memory in pieces and read back as a
-//! whole makes a processor wait longer than all the rest takes.
+//! The functions of a hit are always inlined: passing a handle through memory would cause a
+//! store-forwarding stall that takes longer than all the rest of a hit.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -16,55 +16,55 @@ use std::sync::{Arc, Weak};
 use crate::allocator::{Allocation, Request, Token};
 use crate::ids::{OwnerId, StreamId};
 
-/// Sizes are kept apart in steps of this.
+/// The difference between neighbouring size classes.
 pub(super) const STEP_BYTES: u64 = 512;
-/// The most blocks of one size.
+/// The most blocks of one size class.
 const DEPTH: usize = 8;
 /// The most bytes of one cache.
 pub(super) const THREAD_MAX_BYTES: u64 = 4 << 20;
 
-/// The number of a request's size.
+/// Returns the size class of a request.
 #[inline]
 pub(super) fn class_of(bytes: u64) -> u32 {
     // Zero bytes become a class that no cache has.
     u32::try_from(bytes.wrapping_sub(1) / STEP_BYTES).unwrap_or(u32::MAX)
 }
 
-/// What the allocator below is asked for on behalf of requests of a class.
+/// Returns the bytes requested from the allocator below for a size class.
 #[inline]
 pub(super) fn bytes_of(class: u32) -> u64 {
     (u64::from(class) + 1) * STEP_BYTES
 }
 
-/// A block that waits, as the allocator below knows it.
+/// A cached block: its address and its token in the allocator below.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
     pub(super) address: u64,
     pub(super) token: Token,
 }
 
-/// A block on its way back.
+/// A block that leaves a cache to be freed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leaving {
     pub(super) held: Held,
     pub(super) bytes: u64,
 }
 
-/// Where blocks go when their thread ends.
+/// The front of a cache, which receives its blocks when the thread ends.
 pub(super) trait Home: fmt::Debug + Send + Sync {
-    /// Frees them.
+    /// Frees the blocks.
     fn take_back(&self, leaving: Vec<Leaving>);
-    /// Adds up what the thread counted.
+    /// Adds the thread's counters to the totals.
     fn remember(&self, counts: &Counts);
 }
 
-/// What a thread counts. Written by it alone, read by anybody.
+/// The counters of one thread. Only that thread writes them; any thread reads them.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) hits: AtomicU64,
     pub(super) misses: AtomicU64,
     pub(super) frees: AtomicU64,
-    /// Of the blocks that were kept, those that went back below.
+    /// Cached blocks that were freed to the allocator below.
     pub(super) returned: AtomicU64,
     pub(super) held_bytes: AtomicU64,
 }
@@ -75,7 +75,7 @@ fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-/// Free blocks of one size, the last freed on top.
+/// Free blocks of one size class, the last freed on top.
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     len: usize,
@@ -89,18 +89,17 @@ impl Bin {
     }
 }
 
-/// One thread's blocks of one allocator.
+/// One thread's cache of one front.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// The front's when this was last emptied; 0 is no front's.
+    /// The front's state when this cache was last emptied; no front has state 0.
     state: u64,
     stream: StreamId,
-    /// Handles of the front's blocks on this stream carry this number plus that of their size as their
-    /// owner: a free finds its place by it alone.
+    /// The owner number of a handle of this front and stream is `first_owner` plus the size class. So a
+    /// free finds the class from the handle alone.
     first_owner: u32,
-    /// The owner number of the last block taken, and the number of its size: a free of a block that was
-    /// just taken is guessed to be of that size, so that its place is known before the handle, which is
-    /// on its way through memory, can be read.
+    /// The owner number and size class of the last block taken. A free of that block finds its class by
+    /// a predicted branch, before the load of the handle has completed.
     last: (u32, usize),
     bins: Box<[Bin]>,
     counts: Arc<Counts>,
@@ -177,14 +176,15 @@ impl Cache {
         true
     }
 
-    /// The number of a size by an owner number. Those of other owners are no size's. A call, so that the
-    /// choice above is a branch, which can be guessed, and no arithmetic, which waits.
+    /// Returns the size class of an owner number; out of range for owners of other caches. Not inlined,
+    /// so that the choice in `keep` stays a predictable branch instead of arithmetic that waits for the
+    /// handle.
     #[inline(never)]
     fn class_by(&self, owner: u32) -> usize {
         owner.wrapping_sub(self.first_owner) as usize
     }
 
-    /// Everything that is kept.
+    /// Takes out all cached blocks.
     fn drain(&mut self) -> Vec<Leaving> {
         let mut leaving = Vec::new();
         for (bytes, bin) in (1..).map(|n| n * STEP_BYTES).zip(&mut self.bins) {
@@ -202,8 +202,8 @@ impl Cache {
 }
 
 impl Drop for Cache {
-    /// The thread ends, or another front has the place of one that has gone. If the front is gone, the
-    /// blocks went with the allocator below.
+    /// Runs when the thread ends, or when a new front replaces a dropped one at the same index. If the
+    /// front was dropped, its blocks were dropped with the allocator below.
     fn drop(&mut self) {
         if let Some(home) = self.home.as_ref().and_then(Weak::upgrade) {
             let leaving = self.drain();
@@ -214,11 +214,11 @@ impl Drop for Cache {
 }
 
 thread_local! {
-    /// The caches of this thread, each at the place of its front.
+    /// The caches of this thread, by the index of their front.
     static LOCAL: RefCell<Vec<Cache>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Forgets what this thread keeps, after a fork: nobody may ask the fronts of the parent for anything.
+/// Leaks this thread's caches after a fork: the child must not call the parent's fronts.
 #[cfg(feature = "ffi")]
 pub(crate) fn forget_all() {
     let _ = LOCAL.try_with(|caches| {
@@ -228,7 +228,8 @@ pub(crate) fn forget_all() {
     });
 }
 
-/// Does something with this thread's cache number `index`; `None` when there is none, or the thread ends.
+/// Calls `act` with this thread's cache number `index`; returns `None` if there is none or the thread is
+/// ending.
 #[inline(always)]
 fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
     let found = LOCAL.try_with(|caches| {
@@ -238,19 +239,19 @@ fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T>
     found.ok().flatten()
 }
 
-/// A block for the request, if this thread keeps one.
+/// Returns a cached block for the request, if this thread has one.
 #[inline(always)]
 pub(super) fn take(index: usize, request: Request, state: u64) -> Option<Allocation> {
     with(index, |cache| cache.take(request, state))
 }
 
-/// Keeps a block, if there is room for it. The handle is then used up.
+/// Caches a block if there is room for it; returns true if so. The handle is then used up.
 #[inline(always)]
 pub(super) fn keep(index: usize, allocation: &Allocation, state: u64) -> bool {
     with(index, |cache| cache.keep(allocation, state).then_some(())).is_some()
 }
 
-/// Whether this thread keeps the very block: its handle was used before.
+/// Returns true if this thread caches the block: its handle was used before.
 pub(super) fn keeps(index: usize, allocation: &Allocation, state: u64) -> bool {
     with(index, |cache| {
         let class = cache.class_by(allocation.owner().number());
@@ -260,7 +261,7 @@ pub(super) fn keeps(index: usize, allocation: &Allocation, state: u64) -> bool {
     .is_some()
 }
 
-/// Counts a miss if this thread's cache is in force for `stream`. Its first owner number if so.
+/// Counts a miss and returns the first owner number, if this thread's cache is valid for `stream`.
 pub(super) fn missed(index: usize, stream: StreamId, state: u64) -> Option<u32> {
     with(index, |cache| {
         cache.is_in_force(stream, state).then(|| bump(&cache.counts.misses, 1))?;
@@ -268,16 +269,16 @@ pub(super) fn missed(index: usize, stream: StreamId, state: u64) -> Option<u32> 
     })
 }
 
-/// Whether this thread's cache is in force for `stream`.
+/// Returns true if this thread's cache is valid for `stream`.
 pub(super) fn is_in_force(index: usize, stream: StreamId, state: u64) -> bool {
     with(index, |cache| cache.is_in_force(stream, state).then_some(())).is_some()
 }
 
-/// What [`put_in_force`] takes out, once nothing is borrowed: blocks of the same front, to be given back, or
-/// the cache of a front that has gone, to be dropped.
+/// Removed by [`put_in_force`]: blocks of the same front, to be freed, or the cache of a dropped front,
+/// to be dropped. Both are done once nothing is borrowed.
 pub(super) type Out = (Vec<Leaving>, Option<Cache>);
 
-/// Makes this thread's cache one of `stream`, empty; `None` when the thread ends.
+/// Makes this thread's cache an empty one for `stream`; returns `None` if the thread is ending.
 pub(super) fn put_in_force(
     index: usize,
     state: u64,
@@ -304,12 +305,12 @@ pub(super) fn put_in_force(
     put.ok().flatten()
 }
 
-/// Takes out what this thread keeps of the front with this state.
+/// Takes out this thread's cached blocks of the front with this state.
 pub(super) fn drain(index: usize, state: u64) -> Vec<Leaving> {
     with(index, |cache| cache.is_of(state).then(|| cache.drain())).unwrap_or_default()
 }
 
-/// What this thread counted for the front with this state.
+/// Returns this thread's counters of the front with this state.
 pub(super) fn counts(index: usize, state: u64) -> Option<Arc<Counts>> {
     with(index, |cache| cache.is_of(state).then(|| Arc::clone(&cache.counts)))
 }

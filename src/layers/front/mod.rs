@@ -1,22 +1,23 @@
-//! `front`: each thread keeps a few small blocks of its own, so that taking one takes no lock.
+//! `front`: caches a few small blocks per thread, so that a hit takes no lock.
 //!
-//! A freed block of up to 64 KiB (`front:SIZE` for another border, at most 1 MiB) stays with the thread
-//! that freed it, at most 8 of a size and 4 MiB in all, and serves that thread's next request of the same
-//! size, rounded to 512 bytes, on the same stream. **For the strategy below a kept block is allocated**: its
-//! counters, layout, limit and history say so, and it sees the rounded size. [`Front::here`] and
-//! [`Front::totals`] tell what is kept.
+//! A freed block of up to 64 KiB (`front:SIZE` for another limit, at most 1 MiB) is cached by the thread
+//! that freed it, at most 8 of a size and 4 MiB in all. It serves that thread's next request of the same
+//! size, rounded to 512 bytes, on the same stream. **For the strategy below a cached block is
+//! allocated**: it counts in the strategy's counters, layout, limit and history, with the rounded size.
+//! [`Front::here`] and [`Front::totals`] return what is cached.
 //!
-//! A thread keeps blocks of one stream at a time. It gives them back when it asks or frees on another one,
-//! when it ends, before an out-of-memory error (the request is then made again), and on `empty_cache`. The
-//! last two reach the calling thread at once and every other thread at its next call here: nobody may touch
-//! another thread's cache, so a thread that never calls again keeps its blocks until it ends.
+//! A thread caches blocks of one stream at a time. It frees them to the strategy when it allocates or
+//! frees on another stream, when it ends, before an out-of-memory error (the request is then retried),
+//! and on `empty_cache`. The last two empty the calling thread's cache at once, and that of every other
+//! thread at its next call here: no thread can touch another thread's cache. So a thread that makes no
+//! further call keeps its blocks until it ends.
 //!
-//! These go straight to the strategy below: blocks whose use by another stream was announced, while a scope
-//! of a private pool is open everything, and requests for a pool or at an address. Callers that know
-//! addresses only cannot use it: an address does not say which thread keeps the block. A forged second
-//! handle of a block is refused while the calling thread keeps the block; what another thread keeps, or
-//! holds anew, it cannot tell. When the allocator goes, what other threads keep goes with the strategy
-//! below.
+//! Some calls bypass the caches: frees of blocks whose use by another stream was announced, all calls
+//! while a scope of a private pool is open, and requests for a pool or at an address. Frees by bare
+//! address are not supported: an address does not show which thread caches the block. A forged second
+//! handle of a block is refused while the calling thread caches the block. A block that another thread
+//! caches or has allocated since is not recognised. When the front is dropped, blocks that other threads
+//! cache are dropped with the strategy below.
 
 mod local;
 
@@ -41,19 +42,19 @@ use crate::sync::{Global, Rank};
 pub(crate) use local::forget_all;
 use local::{Counts, Held, Home, Leaving, STEP_BYTES, bytes_of, class_of};
 
-/// The most streams whose blocks are kept; those of others go straight through.
+/// The most streams whose blocks are cached; requests on further streams go to the strategy.
 const STREAMS_MAX: usize = 256;
 
-/// What a front has counted. Of one thread, or of all.
+/// The counters of a front, for one thread or for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrontCounts {
-    /// Requests that a kept block served.
+    /// Requests served from the cache.
     pub hits: u64,
-    /// Requests that were of a kept size, and were passed on.
+    /// Requests of a cached size class that went to the strategy.
     pub misses: u64,
-    /// Frees that were kept.
+    /// Frees that were cached.
     pub frees: u64,
-    /// Blocks that are kept now.
+    /// Blocks in the cache now.
     pub held_blocks: u64,
     /// Their bytes, as the strategy below counts them.
     pub held_bytes: u64,
@@ -84,7 +85,7 @@ impl FrontCounts {
     }
 }
 
-/// An allocator behind caches of threads.
+/// An allocator with per-thread caches.
 #[derive(Debug)]
 pub struct Front<A: DeviceAllocator + 'static> {
     shared: Arc<Shared<A>>,
@@ -93,22 +94,22 @@ pub struct Front<A: DeviceAllocator + 'static> {
 #[derive(Debug)]
 struct Shared<A> {
     inner: A,
-    /// This front's number, how often caches were told to empty, and whether a scope is open; see
-    /// [`Shared::publish`]. A cache with another state keeps nothing.
+    /// This front's number, its epoch, and whether a scope is open; see [`Shared::publish`]. A cache
+    /// with another state is invalid.
     state: AtomicU64,
-    /// Which of each thread's caches is this front's.
+    /// The index of this front's cache in each thread's list.
     index: usize,
     classes: u32,
-    /// Marked blocks: how many, for those who only ask whether there is any.
+    /// The number of marked blocks, readable without the lock.
     marked: AtomicUsize,
     marks: Mutex<HashSet<u64>>,
     phase: Mutex<Phase>,
-    /// What handles of the allocator below carry.
+    /// The owner of handles of the allocator below.
     owner_below: OnceLock<OwnerId>,
-    /// Streams by the first of their owner numbers. Blocks of each stream carry owner numbers of a row of
-    /// their own, one for each size, so that a free knows both.
+    /// Streams by their first owner number. Each stream has a range of owner numbers, one for each size
+    /// class, so a free finds both from the handle.
     streams: RwLock<BTreeMap<u32, StreamId>>,
-    /// Blocks that the allocator below did not take back yet.
+    /// Blocks whose free the allocator below has refused so far.
     refused: Mutex<Vec<Allocation>>,
     threads: Mutex<Threads>,
     this: Weak<Shared<A>>,
@@ -126,7 +127,7 @@ struct Threads {
     gone: FrontCounts,
 }
 
-/// Places of fronts in the lists of threads; true is taken.
+/// The indices of fronts in the threads' lists; true is taken.
 static PLACES: Global<Vec<bool>> = Global::new(Rank::FrontPlaces, Vec::new());
 
 fn take_place() -> usize {
@@ -139,8 +140,8 @@ fn take_place() -> usize {
     free
 }
 
-/// `inner` behind caches of threads, which keep blocks of up to `block_max_bytes` (0 keeps none; at most
-/// 1 MiB).
+/// Returns `inner` with per-thread caches of blocks of up to `block_max_bytes` (0 caches none; at most 1
+/// MiB).
 pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Front<A> {
     let classes = u32::try_from(block_max_bytes.min(1 << 20) / STEP_BYTES).unwrap_or(0);
     let id = u64::from(OwnerId::next().number());
@@ -162,7 +163,7 @@ pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fr
 }
 
 impl<A: DeviceAllocator + 'static> Front<A> {
-    /// What the calling thread keeps and has counted. Never waits.
+    /// Returns the counters of the calling thread. Never waits.
     #[must_use]
     pub fn here(&self) -> FrontCounts {
         let state = self.shared.state.load(Ordering::Relaxed);
@@ -170,14 +171,15 @@ impl<A: DeviceAllocator + 'static> Front<A> {
         counts.map(|counts| FrontCounts::of(&counts)).unwrap_or_default()
     }
 
-    /// What each thread that lives keeps and has counted, in no order. Exact when no call overlaps.
+    /// Returns the counters of each living thread, in no order. Exact when no call overlaps.
     #[must_use]
     pub fn threads(&self) -> Vec<FrontCounts> {
         let threads = self.shared.threads.lock();
         threads.alive.iter().filter_map(Weak::upgrade).map(|c| FrontCounts::of(&c)).collect()
     }
 
-    /// The same for all threads together, also those that have ended. Exact when no call overlaps.
+    /// Returns the counters of all threads together, including those that have ended. Exact when no call
+    /// overlaps.
     #[must_use]
     pub fn totals(&self) -> FrontCounts {
         let gone = self.shared.threads.lock().gone;
@@ -190,7 +192,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         state & 1 == 1
     }
 
-    /// Changes the state, so that every cache empties at its thread's next call.
+    /// Changes the state, so that every thread empties its cache at its next call.
     fn publish(&self, change: impl FnOnce(&mut Phase)) {
         let mut phase = self.phase.lock();
         change(&mut phase);
@@ -200,7 +202,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         self.state.store(id << 32 | low, Ordering::SeqCst);
     }
 
-    /// The stream and the size that an owner number of ours stands for.
+    /// Returns the stream and size class of one of our owner numbers.
     fn kept_as(&self, owner: OwnerId) -> Option<(StreamId, u32)> {
         let streams = self.streams.read();
         let (first, stream) = streams.range(..=owner.number()).next_back()?;
@@ -208,7 +210,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         (class < self.classes).then_some((*stream, class))
     }
 
-    /// The first owner number of a stream; `None` when there are too many streams.
+    /// Returns the first owner number of a stream; `None` if there are too many streams.
     fn first_owner_of(&self, stream: StreamId) -> Option<u32> {
         let known = |streams: &BTreeMap<u32, StreamId>| {
             streams.iter().find(|(_, own)| **own == stream).map(|(first, _)| *first)
@@ -228,14 +230,14 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         Some(first)
     }
 
-    /// The handle that the allocator below knows for one of ours.
+    /// Returns the allocator below's handle for one of ours.
     fn below(&self, allocation: &Allocation, class: u32) -> Option<Allocation> {
         let owner = *self.owner_below.get()?;
         Some(Allocation::new(allocation.address(), bytes_of(class), owner, allocation.token()))
     }
 
-    /// Makes this thread's cache one of `stream` under `state`; what it kept goes back. The first
-    /// owner number of its blocks; `None` when nothing is kept now.
+    /// Makes this thread's cache one of `stream` under `state` and frees the blocks it held. Returns the
+    /// first owner number of its blocks; `None` if nothing can be cached now.
     fn ready(&self, stream: StreamId, state: u64) -> Option<u32> {
         if Self::scope_is_open(state) {
             self.take_back(local::drain(self.index, state));
@@ -256,7 +258,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         Some(first_owner)
     }
 
-    /// Lets go of what threads kept; returns whether anything went.
+    /// Frees this thread's cached blocks, and retries frees that were refused; returns true if there
+    /// were any.
     fn release(&self) -> bool {
         let state = self.state.load(Ordering::SeqCst);
         let leaving = local::drain(self.index, state);
@@ -271,7 +274,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         some
     }
 
-    /// Asks below; when memory is short, lets go of what is kept and asks again.
+    /// Allocates from the allocator below; if it is out of memory, frees the cached blocks and retries.
     fn ask(&self, request: Request) -> AllocResult {
         let first = self.inner.allocate(request);
         if !matches!(first, Err(AllocError::OutOfMemory(_))) {
@@ -297,7 +300,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         let rounded = Request { bytes: bytes_of(class), ..request };
         let found = self.ask(rounded)?;
         let known = *self.owner_below.get_or_init(|| found.owner()) == found.owner();
-        // Whoever opened a scope meanwhile may have routed this request to a pool.
+        // A scope opened during the request may have routed it to a pool.
         let routed = Self::scope_is_open(self.state.load(Ordering::SeqCst));
         if routed || !known || found.size_bytes() != rounded.bytes {
             return Ok(found);
@@ -337,7 +340,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         })
     }
 
-    /// Whether the mark is new.
+    /// Marks a block; returns true if it was not marked before.
     fn mark(&self, address: u64) -> bool {
         let mut marks = self.marks.lock();
         let new = marks.insert(address);
