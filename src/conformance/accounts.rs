@@ -1,5 +1,5 @@
-//! The law of the counters: they equal a recount of what was handed out and given back, and what cannot be
-//! recounted (reserved bytes, segments, events) is at least possible.
+//! The law of the counters: they equal a recount of allocations and frees. Counters that cannot be
+//! recounted (reserved bytes, segments, events) must at least be possible.
 
 use std::fmt;
 
@@ -7,15 +7,14 @@ use super::Checked;
 use super::bed::{Bed, Step};
 use crate::stats::{Counter, PerPool, Statistics};
 
-/// Counters equal a recount after each step.
+/// Checks that counters equal a recount after each step.
 ///
-/// What was asked for and is live is known exactly, and so is how many blocks there are. Blocks that
-/// wait for other streams may count as active for as long as that work runs. How many bytes an
-/// allocator rounds to is its own matter, but never fewer than asked for.
+/// The requested bytes and the number of live blocks are known exactly. Blocks that wait for other
+/// streams may count as active while that work runs. An allocator may round sizes up, never down.
 ///
 /// # Errors
 ///
-/// The counter and what it should be.
+/// The counter and its expected value.
 pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checked {
     let asked = bed.model.requested_bytes();
     let waiting: u64 = bed.model.freed.iter().map(|freed| freed.bytes).sum();
@@ -46,7 +45,7 @@ pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checke
         format!("{asked} bytes are live and {waiting} may wait; requested bytes are {requested}")
     })?;
     is(active >= allocated, || format!("{active} bytes active, {allocated} allocated"))?;
-    // On a device that runs its work by itself more may wait than is known here.
+    // On a device that runs its work by itself, more blocks may wait than are known here.
     let drain = if bed.machine.holds_work() { bed.model.freed.len() as u64 } else { u64::MAX };
     let actives = s.active.all.current;
     let most = blocks.saturating_add(signed(drain));
@@ -59,8 +58,8 @@ pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checke
     })?;
     nothing_is_made_up(bed, &s)?;
     if let (Step::PeaksReset, Some(before)) = (step, &bed.before) {
-        // Work may have finished since, on a device that runs it by itself: counters fall then, except
-        // those of free parts of segments.
+        // On a device that runs its work by itself, work may have finished since. Counters fall then,
+        // except those of inactive splits.
         for ((name, counter), (_, before)) in counters(&s).zip(counters(before)) {
             if name.0.starts_with("inactive") {
                 continue;
@@ -73,11 +72,11 @@ pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checke
     Ok(())
 }
 
-/// What counters say when nothing is live and no work runs, and after their resets.
+/// Checks the counters when nothing is live and no work runs, and after their resets.
 ///
 /// # Errors
 ///
-/// The counter and what it should be.
+/// The counter and its expected value.
 pub(super) fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
     let Some(s) = bed.statistics() else { return Ok(()) };
     for (name, family) in [
@@ -114,12 +113,12 @@ fn is(holds: bool, what: impl Fn() -> String) -> Checked {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Whether an allocator counts something. Those that do not leave all at nothing.
+/// Returns true if an allocator counts this. Allocators that do not count it leave all counters at zero.
 fn is_counted(family: PerPool) -> bool {
     family != PerPool::default()
 }
 
-/// The name of a counter's field.
+/// The name of a counter's field, in two parts.
 #[derive(Clone, Copy)]
 struct Name(&'static str, &'static str);
 
@@ -144,7 +143,7 @@ fn counters(s: &Statistics) -> impl Iterator<Item = (Name, Counter)> {
     s.families().into_iter().flat_map(of_family).chain(alone)
 }
 
-/// Numbers of events since the start or the last reset.
+/// Returns the numbers of events since the start or the last reset.
 fn events(s: &Statistics) -> impl Iterator<Item = (&'static str, i64)> {
     let known = [
         ("num_alloc_retries", s.num_alloc_retries),
@@ -157,7 +156,7 @@ fn events(s: &Statistics) -> impl Iterator<Item = (&'static str, i64)> {
     known.into_iter().chain(s.own.iter().map(|own| (own.name, own.count)))
 }
 
-/// Whether there is a history that ends with such counters.
+/// Checks that some sequence of calls could lead to these counters.
 fn possible(s: &Statistics) -> Checked {
     for (name, counter) in counters(s) {
         let Counter { current, peak, allocated, freed } = counter;
@@ -167,7 +166,7 @@ fn possible(s: &Statistics) -> Checked {
             is(number >= 0, || format!("{name}.{part} is {number}"))?;
         }
         is(peak >= current, || format!("{name}.peak is {peak} at a current {current}"))?;
-        // The driver may tell what it holds for us, and not how that came to be.
+        // Some drivers report only what is held, not how many allocations and frees led to it.
         if matches!(name.0, "reserved_bytes" | "segment") && (allocated, freed) == (0, 0) {
             continue;
         }
@@ -182,7 +181,7 @@ fn possible(s: &Statistics) -> Checked {
         })?;
     }
     for (name, &PerPool { all, large, small }) in s.families() {
-        // Where memory lies is not every allocator's to know: both kinds at nothing say so.
+        // Not every allocator has small and large pools: both are zero then.
         if (large, small) == Default::default() {
             continue;
         }
@@ -192,7 +191,7 @@ fn possible(s: &Statistics) -> Checked {
         is(all.current == large.current + small.current, || {
             unequal("current", all.current, large.current, small.current)
         })?;
-        // What drains below a layer that counts in its own units has no sums of its own there.
+        // A layer that counts in its own units has no sums for blocks that wait for streams below it.
         if name.starts_with("active") {
             continue;
         }
@@ -209,8 +208,8 @@ fn possible(s: &Statistics) -> Checked {
     is(s.max_split_size >= -1, || format!("max_split_size is {}", s.max_split_size))
 }
 
-/// No more is reserved than there was. Less may be: memory below the allocator is not always its own to
-/// count.
+/// Checks that no more is reserved than the driver has allocated. Less is allowed: an allocator may not
+/// count all memory below it.
 fn nothing_is_made_up(bed: &Bed<'_>, s: &Statistics) -> Checked {
     let Some(given_bytes) = bed.given_bytes() else { return Ok(()) };
     let (bytes, reserved) = (signed(given_bytes), s.reserved_bytes.all.current);

@@ -1,8 +1,8 @@
-//! Performs operations on an allocator, keeps the model beside it and the lines for people.
+//! Runs operations on an allocator, updates the model, and writes a line about each.
 //!
-//! It decides nothing about laws: it says what happened as a [`Step`], and `laws` judges. Only what no
-//! law could do without is an error here: a live block that cannot be freed, an error that is none of
-//! memory. Read next: `laws`.
+//! An operation returns its effect as a [`Step`], which `laws` checks. Only two failures are errors
+//! here, because no law could be checked after them: a live block that cannot be freed, and an
+//! allocation error that is not about memory. Read next: `laws`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,58 +19,58 @@ use crate::ids::{EventId, OwnerId, StreamId};
 use crate::size::REQUEST_MAX_BYTES;
 use crate::stats::Statistics;
 
-/// How many streams a script works on.
+/// The number of streams of a script.
 const STREAMS: usize = 3;
 
-/// What an operation did.
+/// The effect of an operation.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// A block was handed out; it is the last of the model's live ones.
+    /// A block was allocated; it is the last of the model's live blocks.
     Got,
     /// There was not enough memory.
     OutOfMemory,
-    /// A driver that was made to fail kept the operation from happening.
+    /// The operation failed because the driver was made to fail.
     DriverFailed,
-    /// A block was given back.
+    /// A block was freed.
     Freed,
-    /// Idle memory went back to the driver.
+    /// Idle memory was released to the driver.
     Emptied,
-    /// Peaks are current values now.
+    /// Peaks were reset to the current values.
     PeaksReset,
-    /// A call that must be refused was made; `Err` says how it was not refused well.
+    /// An illegal call was made; `Err` describes how it was not refused correctly.
     Misused(Checked),
-    /// Anything else, or nothing.
+    /// Any other effect, or none.
     Other,
     /// The script is over.
     Ended,
 }
 
-/// An allocator under test with all that is known about it.
+/// An allocator under test, with the model and the device.
 #[derive(Debug)]
 pub(super) struct Bed<'m> {
     /// The device.
     pub(super) machine: &'m dyn Machine,
-    /// The same, for the test's own calls.
+    /// The same device, for the test's own calls.
     pub(super) device: Arc<dyn Driver>,
-    /// What is tested.
+    /// The allocator under test.
     pub(super) allocator: Box<dyn DeviceAllocator>,
-    /// Streams that blocks are for.
+    /// The streams of the test.
     pub(super) streams: Vec<StreamId>,
-    /// What must be true.
+    /// The expected state.
     pub(super) model: Model,
     /// Whether the driver may fail on purpose.
     pub(super) faulty: bool,
     /// Whether memory comes from the driver; `None` before the first block.
     pub(super) from_driver: Option<bool>,
-    /// What was done, in words.
+    /// The operations so far, one line each.
     pub(super) lines: Vec<String>,
-    /// What the last request said that did not get memory.
+    /// The report of the last request that was out of memory.
     pub(super) report: Option<Box<OutOfMemory>>,
-    /// Counters before the last misuse or reset of the peaks.
+    /// Counters before the last illegal call or reset of the peaks.
     pub(super) before: Option<Statistics>,
     /// Whether the allocator has ever counted reserved bytes.
     pub(super) reserved_is_counted: bool,
-    /// Whether blocks are parts of what the driver gives out with its size, as far as was seen.
+    /// Whether every block so far was inside memory that the driver allocated with a known size.
     pub(super) is_held: bool,
     held_before: Held,
     used_before: u64,
@@ -79,11 +79,11 @@ pub(super) struct Bed<'m> {
 }
 
 impl<'m> Bed<'m> {
-    /// An allocator that `build` makes over `driver`, which is the machine's or a wrapper of it.
+    /// Builds the allocator over `driver`, which is the machine's driver or a wrapper of it.
     ///
     /// # Errors
     ///
-    /// What the constructor said.
+    /// The error of the constructor.
     pub(super) fn new(
         machine: &'m dyn Machine,
         driver: Arc<dyn Driver>,
@@ -120,11 +120,11 @@ impl<'m> Bed<'m> {
         (!self.model.live.is_empty()).then(|| usize::from(pick) % self.model.live.len())
     }
 
-    /// Does one operation and says what happened.
+    /// Runs one operation and returns its effect.
     ///
     /// # Errors
     ///
-    /// What must not happen whichever law is looked at.
+    /// A failure after which no law can be checked.
     pub(super) fn perform(&mut self, op: &Op) -> Result<Step, String> {
         let step = match *op {
             Op::Allocate { bytes, stream } => self.allocate(bytes, self.stream(stream)),
@@ -148,7 +148,7 @@ impl<'m> Bed<'m> {
         Ok(step)
     }
 
-    /// Asks for a block.
+    /// Allocates a block.
     ///
     /// # Errors
     ///
@@ -186,8 +186,9 @@ impl<'m> Bed<'m> {
         Ok(Step::Got)
     }
 
-    /// Bytes of segments and mapped pieces that the driver has given out since the allocator was made; `None`
-    /// when blocks come from elsewhere or pieces are held whose sizes nobody tells.
+    /// Returns the bytes of segments and mapped physical allocations since the allocator was built.
+    /// Returns `None` if blocks come from elsewhere, or if there are physical allocations of unknown
+    /// size.
     pub(super) fn given_bytes(&self) -> Option<u64> {
         let (held, before) = (self.machine.held(), &self.held_before);
         let known = |held: &Held| held.pool_ranges == 0 && held.pieces <= held.mapped.len() as u64;
@@ -197,17 +198,17 @@ impl<'m> Bed<'m> {
         Some(held.segments.iter().map(|(_, bytes)| bytes).sum::<u64>() + held.mapped_bytes())
     }
 
-    /// Whether no work of the device can use the blocks: they are not the device's memory, and the
-    /// allocator has nothing to do with streams. Known once a block was handed out.
+    /// Returns true if no work of the device can use the blocks: they are not device memory, and the
+    /// allocator does not support streams. Known after the first allocation.
     pub(super) fn is_streamless(&self) -> bool {
         self.from_driver == Some(false) && self.allocator.control().cross_stream.is_none()
     }
 
-    /// Gives a live block back.
+    /// Frees a live block.
     ///
     /// # Errors
     ///
-    /// When it is refused, unless the driver fails on purpose.
+    /// When the free is refused, unless the driver fails on purpose.
     pub(super) fn free(&mut self, at: usize) -> Result<Step, String> {
         let mut live = self.model.live.swap_remove(at);
         self.lines.push(format!("free block {}", live.name));
@@ -215,8 +216,8 @@ impl<'m> Bed<'m> {
             let found = self.machine.verify(live.start(), live.bytes, seed, live.stream);
             found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
         }
-        // The streams that were announced still work with it, and its own may: on a device that runs work
-        // by itself, half of them do.
+        // Work of the announced streams may still use the block, and so may work of its own stream. On a
+        // device that runs work by itself, half of the own streams do.
         if self.from_driver == Some(true) {
             live.seed = None;
             let own = live.name.is_multiple_of(2).then_some(live.stream);
@@ -316,7 +317,7 @@ impl<'m> Bed<'m> {
         done.map_or(Step::Other, Step::Misused)
     }
 
-    /// A handle of a block that was freed.
+    /// Returns a handle of a block that was freed.
     fn gone(&mut self, pick: u16) -> Option<Allocation> {
         let stale = &self.model.stale;
         let gone = stale.get(usize::from(pick) % stale.len().max(1))?;
@@ -343,14 +344,15 @@ impl<'m> Bed<'m> {
         match self.allocator.allocate(Request::new(bytes, self.streams[0])) {
             Err(AllocError::ZeroBytes) if bytes == 0 => Ok(()),
             Err(AllocError::TooLarge { requested_bytes }) if requested_bytes == bytes => Ok(()),
-            // A limit may refuse first.
+            // A limit may refuse the request first.
             Err(AllocError::OutOfMemory(_)) if bytes > 0 => Ok(()),
             Err(error) => Err(format!("{bytes} bytes were refused as: {error}")),
             Ok(block) => Err(format!("{bytes} bytes were handed out at {:#x}", block.address())),
         }
     }
 
-    /// Every call with a handle that is not live is refused for the same reason, and a free gives it back.
+    /// Checks that every call with a handle that is not live is refused with the right reason, and that
+    /// a free returns the handle.
     fn use_illegally(&self, twin: Allocation) -> Checked {
         let (address, owner, token) = (twin.address(), twin.owner(), twin.token());
         let control = self.allocator.control();
@@ -372,7 +374,7 @@ impl<'m> Bed<'m> {
             }
             _ => false,
         };
-        // Who passes a call on to one of several asks by the address.
+        // An allocator that forwards a call to one of several may look the block up by its address.
         let unknown = HandleError::UnknownAddress { address }.to_string();
         let recorded = recorded.filter(|done| {
             done.as_ref().err().is_none_or(|refused| refused.to_string() != unknown)
@@ -384,14 +386,14 @@ impl<'m> Bed<'m> {
         }
     }
 
-    /// Its counters, if it has some.
+    /// Returns the allocator's counters, if it has any.
     #[must_use]
     pub(super) fn statistics(&self) -> Option<Statistics> {
         self.allocator.control().counters.map(Counters::statistics)
     }
 
-    /// What the allocator holds: its counters tell, if they ever counted that, or the device, of what was
-    /// taken since it was built.
+    /// Returns the bytes that the allocator holds: from its counters if it ever counted reserved bytes,
+    /// otherwise the bytes of the device used since it was built.
     pub(super) fn reserved_bytes(&self) -> i64 {
         match self.statistics() {
             Some(counted) if counted.reserved_bytes.all.peak > 0 => counted.memory_reserved(),
@@ -399,7 +401,7 @@ impl<'m> Bed<'m> {
         }
     }
 
-    /// An event behind everything that a stream was given so far.
+    /// Records an event behind all work submitted to a stream so far.
     fn mark(&self, stream: StreamId) -> Result<EventId, String> {
         let event = self.device.create_event().map_err(own)?;
         self.device.record_event(event, stream).map_err(own)?;
@@ -414,8 +416,8 @@ impl<'m> Bed<'m> {
             .map_err(own)
     }
 
-    /// Whether work on `stream` from now on comes after an event, which has not finished yet. Finishes
-    /// all that the stream waits for.
+    /// Returns true if future work on `stream` is ordered after `event`, which has not finished yet.
+    /// Finishes all work that the stream waits for.
     ///
     /// # Errors
     ///
@@ -428,7 +430,7 @@ impl<'m> Bed<'m> {
         Ok(finished)
     }
 
-    /// Forgets who used memory that was freed, as far as that work has finished.
+    /// Forgets uses of freed memory whose work has finished.
     fn forget_finished(&mut self) -> Checked {
         let owed = self.machine.waits_owed();
         let excused = owed != self.waited;
@@ -449,7 +451,7 @@ impl<'m> Bed<'m> {
         Ok(())
     }
 
-    /// Forgets all use of freed memory, and gives back the events that this took.
+    /// Forgets all uses of freed memory, and destroys their events.
     ///
     /// # Errors
     ///
@@ -473,7 +475,7 @@ impl<'m> Bed<'m> {
         self.finish_all()
     }
 
-    /// Finishes the work of every stream and lets the allocator see it.
+    /// Finishes the work of every stream and calls the allocator's `process_events`.
     ///
     /// # Errors
     ///
@@ -487,13 +489,13 @@ impl<'m> Bed<'m> {
     }
 }
 
-/// Whether an address is a part of a segment, or of a mapped piece.
+/// Returns true if an address lies in a segment or in a mapped range.
 fn is_within(held: &Held, address: u64) -> bool {
     let mut ranges = held.segments.iter().chain(&held.mapped);
     ranges.any(|(start, bytes)| (*start..start.saturating_add(*bytes)).contains(&address))
 }
 
-/// The test's own calls should not fail.
+/// Describes an error of a call that the test itself made.
 fn own(error: DriverError) -> String {
     format!("the device failed under the test itself: {error}")
 }

@@ -1,4 +1,5 @@
-//! Properties with a course of their own: running out, failing drivers, limits, bare addresses.
+//! Properties that need a procedure of their own: out of memory, driver failures, limits, bare
+//! addresses.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -17,19 +18,19 @@ use crate::driver::{Driver, FaultPlan, Faulty};
 use crate::error::{DriverErrorKind, HandleError};
 use crate::ids::{PoolId, StreamId};
 
-/// The device is taken in so many pieces.
+/// The number of pieces in which the device's memory is allocated.
 const PIECES: u64 = 32;
 
-/// Why running out is not tested.
+/// The reason for not testing out of memory.
 const ENDLESS: &str = "it gives out more than the device has";
 
-/// No more calls of a script are made to fail on the simulated device.
+/// The most calls of a script that are made to fail, on the simulated device.
 const SIM_FAILURES: u64 = 200;
 
-/// On real memory, where each run makes a device with a thread of its own.
+/// The same on real memory, where each run creates a device with a thread of its own.
 const HOST_FAILURES: u64 = 20;
 
-/// On a GPU.
+/// The same on a GPU.
 const GPU_FAILURES: u64 = 8;
 
 impl Case<'_> {
@@ -50,7 +51,7 @@ impl Case<'_> {
                 }
             }
             bed.hand_everything_back()?;
-            // Cached pieces must not keep a larger block away.
+            // Cached pieces must not prevent the allocation of a larger block.
             let large = piece * (count / 2).max(1);
             match bed.allocate(large, bed.streams[0])? {
                 Step::Got => Ok(()),
@@ -118,13 +119,14 @@ impl Case<'_> {
     }
 
     pub(super) fn driver_failures(&self) -> Result<Outcome, Broken> {
-        // Each call of each script fails once: few and short scripts are many runs.
+        // Each call of each script fails once: a few short scripts are many runs.
         let options = Options {
             scripts: self.options.scripts.div_ceil(2),
             longest: self.options.longest.min(24),
             ..self.options.clone()
         };
-        // A cache is given back only on the way to the end of the device: the small one has its share.
+        // A cache is released only when the device's memory runs out, so some scripts run on a small
+        // device.
         let work = |case: &Case<'_>, small_bytes| case.each_call_fails(small_bytes);
         Ok(match self.on_a_small_device_too(&options, &work)? {
             0 => Outcome::NotTested { why: "it makes no call to the driver" },
@@ -132,12 +134,12 @@ impl Case<'_> {
         })
     }
 
-    /// Scripts in which each call to the driver fails once, with an end under pressure on a device of
-    /// `small_bytes`. Says how many runs that were.
+    /// Runs scripts in which each driver call fails once. On a device of `small_bytes`, each script ends
+    /// with allocations that exhaust the memory. Returns the number of runs.
     fn each_call_fails(&self, small_bytes: Option<u64>) -> Result<u64, Broken> {
         let runs = Cell::new(0);
         let keep = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
-        // The end takes as many operations again.
+        // The end of the script takes as many operations again.
         let longest = self.options.longest / if small_bytes.is_some() { 2 } else { 1 };
         let options = Options { longest, ..self.options.clone() };
         search::scripts(&options, keep, &|script| {
@@ -158,7 +160,7 @@ impl Case<'_> {
         Ok(runs.get())
     }
 
-    /// Every call fails once; where scripts take long, some calls all over the script do.
+    /// Returns the distance between calls that fail: 1, or more where runs take long.
     fn calls_apart(&self, calls: u64) -> usize {
         let most = match self.device {
             Device::Sim => SIM_FAILURES,
@@ -168,7 +170,7 @@ impl Case<'_> {
         usize::try_from(calls.div_ceil(most)).unwrap_or(1).max(1)
     }
 
-    /// Follows a script with a driver that fails as planned; says how many calls it made.
+    /// Runs a script with a driver that fails as planned; returns the number of driver calls.
     pub(super) fn with_a_failure(
         &self,
         script: &Script,
@@ -198,7 +200,7 @@ impl Case<'_> {
             lines.borrow_mut().clone_from(&bed.lines);
             Ok(())
         });
-        // A constructor may refuse when its driver fails, but must not panic.
+        // A constructor may return an error when its driver fails, but must not panic.
         let refused = |(what, _): &(String, Vec<String>)| {
             driver.failed_calls() > 0 && what.starts_with(search::NOT_BUILT)
         };
@@ -251,7 +253,8 @@ impl Case<'_> {
         })
     }
 
-    /// Requests for a place where nobody has memory: a pool that was never made, an address between blocks.
+    /// Checks requests for places without memory: a pool that was never created, an address between
+    /// blocks.
     pub(super) fn strange_places(&self) -> Result<(), Broken> {
         self.once(&|bed| {
             let request = Request::new(512, bed.streams[0]);
@@ -310,7 +313,8 @@ impl Case<'_> {
     }
 }
 
-/// Allocates pieces until there is no more; `None` when there is still more at twice the device's size.
+/// Allocates pieces until out of memory, and returns their number. Returns `None` if pieces of twice the
+/// device's size were allocated.
 fn fill(bed: &mut Bed<'_>, piece: u64) -> Result<Option<u64>, String> {
     let lines = bed.lines.len();
     let mut count = 0;
@@ -326,7 +330,7 @@ fn fill(bed: &mut Bed<'_>, piece: u64) -> Result<Option<u64>, String> {
     Ok(full.then_some(count))
 }
 
-/// The error of a request that got no memory says what was asked for, and changed nothing.
+/// Checks that an out-of-memory error has the requested bytes, and that the request changed no counter.
 fn report_has_numbers(bed: &Bed<'_>, piece: u64) -> Checked {
     let Some(report) = &bed.report else { return Err("there is no report".to_owned()) };
     if report.requested_bytes != piece {

@@ -1,9 +1,8 @@
-//! Gates before streams: work behind them starts some operations later, so that what reuses memory too
-//! early meets it.
+//! Gates that delay work of a stream by some operations, so that memory reused too early is overwritten.
 //!
-//! Counted in operations, because a busy machine stretches time. Time is the way out for an allocator
-//! that waits for the work, because nobody does a further operation then; a test's thread that is kept
-//! away for longer finds the gates open, too.
+//! The delay is counted in operations, because time passes irregularly on a busy machine. A gate also
+//! opens after a time, since an allocator that waits for the work runs no further operation. So if a
+//! test's thread is not scheduled for longer than that, it finds its gates open.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,9 +13,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::ids::StreamId;
 
-/// So many operations later a gate opens.
+/// The number of operations after which a gate opens.
 const STEPS: u64 = 8;
-/// Or so much time later.
+/// The time after which a gate opens.
 const HELD: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -29,7 +28,7 @@ struct Closed<G> {
 
 #[derive(Debug)]
 struct Book<G> {
-    /// The first to open first.
+    /// In the order in which they open.
     closed: VecDeque<Closed<G>>,
     step: u64,
     ends: bool,
@@ -56,7 +55,7 @@ impl<G> Shared<G> {
     }
 }
 
-/// Gates that are closed, and a thread that opens them in time.
+/// Closed gates, and a thread that opens them after their time.
 #[derive(Debug)]
 pub(super) struct Gates<G> {
     shared: Arc<Shared<G>>,
@@ -77,7 +76,7 @@ impl<G: Send + 'static> Gates<G> {
 }
 
 impl<G> Gates<G> {
-    /// Keeps a gate before `stream` closed for a while.
+    /// Keeps a gate before `stream` closed until its time or its step.
     pub(super) fn keep(&self, stream: StreamId, gate: G) {
         let mut book = self.shared.book.lock();
         let (at_step, until) = (book.step + STEPS, Instant::now() + self.shared.held);
@@ -85,17 +84,17 @@ impl<G> Gates<G> {
         self.shared.changed.notify_one();
     }
 
-    /// Opens what stands before `stream`: somebody waits for it.
+    /// Opens the gates before `stream`, because a caller waits for its work.
     pub(super) fn open(&self, stream: StreamId) {
         self.shared.book.lock().closed.retain(|closed| closed.stream != stream);
     }
 
-    /// Opens all: the test is over.
+    /// Opens all gates at the end of the test.
     pub(super) fn open_all(&self) {
         self.shared.book.lock().closed.clear();
     }
 
-    /// An operation was done.
+    /// Counts an operation, and opens the gates that are due.
     pub(super) fn step(&self) {
         let mut book = self.shared.book.lock();
         book.step += 1;
@@ -121,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// A gate and whether it is still closed.
+    /// Returns a gate, and a reference that shows whether it is closed.
     fn gate() -> (Arc<()>, Weak<()>) {
         let gate = Arc::new(());
         let closed = Arc::downgrade(&gate);
@@ -151,7 +150,7 @@ mod tests {
         assert!(!is_closed(&third));
     }
 
-    /// Sends when it is dropped.
+    /// Sends a message when it is dropped.
     struct Told(Sender<()>);
 
     impl Drop for Told {

@@ -15,8 +15,8 @@ const NONE_THERE: [i64; 2] = [34, 100];
 /// `CUDA_ERROR_INVALID_DEVICE`.
 const NO_SUCH_DEVICE: i64 = 101;
 
-/// Whether an error of [`Cuda::open`] says that there is no driver or no such device; any other says that
-/// what there is does not work.
+/// Returns true if an error of [`Cuda::open`] means that there is no driver or no such device. Any other
+/// error means that the device or driver does not work.
 #[must_use]
 pub fn is_absent(error: &DriverError) -> bool {
     match error.call() {
@@ -27,24 +27,24 @@ pub fn is_absent(error: &DriverError) -> bool {
     }
 }
 
-/// The first device, opened once for the process.
+/// Returns the first device, opened once per process.
 ///
 /// # Errors
 ///
-/// [`DriverError`] when it cannot be opened; [`is_absent`] tells whether there is none.
+/// [`DriverError`] when it cannot be opened; [`is_absent`] returns true if there is none.
 pub fn first() -> DriverResult<Arc<Cuda>> {
     static FIRST: OnceLock<DriverResult<Arc<Cuda>>> = OnceLock::new();
     FIRST.get_or_init(|| Cuda::open(DeviceId(0)).map(Arc::new)).clone()
 }
 
-/// The right to be the only test of this program on the device: work that one test holds back makes another
-/// wait. Waits for the others.
+/// Returns a guard for exclusive use of the device among the tests of this program: held-back work of
+/// one test delays others. Waits for other tests.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock()
 }
 
-/// A part of a device.
+/// Returns a machine on a part of the device.
 pub(super) fn part(cuda: &Arc<Cuda>, bytes: u64) -> Box<dyn Machine> {
     Box::new(RealMachine::of(Part::new(Arc::clone(cuda), bytes)))
 }

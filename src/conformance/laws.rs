@@ -1,13 +1,13 @@
-//! The laws, one function each. A law looks at one step and at all that is known, and says in words
-//! what is wrong. Read next: `accounts` (the law of the counters).
+//! The laws, one function each. A law checks one step against the model and describes any violation.
+//! Read next: `accounts` (the law of the counters).
 
 use super::Checked;
 use super::bed::{Bed, Step};
 
-/// What must hold after each step.
+/// A check after each step.
 pub(super) type Law = fn(&mut Bed<'_>, &Step) -> Checked;
 
-/// No byte belongs to two live blocks.
+/// Checks that no byte belongs to two live blocks.
 ///
 /// # Errors
 ///
@@ -31,7 +31,7 @@ pub(super) fn live_blocks_never_overlap(bed: &mut Bed<'_>, step: &Step) -> Check
     }
 }
 
-/// A block has all the bytes that were asked for, and the device lets work reach them.
+/// Checks that a block has all the requested bytes, and that work can use them.
 ///
 /// # Errors
 ///
@@ -48,7 +48,7 @@ pub(super) fn blocks_are_as_large_as_asked(bed: &mut Bed<'_>, step: &Step) -> Ch
     live_blocks_are_reachable(bed, step)
 }
 
-/// Work may use every byte of every live block. Looks at memory of the driver only.
+/// Checks that work can use every byte of every live block. Checks only memory of the driver.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ pub(super) fn live_blocks_are_reachable(bed: &mut Bed<'_>, step: &Step) -> Check
     if bed.from_driver != Some(true) || !matches!(step, Step::Got | Step::Emptied | Step::Ended) {
         return Ok(());
     }
-    // Filling real memory would take longer than it tells: both ends of a block are written there.
+    // Filling real memory takes too long: only both ends of a block are written there.
     if !bed.machine.holds_work() {
         return bytes_stay_intact(bed, step);
     }
@@ -68,7 +68,8 @@ pub(super) fn live_blocks_are_reachable(bed: &mut Bed<'_>, step: &Step) -> Check
     Ok(())
 }
 
-/// What was written into a block is there until the block is freed. Looks at memory of the driver only.
+/// Checks that bytes written into a block stay until the block is freed. Checks only memory of the
+/// driver.
 ///
 /// # Errors
 ///
@@ -83,12 +84,12 @@ pub(super) fn bytes_stay_intact(bed: &mut Bed<'_>, step: &Step) -> Checked {
         let written = bed.machine.write(last.start(), last.bytes, seed, last.stream);
         written.map_err(|wrong| format!("block {} cannot be written: {wrong}", last.name))?;
     }
-    // Looking waits for work. It is done seldom, so that blocks change hands while work runs; the bed
-    // looks at each block before it is freed.
+    // Reading waits for work, so it is done rarely: blocks are then reused while work runs. In addition,
+    // each block is checked before it is freed.
     if !matches!(step, Step::Emptied | Step::Ended) {
         return Ok(());
     }
-    // Work that is held back spoils what it meets before somebody looks for the last time.
+    // Work that was held back runs before the last check.
     if matches!(step, Step::Ended) {
         bed.streams.iter().for_each(|stream| bed.machine.finish_stream(*stream));
     }
@@ -100,8 +101,9 @@ pub(super) fn bytes_stay_intact(bed: &mut Bed<'_>, step: &Step) -> Checked {
     Ok(())
 }
 
-/// Memory that was freed is handed out again only when nobody's work can meet it: the work of its own
-/// stream and of all streams that were announced has finished, or the new owner's comes after it.
+/// Checks that freed memory is allocated again only when earlier work is done with it. The work of the
+/// block's own stream and of all announced streams must have finished, or the new block's work must be
+/// ordered after it.
 ///
 /// # Errors
 ///
@@ -128,16 +130,17 @@ pub(super) fn reuse_waits_for_work(bed: &mut Bed<'_>, step: &Step) -> Checked {
     Ok(())
 }
 
-/// What must be refused is refused, gives the allocation back and changes no counter.
+/// Checks that an illegal call is refused, that a refused free returns the allocation, and that no
+/// counter changes.
 ///
 /// # Errors
 ///
-/// How it was not refused.
+/// The way in which the call was not refused.
 pub(super) fn misuse_is_refused(bed: &mut Bed<'_>, step: &Step) -> Checked {
     let Step::Misused(refused) = step else { return Ok(()) };
     refused.clone()?;
     let (Some(before), Some(after)) = (&bed.before, bed.statistics()) else { return Ok(()) };
-    // Not the requested bytes: looking at a handle may find that other streams have finished.
+    // Requested bytes may change: a call may notice that other streams have finished.
     for (name, before, after) in [
         ("blocks", before.allocation.all, after.allocation.all),
         ("bytes", before.allocated_bytes.all, after.allocated_bytes.all),

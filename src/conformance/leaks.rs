@@ -1,18 +1,18 @@
-//! What a driver has given out beside what it should have, in words.
+//! The difference between what a driver has allocated and what it should have, in words.
 
 use std::fmt;
 
 use super::Checked;
 use crate::driver::Held;
 
-/// So many ranges of one sort are named.
+/// The most ranges of one kind that are listed.
 const NAMED_MAX: usize = 4;
 
-/// The driver holds out what it held out before, now that the allocator has gone.
+/// Checks that after the allocator is dropped the driver holds what it held before.
 ///
 /// # Errors
 ///
-/// What is out still, or else what came back that should not.
+/// The ranges still held, or else those that are missing.
 pub(super) fn all_came_back(before: &Held, after: &Held) -> Checked {
     let (more, less) = (Beside(after, before), Beside(before, after));
     match (before == after, more.is_nothing()) {
@@ -22,10 +22,10 @@ pub(super) fn all_came_back(before: &Held, after: &Held) -> Checked {
     }
 }
 
-/// A sort of range by its name, with starts and bytes.
+/// The name of a kind of range, with starts and bytes.
 type Ranges = (&'static str, Vec<(u64, u64)>);
 
-/// What the first one has and the second one has not.
+/// The ranges and counts that the first has and the second has not.
 struct Beside<'h>(&'h Held, &'h Held);
 
 impl Beside<'_> {
@@ -41,7 +41,7 @@ impl Beside<'_> {
         ]
     }
 
-    /// What is only counted, by its name.
+    /// Returns the kinds that are only counted, with their names.
     fn counts(&self) -> [(&'static str, u64); 3] {
         let Self(own, other) = self;
         [

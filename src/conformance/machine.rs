@@ -1,7 +1,8 @@
-//! A device under a test's control: the driver, and the hand brake on its work.
+//! A device under a test's control: the driver, and control over when its work finishes.
 //!
-//! Tests say which streams have finished; a machine that cannot hold its work back says so and
-//! gets the checks that hold anyway. A new driver joins the shadow test by one implementation.
+//! Tests choose which streams have finished. A machine that cannot hold its work back returns false from
+//! `holds_work`, and some checks are left out. To add a driver to the shadow test, implement
+//! [`Machine`].
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,40 +17,39 @@ use super::Checked;
 #[cfg(target_os = "linux")]
 use super::gates::Gates;
 
-/// A driver and what a test may do to the work that runs on it.
+/// A driver, with control over the work that runs on it.
 pub trait Machine: Debug {
-    /// The driver.
+    /// Returns the driver.
     fn driver(&self) -> Arc<dyn Driver>;
 
-    /// Streams to work on; `count` of them.
+    /// Returns `count` streams to work on.
     ///
     /// # Panics
     ///
-    /// When the device cannot make that many.
+    /// When the device cannot create that many.
     fn streams(&self, count: usize) -> Vec<StreamId>;
 
-    /// Whether events stay unfinished until the test finishes them.
+    /// Returns true if events stay unfinished until the test finishes them.
     fn holds_work(&self) -> bool;
 
-    /// Events that have not finished, oldest first. Empty when the machine cannot tell.
+    /// Returns the unfinished events, oldest first. Empty if the machine cannot list them.
     fn unfinished(&self) -> Vec<(EventId, StreamId)>;
 
     /// Finishes all work of a stream.
     fn finish_stream(&self, stream: StreamId);
 
-    /// Finishes one event alone, out of its stream's order. Nothing when the machine cannot.
+    /// Finishes one event alone, out of its stream's order. Does nothing if the machine cannot.
     fn finish_event(&self, _event: EventId) {}
 
-    /// What the device has given out.
+    /// Returns what the device has allocated.
     fn held(&self) -> Held;
 
-    /// How often memory went back in a way that waits for all work on a real device, where this one
-    /// does not wait.
+    /// Returns how often a free did not wait for work here, although it would on a real device.
     fn waits_owed(&self) -> u64 {
         0
     }
 
-    /// Puts a pattern into a block, in the order of its stream.
+    /// Writes a pattern into a block, in stream order.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// Whether the pattern is still there, as the stream sees it.
+    /// Checks that the pattern is still there, in stream order.
     ///
     /// # Errors
     ///
@@ -67,8 +67,8 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// Submits work on another stream that spoils a block and runs some [steps](Self::step) later, when
-    /// that stream is waited for through this machine, or after 2 ms.
+    /// Submits work on another stream that overwrites a block. The work runs some [steps](Self::step)
+    /// later, or when that stream is waited for through this machine, or after 2 ms.
     ///
     /// # Errors
     ///
@@ -77,10 +77,10 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// The test has done an operation.
+    /// Counts an operation of the test.
     fn step(&self) {}
 
-    /// Bytes taken from the device.
+    /// Returns the bytes allocated from the device.
     fn used_bytes(&self) -> u64 {
         let info = self.driver().memory_info().expect("the machine answers");
         info.total_bytes - info.free_bytes
@@ -92,12 +92,12 @@ pub trait Machine: Debug {
 pub struct SimMachine(pub Arc<Sim>);
 
 impl SimMachine {
-    /// A device of `total_bytes` whose events wait for the test.
+    /// Creates a device of `total_bytes` whose events finish when the test finishes them.
     pub fn new(total_bytes: u64) -> Self {
         Self::with_events(total_bytes, EventMode::Manual)
     }
 
-    /// A device of `total_bytes` whose events finish as `event_mode` says.
+    /// Creates a device of `total_bytes` with the given event mode.
     pub fn with_events(total_bytes: u64, event_mode: EventMode) -> Self {
         Self(Arc::new(Sim::new(SimOptions {
             total_bytes,
@@ -114,7 +114,7 @@ impl Machine for SimMachine {
     }
 
     fn streams(&self, count: usize) -> Vec<StreamId> {
-        // The default stream, and others whose raw values are in no order.
+        // The default stream, and others whose raw values are not ordered.
         let created = (1..count).map(|_| self.0.create_stream().expect("streams are free"));
         let mut streams: Vec<_> = created.collect();
         streams.insert(count / 2, StreamId::DEFAULT);
@@ -146,13 +146,13 @@ impl Machine for SimMachine {
     }
 }
 
-/// A device with real memory, as a machine needs it.
+/// A device with real memory, for a [`RealMachine`].
 #[cfg(target_os = "linux")]
 pub trait Real: HoldsWork + 'static {
-    /// What it has given out.
+    /// Returns what it has allocated.
     fn out(&self) -> Held;
 
-    /// The machine goes, and with it the test: what is still out need not stay so.
+    /// Called when the machine and its test end; the device may release what is still allocated.
     fn take_back(&self) {}
 }
 
@@ -163,22 +163,22 @@ impl Real for Host {
     }
 }
 
-/// Real memory: work runs when it likes, and bytes can be looked at.
+/// A machine with real memory: work runs by itself, and bytes can be read.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 pub struct RealMachine<D: Real> {
-    /// They open before the device goes.
+    /// Dropped before the device.
     gates: Gates<D::Gate>,
     device: Arc<D>,
 }
 
-/// The machine's own memory.
+/// A machine on host memory.
 #[cfg(target_os = "linux")]
 pub type HostMachine = RealMachine<Host>;
 
 #[cfg(target_os = "linux")]
 impl HostMachine {
-    /// A device of `total_bytes`.
+    /// Creates a device of `total_bytes`.
     pub fn new(total_bytes: u64) -> Self {
         Self::of(Host::new(HostOptions { total_bytes, ..HostOptions::default() }))
     }
@@ -186,7 +186,7 @@ impl HostMachine {
 
 #[cfg(target_os = "linux")]
 impl<D: Real> RealMachine<D> {
-    /// `device`, with a thread that opens gates.
+    /// Creates a machine on `device`, with a thread that opens gates.
     #[must_use]
     pub fn of(device: D) -> Self {
         Self { device: Arc::new(device), gates: Gates::new() }
@@ -201,7 +201,7 @@ impl<D: Real> Drop for RealMachine<D> {
     }
 }
 
-/// How many bytes at each end of a block carry a pattern.
+/// The number of bytes at each end of a block that carry a pattern.
 #[cfg(target_os = "linux")]
 const PATTERN_BYTES: u64 = 64;
 
@@ -240,7 +240,7 @@ impl<D: Real> Machine for RealMachine<D> {
 
     fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {
         let gate = self.device.hold_back(stream).map_err(|error| error.to_string())?;
-        // Kept first: the driver may make the next call wait for somebody who waits for what is held back.
+        // Kept first: the next call may wait for a thread that waits for the work behind this gate.
         self.gates.keep(stream, gate);
         let submitted = self.device.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
         submitted.map_err(|error| error.to_string())
@@ -261,7 +261,7 @@ impl<D: Real> Machine for RealMachine<D> {
     }
 
     fn verify(&self, address: u64, bytes: u64, seed: u64, stream: StreamId) -> Checked {
-        // Where both ends overlap the last writer's pattern stands; look at the tail only.
+        // If the ends overlap, the pattern written last remains; check only the tail then.
         let count = bytes.min(PATTERN_BYTES);
         let mut found = vec![0; usize::try_from(count).expect("it is small")];
         let ends = if bytes >= 2 * count {

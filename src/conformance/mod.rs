@@ -1,11 +1,11 @@
-//! The conformance suite: what every allocator must do, as tests for anybody's allocator.
+//! The conformance suite: requirements on every allocator, as tests for any allocator.
 //!
-//! The input is a constructor, as the registry takes it; the suite uses the allocator through its trait
-//! alone and asks for capabilities by their accessors. What an allocator does not offer is not tested,
-//! and the report says so. [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests)
-//! writes one test for each property and device. A failure comes with the shortest sequence of
-//! operations that shows it. Read next: `script` (operations), `bed` (what they do), `laws` (what must
-//! hold after each), `machine` (the devices; `gates` hold their work back).
+//! The input is a constructor, as for the registry. The suite uses the allocator through its trait alone
+//! and gets capabilities by their accessors. A capability that an allocator lacks is not tested; the
+//! report lists it. [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests) generates
+//! one test for each property and device. A failure is reported with the shortest sequence of operations
+//! that shows it. Read next: `script` (operations), `bed` (their execution), `laws` (checks after each
+//! operation), `machine` (the devices; `gates` delay their work).
 //!
 //! ```
 //! use std::sync::Arc;
@@ -14,7 +14,7 @@
 //! use stratalloc::strategies::plugin::Callbacks;
 //! use stratalloc::strategies::PluggableAllocator;
 //!
-//! // Gives out numbers and never the same one twice; running out is nothing it knows.
+//! // Returns ever higher addresses, never the same one twice, and is never out of memory.
 //! let mine = constructor(|driver| {
 //!     let next = std::sync::atomic::AtomicU64::new(1 << 30);
 //!     let order = std::sync::atomic::Ordering::Relaxed;
@@ -31,17 +31,17 @@
 //! # Ok::<(), stratalloc::conformance::Failure>(())
 //! ```
 //!
-//! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`], and gives all
-//! of it back after each script. Where there is none, each test that
-//! [`conformance_tests!`](crate::conformance_tests) wrote says so on standard error;
-//! `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. What a constructor refuses with
-//! [`NotSupported`](crate::error::DriverErrorKind::NotSupported) is not tested there. Of the calls of a
-//! script only some fail there on purpose. What other programs use of the device changes nothing as long as
-//! [`Options::device_bytes`] of it are free. With an empty `CUDA_VISIBLE_DEVICES` there is no such device.
+//! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`]; all of it
+//! is released after each script. Without a device, each test that
+//! [`conformance_tests!`](crate::conformance_tests) generated prints that it was skipped to standard
+//! error; `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. A constructor that returns
+//! [`NotSupported`](crate::error::DriverErrorKind::NotSupported) is not tested there. Only some calls of
+//! a script are made to fail on `cuda`. Other programs on the device do not affect the tests while
+//! [`Options::device_bytes`] are free. An empty `CUDA_VISIBLE_DEVICES` hides the device.
 //!
-//! On `sim` work finishes when the suite says so or when a call waits for it: an allocator that waits by
-//! asking again and again waits for ever. Not tested are sharing between processes, access between devices
-//! and, of private pools, checkpoints, segment allocators of their own and captures.
+//! On `sim` work finishes when the suite finishes it or when a call waits for it. An allocator that
+//! waits by polling never returns. Not tested are sharing between processes, peer access and, of private
+//! pools, checkpoints, segment allocators and captures.
 
 mod accounts;
 mod bed;
@@ -82,22 +82,22 @@ pub use report::{Device, Failure, Outcome, Report};
 pub use search::histories;
 pub use suite::{run, test};
 
-/// What is wrong, or nothing.
+/// The result of a check: `Err` describes the violation.
 pub type Checked = Result<(), String>;
 
-/// Makes the allocator that is tested, again and again, each time over a new device.
+/// Builds the allocator under test, each time over a new device.
 pub type Build<'b> = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync + 'b;
 
-/// How much is tested. What is too little to test anything is taken for the least that does.
+/// The extent of the tests. Values too small to test anything are raised to the smallest that do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How many random scripts each property gets on each device; on a GPU a tenth of them.
+    /// The number of random scripts for each property on each device; a tenth of it on a GPU.
     pub scripts: u64,
-    /// How many operations a script has at most.
+    /// The most operations of a script.
     pub longest: usize,
-    /// Where the random numbers begin. The same seed gives the same scripts.
+    /// The seed of the random numbers. The same seed gives the same scripts.
     pub seed: u64,
-    /// How much memory the devices have, in bytes.
+    /// The memory of the devices, in bytes.
     pub device_bytes: u64,
 }
 
@@ -108,7 +108,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Nothing is said to hold that was not tried.
+    /// Raises values that would test nothing.
     fn at_least_something(&self) -> Self {
         Self {
             scripts: self.scripts.max(1),
@@ -118,17 +118,17 @@ impl Options {
         }
     }
 
-    /// Calls of a real device take long: a tenth of the scripts.
+    /// Reduces the scripts to a tenth, because calls of a real device take long.
     #[cfg(all(feature = "cuda", target_os = "linux"))]
     fn on_a_gpu(&self) -> Self {
         Self { scripts: self.scripts.div_ceil(10), ..self.clone() }
     }
 
-    /// The default, with as many scripts as the variable `CONFORMANCE_RUNS` says.
+    /// Returns the default, with the number of scripts from the variable `CONFORMANCE_RUNS`.
     ///
     /// # Errors
     ///
-    /// When the variable is no whole number of at least 1.
+    /// When the variable is not a whole number of at least 1.
     pub fn from_environment() -> Result<Self, String> {
         let Ok(text) = std::env::var("CONFORMANCE_RUNS") else { return Ok(Self::default()) };
         match text.parse() {
@@ -140,7 +140,7 @@ impl Options {
     }
 }
 
-/// A constructor of what a configuration string names, with bare addresses where there are any.
+/// Returns a constructor for a configuration string, with bare addresses if the strategy supports them.
 pub fn configured(text: &str) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync + '_ {
     move |driver| {
         let config = Config::parse(text, &registry::key_table())?;
@@ -149,7 +149,7 @@ pub fn configured(text: &str) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync 
     }
 }
 
-/// The same constructor. Closures that are written in its place get their types from here.
+/// Returns its argument. Fixes the argument types of a closure written in its place.
 pub fn constructor<F>(build: F) -> F
 where
     F: Fn(Arc<dyn Driver>) -> Constructed + Sync,
@@ -157,13 +157,14 @@ where
     build
 }
 
-/// Tests one property and panics with the shortest failing sequence; says why on standard error when it is
-/// not tested. What [`conformance_tests!`](crate::conformance_tests) writes calls this.
+/// Tests one property and panics with the shortest failing sequence. If the property is not tested,
+/// prints the reason to standard error. Called by the tests of
+/// [`conformance_tests!`](crate::conformance_tests).
 ///
 /// # Panics
 ///
-/// When the property does not hold, `CONFORMANCE_RUNS` is no number, or there is no CUDA device and
-/// [`skip::REQUIRE_CUDA`] asks for one.
+/// When the property does not hold, when `CONFORMANCE_RUNS` is not a number, or when there is no CUDA
+/// device and [`skip::REQUIRE_CUDA`] requires one.
 pub fn assert_holds(name: &str, build: &Build<'_>, property: Property, device: Device) {
     let options = Options::from_environment();
     let tested = options.and_then(|options| {

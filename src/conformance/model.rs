@@ -1,109 +1,109 @@
-//! What must be true of an allocator, as plain data: which blocks live, and who still uses which
-//! memory that was freed. It calls neither the allocator nor the driver.
+//! The expected state of an allocator, as plain data: live blocks, and work that still uses freed
+//! memory. Calls neither the allocator nor the driver.
 
 use std::collections::BTreeSet;
 
 use crate::allocator::{Allocation, Token};
 use crate::ids::{EventId, OwnerId, StreamId};
 
-/// A block in the test's hands.
+/// A live block of the test.
 #[derive(Debug)]
 pub(super) struct Live {
-    /// Its name in the lines that are printed: the how-many-th block it was.
+    /// Its name in printed lines: a running number.
     pub(super) name: usize,
     /// The block.
     pub(super) allocation: Allocation,
-    /// What was asked for.
+    /// The requested bytes.
     pub(super) bytes: u64,
     /// Its own stream.
     pub(super) stream: StreamId,
     /// Other streams that use it.
     pub(super) others: BTreeSet<StreamId>,
-    /// What was written into it; `None` once others' work has spoilt it.
+    /// The seed of the pattern written into it; `None` once work of other streams overwrites it.
     pub(super) seed: Option<u64>,
 }
 
 impl Live {
-    /// Its first byte.
+    /// Returns the address of its first byte.
     #[must_use]
     pub(super) fn start(&self) -> u64 {
         self.allocation.address()
     }
 
-    /// The byte after the last one that was asked for.
+    /// Returns the address after the last requested byte.
     #[must_use]
     pub(super) fn end(&self) -> u64 {
         self.start().saturating_add(self.bytes)
     }
 }
 
-/// A block that was freed: what its handle was, and which work uses its memory.
+/// A freed block: its handle, and the work that uses its memory.
 #[derive(Clone, Debug)]
 pub(super) struct Freed {
-    /// Its name in the lines that are printed.
+    /// Its name in printed lines.
     pub(super) name: usize,
-    /// Where it began.
+    /// Its address.
     pub(super) start: u64,
-    /// How many bytes were asked for.
+    /// The requested bytes.
     pub(super) bytes: u64,
-    /// Its handle's parts.
+    /// The owner of its handle.
     pub(super) owner: OwnerId,
-    /// Its handle's parts.
+    /// The token of its handle.
     pub(super) token: Token,
-    /// How many bytes its handle spoke of.
+    /// The size in its handle.
     pub(super) handle_bytes: u64,
-    /// Streams whose work used it, each with an event behind that work. The block's own is first.
+    /// Streams whose work used it, each with an event behind that work. The block's own stream is first.
     pub(super) uses: Vec<(StreamId, EventId)>,
-    /// Whether all that work counts as finished, because memory went back to the driver since.
+    /// Whether all that work counts as finished, because a later free waited for the device.
     pub(super) excused: bool,
 }
 
 impl Freed {
-    /// Its handle again, as a program would have it that keeps a copy.
+    /// Returns its handle again, as a program could keep a copy of it.
     pub(super) fn twin(&self) -> Allocation {
         Allocation::new(self.start, self.handle_bytes, self.owner, self.token)
     }
 
-    /// Whether it has a byte of a range.
+    /// Returns true if it overlaps a range.
     #[must_use]
     pub(super) fn touches(&self, start: u64, end: u64) -> bool {
         self.start < end && start < self.start.saturating_add(self.bytes)
     }
 }
 
-/// Everything that was handed out and given back.
+/// All allocations and frees.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    /// Blocks in the test's hands.
+    /// Live blocks of the test.
     pub(super) live: Vec<Live>,
-    /// Blocks whose memory may still be used by work.
+    /// Freed blocks whose memory work may still use.
     pub(super) freed: Vec<Freed>,
-    /// Handles of blocks that are gone, the latest last.
+    /// Handles of freed blocks, the latest last.
     pub(super) stale: Vec<Freed>,
-    /// How many blocks were handed out.
+    /// The number of allocations so far.
     pub(super) handed_out: usize,
-    /// The most blocks that were live at once since peaks were reset.
+    /// The most blocks live at once since the last reset of the peaks.
     pub(super) most_live: usize,
 }
 
-/// So many stale handles are kept.
+/// The most stale handles that are kept.
 const STALE_MAX: usize = 16;
 
 impl Model {
-    /// Bytes that were asked for and are live.
+    /// Returns the requested bytes of all live blocks.
     #[must_use]
     pub(super) fn requested_bytes(&self) -> u64 {
         self.live.iter().map(|live| live.bytes).sum()
     }
 
-    /// Notes that a block was handed out.
+    /// Records an allocation.
     pub(super) fn hand_out(&mut self, live: Live) {
         self.handed_out += 1;
         self.live.push(live);
         self.most_live = self.most_live.max(self.live.len());
     }
 
-    /// Notes that a block was freed.
+    /// Records a free.
     pub(super) fn retire(&mut self, freed: Freed) {
         if self.stale.len() == STALE_MAX {
             self.stale.remove(0);

@@ -1,9 +1,9 @@
-//! A small device cut out of a large one: tests run on a real GPU without taking all of it.
+//! A small device on a part of a large one, so that tests on a real GPU do not need all of it.
 //!
-//! It counts what it gives out, which a real device cannot tell, and refuses what goes beyond its size.
-//! Streams may be plain numbers, as on devices that follow no handles: each gets a stream of the inner
-//! device. Its default memory pool is its own, so that parts of one device do not meet. It has no
-//! captures. What nobody gave back goes back when it goes.
+//! It counts its allocations, which a real device does not list, and refuses those beyond its size.
+//! Streams may be plain numbers; each gets a stream of the inner device. It has a default memory pool of
+//! its own, so that parts of one device do not affect each other. It has no captures. Everything still
+//! allocated is freed when it is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use crate::driver::{
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{EventId, StreamId};
 
-/// A physical piece: its size, whether it is held, and how often it is mapped.
+/// A physical allocation: its size, its references and its mappings.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     bytes: u64,
@@ -26,10 +26,10 @@ struct Piece {
     mappings: u32,
 }
 
-/// How many bytes are mapped, of which piece.
+/// The mapped bytes, and their physical allocation.
 type Mapping = (u64, PhysicalId);
 
-/// Addresses or handles, with how many bytes each has.
+/// Addresses or handles, with the bytes of each.
 type List = BTreeMap<u64, u64>;
 
 #[derive(Debug, Default)]
@@ -39,23 +39,23 @@ struct Book {
     mapped: BTreeMap<u64, Mapping>,
     pieces: HashMap<PhysicalId, Piece>,
     events: List,
-    /// Streams of the inner device, by the names that they have here.
+    /// Streams of the inner device, by their numbers here.
     streams: HashMap<StreamId, StreamId>,
-    /// Pools of the inner device that were made here, the default one among them.
+    /// Pools of the inner device that were created here, including the default one.
     pools: List,
     default_pool: Option<DriverPoolId>,
-    /// What pools gave out.
+    /// Allocations from pools.
     pool_ranges: List,
 }
 
 impl Book {
-    /// Without what pools gave out.
+    /// Returns the bytes allocated outside pools.
     fn used_bytes(&self) -> u64 {
         let pieces = self.pieces.values().map(|piece| piece.bytes);
         self.segments.values().copied().chain(pieces).sum()
     }
 
-    /// Counts one more hold of a piece.
+    /// Adds a reference to a physical allocation.
     fn hold(&mut self, piece: PhysicalId, bytes: u64) {
         let fresh = Piece { bytes, holds: 0, mappings: 0 };
         self.pieces.entry(piece).or_insert(fresh).holds += 1;
@@ -69,11 +69,11 @@ impl Book {
         }
     }
 
-    /// Strikes what is mapped in a range.
+    /// Removes the mappings in a range.
     ///
     /// # Errors
     ///
-    /// The first mapping that the range cuts.
+    /// The first mapping that the range would cut.
     fn strike_mappings(
         &mut self,
         address: u64,
@@ -91,10 +91,10 @@ impl Book {
     }
 }
 
-/// A device of some bytes on another one, of which `D` is a handle.
+/// A device of limited size on another one; `D` is a handle of that device.
 pub type Part<D> = Intercepted<D, Share<D>>;
 
-/// The size of a [`Part`], and what it has allocated.
+/// The size of a [`Part`], and its allocations.
 #[derive(Debug)]
 pub struct Share<D: Driver> {
     device: D,
@@ -108,7 +108,7 @@ fn foreign(call: &'static str, address: u64) -> DriverError {
 }
 
 impl<D: Driver + Clone> Intercepted<D, Share<D>> {
-    /// A part of a device.
+    /// Creates a part of a device.
     #[must_use]
     pub fn new(device: D, total_bytes: u64) -> Self {
         Self::with(device.clone(), Share { device, total_bytes, book: Mutex::default() })
@@ -116,7 +116,7 @@ impl<D: Driver + Clone> Intercepted<D, Share<D>> {
 }
 
 impl<D: Driver> Part<D> {
-    /// What it has given out.
+    /// Returns what it has allocated.
     #[must_use]
     pub fn held(&self) -> Held {
         let book = self.interceptor().book();
@@ -137,7 +137,8 @@ impl<D: Driver> Share<D> {
         self.book.lock()
     }
 
-    /// What it holds from the device, idle memory of pools included. No pool goes meanwhile.
+    /// Returns the bytes allocated from the device, idle memory of pools included. The lock keeps pools
+    /// alive.
     fn used_bytes(&self) -> DriverResult<u64> {
         let book = self.book();
         let usage = |pool: &u64| self.pools().usage(DriverPoolId(*pool));
@@ -146,7 +147,7 @@ impl<D: Driver> Share<D> {
         Ok(book.used_bytes() + pooled)
     }
 
-    /// Refuses what goes beyond the size. Threads that come at once may all be let in.
+    /// Refuses an allocation beyond the size. Concurrent threads may together exceed it.
     fn admit(&self, call: &'static str, bytes: u64, used_bytes: u64) -> DriverResult<()> {
         if used_bytes.checked_add(bytes).is_some_and(|sum| sum <= self.total_bytes) {
             return Ok(());
@@ -163,8 +164,8 @@ impl<D: Driver> Share<D> {
         self.device.memory_pools().expect("announced only when the device has them")
     }
 
-    /// Strikes an entry, then does a call; enters it again if the call fails. Not the other way round:
-    /// as soon as the device has the memory back, another thread may get it.
+    /// Removes an entry, then runs `work`; restores the entry if `work` fails. The entry goes first
+    /// because another thread may get the memory as soon as the device has it.
     fn strike(
         &self,
         call: &'static str,
@@ -183,12 +184,13 @@ impl<D: Driver> Share<D> {
         })
     }
 
-    /// Gives everything back that is still out: an allocator that loses memory takes it from no test after
-    /// its own. Waits for the device if there is anything. Nobody may use the part any more.
+    /// Frees everything still allocated, so that an allocator that leaks takes no memory from later
+    /// tests. Waits for the device if there is anything. The part must not be used afterwards.
     fn give_back(&self) {
         let book = std::mem::take(&mut *self.book());
         let inner = &self.device;
-        // A device that fails now keeps what it has; there is nobody to tell.
+        // Errors are ignored: a device that fails now keeps its memory, and there is no caller to report
+        // to.
         let out = (book.segments.len(), book.mapped.len(), book.pool_ranges.len());
         if out != (0, 0, 0) {
             let _ = inner.synchronize_device();
@@ -243,13 +245,13 @@ impl<D: Driver> Interceptor for Share<D> {
         DeviceInfo { total_bytes: self.total_bytes, ..inner.info() }
     }
 
-    /// Fabric handles are not counted, so there are none.
+    /// Hides fabric handles, which are not counted here.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         let Parts { virtual_memory, memory_pools, .. } = parts;
         Parts { virtual_memory, memory_pools, ..Parts::default() }
     }
 
-    /// The inner device's stream of this name.
+    /// Returns the inner device's stream for this number.
     fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
         if stream == StreamId::DEFAULT {
             return Ok(stream);
@@ -330,7 +332,7 @@ impl<D: Driver> Interceptor for Share<D> {
     }
 
     fn release(&self, _: &dyn Driver, piece: PhysicalId) -> DriverResult<()> {
-        // Struck first, as in `strike`: the number may be another piece's right after.
+        // Removed first, as in `strike`: the id may be reused right after the release.
         let mut book = self.book();
         let before = book.pieces.get(&piece).copied();
         book.change(piece, |piece| piece.holds -= 1);
@@ -403,7 +405,7 @@ impl<D: Driver> Interceptor for Share<D> {
         self.strike("destroy_pool", |book| &mut book.pools, (pool.0, None), act)
     }
 
-    /// Counts what is given out: nobody can tell what idle memory of a pool will do for a request.
+    /// Counts allocated bytes only: how far idle memory of a pool serves a request cannot be known.
     fn allocate_async(
         &self,
         _: &dyn Driver,
@@ -426,7 +428,7 @@ impl<D: Driver> Interceptor for Share<D> {
         self.strike("free_async", |book| &mut book.pool_ranges, (address, None), act)
     }
 
-    /// Nothing: no graph is captured on a part.
+    /// Returns zeros: no graph is captured on a part.
     fn graph_usage(&self, _: &dyn Driver) -> DriverResult<DriverPoolUsage> {
         Ok(DriverPoolUsage::default())
     }

@@ -1,6 +1,7 @@
-//! Private pools: what one took nobody else gets, scopes route what they say, and the last user ends it.
+//! Private pools: memory of a pool serves no other request, scopes route requests by their filter, and
+//! the pool ends with its last user.
 //!
-//! Checkpoints, own segment allocators and captures are not looked at.
+//! Checkpoints, segment allocators and captures are not tested.
 
 use std::fmt;
 
@@ -16,7 +17,7 @@ use crate::error::PoolError;
 use crate::ids::{PoolId, StreamId};
 use crate::size::MIB;
 
-/// One of each kind of block: small, large, with a segment of its own.
+/// One of each kind of block: small, large, and with a segment of its own.
 const SIZES: [u64; 6] = [1, 512, 100_000, MIB, 3 * MIB, 12 * MIB];
 
 impl Case<'_> {
@@ -37,7 +38,7 @@ impl Case<'_> {
     }
 }
 
-/// A block and how many bytes were asked for.
+/// A block and its requested bytes.
 struct Kept {
     allocation: Allocation,
     bytes: u64,
@@ -54,13 +55,13 @@ fn pools<'b>(bed: &'b Bed<'_>) -> Result<&'b dyn PrivatePools, String> {
     bed.allocator.control().private_pools.ok_or_else(|| "the private pools have gone".to_owned())
 }
 
-/// What must work.
+/// Returns the result of a call that must succeed.
 fn works<T>(bed: &mut Bed<'_>, what: &str, done: Result<T, PoolError>) -> Result<T, String> {
     bed.lines.push(what.to_owned());
     done.map_err(|error| format!("to {what} was refused: {error}"))
 }
 
-/// What must be refused, and with which error.
+/// Checks that a call is refused with the right error.
 fn refused<T, E: fmt::Display>(
     bed: &mut Bed<'_>,
     what: &str,
@@ -75,7 +76,7 @@ fn refused<T, E: fmt::Display>(
     }
 }
 
-/// A block of the pool, or with `None` of whoever the request is routed to.
+/// Allocates in a pool, or with `None` wherever the request is routed.
 fn take(
     bed: &mut Bed<'_>,
     pool: Option<PoolId>,
@@ -101,7 +102,7 @@ fn give(bed: &mut Bed<'_>, kept: Kept) -> Checked {
     freed.map_err(|refused| format!("the block at {start:#x} could not be freed: {refused}"))
 }
 
-/// The pool's live blocks are exactly these.
+/// Checks that the pool's live blocks are exactly these.
 fn holds(bed: &Bed<'_>, pool: PoolId, blocks: &[&Kept]) -> Checked {
     let live = pools(bed)?.live_addresses(pool).map_err(|error| error.to_string())?;
     let mut wanted: Vec<u64> = blocks.iter().map(|kept| kept.allocation.address()).collect();
@@ -140,7 +141,7 @@ fn begins(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     has_users(bed, pool, Some(1))
 }
 
-/// Blocks of the pool and of others never meet, whoever is freed in between.
+/// Checks that blocks of the pool and other blocks never overlap, also after frees.
 fn keeps_apart(bed: &mut Bed<'_>, pool: PoolId, bytes: u64) -> Checked {
     let stream = bed.streams[0];
     let own = take(bed, Some(pool), bytes, stream)?;
@@ -180,7 +181,7 @@ fn routes_a_thread(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     closes(bed, pool)
 }
 
-/// A block that another thread allocates.
+/// Allocates a block on another thread.
 fn take_elsewhere(bed: &mut Bed<'_>, stream: StreamId) -> Result<Kept, String> {
     bed.lines.push(format!("another thread allocates 4096 bytes on stream {stream}"));
     let allocator = &bed.allocator;
@@ -206,7 +207,7 @@ fn routes_a_stream(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     give(bed, theirs)
 }
 
-/// Of two open scopes that accept a request the newer one counts, until it is closed.
+/// Checks that of two open scopes which accept a request the newer one serves it.
 fn routes_to_the_newest(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     let (stream, inner) = (bed.streams[0], PoolId::next_user());
     let done = pools(bed)?.create_pool(inner, PoolOptions::default());
@@ -222,7 +223,8 @@ fn routes_to_the_newest(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     holds(bed, pool, &[&older])?;
     closes(bed, pool)?;
     [newer, older].into_iter().try_for_each(|kept| give(bed, kept))?;
-    // The second pool has its maker and its scope, and the first one scope more.
+    // The second pool has two users, its creator and its scope; the first pool has one more for its
+    // scope.
     for used in [inner, inner, pool] {
         let done = pools(bed)?.release_pool(used);
         works(bed, &format!("release pool {used}"), done)?;
@@ -237,7 +239,7 @@ fn closes(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     refused(bed, "close it again", done, &PoolError::ScopeClosed { pool })
 }
 
-/// Its maker and two scopes use the pool.
+/// Checks the end of a pool with three users: its creator and two scopes.
 fn ends(bed: &mut Bed<'_>, pool: PoolId) -> Checked {
     let stream = bed.streams[0];
     let last = take(bed, Some(pool), 3 * MIB, stream)?;

@@ -1,47 +1,48 @@
-//! What must hold of every allocator, by name. How it is tested: see `suite`.
+//! The requirements on every allocator, by name. See `suite` for how each is tested.
 
 use std::fmt;
 
-/// Something that must hold of every allocator.
+/// A requirement on every allocator.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Property {
     /// No byte belongs to two live blocks.
     LiveBlocksNeverOverlap,
-    /// A block has all the bytes that were asked for.
+    /// A block has all the requested bytes.
     BlocksAreAsLargeAsAsked,
-    /// What is written into a block stays.
+    /// Bytes written into a block stay until it is freed.
     BytesStayIntact,
-    /// Memory that work still uses is handed out to nobody whom that work could disturb.
+    /// Memory is allocated again only when earlier work cannot disturb its new use.
     ReuseWaitsForWork,
-    /// Requests of no bytes, or of more than any device has, are errors and change nothing.
+    /// Requests of zero bytes, or of more than any device has, are errors and change nothing.
     IllegalRequestsAreRefused,
-    /// Handles that are not live here are refused and given back.
+    /// Handles that are not live in this allocator are refused and returned.
     WrongHandlesAreRefused,
     /// Counters equal a recount.
     CountersEqualARecount,
-    /// Emptying the cache leaves live blocks as they are, and nothing idle.
+    /// Emptying the cache keeps live blocks and releases all idle memory.
     EmptyingTheCacheKeepsLiveBlocks,
-    /// An allocator that goes gives everything back to the driver.
+    /// A dropped allocator releases all its memory to the driver.
     EverythingIsGivenBack,
-    /// Too little memory is an error with numbers, and after frees the same requests work again.
+    /// Out of memory is an error with numbers, and after frees the same requests succeed again.
     RunningOutIsAnError,
-    /// Hooks for memory pressure hear of it.
+    /// Hooks for memory pressure are called.
     PressureHooksAreCalled,
-    /// A driver that fails once costs one request and no memory, whichever call it was.
+    /// A driver call that fails once costs one request and no memory, whichever call it is.
     DriverFailuresLoseNothing,
     /// No more is reserved than the limit allows.
     LimitsAreRespected,
-    /// Bare addresses are found when a live block starts there, and refused otherwise.
+    /// Bare addresses are accepted where a live block starts, and refused otherwise.
     BareAddressesAreChecked,
-    /// What a private pool took nobody else gets, scopes route what they say, and its last user ends it.
+    /// Memory of a private pool serves no other request, scopes route requests by their filter, and the
+    /// pool ends with its last user.
     PrivatePoolsAreApart,
-    /// Threads that allocate and free at once get blocks of their own, and counters stay right.
+    /// Threads that allocate and free concurrently get separate blocks, and counters stay right.
     ThreadsGetBlocksOfTheirOwn,
 }
 
 impl Property {
-    /// All of them.
+    /// All properties.
     pub const ALL: &[Self] = &[
         Self::LiveBlocksNeverOverlap,
         Self::BlocksAreAsLargeAsAsked,
@@ -61,7 +62,7 @@ impl Property {
         Self::ThreadsGetBlocksOfTheirOwn,
     ];
 
-    /// It in words.
+    /// Returns the property in words.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {

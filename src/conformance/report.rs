@@ -1,4 +1,4 @@
-//! What the suite says: what was tested, what was not and why, and what is broken.
+//! The results of the suite: properties tested, properties not tested and why, and failures.
 
 use std::fmt;
 
@@ -6,20 +6,21 @@ use thiserror::Error;
 
 use super::{Property, skip};
 
-/// Where the suite runs.
+/// A kind of device that the suite runs on.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// A device without memory, whose work finishes when the suite says so.
+    /// A simulated device without memory, whose work finishes when the suite finishes it.
     Sim,
-    /// Real memory and real threads of work. Linux only.
+    /// Host memory, with threads that run work. Linux only.
     Host,
     /// A part of the first CUDA device. Linux only, with the feature `cuda`.
     Cuda,
 }
 
 impl Device {
-    /// Those that there may be on this system; whether it has a CUDA device is seen when one is wanted.
+    /// The kinds that this build supports. Whether there is a CUDA device is found out when one is
+    /// needed.
     pub const ALL: &[Self] = if cfg!(all(feature = "cuda", target_os = "linux")) {
         &[Self::Sim, Self::Host, Self::Cuda]
     } else if cfg!(target_os = "linux") {
@@ -39,28 +40,28 @@ impl fmt::Display for Device {
     }
 }
 
-/// What became of a property on a device.
+/// The result for a property on a device.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It held in so many runs.
+    /// It held in all runs.
     Held {
-        /// How many.
+        /// The number of runs.
         runs: u64,
     },
     /// It was not tested.
     NotTested {
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
     /// There is no such device.
     NoDevice {
-        /// What the driver said.
+        /// The message of the driver.
         detail: String,
     },
 }
 
-/// What was tested, and what was not.
+/// The results for an allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The allocator.
@@ -72,7 +73,7 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}:", self.name)?;
-        // The same on every line: the first has it.
+        // The message is the same on every line: print it on the first only.
         let mut shown: Option<&str> = None;
         for (property, device, outcome) in &self.outcomes {
             match outcome {
@@ -101,13 +102,13 @@ impl fmt::Display for Report {
 pub struct Failure {
     /// The allocator.
     pub name: String,
-    /// What does not hold.
+    /// The property.
     pub property: Property,
-    /// Where.
+    /// The device.
     pub device: Device,
-    /// What was seen.
+    /// The violation.
     pub what: String,
-    /// The shortest sequence of operations that was found to show it.
+    /// The shortest sequence of operations found that shows it.
     pub lines: Vec<String>,
     /// The seed of the script that failed first; the sequence is a part of it.
     pub seed: u64,

@@ -1,67 +1,67 @@
-//! What can happen to an allocator, as data: random operations that shrink.
+//! Random operations on an allocator, as data that shrinks.
 //!
-//! Picks are taken modulo what there is, so every list of operations is legal and stays legal when
-//! parts are taken out. Nothing here knows an allocator: see `bed` for what operations do.
+//! Picks are taken modulo the number of candidates, so every list of operations is legal and stays legal
+//! when operations are removed. See `bed` for their execution.
 
 use quickcheck::{Arbitrary, Gen};
 
-/// One operation. Streams are numbers of the test's own streams, picks count live or freed blocks.
+/// One operation. Streams are indices of the test's streams; picks are indices of live or freed blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Asks for a block.
+    /// Allocates a block.
     Allocate {
-        /// How many bytes; at least 1.
+        /// The size; at least 1.
         bytes: u64,
-        /// Which stream.
+        /// The stream.
         stream: u8,
     },
-    /// Gives a live block back.
+    /// Frees a live block.
     Free {
-        /// Which block.
+        /// The block.
         pick: u16,
     },
     /// Announces that another stream uses a live block.
     RecordStream {
-        /// Which block.
+        /// The block.
         pick: u16,
-        /// Which stream.
+        /// The stream.
         stream: u8,
     },
     /// Finishes all work of a stream.
     Finish {
-        /// Which stream.
+        /// The stream.
         stream: u8,
     },
-    /// Gives idle memory back to the driver.
+    /// Releases idle memory to the driver.
     EmptyCache,
-    /// Sets peaks to what is current.
+    /// Resets peaks to the current values.
     ResetPeaks,
-    /// A call that must be refused and change nothing.
+    /// Makes an illegal call, which must be refused and change nothing.
     Misuse {
-        /// Which sort of call.
+        /// The kind of call.
         what: Misuse,
-        /// Which block.
+        /// The block.
         pick: u16,
     },
 }
 
-/// A call that must be refused.
+/// An illegal call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misuse {
     /// A handle of a block that was freed before.
     Freed,
-    /// A live block under another allocator's name.
+    /// A live block with another allocator's owner.
     Foreign,
-    /// A live block with a token that nobody made.
+    /// A live block with a forged token.
     MadeUp,
-    /// A request of no bytes.
+    /// A request of zero bytes.
     ZeroBytes,
     /// A request of more bytes than any device has.
     AbsurdBytes,
 }
 
 impl Misuse {
-    /// Whether it is a request, not a handle.
+    /// Returns true for a request, false for a handle.
     #[must_use]
     pub(super) const fn is_request(self) -> bool {
         matches!(self, Self::ZeroBytes | Self::AbsurdBytes)
@@ -71,7 +71,7 @@ impl Misuse {
 const MISUSES: [Misuse; 5] =
     [Misuse::Freed, Misuse::Foreign, Misuse::MadeUp, Misuse::ZeroBytes, Misuse::AbsurdBytes];
 
-/// Sizes around the boundaries that allocators like to have.
+/// Sizes around the boundaries of common allocators.
 const SIZES: [u64; 16] = [
     1, 511, 512, 513, 4096, 65_536, 1_048_575, 1_048_576, 1_048_577, 2_097_152, 2_097_153,
     6_291_456, 10_485_760, 12_582_912, 20_971_521, 33_554_432,
@@ -120,7 +120,7 @@ impl Arbitrary for Op {
     }
 }
 
-/// Operations in order.
+/// A list of operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Script<O = Op> {
     /// The operations.
@@ -134,20 +134,21 @@ impl<O> Default for Script<O> {
 }
 
 impl<O: Arbitrary> Script<O> {
-    /// A script of `longest` operations or somewhat fewer, all of which `keep` wants; the same for the
-    /// same seed.
+    /// Returns a random script of at most `longest` operations, all of which `keep` accepts. The same
+    /// seed gives the same script.
     #[must_use]
     pub(super) fn random(seed: u64, longest: usize, keep: fn(&O) -> bool) -> Self {
         let mut g = Gen::from_size_and_seed(longest.max(1), seed);
         let half = longest.div_ceil(2);
         let wanted = (half + usize::arbitrary(&mut g) % half.max(1)).max(1);
         let drawn = std::iter::repeat_with(|| O::arbitrary(&mut g));
-        // An unlucky `keep` gives a short script, not an endless search.
+        // The bound ends the search when `keep` accepts few operations; the script is then short.
         let ops = drawn.take(wanted * 8).filter(keep).take(wanted).collect();
         Self { ops }
     }
 
-    /// Scripts that are a little simpler: with parts taken out, or with one operation made simpler.
+    /// Returns scripts that are slightly simpler: with operations removed, or with one of them
+    /// simplified.
     pub(super) fn simpler(&self) -> impl Iterator<Item = Self> + '_ {
         let length = self.ops.len();
         let widths = std::iter::successors(Some(length), |width| Some(width / 2));
@@ -170,8 +171,8 @@ impl<O: Arbitrary> Script<O> {
 }
 
 impl Script {
-    /// The same with an end at which every block is freed and one is asked for that needs nearly all of a
-    /// device of `device_bytes`: idle memory goes back to the driver then.
+    /// Returns the script with an end that frees every block and allocates nearly all of a device of
+    /// `device_bytes`, which makes the allocator release idle memory.
     #[must_use]
     pub(super) fn pressed(&self, device_bytes: u64) -> Self {
         let taken = self.ops.iter().filter(|op| matches!(op, Op::Allocate { .. }));

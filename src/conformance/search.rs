@@ -1,4 +1,4 @@
-//! Runs scripts until one fails, and looks for the shortest that still does.
+//! Runs scripts until one fails, and searches for the shortest that still fails.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -15,13 +15,13 @@ use super::script::{Op, Script};
 use super::{Build, Checked, Options};
 use crate::driver::Driver;
 
-/// How the words begin when a constructor refuses.
+/// The prefix of a constructor's error.
 pub(super) const NOT_BUILT: &str = "it was not built: ";
 
-/// So many scripts are tried on the way to the shortest.
+/// The most scripts tried in the search for the shortest.
 const SHRINK_MAX: usize = 3000;
 
-/// What was seen, and what was done before.
+/// A violation, and the operations before it.
 #[derive(Clone, Debug)]
 pub(super) struct Broken {
     pub(super) what: String,
@@ -29,10 +29,10 @@ pub(super) struct Broken {
     pub(super) seed: u64,
 }
 
-/// What one run found: nothing, or what is wrong and the lines that led there.
+/// Runs one script; an error is the violation and the lines that led to it.
 pub(super) type Trial<'a, O = Op> = &'a dyn Fn(&Script<O>) -> Result<(), (String, Vec<String>)>;
 
-/// Tries random scripts; the first that fails is made as short as it can be.
+/// Runs random scripts; shortens the first that fails.
 pub(super) fn scripts<O: Arbitrary>(
     options: &Options,
     keep: fn(&O) -> bool,
@@ -42,7 +42,8 @@ pub(super) fn scripts<O: Arbitrary>(
         let seed = options.seed.wrapping_add(n);
         let script = Script::random(seed, options.longest, keep);
         if let Err(first) = trial(&script) {
-            // A real device may be lost for good: what fails then for a script of nothing is something else.
+            // A real device may stay broken: if an empty script fails too, its failure has another
+            // cause.
             let (what, lines) = match trial(&Script::default()) {
                 Err((other, _)) if other != first.0 => first,
                 _ => shortest(script, first, trial),
@@ -53,18 +54,17 @@ pub(super) fn scripts<O: Arbitrary>(
     Ok(())
 }
 
-/// Random histories of a test's own operations, of at most `longest` each. Panics with the shortest that
-/// fails.
+/// Runs random sequences of a test's own operations, of at most `longest` each.
 ///
 /// # Panics
 ///
-/// When `run` finds something wrong or panics.
+/// When `run` returns an error or panics; the message has the shortest failing sequence.
 pub fn histories<O: Arbitrary + Debug>(
     histories: u64,
     longest: usize,
     run: impl Fn(&[O]) -> Checked,
 ) {
-    // Other histories each time: what fails is printed whole.
+    // The seed differs on each run; a failing sequence is printed in full.
     let seed = RandomState::new().hash_one(longest);
     let options = Options { scripts: histories, longest, seed, ..Options::default() };
     let found = scripts(&options, |_| true, &|script: &Script<O>| {
@@ -99,7 +99,7 @@ fn shortest<O: Arbitrary>(
     }
 }
 
-/// Runs `work` on a new bed. A panic inside is something that is wrong like any other.
+/// Runs `work` on a new bed. A panic in it is a failure like any other.
 pub(super) fn on_a_bed(
     machine: &dyn Machine,
     driver: Arc<dyn Driver>,
@@ -119,14 +119,14 @@ pub(super) fn on_a_bed(
         }
         Err(panic) => {
             let lines = std::mem::take(&mut bed.lines);
-            // Nobody knows what state it is in.
+            // Leaked: the allocator may be in any state.
             std::mem::forget(bed);
             Err((told(&*panic), lines))
         }
     }
 }
 
-/// Runs something that may panic.
+/// Runs `work` and converts a panic to an error.
 pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(told(&*panic)))
 }
@@ -137,7 +137,7 @@ pub(super) fn told(panic: &(dyn Any + Send)) -> String {
     format!("it panicked: {}", text.unwrap_or("with no words"))
 }
 
-/// Performs a script and looks at the laws after each step.
+/// Runs a script and checks the laws after each step.
 pub(super) fn follow(bed: &mut Bed<'_>, script: &Script, laws: &[Law]) -> Checked {
     for op in &script.ops {
         let step = bed.perform(op)?;

@@ -1,32 +1,32 @@
-//! Tests that leave something out say so where everybody sees it.
+//! Messages about tests that were skipped.
 //!
-//! A test harness keeps what a passing test prints to itself, so the lines are written straight to
-//! standard error.
+//! A test harness hides the output of a passing test, so these lines are written directly to standard
+//! error.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The variable that makes it a failure when a test is left out for want of a CUDA device. Any value but
-/// an empty one and `0`.
+/// The variable that makes a test fail, instead of being skipped, if there is no CUDA device. Set by any
+/// value other than the empty one and `0`.
 pub const REQUIRE_CUDA: &str = "STRATALLOC_REQUIRE_CUDA";
 
-/// Why a test for a CUDA device is left out.
+/// The reason why a test for a CUDA device is skipped.
 pub const NO_CUDA_DEVICE: &str = "no CUDA device";
 
-/// Says in one line on standard error that `what` was left out, and why.
+/// Prints one line to standard error: `what` was skipped, and why.
 pub fn skipped(what: impl Display, why: impl Display) {
     let line = format!("{what}: skipped: {why}\n");
-    // Nobody to tell if standard error is gone.
+    // A failure to write is ignored.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// The same for want of a CUDA device. `detail` is what the driver said, or nothing; it stands in the
-/// first such line of the process.
+/// As [`skipped`], for a missing CUDA device. `detail` is the message of the driver, or empty; it is
+/// printed in the first such line of the process.
 ///
 /// # Panics
 ///
-/// When [`REQUIRE_CUDA`] asks for a device.
+/// When [`REQUIRE_CUDA`] is set.
 pub fn for_want_of_a_device(what: impl Display, detail: &str) {
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     let required = std::env::var_os(REQUIRE_CUDA).is_some_and(|v| !v.is_empty() && v != "0");

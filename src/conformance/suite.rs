@@ -1,4 +1,4 @@
-//! How each property is tested: which laws, which operations, on which device.
+//! How each property is tested: its laws, operations and devices.
 
 use std::cell::{Cell, RefCell};
 #[cfg(all(feature = "cuda", target_os = "linux"))]
@@ -22,7 +22,7 @@ use crate::error::{DriverError, DriverErrorKind};
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 use crate::registry::BuildError;
 
-/// What a property is tested on.
+/// An allocator and a device to test it on.
 #[derive(Clone, Copy)]
 pub(super) struct Case<'a> {
     pub(super) build: &'a Build<'a>,
@@ -31,24 +31,24 @@ pub(super) struct Case<'a> {
     pub(super) machines: &'a Machines<'a>,
 }
 
-/// Tests on one device, told the bytes of the small one. Says how many runs that were.
+/// Tests on one device. The second argument is the size of the small device. Returns the number of runs.
 pub(super) type OnOneSize<'a> = dyn Fn(&Case<'_>, Option<u64>) -> Result<u64, Broken> + 'a;
 
-/// Makes a new device of so many bytes.
+/// Creates a new device of the given size.
 pub(super) type Machines<'a> = dyn Fn(u64) -> Result<Box<dyn Machine>, String> + 'a;
 
 impl Case<'_> {
-    /// A new device.
+    /// Creates a new device.
     pub(super) fn machine(&self) -> Result<Box<dyn Machine>, String> {
         (self.machines)(self.options.device_bytes)
     }
 
-    /// A simulated device whose work finishes at once.
+    /// Creates a simulated device whose work finishes at once.
     pub(super) fn sim_at_once(&self) -> SimMachine {
         SimMachine::with_events(self.options.device_bytes, EventMode::Immediate)
     }
 
-    /// An answer of a new allocator.
+    /// Calls `question` on a new allocator.
     pub(super) fn asks<T>(
         &self,
         question: impl Fn(&dyn DeviceAllocator) -> T,
@@ -62,15 +62,15 @@ impl Case<'_> {
         probed.map_err(|what| Broken { what, lines: Vec::new(), seed: self.options.seed })
     }
 
-    /// One piece of work on a new bed.
+    /// Runs `work` on a new bed.
     pub(super) fn once(&self, work: &dyn Fn(&mut Bed<'_>) -> Checked) -> Result<(), Broken> {
         let broken = |(what, lines)| Broken { what, lines, seed: self.options.seed };
         let machine = self.machine().map_err(|what| broken((what, Vec::new())))?;
         search::on_a_bed(&*machine, machine.driver(), self.build, work).map_err(broken)
     }
 
-    /// Gives a part of `options.scripts` to the device and the others to one that is so small that scripts
-    /// come to its end, if the allocator can work there at all. Says how many runs that were.
+    /// Runs half of `options.scripts` on the device and the others on one so small that scripts exhaust
+    /// it, if the allocator works there at all. Returns the number of runs.
     pub(super) fn on_a_small_device_too(
         &self,
         options: &Options,
@@ -82,7 +82,7 @@ impl Case<'_> {
         let seed = options.seed.wrapping_add(most);
         let small = Options { scripts: few, seed, device_bytes, ..options.clone() };
         let small = Case { options: &small, ..*self };
-        // What is wrong with it on any device shows on the large one.
+        // A fault that shows on any device shows on the large one.
         if few == 0 || small.with_a_failure(&Script::default(), None).is_err() {
             return work(&Case { options, ..*self }, None);
         }
@@ -90,7 +90,7 @@ impl Case<'_> {
         Ok(work(&Case { options: &large, ..*self }, None)? + work(&small, Some(device_bytes))?)
     }
 
-    /// Random scripts, each on a bed of its own. Says how many.
+    /// Runs random scripts, each on a new bed. Returns their number.
     fn random(
         &self,
         keep: fn(&Op) -> bool,
@@ -104,7 +104,8 @@ impl Case<'_> {
         Ok(self.options.scripts)
     }
 
-    /// Random scripts under some laws. `needs_driver`: of no use when memory comes from elsewhere.
+    /// Runs random scripts under some laws. With `needs_driver`, the result is "not tested" if memory
+    /// does not come from the driver.
     fn scripts(
         &self,
         keep: fn(&Op) -> bool,
@@ -178,13 +179,14 @@ impl Case<'_> {
         }
     }
 
-    /// Real devices differ in what they can: here a constructor may say that this one cannot.
+    /// Tests a property on a real device, where a constructor may report that the device lacks a
+    /// feature.
     #[cfg(all(feature = "cuda", target_os = "linux"))]
     fn test_what_can_be(&self, property: Property) -> Result<Outcome, Broken> {
         let made = search::guarded(|| Ok((self.build)(self.machine()?.driver()).err()));
         match made {
             Ok(Some(error)) if lacks(&*error) => Ok(Outcome::NotTested { why: LACKS }),
-            // What else is wrong the test tells.
+            // Other errors are reported by the test itself.
             _ => self.test(property),
         }
     }
@@ -227,7 +229,7 @@ impl Case<'_> {
         let from_driver = Cell::new(false);
         let keep = |op: &Op| !matches!(op, Op::Misuse { .. });
         search::scripts(self.options, keep, &|script| {
-            // It may go when all is handed back, and with blocks in use.
+            // The allocator is dropped once with all blocks freed, and once with live blocks.
             self.goes(script, true, &from_driver)?;
             self.goes(script, false, &from_driver)
         })?;
@@ -262,7 +264,7 @@ impl Case<'_> {
     }
 }
 
-/// Whether a constructor says that the device cannot do what it needs.
+/// Returns true if a constructor reports that the device lacks a feature.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 fn lacks(error: &(dyn Error + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<DriverError>() {
@@ -275,18 +277,18 @@ fn lacks(error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// The device has so many times the memory of the small one that scripts come to the end of.
+/// The small device has this fraction of the device's memory.
 const SMALL_PART: u64 = 8;
 
-/// Why memory itself is not looked at.
+/// The reason for not checking memory itself.
 pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
 
-/// Why a device of another kind is not tested on.
+/// The reason for not testing on a device.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 const LACKS: &str = "its constructor says that this device lacks what it needs";
 
 /// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
-/// Tests on the CUDA device go one at a time.
+/// Tests on the CUDA device run one at a time.
 ///
 /// # Errors
 ///

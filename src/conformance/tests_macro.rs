@@ -1,12 +1,12 @@
-//! The macro that writes the tests.
+//! The macro that generates the tests.
 
-/// Writes one test for each property of an allocator and each device, in a module of that name.
+/// Generates one test for each property of an allocator and each device, in a module of that name.
 ///
-/// The second part is a constructor: a closure, or anything else that takes a driver as
-/// [`registry::register`](crate::registry::register) hands it over and makes the allocator. Names of the
-/// surrounding module can be used in it. `CONFORMANCE_RUNS=1000 cargo test` runs so many random scripts
-/// for each property. The `host` device is real memory and needs Linux; `cuda` is a part of the first CUDA
-/// device, where this library has the feature `cuda`, and says so where there is none.
+/// The second argument is a constructor: a closure, or anything else that takes a driver as for
+/// [`registry::register`](crate::registry::register) and returns the allocator. It can use names of the
+/// surrounding module. `CONFORMANCE_RUNS=1000 cargo test` runs 1000 random scripts for each property.
+/// The `host` device is host memory and needs Linux. `cuda` is a part of the first CUDA device and needs
+/// the feature `cuda` of this library; without a device its tests print that they were skipped.
 ///
 /// ```
 /// # mod example {
@@ -67,15 +67,15 @@ macro_rules! conformance_tests {
             }
         )*
 
-        // A property that is added gets a test here, or nothing compiles.
+        // A property without a test here fails to compile.
         const TESTED: &[$crate::conformance::Property] =
             &[$($crate::conformance::Property::$property),*];
         const _: () = assert!(TESTED.len() == $crate::conformance::Property::ALL.len());
     };
 }
 
-/// What it is given, where the library was built with CUDA devices: the features of the crate that uses
-/// [`conformance_tests!`](crate::conformance_tests) are others.
+/// Expands to its argument, because this library was built with CUDA devices. A macro of its own, since
+/// the crate that uses [`conformance_tests!`](crate::conformance_tests) has other features.
 #[doc(hidden)]
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[macro_export]
@@ -83,7 +83,7 @@ macro_rules! if_cuda {
     ($($item:tt)*) => { $($item)* };
 }
 
-/// Nothing: the library was built without CUDA devices.
+/// Expands to nothing, because this library was built without CUDA devices.
 #[doc(hidden)]
 #[cfg(not(all(feature = "cuda", target_os = "linux")))]
 #[macro_export]

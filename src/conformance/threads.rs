@@ -1,4 +1,4 @@
-//! Threads on one allocator: each holds blocks, some are freed by others, and nobody may meet.
+//! Concurrent threads on one allocator: blocks, some freed by other threads, must never overlap.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,16 @@ use crate::allocator::{Allocation, DeviceAllocator, Request};
 use crate::error::AllocError;
 use crate::ids::StreamId;
 
-/// So many threads at once.
+/// The number of threads.
 const THREADS: usize = 4;
-/// What each of them does.
+/// The operations of each thread.
 const OPERATIONS: usize = 300;
 /// The most blocks that a thread holds.
 const HELD_MAX: usize = 12;
-/// Few sizes: threads want the same blocks.
+/// Few sizes, so that threads compete for the same blocks.
 const SIZES: [u64; 4] = [512, 4096, 100_000, 1 << 20];
 
-/// Numbers that are random enough and the same each time (SplitMix64).
+/// Reproducible random numbers (SplitMix64).
 struct Dice(u64);
 
 impl Dice {
@@ -35,14 +35,14 @@ impl Dice {
     }
 }
 
-/// A block and how many bytes were asked for.
+/// A block and its requested bytes.
 type Owned = (Allocation, u64);
 
-/// Where all threads say what they hold.
+/// The live blocks of all threads.
 #[derive(Default)]
 struct Claims {
     live: Mutex<BTreeMap<u64, u64>>,
-    /// Blocks that wait for any thread to free them.
+    /// Blocks that wait to be freed by any thread.
     given: Mutex<Vec<Owned>>,
 }
 
@@ -62,7 +62,7 @@ impl Claims {
     }
 }
 
-/// One thread with what it holds.
+/// One thread and its blocks.
 struct Worker<'a> {
     allocator: &'a dyn DeviceAllocator,
     claims: &'a Claims,
@@ -101,7 +101,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Leaves a block to whoever frees next.
+    /// Leaves a block to be freed by any thread.
     fn give(&mut self) {
         if !self.held.is_empty() {
             let at = self.dice.roll(self.held.len());
@@ -182,7 +182,7 @@ impl Case<'_> {
     }
 }
 
-/// The counter of blocks says so many.
+/// Checks the counter of live blocks.
 fn counts_are(allocator: &dyn DeviceAllocator, live: usize) -> Checked {
     let Some(counters) = allocator.control().counters else { return Ok(()) };
     let counted = counters.statistics().allocation.all.current;

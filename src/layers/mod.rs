@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `limit:SIZE` | limits the bytes that callers hold | [`limit`] |
 //! | `statistics` | counts the bytes that callers hold | [`statistics`] |
-//! | `track` | reports leaks with their stacks when the allocator is dropped or the process ends | [`track`] |
+//! | `track` | reports leaks with stacks when the allocator is dropped or the process ends | [`track`] |
 //! | `log:"PATH"` | logs in RMM's CSV format | [`log`] |
 //! | `fault:[...]` | fails requests on purpose | [`fault`] |
 //! | `oom_retry:TIMES` | retries requests that are out of memory | [`oom_retry`] |

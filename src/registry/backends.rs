@@ -1,4 +1,4 @@
-//! The built-in strategies: one row for each.
+//! The built-in strategies, one row for each.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::strategies::{CpuAllocator, MallocAsyncAllocator, PluggableAllocator, 
 pub struct Backend {
     /// The name that `backend:` accepts.
     pub name: &'static str,
-    /// Another name, or the same.
+    /// A second name that `backend:` accepts; equal to `name` if there is none.
     pub alias: &'static str,
-    /// What it is, in a line.
+    /// A description in one line.
     pub about: &'static str,
     pub(crate) build: fn(Build<'_>) -> Result<Strategy, BuildError>,
-    /// Whether allocators with these settings share one pool of the driver.
+    /// Returns true if allocators with these settings share one memory pool of the driver.
     pub(crate) shares_pool: fn(&Settings) -> bool,
 }
 
-/// What a strategy is built from.
+/// The arguments from which a strategy is built.
 pub(crate) struct Build<'s> {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) settings: &'s Settings,
@@ -65,8 +65,7 @@ fn malloc_async(build: Build<'_>) -> Result<Strategy, BuildError> {
     Ok(own.into())
 }
 
-/// On a device that has memory of its own, programs would take an address of the host for one of the
-/// device.
+/// Refuses devices with memory of their own: programs would take a host address for a device address.
 fn cpu(build: Build<'_>) -> Result<Strategy, BuildError> {
     let info = build.driver.info();
     if !matches!(info.driver, "host" | "sim") {
@@ -111,7 +110,7 @@ fn load(own: &PluggableSettings) -> Result<Callbacks, BuildError> {
     Err(BuildError::NotAvailable { what })
 }
 
-/// How many devices of its kind there are: for users' functions that want to know.
+/// Returns the number of devices of this kind, which is passed to users' functions.
 pub(crate) fn device_count(driver: &dyn Driver) -> u32 {
     let info = driver.info();
     #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]

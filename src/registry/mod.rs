@@ -1,11 +1,12 @@
-//! From a configuration to an allocator: names and their constructors.
+//! Builds an allocator from a configuration: names and their constructors.
 //!
 //! Built-in names come first; users add theirs with [`register`] or, with keys of their own, with a
-//! [`Registration`]. What a strategy needs of the driver is checked here, before anything is built.
+//! [`Registration`]. Requirements of a strategy on the driver are checked here, before anything is
+//! built.
 //!
-//! A name is settled by its first use: once a configuration has named it to [`build`], nobody can
-//! register it any more, whether it was known then or not. So one name means one thing for as long as
-//! the process lives. Register before anything is built.
+//! The first use of a name fixes it: once [`build`] has looked a name up, it can no longer be
+//! registered, whether it was known or not. So a name has one meaning for the lifetime of the process.
+//! Register before anything is built.
 
 mod backends;
 
@@ -33,17 +34,17 @@ use crate::sync::{Global, Rank};
 pub use backends::{BUILT_IN, Backend};
 use backends::{Build, device_count};
 
-/// Why a constructor made nothing: any error that can say so.
+/// The error of a constructor: any error type.
 pub type ConstructError = Box<dyn Error + Send + Sync>;
-/// What a registered constructor makes.
+/// The result of a registered constructor.
 pub type Constructed = Result<Box<dyn DeviceAllocator>, ConstructError>;
 /// Builds a user-defined allocator over a driver.
 pub type Constructor = Arc<dyn Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync>;
 
-/// A registered name can be at most this long.
+/// The longest name that can be registered.
 const NAME_MAX_BYTES: usize = 64;
-/// So many names that were asked for in vain are remembered; a program that asks for more registers none
-/// of them.
+/// The most unknown names that are remembered as used. After that, a name may be registered although it
+/// was looked up before.
 const UNKNOWN_MAX: usize = 256;
 
 static NAMES: Global<Names> =
@@ -51,7 +52,7 @@ static NAMES: Global<Names> =
 
 struct Names {
     registered: Vec<Registered>,
-    /// Asked for before anybody registered them.
+    /// Names that were looked up before they were registered.
     unknown: Vec<String>,
 }
 
@@ -64,49 +65,49 @@ struct Registered {
     used: bool,
 }
 
-/// One name that `backend:` can say.
+/// A name that `backend:` accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownBackend {
     /// The name.
     pub name: String,
-    /// What it is, in a line.
+    /// A description in one line.
     pub about: String,
 }
 
-/// How an allocator is built, apart from its configuration.
+/// Build options that are not part of the configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildOptions {
     /// Whether live blocks can be found by bare address.
     pub raw_addresses: bool,
 }
 
-/// Why no allocator was built.
+/// The reason why no allocator was built.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum BuildError {
-    /// `backend:` names nothing that is known.
+    /// `backend:` names an unknown strategy.
     #[error("backend:{name} is not known here; known are {}", known.join(", "))]
     UnknownBackend {
-        /// What was asked for.
+        /// The unknown name.
         name: String,
-        /// What there is.
+        /// All known names.
         known: Vec<String>,
     },
-    /// The string is no configuration.
+    /// The configuration string is invalid.
     #[error("configuration {text:?}: {error}")]
     Configuration {
         /// The string.
         text: String,
-        /// What is wrong with it, and where.
+        /// The error and its place in the string.
         error: ConfigError,
     },
-    /// This system, or this build of the library, cannot do it.
+    /// This system, or this build of the library, does not support it.
     #[error("{what} is not available here")]
     NotAvailable {
         /// The key and value.
         what: String,
     },
-    /// A layer cannot be put on.
+    /// A layer cannot be built.
     #[error(transparent)]
     Layer(#[from] LayerError),
     /// The driver failed.
@@ -128,7 +129,7 @@ pub enum BuildError {
     Refused {
         /// The strategy.
         name: String,
-        /// What its constructor said.
+        /// The error of the constructor.
         source: ConstructError,
     },
 }
@@ -137,21 +138,21 @@ pub enum BuildError {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RegisterError {
-    /// Somebody has it.
+    /// The name is already registered.
     #[error("an allocator is already registered as {0}")]
     Taken(String),
-    /// Somebody has it, and an allocator was built by that name.
+    /// The name is already registered, and an allocator was built by it.
     #[error("{0} is in use: an allocator by that name was built, and it cannot be exchanged")]
     InUse(String),
-    /// A configuration named it when nobody had registered it.
+    /// A configuration used the name before it was registered.
     #[error("backend:{0} was asked for before it was registered; register before the first use")]
     TooLate(String),
-    /// Letters, digits, `_` and `-`, beginning with a letter.
+    /// The name is invalid: expected letters, digits, `_` and `-`, beginning with a letter.
     #[error(
         "{0:?} is no name: expected at most 64 letters, digits, _ and -, beginning with a letter"
     )]
     BadName(String),
-    /// A key without the strategy's prefix, or with other characters than a key may have.
+    /// The key lacks the strategy's prefix, or has a character that keys may not have.
     #[error(
         "{key:?} is no key of {name}: expected at most 64 small letters, digits and _, beginning \
          with {prefix}"
@@ -161,10 +162,10 @@ pub enum RegisterError {
         name: String,
         /// The key.
         key: String,
-        /// What its keys begin with.
+        /// The prefix that its keys must have.
         prefix: String,
     },
-    /// A key that has a meaning already.
+    /// The key already has a meaning.
     #[error("the key {key} of {name} is known already")]
     KeyTaken {
         /// The strategy.
@@ -174,14 +175,13 @@ pub enum RegisterError {
     },
 }
 
-/// A user-defined allocator on its way into the registry.
+/// A user-defined allocator that is not yet registered.
 #[must_use = "nothing is registered before `register` is called"]
 pub struct Registration(Registered);
 
 impl Registration {
-    /// An allocator that `constructor` builds, to be registered as `name`. The constructor runs with no
-    /// lock held, each time a configuration names it; what it panics with reaches the caller of
-    /// [`build`].
+    /// Prepares the registration of `constructor` as `name`. The constructor runs with no lock held,
+    /// each time a configuration names it. A panic in it reaches the caller of [`build`].
     pub fn new(
         name: &str,
         constructor: impl Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync + 'static,
@@ -195,20 +195,20 @@ impl Registration {
         })
     }
 
-    /// What it is, in a line, for those who list what there is.
+    /// Sets the description, one line, that lists of strategies show.
     pub fn about(mut self, about: &str) -> Self {
         self.0.about = about.to_owned();
         self
     }
 
-    /// Adds a key of its own. Its name begins with the strategy's name (`-` is written `_`) and `_`.
+    /// Adds a key of its own. The key begins with the strategy's name (with `_` for `-`) and `_`.
     pub fn key(mut self, key: UserKey) -> Self {
         self.0.keys.push(key.owned_by(&self.0.name));
         self
     }
 
-    /// Makes the name and the keys known. Configurations are parsed with [`key_table`], so those that
-    /// were parsed before know nothing of the keys.
+    /// Registers the name and the keys. Configurations are parsed with [`key_table`], so those parsed
+    /// earlier do not have the keys.
     ///
     /// # Errors
     ///
@@ -268,8 +268,8 @@ impl Names {
     }
 }
 
-/// Adds a user-defined allocator under a name that `backend:` can then say. [`Registration`] does the
-/// same for one with keys of its own.
+/// Registers a user-defined allocator under a name for `backend:`. Use [`Registration`] for one with
+/// keys of its own.
 ///
 /// # Errors
 ///
@@ -321,19 +321,19 @@ pub fn register_callbacks(name: &str, callbacks: Callbacks) -> Result<(), Regist
     Registration::new(name, make).about("closures registered by the user").register()
 }
 
-/// Every key that a configuration may say now: the built-in ones and those of registered strategies.
+/// Returns every key that a configuration accepts now: built-in keys and those of registered strategies.
 #[must_use]
 pub fn key_table() -> KeyTable {
     NAMES.read().key_table()
 }
 
-/// Whether allocators with these settings share one pool of the driver.
+/// Returns true if allocators with these settings share one memory pool of the driver.
 pub(crate) fn shares_pool(settings: &Settings) -> bool {
     let own = BUILT_IN.iter().find(|own| own.name == settings.backend);
     own.is_some_and(|own| (own.shares_pool)(settings))
 }
 
-/// Every name that `backend:` can say now, with what it is.
+/// Returns every name that `backend:` accepts now, with its description.
 #[must_use]
 pub fn backends() -> Vec<KnownBackend> {
     let names = NAMES.read();
@@ -343,17 +343,17 @@ pub fn backends() -> Vec<KnownBackend> {
         .collect()
 }
 
-/// Every name that `backend:` can say now.
+/// Returns every name that `backend:` accepts now.
 #[must_use]
 pub fn names() -> Vec<String> {
     backends().into_iter().map(|backend| backend.name).collect()
 }
 
-/// Whether a name is known now.
+/// Checks that a name is known now.
 ///
 /// # Errors
 ///
-/// [`BuildError::UnknownBackend`], with all that are.
+/// [`BuildError::UnknownBackend`], with all known names.
 #[cfg(any(feature = "cli", feature = "ffi"))]
 pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
     let known = names();
@@ -363,7 +363,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
     Err(BuildError::UnknownBackend { name: name.to_owned(), known })
 }
 
-/// The constructor of a registered name, which is settled from now on.
+/// Returns the constructor of a registered name. The name can no longer be registered afterwards.
 fn settle(name: &str) -> Option<Constructor> {
     let mut names = NAMES.lock();
     if let Some(own) = names.registered.iter_mut().find(|own| own.name == name) {
@@ -377,12 +377,12 @@ fn settle(name: &str) -> Option<Constructor> {
     None
 }
 
-/// Builds the allocator that the configuration names, with the layers that it lists. Without layers a
-/// built-in strategy is dispatched to statically; with some, it rides in a box.
+/// Builds the allocator that the configuration names, with the layers that it lists. Calls of a built-in
+/// strategy without layers are dispatched statically; an allocator with layers is boxed.
 ///
 /// # Errors
 ///
-/// [`BuildError`]; nothing was taken from the device then.
+/// [`BuildError`]; nothing was allocated from the device then.
 pub fn build(
     config: &Config,
     driver: Arc<dyn Driver>,
@@ -391,7 +391,7 @@ pub fn build(
     build_recording_in(&Arc::default(), config, driver, options)
 }
 
-/// The same; what happens goes to `history`, where the strategy records at all.
+/// As [`build`], recording in `history` if the strategy records at all.
 pub(crate) fn build_recording_in(
     history: &Arc<History>,
     config: &Config,
@@ -410,7 +410,7 @@ pub(crate) fn build_recording_in(
     }
     if let Some(entries_max) = entries_max.filter(|_| !was_on) {
         let entries_max = usize::try_from(entries_max).unwrap_or(usize::MAX);
-        // `layers:[track]` has it gather stacks.
+        // Keeps the stacks that `layers:[track]` has switched on.
         history.start(&RecordOptions::at_most(entries_max).with_stacks(history.stacks()));
     }
     Ok(match snapshot_on_oom.is_some() || advise_on_oom {

@@ -1,4 +1,4 @@
-//! The way of tests on a GPU, gone on a part of real memory.
+//! The code that tests on a GPU, run on a part of host memory.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::driver::host::{Host, HostOptions};
 use crate::driver::{Driver, DriverResult};
 use crate::size::MIB;
 
-/// What a test on a GPU does, on a part of real memory.
+/// Tests a property as on a GPU, on a part of host memory.
 fn on_a_part(build: &Build<'_>, property: Property) -> Result<Outcome, String> {
     let whole = Arc::new(Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() }));
     let outcome = {
@@ -35,7 +35,7 @@ fn what_runs_on_a_gpu_holds_on_a_part_of_real_memory() {
     }
 }
 
-/// An allocator that keeps what it took takes it from no later test.
+/// An allocator that leaks memory takes none from later tests.
 #[test]
 fn a_part_gives_back_what_a_test_lost() {
     for conf in ["native", "native,expandable_segments:True", "cudaMallocAsync"] {
