@@ -1,8 +1,7 @@
-//! The conformance suite, on everything that the house brings, and on allocators that are broken on
-//! purpose.
+//! The conformance suite, run on all built-in strategies and on allocators with deliberate defects.
 //!
-//! `CONFORMANCE_RUNS=1000 cargo test --test main conformance` runs so many random scripts for each
-//! property. On a GPU (`cargo test --test main conformance::`) they take a few hundred MiB of it.
+//! `CONFORMANCE_RUNS=1000 cargo test --test main conformance` runs 1000 random scripts for each
+//! property. On a GPU (`cargo test --test main conformance::`) they use a few hundred MiB of its memory.
 
 mod bent;
 mod broken;

@@ -1,6 +1,6 @@
-//! An allocator that is exchanged while it is used: nothing is lost, and a failure changes nothing.
+//! Switching the allocator while it is used: nothing is lost, and a failed switch changes nothing.
 //!
-//! Read next: `draining` (old blocks), and further files of `tests/switch/`.
+//! Read next: `draining` (blocks of retired allocators), and the other files of `tests/switch/`.
 
 mod callbacks;
 mod capabilities;
@@ -22,7 +22,7 @@ const ASYNC: &str = "backend:cudaMallocAsync";
 const FRONT: &str = "backend:native,layers:[front]";
 const ALL: [&str; 4] = [NATIVE, EXPANDABLE, ASYNC, FRONT];
 
-/// An engine that offers what `control` says.
+/// An engine that offers only the capabilities that `control` returns.
 #[derive(Debug)]
 struct Narrow<T> {
     inner: Engine,
@@ -49,7 +49,7 @@ impl<T: Debug + Send + Sync> DeviceAllocator for Narrow<T> {
     }
 }
 
-/// Registers such an allocator with something of its own.
+/// Registers such an allocator, with additional data.
 fn register<T: Clone + Debug + Send + Sync + 'static>(
     name: &'static str,
     more: T,

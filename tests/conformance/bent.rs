@@ -1,27 +1,27 @@
-//! `backend:native`, with one capability that it offers and that does nothing.
+//! `backend:native`, with one capability that it offers but does not implement.
 
 use stratalloc::allocator::{BaseAllocation, CacheInfo, Place};
 use stratalloc::conformance::configured;
 
 use crate::common::prelude::*;
 
-/// What does nothing.
+/// The capability that does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bend {
-    /// Nothing: all that it offers works.
+    /// None: all capabilities work.
     Nothing,
     TakesNoLimit,
     TakesAnyFraction,
     EmptiesNothing,
     FreesAnyAddress,
     CallsNobody,
-    /// Serves requests to a pool from the default one.
+    /// Serves requests to a pool from the default pool.
     HasOnePool,
-    /// Scopes route nobody.
+    /// Scopes route no request.
     RoutesNobody,
-    /// Scopes route everybody.
+    /// Scopes route every request.
     RoutesEverybody,
-    /// Pools have users for ever.
+    /// Pools never lose their users.
     EndsNoPool,
 }
 
@@ -31,13 +31,13 @@ struct Bent {
     bend: Bend,
     counts: bool,
     limit: Mutex<Option<u64>>,
-    /// Hooks that nobody asks.
+    /// Hooks that are never called.
     nobodys: Hooks,
-    /// The pool that everybody is routed to.
+    /// The pool to which every request is routed.
     routed: Mutex<Option<PoolId>>,
 }
 
-/// A constructor of such an allocator; `counts`: it offers counters.
+/// Returns a constructor of such an allocator, with counters if `counts` is true.
 pub(crate) fn bent(bend: Bend, counts: bool) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
     let native = configured("backend:native");
     move |driver| {

@@ -1,4 +1,4 @@
-//! Allocators that are wrong in one way each; the suite must say which.
+//! Allocators with one defect each; the suite must name the defect.
 
 use stratalloc::conformance::{
     Device, Failure, Options, Outcome, Property, constructor, run, test,
@@ -10,10 +10,10 @@ use super::bent::{Bend, bent};
 use super::toy::{Defect, misstating, toy};
 use crate::common::prelude::*;
 
-/// Changes what an allocator tells.
+/// Falsifies the counters that an allocator returns.
 type Misstate = fn(&mut Statistics);
 
-/// The failure that the suite finds.
+/// Returns the failure that the suite finds.
 fn caught_on(device: Device, defect: Defect, by: Property) -> Failure {
     let name = format!("{defect:?}");
     let found = test(&name, &toy(defect), by, device, &Options::default());
@@ -31,7 +31,7 @@ fn the_same_allocator_without_a_defect_conforms() {
     }
 }
 
-/// A defect, the property that it breaks, words of the failure, and the shortest history that shows it.
+/// A defect, the property that it breaks, words of the failure, and the shortest sequence that shows it.
 type Caught = (Defect, Property, &'static str, Option<&'static str>);
 
 #[test]
@@ -113,7 +113,7 @@ fn events_that_are_not_reset_are_caught() {
     assert!(failure.what.contains("num_alloc_retries after all resets is 3"), "{failure}");
 }
 
-/// All numbers of a family so many times as high.
+/// Multiplies all numbers of a family by `n`.
 fn times(family: &mut PerPool, n: i64) {
     for counter in [&mut family.all, &mut family.large, &mut family.small] {
         let Counter { current, peak, allocated, freed } = counter;

@@ -1,5 +1,5 @@
-// A caching allocator as a user may bring it: 128 MiB of numbers, and what is freed serves the same
-// stream and size again.
+// A caching allocator as a user may write it: 128 MiB of addresses without memory. A freed block serves
+// the next request of the same stream and size.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! Tests that are left out for want of a device say so where the harness does not hide it.
+//! Tests skipped for want of a device print a message that the test harness does not hide.
 
 use std::process::Output;
 
@@ -7,7 +7,7 @@ use stratalloc::conformance::skip::REQUIRE_CUDA;
 
 use crate::common::prelude::*;
 
-/// One test of this program in a process that sees no device, whatever the machine has.
+/// Runs one test of this program in a process without a CUDA device, whatever the machine has.
 fn without_a_device(test: &str, required: &str) -> Output {
     Command::new(std::env::current_exe().expect("this program has a path"))
         .args(["--exact", test])
@@ -25,7 +25,7 @@ fn a_test_without_a_device_says_so_although_it_passes() {
         let output = without_a_device(TEST, not_required);
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{told}");
-        // In brackets, on the first line of a process, what the driver said.
+        // The first line of a process has the driver's message in brackets.
         let line = "native on cuda: live blocks never overlap: skipped: no CUDA device (";
         assert!(told.starts_with(line) && told.lines().count() == 1, "{told}");
     }
@@ -51,7 +51,7 @@ fn only_want_of_a_device_is_taken_for_it() {
     assert!(absent(DriverErrorKind::NotSupported, "load libcuda", 0), "no driver");
     assert!(absent(DriverErrorKind::NotSupported, "cuInit", 100), "no device");
     assert!(absent(DriverErrorKind::Other, "cuDeviceGet", 101), "no such device");
-    // A broken driver, a driver that does not fit, a device that was lost.
+    // A broken driver, an incompatible driver, a lost device.
     for code in [3, 46, 802, 803, 999] {
         assert!(!absent(DriverErrorKind::NotSupported, "cuInit", code), "{code}");
     }

@@ -1,4 +1,4 @@
-//! A small caching allocator that can be told to be wrong in one way.
+//! A small caching allocator with one selectable defect.
 
 use std::thread::ThreadId;
 
@@ -6,43 +6,43 @@ use stratalloc::size::REQUEST_MAX_BYTES;
 
 use crate::common::prelude::*;
 
-/// What is wrong with it.
+/// The defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defect {
     None,
-    /// A cached block that is larger than asked stays in the cache.
+    /// A cached block that is larger than the request stays in the cache.
     Overlaps,
     /// Forgets that other streams use a block.
     ReusesEarly,
     /// Serves a request from another stream's free blocks.
     MixesStreams,
-    /// Forgets large blocks when they are freed.
+    /// Leaks large blocks when they are freed.
     LosesABlock,
-    /// Does not count a free for which other streams are waited for.
+    /// Does not count the free of a block that waits for other streams.
     CountsWrong,
-    /// Takes a handle that is not live.
+    /// Accepts a handle that is not live.
     FreesTwice,
-    /// Takes another allocator's handle.
+    /// Accepts another allocator's handle.
     FreesForeign,
-    /// Takes half of what it should from the driver.
+    /// Allocates half of the requested size from the driver.
     TooSmall,
-    /// Asserts what it should check.
+    /// Panics instead of returning an error.
     PanicsOnZero,
-    /// Forgets the block when an event cannot be made.
+    /// Leaks the block when an event cannot be created.
     LeaksOnFailure,
     /// Finds and takes a block in two steps, so two threads may find the same one.
     Races,
-    /// Has never any memory.
+    /// Is always out of memory.
     ServesNobody,
-    /// Hands out a block anywhere, whatever place was asked for.
+    /// Allocates a block anywhere, whatever place was requested.
     IgnoresPlaces,
-    /// Says nothing with its error.
+    /// Reports no numbers in its error.
     MuteOutOfMemory,
-    /// Writes into the first live block when it hands out another.
+    /// Writes into the first live block when it allocates another.
     Scribbles,
-    /// Gives nothing back to the driver when that has no more.
+    /// Releases nothing to the driver when the driver is out of memory.
     KeepsIdle,
-    /// Forgets what is still idle when the driver does not take one block back.
+    /// Leaks the remaining idle blocks when the driver refuses to free one.
     ForgetsTheRest,
 }
 
@@ -66,7 +66,7 @@ struct State {
     statistics: Statistics,
 }
 
-/// One segment more, or one less.
+/// Counts one segment more, or one less.
 fn count_segment(s: &mut Statistics, change: fn(&mut PerPool, u64), bytes: u64) {
     change(&mut s.reserved_bytes, bytes);
     change(&mut s.segment, 1);
@@ -93,12 +93,12 @@ pub(crate) struct Toy {
     state: Mutex<State>,
 }
 
-/// A constructor of toys.
+/// Returns a constructor of toys.
 pub(crate) fn toy(defect: Defect) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
     made(defect, |_| {})
 }
 
-/// The same of toys that do all well and do not tell their counters as they are.
+/// Returns a constructor of toys without a defect that return false counters.
 pub(crate) fn misstating(
     misstate: fn(&mut Statistics),
 ) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
@@ -116,7 +116,7 @@ fn made(
 }
 
 impl Toy {
-    /// A cached block that fits.
+    /// Returns a cached block that fits.
     fn cached(&self, request: Request) -> Option<Block> {
         let fits = |block: &Block| {
             let own = block.stream == request.stream || self.defect == Defect::MixesStreams;
@@ -133,8 +133,8 @@ impl Toy {
         Some(state.free.swap_remove(at))
     }
 
-    /// Takes a block that another thread found and still holds, as if this thread had found it before the
-    /// other one took it. No race has to happen for that.
+    /// Takes a block that another thread found and still holds, as if both threads had found it at once.
+    /// So the defect shows without a real race.
     fn found_twice(&self, fits: impl Fn(&Block) -> bool) -> Option<Block> {
         let (own, mut state) = (std::thread::current().id(), self.state.lock());
         let State { live, free, found, .. } = &mut *state;
@@ -177,7 +177,7 @@ impl Toy {
         Ok(Block { address, segment_bytes: from_driver, bytes, stream, others })
     }
 
-    /// Waits for everything and gives idle memory back.
+    /// Waits for the device and releases idle memory.
     fn release(&self) -> Result<(), DriverError> {
         self.driver.synchronize_device()?;
         self.settle()?;
@@ -199,7 +199,7 @@ impl Toy {
         }
     }
 
-    /// Blocks whose other streams have finished become free.
+    /// Moves blocks to the free list whose other streams have finished.
     fn settle(&self) -> Result<(), DriverError> {
         let mut state = self.state.lock();
         let mut at = 0;
@@ -224,7 +224,7 @@ impl Toy {
         Ok(())
     }
 
-    /// Marks behind the work of other streams.
+    /// Records an event behind the work of each other stream.
     fn marks(&self, block: &Block) -> Result<Vec<EventId>, DriverError> {
         let mut events = Vec::new();
         for stream in &block.others {
@@ -233,7 +233,7 @@ impl Toy {
                 self.driver.record_event(event, *stream)
             });
             if let Err(error) = made {
-                // A driver that fails twice keeps them; the suite makes it fail once.
+                // A second driver failure would leak them, but the suite makes only one call fail.
                 events.iter().for_each(|event| drop(self.driver.destroy_event(*event)));
                 return Err(error);
             }
@@ -358,7 +358,7 @@ impl CrossStream for Toy {
     }
 }
 
-/// What a toy counts.
+/// The families that a toy counts.
 fn families(s: &mut Statistics) -> [&mut PerPool; 7] {
     [
         &mut s.allocation,
@@ -400,7 +400,7 @@ impl Drop for Toy {
     fn drop(&mut self) {
         let live = std::mem::take(&mut self.state.get_mut().live);
         self.state.get_mut().free.extend(live.into_values());
-        // A driver that fails now keeps the memory; there is nobody to tell.
+        // A driver that fails now keeps the memory; a drop cannot report it.
         drop(self.release());
     }
 }

@@ -1,4 +1,4 @@
-//! Allocators of users: a Rust type under a registered name, closures, a compiled library.
+//! Users' allocators: a Rust type under a registered name, closures, a compiled library.
 
 use std::sync::Once;
 
@@ -7,7 +7,7 @@ use stratalloc::conformance::configured;
 use super::toy::{Defect, toy};
 use crate::common::prelude::*;
 
-/// Chosen by its name, as a configuration does it.
+/// Selects the allocator by its name, as a configuration does.
 fn registered(driver: Arc<dyn Driver>) -> Constructed {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
@@ -18,7 +18,8 @@ fn registered(driver: Arc<dyn Driver>) -> Constructed {
     configured("backend:toy")(driver)
 }
 
-/// Takes blocks straight from the driver, and keeps those that it does not take back until it does.
+/// Allocates directly from the driver, and keeps blocks whose free the driver refused until it accepts
+/// them.
 #[derive(Debug)]
 struct Straight {
     driver: Arc<dyn Driver>,
@@ -92,7 +93,7 @@ fn a_compiled_library_conforms() {
         Err(failure) => panic!("{failure}"),
     };
     print!("{report}");
-    // Its memory is its own, so nothing is said of bytes and of the device.
+    // Its memory does not come from the device, so bytes and device memory are not tested.
     let untested: Vec<_> = report
         .outcomes
         .iter()

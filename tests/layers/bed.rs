@@ -1,10 +1,11 @@
-//! Allocators to put layers around: a user's with two methods, and the native strategy on a simulated device.
+//! Allocators for tests of layers: a user's with two methods, and the native strategy on a simulated
+//! device.
 
 use crate::common::prelude::*;
 
 pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;
 
-/// Hands out ever higher addresses up to a limit and remembers what lives.
+/// Allocates ever higher addresses up to a limit and records live blocks.
 #[derive(Debug)]
 pub(crate) struct Two {
     owner: OwnerId,
@@ -16,7 +17,7 @@ pub(crate) struct TwoState {
     next: u64,
     pub(crate) live: HashMap<u64, u64>,
     pub(crate) limit_bytes: u64,
-    /// Refuses frees while it is set.
+    /// Refuses frees while true.
     pub(crate) stubborn: bool,
 }
 

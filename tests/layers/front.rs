@@ -1,4 +1,4 @@
-//! The cache of each thread: what it keeps, and when it lets go.
+//! Per-thread caches: when blocks are cached, and when they are freed.
 
 use std::sync::mpsc;
 
@@ -158,7 +158,7 @@ fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
     assert!(refused.is_err());
 }
 
-/// A block that another stream uses and that is freed in a capture is looked at when the scope closes.
+/// A block that another stream uses, freed during a capture, is processed when the scope closes.
 #[test]
 fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
     let device = Arc::new(Faulty::new(Sim::new(SimOptions::default())));
@@ -199,7 +199,7 @@ fn foreign_handles_and_odd_requests_pass_unkept() {
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
     fronted.give(fronted.take(KEPT_MAX + 1));
     assert_eq!(fronted.here().held_blocks, 1);
-    // Two fronts of one thread, one inside the other, and one after another in the same place.
+    // Two fronts on one thread: one inside the other, then one after the other at the same index.
     let twice = front(front(Two::new(u64::MAX), KEPT_MAX), KEPT_MAX);
     twice.free(twice.take(100)).unwrap();
     assert_eq!(twice.take(100).size_bytes(), 100);
@@ -245,7 +245,7 @@ fn blocks_may_be_freed_by_another_thread_than_the_one_that_took_them() {
             }
             held.into_iter().for_each(|block| strategy.give(block));
         });
-        // A joined thread has run its destructors, which free the blocks that `front` kept for it.
+        // A joined thread has run its destructors, which free the blocks that `front` cached for it.
         taking.join().unwrap();
         freeing.join().unwrap();
     });

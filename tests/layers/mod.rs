@@ -1,8 +1,8 @@
-//! What each layer does, on a strategy of ours and on a user's allocator of two methods.
+//! Each layer, on a built-in strategy and on a user's allocator with two methods.
 //!
-//! `watched` is about the layers that look on, `front` about the cache of each thread, `moved` about
-//! alignment and guards, `passed` about what goes through unchanged, `stacks` about all of them together
-//! under random histories.
+//! `watched` tests layers that observe, `front` the per-thread cache, `moved` alignment and guards,
+//! `passed` the calls that pass through unchanged, and `stacks` all layers together under random
+//! operations.
 
 mod bed;
 mod front;

@@ -1,4 +1,4 @@
-//! Alignment and guards: blocks that start elsewhere than below.
+//! Alignment and guards: blocks whose start differs from that of the block below.
 
 use stratalloc::layers::align;
 

@@ -1,7 +1,6 @@
-//! All layers at once under random histories, on memory that is only numbers and on memory that is real.
+//! All layers at once under random operations, on simulated and on real memory.
 //!
-//! After each history everything is freed, and every layer, the strategy and the device must agree that
-//! nothing is left.
+//! After each run everything is freed. Every layer, the strategy and the device must then hold nothing.
 
 use super::bed::{allocated, built};
 use crate::common::prelude::*;
@@ -35,7 +34,7 @@ impl Arbitrary for Op {
 /// Allocates, frees and checks that live blocks never overlap.
 struct Player<'a> {
     strategy: &'a Strategy,
-    /// Whether no other thread may get an address that is given back.
+    /// Whether no other thread can be allocated an address that this one freed.
     alone: bool,
     typed: Vec<Allocation>,
     raw: Vec<(u64, u64)>,
@@ -104,7 +103,7 @@ impl Player<'_> {
     }
 }
 
-/// A file of this test's own.
+/// Returns a file name that no other test uses.
 fn log_path() -> std::path::PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -114,7 +113,7 @@ fn log_path() -> std::path::PathBuf {
 fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
     let device = Arc::new(B::with_bytes(256 << 20));
     let path = log_path();
-    // Over a cache of each thread there are no bare addresses: every other history goes without.
+    // Above a per-thread cache there are no bare addresses: every other run has none.
     let front = if ops_of_all[0].len().is_multiple_of(2) { "front:1MiB," } else { "" };
     let text = format!(
         "layers:[statistics,{front}track,log:\"{}\",oom_retry:1,limit:120MiB,\
@@ -135,7 +134,7 @@ fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
                 })
             })
             .collect();
-        // A joined thread has run its destructors, which free the blocks that `front` kept for it.
+        // A joined thread has run its destructors, which free the blocks that `front` cached for it.
         threads.into_iter().for_each(|thread| thread.join().expect("no step fails"));
     });
     assert_eq!(allocated(&strategy), 0, "callers hold nothing");
@@ -148,7 +147,7 @@ fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
     std::fs::remove_file(&path).expect("the log is there");
 }
 
-/// The log says that everything was given back.
+/// Checks that the log has a free for every allocation.
 #[cfg(feature = "replay")]
 fn read_back(path: &std::path::Path) {
     use stratalloc::replay::{Limits, Op, Workload, reader};

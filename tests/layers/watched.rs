@@ -174,7 +174,7 @@ fn the_place_that_forgets_a_buffer(handle: &Handle) {
     std::mem::forget(handle.zeroed::<u8>(12_345, DEFAULT).expect("there is memory"));
 }
 
-/// A buffer keeps its allocator, so the allocator does not go.
+/// A buffer keeps its allocator alive, so the allocator is not dropped.
 #[test]
 fn a_leaked_buffer_is_told_when_the_process_ends() {
     if std::env::var_os(LEAKS).is_some() {
@@ -309,7 +309,7 @@ fn a_callback_frees_something_and_the_request_is_made_again() {
     };
     let retrying = oom_retry::retry_with(Arc::clone(&two), 5, Arc::new(callback));
     let block = retrying.take(50);
-    // The second callback has nothing to free and says so.
+    // The second callback has nothing to free and returns false.
     let second = retrying.take(50);
     assert!(is_oom(retrying.ask(50, DEFAULT)));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
@@ -324,7 +324,7 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
     let (inner, counted) = (Arc::clone(&two), Arc::clone(&calls));
     let callback = move |_: Request, _: &_, _: u32| {
         counted.fetch_add(1, Ordering::Relaxed);
-        // A callback that allocates from an allocator that retries gets its answer at once.
+        // A request inside a callback is not retried, even by an allocator that retries.
         let nested = oom_retry::retry(Arc::clone(&inner), 1000);
         assert!(is_oom(nested.ask(11, DEFAULT)));
         true

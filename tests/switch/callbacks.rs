@@ -1,9 +1,9 @@
-//! A user's functions behind a switchable allocator: they may ask it for anything while it calls them.
+//! A user's functions behind a switchable allocator: they may call it from inside a callback.
 
 use super::{Bed, NATIVE};
 use crate::common::prelude::*;
 
-/// Everything that changes the allocator; nothing can be switched, because a scope is open.
+/// Makes every call that changes the allocator. A switch is refused, because a scope is open.
 fn ask_everything(all: &Switchable) {
     let caching = all.caching();
     caching.empty_cache().expect("the device works");

@@ -1,4 +1,4 @@
-//! What is asked about blocks, pools and devices after a switch.
+//! Calls about blocks, pools and devices after a switch.
 
 use super::{ASYNC, Bed, EXPANDABLE, NATIVE, register};
 use crate::common::prelude::*;
@@ -188,7 +188,7 @@ fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
     }
 }
 
-/// Lets no device in.
+/// Refuses access to every device.
 #[derive(Clone, Debug)]
 struct Walled;
 

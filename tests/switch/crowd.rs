@@ -1,4 +1,4 @@
-//! A thousand switches under the load of four threads, with every byte's holder known.
+//! A thousand switches under the load of four threads, with a record of the holder of every byte.
 
 use super::{ASYNC, EXPANDABLE, FRONT, NATIVE};
 use crate::common::claims::Claims;
@@ -33,7 +33,7 @@ impl Scene {
         self.claims.at_most.add(-1);
     }
 
-    /// Takes, gives and passes blocks on until told to stop; returns what is still held.
+    /// Allocates, frees and holds blocks until `stop` is set; returns those still held.
     fn work(&self, seed: u64, stream: StreamId) -> Vec<Allocation> {
         let mut dice = Dice::new(seed + 1);
         let mut held: Vec<Allocation> = Vec::new();
@@ -69,7 +69,7 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
         .collect();
     for round in 1..=SWITCHES {
         scene.switchable.switch(confs[round % confs.len()]).expect("a good string");
-        // Some work is done under each allocator, and not all of it waits for a switch.
+        // Some work runs under each allocator before the next switch.
         let until = scene.steps.load(SeqCst) + (round % 7) as u64;
         while scene.steps.load(SeqCst) < until {
             thread::yield_now();
@@ -90,7 +90,7 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
     assert_eq!(device.held(), before, "nothing is lost");
 }
 
-/// Nobody is at work. With `laws`: counters equal a recount and what the threads know.
+/// Checks the counters while no thread works. With `laws`, also against a recount of the layout.
 fn at_rest(scene: &Scene, held: usize, laws: bool) {
     let held = i64::try_from(held).expect("few");
     scene.switchable.cross_stream().process_events().expect("it works");
@@ -119,8 +119,8 @@ fn a_thousand_switches_on_real_memory_lose_nothing() {
     thousand_switches::<stratalloc::driver::host::Host>(&[NATIVE, EXPANDABLE], true);
 }
 
-/// Blocks that threads keep in a front are allocated for the strategy below, and where the driver's own
-/// pools have free memory nobody knows: there is no recount here.
+/// No recount here: blocks cached by a front are allocated for the strategy below, and the layout of the
+/// driver's own pools is unknown.
 #[test]
 fn a_thousand_switches_between_all_kinds_lose_nothing() {
     thousand_switches::<stratalloc::driver::Sim>(&[NATIVE, ASYNC, FRONT, EXPANDABLE], false);

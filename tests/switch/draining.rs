@@ -5,10 +5,10 @@ use std::cell::RefCell;
 use super::{ALL, ASYNC, Bed, EXPANDABLE, NATIVE};
 use crate::common::prelude::*;
 
-/// The driver's pools, one of its own.
+/// cudaMallocAsync with a memory pool of its own.
 const OWN: &str = "backend:cudaMallocAsync,malloc_async_own_pool:True";
 
-/// Takes and gives back when its thread ends.
+/// Allocates and frees when its thread ends.
 struct LastWords(Arc<Bed>);
 
 impl Drop for LastWords {
@@ -26,7 +26,7 @@ fn a_threads_last_destructor_may_take_memory() {
     let own = Arc::clone(&bed);
     let ended = std::thread::spawn(move || {
         LAST.set(Some(LastWords(Arc::clone(&own))));
-        // A miss: what it leaves on the thread goes before what was left earlier.
+        // A miss. Thread-local data that it creates is destroyed before data created earlier.
         own.give(own.take(32 * MIB));
     });
     ended.join().expect("no destructor panics");
@@ -111,7 +111,7 @@ fn many_old_allocators_drain_in_any_order() {
     assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
-/// Its memory would be lost with it.
+/// A drop would leak the memory that the driver refused.
 #[test]
 fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
     for (from, call) in [
@@ -143,7 +143,8 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
     }
 }
 
-/// Nobody may wait for its pages in a capture, and nobody told of this one.
+/// During a stream capture no call may wait for the allocator's pages, and no scope announced this
+/// capture.
 #[test]
 fn a_retired_allocator_waits_for_the_end_of_a_capture_that_it_does_not_know() {
     let bed = Bed::new(8 * GIB, EXPANDABLE);
@@ -157,7 +158,8 @@ fn a_retired_allocator_waits_for_the_end_of_a_capture_that_it_does_not_know() {
     assert_eq!((bed.retired(), bed.used_bytes()), (0, 0));
 }
 
-/// A retired allocator knows no scope of the current one, and waits for the device where a stream is gone.
+/// A retired allocator has no record of the current one's scopes. If a stream is gone, it waits for the
+/// device.
 #[test]
 fn a_free_of_an_old_block_breaks_no_capture_that_only_the_new_allocator_knows() {
     let layered = |conf: &str| format!("{conf},layers:[statistics]");

@@ -1,4 +1,4 @@
-//! Switches that fail: everything is as it was.
+//! Switches that fail: nothing is changed.
 
 use super::{ASYNC, Bed, NATIVE};
 use crate::common::prelude::*;

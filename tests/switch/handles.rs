@@ -1,4 +1,4 @@
-//! Handles that are switched, buffers from before, and the current allocator of each device.
+//! Handles that are switched, buffers from before a switch, and the current allocator of each device.
 
 use stratalloc::handle::current::{self, CurrentError};
 use stratalloc::layers;

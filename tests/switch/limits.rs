@@ -51,7 +51,8 @@ fn what_retired_allocators_keep_idle_is_given_back_before_anybody_is_told_of_no_
         let told = bed.ooms_told();
         let old: Vec<_> = (0..16).map(|_| bed.take(12 * MIB)).collect();
         bed.switch(to);
-        // One of sixteen is no eighth: its memory stays with the old one until somebody needs it.
+        // One of sixteen is less than an eighth: its memory stays with the retired allocator until it is
+        // needed.
         let mut old = old.into_iter();
         bed.give(old.next().expect("sixteen"));
         assert_eq!(bed.used_bytes(), 192 * MIB, "{to}");
@@ -156,7 +157,8 @@ fn a_fraction_in_a_further_string_that_does_not_switch_is_enforced() {
         bed.update("per_process_memory_fraction:0.25").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(2 * GIB), "{conf}");
         bed.fail(2 * GIB, HOME);
-        // It sticks, and a limit that a call has set since is not moved by a string that tells none.
+        // The fraction persists. A string without a fraction does not change a limit that a call has set
+        // since.
         caching.set_limit_bytes(Some(3 * GIB));
         bed.update("throw_on_cudamalloc_oom:False").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(3 * GIB), "{conf}");
@@ -296,7 +298,7 @@ fn a_key_that_is_read_when_an_allocator_is_built_switches() {
     let new = bed.take(100);
     assert_eq!(new.address() % 256, 0);
     [old, new].into_iter().for_each(|block| bed.give(block));
-    // What acts on other backends alone changes nothing of this one.
+    // Keys of other backends change nothing here.
     let bed = Bed::new(8 * GIB, NATIVE);
     let old = bed.take(MIB);
     bed.update("malloc_async_own_pool:True,cpu_alignment:256").expect("a good string");

@@ -1,4 +1,4 @@
-//! An allocator that takes a configuration, but not its fraction: the whole string is refused.
+//! An allocator that accepts a configuration but not its memory fraction: the whole string is refused.
 
 use std::sync::Mutex;
 
@@ -7,10 +7,10 @@ use stratalloc::allocator::{BaseAllocation, CacheInfo};
 use super::{Bed, Narrow, register};
 use crate::common::prelude::*;
 
-/// What was applied so far: the sizes from which on nothing is split.
+/// The values of `max_split_bytes` applied so far.
 type Applied = Arc<Mutex<Vec<Option<u64>>>>;
 
-/// Limits to parts of the device are beyond it.
+/// Accepts no memory fraction.
 type Fractionless = Narrow<Applied>;
 
 impl Caching for Fractionless {
