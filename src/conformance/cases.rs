@@ -135,7 +135,7 @@ impl Case<'_> {
     }
 
     /// Runs scripts in which each driver call fails once. On a device of `small_bytes`, each script ends
-    /// with allocations that exhaust the memory. Returns the number of runs.
+    /// with a request for nearly all of its memory. Returns the number of runs.
     fn each_call_fails(&self, small_bytes: Option<u64>) -> Result<u64, Broken> {
         let runs = Cell::new(0);
         let keep = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);

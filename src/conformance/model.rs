@@ -54,7 +54,8 @@ pub(super) struct Freed {
     pub(super) handle_bytes: u64,
     /// Streams whose work used it, each with an event behind that work. The block's own stream is first.
     pub(super) uses: Vec<(StreamId, EventId)>,
-    /// Whether all that work counts as finished, because a later free waited for the device.
+    /// Whether all that work counts as finished, because memory was freed to the driver since, which
+    /// waits for the device.
     pub(super) excused: bool,
 }
 

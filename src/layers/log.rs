@@ -6,8 +6,8 @@
 //! A refused free is followed by an `allocate` of the same block. `replay` reads such files.
 //!
 //! A table of live blocks supplies size and stream of a block that is freed by address. A free removes
-//! the block before the allocator below receives it, because the address may be allocated again at once,
-//! and puts it back if the free is refused. No lock is held while the allocator below runs.
+//! the block first, because the address may be allocated again at once, and puts it back if the free is
+//! refused. No lock is held while the allocator below runs.
 //!
 //! Rows are buffered (64 KiB). If the file can no longer be written, logging ends and the allocator
 //! continues. [`Log::error`] returns the error, which is also written to the standard error stream.

@@ -38,8 +38,8 @@ pub enum LayerError {
     },
 }
 
-/// Returns `inner` in `layers`, listed from outermost to innermost. Blocks of `inner` start at multiples
-/// of `aligned_bytes` (1 if unknown). Opens the files of logs.
+/// Returns `inner` wrapped in `layers`, which are listed from outermost to innermost. Blocks of `inner`
+/// start at multiples of `aligned_bytes` (1 if unknown). Opens the files of logs.
 ///
 /// # Errors
 ///

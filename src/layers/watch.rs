@@ -102,7 +102,7 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
     }
 }
 
-/// An allocator in a layer. Dereferences to the layer, for its own methods.
+/// An allocator wrapped in a layer. Dereferences to the layer, for its own methods.
 #[derive(Debug)]
 pub struct Watched<A, W> {
     below: A,
@@ -110,7 +110,7 @@ pub struct Watched<A, W> {
 }
 
 impl<A: DeviceAllocator, W: Watch> Watched<A, W> {
-    /// Returns `below` in the layer `watch`.
+    /// Returns `below` wrapped in the layer `watch`.
     pub fn new(below: A, watch: W) -> Self {
         Self { below, watch }
     }

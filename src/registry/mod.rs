@@ -281,8 +281,7 @@ pub fn register(
     Registration::new(name, constructor).register()
 }
 
-/// Adds a user-defined allocator made of closures, with everything that
-/// [`PluggableAllocator`] gives them.
+/// Registers a user-defined allocator made of closures, with the capabilities of [`PluggableAllocator`].
 ///
 /// ```
 /// use std::sync::Arc;

@@ -2,9 +2,9 @@
 //!
 //! Idle memory of a retired allocator is released at the switch. After that it is released before the
 //! current allocator grows, once an eighth of the live blocks has been freed since the last release.
-//! (This needs a current allocator that calls its hooks before it grows, as those of the caching engine
-//! do.) All of it is released before a request fails. So a free never waits, except the one that frees
-//! the last block: it drops the allocator, and the driver may wait when it releases the segments.
+//! (The current allocator must call its hooks before it grows; those of the caching engine do.) All of
+//! it is released before a request fails. So a free never waits, except the one that frees the last
+//! block: it drops the allocator, and the driver may wait when it releases the segments.
 //!
 //! Two things postpone the drop to a later check (the next miss, release, switch or `process_events`).
 //! If the driver refuses idle memory now, a drop would leak it. Blocks that wait for other streams are
@@ -372,8 +372,8 @@ impl Core {
         self.left();
     }
 
-    /// Sets the current allocator's limit to the total limit less the bytes that retired allocators
-    /// hold. Those do not grow.
+    /// Sets the current allocator's limit to the total limit less the bytes held by retired allocators
+    /// and by those being dropped. Neither grow.
     pub(super) fn spread(&self, state: &SwitchState) {
         let all = self.generations.all();
         let retired: u64 = all[1..].iter().map(|retired| retired.held_bytes()).sum();

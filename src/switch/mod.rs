@@ -45,8 +45,8 @@ pub struct Switchable {
 }
 
 impl Switchable {
-    /// Creates an allocator that begins with `strategy`, which was built over `driver` from `config`.
-    /// Later allocators are built over the same driver with the same options.
+    /// Creates a switchable allocator whose current allocator is `strategy`, built over `driver` from
+    /// `config`. Later allocators are built over the same driver with the same options.
     #[must_use]
     pub fn new(
         strategy: Strategy,
@@ -67,7 +67,8 @@ impl Switchable {
         Self { core: Core::new(strategy, driver, None, options) }
     }
 
-    /// Builds the allocator that the configuration names and begins with it.
+    /// Builds the allocator that the configuration names, and a switchable allocator with that as its
+    /// current one.
     ///
     /// # Errors
     ///
@@ -106,11 +107,11 @@ impl Switchable {
         self.core.switch(config)
     }
 
-    /// Applies a further string on top of the earlier ones. Keys that it does not name keep their
-    /// values, apart from those that PyTorch resets. A key that the allocator reads only when it is
-    /// built ([`Key::is_fixed`](crate::config::Key::is_fixed)) requires a switch; any other key changes
-    /// the current allocator. A `per_process_memory_fraction` in the string becomes the limit (in
-    /// PyTorch, further strings do not change the limit). May wait as [`switch`](Self::switch) does.
+    /// Applies a further configuration string on top of the earlier ones. Keys that it does not name
+    /// keep their values, apart from those that PyTorch resets. A key that the allocator reads only when
+    /// it is built ([`Key::is_fixed`](crate::config::Key::is_fixed)) requires a switch; any other key
+    /// changes the current allocator. A `per_process_memory_fraction` in the string becomes the limit
+    /// (in PyTorch, further strings do not change the limit). May wait as [`switch`](Self::switch) does.
     ///
     /// # Errors
     ///

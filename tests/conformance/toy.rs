@@ -199,7 +199,7 @@ impl Toy {
         }
     }
 
-    /// Moves blocks to the free list whose other streams have finished.
+    /// Moves blocks to the free list once their other streams have finished.
     fn settle(&self) -> Result<(), DriverError> {
         let mut state = self.state.lock();
         let mut at = 0;

@@ -18,8 +18,7 @@ fn registered(driver: Arc<dyn Driver>) -> Constructed {
     configured("backend:toy")(driver)
 }
 
-/// Allocates directly from the driver, and keeps blocks whose free the driver refused until it accepts
-/// them.
+/// Allocates directly from the driver. Keeps blocks whose free the driver refused, and frees them later.
 #[derive(Debug)]
 struct Straight {
     driver: Arc<dyn Driver>,

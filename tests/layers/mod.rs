@@ -1,7 +1,7 @@
 //! Each layer, on a built-in strategy and on a user's allocator with two methods.
 //!
-//! `watched` tests layers that observe, `front` the per-thread cache, `moved` alignment and guards,
-//! `passed` the calls that pass through unchanged, and `stacks` all layers together under random
+//! `watched` tests layers that observe, `front` the per-thread cache, and `moved` alignment and guards.
+//! `passed` tests calls that pass through unchanged, and `stacks` all layers together under random
 //! operations.
 
 mod bed;

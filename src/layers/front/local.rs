@@ -278,7 +278,8 @@ pub(super) fn is_in_force(index: usize, stream: StreamId, state: u64) -> bool {
 /// to be dropped. Both are done once nothing is borrowed.
 pub(super) type Out = (Vec<Leaving>, Option<Cache>);
 
-/// Makes this thread's cache an empty one for `stream`; returns `None` if the thread is ending.
+/// Empties this thread's cache and binds it to `stream` and `state`; returns `None` if the thread is
+/// ending.
 pub(super) fn put_in_force(
     index: usize,
     state: u64,

@@ -1,23 +1,23 @@
 //! `front`: caches a few small blocks per thread, so that a hit takes no lock.
 //!
 //! A freed block of up to 64 KiB (`front:SIZE` for another limit, at most 1 MiB) is cached by the thread
-//! that freed it, at most 8 of a size and 4 MiB in all. It serves that thread's next request of the same
-//! size, rounded to 512 bytes, on the same stream. **For the strategy below a cached block is
-//! allocated**: it counts in the strategy's counters, layout, limit and history, with the rounded size.
-//! [`Front::here`] and [`Front::totals`] return what is cached.
+//! that freed it. A thread caches at most 8 blocks of a size and 4 MiB in all. A cached block serves
+//! that thread's next request of the same size, rounded to 512 bytes, on the same stream. **For the
+//! strategy below a cached block is allocated**: it counts in the strategy's counters, layout, limit and
+//! history, with the rounded size. [`Front::here`] and [`Front::totals`] return what is cached.
 //!
 //! A thread caches blocks of one stream at a time. It frees them to the strategy when it allocates or
-//! frees on another stream, when it ends, before an out-of-memory error (the request is then retried),
-//! and on `empty_cache`. The last two empty the calling thread's cache at once, and that of every other
-//! thread at its next call here: no thread can touch another thread's cache. So a thread that makes no
-//! further call keeps its blocks until it ends.
+//! frees on another stream, and when it ends. It also does so before an out-of-memory error, after which
+//! the request is retried, and on `empty_cache`. The last two empty the calling thread's cache at once,
+//! and that of every other thread at its next call here: no thread can touch another thread's cache. So
+//! a thread that makes no further call keeps its blocks until it ends.
 //!
-//! Some calls bypass the caches: frees of blocks whose use by another stream was announced, all calls
-//! while a scope of a private pool is open, and requests for a pool or at an address. Frees by bare
-//! address are not supported: an address does not show which thread caches the block. A forged second
-//! handle of a block is refused while the calling thread caches the block. A block that another thread
-//! caches or has allocated since is not recognised. When the front is dropped, blocks that other threads
-//! cache are dropped with the strategy below.
+//! Some calls bypass the caches: frees of blocks that `record_stream` has marked, and requests for a
+//! pool or at an address. While a scope of a private pool is open, all calls do. Frees by bare address
+//! are not supported: an address does not show which thread caches the block. A forged second handle of
+//! a block is refused while the calling thread caches the block. A block that another thread caches or
+//! has allocated since is not recognised. When the front is dropped, blocks that other threads cache are
+//! dropped with the strategy below.
 
 mod local;
 
@@ -236,7 +236,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         Some(Allocation::new(allocation.address(), bytes_of(class), owner, allocation.token()))
     }
 
-    /// Makes this thread's cache one of `stream` under `state` and frees the blocks it held. Returns the
+    /// Binds this thread's cache to `stream` and `state`, and frees the blocks it held. Returns the
     /// first owner number of its blocks; `None` if nothing can be cached now.
     fn ready(&self, stream: StreamId, state: u64) -> Option<u32> {
         if Self::scope_is_open(state) {
