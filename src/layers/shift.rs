@@ -109,7 +109,7 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         Ok((block.address, serial))
     }
 
-    /// Frees the named block.
+    /// Frees the block with this handle or address; returns its requested bytes.
     fn leave(&self, name: BlockName) -> Result<u64, HandleError> {
         let Live { address, serial, kept } = self.table.lock().take(name)?;
         let Placed { below, block, used_by } = kept;
@@ -124,7 +124,7 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         }
     }
 
-    /// Announces that a stream uses the named block.
+    /// Announces that a stream uses the block with this handle or address.
     fn announce(&self, name: BlockName, stream: StreamId) -> Result<(), HandleError> {
         let below = {
             let mut table = self.table.lock();

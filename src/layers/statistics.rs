@@ -1,4 +1,5 @@
-//! `statistics`: counts what callers hold, for an allocator without counters or with other ones.
+//! `statistics`: counts what callers hold, for an allocator that has no counters or counts other
+//! figures.
 //!
 //! Blocks and bytes are those that callers requested. They are exact whenever no call overlaps (one
 //! lock). Figures that only the allocator below has (segments, reserved bytes, splits, hits) are taken

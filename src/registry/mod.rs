@@ -52,7 +52,7 @@ static NAMES: Global<Names> =
 
 struct Names {
     registered: Vec<Registered>,
-    /// Names that were looked up before they were registered.
+    /// Unknown names that were looked up; they can no longer be registered.
     unknown: Vec<String>,
 }
 

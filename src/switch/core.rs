@@ -2,9 +2,9 @@
 //!
 //! Everything that can fail happens before the new allocator is put in force. `state` guards what must
 //! not change in between (open scopes, peers, the limit). Lock order: the scope gate, `state`, `ledger`,
-//! the list of generations, an allocator's own locks. Only the gate is held while an allocator is built
-//! or dropped and while hooks run. One exception: a memory fraction is passed to a pluggable allocator's
-//! own function under `state`. Read next: `drain`.
+//! the list of generations, an allocator's own locks. None of these but the gate is held while an
+//! allocator is built or dropped, or while hooks run. One exception: a memory fraction is passed to a
+//! pluggable allocator's own function under `state`. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -197,9 +197,9 @@ impl Core {
         Ok(None)
     }
 
-    /// Applies a configuration that fits the current allocator, `caching`. A memory fraction that is new
-    /// in `next` becomes the limit, as if set by a call. An older fraction is ignored: a call may have
-    /// changed the limit since.
+    /// Applies a configuration that fits the current allocator, `caching`. A memory fraction that `next`
+    /// sets (see `tells_fraction`) becomes the limit, as if set by a call. An older fraction is
+    /// ignored: a call may have changed the limit since.
     pub(super) fn apply(
         &self,
         state: &mut SwitchState,

@@ -6,9 +6,8 @@
 //! it is released before a request fails. So a free never waits, except the one that frees the last
 //! block: it drops the allocator, and the driver may wait when it releases the segments.
 //!
-//! Two things postpone the drop to a later check (the next miss, release, switch or `process_events`).
-//! If the driver refuses idle memory now, a drop would leak it. Blocks that wait for other streams are
-//! not waited for.
+//! A drop is postponed to a later check (the next miss, release, switch or `process_events`) in two
+//! cases: the driver refuses the idle memory, which a drop would leak, or blocks wait for other streams.
 //!
 //! While a scope is open no retired allocator is dropped, and no scope opens during a drop: the scope
 //! may belong to a stream capture, which the drop would break.

@@ -1,4 +1,5 @@
-//! One allocator in the sequence, with the state its retirement needs.
+//! One allocator of a switchable allocator, current or retired, with the state that its retirement
+//! needs.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};

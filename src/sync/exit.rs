@@ -5,7 +5,7 @@
 pub(crate) fn at_exit(work: extern "C" fn()) {
     #[cfg(unix)]
     // SAFETY: `work` is a function of this library, which the system calls before it unloads the
-    // library. Registration fails only for want of memory; then nothing is called.
+    // library. Registration fails only if memory is short; then nothing is called.
     let _ = unsafe { libc::atexit(work) };
     #[cfg(not(unix))]
     let _ = work;

@@ -339,7 +339,7 @@ mod tests {
         let swap = Swap::new(Marked::new(0, &gone));
         const ROUNDS: u64 = 2000;
         std::thread::scope(|scope| {
-            // Dropped on every way out of the loop below.
+            // Dropped when the loop below ends, also by a panic.
             let running = Arc::new(());
             for _ in 0..3 {
                 let (swap, watched) = (&swap, Arc::downgrade(&running));

@@ -1,4 +1,4 @@
-//! Tests skipped for want of a device print a message that the test harness does not hide.
+//! Tests skipped for lack of a device print a message that the test harness does not hide.
 
 use std::process::Output;
 

@@ -202,7 +202,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         self.state.store(id << 32 | low, Ordering::SeqCst);
     }
 
-    /// Returns the stream and size class of one of our owner numbers.
+    /// Returns the stream and size class of an owner number; `None` if it is not one of this front's.
     fn kept_as(&self, owner: OwnerId) -> Option<(StreamId, u32)> {
         let streams = self.streams.read();
         let (first, stream) = streams.range(..=owner.number()).next_back()?;
@@ -230,7 +230,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         Some(first)
     }
 
-    /// Returns the allocator below's handle for one of ours.
+    /// Converts a handle of this front to that of the allocator below; `None` before the first
+    /// allocation there.
     fn below(&self, allocation: &Allocation, class: u32) -> Option<Allocation> {
         let owner = *self.owner_below.get()?;
         Some(Allocation::new(allocation.address(), bytes_of(class), owner, allocation.token()))
