@@ -217,7 +217,7 @@ impl<'m> Bed<'m> {
             found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
         }
         // Work of the announced streams may still use the block, and so may work of its own stream. On a
-        // device that runs work by itself, half of the own streams do.
+        // device that runs work by itself, it does for every second block.
         if self.from_driver == Some(true) {
             live.seed = None;
             let own = live.name.is_multiple_of(2).then_some(live.stream);

@@ -76,7 +76,7 @@ impl<G: Send + 'static> Gates<G> {
 }
 
 impl<G> Gates<G> {
-    /// Keeps a gate before `stream` closed until its time or its step.
+    /// Keeps a gate before `stream` closed until its step or its time is reached.
     pub(super) fn keep(&self, stream: StreamId, gate: G) {
         let mut book = self.shared.book.lock();
         let (at_step, until) = (book.step + STEPS, Instant::now() + self.shared.held);

@@ -74,8 +74,8 @@ macro_rules! conformance_tests {
     };
 }
 
-/// Expands to its argument, because this library was built with CUDA devices. A macro of its own, since
-/// the crate that uses [`conformance_tests!`](crate::conformance_tests) has other features.
+/// Expands to its argument, because this library was built with CUDA devices. A `cfg` in
+/// [`conformance_tests!`](crate::conformance_tests) would test the features of the crate that uses it.
 #[doc(hidden)]
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[macro_export]

@@ -53,10 +53,10 @@ impl<T> Deref for Read<'_, T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         // SAFETY: `at` came from an `Arc`. Either `held` is that one, or `kept` holds it: `at` was
-        // current after `slot` announced it, so a later `replace` orders its store before it scans the
-        // slots (`barrier`). Only `let_go` takes values out of `kept`, and it leaves a value that a slot
-        // announces. The slot holds `at` until this is dropped, because a read inside this read gets no
-        // slot. The swap is borrowed until then, so `kept` is not dropped either.
+        // current after `slot` announced it, so a later `replace` orders its store before any later scan
+        // of the slots (`barrier`). Only `let_go` takes values out of `kept`, and it leaves a value that
+        // a slot announces. The slot holds `at` until this is dropped, because a read inside this read
+        // gets no slot. The swap is borrowed until then, so `kept` is not dropped either.
         unsafe { &*self.at }
     }
 }
