@@ -1,4 +1,4 @@
-//! The addresses with which the driver of a replay answers: the recorded ones, in their order.
+//! Addresses that the driver of a replay returns: the recorded ones, in recorded order.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -7,7 +7,7 @@ use super::trace::{Trace, TraceEvent};
 use crate::history::{Action, SegmentLayout};
 use crate::size::SMALL_SEGMENT_BYTES;
 
-/// The recorded segments or mappings in their order: those of the start first.
+/// Returns the recorded segments or mappings in order, those that existed before the first event first.
 pub(super) fn ranges(
     trace: &Trace,
     action: Action,
@@ -21,11 +21,12 @@ pub(super) fn ranges(
     before.into_iter().map(|range| (range, None)).chain(ranges).collect()
 }
 
-/// More than any device has, and a multiple of every granularity.
+/// More than the memory of any device, and a multiple of every granularity.
 const BEYOND_BYTES: u64 = 1 << 44;
 
-/// The addresses of the recorded segments. One more stands at the end, far from all: with it a request that
-/// grows past the recording meets the device, which may be full as it was then.
+/// Returns the addresses of the recorded segments, and one more far behind them all. A request that
+/// grows past the recording gets that last address from the device, which may be as full as the recorded
+/// one.
 pub(super) fn starts(segments: &[(Range<u64>, Option<u64>)]) -> Vec<u64> {
     let mut starts: Vec<_> = segments.iter().map(|(segment, _)| segment.start).collect();
     let highest = starts.iter().max().copied().unwrap_or_default();
@@ -33,14 +34,15 @@ pub(super) fn starts(segments: &[(Range<u64>, Option<u64>)]) -> Vec<u64> {
     starts
 }
 
-/// A number for the heap of an event: its stream, its pool where the recording has that, and its kind.
+/// Returns a key for the heap of an event: stream, pool (if the recording has pools) and kind.
 pub(super) fn heap_of(event: &TraceEvent, is_small: bool) -> u64 {
     let mut hasher = DefaultHasher::new();
     (event.stream, event.said_pool(), is_small).hash(&mut hasher);
     hasher.finish()
 }
 
-/// The fixed segments of a start, or its reservations, which are first mapped up to their last page.
+/// Returns the fixed segments of a start; for expandable ones the reservations, up to their last mapped
+/// page.
 pub(super) fn held(
     layout: &[SegmentLayout],
     expandable: bool,

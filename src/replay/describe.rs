@@ -1,5 +1,5 @@
-//! Decisions in words, for people who look for the first that differs: addresses and streams in
-//! hexadecimal with `0x`, sizes as plain numbers.
+//! Decisions as text, for messages about the first difference: addresses and streams in hexadecimal with
+//! `0x`, sizes as plain numbers.
 
 use crate::history::{Action, BlockLayout, Event, SegmentLayout};
 use crate::ids::StreamId;
@@ -20,17 +20,17 @@ fn list(told: Vec<String>) -> String {
     if told.is_empty() { "nothing".to_owned() } else { format!("[{}]", told.join("; ")) }
 }
 
-/// What the engine did.
+/// Formats the engine's events.
 pub(super) fn done(events: &[Event]) -> String {
     list(events.iter().map(|e| told(e.action, e.address, e.size_bytes, e.stream)).collect())
 }
 
-/// What was recorded.
+/// Formats recorded events.
 pub(super) fn recorded(events: &[TraceEvent]) -> String {
     list(events.iter().map(|e| told(e.action, e.address, e.size_bytes, e.stream)).collect())
 }
 
-/// A segment with all its blocks.
+/// Formats a segment with all its blocks.
 pub(super) fn layout(segment: &SegmentLayout) -> String {
     let SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks } = segment;
     let block = |b: &BlockLayout| {

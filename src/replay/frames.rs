@@ -1,15 +1,16 @@
-//! Which frames of a stack show the program, and which only how PyTorch and Python got there.
+//! Separates the frames of a stack that belong to the program from those of PyTorch's and Python's
+//! runtime.
 //!
-//! PyTorch records the stack of a request from its own unwinder outwards. The unwinder, the allocator, the
-//! dispatcher, autograd's engine, Python's interpreter and generated wrappers stand in every stack, so they
-//! tell no two requests apart. [`COMPILED`] and [`PYTHON`] list how each is recognised: by its function where
-//! a library has no line table, by its file where it has one. PyTorch's own viewer leaves out a part of the
-//! same frames (`frameFilter` in torch/utils/viz/MemoryViz.js, `shouldOmitFrame` in
-//! torch/csrc/autograd/python_anomaly_mode.cpp): the rows marked with (T) are of that list.
+//! PyTorch records the stack of a request from its own unwinder outwards. The unwinder, the allocator,
+//! the dispatcher, autograd's engine, Python's interpreter and generated wrappers occur in every stack,
+//! so they do not help to distinguish requests. [`COMPILED`] and [`PYTHON`] list how each is recognised:
+//! by its function where a library has no line table, by its file where it has one. PyTorch's own viewer
+//! leaves out part of the same frames (`frameFilter` in torch/utils/viz/MemoryViz.js, `shouldOmitFrame`
+//! in torch/csrc/autograd/python_anomaly_mode.cpp); rows marked with (T) come from that list.
 
 use super::stacks::Frame;
 
-/// What a frame shows.
+/// The kind of code that a frame shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
     /// Python code of the program itself.
@@ -18,50 +19,50 @@ pub enum FrameKind {
     Library,
     /// Compiled code that does work: an operator, a node of the backward pass, an extension.
     Compiled,
-    /// Code that stands in the stack of nearly every request.
+    /// Code that occurs in the stack of nearly every request.
     Runtime(Runtime),
 }
 
-/// The parts of PyTorch and Python that stand in the stack of nearly every request.
+/// The parts of PyTorch and Python that occur in the stack of nearly every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Runtime {
-    /// What records the stack.
+    /// The code that records the stack.
     Unwinder,
-    /// The allocator, and the functions that make a tensor of its memory.
+    /// The allocator, and the functions that create a tensor on its memory.
     Allocator,
-    /// The dispatcher, its generated kernels, and the preparation of an operator's output.
+    /// The dispatcher, its generated kernels, and the code that prepares an operator's output.
     Dispatcher,
     /// Autograd's engine and its generated functions around the nodes.
     Autograd,
     /// Python's interpreter.
     Interpreter,
-    /// Generated functions between Python and C++, and Python functions that only pass a call on.
+    /// Generated functions between Python and C++, and Python functions that only forward a call.
     Wrapper,
     /// The start of a process or a thread.
     System,
 }
 
-/// How a frame of compiled code is recognised.
+/// A pattern that recognises a frame of compiled code.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
-    /// The function's name begins so.
+    /// The function's name starts with this.
     Begins(&'static str),
-    /// The function is one of C, whose name begins so: it has no parameters and no namespace.
+    /// A C function (no parameters, no namespace) whose name starts with this.
     Plain(&'static str),
-    /// The function's name has this part.
+    /// The function's name contains this.
     Has(&'static str),
-    /// The function has this name.
+    /// The function's name is this.
     Is(&'static str),
-    /// The file's name has this part.
+    /// The file's name contains this.
     InFile(&'static str),
-    /// The last part of the file's path begins so.
+    /// The last component of the file's path starts with this.
     FileBegins(&'static str),
 }
 
 use Mark::{Begins, FileBegins, Has, InFile, Is, Plain};
 use Runtime::{Allocator, Autograd, Dispatcher, Interpreter, System, Unwinder, Wrapper};
 
-/// Compiled code that is left out. The first row that matches counts.
+/// Compiled code that is left out. The first matching row wins.
 const COMPILED: &[(Runtime, Mark)] = &[
     (Unwinder, Has("unwind::unwind")),            // (T)
     (Unwinder, Has("CapturedTraceback::gather")), // (T)
@@ -139,13 +140,13 @@ const COMPILED: &[(Runtime, Mark)] = &[
     (System, Begins("start_thread")),
     (System, Begins("pthread_")),
     (System, Is("execute_native_thread_routine")),
-    // What threads of libstdc++ begin with, where only exported names are known.
+    // Start of a libstdc++ thread where only exported symbols are resolved.
     (System, Begins("std::error_code::default_error_condition")),
     (System, Is("")),
     (System, Is("??")),
 ];
 
-/// Python functions that only pass a call on: the end of the file's path, and the function.
+/// Python functions that only forward a call: end of the file's path, function.
 const PYTHON: &[(Runtime, &str, &str)] = &[
     (Wrapper, "torch/nn/modules/module.py", "_call_impl"),
     (Wrapper, "torch/nn/modules/module.py", "_wrapped_call_impl"),
@@ -155,8 +156,8 @@ const PYTHON: &[(Runtime, &str, &str)] = &[
     (Wrapper, "torch/optim/optimizer.py", "_use_grad"),
 ];
 
-/// Folders of installed packages, of Python's standard library, of PyTorch's own sources and of the files
-/// that its compiler writes.
+/// Folders of installed packages, Python's standard library, PyTorch's own sources, and files generated
+/// by PyTorch's compiler.
 const LIBRARIES: &[&str] = &[
     "site-packages",
     "dist-packages",
@@ -188,12 +189,12 @@ impl Mark {
 }
 
 impl<'a> Frame<'a> {
-    /// What the frame shows. A file of Python code is the program's own unless its folder is one of a
-    /// library; everything else is compiled code.
+    /// Returns the kind of the frame. A Python file belongs to the program unless it lies in a library's
+    /// folder; everything else is compiled code.
     #[must_use]
     pub fn kind(&self) -> FrameKind {
         let is_source = [".py", ".ipynb"].iter().any(|end| self.file.ends_with(end));
-        // Code that was typed in has a name in brackets instead of a file.
+        // Code typed into a prompt or notebook has a name in brackets instead of a file.
         let is_typed = ["<ipython-input", "<stdin>", "<string>"];
         let is_typed = is_typed.iter().any(|begin| self.file.starts_with(begin));
         if is_source || is_typed {
@@ -215,12 +216,13 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The last part of the file's path.
+    /// Returns the last component of the file's path.
     pub(crate) fn base_name(&self) -> &'a str {
         self.file.rsplit(['/', '\\']).next().unwrap_or(self.file)
     }
 
-    /// The function without its parameters. Names of lambdas and of template arguments may be cut as well.
+    /// Returns the function without its parameters. Names of lambdas and template arguments may be cut
+    /// too.
     fn name(&self) -> &'a str {
         let mut from = 0;
         while let Some(at) = self.function[from..].find('(').map(|at| from + at) {
@@ -234,13 +236,13 @@ impl<'a> Frame<'a> {
         self.function
     }
 
-    /// The node of the backward pass that the frame runs, such as `MulBackward0`.
+    /// Returns the node of the backward pass that the frame runs, such as `MulBackward0`.
     pub(crate) fn backward_node(&self) -> Option<&'a str> {
         let node = self.name().strip_suffix("::apply")?.rsplit("::").next()?;
         (node.contains("Backward") || node == "AccumulateGrad").then_some(node)
     }
 
-    /// The function without its parameters, its template arguments and its namespaces.
+    /// Returns the function without parameters, template arguments and namespaces.
     pub(crate) fn short_function(&self) -> &'a str {
         let name = self.name();
         let name = name.split('<').next().filter(|name| !name.is_empty()).unwrap_or(name);
@@ -252,7 +254,7 @@ impl<'a> Frame<'a> {
 mod tests {
     use super::*;
 
-    /// A frame as PyTorch records it for each row of the table, in the table's order.
+    /// One frame, as PyTorch records it, for each row of the table, in the table's order.
     const RECORDED: &[(&str, &str)] = &[
         ("??", "torch::unwind::unwind()"),
         ("??", "torch::CapturedTraceback::gather(bool, bool, bool)"),

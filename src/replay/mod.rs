@@ -1,9 +1,14 @@
-//! Recordings in, decisions out.
+//! Reads recordings and repeats them.
 //!
-//! `reader` turns a snapshot in any encoding into a [`Trace`]; it treats every byte as hostile.
-//! `workload` is what a trace asked for (`pools` finds out of which pool), `verify` compares decision by
-//! decision, `run` repeats the requests on any allocator and times them; `stacks` keeps the stacks of
-//! requests, `frames` decides which of their frames show the program, `start` is what was there before.
+//! `reader` parses a snapshot in any encoding into a [`Trace`]; every byte is treated as hostile.
+//! `workload` extracts the requests of a trace and drops the decisions of its allocator. `pools` finds
+//! the pool of each request: recordings of PyTorch 2.11 do not name it, so it comes from the final
+//! layout. `verify` compares the engine's decisions with the recorded ones. `run` repeats the requests
+//! on any allocator and measures the time. `stacks` stores the stacks of requests, `frames` separates
+//! the program's frames from the runtime's, and `start` reconstructs the layout before the first event.
+//!
+//! The version of PyTorch that made a recording follows from its contents ([`Trace::torch_version`]);
+//! `compat:pytorch` means that version.
 
 #![cfg_attr(
     not(feature = "cli"),

@@ -1,11 +1,11 @@
-//! Which pool a recorded request was for.
+//! Finds the pool of each recorded request.
 //!
-//! Newer recordings say it. Older ones list pools in their final layout only: a segment that lives to
-//! the end has its pool there, one that was freed belonged to the default pool, and a request's pool
-//! is that of the segment its address lies in. The same holds for reservations of address space: the
-//! first pages that are mapped outside all known ones open one.
+//! Newer recordings contain it. Older ones contain pools in the final layout only. A segment that lives
+//! to the end has its pool there, and one that was freed earlier belonged to the default pool. A
+//! request's pool is that of the segment which contains its address. The same holds for reserved address
+//! ranges: the first pages mapped outside all known reservations start a new one.
 //!
-//! The recorded address says where to look only; which block of that pool is taken is decided anew.
+//! The recorded address selects the pool only; the engine chooses the block in that pool itself.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,14 +13,14 @@ use super::trace::{Trace, TraceEvent};
 use crate::history::Action;
 use crate::ids::PoolId;
 
-/// Ranges of addresses with their pools, as they come and go.
+/// Address ranges and their pools, kept up to date event by event.
 #[derive(Debug, Default)]
 pub(crate) struct PoolRouting {
-    /// Whether there is any pool but the default one.
+    /// Whether any pool but the default one exists.
     any: bool,
-    /// Of each recorded segment that lives to the end, by the index of its first event.
+    /// Pool of each recorded segment that lives to the end, by the index of its first event.
     lasting: HashMap<usize, PoolId>,
-    /// Fixed segments now: start to end and pool.
+    /// Current fixed segments: start to (end, pool).
     segments: BTreeMap<u64, (u64, PoolId)>,
     /// Reservations: start to pool.
     reservations: BTreeMap<u64, PoolId>,
@@ -28,7 +28,7 @@ pub(crate) struct PoolRouting {
 }
 
 impl PoolRouting {
-    /// `total_bytes` is what the recorded device had: a reservation has nine eighths of it.
+    /// `total_bytes` is the memory of the recorded device; a reservation has nine eighths of it.
     pub(crate) fn of(trace: &Trace, total_bytes: u64) -> Self {
         let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
         let mut routing = Self { reserved_bytes, ..Self::default() };
@@ -65,7 +65,7 @@ impl PoolRouting {
         routing
     }
 
-    /// Takes note of segment event number `at`.
+    /// Applies segment event number `at`.
     pub(crate) fn see(&mut self, at: usize, event: &TraceEvent) {
         if !self.any {
             return;
@@ -83,7 +83,7 @@ impl PoolRouting {
         }
     }
 
-    /// The pool of a request.
+    /// Returns the pool of a request.
     pub(crate) fn pool_of(&self, request: &TraceEvent) -> PoolId {
         if let Some(said) = request.said_pool() {
             return said;
@@ -94,7 +94,7 @@ impl PoolRouting {
         }
     }
 
-    /// The pool of the segment that an address lies in.
+    /// Returns the pool of the segment that contains an address.
     pub(crate) fn pool_at(&self, address: u64) -> PoolId {
         if !self.any {
             return PoolId::DEFAULT;
@@ -107,7 +107,7 @@ impl PoolRouting {
         start.map_or(PoolId::DEFAULT, |start| self.reservations[&start])
     }
 
-    /// The start of the reservation that an address lies in.
+    /// Returns the start of the reservation that contains an address.
     fn reservation(&self, address: u64) -> Option<u64> {
         let (start, _) = self.reservations.range(..=address).next_back()?;
         (address - start < self.reserved_bytes).then_some(*start)

@@ -1,4 +1,4 @@
-//! Repeating a recording's requests on any allocator, and timing it.
+//! Repeats the requests of a recording on any allocator, and measures the time.
 
 use std::hash::Hash;
 use std::ops::ControlFlow;
@@ -24,10 +24,10 @@ pub enum ReplayError {
     /// The configuration builds no allocator.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The memory fraction is none.
+    /// The memory fraction is out of range.
     #[error(transparent)]
     Fraction(#[from] FractionError),
-    /// The allocator failed in a way that is not about memory.
+    /// The allocator failed for a reason other than memory.
     #[error(transparent)]
     Alloc(#[from] AllocError),
     /// The allocator refused its own block.
@@ -51,10 +51,10 @@ pub enum ReplayError {
         /// How many pairs.
         heaps: usize,
     },
-    /// A log of requests says no decisions.
+    /// A log of requests contains no decisions.
     #[error("the recording is a log of requests: it can be replayed without --verify")]
     RequestsOnly,
-    /// What was there before the recording began cannot be told from it.
+    /// The state before the first event cannot be reconstructed.
     #[error(
         "{blocks} blocks lived before the recording began, and where they lay cannot be told, so its \
          decisions cannot be verified; it can be replayed without --verify"
@@ -65,11 +65,11 @@ pub enum ReplayError {
     },
 }
 
-/// Streams whose work finishes when the recording says so.
+/// Streams whose work finishes at the recorded moments.
 #[derive(Debug)]
 pub(super) struct LaneWork {
     brake: Arc<dyn Brake>,
-    /// The lane that each block waits for, and the mark behind its last use.
+    /// The lane that each block waits for, and the mark after the block's last use.
     waiting: HashMap<u64, (StreamId, u64)>,
 }
 
@@ -78,23 +78,23 @@ impl LaneWork {
         Self { brake, waiting: HashMap::new() }
     }
 
-    /// How many blocks wait for the work of lanes.
+    /// Returns how many blocks wait for the work of lanes.
     pub(super) fn pending(&self) -> usize {
         self.waiting.len()
     }
 
-    /// A block that the lane uses is about to be freed.
+    /// Blocks the lane's work before a block that it uses is freed.
     fn hold(&self, lane: StreamId) -> DriverResult<()> {
         self.brake.hold(lane)
     }
 
-    /// The block known as `key` was just freed and waits for the lane.
+    /// Records that the block `key` was freed and waits for the lane.
     pub(super) fn freed(&mut self, lane: StreamId, key: u64) -> DriverResult<()> {
         self.waiting.insert(key, (lane, self.brake.mark(lane)?));
         Ok(())
     }
 
-    /// The lane's work on the block has finished, and all the lane's work before it.
+    /// Finishes the lane's work on the block, and all earlier work of the lane.
     pub(super) fn finish(&mut self, key: u64) -> DriverResult<()> {
         match self.waiting.remove(&key) {
             Some((lane, mark)) => self.brake.finish_until(lane, mark),
@@ -102,7 +102,7 @@ impl LaneWork {
         }
     }
 
-    /// An allocator that waits for all events finds the block known as `key` finished.
+    /// Forgets the block `key`, for which an allocator has waited itself.
     pub(super) fn waited_for(&mut self, key: u64) {
         self.waiting.remove(&key);
     }
@@ -113,42 +113,42 @@ impl LaneWork {
     }
 }
 
-/// What repeating a workload showed.
+/// The result of repeating a workload.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
-    /// Requests that were served in the first pass.
+    /// Requests that succeeded in the first pass.
     pub allocations: u64,
-    /// Blocks that were given back in the first pass, before survivors were.
+    /// Blocks that were freed in the first pass, before survivors were freed.
     pub frees: u64,
     /// Requests that failed in the first pass.
     pub ooms: u64,
-    /// Why the first of them failed that would have been served with more memory.
+    /// The first failure that more memory would have prevented.
     pub first_out_of_memory: Option<Box<OutOfMemory>>,
     /// The counters at the end of the first pass, before survivors were freed.
     pub statistics: Statistics,
-    /// Median nanoseconds per operation (allocate or free) over passes 2 to N; of the first pass
-    /// if it was the only one.
+    /// Median nanoseconds per operation (allocate or free) over passes 2 to N; over the first pass if it
+    /// was the only one.
     pub ns_per_op: f64,
     /// Seconds for all passes.
     pub wall_s: f64,
 }
 
-/// How a workload is repeated, and who looks on.
+/// How a workload is repeated, and the callbacks.
 pub(crate) struct Manner<'a> {
-    /// How often; at least once.
+    /// Number of passes; at least 1.
     pub(crate) passes: u32,
-    /// Blocks that live already, by their numbers: the operations that would make them are left out.
+    /// Blocks that already exist, by number; the operations that would allocate them are skipped.
     pub(crate) held: Vec<(u32, Allocation)>,
-    /// Called once, when all that lived before the recording began is there.
+    /// Called once, when all blocks from before the recording exist.
     pub(crate) begun: &'a dyn Fn(),
-    /// May add to the counters at the moment at which they are taken.
+    /// May add to the counters when they are read.
     pub(crate) look: &'a dyn Fn(&mut Statistics),
     /// Called after each pass with the number of passes done.
     pub(crate) progress: &'a dyn Fn(u32),
 }
 
 impl Default for Manner<'_> {
-    /// Once, and nobody looks on.
+    /// One pass without callbacks.
     fn default() -> Self {
         Self { passes: 1, held: Vec::new(), begun: &|| (), look: &|_| (), progress: &|_| () }
     }
@@ -156,14 +156,14 @@ impl Default for Manner<'_> {
 
 /// Repeats a workload `passes` times. Survivors are freed after each pass; the cache stays.
 ///
-/// With a brake the recording says when other streams' work finishes, without one the device does.
-/// `progress` is called after each pass with the number of passes done. Peaks and sums count from the
-/// first recorded event: blocks that lived before are there by then.
+/// With a brake, other streams' work finishes at the recorded moments; without one, when the device
+/// finishes it. `progress` is called after each pass with the number of passes done. Peaks and sums
+/// count from the first recorded event; blocks from before exist by then.
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the allocator fails in a way that is not about memory, and before anything is
-/// asked of it when the workload asks for more streams and pools than programs have.
+/// [`ReplayError`] when the allocator fails for a reason other than memory. Also before the first
+/// request, when the workload names more streams and pools than programs have.
 pub fn run<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -174,7 +174,7 @@ pub fn run<A: DeviceAllocator>(
     run_as(workload, allocator, brake, Manner { passes, progress, ..Manner::default() })
 }
 
-/// The same as somebody wants it.
+/// As [`run`], with all options.
 pub(crate) fn run_as<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -226,12 +226,12 @@ pub(crate) fn run_as<A: DeviceAllocator>(
     Ok(result)
 }
 
-/// Whether every request of a workload is served. It ends at the first that is not; blocks that live
-/// then go with the allocator.
+/// Returns whether every request of a workload succeeds. Stops at the first failure; blocks that are
+/// live then are dropped with the allocator.
 ///
 /// # Errors
 ///
-/// As [`run`].
+/// The same as [`run`].
 pub fn is_served<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -245,19 +245,19 @@ pub fn is_served<A: DeviceAllocator>(
     Ok(served)
 }
 
-/// One operation that is done.
+/// A finished operation.
 pub(crate) struct Step<'a> {
-    /// Which it is.
+    /// Index of the operation.
     pub(crate) at: usize,
     /// Whether it was a request that failed.
     pub(crate) is_failure: bool,
-    /// The blocks that live, by their numbers.
+    /// Live blocks, by number.
     pub(crate) blocks: &'a [Option<Allocation>],
 }
 
-/// Repeats a workload once and shows every operation, when it is done, to `look`, which may end it there.
-/// Blocks that live then go with the allocator. What is `held` was there before: of the operations that
-/// would have made it the last one is shown, when all of it is there.
+/// Repeats a workload once and passes each finished operation to `look`, which may stop the replay.
+/// Blocks that are live then are dropped with the allocator. Blocks in `held` already exist. Of the
+/// operations that would allocate them only the last is passed to `look`.
 pub(crate) fn walk<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -292,7 +292,7 @@ pub(super) fn check_heaps<P: Eq + Hash>(
     if heaps > HEAPS_MAX { Err(ReplayError::TooManyHeaps { heaps }) } else { Ok(()) }
 }
 
-/// The streams of requests with their pools.
+/// Returns the (stream, pool) pairs of all requests.
 fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
     workload.ops.iter().filter_map(|op| match *op {
         Op::Allocate { stream, pool, .. } => Some((stream, pool)),
@@ -301,7 +301,7 @@ fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
     })
 }
 
-/// Makes the workload's private pools. They stay with the allocator.
+/// Creates the workload's private pools. They live as long as the allocator.
 pub(super) fn create_pools<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -379,7 +379,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         Ok(())
     }
 
-    /// The operations that most recordings have few of. In a function of their own, so that the loop over the
+    /// Operations that are rare in most recordings. A separate function, so that the loop over the
     /// others keeps its values in registers.
     #[inline(never)]
     fn rarer_step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
@@ -392,7 +392,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
                         counts.allocations += 1;
                         counts.frees += 1;
                     }
-                    // It asked for anything, and got nothing when it was recorded either.
+                    // A request of zero bytes failed when it was recorded, too.
                     Err(AllocError::ZeroBytes) => counts.ooms += 1,
                     Err(error) => {
                         self.failed(error)?;
@@ -420,7 +420,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         Ok(())
     }
 
-    /// A request that failed for its size, because there is not so much memory, is no failure of the replay.
+    /// Handles a failed request. Out of memory does not end the replay.
     #[cold]
     fn failed(&mut self, error: AllocError) -> Result<(), ReplayError> {
         match error {
@@ -433,7 +433,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         }
     }
 
-    /// Allocators without private pools serve all requests alike.
+    /// Allocators without private pools use one pool for all requests.
     #[inline]
     fn allocate(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         if pool == PoolId::DEFAULT {
@@ -471,7 +471,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         self.allocator.free(allocation).map_err(|error| ReplayError::Handle(error.reason))
     }
 
-    /// Frees what lives and finishes all other streams' work, so that passes are alike.
+    /// Frees live blocks and finishes all other streams' work, so that all passes are alike.
     fn free_survivors(&mut self) -> Result<(), ReplayError> {
         for at in 0..self.blocks.len() {
             if let Some(allocation) = self.blocks[at].take() {

@@ -1,28 +1,29 @@
-//! The stacks of a recording, each kept once.
+//! The stacks of a recording, each stored once.
 //!
-//! Texts, frames and stacks are numbered, and an equal one gets the number of the first. A stack of more than
-//! [`FRAMES_MAX`] frames keeps its innermost and its outermost ones. A file keeps the last
-//! [`TEXT_MAX_BYTES`] bytes of its path, a function the first ones of its name. The reader sets how much
-//! memory stacks may take; a stack beyond that is left out. Texts are as recorded: the code that prints them
-//! removes their control characters.
+//! Texts, frames and stacks are interned: equal ones share a number. A stack of more than [`FRAMES_MAX`]
+//! frames keeps its innermost and its outermost ones. A file keeps the last [`TEXT_MAX_BYTES`] bytes of
+//! its path, a function the first ones of its name. The reader limits the memory of stacks; a stack that
+//! exceeds the limit is left out and counted. Texts are stored as recorded: the code that prints them
+//! removes control characters.
 
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
 
 use hashbrown::HashTable;
 
-/// The most frames that are kept of one stack: one half from its inner end, the other from its outer end.
+/// The most frames that are kept of one stack: one half from the inner end, the other from the outer
+/// end.
 pub(super) const FRAMES_MAX: usize = 512;
 
 /// The most bytes that are kept of one text.
 pub(super) const TEXT_MAX_BYTES: usize = 256;
 
-/// Names a stack of one recording.
+/// Identifies a stack of one recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StackId(NonZeroU32);
 
 impl StackId {
-    /// Its place among the stacks of its recording, from 0.
+    /// Returns the index among the stacks of the recording, from 0.
     #[must_use]
     pub fn index(self) -> usize {
         self.0.get() as usize - 1
@@ -34,7 +35,7 @@ impl StackId {
 pub struct Frame<'a> {
     /// The file, as recorded.
     pub file: &'a str,
-    /// The line in it; 0 where it is not known.
+    /// The line in the file; 0 if unknown.
     pub line: u32,
     /// The function.
     pub function: &'a str,
@@ -44,7 +45,7 @@ pub struct Frame<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stacks {
     text: String,
-    /// Where each text ends; it begins where the one before ends.
+    /// Where each text ends; it begins where the previous one ends.
     text_ends: Vec<u32>,
     frames: Vec<Numbers>,
     /// Frames of all stacks, one stack after the other.
@@ -53,7 +54,7 @@ pub struct Stacks {
     left_out: u64,
 }
 
-/// A frame by the numbers of its texts.
+/// A frame as the numbers of its texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Numbers {
     file: u32,
@@ -61,7 +62,7 @@ struct Numbers {
     function: u32,
 }
 
-/// The part between the end of the piece before and its own.
+/// Returns the range of piece `index`, from the previous piece's end to its own.
 fn span(ends: &[u32], index: u32) -> std::ops::Range<usize> {
     let at = index as usize;
     let from = at.checked_sub(1).map_or(0, |before| ends[before]);
@@ -69,37 +70,37 @@ fn span(ends: &[u32], index: u32) -> std::ops::Range<usize> {
 }
 
 impl Stacks {
-    /// How many different stacks there are.
+    /// Returns the number of different stacks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.stack_ends.len()
     }
 
-    /// All of them.
+    /// Returns the ids of all stacks.
     pub fn ids(&self) -> impl Iterator<Item = StackId> + use<> {
         let count = u32::try_from(self.len()).unwrap_or(u32::MAX);
         (1..=count).filter_map(|number| NonZeroU32::new(number).map(StackId))
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no stacks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.stack_ends.is_empty()
     }
 
-    /// How many events have a stack that is not here, because it would have taken more memory than the
-    /// reader may hold.
+    /// Returns how many events have a stack that was left out, because it exceeded the reader's limit on
+    /// memory.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// The frames of a stack, the innermost first. None where the id is of another recording.
+    /// Returns the frames of a stack, innermost first; empty if the id belongs to another recording.
     pub fn frames(&self, stack: StackId) -> impl Iterator<Item = Frame<'_>> {
         self.frame_numbers(stack).iter().map(|&number| self.frame(number))
     }
 
-    /// The frames of a stack as their numbers, the innermost first.
+    /// Returns the frames of a stack as numbers, innermost first.
     pub(crate) fn frame_numbers(&self, stack: StackId) -> &[u32] {
         let index = stack.0.get() - 1;
         let known = (index as usize) < self.stack_ends.len();
@@ -107,12 +108,12 @@ impl Stacks {
         &self.stack_frames[range]
     }
 
-    /// How many different frames there are: each number of a frame is below.
+    /// Returns the number of different frames; frame numbers are below it.
     pub(crate) fn frame_count(&self) -> u32 {
         u32::try_from(self.frames.len()).unwrap_or(u32::MAX)
     }
 
-    /// The frame with a number from [`Self::frame_numbers`].
+    /// Returns the frame with a number from [`Self::frame_numbers`].
     pub(crate) fn frame(&self, number: u32) -> Frame<'_> {
         let Numbers { file, line, function } = self.frames[number as usize];
         Frame { file: self.text(file), line, function: self.text(function) }
@@ -131,32 +132,32 @@ pub(super) struct StackBuilder {
     texts: HashTable<u32>,
     frames: HashTable<u32>,
     known: HashTable<u32>,
-    /// Frames of the stack that is being read.
+    /// Frames of the stack being read.
     open: Vec<u32>,
-    /// Whether one of them found no room.
+    /// Whether one of them exceeded the limit on memory.
     is_short: bool,
 }
 
-/// What a new item takes beside its own bytes: its place in a table, while the table moves too.
+/// Bytes that a new item takes in a table besides its own, counting the old and new table during growth.
 const TABLE_BYTES: u64 = 20;
 
-/// What a vector takes for each byte in it while it moves to a place half as large again.
+/// Bytes that a vector takes for each of its bytes while it grows by half and is moved.
 const MOVING: u64 = 3;
 
-/// Says whether so many bytes more may be held, and takes note of them.
+/// Reserves so many more bytes. Returns false if that would exceed the limit.
 pub(super) type Room<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 fn has_room(room: Room<'_>, bytes: usize) -> Option<()> {
     room(bytes as u64 * MOVING + TABLE_BYTES).then_some(())
 }
 
-/// The number of the next item.
+/// Returns the number of the next item.
 fn next<T>(items: &[T]) -> Option<u32> {
     u32::try_from(items.len()).ok().filter(|&index| index < u32::MAX)
 }
 
-/// Makes room for one more, by half of what is there: doubling would hold three times the content
-/// while it moves, and the readers promise six times the file for everything.
+/// Pushes an item and grows by half if needed. Doubling would hold three times the content during the
+/// move; the readers guarantee six times the file for everything.
 fn push<T>(into: &mut Vec<T>, item: T) {
     if into.len() == into.capacity() {
         into.reserve_exact((into.len() / 2).max(1));
@@ -164,7 +165,7 @@ fn push<T>(into: &mut Vec<T>, item: T) {
     into.push(item);
 }
 
-/// The first [`TEXT_MAX_BYTES`] bytes of a text, or a little less.
+/// Returns the first [`TEXT_MAX_BYTES`] bytes of a text, cut at a character.
 fn head(text: &str) -> &str {
     let mut to = text.len().min(TEXT_MAX_BYTES);
     while !text.is_char_boundary(to) {
@@ -173,7 +174,7 @@ fn head(text: &str) -> &str {
     &text[..to]
 }
 
-/// The last [`TEXT_MAX_BYTES`] bytes of a text, or a little less.
+/// Returns the last [`TEXT_MAX_BYTES`] bytes of a text, cut at a character.
 fn tail(text: &str) -> &str {
     let mut from = text.len().saturating_sub(TEXT_MAX_BYTES);
     while !text.is_char_boundary(from) {
@@ -183,7 +184,7 @@ fn tail(text: &str) -> &str {
 }
 
 impl StackBuilder {
-    /// The number of a frame, for [`Self::add`]; none where there is no room for it.
+    /// Returns the number of a frame, for [`Self::add`]; `None` if it exceeds the limit on memory.
     pub(super) fn frame(&mut self, frame: Frame<'_>, room: Room<'_>) -> Option<u32> {
         let file = self.text(tail(frame.file), room)?;
         let function = self.text(head(frame.function), room)?;
@@ -219,8 +220,8 @@ impl StackBuilder {
         Some(index)
     }
 
-    /// Adds the next frame outwards to the stack that is being read. Returns whether the stack still has
-    /// room; the frames after one without room are not needed.
+    /// Adds the next outer frame to the stack being read. Returns whether the stack can be stored; if
+    /// not, the remaining frames are not needed.
     pub(super) fn add(&mut self, frame: Option<u32>) -> bool {
         match frame {
             Some(frame) => self.open.push(frame),
@@ -232,7 +233,7 @@ impl StackBuilder {
         !self.is_short
     }
 
-    /// Ends the stack that is being read. None where it has no frames or found no room.
+    /// Ends the stack being read. Returns `None` if it has no frames or exceeds the limit on memory.
     pub(super) fn end(&mut self, room: Room<'_>) -> Option<StackId> {
         let is_short = std::mem::take(&mut self.is_short);
         let has_frames = is_short || !self.open.is_empty();
@@ -263,7 +264,7 @@ impl StackBuilder {
         id(index)
     }
 
-    /// All stacks.
+    /// Returns all stacks.
     pub(super) fn finish(self) -> Stacks {
         self.stacks
     }

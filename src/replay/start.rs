@@ -1,10 +1,10 @@
-//! What lived and what was cached when a recording began.
+//! Reconstructs the live and cached memory at the beginning of a recording.
 //!
-//! A recording that begins late, or whose ring of events dropped the first, still ends with a layout. From
-//! there the events lead back: an allocation undone makes room, a free undone makes a live block, a
-//! segment that came goes, one that went comes back. What is left before the first event is the start.
-//! Sizes of blocks that were freed later are not recorded; they follow from what was asked for and from
-//! where the next block begins.
+//! A recording that begins late, or whose ring buffer dropped the first events, still ends with a
+//! layout. The events are undone from there to the first one: undoing an allocation removes a block,
+//! undoing a free adds a live one, and the same holds for segments. The result is the layout before the
+//! first event. Sizes of blocks that were freed later are not recorded; they follow from the requested
+//! bytes and from where the next block begins.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,43 +14,43 @@ use crate::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::size::{MIB, MIN_BLOCK_BYTES, PoolKind};
 
-/// A block that lived before the first event.
+/// A block that was live before the first event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
-    /// Where.
+    /// Its address.
     pub address: u64,
-    /// How many bytes were asked for.
+    /// Requested bytes.
     pub requested_bytes: u64,
-    /// Its size, where the final layout still has it.
+    /// Its size, if the final layout still contains it.
     size_bytes: Option<u64>,
-    /// The first block that was cut behind it while it was there: free memory began at that address.
+    /// Address of the first block allocated behind this one while it was live: free memory began there.
     next_free: Option<u64>,
     /// Its stream.
     pub stream: StreamId,
-    /// Its pool, where a segment says it.
+    /// Its pool, if a segment names it.
     pub pool: PoolId,
-    /// Whether it was freed already, and waited for other streams.
+    /// Whether it had been freed already, and waited for other streams.
     pub draining: bool,
 }
 
 impl LiveBlock {
-    /// Its size, where the final layout still has it.
+    /// Returns its size, if the final layout still contains it.
     pub(crate) fn size_bytes(&self) -> Option<u64> {
         self.size_bytes
     }
 }
 
-/// What was there before the first event.
+/// The memory before the first event.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    /// Blocks that lived, by address.
+    /// Live blocks, by address.
     pub blocks: Vec<LiveBlock>,
-    /// Segments and runs of pages that were held, by address, without their blocks.
+    /// Segments and mapped ranges, by address, without their blocks.
     held: BTreeMap<u64, SegmentLayout>,
 }
 
 impl Start {
-    /// Goes back from the end of a trace to its first event.
+    /// Undoes all events of a trace, from the last to the first.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let mut back = Back::from_the_end(trace);
@@ -67,8 +67,8 @@ impl Start {
         start
     }
 
-    /// Notes where free memory began behind blocks of unknown size: what is cut from a free block is its
-    /// front, so the first allocation behind a block that is still there says it.
+    /// Finds where free memory began behind blocks of unknown size. An allocation takes the front of a
+    /// free block. So the first allocation behind a block that is still live marks the block's end.
     fn look_ahead(&mut self, trace: &Trace) {
         let mut unknown: BTreeMap<u64, usize> = BTreeMap::new();
         for (i, block) in self.blocks.iter().enumerate().filter(|(_, b)| b.size_bytes.is_none()) {
@@ -83,7 +83,7 @@ impl Start {
                     unknown.remove(&event.address);
                 }
                 Action::Alloc => {
-                    // Of all blocks of the start the last one before.
+                    // The last block of the start before this address.
                     let behind = self.blocks.partition_point(|b| b.address < event.address);
                     let Some(i) = behind.checked_sub(1) else { continue };
                     let address = self.blocks[i].address;
@@ -99,32 +99,32 @@ impl Start {
         }
     }
 
-    /// Segments and runs of pages that were held, by address, without their blocks.
+    /// Returns the segments and mapped ranges, by address, without their blocks.
     pub(crate) fn held(&self) -> impl Iterator<Item = &SegmentLayout> {
         self.held.values()
     }
 
-    /// Bytes that were held.
+    /// Returns the reserved bytes.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.held.values().fold(0, |sum, held| sum.saturating_add(held.size_bytes))
     }
 
-    /// Bytes that were in callers' hands, as they asked for them.
+    /// Returns the requested bytes of all live blocks.
     #[must_use]
     pub fn requested_bytes(&self) -> u64 {
         self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.requested_bytes))
     }
 
-    /// Whether nothing was there: the recording has it all.
+    /// Returns whether no memory existed: the recording is complete.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.held.is_empty()
     }
 
-    /// The layout before the first event under the recorded settings; blocks that waited for other
-    /// streams count as live. `None` where the parts of the recording do not fit together, or where
-    /// memory of private pools was there.
+    /// Returns the layout before the first event under the recorded settings. Blocks that waited for
+    /// other streams count as live. `None` if the parts of the recording contradict each other, or if
+    /// memory of private pools existed.
     #[must_use]
     pub fn layout(&self, settings: &Settings) -> Option<Vec<SegmentLayout>> {
         let mut rest = self.blocks.as_slice();
@@ -149,7 +149,7 @@ impl Start {
     }
 }
 
-/// The blocks of one segment, live and free, without gaps.
+/// Returns the blocks of one segment, live and free, without gaps.
 fn tiles(
     live: &[LiveBlock],
     held: &SegmentLayout,
@@ -170,7 +170,7 @@ fn tiles(
         let room = next.checked_sub(address)?;
         let rounded = settings.roundup.round(block.requested_bytes.min(room));
         let size_bytes = block.size_bytes.unwrap_or_else(|| {
-            // Large blocks are cut only where more than 1 MiB is left, and oversize ones never.
+            // Large blocks are split only if more than 1 MiB remains, and oversize blocks never.
             let whole = held.kind == PoolKind::Large
                 && !held.expandable
                 && (room.saturating_sub(rounded) <= MIB
@@ -197,13 +197,13 @@ fn tiles(
     Some(blocks)
 }
 
-/// A free block from one address to another.
+/// Returns a free block from one address to another.
 pub(crate) fn free_block(address: u64, end: u64) -> BlockLayout {
     let (size_bytes, state) = (end - address, BlockStateName::Inactive);
     BlockLayout { address, size_bytes, requested_bytes: 0, state }
 }
 
-/// The stretches of addresses at which pages were ever mapped.
+/// Returns the address ranges in which pages were ever mapped.
 fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
     let is_page =
         |event: &&TraceEvent| matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
@@ -229,14 +229,14 @@ fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
     stretches
 }
 
-/// On the way back.
+/// The state while events are undone.
 struct Back {
     blocks: HashMap<u64, LiveBlock>,
     held: BTreeMap<u64, SegmentLayout>,
-    /// Kinds of expandable memory by stream and address, to tell those of what comes back.
+    /// Kinds of expandable memory by stream and address, to find the kind of pages that undoing maps
+    /// again.
     kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
-    /// Everything that was ever mapped, by address: where each stretch without a gap begins and ends. Each
-    /// lies in one reservation.
+    /// Contiguous ranges that were ever mapped: start to end. Each lies in one reservation.
     mapped: BTreeMap<u64, u64>,
 }
 
@@ -294,7 +294,7 @@ impl Back {
         self.held.insert(segment.address, segment);
     }
 
-    /// The block of a free that is undone.
+    /// Returns the block of a free that is undone.
     fn live(&mut self, event: &TraceEvent) -> &mut LiveBlock {
         self.blocks.entry(event.address).or_insert_with(|| LiveBlock {
             address: event.address,
@@ -307,7 +307,7 @@ impl Back {
         })
     }
 
-    /// Takes pages out of the run that holds them.
+    /// Removes pages from the mapped range that contains them.
     fn unmap(&mut self, address: u64, size_bytes: u64) {
         let end = address.saturating_add(size_bytes);
         let held_end = |held: &SegmentLayout| held.address.saturating_add(held.size_bytes);
@@ -324,7 +324,7 @@ impl Back {
         self.kinds.entry((held.stream, address)).or_insert((held.kind, held.pool));
     }
 
-    /// Puts pages back, joined with the runs of their kind beside them.
+    /// Adds pages again, and joins them with adjacent ranges of their kind.
     fn map(&mut self, event: &TraceEvent) {
         let TraceEvent { address, size_bytes, stream, .. } = *event;
         let below = self.kinds.range(..=(stream, address)).next_back();
@@ -336,7 +336,7 @@ impl Back {
                 ((stretch(*at) != stretch(address), at.abs_diff(address)), *found)
             })
             .min_by_key(|(distance, _)| *distance);
-        // A reservation has nine eighths of a device; another one may lie right behind it.
+        // A range in the same reservation is preferred: another reservation may follow without a gap.
         let by_size = match size_bytes.is_multiple_of(20 * MIB) {
             true => (PoolKind::Large, PoolId::DEFAULT),
             false => (PoolKind::Small, PoolId::DEFAULT),
@@ -368,8 +368,8 @@ impl Back {
 mod tests {
     use super::*;
 
-    /// A small reservation begins right behind a large one. The last pages of the large one were unmapped and
-    /// are nearer to the small one than to all that is mapped at the end.
+    /// A small reservation begins right behind a large one. The last pages of the large one were
+    /// unmapped, and are closer to the small one than to any range mapped at the end.
     #[test]
     fn unmapped_pages_belong_to_the_stretch_that_they_continue() {
         let (large, small, page) = (1_u64 << 40, (1_u64 << 40) + 400 * MIB, 20 * MIB);

@@ -1,7 +1,6 @@
 //! A recording in memory: the events of one device, the final layout and the settings.
 //!
-//! Filled by the readers from any encoding; hostile until it exists. Addresses and sizes are
-//! bytes.
+//! Built by the readers from any encoding and checked by them. Addresses and sizes are bytes.
 
 use serde::Serialize;
 
@@ -14,59 +13,59 @@ use crate::size::PoolKind;
 /// One recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// What happened, in the order of the allocator's lock, on one device.
+    /// The events of one device, in the order of the allocator's lock.
     pub events: Vec<TraceEvent>,
-    /// The segments when the recording ended, in address order.
+    /// The segments at the end of the recording, in address order.
     pub segments: Vec<SegmentLayout>,
     /// The configuration string in force, as recorded.
     pub conf: String,
     /// The device whose events these are.
     pub device: u32,
-    /// How many other devices have entries in the recording, or, where no device has any, memory: those
-    /// are not here.
+    /// How many other devices have entries in the recording, or memory if no device has entries. Their
+    /// data is not here.
     pub other_devices: u32,
-    /// Whether it says what was asked for only, as logs of requests do, and no decisions.
+    /// Whether the recording is a log of requests, without an allocator's decisions.
     pub requests_only: bool,
     /// The stacks that events name.
     pub stacks: Stacks,
-    /// What snapshots contain besides, if this library wrote them.
+    /// Additional data of snapshots that this library wrote.
     pub made_here: Option<MadeHere>,
     /// Entries whose action is unknown. They are not among the events.
     pub unknown: UnknownEntries,
-    /// The oldest version of PyTorch that writes such a file, as far as its keys show it.
+    /// The oldest version of PyTorch whose files have these keys.
     pub torch: Option<TorchVersion>,
     /// Texts that the program attached to blocks, in order.
     pub annotations: Vec<Annotation>,
-    /// Pinned host memory, in recordings that contain it.
+    /// Pinned host memory, if the recording contains it.
     pub host: Option<HostMemory>,
 }
 
 /// A text that a program attached to a live block, as `torch.cuda.memory._annotate_tensor` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
-    /// How many events came before it.
+    /// How many events precede it.
     pub events_before: u32,
-    /// Where the block starts.
+    /// Address of the block.
     pub address: u64,
-    /// The size that is recorded with it, in bytes.
+    /// The recorded size, in bytes.
     pub size_bytes: u64,
     /// The text, cut to 80 characters.
     pub text: String,
 }
 
-/// What a recording contains about pinned host memory. Bytes.
+/// Pinned host memory of a recording. Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostMemory {
-    /// Allocated from the system at the end.
+    /// Allocated from the system at the end of the recording.
     pub reserved_bytes: u64,
-    /// Of these, in live blocks.
+    /// The part in live blocks.
     pub live_bytes: u64,
-    /// The most that was allocated from the system.
+    /// The peak of the bytes allocated from the system.
     pub peak_reserved_bytes: u64,
 }
 
 impl HostMemory {
-    /// Reads it off the host's segments at the end and its entries; `None` if there are neither.
+    /// Computes it from the host's final segments and its entries; `None` if there are neither.
     pub(super) fn of(segments: &[SegmentLayout], events: &[TraceEvent]) -> Option<Self> {
         if segments.is_empty() && events.is_empty() {
             return None;
@@ -92,10 +91,10 @@ impl HostMemory {
     }
 }
 
-/// Entries of a recording whose action is unknown, as in files of newer versions.
+/// Entries whose action is unknown, as in files of newer versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnknownEntries {
-    /// How many.
+    /// Number of entries.
     pub entries: u64,
     /// The action of the first of them, cut to 80 characters.
     pub first_action: String,
@@ -111,7 +110,7 @@ impl UnknownEntries {
 }
 
 impl Trace {
-    /// What a snapshot has, without stacks and without entries that a snapshot was taken.
+    /// Builds a trace from a snapshot, without stacks and without entries of the snapshot action.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
         let event = |entry: &Entry| {
@@ -136,13 +135,14 @@ impl Trace {
         }
     }
 
-    /// The entries of requests, served or not.
+    /// Returns the entries of requests, successful or not.
     pub(crate) fn requests(&self) -> impl Iterator<Item = &TraceEvent> {
         self.events.iter().filter(|event| event.is_request())
     }
 
-    /// Returns the configuration as it acted when the recording was made. PyTorch's recordings follow the
-    /// rules of their version, unless `config` names another one; those of this library name their rules.
+    /// Returns the configuration as it acted when the recording was made. PyTorch's recordings follow
+    /// the rules of their version unless `config` names another one; recordings of this library name
+    /// their rules.
     #[must_use]
     pub fn as_recorded(&self, config: Config) -> Config {
         match (self.made_here, config.settings().compat) {
@@ -151,9 +151,9 @@ impl Trace {
         }
     }
 
-    /// Returns the version of PyTorch whose allocator made the recording, as far as the file shows it:
-    /// entries name a pool from 2.12 on, settings have `max_round_threshold` from 2.13 on, and there are
-    /// `host_traces` from 2.14 on. 2.11 without any of these.
+    /// Returns the version of PyTorch whose allocator made the recording, as far as the file shows it.
+    /// From 2.12 on entries name a pool, from 2.13 on settings have `max_round_threshold`, and from 2.14
+    /// on there are `host_traces`. Without any of these it is 2.11.
     #[must_use]
     pub fn torch_version(&self) -> TorchVersion {
         let names_pools = || self.events.iter().any(|event| event.says_pool);
@@ -161,7 +161,7 @@ impl Trace {
         self.torch.unwrap_or(least)
     }
 
-    /// Returns the configuration with the recording's version where it says `compat:pytorch`.
+    /// Returns the configuration with the recording's version in place of `compat:pytorch`.
     #[must_use]
     pub(crate) fn resolved(&self, config: &Config) -> Config {
         let compat = config.settings().compat;
@@ -172,40 +172,40 @@ impl Trace {
     }
 }
 
-/// What a snapshot of this library says besides: everything that its decisions depend on.
+/// Additional data in snapshots of this library: everything else that its decisions depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MadeHere {
     /// The most bytes that could be reserved.
     pub limit_bytes: Option<u64>,
-    /// All the memory of the device.
+    /// The memory of the device.
     pub total_bytes: Option<u64>,
 }
 
 /// One entry of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// What happened.
+    /// The kind of event.
     pub action: Action,
-    /// Where; for `oom` the free bytes of the device.
+    /// Address; for `oom` the free bytes of the device.
     pub address: u64,
-    /// How many bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
     /// The stream, as a raw handle.
     pub stream: StreamId,
-    /// The pool; the default one in recordings that do not say it.
+    /// The pool; the default one if the recording does not name pools.
     pub pool: PoolId,
-    /// Whether the recording says the pool.
+    /// Whether the recording names the pool.
     pub says_pool: bool,
-    /// Whether the entry carries the label `empty_cache`: an explicit call made it.
+    /// Whether the entry has the label `empty_cache`: an explicit call caused it.
     pub empty_cache: bool,
-    /// Who asked, in recordings with stacks.
+    /// The stack of the caller, in recordings with stacks.
     pub stack: Option<StackId>,
-    /// When, in microseconds of the recorded machine's clock; 0 in recordings that do not say it.
+    /// Time in microseconds of the recorded machine's clock; 0 if not recorded.
     pub time_us: u64,
 }
 
 impl TraceEvent {
-    /// An event of which nothing more is known.
+    /// Creates an event with default values in all other fields.
     #[must_use]
     pub fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         Self {
@@ -221,7 +221,7 @@ impl TraceEvent {
         }
     }
 
-    /// The segment, or the run of pages, of a segment event, without blocks.
+    /// Returns the segment, or the mapped range, of a segment event, without blocks.
     pub(crate) fn in_segment(
         &self,
         kind: PoolKind,
@@ -232,17 +232,17 @@ impl TraceEvent {
         SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks: Vec::new() }
     }
 
-    /// Whether a program asked for memory.
+    /// Returns whether the event is a request for memory.
     pub(crate) fn is_request(&self) -> bool {
         matches!(self.action, Action::Alloc | Action::OutOfMemory)
     }
 
-    /// The pool, in recordings that say it.
+    /// Returns the pool, if the recording names it.
     #[must_use]
     pub fn said_pool(&self) -> Option<PoolId> {
         self.says_pool.then_some(self.pool)
     }
 }
 
-// Logs of requests have the shortest rows: with more than this their reader passes its bound on memory.
+// Logs of requests have the shortest rows: a larger event would exceed their reader's limit on memory.
 const _: () = assert!(size_of::<TraceEvent>() <= 56);

@@ -1,12 +1,13 @@
-//! Whether the engine makes the recorded allocator's very decisions.
+//! Compares the engine's decisions with those of the recorded allocator.
 //!
-//! The recorded requests go to an engine whose driver answers with the recorded segment addresses.
-//! Everything else follows and is compared: every address handed out, every segment event and every
-//! completion in order, and the final layout. Which explicit `empty_cache` calls there were is
-//! inferred on the way from the engine's own state: a release at the head of a request that would
-//! not begin with one was somebody's call.
+//! The recorded requests are sent to an engine whose driver returns the recorded segment addresses.
+//! Everything else is computed and compared: the address of every block, every segment event and every
+//! completion in order, and the final layout. Explicit `empty_cache` calls are inferred from the
+//! engine's state: a release before a request that would not begin with one (`Engine::foresee`) was an
+//! explicit call. A call that released nothing leaves no event and cannot be inferred.
 //!
-//! When other streams' work finished is an input: it is timing of the recorded device.
+//! The moments at which other streams' work finished are an input: they are timing of the recorded
+//! device.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -33,28 +34,28 @@ use crate::size::PoolKind;
 use crate::stats::Statistics;
 use crate::strategies::native::{Collection, Engine, Foresight};
 
-/// How recorded and repeated decisions compare.
+/// The result of comparing recorded and repeated decisions.
 #[derive(Clone, Debug, Default)]
 pub struct Verification {
-    /// Requests that were served.
+    /// Requests that succeeded.
     pub allocations: u64,
-    /// Blocks that were given back.
+    /// Blocks that were freed.
     pub frees: u64,
     /// Requests that failed.
     pub ooms: u64,
-    /// Addresses, and failures, that differ.
+    /// Addresses and failures that differ.
     pub address_mismatches: u64,
     /// Segment events and completions that differ in order, size, address or stream.
     pub segment_mismatches: u64,
     /// Segments of the final layout that differ.
     pub layout_mismatches: u64,
-    /// The first difference, for people.
+    /// A description of the first difference.
     pub first_mismatch: Option<String>,
     /// The counters at the end.
     pub statistics: Statistics,
-    /// What the recording asked for, with the inferred calls of `empty_cache`.
+    /// The recorded requests, with the inferred calls of `empty_cache`.
     pub workload: Workload,
-    /// What the first difference says about the limit, if it says anything.
+    /// The direction in which the limit is wrong, if the first difference shows it.
     pub limit: Option<Misfit>,
     /// Seconds it took.
     pub wall_s: f64,
@@ -70,20 +71,20 @@ pub enum Misfit {
 }
 
 impl Verification {
-    /// Whether nothing differs.
+    /// Returns whether nothing differs.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.address_mismatches + self.segment_mismatches + self.layout_mismatches == 0
     }
 }
 
-/// Repeats a recording decision by decision. `memory_fraction` is the recorded process's. With
-/// `compat:pytorch` the decisions are those of the recording's version.
+/// Repeats a recording and compares every decision. `memory_fraction` is that of the recorded process.
+/// With `compat:pytorch` the decisions are those of the recording's version.
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the recording cannot be repeated: the configuration builds no engine, blocks
-/// lived before it began, or it names more streams and pools than programs have.
+/// [`ReplayError`] when the recording cannot be repeated: the configuration builds no engine, the state
+/// before the first event is unknown, or it names more streams and pools than programs have.
 pub fn verify(
     trace: &Trace,
     config: &Config,
@@ -93,12 +94,12 @@ pub fn verify(
     verify_recording(trace, config, total_bytes, memory_fraction, &started)
 }
 
-/// The same, while the history records as `start` has it start: with stacks, for example. What it records
-/// must be all entries of all actions.
+/// As [`verify`], with a history that `start` starts: with stacks, for example. It must record all
+/// entries of all actions.
 ///
 /// # Errors
 ///
-/// As [`verify`].
+/// The same as [`verify`].
 pub fn verify_recording(
     trace: &Trace,
     config: &Config,
@@ -109,7 +110,7 @@ pub fn verify_recording(
     verify_until(trace, config, total_bytes, memory_fraction, Until::End, start)
 }
 
-/// The history records all entries.
+/// Starts a history that records all entries.
 pub(crate) fn started(history: &History) {
     history.start(&RecordOptions::default());
 }
@@ -117,13 +118,13 @@ pub(crate) fn started(history: &History) {
 /// How far a recording is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// To its end, or as far as it has answers.
+    /// To its end, or as far as the recording has answers.
     End,
     /// To the first difference.
     FirstDifference,
 }
 
-/// [`verify_recording`], which may end early.
+/// As [`verify_recording`], but may stop early.
 pub(crate) fn verify_until(
     trace: &Trace,
     config: &Config,
@@ -202,19 +203,19 @@ pub(crate) fn verify_until(
 struct Verifier<'a> {
     engine: &'a Engine,
     device: &'a Recorded<Arc<Sim>>,
-    /// Whether a request to a private pool counts as one inside a capture.
+    /// Whether a request to a private pool is made inside a capture scope.
     routing_is_capture: bool,
     lanes: LaneWork,
     builder: Builder,
     /// Live blocks by recorded address.
     live: HashMap<u64, Allocation>,
-    /// Private pools that were made.
+    /// Private pools that were created.
     pools: HashSet<PoolId>,
     /// Whether the recording begins late.
     late: bool,
-    /// Events of the operation at hand.
+    /// Events of the current operation.
     seen: Vec<Event>,
-    /// Whether decisions went so far apart that the recording has no further answers.
+    /// Whether decisions diverged so far that the recording has no further answers.
     lost: bool,
     result: Verification,
 }
@@ -233,7 +234,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Repeats one group; returns how many events it has.
+    /// Repeats one group. Returns how many events it has.
     fn step(&mut self, at: usize, group: Group<'_>) -> Result<usize, ReplayError> {
         match group {
             Group::Free { requested, at_once } => {
@@ -285,7 +286,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Completions at the head of a group, one by one in their order.
+    /// Applies the completions at the head of a group one by one, in order.
     fn complete(&mut self, at: usize, completions: &[TraceEvent]) -> Result<(), ReplayError> {
         for event in completions {
             self.builder.finished(event);
@@ -297,9 +298,9 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Whether a request waited for the completions before it, because it found no memory without them
-    /// (`before`): by now a free block serves it, yet free segments were released, and it grew. Nothing is
-    /// pending behind such a wait.
+    /// Returns whether a request waited for the completions before it because it had found no memory
+    /// (`before`). Then a free block fits by now, yet free segments were released and the request grew.
+    /// No block is pending after such a wait.
     fn is_retry(
         &self,
         before: Option<Foresight>,
@@ -317,7 +318,7 @@ impl Verifier<'_> {
             && matches!(self.engine.foresee(pool, asked_by(request)), Foresight::Hit(_))
     }
 
-    /// Whether the releases at the head of `rest` are an explicit call's.
+    /// Returns whether the releases at the head of `rest` belong to an explicit call.
     fn is_explicit(&self, rest: &[TraceEvent], pool: PoolId, request: Option<&TraceEvent>) -> bool {
         let Some(first) = rest.first() else {
             return false;
@@ -331,14 +332,15 @@ impl Verifier<'_> {
         request.is_none_or(|request| {
             match self.engine.foresee(pool, asked_by(request)) {
                 Foresight::Collect(own) => is_beyond(rest, &own),
-                // Only an explicit call begins with another segment than an oversize block.
+                // At the limit, a request first releases an oversize block; a different first segment
+                // shows a call.
                 Foresight::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
                 Foresight::Hit(_) | Foresight::Grow | Foresight::Refuse => true,
             }
         })
     }
 
-    /// Makes a private pool when it is first asked for.
+    /// Creates a private pool when a request first names it.
     fn know(&mut self, pool: PoolId) -> Result<(), ReplayError> {
         if pool == PoolId::DEFAULT || !self.pools.insert(pool) {
             return Ok(());
@@ -348,8 +350,8 @@ impl Verifier<'_> {
         made.map_err(|error| ReplayError::Alloc(error.into()))
     }
 
-    /// The answer of the engine. A request to a private pool that best fit does not explain, and that
-    /// grew nothing, was a block of a checkpoint on its way back: it is placed where it was recorded.
+    /// Returns the engine's result. A request to a private pool that did not grow and that best fit does
+    /// not explain was the restoration of a checkpoint's block. It is placed at the recorded address.
     fn answer(
         &self,
         grew: bool,
@@ -376,14 +378,15 @@ impl Verifier<'_> {
         self.engine.allocate(request.in_pool(pool))
     }
 
-    /// An explicit call; returns how many of the recorded events were its own.
+    /// Repeats an explicit call. Returns how many of the recorded events belong to it.
     fn empty_cache(&mut self, at: usize, rest: &[TraceEvent]) -> Result<usize, ReplayError> {
         self.builder.empty_cache();
         self.engine.empty_cache()?;
         let seen = self.take_seen();
-        // A call that finds nothing to release explains nothing: do not ask forever.
+        // A call that finds nothing to release explains no event; take all events, so that the loop
+        // ends.
         let taken = if seen.is_empty() { rest.len() } else { seen.len().min(rest.len()) };
-        // What was taken for a call was a request's own, which the limit or the collector did.
+        // If these differ, they belonged to a request, which reached the limit or started the collector.
         self.suspect(Some(Misfit::TooHigh), |me| {
             me.compare(at, "empty_cache", &seen, &rest[..taken]);
         });
@@ -473,8 +476,8 @@ impl Verifier<'_> {
         std::mem::take(&mut self.seen)
     }
 
-    /// Completions that stand together are compared in any order: an allocator that waits for all events goes
-    /// from stream to stream as a hash table has them.
+    /// Compares events. Adjacent completions are compared in any order: an allocator that waits for all
+    /// events goes through the streams in the order of a hash table.
     fn compare(&mut self, at: usize, what: &str, seen: &[Event], recorded: &[TraceEvent]) {
         let ours = seen.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
         let theirs = recorded.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
@@ -503,7 +506,7 @@ impl Verifier<'_> {
         }
     }
 
-    /// Notes what a difference says about the limit, should it be the first.
+    /// Runs `differ` and, if it finds the first difference, stores the direction of the limit.
     fn suspect(&mut self, misfit: Option<Misfit>, differ: impl FnOnce(&mut Self)) {
         let first = self.result.first_mismatch.is_none();
         differ(self);
@@ -519,7 +522,7 @@ impl Verifier<'_> {
     fn compare_layout(&mut self, trace: &Trace) {
         let ours = self.engine.layout();
         let events = trace.events.len();
-        // What free blocks were once asked for is not known of those that were there before.
+        // Of free blocks that existed before the recording the requested size is unknown.
         let late = self.late;
         let same = |(a, b): &(&SegmentLayout, &SegmentLayout)| match late {
             false => a == b,
@@ -546,8 +549,8 @@ fn asked_by(event: &TraceEvent) -> Request {
     Request::new(event.size_bytes, event.stream)
 }
 
-/// Whether the releases at the head of `rest` are all idle segments, although the collector would release
-/// others or fewer.
+/// Returns whether the releases at the head of `rest` cover all free segments, although the collector
+/// would release others or fewer.
 fn is_beyond(rest: &[TraceEvent], collection: &Collection) -> bool {
     let releases = rest.iter().take_while(|event| event.action == Action::SegmentFree);
     let addresses: Vec<u64> = releases.map(|event| event.address).collect();
@@ -558,7 +561,7 @@ fn is_beyond(rest: &[TraceEvent], collection: &Collection) -> bool {
     addresses.len() == collection.idle_segments && !is_own
 }
 
-/// The layout without what free blocks were asked for when they lived.
+/// Returns the layout without the requested sizes of free blocks.
 fn without_old_requests(segment: &SegmentLayout) -> SegmentLayout {
     let mut plain = segment.clone();
     for block in plain.blocks.iter_mut().filter(|b| b.state == BlockStateName::Inactive) {
@@ -567,8 +570,8 @@ fn without_old_requests(segment: &SegmentLayout) -> SegmentLayout {
     plain
 }
 
-/// What the first difference between segment events says about the limit. `failed`: the request did, in
-/// the end.
+/// Returns the direction in which the limit is wrong, from the first difference between segment events.
+/// `failed`: the request failed in the end.
 fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfit> {
     let releases = |action: Action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
     let key = |at: usize| {
@@ -580,7 +583,7 @@ fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfi
     match (ours, theirs) {
         (Some(true), Some(false) | None) => Some(Misfit::TooLow),
         (Some(false) | None, Some(true)) | (Some(false), None) => Some(Misfit::TooHigh),
-        // Either it could not grow, or it still had what the recorded allocator had released.
+        // Either it could not grow, or it still held what the recorded allocator had released.
         (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
         _ => None,
     }

@@ -1,8 +1,8 @@
-//! What a recording asked of its allocator, free of what its allocator decided.
+//! The requests of a recording, without the decisions of its allocator.
 //!
-//! Events become operations: allocate, free, free while other streams still use the block, the
-//! moment those have finished, and explicit calls of `empty_cache`, which leave no event of their
-//! own and are inferred. Blocks that lived before the recording began are allocated first.
+//! Events become operations: allocations, frees, frees while other streams still use the block, the
+//! completion of those streams' work, and explicit calls of `empty_cache`. Such calls leave no event of
+//! their own and are inferred. Blocks from before the recording are allocated first.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,50 +15,50 @@ use crate::ids::{PoolId, StreamId};
 /// One operation. Blocks are numbered by `id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Take a block.
+    /// Allocates a block.
     Allocate {
         /// Its number.
         id: u32,
-        /// How many bytes.
+        /// Size in bytes.
         bytes: u64,
-        /// On which stream.
+        /// The stream.
         stream: StreamId,
-        /// From which pool.
+        /// The pool.
         pool: PoolId,
     },
-    /// A request that failed when it was recorded, after rounding.
+    /// A request that failed when it was recorded; its size is rounded.
     AllocateInVain {
-        /// Its number, should it succeed now; it is given back at once.
+        /// Its number, if it succeeds now; the block is freed at once.
         id: u32,
-        /// How many bytes.
+        /// Size in bytes.
         bytes: u64,
-        /// On which stream.
+        /// The stream.
         stream: StreamId,
     },
-    /// Give a block back.
+    /// Frees a block.
     Free {
         /// Its number.
         id: u32,
     },
-    /// Give a block back that work on another stream still uses.
+    /// Frees a block that work on another stream still uses.
     FreeInUse {
         /// Its number.
         id: u32,
-        /// The stream that uses it. Recordings do not name it; each lane is one that finishes its
-        /// work in order.
+        /// The stream that uses it. Recordings do not name it; each lane is one that finishes its work
+        /// in order.
         lane: StreamId,
     },
-    /// The other stream's work on a block has finished.
+    /// Finishes the other stream's work on a block.
     Finished {
         /// The block's number.
         id: u32,
     },
-    /// An explicit call of `empty_cache`.
+    /// Calls `empty_cache` explicitly.
     EmptyCache,
 }
 
 impl Op {
-    /// The stream of a request, or the one that a free waits for.
+    /// Returns the stream of a request, or the one that a free waits for.
     fn stream(&mut self) -> Option<&mut StreamId> {
         match self {
             Self::Allocate { stream, .. } | Self::AllocateInVain { stream, .. } => Some(stream),
@@ -68,12 +68,12 @@ impl Op {
     }
 }
 
-/// Everything a recording asked for, in order.
+/// All requests of a recording, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
     /// The operations.
     pub ops: Vec<Op>,
-    /// How many blocks there are: every `id` is below.
+    /// Number of blocks; every `id` is below it.
     pub blocks: u32,
     /// How many of them lived before the recording began.
     pub seeded: u32,
@@ -83,14 +83,14 @@ pub struct Workload {
     pub pools: Vec<PoolId>,
 }
 
-/// One operation of the recorded allocator and the events it made: the lock is held across an
+/// One operation of the recorded allocator and its events. The allocator holds its lock throughout an
 /// operation, so groups never interleave.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Group<'a> {
     /// A free; the block became free at once or later.
     Free { requested: &'a TraceEvent, at_once: bool },
-    /// Completions, segment events, and the request that they belong to. Without a request they
-    /// belong to an explicit `empty_cache`.
+    /// Completions, segment events, and the request that caused them. Without a request an explicit
+    /// `empty_cache` caused them.
     Request {
         /// Completions and segment events.
         events: &'a [TraceEvent],
@@ -100,12 +100,12 @@ pub(super) enum Group<'a> {
     },
 }
 
-/// Whether the block of a free is free at once.
+/// Returns whether the block becomes free at once.
 fn is_at_once(free: &TraceEvent, next: Option<&TraceEvent>) -> bool {
     next.is_some_and(|e| e.action == Action::FreeCompleted && e.address == free.address)
 }
 
-/// Cuts the events into groups.
+/// Splits the events into groups.
 pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
     let mut rest = events;
     std::iter::from_fn(move || {
@@ -127,15 +127,15 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
     })
 }
 
-/// The most lanes a recording is given.
+/// The most lanes of a recording.
 const LANES_MAX: usize = 4096;
-/// The lane of blocks that were freed before the recording began and became free in it.
+/// The lane of blocks that were freed before the recording began and became free during it.
 pub(super) const LANE_BEFORE: StreamId = StreamId(u64::MAX - LANES_MAX as u64);
 
-/// Lanes that finish in order: as few streams as can explain when each block became free.
+/// Lanes that finish in order: the fewest streams that can explain when each block became free.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    /// For each deferred free, by the index of its event: its lane.
+    /// The lane of each deferred free, by the index of its event.
     lane_of: HashMap<usize, StreamId>,
 }
 
@@ -160,8 +160,8 @@ impl Lanes {
         let mut ends: Vec<usize> = Vec::new();
         let mut lane_of = HashMap::new();
         for (start, end) in spans {
-            // Ends fall from lane to lane. A recording that would need more lanes than any program
-            // has streams shares the last one.
+            // `ends` decreases from lane to lane. A recording that needs more lanes than any program has
+            // streams shares the last one.
             let lane = ends.partition_point(|&last| last > end).min(LANES_MAX - 1);
             if lane == ends.len() {
                 ends.push(end);
@@ -173,19 +173,18 @@ impl Lanes {
         Self { lane_of }
     }
 
-    /// The lane of the deferred free whose event is number `at`.
+    /// Returns the lane of the deferred free whose event is number `at`.
     pub(super) fn lane(&self, at: usize) -> StreamId {
         self.lane_of.get(&at).copied().unwrap_or(StreamId(u64::MAX))
     }
 }
 
 impl Workload {
-    /// The operations of a recording.
+    /// Returns the operations of a recording.
     ///
-    /// Explicit calls of `empty_cache` are taken from labels where there are any, and otherwise
-    /// from segments that were released although the request that follows needed none:
-    /// `verify` infers them more sharply, with the recorded allocator's state at hand.
-    /// `total_bytes` is what the recorded device had.
+    /// Explicit calls of `empty_cache` come from labels if there are any. Otherwise a release counts as
+    /// one if the following request neither grew nor failed; `verify` infers them more precisely from
+    /// the engine's state. `total_bytes` is the memory of the recorded device.
     #[must_use]
     pub fn of(trace: &Trace, total_bytes: u64) -> Self {
         let mut builder = Builder::new(trace, &Start::of(trace), total_bytes);
@@ -215,7 +214,7 @@ impl Workload {
         builder.workload
     }
 
-    /// The streams that requests name and that frees wait for, each once.
+    /// Returns the streams that requests name and that frees wait for, each once.
     #[must_use]
     pub fn streams(&self) -> Vec<StreamId> {
         let mut streams: Vec<_> =
@@ -225,13 +224,13 @@ impl Workload {
         streams
     }
 
-    /// Gives every stream another name: for devices that follow the handles of streams.
+    /// Renames every stream, for devices on which the handles of streams have a meaning.
     pub fn rename_streams(&mut self, rename: impl Fn(StreamId) -> StreamId) {
         self.ops.iter_mut().filter_map(Op::stream).for_each(|stream| *stream = rename(*stream));
     }
 }
 
-/// Whether the releases at the head of a group are no request's own.
+/// Returns whether the releases at the head of a group belong to no request.
 fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
     let releases = |e: &TraceEvent| matches!(e.action, Action::SegmentFree | Action::SegmentUnmap);
     if !segments.first().is_some_and(releases) {
@@ -243,13 +242,13 @@ fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
     segments[0].empty_cache || !(grew || failed)
 }
 
-/// Collects operations and gives blocks their numbers.
+/// Collects operations and numbers the blocks.
 #[derive(Debug)]
 pub(super) struct Builder {
     pub(super) workload: Workload,
     pub(super) lanes: Lanes,
     pub(super) routing: PoolRouting,
-    /// What `workload.pools` holds.
+    /// The contents of `workload.pools`.
     known_pools: HashSet<PoolId>,
     live: HashMap<u64, u32>,
     draining: HashMap<u64, u32>,
@@ -269,8 +268,8 @@ impl Builder {
         builder
     }
 
-    /// Blocks that lived before the first event: each is allocated, and those that were waiting for other
-    /// streams already are freed, in the order in which they became free.
+    /// Adds the blocks from before the first event: allocates each, then frees those that already waited
+    /// for other streams, in the order in which they became free.
     fn seed(&mut self, trace: &Trace, start: &Start) {
         let mut draining = HashMap::new();
         for block in &start.blocks {
@@ -313,7 +312,7 @@ impl Builder {
         id
     }
 
-    /// Takes note of segment events, the first of which is event number `at`.
+    /// Applies segment events, the first of which is event number `at`.
     pub(super) fn segments(&mut self, at: usize, events: &[TraceEvent]) {
         for (at, event) in (at..).zip(events) {
             self.routing.see(at, event);
@@ -356,8 +355,8 @@ impl Builder {
         self.workload.empty_caches += 1;
     }
 
-    /// The frees of blocks that were waiting for other streams when the recording began: numbers of
-    /// blocks, as the start has them.
+    /// Returns the blocks that were waiting for other streams when the recording began, by their number
+    /// in the start.
     pub(super) fn freed_before(&self) -> Vec<u32> {
         let behind = self.workload.ops.iter().skip(self.workload.seeded as usize);
         let freed = behind.map_while(|op| match op {

@@ -1,21 +1,22 @@
-//! What a reader may hold, in proportion to the bytes decoded so far.
+//! Limits the memory of a reader in proportion to the bytes decoded so far.
 //!
-//! All together may hold [`MEMORY_FACTOR`] times the decoded bytes. A decompressor's window is at
-//! most twice the output, three times while it grows; the heap of values gets the other half.
+//! Together, all parts of a reader may hold [`MEMORY_FACTOR`] times the decoded bytes. A decompressor's
+//! window takes at most twice the output, three times while it grows; the heap of values gets the other
+//! half.
 
 use super::MEMORY_FACTOR;
 
-/// Bytes that may be held however small the file is.
+/// Bytes that may be held even for the smallest file.
 const FREE_BYTES: u64 = 256 * 1024;
-/// The share of the heap while a decompressor is at work beside it.
+/// The share of the heap while a decompressor is in use.
 const HEAP_FACTOR: u64 = MEMORY_FACTOR / 2;
 
-/// More would be held than the decoded bytes allow.
+/// The reader would hold more than the decoded bytes allow.
 #[derive(Debug, thiserror::Error)]
 #[error("needs more than {MEMORY_FACTOR} times the decoded bytes of memory")]
 pub(super) struct OverBudget;
 
-/// Counts bytes held.
+/// Counts the bytes held and refuses more than allowed.
 #[derive(Debug)]
 pub(super) struct Budget {
     held_bytes: u64,
@@ -27,17 +28,17 @@ impl Budget {
         Self { held_bytes: 0, allowed_bytes: FREE_BYTES }
     }
 
-    /// Allows what `decoded_bytes` allow the heap.
+    /// Sets the limit while a decompressor is in use.
     pub(super) fn decoded(&mut self, decoded_bytes: u64) {
         self.allowed_bytes = decoded_bytes * HEAP_FACTOR + FREE_BYTES;
     }
 
-    /// Allows what `decoded_bytes` allow when nothing else is held any more.
+    /// Sets the limit after the decompressor has been dropped.
     pub(super) fn decoded_and_dropped(&mut self, decoded_bytes: u64) {
         self.allowed_bytes = decoded_bytes * MEMORY_FACTOR + FREE_BYTES;
     }
 
-    /// Holds `bytes` more.
+    /// Adds `bytes` to the bytes held.
     pub(super) fn charge(&mut self, bytes: u64) -> Result<(), OverBudget> {
         let held = self.held_bytes.saturating_add(bytes);
         if held > self.allowed_bytes {
@@ -47,7 +48,7 @@ impl Budget {
         Ok(())
     }
 
-    /// An empty vector with room for `len` items and no more.
+    /// Returns an empty vector with capacity for exactly `len` items.
     pub(super) fn vec_of<T>(&mut self, len: usize) -> Result<Vec<T>, OverBudget> {
         self.charge((len as u64).saturating_mul(size_of::<T>() as u64))?;
         let mut vec = Vec::new();
@@ -55,7 +56,7 @@ impl Budget {
         Ok(vec)
     }
 
-    /// Room for `extra` more items. While a vector moves, both places are held.
+    /// Makes room for `extra` more items. Both the old and the new memory count while a vector is moved.
     #[inline]
     pub(super) fn room<T>(&mut self, vec: &mut Vec<T>, extra: usize) -> Result<(), OverBudget> {
         if vec.capacity() - vec.len() >= extra {
@@ -69,7 +70,7 @@ impl Budget {
         let size = size_of::<T>() as u64;
         let old = vec.capacity();
         let needed = vec.len().saturating_add(extra).max(64);
-        // By half if that fits, by an eighth near the limit.
+        // Grow by half, or by an eighth near the limit.
         let mut new = needed.max(old + old / 2);
         if self.charge((new as u64).saturating_mul(size)).is_err() {
             new = needed.max(old + old / 8);

@@ -1,7 +1,7 @@
-//! Why a recording could not be read, as data: which file, where in it, what was expected.
+//! Errors of the reader, as data: the file, the position in it, what was expected.
 //!
-//! Inner layers do not know the file's name; they return a [`Failure`], which the entrance turns
-//! into a [`TraceError`].
+//! Inner layers do not have the file's name. They return a [`Failure`], which `read` turns into a
+//! [`TraceError`].
 
 use std::io;
 
@@ -14,7 +14,7 @@ pub enum TraceError {
     Open {
         /// The file.
         file: String,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The bytes could not be read or unpacked.
@@ -22,12 +22,12 @@ pub enum TraceError {
     Read {
         /// The file.
         file: String,
-        /// Bytes decoded before.
+        /// Bytes decoded before the error.
         at: u64,
-        /// Why: the device's answer, or what is wrong in the compressed data.
+        /// The error of the operating system, or of the decompressor.
         source: io::Error,
     },
-    /// The first bytes are those of no format that is read here.
+    /// The first bytes match no known format.
     #[error(
         "{file}: expected a pickle of protocol 2 to 5, JSON or RMM's CSV, plain or in xz, gzip or zstd; \
          {found} (the name does not count)"
@@ -38,7 +38,7 @@ pub enum TraceError {
         /// What the file starts with.
         found: String,
     },
-    /// More bytes than [`Limits`](super::Limits) allow.
+    /// The file holds more bytes than [`Limits`](super::Limits) allow.
     #[error("{file}: holds more than {limit_bytes} decoded bytes, the limit")]
     TooLarge {
         /// The file.
@@ -46,7 +46,7 @@ pub enum TraceError {
         /// The limit.
         limit_bytes: u64,
     },
-    /// The pickle breaks its own rules or does what none should.
+    /// The pickle is malformed, or contains what no snapshot needs.
     #[error("{file}: {problem} (decoded byte {at})")]
     Pickle {
         /// The file.
@@ -56,24 +56,24 @@ pub enum TraceError {
         /// What is wrong.
         problem: PickleProblem,
     },
-    /// Not JSON, cut off, or nested too deeply.
+    /// The file is not JSON, is cut off, or is nested too deeply.
     #[error("{file}: {problem} (decoded byte {at}, in {path})")]
     Json {
         /// The file.
         file: String,
         /// Offset in the decoded bytes.
         at: u64,
-        /// Where in the snapshot, as `device_traces[0][17].size`.
+        /// Position in the snapshot, such as `device_traces[0][17].size`.
         path: String,
         /// What is wrong.
         problem: String,
     },
-    /// Well formed, but not a snapshot.
+    /// The file is well formed, but not a snapshot.
     #[error("{file}: {path}: {mismatch}")]
     Content {
         /// The file.
         file: String,
-        /// Where in the snapshot, as `device_traces[0][17].size`.
+        /// Position in the snapshot, such as `device_traces[0][17].size`.
         path: String,
         /// What was expected there and what was found.
         mismatch: Mismatch,
@@ -84,9 +84,9 @@ pub enum TraceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found {found}")]
 pub struct Mismatch {
-    /// What the format asks for.
+    /// What the format requires.
     pub expected: &'static str,
-    /// What the file says.
+    /// What the file contains.
     pub found: String,
 }
 
@@ -96,26 +96,26 @@ impl Mismatch {
     }
 }
 
-/// What is wrong with a pickle.
+/// The error in a pickle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PickleProblem {
-    /// It would name, build or fetch an object.
+    /// The opcode would name, build or fetch an object.
     #[error("opcode {0} would construct an object and is refused")]
     Constructs(&'static str),
     /// A known opcode that snapshots do not use.
     #[error("opcode {0} is not used in snapshots and is refused")]
     Unsupported(&'static str),
-    /// Not an opcode.
+    /// The byte is no opcode.
     #[error("byte {0:#04x} is not a pickle opcode")]
     NoOpcode(u8),
     /// A protocol other than 2 to 5.
     #[error("pickle protocol {0}, expected 2 to 5")]
     Protocol(u8),
-    /// The file stops before the pickle does.
+    /// The file ends before the pickle does.
     #[error("the pickle is cut off")]
     Ends,
-    /// Bytes follow the end.
+    /// Bytes follow the end of the pickle.
     #[error("bytes follow the end of the pickle")]
     Trailing,
     /// The stack does not hold what the opcode needs.
@@ -123,19 +123,19 @@ pub enum PickleProblem {
     Stack {
         /// The opcode.
         opcode: &'static str,
-        /// What it needs.
+        /// What the opcode needs.
         expected: &'static str,
     },
     /// A length below zero.
     #[error("a negative length")]
     NegativeLength,
-    /// A reference to something that was never remembered.
+    /// A reference to a memo entry that was never stored.
     #[error("memo entry {0} was never stored")]
     Memo(u32),
-    /// Marks without end.
+    /// More open marks than the limit.
     #[error("more than {0} marks are open at once, the limit")]
     Nesting(usize),
-    /// Values without end.
+    /// More values than the limit.
     #[error("more than {0} values, the limit")]
     Values(u64),
     /// Far more small values than a recording has.
@@ -143,7 +143,7 @@ pub enum PickleProblem {
     Memory,
 }
 
-/// A [`TraceError`] that does not know its file yet.
+/// A [`TraceError`] without the file's name.
 #[derive(Debug)]
 pub(super) enum Failure {
     Read { at: u64, source: io::Error },

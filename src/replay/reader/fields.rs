@@ -1,6 +1,6 @@
 //! The fields of a snapshot's entries: events, blocks and segments.
 //!
-//! Older and newer dialects differ in fields that may be absent; each default is named where it is taken.
+//! Older and newer files differ in optional fields; each default is given where the field is read.
 
 use super::error::Mismatch;
 use super::heap::Record;
@@ -11,7 +11,7 @@ use crate::ids::{PoolId, StreamId};
 use crate::replay::{Annotation, TraceEvent};
 use crate::size::PoolKind;
 
-/// A value without structure, or a pair of numbers: all that fields hold.
+/// A value without structure, or a pair of numbers: fields hold nothing else.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Scalar {
     None,
@@ -20,11 +20,11 @@ pub(super) enum Scalar {
     Word(Word),
     Text(String),
     Pair(u64, u64),
-    /// Anything else, in words.
+    /// Any other value, described in words.
     Other(&'static str),
 }
 
-/// How much of a text that is no word a field keeps, and an error repeats.
+/// How many characters of an unknown text a field keeps and an error repeats.
 pub(super) const SHOWN_CHARS: usize = 80;
 
 impl Scalar {
@@ -59,7 +59,7 @@ impl Scalar {
         }
     }
 
-    /// A stream; None is the default one.
+    /// Returns the stream; None means the default stream.
     fn stream(self) -> Result<StreamId, Mismatch> {
         Ok(self.number_or_none()?.map_or(StreamId::DEFAULT, StreamId))
     }
@@ -95,7 +95,7 @@ impl Scalar {
         state.ok_or_else(|| self.mismatch("active_allocated, active_pending_free or inactive"))
     }
 
-    /// The number of a device; the host is -1.
+    /// Returns the number of a device; -1 is the host.
     fn device(self) -> Result<Option<u32>, Mismatch> {
         match self {
             Self::Int(-1) => Ok(None),
@@ -124,10 +124,10 @@ impl Scalar {
 
 /// An entry of a list.
 pub(super) trait Entry: Sized {
-    /// The entry in words.
+    /// A description of the entry for messages.
     const WHAT: &'static str;
 
-    /// Reads an entry. `None` is one without a meaning for memory, which is noted in
+    /// Reads an entry. Returns `None` for entries without a meaning for memory; they are counted in
     /// [`Interpreter::beside`].
     fn read(from: &mut Interpreter<'_>, record: &Record) -> Result<Option<Self>, Stop>;
 }
@@ -138,11 +138,11 @@ pub(super) fn needed<T>(field: Option<T>, expected: &'static str) -> Result<T, M
 
 enum Kind {
     Memory(Action),
-    /// `annotate`: a text that belongs to a block.
+    /// `annotate`: a text attached to a block.
     Annotate,
-    /// `snapshot` and `user_defined`: a remark.
+    /// `snapshot` and `user_defined`: entries that are ignored.
     Remark,
-    /// An action of a newer version.
+    /// An action of a newer version of PyTorch.
     Unknown(String),
 }
 
@@ -158,7 +158,7 @@ impl Entry for TraceEvent {
         let pool = from.field(record, Word::PoolId, Scalar::pool)?;
         let pool = from.field(record, Word::SegmentPoolId, Scalar::pool)?.or(pool).flatten();
         let metadata = from.field(record, Word::UserMetadata, Ok)?;
-        // Nothing that is replayed depends on the time.
+        // The replay does not depend on the time, so a malformed one becomes 0.
         let time_us = from.field(record, Word::TimeUs, |time| Ok(time.number().unwrap_or(0)))?;
         let stack = from.stack(record);
         let action = match needed(action, "the key action")? {
@@ -206,8 +206,8 @@ fn too_far(size_bytes: u64, address: u64) -> Mismatch {
     Mismatch::new("memory that ends below 2^64", format!("{size_bytes} bytes at {address}"))
 }
 
-/// Stands for the address of a block in old files, which do not say it, until the segment's blocks
-/// are laid one after the other. No block starts here.
+/// Stands for the address of a block in old files, which leave it out, until `lay_blocks` computes it.
+/// No block starts here.
 const ADDRESS_ABSENT: u64 = u64::MAX;
 
 impl Entry for BlockLayout {
@@ -220,8 +220,8 @@ impl Entry for BlockLayout {
         let state = from.field(record, Word::State, Scalar::state)?;
         let size_bytes = needed(size, "the key size")?;
         let state = needed(state, "the key state")?;
-        // Files from before requested_size: a live block is as large as was asked, as far as they
-        // tell; a free one was not asked for.
+        // Old files have no requested_size. A live block then counts as requested in full, a free one as
+        // not requested.
         let unsaid = match state {
             BlockStateName::Inactive => 0,
             _ => size_bytes,
@@ -235,7 +235,7 @@ impl Entry for BlockLayout {
     }
 }
 
-/// A segment, and the device that holds it where the file says so.
+/// A segment, and its device if the file names it.
 pub(super) struct ListedSegment {
     pub(super) device: Option<u32>,
     pub(super) layout: SegmentLayout,
@@ -263,7 +263,7 @@ impl Entry for ListedSegment {
                 address,
                 size_bytes,
                 stream: needed(stream, "the key stream")?,
-                // The smallest files leave it out.
+                // Old files leave it out.
                 kind: kind.unwrap_or(PoolKind::of_segment(size_bytes)),
                 pool: pool.unwrap_or(PoolId::DEFAULT),
                 expandable: expandable.unwrap_or(false),
@@ -273,7 +273,7 @@ impl Entry for ListedSegment {
     }
 }
 
-/// Checks that the blocks tile the segment, and says where each of them is if the file does not.
+/// Checks that the blocks tile the segment, and fills in addresses that the file leaves out.
 fn lay_blocks(start: u64, size_bytes: u64, blocks: &mut [BlockLayout]) -> Result<(), Mismatch> {
     start.checked_add(size_bytes).ok_or_else(|| too_far(size_bytes, start))?;
     let mut sum_bytes = 0_u64;

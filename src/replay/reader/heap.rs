@@ -1,9 +1,9 @@
 //! The values of a file: numbers, words and references of eight bytes, and their containers.
 //!
-//! Everything variable lies in one array of bytes: texts, tuples, pieces of lists and the records
-//! of dictionaries, with each value in one to ten bytes (a low group of seven bits first). A
-//! dictionary keeps only [`Word`] keys, the last value of each, in key order. Containers are
-//! numbered; nothing points at memory.
+//! All data of variable length lies in one array of bytes: texts, tuples, pieces of lists and the
+//! records of dictionaries. Each value takes one to ten bytes (the low group of seven bits first). A
+//! dictionary keeps only [`Word`] keys and the last value of each, in key order. Containers are referred
+//! to by number; there are no pointers.
 
 use super::budget::{Budget, OverBudget};
 use super::words::{KEYS, WORD_MAX_BYTES, Word};
@@ -12,19 +12,19 @@ use super::words::{KEYS, WORD_MAX_BYTES, Word};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Value(u64);
 
-/// A value, taken apart.
+/// A value, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum View {
     Constant(Constant),
     Int(u64),
-    /// Below zero; the magnitude.
+    /// A negative number; holds the magnitude.
     Negative(u64),
     Word(Word),
-    /// Where a text lies.
+    /// Offset of a text.
     Text(usize),
     List(usize),
     Dict(usize),
-    /// Where a tuple lies.
+    /// Offset of a tuple.
     Tuple(usize),
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Constant {
     True,
     Float,
     Bytes,
-    /// An integer that no field can hold.
+    /// An integer too large for any field.
     Huge,
 }
 
@@ -52,7 +52,7 @@ const CONSTANTS: [Constant; 6] = [
 const KIND_BITS: u32 = 3;
 const CONSTANT: u64 = 0;
 const INT: u64 = 1;
-/// Low bit of the content: 1 for a number above 61 bits that lies among the bytes.
+/// Low bit of the content: 1 for a number of more than 61 bits, which is stored among the bytes.
 const OTHER_INT: u64 = 2;
 const WORD: u64 = 3;
 const TEXT: u64 = 4;
@@ -86,7 +86,7 @@ impl Value {
         }
     }
 
-    /// Where the content lies, or the number of the container.
+    /// Returns the offset of the content, or the number of the container.
     fn place(self) -> usize {
         // Offsets and numbers of containers are 32 bits wide.
         usize::try_from(self.0 >> KIND_BITS).unwrap_or(usize::MAX)
@@ -97,12 +97,12 @@ impl Value {
     }
 }
 
-/// A list's pieces, or a dictionary's record.
+/// The pieces of a list, or the record of a dictionary.
 #[derive(Clone, Copy, Debug)]
 struct Container {
     head: u32,
     tail: u32,
-    /// Items of a list.
+    /// Number of items of a list.
     len: u32,
 }
 
@@ -116,7 +116,7 @@ pub(super) struct Heap {
     pub(super) decoded_bytes: u64,
 }
 
-/// What a dictionary says under each key that is read.
+/// The values of a dictionary, by key.
 pub(super) type Record = [Option<Value>; KEYS];
 
 impl Heap {
@@ -147,7 +147,7 @@ impl Heap {
         }
     }
 
-    /// The text, or the word that it is.
+    /// Returns the text as a value, or as the word that it spells.
     pub(super) fn text_or_word(&mut self, text: &[u8]) -> Result<Value, OverBudget> {
         let short = Some(text).filter(|text| text.len() <= WORD_MAX_BYTES);
         let short = short.and_then(|text| str::from_utf8(text).ok());
@@ -159,7 +159,7 @@ impl Heap {
         Ok(value)
     }
 
-    /// Starts a text; its bytes follow by [`Self::push_bytes`].
+    /// Starts a text; its bytes follow through [`Self::push_bytes`].
     pub(super) fn start_text(&mut self, len: u64) -> Result<Value, OverBudget> {
         let at = self.here()?;
         self.push_number(len)?;
@@ -196,7 +196,7 @@ impl Heap {
         Ok(Value::of(kind, id.into()))
     }
 
-    /// Adds a piece to a list.
+    /// Appends items to a list, as one piece.
     pub(super) fn append(&mut self, list: Value, items: &[Value]) -> Result<(), OverBudget> {
         if items.is_empty() {
             return Ok(());
@@ -217,8 +217,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Sets the items of a dictionary, keys and values in turn. Keys that are not read are left
-    /// out. The record is written anew, so it never holds more than one value per key.
+    /// Sets the items of a dictionary; `pairs` holds keys and values in turn. Keys that are not read are
+    /// left out. The record is rewritten, so it never holds more than one value per key.
     pub(super) fn set_items(&mut self, dict: Value, pairs: &[Value]) -> Result<(), OverBudget> {
         let mut record = self.record(dict.place());
         let mut changed = false;
@@ -244,7 +244,7 @@ impl Heap {
         Ok(())
     }
 
-    /// What `value` holds, if it is a dictionary.
+    /// Returns the record of `value`, if it is a dictionary.
     pub(super) fn record_of(&self, value: Value) -> Option<Record> {
         match self.view(value) {
             View::Dict(dict) => Some(self.record(dict)),
@@ -252,12 +252,12 @@ impl Heap {
         }
     }
 
-    /// How many lists and dictionaries there are: the number of each is below.
+    /// Returns how many lists and dictionaries there are; their numbers are below it.
     pub(super) fn container_count(&self) -> usize {
         self.containers.len()
     }
 
-    /// What a dictionary holds.
+    /// Returns the record of a dictionary.
     pub(super) fn record(&self, dict: usize) -> Record {
         let mut record = [None; KEYS];
         let head = self.containers[dict].head;
@@ -274,7 +274,7 @@ impl Heap {
         record
     }
 
-    /// The items of a list or tuple, or `None` for any other value.
+    /// Returns the items of a list or tuple, or `None` for any other value.
     pub(super) fn items(&self, of: Value) -> Option<Items<'_>> {
         let none = Items { heap: self, at: 0, in_piece: 0, next: NOWHERE, left: 0 };
         match self.view(of) {
@@ -296,7 +296,7 @@ impl Heap {
         }
     }
 
-    /// The bytes of a text.
+    /// Returns the bytes of a text.
     pub(super) fn text(&self, mut at: usize) -> &[u8] {
         let len = usize::try_from(self.number_at(&mut at)).unwrap_or(usize::MAX);
         let end = at.saturating_add(len).min(self.bytes.len());
@@ -362,7 +362,7 @@ impl Heap {
     }
 }
 
-/// Goes through a list or tuple.
+/// Iterates over a list or tuple.
 #[derive(Debug)]
 pub(super) struct Items<'h> {
     heap: &'h Heap,
@@ -373,7 +373,7 @@ pub(super) struct Items<'h> {
 }
 
 impl Items<'_> {
-    /// Items that are left.
+    /// Returns how many items remain.
     pub(super) fn len(&self) -> usize {
         self.left
     }

@@ -1,14 +1,14 @@
-//! The decoded bytes, one after the other: counted, limited, never held as a whole.
+//! A stream of the decoded bytes: counted, limited, never held as a whole.
 //!
-//! Both parsers read from here, so one place knows the offset for messages and stops a compressed
-//! bomb at [`Limits::decoded_bytes`](super::Limits::decoded_bytes).
+//! Both parsers read from here. So one place knows the offset for messages, and one place stops a
+//! decompression bomb at [`Limits::decoded_bytes`](super::Limits::decoded_bytes).
 
 use std::io::{self, Read};
 
 use super::encoding::OverLimit;
 use super::error::Failure;
 
-/// Small next to any recording, large next to a system call.
+/// Small compared with any recording, large enough to make system calls rare.
 const BUFFER_BYTES: usize = 16 * 1024;
 
 /// Decoded bytes on their way to a parser.
@@ -35,12 +35,12 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// How many decoded bytes were taken.
+    /// Returns how many decoded bytes were consumed.
     pub(super) fn offset(&self) -> u64 {
         self.before + self.start as u64
     }
 
-    /// The unread bytes at hand; empty only at the end.
+    /// Returns the unread bytes of the buffer; empty only at the end of the file.
     pub(super) fn peek(&mut self) -> Result<&[u8], Failure> {
         if self.start == self.end {
             self.refill()?;
@@ -48,13 +48,13 @@ impl<'a> Input<'a> {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// Takes `count` of the bytes that [`Self::peek`] showed.
+    /// Consumes `count` of the bytes that [`Self::peek`] returned.
     pub(super) fn consume(&mut self, count: usize) {
         debug_assert!(count <= self.end - self.start);
         self.start += count;
     }
 
-    /// The next byte, or `None` at the end.
+    /// Returns the next byte, or `None` at the end of the file.
     #[inline]
     pub(super) fn next_byte(&mut self) -> Result<Option<u8>, Failure> {
         if self.start == self.end {
@@ -68,7 +68,7 @@ impl<'a> Input<'a> {
         Ok(Some(byte))
     }
 
-    /// Fills `into`; false when the bytes end before.
+    /// Fills `into`. Returns false if the file ends first.
     pub(super) fn fill(&mut self, into: &mut [u8]) -> Result<bool, Failure> {
         let mut filled = 0;
         while filled < into.len() {
@@ -100,7 +100,7 @@ impl<'a> Input<'a> {
             }
         };
         if self.before + self.end as u64 > self.limit_bytes {
-            // Whoever reads on after the error gets nothing beyond the limit.
+            // A caller that reads on after the error gets no bytes beyond the limit.
             self.end = 0;
             return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
         }

@@ -1,8 +1,8 @@
-//! Reads the snapshot out of the values of a file, whatever its syntax.
+//! Builds the snapshot from the values of a file, whatever its syntax.
 //!
-//! Goes only as deep as a snapshot is, so cycles end as a mismatch. A value that many places share
-//! is read once per place; since each reading is charged to the budget first, a small file cannot
-//! unfold into a large trace.
+//! It descends only as deep as a snapshot is nested, so cycles end as a mismatch. A value that many
+//! places share is read once per place. Each reading is charged to the budget first, so a small file
+//! cannot expand into a large trace.
 
 use std::cmp::Reverse;
 
@@ -19,7 +19,7 @@ use super::words::Word;
 use crate::config::TorchVersion;
 use crate::replay::{MadeHere, StackId, Trace};
 
-/// Reads a snapshot from the values of a file in the syntax `format`.
+/// Builds a snapshot from the values of a file in the syntax `format`.
 pub(super) fn interpret(
     mut heap: Heap,
     format: &Format,
@@ -55,11 +55,11 @@ pub(super) struct Interpreter<'h> {
     path: Path,
     pub(super) budget: Budget,
     stacks: StackReader,
-    /// Of the list that is read.
+    /// Entries without a meaning for memory in the list being read.
     pub(super) beside: Beside,
 }
 
-/// A device's list of trace entries, with remarks among them.
+/// A device's list of trace entries, ignored ones included.
 struct DeviceList {
     number: u32,
     list: Value,
@@ -122,7 +122,7 @@ impl<'h> Interpreter<'h> {
         Ok(())
     }
 
-    /// The configuration string; None is the empty one.
+    /// Returns the configuration string; None means the empty one.
     fn conf(&mut self, conf: Value) -> Result<String, Stop> {
         match self.heap.view(conf) {
             View::Constant(Constant::None) => Ok(String::new()),
@@ -130,7 +130,8 @@ impl<'h> Interpreter<'h> {
             View::Text(at) => {
                 let text = self.heap.text(at);
                 self.budget.charge(text.len() as u64)?;
-                // Replacing what is no text would take three times its place, and more while it grows.
+                // Replacing invalid UTF-8 would take three times its size, and more while the text
+                // grows.
                 let text = str::from_utf8(text);
                 Ok(text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?.to_owned())
             }
@@ -138,7 +139,7 @@ impl<'h> Interpreter<'h> {
         }
     }
 
-    /// Reads the events of the wanted device, or of the one with the most.
+    /// Reads the events of the requested device, or of the device with the most events.
     fn devices(&mut self, devices: Value, parts: &mut Parts) -> Result<(), Stop> {
         if self.heap.view(devices) == View::Constant(Constant::None) {
             return Ok(());
@@ -168,8 +169,8 @@ impl<'h> Interpreter<'h> {
         self.choose(found, parts)
     }
 
-    /// Reads the longest lists until no other could hold more events. Remarks are no events, so the
-    /// longest list need not hold the most.
+    /// Reads the longest lists until no other list could hold more events. A list also contains ignored
+    /// entries, so the longest one need not hold the most events.
     fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
         found.sort_by_key(|device| (Reverse(device.len), device.number));
         parts.other_devices = u32::try_from(found.len().saturating_sub(1)).unwrap_or(u32::MAX);
@@ -193,7 +194,7 @@ impl<'h> Interpreter<'h> {
         Ok(())
     }
 
-    /// The entries of a list.
+    /// Reads the entries of a list.
     pub(super) fn entries<T: Entry>(&mut self, list: Value) -> Result<Vec<T>, Stop> {
         let items = self.items("a list of entries", list)?;
         let mut entries = self.budget.vec_of(items.len())?;
@@ -206,12 +207,12 @@ impl<'h> Interpreter<'h> {
         Ok(entries)
     }
 
-    /// The stack of an entry.
+    /// Returns the stack of an entry.
     pub(super) fn stack(&mut self, record: &Record) -> Option<StackId> {
         self.stacks.read(self.heap, record[Word::Frames as usize]?, &mut self.budget)
     }
 
-    /// What `read` makes of the value under `key`; `None` without the key.
+    /// Applies `read` to the value under `key`. Returns `None` if the key is missing.
     pub(super) fn field<T>(
         &mut self,
         record: &Record,
@@ -221,7 +222,7 @@ impl<'h> Interpreter<'h> {
         self.at(record, key, |me, value| Ok(read(me.scalar(value))?))
     }
 
-    /// What `read` finds in the value under `key`; `None` without the key.
+    /// Applies `read` to the value under `key`. Returns `None` if the key is missing.
     pub(super) fn at<T>(
         &mut self,
         record: &Record,
@@ -249,7 +250,7 @@ impl<'h> Interpreter<'h> {
         Stop::Mismatch(self.scalar(found).mismatch(expected))
     }
 
-    /// A value as a field sees it; texts that are no word are cut to [`SHOWN_CHARS`].
+    /// Returns a value as a field reads it; unknown texts are cut to [`SHOWN_CHARS`].
     fn scalar(&self, value: Value) -> Scalar {
         match self.heap.view(value) {
             View::Constant(Constant::None) => Scalar::None,

@@ -1,6 +1,6 @@
-//! The JSON form of a snapshot, parsed into a [`Heap`] of values as a pickle is.
+//! Parses the JSON form of a snapshot into a [`Heap`] of values, the same as for a pickle.
 //!
-//! Nesting is limited by `serde_json` (128 levels). What lies under a key that is not read is skipped.
+//! `serde_json` limits nesting to 128 levels. Values under keys that are not read are skipped.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,10 +14,11 @@ use super::input::Input;
 use super::path::Path;
 use super::words::Word;
 
-/// The most items of a list that wait before they enter the heap.
+/// How many items of a list are collected before they are moved to the heap.
 const PIECE_ITEMS: usize = 1024;
 
-/// Numbers from here on are beyond 64 bits: 2^63. The parser reads no whole number below as a float.
+/// 2^63: from here on a number does not fit 64 bits. The parser never reads a smaller whole number as a
+/// float.
 const HUGE: f64 = 9_223_372_036_854_775_808.0;
 
 /// Parses a file and returns its values.
@@ -43,7 +44,7 @@ pub(super) fn parse(input: &mut Input<'_>) -> Result<Heap, Failure> {
     Ok(heap)
 }
 
-/// Feeds the parser, which passes on no failure but an `io::Error`.
+/// Feeds the parser. The parser can only pass on an `io::Error`, so the failure is stored here.
 struct Source<'s, 'i> {
     input: &'s mut Input<'i>,
     decoded_bytes: &'s Cell<u64>,
@@ -54,7 +55,7 @@ impl io::Read for Source<'_, '_> {
     #[inline]
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let failed = || io::Error::other("see `failure`");
-        // A parser may read on to close what is open. The first failure is the one that counts.
+        // A parser may read on to close open containers. The first failure counts.
         if self.failure.is_some() {
             return Err(failed());
         }
@@ -76,9 +77,9 @@ impl io::Read for Source<'_, '_> {
 /// Builds the values.
 struct Builder<'b> {
     heap: Heap,
-    /// Items of the containers that are open, without those that are in the heap already.
+    /// Items of open containers that are not in the heap yet.
     stack: Vec<Value>,
-    /// Where the parser is.
+    /// The parser's position.
     path: Path,
     decoded_bytes: &'b Cell<u64>,
 }

@@ -1,11 +1,10 @@
-//! A recording in any encoding, read into a [`Trace`].
+//! Reads a recording in any encoding into a [`Trace`].
 //!
-//! Files come from anybody, so every byte is hostile: nothing is executed, nothing recurses,
-//! nothing is allocated because a header claims it, and memory stays below
-//! [`MEMORY_FACTOR`] times the decoded bytes. Layers, from the file inwards: `encoding` unpacks,
-//! `input` counts and limits, `pickle` and `json` parse the values of a file into a `heap`, and
-//! `interpret` reads the snapshot out of it, the entries as `fields` lists them.
-//! Read next: `heap`, where the memory is decided.
+//! Files come from untrusted sources, so every byte is hostile. Nothing is executed, nothing recurses,
+//! no allocation trusts a size in a header, and memory stays below [`MEMORY_FACTOR`] times the decoded
+//! bytes. Layers, from the file inwards: `encoding` decompresses, `input` counts and limits the bytes,
+//! `pickle` and `json` parse the values of a file into a `heap`, and `interpret` builds the snapshot
+//! from them with the fields that `fields` lists. Read next: `heap`, which decides the memory.
 
 mod budget;
 mod encoding;
@@ -33,21 +32,19 @@ use self::input::Input;
 use super::Trace;
 use crate::size::GIB;
 
-/// A reader holds at most this many times the decoded bytes of a file, and a fixed part below
-/// 1 MiB.
+/// A reader holds at most this many times the decoded bytes of a file, plus a fixed part below 1 MiB.
 pub const MEMORY_FACTOR: u64 = 6;
 
-/// What a reader accepts before it gives up.
+/// Limits of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The largest file, in bytes after decompression: 4 GiB.
     pub decoded_bytes: u64,
-    /// How many marks of a pickle may be open at once: 1,000. For JSON the limit is 128 levels,
-    /// whatever is said here.
+    /// How many marks of a pickle may be open at once: 1,000. For JSON the limit is always 128 levels.
     pub nesting: usize,
     /// How many values a pickle may push: 2^32.
     pub values: u64,
-    /// The device whose events are wanted; without it, the device with the most events.
+    /// The device whose events are read; if `None`, the device with the most events.
     pub device: Option<u32>,
 }
 
@@ -60,15 +57,15 @@ impl Default for Limits {
 /// Reads the recording at `path`: a PyTorch snapshot as pickle (protocol 2 to 5) or JSON, plain or
 /// compressed with xz, gzip or zstd.
 ///
-/// A log of requests in RMM's CSV format is read too; it says nothing of what an allocator decided.
+/// It also reads a log of requests in RMM's CSV format, which contains no decisions of an allocator.
 ///
-/// The first bytes decide what the file is, not its name. A bare list is a snapshot of segments
+/// The format is detected from the first bytes, not from the name. A bare list is a snapshot of segments
 /// only, without events.
 ///
 /// # Errors
 ///
-/// [`TraceError`] when the file cannot be read, is none of these, is damaged, passes a limit, or
-/// does not say what a snapshot must say.
+/// [`TraceError`] when the file cannot be read, has none of these formats, is damaged, exceeds a limit,
+/// or lacks a required field.
 pub fn read(path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
     let name = path.display().to_string();
     match File::open(path) {
@@ -77,14 +74,14 @@ pub fn read(path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
     }
 }
 
-/// Reads a recording from `bytes`; `name` stands in errors.
+/// Reads a recording from `bytes`; errors use `name` for the file.
 ///
-/// `progress` is called now and then with the number of bytes taken from `bytes`, before
-/// decompression, so it can be set against the size of the file.
+/// `progress` is called from time to time with the number of bytes taken from `bytes`. It counts
+/// compressed bytes, so it can be compared with the size of the file.
 ///
 /// # Errors
 ///
-/// As [`read`].
+/// The same as [`read`].
 pub fn read_bytes(
     name: &str,
     bytes: impl Read,
@@ -101,7 +98,7 @@ pub fn read_bytes(
         Format::Rmm => return rmm::parse(input).map_err(in_file),
     };
     let heap = heap.map_err(in_file)?;
-    // The decompressor's window is freed before the trace is made.
+    // Free the decompressor's window before the trace is built.
     drop(input);
     interpret::interpret(heap, &format, limits).map_err(in_file)
 }

@@ -1,6 +1,6 @@
-//! The parts of a snapshot as they were read, put together into a [`Trace`] of one device.
+//! Assembles the parts of a snapshot into a [`Trace`] of one device.
 //!
-//! Segments come before the traces in a file, so which device is meant is known only at the end.
+//! Segments precede the traces in a file, so the device to keep is known only at the end.
 
 use std::collections::BTreeSet;
 
@@ -10,47 +10,47 @@ use crate::config::TorchVersion;
 use crate::history::SegmentLayout;
 use crate::replay::{Annotation, HostMemory, MadeHere, Stacks, Trace, TraceEvent, UnknownEntries};
 
-/// The parts.
+/// The parts that were read.
 #[derive(Default)]
 pub(super) struct Parts {
     pub(super) segments: Vec<ListedSegment>,
     /// The events of the chosen device.
     pub(super) events: Vec<TraceEvent>,
-    /// The chosen device, once one is known.
+    /// The chosen device, once it is known.
     pub(super) device: Option<u32>,
-    /// Other devices that have entries.
+    /// How many other devices have entries.
     pub(super) other_devices: u32,
     pub(super) conf: String,
     pub(super) made_here: Option<MadeHere>,
-    /// The oldest version of PyTorch that writes such snapshots, as far as keys show it.
+    /// The oldest version of PyTorch whose snapshots have these keys.
     pub(super) torch: Option<TorchVersion>,
     pub(super) stacks: Stacks,
-    /// What else the entries of the chosen device contain.
+    /// Entries of the chosen device that are no events.
     pub(super) beside: Beside,
-    /// The host's segments and entries.
+    /// Segments and entries of host memory.
     pub(super) host_segments: Vec<ListedSegment>,
     pub(super) host_events: Vec<TraceEvent>,
 }
 
-/// What a list of entries contains besides events.
+/// Entries of a list that are no events.
 #[derive(Default)]
 pub(super) struct Beside {
-    /// How many events it had so far.
+    /// How many events precede the current entry.
     pub(super) events: u32,
     pub(super) unknown: UnknownEntries,
     pub(super) annotations: Vec<Annotation>,
 }
 
 impl Parts {
-    /// The trace: segments of the device only, by address.
+    /// Returns the trace; it contains the segments of the chosen device only, by address.
     ///
-    /// A recording without events is about the first device that has segments.
+    /// For a recording without events this is the first device that has segments.
     pub(super) fn into_trace(self, limits: &Limits) -> Trace {
         let first = || self.segments.iter().filter_map(|s| s.device).min();
         let device = limits.device.or(self.device).or_else(first).unwrap_or_default();
         let mut other_devices = self.other_devices;
         if self.events.is_empty() && other_devices == 0 {
-            // Without a history the devices are those that hold something.
+            // Without events, a device counts if it has segments.
             let numbers: BTreeSet<u32> = self.segments.iter().filter_map(|s| s.device).collect();
             let others = numbers.into_iter().filter(|number| *number != device).count();
             other_devices = u32::try_from(others).unwrap_or(u32::MAX);

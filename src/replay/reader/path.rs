@@ -1,7 +1,7 @@
-//! Where in the snapshot a reader stands, for messages: `device_traces[0][17].size`.
+//! The reader's position in the snapshot, for messages: `device_traces[0][17].size`.
 //!
-//! A step is pushed before something is read and popped after it was read well, so after a
-//! failure the path still leads there.
+//! A step is pushed before an item is read and popped after it was read without error. So after a
+//! failure the path leads to the item that failed.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ enum Step {
     Index(usize),
 }
 
-/// The steps from the top to where a reader stands.
+/// The steps from the root to the reader's position.
 #[derive(Default)]
 pub(super) struct Path {
     steps: Vec<Step>,

@@ -1,9 +1,9 @@
-//! Logs of requests in RMM's format, as `layers:[log:"PATH"]` and RMM itself write them.
+//! Logs of requests in RMM's format, as written by `layers:[log:"PATH"]` and by RMM itself.
 //!
-//! The first line is `Thread,Time,Action,Pointer,Size,Stream`; actions are `allocate`, `allocate failure`
-//! and `free`. Such a log says what was asked for and nothing of what an allocator decided, so it can be
-//! replayed and not verified. Rows are held as 24 bytes each until the last is read: then the
-//! decompressor is gone and the events, two for a free, take its place.
+//! The first line is `Thread,Time,Action,Pointer,Size,Stream`; actions are `allocate`,
+//! `allocate failure` and `free`. Such a log contains requests and no decisions of an allocator, so it
+//! can be replayed but not verified. Rows are held as 24 bytes each until the last one is read. Then the
+//! decompressor is dropped, and the events (two for a free) replace the rows.
 //!
 //! Source of the format: `rmm::mr::logging_resource_adaptor`.
 
@@ -19,9 +19,9 @@ use crate::size::EIB;
 
 /// The first line of every log.
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
-/// The longest line that is looked at; rows of real logs have 50 bytes.
+/// The longest line that is accepted; rows of real logs have 50 bytes.
 const LINE_MAX_BYTES: usize = 256;
-/// Rows that are held together, so that nothing moves when there are more.
+/// Rows per chunk; rows are stored in chunks, so that growth moves none of them.
 const CHUNK_ROWS: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Row {
         };
         match self.action() {
             Said::Allocate => push(Action::Alloc, address),
-            // For such an event the address is the device's free memory, which the log does not say.
+            // The address of such an event is the device's free memory, which the log does not contain.
             Said::Failure => push(Action::OutOfMemory, 0),
             Said::Free => {
                 push(Action::FreeRequested, address);
@@ -117,7 +117,7 @@ impl Rows {
     }
 }
 
-/// Reads a log to its end. The decompressor is dropped before the events are made.
+/// Reads a log to its end. The decompressor is dropped before the events are built.
 pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
     let mut line = Vec::with_capacity(LINE_MAX_BYTES);
     let mut rows = Rows::default();
@@ -133,7 +133,7 @@ pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
         if !next_line(&mut input, &mut line, number)? {
             break;
         }
-        // A blank line at the end of a file that was put together is no row.
+        // A blank line at the end of a concatenated file is no row.
         if !line.is_empty() {
             let row = text(&line).and_then(row).map_err(at_line(number))?;
             rows.push(row).map_err(at_line(number))?;
@@ -143,7 +143,7 @@ pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
     Ok(Trace { events: rows.into_events(), requests_only: true, ..Trace::default() })
 }
 
-/// The next line without its end; false at the end of the file.
+/// Reads the next line without its end. Returns false at the end of the file.
 fn next_line(input: &mut Input<'_>, line: &mut Vec<u8>, number: u64) -> Result<bool, Failure> {
     line.clear();
     let mut any = false;
@@ -168,7 +168,7 @@ fn text(line: &[u8]) -> Result<&str, Mismatch> {
     std::str::from_utf8(line).map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))
 }
 
-/// What was found is shown quoted and escaped: it may be anything.
+/// Quotes and escapes the found text, which may be arbitrary.
 fn wrong(expected: &'static str, found: &str) -> Mismatch {
     let shown: String = found.chars().take(SHOWN_CHARS).collect();
     Mismatch::new(expected, format!("{shown:?}"))
@@ -197,7 +197,7 @@ fn row(line: &str) -> Result<Row, Mismatch> {
         return Err(wrong("a pointer that is not null", pointer));
     }
     let size_bytes: u64 = size.parse().map_err(|_| wrong("a size in bytes", size))?;
-    // What a program asked for in vain may be anything; what it got has a size.
+    // A request that failed may have any size; a block has at least one byte.
     let legal = match action {
         Said::Allocate => (1..=EIB).contains(&size_bytes),
         Said::Failure | Said::Free => size_bytes <= EIB,
@@ -209,8 +209,8 @@ fn row(line: &str) -> Result<Row, Mismatch> {
     Ok(Row::new(action, address, size_bytes, StreamId(stream)))
 }
 
-/// Hours, minutes, seconds and a fraction: `12:34:56.789`, or with a colon before the fraction, as older
-/// versions write.
+/// Returns whether `time` has hours, minutes, seconds and a fraction: `12:34:56.789`. Older versions
+/// write a colon before the fraction.
 fn is_time(time: &str) -> bool {
     let bytes = time.as_bytes();
     let digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
@@ -221,7 +221,7 @@ fn is_time(time: &str) -> bool {
         && bytes[9..].iter().all(u8::is_ascii_digit)
 }
 
-/// A number with `0x` in front, or a decimal one.
+/// Parses a hexadecimal number with `0x` in front, or a decimal one.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) if hex.bytes().all(|b| b.is_ascii_hexdigit()) => {

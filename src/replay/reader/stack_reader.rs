@@ -1,8 +1,8 @@
-//! Stacks out of the values of a file.
+//! Reads stacks from the values of a file.
 //!
-//! A file may name one list of frames, or one frame, from everywhere, so each is read once and remembered by
-//! the number of its container. A stack that is none, or that has no room, is left out: no recording is
-//! refused for its stacks.
+//! Many entries may refer to one list of frames, or to one frame, so each is read once and cached by the
+//! number of its container. A stack that is malformed, or that exceeds the limit, is left out; no
+//! recording is refused because of its stacks.
 
 use std::borrow::Cow;
 
@@ -11,12 +11,12 @@ use super::heap::{Heap, Value, View};
 use super::words::Word;
 use crate::replay::stacks::{Frame, Room, StackBuilder, StackId, Stacks, TEXT_MAX_BYTES};
 
-/// What stacks may hold for each decoded byte, so that there is room for everything else.
+/// Bytes that stacks may hold for each decoded byte; the rest of the budget is for everything else.
 const STACKS_FACTOR: u64 = 2;
-/// What they may hold however small the file is.
+/// Bytes that stacks may hold even for the smallest file.
 const FREE_BYTES: u64 = 64 * 1024;
 
-/// What was read of a container.
+/// The result of reading a container.
 #[derive(Clone, Copy, Default)]
 enum Seen {
     #[default]
@@ -25,17 +25,17 @@ enum Seen {
     Stack(Option<StackId>),
 }
 
-/// Reads stacks and keeps them.
+/// Reads and stores stacks.
 #[derive(Default)]
 pub(super) struct StackReader {
     builder: StackBuilder,
-    /// By the number of a container; as long as there are containers, once a stack was seen.
+    /// Results by the number of a container. Sized for all containers once a stack was read.
     seen: Vec<Seen>,
     held_bytes: u64,
 }
 
 impl StackReader {
-    /// The stack that `value` lists.
+    /// Returns the stack that `value` lists.
     pub(super) fn read(
         &mut self,
         heap: &Heap,
@@ -85,10 +85,10 @@ impl StackReader {
     }
 }
 
-/// The file, the line and the function of a frame, with texts of its own where they had to be made.
+/// Returns the file, line and function of a frame. Texts are copied only if they are not valid UTF-8.
 fn frame_of(heap: &Heap, dict: usize) -> (Cow<'_, str>, u32, Cow<'_, str>) {
     let record = heap.record(dict);
-    // Of a path its end matters, of a function its beginning.
+    // A long path keeps its end, a long function its beginning.
     let text = |key: Word, cut: fn(&[u8]) -> &[u8]| match record[key as usize] {
         None => Cow::Borrowed(""),
         Some(value) => match heap.view(value) {

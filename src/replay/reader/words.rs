@@ -1,7 +1,8 @@
-//! The words that a snapshot is made of: keys that are read and values that have a meaning.
+//! The words of a snapshot: keys that are read, and values that have a meaning.
 //!
-//! A word takes one byte or two where its text would take twenty; everything under another key is
-//! dropped. Source of the words: PyTorch's `torch.cuda.memory._snapshot`; three are of our own snapshots.
+//! A word takes one byte or two instead of its text of about twenty; values under other keys are
+//! dropped. Source: PyTorch's `torch.cuda.memory._snapshot`; three words occur in this library's
+//! snapshots only.
 
 macro_rules! words {
     ($($word:ident = $text:literal,)*) => {
@@ -14,12 +15,12 @@ macro_rules! words {
             /// All words, in order.
             pub(super) const ALL: &[Self] = &[$(Self::$word,)*];
 
-            /// The word as it is written.
+            /// Returns the text of the word.
             pub(super) const fn text(self) -> &'static str {
                 match self { $(Self::$word => $text,)* }
             }
 
-            /// The word that is written as `text`.
+            /// Returns the word with the given text.
             pub(super) fn from_text(text: &str) -> Option<Self> {
                 match text { $($text => Some(Self::$word),)* _ => None }
             }
@@ -88,12 +89,12 @@ const _: () = assert!(KEYS <= 32, "a set of keys fits 32 bits");
 pub(super) const WORD_MAX_BYTES: usize = 32;
 
 impl Word {
-    /// Whether it is a key that is read.
+    /// Returns whether the word is a key that is read.
     pub(super) const fn is_key(self) -> bool {
         (self as usize) < KEYS
     }
 
-    /// The word at `index` of the list.
+    /// Returns the word at `index` of the list.
     pub(super) fn at(index: u64) -> Option<Self> {
         Self::ALL.get(usize::try_from(index).ok()?).copied()
     }

@@ -1,7 +1,7 @@
-//! Runs a pickle: about forty opcodes, a stack, marks and a memo. Iterative throughout.
+//! Runs a pickle: about forty opcodes, a stack, marks and a memo, without recursion.
 //!
-//! Lengths are believed only as far as bytes arrive, numbers in the memo may be anything, and each
-//! growth asks the budget. An opcode that would construct an object ends the reading.
+//! No length is trusted before its bytes have arrived, memo numbers may be arbitrary, and each growth is
+//! charged to the budget. An opcode that would construct an object is an error.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,10 @@ use crate::replay::reader::heap::{Constant, Heap, Value, View};
 use crate::replay::reader::input::Input;
 use crate::replay::reader::words::WORD_MAX_BYTES;
 
-/// What an entry of the sparse memo takes, with room for the table's load.
+/// Memory of an entry of the sparse memo, including the table's free slots.
 const SPARSE_ENTRY_BYTES: u64 = 64;
 
-/// Runs the pickle and returns its values. Nothing may follow it.
+/// Runs the pickle and returns its values. Trailing bytes are an error.
 pub(in crate::replay::reader) fn parse(
     input: &mut Input<'_>,
     limits: &Limits,
@@ -34,7 +34,7 @@ pub(in crate::replay::reader) fn parse(
     machine.run()?;
     let Machine { mut heap, input, .. } = machine;
     let at = input.offset();
-    // Reading on to the end also verifies the checksum of a compressed file.
+    // Reading to the end also verifies the checksum of a compressed file.
     if !input.peek()?.is_empty() {
         let problem = PickleProblem::Trailing;
         return Err(Failure::Pickle { at, problem });
@@ -48,16 +48,16 @@ struct Machine<'m, 'i> {
     limits: &'m Limits,
     heap: Heap,
     stack: Vec<Value>,
-    /// Heights of the stack when a mark was set.
+    /// Heights of the stack at each open mark.
     marks: Vec<usize>,
-    /// Memo entries 0, 1, 2, ...; picklers number them so.
+    /// Memo entries 0, 1, 2, ..; picklers number them in order.
     dense: Vec<Value>,
-    /// Memo entries beyond the dense ones.
+    /// Memo entries with larger numbers.
     sparse: HashMap<u64, Value>,
     values: u64,
 }
 
-/// What ends an opcode: its own problem, or the input's.
+/// Why an opcode failed: its own problem, or the input's.
 enum Stop {
     Problem(PickleProblem),
     Input(Failure),
@@ -99,7 +99,7 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// One opcode; false after the last.
+    /// Runs one opcode. Returns false after the last one.
     fn step(&mut self) -> Result<bool, Stop> {
         let [opcode] = self.bytes()?;
         match opcode {
@@ -113,7 +113,7 @@ impl Machine<'_, '_> {
                     return Err(PickleProblem::Protocol(protocol).into());
                 }
             }
-            // Frames only help readers that buffer; ours does so itself.
+            // Frames only help readers without a buffer of their own.
             op::FRAME => {
                 self.bytes::<8>()?;
             }
@@ -159,7 +159,7 @@ impl Machine<'_, '_> {
         Ok(true)
     }
 
-    /// The opcodes of containers and the memo.
+    /// Runs the opcodes of containers and the memo.
     fn step_structure(&mut self, opcode: u8) -> Result<bool, Stop> {
         match opcode {
             op::EMPTY_TUPLE => self.push(Value::EMPTY_TUPLE)?,
@@ -223,7 +223,7 @@ impl Machine<'_, '_> {
         Ok(bytes)
     }
 
-    /// A number of `N` bytes, at most 8, the low byte first.
+    /// Reads a little-endian number of `N` bytes, at most 8.
     fn number<const N: usize>(&mut self) -> Result<u64, Stop> {
         let mut wide = [0; 8];
         wide[..N].copy_from_slice(&self.bytes::<N>()?);
@@ -246,11 +246,11 @@ impl Machine<'_, '_> {
         self.push(value)
     }
 
-    /// An integer of `len` bytes in two's complement, the low byte first.
+    /// Reads a little-endian integer of `len` bytes in two's complement.
     fn long(&mut self, len: u64) -> Result<(), Stop> {
         let mut low = [0_u8; 8];
         let mut last = 0;
-        // What lies above the low eight bytes, if it is the same byte throughout.
+        // The bytes above the low eight, if they are all equal.
         let mut above = None;
         let mut is_huge = false;
         for i in 0..len {
@@ -278,7 +278,7 @@ impl Machine<'_, '_> {
         self.push(value)
     }
 
-    /// A text, or bytes, with a length of `N` bytes before it.
+    /// Reads a text, or bytes, preceded by its length in `N` bytes.
     fn text_or_bytes<const N: usize>(&mut self, opcode: u8) -> Result<(), Stop> {
         let len = self.number::<N>()?;
         let is_text = matches!(opcode, op::SHORT_BINUNICODE | op::BINUNICODE | op::BINUNICODE8);
@@ -304,7 +304,7 @@ impl Machine<'_, '_> {
         self.push(value)
     }
 
-    /// Takes `len` bytes as they come, and keeps them if they are a text.
+    /// Reads `len` bytes piece by piece, and keeps them if they are a text.
     fn long_content(&mut self, len: u64, keep: bool) -> Result<(), Stop> {
         let mut left = len;
         while left > 0 {
@@ -336,7 +336,7 @@ impl Machine<'_, '_> {
         self.marks.pop().ok_or_else(|| misses(opcode, "a mark"))
     }
 
-    /// Height of the stack below the last `count` values, which no mark may interrupt.
+    /// Returns the height of the stack below the last `count` values; a mark among them is an error.
     fn below(&self, opcode: &'static str, count: usize) -> Result<usize, Stop> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let height = self.stack.len().checked_sub(count);
@@ -353,7 +353,7 @@ impl Machine<'_, '_> {
         Ok(top)
     }
 
-    /// Pops a value, or a mark if that is on top.
+    /// Pops a value, or a mark if it is on top.
     fn pop_any(&mut self) -> Result<(), Stop> {
         if self.marks.last() == Some(&self.stack.len()) {
             self.marks.pop();
@@ -362,7 +362,8 @@ impl Machine<'_, '_> {
         self.pop("POP").map(|_| ())
     }
 
-    /// Height of the stack below the last `count` values, or below those since the last mark.
+    /// Returns the height of the stack below the last `count` values, or below those since the last
+    /// mark.
     fn from(&mut self, opcode: &'static str, count: Option<usize>) -> Result<usize, Stop> {
         match count {
             Some(count) => self.below(opcode, count),
@@ -389,7 +390,7 @@ impl Machine<'_, '_> {
         self.set_items(opcode, dict, from)
     }
 
-    /// The value just below `from`, above the innermost mark.
+    /// Returns the value just below `from`, above the innermost mark.
     fn under(&self, opcode: &'static str, from: usize) -> Result<Value, Stop> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let at = from.checked_sub(1).filter(|&at| at >= floor);

@@ -1,7 +1,7 @@
-//! The pickle form of a snapshot: a machine that only ever builds data.
+//! Parses the pickle form of a snapshot; only data is ever built.
 //!
-//! `machine` runs the opcodes into a [`Heap`](super::heap::Heap). Shared parts are never copied,
-//! cycles are harmless, and nothing here recurses, not even when it is dropped.
+//! `machine` runs the opcodes and fills a [`Heap`](super::heap::Heap). Shared parts are never copied,
+//! cycles are harmless, and nothing recurses, not even on drop.
 
 mod machine;
 mod opcode;

@@ -1,4 +1,4 @@
-//! The opcodes of pickle: the ones that build data, and the names of the others for messages.
+//! Opcodes of pickle: those that build data, and the names of the others for messages.
 //!
 //! Source: `pickletools` and PEP 3154, PEP 574.
 
@@ -63,7 +63,7 @@ pub(super) const CONSTRUCTING: &[(u8, &str)] = &[
     (0x98, "READONLY_BUFFER"),
 ];
 
-/// Opcodes that only older protocols write, and sets.
+/// Opcodes of older protocols, and those of sets.
 pub(super) const UNSUPPORTED: &[(u8, &str)] = &[
     (b'F', "FLOAT"),
     (b'I', "INT"),
@@ -79,7 +79,7 @@ pub(super) const UNSUPPORTED: &[(u8, &str)] = &[
     (0x91, "FROZENSET"),
 ];
 
-/// The name of an opcode in one of the lists.
+/// Returns the name of an opcode in one of the lists.
 pub(super) fn named(list: &[(u8, &'static str)], opcode: u8) -> Option<&'static str> {
     list.iter().find(|(op, _)| *op == opcode).map(|(_, n)| *n)
 }

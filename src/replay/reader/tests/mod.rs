@@ -1,6 +1,6 @@
-//! What the readers accept: both syntaxes, every compression, old and new dialects.
+//! Files that the readers accept: both syntaxes, every compression, old and new dialects.
 //!
-//! `hostile` has what they refuse; `writer` makes the files.
+//! `hostile` tests the files that they refuse; `writer` creates the files.
 
 mod hostile;
 mod rmm;
@@ -22,7 +22,7 @@ fn read_from(bytes: &[u8]) -> Result<Trace, TraceError> {
     read_bytes("file", bytes, &Limits::default(), None)
 }
 
-/// What both syntaxes say about the same content.
+/// Reads the same content in both syntaxes and checks that the results are equal.
 fn read_both(node: &Node) -> Result<Trace, String> {
     let from_pickle = read_from(&node.pickle()).map_err(|e| e.to_string());
     let from_json = read_from(&node.json()).map_err(|e| e.to_string());
@@ -99,7 +99,7 @@ fn what_is_no_stack_is_passed_over() {
     assert!(trace.events.iter().all(|event| event.stack.is_none()));
     assert!(trace.stacks.is_empty());
 
-    // A function may be called like a word of the format, or have no name; what is around it stays.
+    // A function may be named like a word of the format, or have no name; the other frames are kept.
     let named = [list([int(1), frame(text("size"))]), list([frame(int(7))])];
     let trace = read_both(&events(named.map(event).into())).unwrap();
     let functions = trace.events.iter().map(|event| {
@@ -137,7 +137,7 @@ fn every_compression_is_recognised_by_its_content_and_no_cut_is_read() {
     ] {
         assert_eq!(read_from(&packed).unwrap(), expected);
         for cut in 0..packed.len() {
-            // A file of several members may be cut between them; the pickle is cut then.
+            // A file of several members may be cut between them; then the pickle is cut off.
             assert!(read_from(&packed[..cut]).is_err(), "cut at {cut}");
         }
     }
@@ -187,7 +187,7 @@ fn remarks_are_no_events_when_a_device_is_chosen() {
     let with = |traces| dict([("segments", list([])), ("device_traces", Node::List(traces))]);
     let trace = read_both(&with(traces.to_vec())).unwrap();
     assert_eq!((trace.device, trace.events.len()), (1, 2));
-    // Of equals the first, also when it is the shorter list.
+    // Of equal ones the first wins, even if its list is shorter.
     let equal = [list([event()]), list([remark(), event()])];
     assert_eq!(read_both(&with(equal.to_vec())).unwrap().device, 0);
     let none = [list([remark()]), list([])];
@@ -261,7 +261,7 @@ fn numbers_keep_all_64_bits() {
 
 #[test]
 fn shared_and_late_filled_containers_are_read_as_python_would() {
-    // The list of events is remembered, put in its place, and filled in two parts afterwards;
+    // The list of events is stored in the memo, put in its place, and filled in two parts afterwards;
     // its one dictionary is changed after it was appended.
     let mut bytes =
         b"\x80\x02}q\x00(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces".to_vec();

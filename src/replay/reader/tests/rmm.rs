@@ -1,4 +1,4 @@
-//! Logs in RMM's format: read as requests, refused with the line.
+//! Logs in RMM's format: parsed as requests; errors name the line.
 
 use std::io::Write;
 

@@ -1,8 +1,8 @@
-//! An xz stream that stores its bytes: the reader's crate is built without its compressor.
+//! Writes an xz stream without compression: the reader's crate is built without its compressor.
 //!
 //! Source: "The .xz File Format", 1.2.1.
 
-/// `bytes` as one stream of one block. At most 64 KiB.
+/// Returns `bytes` as one stream of one block. At most 64 KiB.
 pub(super) fn xz(bytes: &[u8]) -> Vec<u8> {
     const FLAGS: [u8; 2] = [0, 1];
     let mut out = b"\xfd7zXZ\0".to_vec();
@@ -13,7 +13,7 @@ pub(super) fn xz(bytes: &[u8]) -> Vec<u8> {
     let header = [2, 0, 0x21, 1, 0, 0, 0, 0];
     let mut block = header.to_vec();
     block.extend(crc(&header));
-    // One chunk that resets the window and is not compressed, then the end.
+    // One uncompressed chunk that resets the window, then the end.
     block.push(1);
     block.extend(u16::try_from(bytes.len() - 1).unwrap().to_be_bytes());
     block.extend(bytes);

@@ -1,4 +1,4 @@
-//! Makes snapshots, as pickle and as JSON.
+//! Writes snapshots as pickle and as JSON.
 
 /// A value of either syntax.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub(super) fn dict(pairs: impl IntoIterator<Item = (&'static str, Node)>) -> Nod
     Node::Dict(pairs.into_iter().collect())
 }
 
-/// A trace entry on the default stream.
+/// Returns a trace entry on the default stream.
 pub(super) fn entry(
     action: &'static str,
     fields: impl IntoIterator<Item = (&'static str, Node)>,
@@ -46,7 +46,7 @@ pub(super) fn entry(
     dict(pairs)
 }
 
-/// Where a trace entry's block is.
+/// Returns the address and size of a trace entry's block.
 pub(super) fn at(address: i128, size: i128) -> [(&'static str, Node); 2] {
     [("addr", int(address)), ("size", int(size))]
 }
@@ -55,7 +55,7 @@ pub(super) fn block(address: i128, size: i128, state: &'static str) -> Node {
     dict([("address", int(address)), ("size", int(size)), ("state", text(state))])
 }
 
-/// A segment on the default stream.
+/// Returns a segment on the default stream.
 pub(super) fn segment(device: i128, address: i128, size: i128, blocks: Vec<Node>) -> Node {
     dict([
         ("device", int(device)),
@@ -74,7 +74,7 @@ fn frame() -> Node {
     ])
 }
 
-/// A small snapshot with everything that is read and much that is not.
+/// Returns a small snapshot with every field that is read, and many that are not.
 pub(super) fn snapshot() -> Node {
     const MIB: i128 = 1 << 20;
     const BASE: i128 = 0x7f00_0000_0000;
@@ -146,7 +146,7 @@ pub(super) fn snapshot() -> Node {
 }
 
 impl Node {
-    /// Protocol 4, every container and text remembered.
+    /// Returns a pickle of protocol 4, with every container and text stored in the memo.
     pub(super) fn pickle(&self) -> Vec<u8> {
         let mut out = b"\x80\x04\x95\0\0\0\0\0\0\0\0".to_vec();
         self.write_pickle(&mut out);
@@ -185,7 +185,7 @@ impl Node {
         }
     }
 
-    /// As `json.dump` writes it; tuples become lists.
+    /// Returns the text that `json.dump` writes; tuples become lists.
     pub(super) fn json(&self) -> Vec<u8> {
         let mut out = String::new();
         self.write_json(&mut out);
@@ -227,7 +227,7 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
     out.push(0x94);
 }
 
-/// The shortest opcode that holds the number, as Python chooses.
+/// Writes the shortest opcode that holds the number, as Python does.
 fn write_int(number: i128, out: &mut Vec<u8>) {
     if let Ok(byte) = u8::try_from(number) {
         out.extend([b'K', byte]);
