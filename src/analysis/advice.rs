@@ -1,8 +1,8 @@
-//! Which setting makes a recording need less memory.
+//! Searches for settings under which a recording needs less memory.
 //!
-//! A search over the settings that a replay can try: each alone first, numeric ones in coarse steps, then
-//! the best ones together. A setting whose replay fails where three others suffice needs more than those, so
-//! one replay passes it over; only the others are searched. Everything that is said was replayed.
+//! Each setting is tried alone first, numeric ones in coarse steps; then the best ones are combined. A
+//! setting whose single replay fails on a device that suffices for three others is dropped; only the
+//! rest are searched in full. Every reported figure comes from a replay.
 
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ use super::trial::{Room, fits, measure};
 use crate::config::{Compat, Config, KeyTable, TorchVersion};
 use crate::replay::ReplayError;
 
-/// How long and how thoroughly [`Advice::search`] looks.
+/// Limits of [`Advice::search`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdviceOptions {
-    /// No setting is looked at any more after this time; what has begun is finished.
+    /// No search starts after this time; searches that have begun are finished.
     pub time: Duration,
     /// Whether only the settings that help most often are tried.
     pub quick: bool,
@@ -34,65 +34,66 @@ impl Default for AdviceOptions {
     }
 }
 
-/// A setting and what a recording needs under it.
+/// A setting and the need of a recording under it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tried {
     /// The configuration string; empty for the default one.
     pub conf: String,
-    /// What it needs.
+    /// The need under the setting.
     pub need: Need,
-    /// Whether the recording runs under its limit with it; `None` if there is no limit.
+    /// Whether the recording runs under its limit with the setting; `None` if there is no limit.
     pub runs_under_limit: Option<bool>,
 }
 
 impl Tried {
-    /// A setting and its need, without a limit.
+    /// Creates an entry without a limit.
     #[must_use]
     pub fn new(conf: String, need: Need) -> Self {
         Self { conf, need, runs_under_limit: None }
     }
 
-    /// What to give PyTorch's own allocator, where the replay was to its letter.
+    /// Returns the string for PyTorch's own allocator, if the replay followed PyTorch exactly.
     #[must_use]
     pub(crate) fn for_pytorch(&self) -> Option<&str> {
         let conf = self.conf.strip_suffix(PYTORCH)?;
         Some(conf.strip_suffix(',').unwrap_or(conf))
     }
 
-    /// Smaller needs first, then strings with fewer keys, then what costs less time.
+    /// Orders settings: smaller needs first, then fewer keys, then less device time.
     fn rank(&self) -> (u64, usize, u64) {
         let needs_bytes = self.need.needs_bytes.unwrap_or(u64::MAX);
         (needs_bytes, self.keys(), self.device_ns())
     }
 
-    /// How many keys the string sets.
+    /// Returns the number of keys in the string.
     pub(super) fn keys(&self) -> usize {
         let conf = self.for_pytorch().unwrap_or(&self.conf);
         conf.split(',').filter(|part| !part.is_empty()).count()
     }
 
-    /// What the device's calls take on the smallest device, in nanoseconds.
+    /// Returns the time of the device calls on the smallest device, in nanoseconds.
     pub(super) fn device_ns(&self) -> u64 {
         self.need.cost.map_or(u64::MAX, |cost| cost.device_ns)
     }
 
-    /// Whether some device suffices, and the limit if there is one.
+    /// Returns whether some device suffices, and also the limit if there is one.
     pub(super) fn runs(&self) -> bool {
         self.need.needs_bytes.is_some() && self.runs_under_limit != Some(false)
     }
 }
 
-/// What a recording needs under the settings that need least.
+/// The needs of a recording under the settings that were searched.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// The recorded configuration in PyTorch's own allocator, or its default one where the recorded one
-    /// cannot be repeated.
+    /// The recorded configuration in PyTorch's own allocator, or the default one if the recorded one
+    /// cannot be replayed.
     pub recorded: Tried,
-    /// What was searched, the best first. Settings that only a model of a driver can try are not here.
+    /// The searched settings, best first. Settings that only a model of the driver can replay are not
+    /// included.
     pub tried: Vec<Tried>,
-    /// What a model of the driver's own pools needs, for comparison.
+    /// The need with a model of the driver's own pools, for comparison.
     pub modelled: Option<Tried>,
-    /// How many settings were passed over, because three others need less.
+    /// How many settings were dropped because three others need less.
     pub passed_over: usize,
     /// Whether time ran out before all settings were tried.
     pub is_cut_short: bool,
@@ -100,10 +101,10 @@ pub struct Advice {
     pub torch: ForTorch,
 }
 
-/// Stands at the end of a string that is replayed to PyTorch's letter.
+/// The end of a configuration string that is replayed exactly as PyTorch allocates.
 const PYTORCH: &str = "compat:pytorch";
 
-/// Settings that help most often.
+/// The settings that help most often.
 pub(super) const QUICK: [&str; 5] = [
     "",
     "expandable_segments:True",
@@ -112,7 +113,7 @@ pub(super) const QUICK: [&str; 5] = [
     "max_split_size_mb:256",
 ];
 
-/// Settings that are tried alone besides.
+/// Further settings that are tried alone.
 pub(super) const ALONE: [&str; 14] = [
     "max_split_size_mb:20",
     "max_split_size_mb:21",
@@ -130,7 +131,7 @@ pub(super) const ALONE: [&str; 14] = [
     "garbage_collection_threshold:0.8,per_process_memory_fraction:0.999",
 ];
 
-/// Settings that are added to the best ones of the others.
+/// Settings that are combined with the best of the others.
 const TOGETHER: [&str; 7] = [
     "large_segment_size_mb:12",
     "large_segment_size_mb:16",
@@ -141,22 +142,23 @@ const TOGETHER: [&str; 7] = [
     "expandable_segments:True",
 ];
 
-/// Tried on a model of the driver only.
+/// Replayed on a model of the driver only.
 const MODELLED: &str = "backend:cudaMallocAsync";
 
-/// How many of the best settings are printed at most, in a report.
+/// How many of the best settings a report prints at most.
 const PRINTED: usize = 7;
 
-/// How many settings of each allocator are searched to the end at least.
+/// How many settings of each allocator are searched in full at least.
 const KEPT: usize = 3;
 
 impl Advice {
-    /// Looks for settings under which `recording` needs least. Takes some hundred to some thousand replays on
-    /// all processors; `progress` is called with the settings done and those known so far.
+    /// Searches for the settings under which `recording` needs least. Takes some hundred to some
+    /// thousand replays on all processors; `progress` is called with the number of settings done and
+    /// known so far.
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when a replay fails in a way that is not about memory.
+    /// [`ReplayError`] when a replay fails for a reason other than memory.
     pub fn search(
         recording: &Recording,
         options: &AdviceOptions,
@@ -196,14 +198,14 @@ impl Advice {
         Ok(advice)
     }
 
-    /// The setting that needs least, whichever allocator it is for; none where nothing suffices.
+    /// Returns the setting that needs least, for any allocator; `None` if no device suffices for any.
     #[must_use]
     pub fn best(&self) -> Option<&Tried> {
         self.tried.first().filter(|tried| tried.need.needs_bytes.is_some())
     }
 
-    /// Whether PyTorch's own allocator accepts the setting: in the version that was set, or else in the one
-    /// that made the recording.
+    /// Returns whether PyTorch's own allocator accepts the setting: in the version that the caller set,
+    /// otherwise in the version that made the recording.
     pub(super) fn is_for_pytorch(&self, tried: &Tried) -> bool {
         let accepts = |version| parsed(&tried.conf).is_accepted_by(version);
         match self.torch {
@@ -213,8 +215,8 @@ impl Advice {
         }
     }
 
-    /// Tries other addresses for the recorded setting, the best ones and those that are named, and ranks
-    /// them again until each of these was tried so.
+    /// Replays the recorded setting, the best ones and those that sentences name with other addresses,
+    /// and ranks them again. Repeats until each of these was replayed so.
     fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
         loop {
             let recorded = self.tried.iter().position(|tried| tried.conf == self.recorded.conf);
@@ -230,7 +232,7 @@ impl Advice {
         }
     }
 
-    /// The settings that sentences name, whether they are worth it or not.
+    /// Returns the settings that sentences name, whether they are worth their cost or not.
     fn named(&self, recording: &Recording) -> Vec<String> {
         let mut named: Vec<String> =
             self.worth_setting(recording).into_iter().map(|tried| tried.conf.clone()).collect();
@@ -240,7 +242,7 @@ impl Advice {
         named
     }
 
-    /// Tries other addresses for one setting and ranks it again.
+    /// Replays one setting with other addresses and ranks it again.
     fn settle(&mut self, recording: &Recording, at: usize) -> Result<(), ReplayError> {
         let mut tried = self.tried.remove(at);
         let config = self.config_of(recording, &tried);
@@ -252,7 +254,7 @@ impl Advice {
         Ok(())
     }
 
-    /// The configuration of a setting that was tried.
+    /// Returns the configuration of a searched setting.
     pub(crate) fn config_of(&self, recording: &Recording, tried: &Tried) -> Config {
         match tried.conf == self.recorded.conf {
             true => recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch),
@@ -279,13 +281,14 @@ impl Advice {
         Ok(())
     }
 
-    /// The cheapest setting under which the recording needs at most `bytes`: the recorded one if it suffices,
-    /// otherwise, PyTorch's own allocator first, the one whose device calls take least time on a device of
-    /// that size. Takes a replay for each setting that suffices.
+    /// Returns the cheapest setting under which the recording needs at most `bytes`. The recorded one
+    /// wins if it suffices. Otherwise settings for PyTorch's own allocator come first, then those whose
+    /// device calls take least time on a device of that size. Takes one replay for each setting that
+    /// suffices.
     ///
     /// # Errors
     ///
-    /// As [`search`](Self::search).
+    /// The same as [`search`](Self::search).
     pub(crate) fn cheapest_within(
         &mut self,
         recording: &Recording,
@@ -322,12 +325,12 @@ impl Advice {
     }
 }
 
-/// A configuration of this file, or the default one for a string that says nothing.
+/// Parses a configuration string of this file; an empty one gives the default configuration.
 fn parsed(conf: &str) -> Config {
     Config::parse(conf, &KeyTable::default()).unwrap_or_default()
 }
 
-/// Inserts a setting into those that were tried, the best first.
+/// Inserts a setting into the searched ones, best first.
 fn insert(all: &mut Vec<Tried>, tried: Tried) {
     let at = all.partition_point(|known| known.rank() <= tried.rank());
     all.insert(at, tried);
@@ -343,7 +346,7 @@ struct Search<'a> {
     ends: Instant,
     /// Best first.
     tried: Vec<Tried>,
-    /// Configurations that need no second look.
+    /// Configurations that are not tried again.
     seen: Vec<Config>,
     passed_over: usize,
     is_cut_short: bool,
@@ -351,7 +354,7 @@ struct Search<'a> {
     progress: &'a (dyn Fn(usize, usize) + Sync),
 }
 
-/// A setting that is not searched yet.
+/// A setting that has not been searched yet.
 struct Candidate {
     conf: String,
     config: Config,
@@ -370,12 +373,13 @@ impl Search<'_> {
         Ok(tried)
     }
 
-    /// Each of these settings, for our allocator and, if its version accepts them, for PyTorch's.
+    /// Returns a candidate for this library's allocator and, if its version accepts the setting, one for
+    /// PyTorch's.
     fn candidates(&mut self, settings: &[&str]) -> Vec<Candidate> {
         let confs = settings.iter().flat_map(|text| [(*text).to_owned(), joined(text, PYTORCH)]);
         let mut found = Vec::new();
         for conf in confs {
-            // What cannot be said together, as a split below the segment's size, is no candidate.
+            // Contradictory settings, such as a split size below the segment size, are no candidates.
             let Ok(config) = Config::parse(&conf, &KeyTable::default()) else { continue };
             if conf.ends_with(PYTORCH) && !config.is_accepted_by(self.torch.version()) {
                 continue;
@@ -392,7 +396,7 @@ impl Search<'_> {
         let candidates = self.candidates(settings);
         let total = self.seen.len();
         let mut left = candidates.len();
-        // A few at a time: what was searched passes over what comes later.
+        // A few at a time: a search makes it possible to drop later candidates.
         let mut rest = candidates.into_iter();
         loop {
             let some: Vec<Candidate> = rest.by_ref().take(rayon::current_num_threads()).collect();
@@ -412,7 +416,7 @@ impl Search<'_> {
         }
     }
 
-    /// Those that suffice where enough others do.
+    /// Returns the candidates that suffice on the smallest device on which enough others do.
     fn worth_a_search(
         &mut self,
         candidates: Vec<Candidate>,
@@ -433,7 +437,7 @@ impl Search<'_> {
         Ok(worth.into_iter().map(|(candidate, _)| candidate).collect())
     }
 
-    /// What the last of the best settings of the same allocator needs.
+    /// Returns the need of the last of the best settings of the same allocator.
     fn enough_bytes(&self, candidate: &Candidate) -> Option<u64> {
         let is_pytorch = candidate.conf.ends_with(PYTORCH);
         let alike = self.tried.iter().filter(|tried| tried.conf.ends_with(PYTORCH) == is_pytorch);
@@ -446,7 +450,7 @@ impl Search<'_> {
         Ok(Tried::new(conf, need))
     }
 
-    /// The best settings of each allocator, each with one more.
+    /// Returns the best settings of each allocator, each combined with one more.
     fn combined(&self) -> Vec<String> {
         let mut bases: Vec<&str> = Vec::new();
         for pytorch in [true, false] {
@@ -469,7 +473,7 @@ impl Search<'_> {
             .collect()
     }
 
-    /// What a model cannot repeat is no part of the advice.
+    /// Returns the need with the modelled driver. Errors are ignored: the advice does not depend on it.
     fn modelled(&self) -> Option<Tried> {
         let candidate = Candidate { conf: MODELLED.to_owned(), config: parsed(MODELLED) };
         self.search(candidate).ok()

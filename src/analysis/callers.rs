@@ -1,10 +1,10 @@
-//! The code of the program that requested a block: recorded stacks without the frames common to all of them.
+//! Callers: recorded stacks without the frames common to all of them.
 //!
-//! Two stacks have the same caller if they agree in the frames of the program's own code and in the library
-//! code that its innermost line called. Of that code the frames of packages other than PyTorch count, and
-//! without any those of PyTorch. Frames of PyTorch's and Python's machinery ([`FrameKind::Runtime`]) never
-//! count. Threads of the backward pass have no Python code: there the caller is the node of the backward
-//! pass, or the compiled code. Requests of one line for different purposes, as for a tensor and for a
+//! Two stacks have the same caller if they agree in the program's own frames and in the library code
+//! that the innermost of these called. Of that library code the frames of packages other than PyTorch
+//! count; without any, those of PyTorch. Frames of the runtime ([`FrameKind::Runtime`]) never count.
+//! Threads of the backward pass have no Python code: there the caller is the node of the backward pass,
+//! or the compiled code. Requests from one line for different purposes, such as for a tensor and for a
 //! workspace, are two callers.
 
 use std::collections::{HashMap, HashSet};
@@ -12,27 +12,27 @@ use std::collections::{HashMap, HashSet};
 use super::categories::Category;
 use crate::replay::{Frame, FrameKind, Runtime, StackId, Stacks};
 
-/// Which frames tell stacks apart.
+/// The frames in which two callers differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Compared {
-    /// Those of the program's code and of the library that its innermost line called.
+    /// Frames of the program's code, and of the library that its innermost line called.
     #[default]
     Code,
-    /// All of them.
+    /// All frames.
     AllFrames,
 }
 
-/// The code behind one or several stacks, by the numbers of frames, the innermost first.
+/// The code behind one or several stacks, as frame numbers, innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Caller {
-    /// The program's own frames; without any, those of libraries, and without those, compiled code.
+    /// The program's own frames; without any, those of libraries; without those, compiled code.
     chain: Vec<u32>,
     /// Library code that the innermost frame of `chain` called.
     library: Vec<u32>,
     /// Whether the request came from autograd's engine and no frame shows more.
     is_engine: bool,
     category: Category,
-    /// The stack, where all frames count.
+    /// The stack, if all frames count.
     stack: Option<StackId>,
 }
 
@@ -41,18 +41,18 @@ struct Caller {
 pub(crate) struct Callers<'a> {
     stacks: &'a Stacks,
     callers: Vec<Caller>,
-    /// By the place of a stack.
+    /// Caller numbers by stack index.
     of_stacks: Vec<u32>,
     kinds: Vec<FrameKind>,
 }
 
-/// How many frames of a chain a label has at least, if there are so many.
+/// A label has at least this many frames of a chain, if available.
 const FRAMES_LEAST: usize = 2;
-/// Longer labels leave out frames in their middle.
+/// Longer labels leave out frames in the middle.
 const FRAMES_WHOLE: usize = 4;
-/// Files are shown with their whole path if more than so many have the same name.
+/// If more files than this have the same name, they are shown with their whole path.
 const FILES_MOST: usize = 256;
-/// Labels that are equal with this many frames stay equal.
+/// Labels that are still equal with this many frames stay equal.
 const FRAMES_MOST: usize = 64;
 
 impl<'a> Callers<'a> {
@@ -67,7 +67,7 @@ impl<'a> Callers<'a> {
             let mut caller = all.caller_of(stack);
             let frames = stacks.frame_numbers(stack).iter();
             let category = Category::of_rules(frames.map(|&frame| rules[frame as usize]));
-            // Labels do not name activations, so these do not make another row of the same code.
+            // Labels do not show activations, so these must not split the same code into two rows.
             caller.category = match category {
                 Category::Activations => Category::Unknown,
                 named => named,
@@ -108,7 +108,8 @@ impl<'a> Callers<'a> {
         Caller { chain, is_engine, ..Caller::default() }
     }
 
-    /// Keeps the frames of packages other than PyTorch and Python's own library; without any, all frames.
+    /// Returns the frames of packages other than PyTorch and Python's own library; without any, all
+    /// frames.
     fn of_packages(&self, library: Vec<u32>) -> Vec<u32> {
         let is_of_package = |&&number: &&u32| {
             let (file, name) = (self.frame(number).file, library_file(&self.frame(number)));
@@ -119,12 +120,12 @@ impl<'a> Callers<'a> {
         if others.is_empty() { library } else { others }
     }
 
-    /// The number of a stack's caller. Stacks of the same code have the same number.
+    /// Returns the number of a stack's caller. Stacks of the same code have the same number.
     pub(crate) fn of_stack(&self, stack: StackId) -> u32 {
         self.of_stacks.get(stack.index()).copied().unwrap_or(0)
     }
 
-    /// The frames that show a caller, the innermost first, as numbers of the recording's frames.
+    /// Returns the frames that show a caller, innermost first, as frame numbers of the recording.
     pub(crate) fn frames(&self, caller: u32) -> impl Iterator<Item = u32> {
         let Caller { library, chain, .. } = &self.callers[caller as usize];
         library.iter().chain(chain).copied()
@@ -143,13 +144,13 @@ impl<'a> Callers<'a> {
         self.callers[caller as usize].category
     }
 
-    /// Returns the name of a caller's category; none where it is unknown.
+    /// Returns the name of a caller's category; `None` if it is unknown.
     pub(crate) fn category_name(&self, caller: u32) -> Option<&'static str> {
         let category = self.category(caller);
         (category != Category::Unknown).then(|| category.name())
     }
 
-    /// Whether the recording has requests of a backward pass.
+    /// Returns whether the recording has requests of a backward pass.
     pub(crate) fn has_backward_pass(&self) -> bool {
         let is_of_it = |caller: &Caller| {
             matches!(caller.category, Category::BackwardPass | Category::Gradients)
@@ -163,7 +164,7 @@ impl<'a> Callers<'a> {
         functions.find(|function| function.contains(part))
     }
 
-    /// A line for each caller, with as many frames as tell these callers apart.
+    /// Returns a label for each caller, with as many frames as make these labels differ.
     pub(crate) fn labels(&self, callers: &[u32]) -> Vec<String> {
         let files = self.program_files();
         let mut shown: Vec<Shown> = callers.iter().map(|_| Shown::default()).collect();
@@ -184,7 +185,7 @@ impl<'a> Callers<'a> {
         labels
     }
 
-    /// Shows a frame more of each of these rows, whose labels are equal; returns the rows that had one.
+    /// Adds a frame to each of these rows, whose labels are equal. Returns the rows that had one more.
     fn longer(&self, callers: &[u32], rows: &[usize], shown: &mut [Shown]) -> Vec<usize> {
         let caller = |row: usize| &self.callers[callers[row] as usize];
         let is_library = rows.iter().any(|&row| caller(row).library != caller(rows[0]).library);
@@ -227,7 +228,7 @@ impl<'a> Callers<'a> {
         }
     }
 
-    /// A frame for people: without the folders that tell its file from no other one.
+    /// Formats a frame, without folders that are not needed to identify its file.
     fn text(&self, number: u32, files: &HashMap<&str, Vec<&str>>) -> String {
         let frame = self.frame(number);
         let file = match self.kind(number) {
@@ -240,7 +241,7 @@ impl<'a> Callers<'a> {
         format!("{file}:{} {}", frame.line, frame.function)
     }
 
-    /// The program's own files by the last parts of their paths.
+    /// Returns the program's own files, by the last component of their paths.
     fn program_files(&self) -> HashMap<&'a str, Vec<&'a str>> {
         let mut files: HashMap<&str, Vec<&str>> = HashMap::new();
         let numbers =
@@ -255,7 +256,7 @@ impl<'a> Callers<'a> {
     }
 }
 
-/// How many frames a label shows.
+/// The number of frames in a label.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     chain: usize,
@@ -268,7 +269,7 @@ impl Default for Shown {
     }
 }
 
-/// The end of a path that no other file of the program has.
+/// Returns the shortest end of the path that no other file of the program shares.
 fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a str {
     let others = files.get(frame.base_name()).map_or(&[][..], Vec::as_slice);
     if others.len() > FILES_MOST {
@@ -283,7 +284,7 @@ fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a 
     starts.into_iter().find(is_alone).unwrap_or(frame.file)
 }
 
-/// The path from the folder in which libraries lie.
+/// Returns the path below the folder that contains the libraries.
 fn library_file<'a>(frame: &Frame<'a>) -> &'a str {
     for folder in ["site-packages/", "dist-packages/"] {
         if let Some((_, path)) = frame.file.rsplit_once(folder) {
@@ -301,7 +302,7 @@ mod tests {
     use super::*;
     use crate::replay::{Limits, reader};
 
-    /// A recording whose requests have these stacks: `file:line function`, the innermost frame first.
+    /// Builds a recording whose requests have these stacks: `file:line function`, innermost frame first.
     fn stacks(recorded: &[&[&str]]) -> Stacks {
         let frame = |text: &&str| {
             let (file, rest) = text.split_once(':').unwrap();
@@ -320,7 +321,7 @@ mod tests {
         reader::read_bytes("made", json.as_bytes(), &Limits::default(), None).unwrap().stacks
     }
 
-    /// The label of each stack; equal callers have one label.
+    /// Returns the label of each stack; equal callers have one label.
     fn labels(recorded: &[&[&str]]) -> Vec<String> {
         let stacks = stacks(recorded);
         let callers = Callers::of(&stacks, Compared::Code);

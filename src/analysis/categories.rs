@@ -1,7 +1,7 @@
-//! The purpose of a block, read off the stack of its request where that leaves no doubt.
+//! The purpose of a block, derived from the stack of its request where that is certain.
 //!
-//! [`RULES`] is a table of functions that only one kind of request passes through. A stack without any of
-//! them is [`Category::Unknown`]: sizes, ages and names of the program's own functions do not count.
+//! [`RULES`] lists functions that only one kind of request passes through. A stack without any of them
+//! is [`Category::Unknown`]: sizes, ages and names of the program's own functions are not used.
 
 use crate::replay::Frame;
 
@@ -31,7 +31,7 @@ use Category::{
     Activations, BackwardPass, Gradients, OptimizerState, OptimizerStep, Parameters, Workspace,
 };
 
-/// How a function of the table is recognised.
+/// A pattern that recognises a function of the table.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
     /// A Python function of this name, in a file whose path contains the text.
@@ -46,8 +46,8 @@ enum Mark {
 
 use Mark::{AnyNode, Compiled, Node, Python};
 
-/// The functions. The first row that matches any frame of a stack counts: a workspace is requested within a
-/// forward pass, and what a checkpoint recomputes within a backward pass.
+/// The functions. The first row that matches any frame of a stack counts: a workspace is requested
+/// within a forward pass, and a checkpoint recomputes within a backward pass.
 const RULES: &[(Category, Mark)] = &[
     (Workspace, Compiled("getNewWorkspace")),
     (Workspace, Compiled("getCurrentCUDABlasHandle")),
@@ -77,7 +77,7 @@ impl Category {
         Self::Unknown,
     ];
 
-    /// Returns the place of the first row of the table that matches the frame.
+    /// Returns the index of the first row of the table that matches the frame.
     pub(super) fn rule_of(frame: &Frame<'_>) -> Option<u8> {
         let place = RULES.iter().position(|(_, mark)| mark.is_on(frame))?;
         u8::try_from(place).ok()
@@ -118,7 +118,7 @@ impl Mark {
 mod tests {
     use super::*;
 
-    /// A frame as PyTorch records it for each row of the table, in the table's order.
+    /// One frame, as PyTorch records it, for each row of the table, in the table's order.
     const RECORDED: &[(&str, &str)] = &[
         ("CublasHandlePool.cpp", "at::cuda::(anonymous namespace)::getNewWorkspace()"),
         ("??", "at::cuda::getCurrentCUDABlasHandle()"),

@@ -1,8 +1,9 @@
-//! Where the reserved bytes are at a moment of a replay, and why they are there.
+//! Classifies the reserved bytes at a moment of a replay.
 //!
-//! [`Picture::take`] repeats a recording twice: the first pass finds the moment, the second ends there and
-//! walks over the allocator's layout, joined with the recorded requests of the live blocks. Each reserved
-//! byte counts once: [`Causes`] of all heaps add up to what was taken from the device.
+//! [`Picture::take`] repeats a recording twice. The first pass finds the moment (the first failure, the
+//! peak of live bytes, or the peak of reserved bytes). The second stops there, walks over the
+//! allocator's layout and joins it with the recorded requests of the live blocks. Each reserved byte
+//! counts once: the [`Causes`] of all heaps add up to the bytes taken from the device.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -20,36 +21,36 @@ use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::replay::{Op, ReplayError, StackId, Workload, walk};
 
-/// Which moment of a replay.
+/// A moment of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// When most bytes were live, as they were requested; the first such moment.
+    /// The first moment at which most requested bytes were live.
     PeakLive,
-    /// When most memory was reserved; of several such moments the one with most live bytes.
+    /// The moment at which most memory was reserved; of several the one with most live bytes.
     PeakReserved,
-    /// When the first request failed.
+    /// The moment of the first failed request.
     FirstFailure,
 }
 
-/// Why memory is reserved. Bytes; no byte is in two of them.
+/// Reserved bytes by cause. Each byte counts in one field only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Causes {
-    /// Requested, and live.
+    /// Requested, in live blocks.
     pub requested_bytes: u64,
     /// Rounding inside live blocks.
     pub rounding_bytes: u64,
-    /// Freed, and waiting for other streams.
+    /// Freed, waiting for other streams.
     pub waiting_bytes: u64,
     /// Free, in segments with live or waiting blocks: such segments cannot be released.
     pub split_rest_bytes: u64,
     /// Free, in segments without any live or waiting block.
     pub idle_segment_bytes: u64,
-    /// Taken from the device, and in no layout: kept by the driver's own pools.
+    /// Taken from the device but in no layout: held by the driver's own pools.
     pub driver_bytes: u64,
 }
 
 impl Causes {
-    /// All of them: what is reserved.
+    /// Returns the sum: all reserved bytes.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.rows().into_iter().fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
@@ -85,14 +86,14 @@ impl Causes {
     }
 }
 
-/// What one stream of one pool has reserved, and why.
+/// Reserved bytes of one stream of one pool, by cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapCauses {
     /// The stream.
     pub stream: StreamId,
     /// The pool.
     pub pool: PoolId,
-    /// Why.
+    /// Bytes by cause.
     pub causes: Causes,
     /// The largest free block.
     pub largest_free_bytes: u64,
@@ -101,9 +102,9 @@ pub struct HeapCauses {
 /// A request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// How much it asked for.
+    /// Requested bytes.
     pub requested_bytes: u64,
-    /// On which stream.
+    /// The stream.
     pub stream: StreamId,
     /// The recorded stack of the request.
     pub stack: Option<StackId>,
@@ -112,11 +113,11 @@ pub struct Failed {
 /// The reserved memory at one moment of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
-    /// Which moment.
+    /// The moment.
     pub moment: Moment,
-    /// How many operations of the workload were done by then.
+    /// How many operations of the workload precede the moment.
     pub operations: usize,
-    /// The request that failed then, if the moment is a failure.
+    /// The request that failed, if the moment is a failure.
     pub failed: Option<Failed>,
     /// All reserved bytes by cause.
     pub causes: Causes,
@@ -127,13 +128,13 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Returns the moment of a replay of `recording` under `config`; none if the replay has no such moment.
-    /// Files that a layer of the configuration names are not written.
+    /// Returns the moment of a replay of `recording` under `config`; `None` if the replay has no such
+    /// moment. Files that a layer of the configuration names are not written.
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when the configuration builds no allocator, or the allocator fails in a way that is
-    /// not about memory.
+    /// [`ReplayError`] when the configuration builds no allocator, or the allocator fails for a reason
+    /// other than memory.
     pub fn take(
         recording: &Recording,
         config: &Config,
@@ -147,7 +148,7 @@ impl Picture {
         }
     }
 
-    /// What a layout shows, without a replay and without holders.
+    /// Classifies the bytes of a layout, without a replay and without holders.
     pub(crate) fn of_layout(layout: &[SegmentLayout], moment: Moment, operations: usize) -> Self {
         let mut heaps = heaps_of(layout);
         let mut causes = Causes::default();
@@ -157,7 +158,7 @@ impl Picture {
     }
 }
 
-/// The operation behind which the moment is.
+/// Returns the index of the operation after which the moment is.
 fn find(
     recording: &Recording,
     config: &Config,
@@ -188,12 +189,12 @@ fn find(
     Ok(found)
 }
 
-/// The requested bytes of live blocks while a replay goes on.
+/// The requested bytes of live blocks during a replay.
 struct LiveBytes<'a> {
     ops: &'a [Op],
-    /// The operations that are counted.
+    /// How many operations have been counted.
     counted: usize,
-    /// What each live block requested, by its number.
+    /// Requested bytes of each live block, by its number.
     requested_bytes: Vec<u64>,
     now_bytes: u64,
 }
@@ -204,7 +205,7 @@ impl<'a> LiveBytes<'a> {
         Self { ops: &workload.ops, counted: 0, requested_bytes, now_bytes: 0 }
     }
 
-    /// Counts the operations up to `at`, behind which `blocks` live.
+    /// Counts the operations up to `at`; `blocks` are the live blocks after it.
     fn see(&mut self, at: usize, blocks: &[Option<Allocation>]) {
         for op in &self.ops[self.counted..=at] {
             match *op {
@@ -244,7 +245,7 @@ fn paint(
     let mut picture = Picture::of_layout(&layout, moment, at + 1);
     let causes = &mut picture.causes;
     if layout.is_empty() {
-        // An allocator without a layout holds the live blocks at least.
+        // An allocator without a layout holds at least the live blocks.
         causes.requested_bytes = live.iter().map(|block| block.requested_bytes).sum();
     }
     causes.driver_bytes = sim.used_bytes().saturating_sub(causes.total_bytes());
@@ -259,7 +260,7 @@ fn paint(
     Ok(picture)
 }
 
-/// Why the memory of each heap of a layout is reserved.
+/// Returns the reserved bytes of each heap of a layout, by cause.
 fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     let mut heaps: BTreeMap<(StreamId, PoolId), HeapCauses> = BTreeMap::new();
     for segment in layout {
@@ -278,7 +279,7 @@ fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     heaps.into_values().collect()
 }
 
-/// The blocks that are live after the operation `at`, with their requests.
+/// Returns the blocks that are live after operation `at`, with their requests.
 fn live_blocks(workload: &Workload, at: usize, blocks: &[Option<Allocation>]) -> Vec<LiveBlock> {
     let taken = workload.ops[..=at].iter().filter_map(|op| match *op {
         Op::Allocate { id, bytes, stream, .. } => Some((id, bytes, stream)),

@@ -1,4 +1,4 @@
-//! Simulated devices to repeat a recording on, and what they tell of a strategy that counts nothing.
+//! Simulated devices for replays, and their counters for strategies that count nothing.
 
 use std::sync::Arc;
 
@@ -9,13 +9,14 @@ use crate::layers;
 use crate::stats::Statistics;
 use crate::strategies::Strategy;
 
-/// A simulated device of `total_bytes`, or an H200, whose events finish in `event_mode`.
+/// Opens a simulated device of `total_bytes`, or one with an H200's memory. Events finish in
+/// `event_mode`.
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Arc<Sim> {
     let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
     Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..SimOptions::default() }))
 }
 
-/// A strategy that counts what callers hold: one that does not wears the layer `statistics`.
+/// Adds the layer `statistics` to a strategy that does not count itself.
 pub(crate) fn counted(strategy: Strategy) -> Strategy {
     match strategy.control().counters.is_some() {
         true => strategy,
@@ -23,7 +24,7 @@ pub(crate) fn counted(strategy: Strategy) -> Strategy {
     }
 }
 
-/// How often a device was asked for memory, and given some back.
+/// How often memory was allocated from a device and released to it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Calls {
     took: u64,
@@ -40,14 +41,14 @@ impl Calls {
     }
 }
 
-/// Adds what a strategy does not know about itself, as a simulated device saw it: what it reserved, and how
-/// often it called the device since `before`, those calls that failed too.
+/// Adds what a strategy does not count itself, as the simulated device counted it: the reserved bytes,
+/// and the calls since `before`, failed ones included.
 pub(super) fn add_taken(statistics: &mut Statistics, sim: &Sim, before: Calls) {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     if statistics.reserved_bytes.all.peak == 0 {
         statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
     }
-    // One that counts its calls has made some, if it had memory to give.
+    // A strategy that counts its calls has counted at least one if it allocated anything.
     if statistics.num_device_alloc != 0 || statistics.allocation.all.peak == 0 {
         return;
     }

@@ -1,40 +1,40 @@
-//! What a recording itself says of its memory, before anything is repeated.
+//! Figures of a recording that need no replay.
 
 use std::collections::HashMap;
 
 use crate::history::Action;
 use crate::replay::{Op, Trace, Workload};
 
-/// Figures of the recorded program. Bytes, counted from the first recorded event.
+/// Figures of the recorded program. Bytes, from the first recorded event on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// What was reserved when the recording began.
+    /// Reserved bytes when the recording began.
     pub reserved_before_bytes: u64,
-    /// The most that was reserved.
+    /// The peak of reserved bytes.
     pub peak_reserved_bytes: u64,
-    /// The most that was handed out, after rounding; only exact replays know it.
+    /// The peak of allocated bytes, after rounding; known for exact replays only.
     pub peak_allocated_bytes: Option<u64>,
-    /// Segments, and runs of pages, that came from the device.
+    /// Segments and mapped ranges that were obtained from the device.
     pub device_allocs: u64,
-    /// Segments, and runs of pages, that went back.
+    /// Segments and mapped ranges that were released.
     pub device_frees: u64,
     /// Requests that failed.
     pub ooms: u64,
-    /// Times at which everything idle was released to serve a request; only exact replays know it.
+    /// How often all free segments were released to serve a request; known for exact replays only.
     pub retries: Option<u64>,
-    /// From the first event to the last, in microseconds, in recordings that say when they were.
+    /// Microseconds from the first event to the last, in recordings with times.
     pub duration_us: Option<u64>,
 }
 
 impl Figures {
-    /// Reads them off the events and the final layout.
+    /// Computes the figures from the events and the final layout.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let mut figures = Self::default();
-        // Backwards from the end, where the layout says what was held, to the beginning.
+        // Backwards from the end, where the layout is known, to the beginning.
         let mut held: i128 = trace.segments.iter().map(|s| i128::from(s.size_bytes)).sum();
         let mut peak = held;
-        // A file whose parts contradict each other may end below nothing.
+        // If the parts of a file contradict each other, the sum may become negative.
         let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
         for event in trace.events.iter().rev() {
             let bytes = i128::from(event.size_bytes);
@@ -62,8 +62,8 @@ impl Figures {
     }
 }
 
-/// The most bytes that callers held at once, as they asked for them: no device is smaller. Blocks that
-/// other streams still use do not count, because whoever is short of memory waits for those.
+/// Returns the peak of live bytes, as requested: no smaller device suffices. Blocks that other streams
+/// still use do not count, because a request that finds no memory waits for those.
 pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
     let mut bytes_of: HashMap<u32, u64> = HashMap::new();
     let (mut live, mut peak) = (0_u64, 0_u64);

@@ -1,8 +1,9 @@
-//! What an advice comes to: a setting is worth its cost, none is, or none can help.
+//! The result of an advice: a setting is worth its cost, none is, or none can help.
 //!
-//! One rule decides, and all outputs follow it. A setting is worth its cost if it saves at least 2 % of the
-//! need, and its device calls take no larger share of the recorded time than the share of memory that it
-//! saves. If the recorded program fails under its limit, every setting under which it runs is worth its cost.
+//! One rule decides, and all outputs follow it. A setting is worth its cost if it saves at least 2 % of
+//! the need, and its device calls take no larger share of the recorded time than the share of memory
+//! that it saves. If the recorded program fails under its limit, every setting under which it runs is
+//! worth its cost.
 
 use super::advice::{Advice, Tried};
 use super::callers::Callers;
@@ -13,25 +14,25 @@ use super::why::Why;
 use super::words::{counted_as, grouped, mib, near, part};
 use crate::size::MIB;
 
-/// The least part of the need that a setting has to save.
+/// The smallest share of the need that a setting must save.
 const WORTH: f64 = 0.02;
-/// Needs that differ by less than this part are alike: the setting with fewer keys is named.
+/// Needs that differ by less than this share count as equal: then the setting with fewer keys is chosen.
 const ALIKE: f64 = 0.005;
 
-/// What an advice comes to.
+/// The result of an advice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Headline<'a> {
     /// This setting is worth its cost.
     Worth(&'a Tried),
-    /// No setting is worth its cost. This one needs least; it may be the recorded one.
+    /// No setting is worth its cost. Holds the one that needs least; it may be the recorded one.
     NotWorth(&'a Tried),
-    /// The recording runs with no setting that was tried. With the one that needs least, if any device
+    /// The recording runs with none of the settings. Holds the one that needs least, if any device
     /// suffices.
     CannotHelp(Option<&'a Tried>),
 }
 
 impl<'a> Headline<'a> {
-    /// The setting that is worth its cost.
+    /// Returns the setting that is worth its cost.
     pub(crate) fn choice(&self) -> Option<&'a Tried> {
         match self {
             Self::Worth(choice) => Some(choice),
@@ -39,7 +40,7 @@ impl<'a> Headline<'a> {
         }
     }
 
-    /// The kind as JSON has it.
+    /// Returns the name of the variant in JSON.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -51,7 +52,7 @@ impl<'a> Headline<'a> {
 }
 
 impl Advice {
-    /// What the advice comes to.
+    /// Returns the result of the advice.
     #[must_use]
     pub fn headline(&self, recording: &Recording) -> Headline<'_> {
         let least = self.best();
@@ -65,7 +66,8 @@ impl Advice {
         }
     }
 
-    /// The setting to name first: PyTorch's own allocator, unless this project's saves much more.
+    /// Returns the setting to name first: for PyTorch's own allocator, unless this library's saves much
+    /// more.
     pub(super) fn worth_setting(&self, recording: &Recording) -> Option<&Tried> {
         let (pytorch, ours) = (self.worth_in_pytorch(recording), self.worth_in_ours(recording));
         let is_much_less = |ours: &Tried, pytorch: &Tried| {
@@ -79,13 +81,13 @@ impl Advice {
         }
     }
 
-    /// The setting for PyTorch's own allocator that is worth its cost.
+    /// Returns the setting for PyTorch's own allocator that is worth its cost.
     pub(super) fn worth_in_pytorch(&self, recording: &Recording) -> Option<&Tried> {
         let wanted = |tried: &&Tried| self.is_for_pytorch(tried) && self.is_worth(tried, recording);
         simplest(self.tried.iter().filter(wanted))
     }
 
-    /// The setting for this project's allocator that is worth its cost.
+    /// Returns the setting for this library's allocator that is worth its cost.
     pub(super) fn worth_in_ours(&self, recording: &Recording) -> Option<&Tried> {
         let is_ours = |tried: &Tried| tried.for_pytorch().is_none();
         let wanted = |tried: &&Tried| is_ours(tried) && self.is_worth(tried, recording);
@@ -102,7 +104,8 @@ impl Advice {
         saved >= WORTH && time_share(more_ns, recording).is_none_or(|share| share <= saved)
     }
 
-    /// What to set, how much memory it saves and what it costs; or why nothing is worth it or can help.
+    /// Returns a sentence: the setting, how much memory it saves and its cost; or why no setting is
+    /// worth it or can help.
     #[must_use]
     pub fn sentence(&self, recording: &Recording) -> String {
         match self.headline(recording) {
@@ -187,7 +190,7 @@ impl Advice {
         }
     }
 
-    /// The sentence, and the largest holder of memory if no setting can help.
+    /// Returns the sentence, and the largest holder of memory if no setting can help.
     pub(crate) fn sentence_with_holder(&self, recording: &Recording, why: &Why) -> String {
         let sentence = self.sentence(recording);
         let holder = match self.headline(recording) {
@@ -201,7 +204,7 @@ impl Advice {
     }
 }
 
-/// The code that holds most, or the size of its blocks if the recording has no stacks.
+/// Returns the code that holds most, or the size of its blocks if the recording has no stacks.
 fn largest_holder(recording: &Recording, why: &Why) -> Option<String> {
     let holders = &why.main.as_ref()?.holders;
     let callers = Callers::of(&recording.trace.stacks, super::callers::Compared::Code);
@@ -249,7 +252,7 @@ fn cannot_help_sentence(least: Option<&Tried>, recording: &Recording) -> String 
     format!("No setting that was tried runs under the limit of {limit} MiB: {why}.")
 }
 
-/// Words for live bytes that count a request that failed.
+/// Returns a phrase for live bytes that include a failed request.
 pub(crate) fn with_failed(recording: &Recording) -> &'static str {
     let served_bytes = Streams::of(&recording.workload).peak_live_bytes;
     match recording.live_peak_bytes > served_bytes {
@@ -262,8 +265,8 @@ fn needs(tried: &Tried) -> u64 {
     tried.need.needs_bytes.unwrap_or(u64::MAX)
 }
 
-/// The setting with the fewest keys of those that need hardly more than the least; `settings` come in the
-/// order of their needs.
+/// Returns the setting with the fewest keys among those that need hardly more than the least; `settings`
+/// are ordered by need.
 fn simplest<'a>(mut settings: impl Iterator<Item = &'a Tried> + Clone) -> Option<&'a Tried> {
     let all = settings.clone();
     let least = needs(settings.next()?);
@@ -271,7 +274,7 @@ fn simplest<'a>(mut settings: impl Iterator<Item = &'a Tried> + Clone) -> Option
     alike.min_by_key(|tried| (tried.keys(), needs(tried), tried.device_ns()))
 }
 
-/// Device time as a part of the recorded time, if that is known.
+/// Returns the device time as a share of the recorded time, if that is known.
 #[expect(clippy::cast_precision_loss, reason = "a share for people")]
 fn time_share(device_ns: u64, recording: &Recording) -> Option<f64> {
     let duration_us = recording.figures.duration_us.filter(|us| *us > 0)?;
@@ -377,7 +380,7 @@ mod tests {
             advice.worth_setting(recording).map(|tried| tried.need.needs_bytes.unwrap() / MIB)
         };
         assert_eq!(chosen(&settings(&slow), &recording), Some(1680));
-        // 3 of 10 ms more for a fifth of the memory.
+        // 3 of 10 ms more, for a fifth of the memory.
         slow.need.cost = Some(Cost { device_ns: 5_000_000, ..Cost::default() });
         assert_eq!(chosen(&settings(&slow), &recording), Some(1890));
         assert_eq!(chosen(&advice(&[slow.clone()]), &recording), None);

@@ -10,70 +10,70 @@ use super::recording::Recording;
 use crate::ids::StreamId;
 use crate::replay::StackId;
 
-/// A block that lives.
+/// A live block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LiveBlock {
     /// Its number in the workload.
     pub(super) id: u32,
     pub(super) requested_bytes: u64,
     pub(super) stream: StreamId,
-    /// How many requests came after it.
+    /// How many requests followed it.
     pub(super) age_requests: u32,
 }
 
 /// Live blocks of one recorded stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The recorded stack, in [`Trace::stacks`](crate::replay::Trace::stacks); none where the recording has
-    /// none.
+    /// The recorded stack, in [`Trace::stacks`](crate::replay::Trace::stacks); `None` if the recording
+    /// has none.
     #[serde(skip)]
     pub stack: Option<StackId>,
     /// Whether the blocks lived before the recording began. Their stacks are not recorded.
     #[serde(skip)]
     pub lived_before: bool,
-    /// What they asked for, in bytes.
+    /// Requested bytes.
     pub requested_bytes: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// How many requests came after the newest of them.
+    /// How many requests followed the newest of them.
     pub newest_requests: u32,
-    /// How many requests came after the oldest of them.
+    /// How many requests followed the oldest of them.
     pub oldest_requests: u32,
 }
 
 /// Blocks of one size on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SizeClass {
-    /// What they asked for together, in bytes.
+    /// Requested bytes of all blocks.
     pub requested_bytes: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// What each asked for, in bytes.
+    /// Requested bytes of each block.
     pub each_bytes: u64,
     /// The stream.
     pub stream: StreamId,
 }
 
-/// Blocks of about one age.
+/// Blocks of similar age.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AgeClass {
-    /// What they asked for, in bytes.
+    /// Requested bytes.
     pub requested_bytes: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// At most this many requests came after each; none for the oldest class.
+    /// At most this many requests followed each block; `None` for the oldest class.
     pub up_to_requests: Option<u32>,
 }
 
 /// The holders of the live bytes at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holders {
-    /// How many blocks live.
+    /// Number of live blocks.
     pub blocks: u64,
-    /// What they asked for, in bytes.
+    /// Requested bytes.
     pub requested_bytes: u64,
-    /// All recorded stacks that hold bytes, largest first. Behind them the blocks without a recorded stack,
-    /// and last those that lived before the recording began.
+    /// All recorded stacks that hold bytes, largest first. Blocks without a recorded stack follow, and
+    /// last those that lived before the recording began.
     pub by_stack: Vec<Holder>,
     /// The sizes that hold most, at most [`Holders::LARGEST`], largest first.
     pub by_size: Vec<SizeClass>,
@@ -81,7 +81,7 @@ pub struct Holders {
     pub by_age: Vec<AgeClass>,
 }
 
-/// Ends of the classes of age, in requests.
+/// Upper ends of the age classes, in requests.
 const AGES: [u32; 4] = [10, 100, 1_000, 10_000];
 
 impl Holders {
@@ -133,8 +133,8 @@ impl Holders {
         holders
     }
 
-    /// The code that holds most: at most `most` callers, largest first, and behind them the blocks without a
-    /// recorded stack and those that lived before the recording began.
+    /// Returns the code that holds most: at most `most` callers, largest first. Blocks without a
+    /// recorded stack follow, and last those that lived before the recording began.
     pub(crate) fn by_code(&self, callers: &Callers<'_>, most: usize) -> Vec<CodeHolder> {
         let mut joined: BTreeMap<(Option<u32>, bool), Holder> = BTreeMap::new();
         for holder in &self.by_stack {
@@ -168,9 +168,9 @@ const NO_STACK: &str = "(no stack recorded)";
 /// Live blocks of one caller.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeHolder {
-    /// The caller for people.
+    /// The caller's label.
     pub(crate) asked_for_by: String,
-    /// Its number; none where no stack was recorded.
+    /// The caller's number; `None` if no stack was recorded.
     pub(crate) caller: Option<u32>,
     /// All its blocks, with the stack that holds most of them.
     pub(crate) holder: Holder,
@@ -184,14 +184,14 @@ impl Holder {
         self.newest_requests = self.newest_requests.min(other.newest_requests);
     }
 
-    /// Rows with a stack come first, and the larger ones before the smaller ones.
+    /// Orders rows: those with a stack first, larger ones before smaller ones.
     fn order(&self) -> (bool, bool, Reverse<u64>) {
         (self.lived_before, self.stack.is_none(), Reverse(self.requested_bytes))
     }
 }
 
-/// The recorded stack of the request for a block of the workload: blocks are numbered in the order of the
-/// requests, behind those that lived before.
+/// Returns the recorded stack of the request for a block of the workload. Blocks that lived before the
+/// recording have the first numbers; the others are numbered in the order of the requests.
 pub(super) fn stack_of(recording: &Recording, id: u32) -> Option<StackId> {
     let request = id.checked_sub(recording.workload.seeded)?;
     recording.trace.requests().nth(request as usize)?.stack

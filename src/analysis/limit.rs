@@ -1,15 +1,15 @@
-//! The limit under which a recording was made, found in the recording.
+//! Finds the limit under which a recording was made.
 //!
-//! No recording contains its program's limit. But each request that failed shows what the device had free,
-//! and each release under pressure, each collection, each failure and each growth was a comparison with
-//! the limit. Two things can limit a program:
+//! No recording contains its program's limit. But each failed request shows how much memory the device
+//! had free. And each release under pressure, each collection, each failure and each growth was a
+//! comparison with the limit. Two things can limit a program:
 //!
-//! - **The device was full.** A request failed and the device had less free than the request needed. What
-//!   was reserved and what was free then is all that the program could have, also on a device that other
-//!   processes share.
-//! - **A memory fraction.** More was free than the request needed. A replay under a guessed limit makes the
-//!   same comparisons, and its first difference shows on which side of the limit the guess is: a bisection
-//!   finds a limit under which every decision is as recorded.
+//! - **The device was full.** A request failed and the device had less free than the request needed.
+//!   Then the reserved and free bytes together are all that the program could have, also on a device that
+//!   other processes share.
+//! - **A memory fraction.** More was free than the request needed. A replay under a guessed limit makes
+//!   the same comparisons. Its first difference shows whether the guess is too high or too low, and a
+//!   bisection finds a limit under which every decision is as recorded.
 
 use super::figures::Figures;
 use super::recording::{Limit, LimitSource};
@@ -18,24 +18,24 @@ use crate::history::Action;
 use crate::replay::{Misfit, Trace, Until, Verification, started, verify, verify_until};
 use crate::size::{MIB, align_up, fraction_of_limit, segment_bytes};
 
-/// A limit that makes every recorded decision, and the replay that showed it.
+/// A limit that explains every recorded decision, and the replay that confirmed it.
 pub(super) struct Inferred {
     pub(super) limit: Limit,
     pub(super) verification: Verification,
 }
 
-/// What the failed requests of a recording show about its limit, in bytes.
+/// The bounds that the failed requests of a recording put on its limit, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// Reserved and free together when a request failed because the device was full: the least of all such
-    /// requests. `None` if more was free each time than the request needed.
+    /// Reserved plus free bytes when a request failed because the device was full; the least of all such
+    /// requests. `None` if the device always had more free than the request needed.
     pub(super) device_bytes: Option<u64>,
     /// The limit was below this. `None` if no request failed.
     pub(super) below_bytes: Option<u64>,
 }
 
 impl Failures {
-    /// Reads them off the events. `settings` are the recorded ones: they decide how much a request needs.
+    /// Computes the bounds from the events. The recorded `settings` decide how much a request needs.
     pub(super) fn of(trace: &Trace, settings: &Settings, figures: &Figures) -> Self {
         let mut failures = Self::default();
         let least = |known: &mut Option<u64>, bytes| {
@@ -65,8 +65,8 @@ impl Failures {
         failures
     }
 
-    /// The limit of a recording of which no replay repeats every decision: what the full device had, or else
-    /// what was reserved, which is the least that the limit can be. `None` if no request failed.
+    /// Returns the limit of a recording that no replay repeats exactly: the bytes of the full device, or
+    /// else the peak of reserved bytes, which is the lowest possible limit. `None` if no request failed.
     pub(super) fn limit(&self, figures: &Figures) -> Option<Limit> {
         let (ooms, bytes) = (figures.ooms, figures.peak_reserved_bytes);
         let full = |bytes| Limit { bytes, source: LimitSource::DeviceFull { ooms } };
@@ -74,7 +74,7 @@ impl Failures {
         self.device_bytes.map(full).or_else(|| (ooms > 0 && bytes > 0).then(least))
     }
 
-    /// The source of a limit of `bytes` that these failures, `ooms` in number, bound from above.
+    /// Returns the source of a limit of `bytes`, after `ooms` failed requests.
     fn source(&self, bytes: u64, ooms: u64) -> LimitSource {
         let is_wide = |below: &u64| *below > bytes.saturating_add(bytes / 50);
         LimitSource::Inferred { ooms, below_bytes: self.below_bytes.filter(is_wide) }
@@ -82,8 +82,8 @@ impl Failures {
 }
 
 impl Limit {
-    /// What the failed requests of a recording show of its limit, without a replay. `config` is the recorded
-    /// configuration.
+    /// Returns the limit that the failed requests of a recording show, without a replay. `config` is the
+    /// recorded configuration.
     pub(crate) fn shown_by_failures(trace: &Trace, config: Option<&Config>) -> Option<Self> {
         let settings = config.map(|config| config.settings().clone()).unwrap_or_default();
         let figures = Figures::of(trace);
@@ -91,8 +91,8 @@ impl Limit {
     }
 }
 
-/// The most that a request of `bytes` takes from the device. One that is larger than any address range
-/// takes more than there is.
+/// Returns the most bytes that a request of `bytes` takes from the device. A request larger than any
+/// address range needs more than exists.
 fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {
     if bytes > i64::MAX.unsigned_abs() {
         return bytes;
@@ -104,14 +104,14 @@ fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {
     }
 }
 
-/// What a replay under a guessed limit showed.
+/// The result of a replay under a guessed limit.
 enum Guess {
     Exact,
     Off(Misfit),
     Unknown,
 }
 
-/// What limits a replay.
+/// The kind of limit that a replay uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Bound {
     /// The size of the device.
@@ -121,7 +121,7 @@ enum Bound {
 }
 
 impl Bound {
-    /// The device and the fraction of it under which a replay has `limit_bytes`.
+    /// Returns the size of the device, and the fraction of it, for a limit of `limit_bytes`.
     fn room(self, limit_bytes: u64) -> (u64, Option<f64>) {
         match self {
             Self::Device => (limit_bytes, None),
@@ -132,8 +132,8 @@ impl Bound {
     }
 }
 
-/// Finds the limit of a recording. `config` is the recorded one, with the compatibility of the recording.
-/// `None` if no limit explains all its decisions.
+/// Finds the limit of a recording. `config` is the recorded one, with the compatibility of the
+/// recording. Returns `None` if no limit explains all its decisions.
 pub(super) fn infer(
     trace: &Trace,
     config: &Config,
@@ -159,7 +159,7 @@ pub(super) fn infer(
     on_device.or_else(|| search(Bound::Fraction { total_bytes }, most_bytes))
 }
 
-/// Replays under limits of one kind.
+/// Replays with limits of one kind.
 struct Search<'a> {
     trace: &'a Trace,
     config: &'a Config,
@@ -167,8 +167,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Replays up to the first difference. A release that the recorded addresses do not allow was not
-    /// recorded.
+    /// Replays up to the first difference. A release without a recorded address counts as one that was
+    /// not recorded.
     fn guess(&self, limit_bytes: u64) -> Guess {
         let (total_bytes, fraction) = self.bound.room(limit_bytes);
         let until = Until::FirstDifference;
@@ -179,14 +179,14 @@ impl Search<'_> {
         }
     }
 
-    /// A limit of at most `most_bytes` that explains every decision. Of several it is the largest if the
-    /// device was full, because `most_bytes` is then what the recording shows, and otherwise the smallest:
-    /// what fits under that one fitted then.
+    /// Returns a limit of at most `most_bytes` that explains every decision. If the device was full it
+    /// is the largest such limit, because the recording shows `most_bytes`. Otherwise it is the
+    /// smallest, so that whatever fits under it did fit when the recording was made.
     fn limit_bytes(&self, peak_reserved_bytes: u64, most_bytes: u64) -> Option<u64> {
         if self.bound == Bound::Device && matches!(self.guess(most_bytes), Guess::Exact) {
             return Some(most_bytes);
         }
-        // Pages may pass a limit by less than one of them.
+        // Mapped pages may exceed a limit by less than one page.
         let slack_bytes = 64 * MIB;
         let mut too_low = peak_reserved_bytes.saturating_sub(slack_bytes) / MIB;
         let mut too_high = most_bytes.div_ceil(MIB);
@@ -211,7 +211,8 @@ impl Search<'_> {
     }
 }
 
-/// Bisects from `holds` towards `fails`; returns the last number at which the condition was seen to hold.
+/// Bisects from `holds` towards `fails`. Returns the last number for which the condition was found to
+/// hold.
 fn last_that_holds(mut holds: u64, mut fails: u64, condition: impl Fn(&u64) -> bool) -> u64 {
     while holds.abs_diff(fails) > 1 {
         let middle = holds.midpoint(fails);

@@ -1,4 +1,4 @@
-//! What a recording probably lacks when a replay does not make every recorded decision.
+//! The data that a recording probably lacks if a replay differs from it.
 
 use super::recording::{Memory, Recording};
 use crate::config::Config;
@@ -6,8 +6,8 @@ use crate::ids::PoolId;
 use crate::replay::Verification;
 
 impl Recording {
-    /// Whether the recorded collector acted near a limit that neither the recording shows nor the caller
-    /// sets.
+    /// Returns whether the recorded collector acted near a limit that neither the recording shows nor
+    /// the caller sets.
     #[must_use]
     pub(crate) fn lacks_collector_limit(&self) -> bool {
         let collects = |config: &Config| config.settings().garbage_collection_threshold.is_some();
@@ -17,8 +17,8 @@ impl Recording {
             && self.config.as_ref().is_some_and(collects)
     }
 
-    /// Names what the recording probably lacks, and the option that supplies it. `found` is a replay that
-    /// differs from the recording.
+    /// Names the data that the recording probably lacks, and the option that supplies it. `found` is a
+    /// replay that differs from the recording.
     #[must_use]
     pub fn probably_lacks(&self, found: &Verification) -> &'static str {
         let has_private = self.trace.segments.iter().any(|segment| segment.pool != PoolId::DEFAULT);

@@ -1,11 +1,12 @@
-//! What a recording says about memory: how small a device it runs on under which setting.
+//! Analyses a recording: how small a device it runs on under each setting, and which code holds the
+//! memory.
 //!
-//! A [`Recording`] is read once: what was asked for, in which configuration, under which limit, with
-//! which figures. [`measure`] repeats it in a [`Room`]; [`Need::search`] repeats it on many devices to
-//! find the smallest on which nothing fails; [`Picture::take`] says where the reserved bytes are at a
-//! moment, and why; [`Advice::search`] looks for a setting that needs less. All of it runs on the
-//! simulated device: nothing here touches a real one, and nothing prints. Calls take milliseconds to
-//! a minute of this machine's processors, and wait for nothing else.
+//! A [`Recording`] is read once; it holds the requests, the configuration, the limit and the figures.
+//! [`measure`] repeats it in a [`Room`]. [`Need::search`] repeats it on many devices to find the
+//! smallest on which no request fails. [`Picture::take`] classifies the reserved bytes at a moment.
+//! [`Advice::search`] looks for a setting that needs less. Everything runs on the simulated device;
+//! nothing touches a real one, and nothing prints. Calls take milliseconds to a minute of this machine's
+//! processors, and wait for nothing else.
 //!
 //! ```no_run
 //! use stratalloc::analysis::{Memory, Need, Recording, SearchOptions};

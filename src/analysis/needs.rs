@@ -1,11 +1,16 @@
-//! The smallest device on which a recording runs under a configuration.
+//! Finds the smallest device on which a recording runs under a configuration.
 //!
-//! Fits are islands: a program can run on a device, fail on a slightly larger one and run again on a
-//! still larger one, because each size leads to other releases at other moments. So a bisection alone
-//! finds some edge, not the last. The search comes from above: down from what is reserved without a
-//! limit to the first size that fails, then between that and the one above it. Then everything up to a
-//! tenth above is tried in fine steps; whatever fails there moves the edge up, and the search goes on
-//! from there. Sizes of one round are tried at once, on all processors.
+//! Sizes that suffice are islands: a program can run on a device, fail on a slightly larger one and run
+//! again on a still larger one, because each size leads to other releases at other moments. So a
+//! bisection alone finds some edge, not the last. The search starts from above: down from the bytes
+//! reserved without a limit to the first size that fails, then between that and the next larger one.
+//! Then everything up to a tenth above is tried in fine steps. A failure there moves the edge up, and
+//! the search continues from there. Smaller sizes that suffice by luck are reported and never ranked.
+//! The sizes of one round are tried in parallel on all processors.
+//!
+//! The choice between two equal free blocks depends on their addresses, which a recording does not
+//! contain for another device. So needs that are printed are searched with three orders of addresses
+//! ([`AddressOrder`]), and the largest counts.
 
 use std::collections::BTreeMap;
 
@@ -18,48 +23,48 @@ use crate::driver::sim::AddressOrder;
 use crate::replay::ReplayError;
 use crate::size::MIB;
 
-/// What a recording needs under one configuration.
+/// The need of a recording under one configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Need {
-    /// The smallest device, in bytes, on which no request fails, and on no larger one that was tried:
+    /// The smallest device, in bytes, on which no request fails, and on no larger one that was tried: in
     /// steps of at most 0.5 % up to a tenth above, coarser from there on. Exact to 0.25 % or 2 MiB,
-    /// whichever is larger, for the addresses that the device gives out; the larger need of those orders that
-    /// were tried. `None` if no device suffices.
+    /// whichever is larger, for the addresses of the simulated device; the largest need of the address
+    /// orders that were tried. `None` if no device suffices.
     pub needs_bytes: Option<u64>,
-    /// What it needs with lucky addresses: which of two free blocks of one size is taken depends on their
-    /// addresses, and recordings do not contain those of another device. `None` if all orders need the same,
-    /// or one order was tried.
+    /// The need with lucky addresses: the choice between two free blocks of one size depends on their
+    /// addresses, and recordings do not contain those of another device. `None` if all orders need the
+    /// same, or if one order was tried.
     pub with_luck_bytes: Option<u64>,
     /// Whether several orders of addresses were tried: see
     /// [`try_other_addresses`](Self::try_other_addresses).
     pub all_orders: bool,
-    /// Smaller devices on which it ran by luck, smallest first: a larger one fails.
+    /// Smaller devices on which it ran by luck, smallest first; on a larger one it fails.
     pub lucky_bytes: Vec<u64>,
-    /// The most that is reserved where nothing limits it.
+    /// The peak of reserved bytes without a limit.
     pub reserved_unlimited_bytes: u64,
-    /// What running on the smallest device costs; `None` where none suffices.
+    /// The cost of a run on the smallest device; `None` if no device suffices.
     pub cost: Option<Cost>,
     /// How many devices were tried.
     pub probes: u64,
 }
 
-/// What a replay asked of its device.
+/// Device calls of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Times at which everything idle was released to serve a request.
+    /// How often all free segments were released to serve a request.
     pub retries: u64,
-    /// Calls that took memory or gave it back.
+    /// Calls that allocated or released memory.
     pub device_calls: u64,
-    /// What the calls took on the simulated clock, in nanoseconds.
+    /// Time of the calls on the simulated clock, in nanoseconds.
     pub device_ns: u64,
 }
 
-/// How thoroughly [`Need::search`] looks.
+/// How thorough [`Need::search`] is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SearchOptions {
-    /// The step from a tenth above the need on, as a part of the size: from 0.005 to 0.1.
+    /// The step from a tenth above the need on, as a share of the size: from 0.005 to 0.1.
     pub coarse_step: f64,
-    /// Whether smaller sizes are tried for luck.
+    /// Whether smaller sizes are tried as well.
     pub lucky: bool,
 }
 
@@ -70,27 +75,27 @@ impl Default for SearchOptions {
 }
 
 impl SearchOptions {
-    /// For many configurations of one recording: larger steps where they do not decide.
+    /// For many configurations of one recording: larger steps where they hardly matter.
     pub const QUICK: Self = Self { coarse_step: 0.04, lucky: false };
 }
 
-/// Up to a tenth above the need, no step is larger.
+/// The largest step up to a tenth above the need.
 const FINE_STEP: f64 = 0.005;
-/// How far above the need steps are fine; luck is looked for twice as far below.
+/// How far above the need the steps are fine; smaller sizes are tried twice as far below.
 const NEAR: f64 = 0.1;
 /// The largest gap between a size that fails and the need.
 const EXACT: f64 = 0.0025;
-/// All segments and pages are multiples of this: sizes between two multiples are alike.
+/// All segments and pages are multiples of this, so sizes between two multiples are equivalent.
 const GRAIN_BYTES: u64 = 2 * MIB;
 
 impl Need {
-    /// Searches the need of a configuration. Takes as long as some 30 to 300 replays, on all
-    /// processors; files that a layer of the configuration names are not written.
+    /// Searches the need of a configuration. Takes as long as some 30 to 300 replays, on all processors.
+    /// Files that a layer of the configuration names are not written.
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when the configuration builds no allocator, or the allocator fails in a way that
-    /// is not about memory.
+    /// [`ReplayError`] when the configuration builds no allocator, or the allocator fails for a reason
+    /// other than memory.
     pub fn search(
         recording: &Recording,
         config: &Config,
@@ -118,19 +123,19 @@ impl Need {
         Ok(need)
     }
 
-    /// Whether [`try_other_addresses`](Self::try_other_addresses) has nothing more to find.
+    /// Returns whether [`try_other_addresses`](Self::try_other_addresses) has nothing left to do.
     #[must_use]
     pub(crate) fn is_settled(&self) -> bool {
         self.all_orders || self.needs_bytes.is_none()
     }
 
-    /// Searches again on devices that give out rising addresses and falling ones and use none again, unless
-    /// that was done. The largest need is the need then, and the smallest the one with luck. Takes some 40
-    /// replays if the needs are the same, otherwise as long as [`search`](Self::search) each.
+    /// Searches again on devices that assign rising and falling addresses and reuse none, unless that
+    /// was done. The largest need becomes the need, and the smallest the one with luck. Takes some 40
+    /// replays if the needs are equal, otherwise as long as [`search`](Self::search) each.
     ///
     /// # Errors
     ///
-    /// As [`search`](Self::search).
+    /// The same as [`search`](Self::search).
     pub fn try_other_addresses(
         &mut self,
         recording: &Recording,
@@ -155,13 +160,13 @@ impl Need {
         match most {
             Some(most) if luck && most > first => self.set(recording, config, most)?,
             Some(_) => {}
-            // No device suffices in one of the orders.
+            // In one of the orders no device suffices.
             None => (self.needs_bytes, self.cost) = (None, None),
         }
         Ok(())
     }
 
-    /// Sets the need and what running on it costs.
+    /// Sets the need and the cost of a run on that device.
     fn set(
         &mut self,
         recording: &Recording,
@@ -179,7 +184,7 @@ impl Need {
     }
 }
 
-/// Sizes of devices and whether the recording runs on them.
+/// Device sizes, and whether the recording runs on them.
 struct Search<'a> {
     recording: &'a Recording,
     config: &'a Config,
@@ -199,7 +204,8 @@ impl<'a> Search<'a> {
         Self { recording, config, known: BTreeMap::new(), coarse_step, order }
     }
 
-    /// The need, which is probably about `bytes`. `taken_bytes` is what an endless device gave.
+    /// Returns the need, starting from the estimate `bytes`. `taken_bytes` is the memory used on an
+    /// endless device.
     fn confirmed(&mut self, bytes: u64, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
         let floor = self.floor();
         let below = bytes.saturating_sub(close(bytes)).max(floor);
@@ -213,7 +219,7 @@ impl<'a> Search<'a> {
         self.smallest(taken_bytes.max(bytes))
     }
 
-    /// The need. `taken_bytes` is what an endless device gave.
+    /// Returns the need. `taken_bytes` is the memory used on an endless device.
     fn smallest(&mut self, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
         let Some(top) = self.top(up(taken_bytes))? else {
             return Ok(None);
@@ -235,8 +241,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// A size that suffices: what an endless device gave, or more for those who may not use all that
-    /// the device has.
+    /// Returns a size that suffices: the memory used on an endless device, or more for strategies that
+    /// may not use all of a device.
     fn top(&mut self, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
         let doubled =
             std::iter::successors(Some(taken_bytes.max(GRAIN_BYTES)), |b| b.checked_mul(2));
@@ -249,12 +255,12 @@ impl<'a> Search<'a> {
         Ok(None)
     }
 
-    /// No device can be smaller.
+    /// Returns the smallest possible device.
     fn floor(&self) -> u64 {
         up(self.recording.live_peak_bytes).max(GRAIN_BYTES)
     }
 
-    /// Goes down from `top` until a size fails.
+    /// Steps down from `top` until a size fails.
     fn first_failure(&mut self, top: u64) -> Result<Option<u64>, ReplayError> {
         let floor = self.floor();
         let at_once = rayon::current_num_threads() * 4;
@@ -269,12 +275,12 @@ impl<'a> Search<'a> {
         Ok(None)
     }
 
-    /// The largest size that failed.
+    /// Returns the largest size that failed.
     fn highest_failure(&self) -> Option<u64> {
         self.known.iter().rev().find(|(_, fits)| !**fits).map(|(bytes, _)| *bytes)
     }
 
-    /// Closes in on the edge between the largest size that failed and the next that did not.
+    /// Narrows the gap between the largest size that failed and the next larger one that sufficed.
     fn between(&mut self, mut fails: u64) -> Result<u64, ReplayError> {
         loop {
             let mut above = self.known.range(fails + 1..);
@@ -282,7 +288,7 @@ impl<'a> Search<'a> {
             if suffices - fails <= close(suffices) {
                 return Ok(suffices);
             }
-            // As many sizes at once as there are processors.
+            // As many sizes in parallel as there are processors.
             let parts = rayon::current_num_threads().clamp(1, 8) as u64 + 1;
             let gap = suffices - fails;
             let mut sizes: Vec<u64> =
@@ -303,7 +309,7 @@ impl<'a> Search<'a> {
         self.learn(&steps_down(bytes, lowest, FINE_STEP))
     }
 
-    /// Repeats the recording on devices of these sizes, as far as it is not known.
+    /// Repeats the recording on devices of these sizes, unless the result is known.
     fn learn(&mut self, sizes: &[u64]) -> Result<(), ReplayError> {
         let unknown: Vec<u64> =
             sizes.iter().copied().filter(|bytes| !self.known.contains_key(bytes)).collect();
@@ -317,12 +323,12 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The precision of a need.
+/// Returns the precision of a need.
 fn close(bytes: u64) -> u64 {
     scaled(bytes, EXACT).max(GRAIN_BYTES)
 }
 
-/// The next multiple of the grain.
+/// Rounds up to a multiple of the grain.
 fn up(bytes: u64) -> u64 {
     bytes.div_ceil(GRAIN_BYTES).saturating_mul(GRAIN_BYTES)
 }
@@ -337,7 +343,7 @@ fn scaled(bytes: u64, factor: f64) -> u64 {
     (bytes as f64 * factor) as u64
 }
 
-/// Sizes above `from` up to `to`, each at most `step` of itself above the one before.
+/// Returns sizes above `from` up to `to`, each at most the share `step` above the previous one.
 fn steps_up(from: u64, to: u64, step: f64) -> Vec<u64> {
     let next = |bytes: &u64| {
         let further = scaled(*bytes, 1.0 + step) / GRAIN_BYTES * GRAIN_BYTES;
@@ -346,7 +352,7 @@ fn steps_up(from: u64, to: u64, step: f64) -> Vec<u64> {
     std::iter::successors(Some(from), next).skip(1).collect()
 }
 
-/// Sizes below `from` down to `to`, each at most `step` of itself below the one before.
+/// Returns sizes below `from` down to `to`, each at most the share `step` below the previous one.
 fn steps_down(from: u64, to: u64, step: f64) -> Vec<u64> {
     let next = |bytes: &u64| {
         let further = up(scaled(*bytes, 1.0 / (1.0 + step)));

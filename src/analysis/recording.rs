@@ -1,4 +1,4 @@
-//! A recording with everything that is known of it, read once.
+//! A recording, with everything that is computed from it once.
 
 use std::fmt;
 
@@ -12,66 +12,66 @@ use crate::history::SegmentLayout;
 use crate::replay::{self, MadeHere, Start, Trace, Verification, Workload};
 use crate::size::{fraction_of_limit, human_bytes, limit_of_fraction};
 
-/// How much memory the caller gives to replays, as far as the caller sets it.
+/// The memory of replays, as far as the caller sets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Memory {
-    /// What the device has, in bytes.
+    /// Memory of the device, in bytes.
     pub total_bytes: Option<u64>,
-    /// The part of it that may be reserved, from 0 to 1; 1 is no limit.
+    /// The share of it that may be reserved, from 0 to 1; 1 means no limit.
     pub fraction: Option<f64>,
 }
 
-/// A recording: what was asked for, and what is known of the program that asked.
+/// A recording: its requests, and the data about the recorded program.
 #[derive(Clone, Debug)]
 pub struct Recording {
     /// The file's events, final layout and configuration.
     pub trace: Trace,
-    /// The recorded configuration, where it is one that can be repeated.
+    /// The recorded configuration, if it can be replayed.
     pub config: Option<Config>,
-    /// What was asked for, free of what the recorded allocator decided.
+    /// The requests, without the recorded allocator's decisions.
     pub workload: Workload,
-    /// The file's own figures.
+    /// The figures of the file.
     pub figures: Figures,
-    /// What may be reserved, if something limits it. What the caller sets holds over what the recording
-    /// shows.
+    /// The limit on reserved bytes, if any. A limit set by the caller overrides the one that the
+    /// recording shows.
     pub limit: Option<Limit>,
-    /// What the recorded program could reserve, if the recording shows it. Not searched when the caller sets
-    /// a fraction.
+    /// The limit of the recorded program, if the recording shows it. Not searched if the caller sets a
+    /// fraction.
     pub inferred_limit: Option<Limit>,
-    /// A replay of the recorded configuration, where it makes every recorded decision. Its workload is
-    /// this recording's.
+    /// An exact replay of the recorded configuration, if there is one. Its workload is this recording's.
     pub exact: Option<Verification>,
-    /// What was there before the first event, where the recording begins late and tells it.
+    /// The memory before the first event, if the recording begins late and shows it.
     pub start: Option<Beginning>,
-    /// The most bytes that callers held at once, as they asked for them: nothing runs on less.
+    /// The peak of live bytes, as requested: no smaller device suffices.
     pub live_peak_bytes: u64,
-    /// What was said of the memory.
+    /// The memory that the caller set.
     pub memory: Memory,
 }
 
-/// What was there when a recording began.
+/// The memory when a recording began.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Beginning {
-    /// Bytes that were reserved.
+    /// Reserved bytes.
     pub reserved_bytes: u64,
-    /// Bytes that were in callers' hands, as they asked for them.
+    /// Requested bytes of live blocks.
     pub requested_bytes: u64,
-    /// Where the blocks lay that lived, in the order of the workload's first operations.
+    /// Addresses of the live blocks, in the order of the workload's first operations.
     pub live_addresses: Vec<u64>,
-    /// All of it, under the recorded configuration; without it replays start from the live blocks alone.
+    /// The layout under the recorded configuration. Without it, replays start from the live blocks
+    /// alone. The age of a free block is not recorded, so the collector may choose others than it did.
     pub layout: Option<Vec<SegmentLayout>>,
 }
 
-/// The most that may be reserved.
+/// The most bytes that may be reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limit {
     /// In bytes.
     pub bytes: u64,
-    /// Where it comes from.
+    /// The source of the limit.
     pub source: LimitSource,
 }
 
-/// Where a limit comes from.
+/// The source of a limit.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitSource {
@@ -81,16 +81,18 @@ pub enum LimitSource {
     TotalMemory,
     /// The recording contains it, because this library made it.
     Recorded,
-    /// The recorded device was full when requests failed: what was reserved and free then.
+    /// The recorded device was full when requests failed; the limit is its reserved plus free bytes
+    /// then.
     DeviceFull {
         /// How many requests failed.
         ooms: u64,
     },
-    /// Under it a replay makes every recorded decision. The smallest such limit.
+    /// The smallest limit under which a replay makes every recorded decision.
     Inferred {
-        /// How many requests failed; with none, the recorded releases show the limit.
+        /// How many requests failed; if 0, the recorded releases show the limit.
         ooms: u64,
-        /// Failed requests show that the limit was below this, if that is well above the inferred one.
+        /// Failed requests show that the limit was below this; set only if it is well above the inferred
+        /// limit.
         below_bytes: Option<u64>,
     },
 }
@@ -145,7 +147,7 @@ impl Beginning {
 }
 
 impl Recording {
-    /// Reads what a trace asked for. `config` is the recorded configuration, if it can be repeated.
+    /// Reads the requests of a trace. `config` is the recorded configuration, if it can be replayed.
     ///
     /// Repeats the recording, so it takes as long as a replay of every event.
     #[must_use]
@@ -168,7 +170,8 @@ impl Recording {
         let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
         let settings = own.as_ref().map(|own| own.settings().clone()).unwrap_or_default();
         let mut failures = Failures::of(&trace, &settings, &figures);
-        // A full device limits below what was recorded as its limit only if other processes used it too.
+        // A full device is the limit only if other processes used it too, so that it ends below the
+        // recorded limit.
         failures.device_bytes =
             failures.device_bytes.filter(|bytes| is_set || limit.is_none_or(|l| *bytes < l.bytes));
         let exactly = |total_bytes, fraction| {
@@ -179,7 +182,7 @@ impl Recording {
         let mut exact = if was_full { None } else { exactly(total_bytes, fraction) };
         let (mut workload, mut inferred_limit) = (None, None);
         if exact.is_none() {
-            // The requests are read under the recorded limit, whatever device the caller describes.
+            // The requests are read under the recorded limit, whatever device the caller sets.
             let recorded_bytes = total_bytes.max(SimOptions::default().total_bytes);
             let found = || infer(&trace, own.as_ref()?, recorded_bytes, &figures, &failures);
             if is_set && let Some(found) = exactly(recorded_bytes, None) {
@@ -192,7 +195,7 @@ impl Recording {
                     workload = Some(found.verification.workload);
                 }
             } else if memory.fraction.is_none() {
-                // Not every decision is repeated, as in recordings that begin late.
+                // No replay is exact, as in recordings that begin late.
                 inferred_limit = failures.limit(&figures);
             }
             if !is_set {
@@ -224,7 +227,7 @@ impl Recording {
         }
     }
 
-    /// Whether the limit was found in the recording.
+    /// Returns whether the limit was found in the recording.
     #[must_use]
     pub fn limit_is_inferred(&self) -> bool {
         self.limit.is_some_and(|limit| {
@@ -232,7 +235,7 @@ impl Recording {
         })
     }
 
-    /// The part of a device with `total_bytes` that a replay may reserve; `None` if it may reserve all.
+    /// Returns the share of a device with `total_bytes` that a replay may reserve; `None` for all of it.
     #[must_use]
     pub(crate) fn fraction_of(&self, total_bytes: u64) -> Option<f64> {
         let limit = self.limit?;
@@ -246,8 +249,8 @@ impl Recording {
         }
     }
 
-    /// The layout from which a replay under `config` starts: the recorded one under the recorded
-    /// configuration, whatever the compatibility; nothing under any other.
+    /// Returns the layout from which a replay under `config` starts. It exists for the recorded
+    /// configuration only, with any compatibility.
     #[must_use]
     pub fn layout_for(&self, config: &Config) -> Option<&[SegmentLayout]> {
         let (layout, own) = (self.start.as_ref()?.layout.as_deref()?, self.config.as_ref()?);
@@ -255,8 +258,8 @@ impl Recording {
         (own.clone().with_compat(compat).settings() == config.settings()).then_some(layout)
     }
 
-    /// The memory of the device of a replay, in bytes: as the caller set it, what the recorded program had if
-    /// its device was full, or an H200's memory.
+    /// Returns the memory of the replay's device, in bytes: the size that the caller set, the recorded
+    /// program's memory if its device was full, or an H200's.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         match self.limit {
@@ -271,7 +274,7 @@ fn total_bytes(memory: &Memory) -> u64 {
 }
 
 impl Memory {
-    /// The limit that the caller sets.
+    /// Returns the limit that the caller set.
     pub(crate) fn limit(&self) -> Option<Limit> {
         let part = self.fraction.and_then(|part| limit_of_fraction(part, total_bytes(self)));
         let by_fraction = part.map(|bytes| Limit { bytes, source: LimitSource::Fraction });

@@ -1,7 +1,7 @@
-//! Which settings would have served a program that has just run out of memory.
+//! Finds settings that would have served a program that has just run out of memory.
 //!
-//! The program waits meanwhile, so a setting is replayed once, under the program's own limit, instead of
-//! searching what it needs; and only so many entries of the history are looked at.
+//! The program waits for the result. So each setting is replayed once under the program's own limit,
+//! without a search of its need, and only the newest entries of the history are used.
 
 use std::time::{Duration, Instant};
 
@@ -14,26 +14,26 @@ use crate::history::Snapshot;
 use crate::layers::on_oom::set_adviser;
 use crate::replay::Trace;
 
-/// No setting is tried any more after this time.
+/// No setting is tried after this time.
 const TIME: Duration = Duration::from_secs(4);
-/// The newest entries of a history that are replayed; more would take longer and more memory.
+/// How many of the newest history entries are replayed; more would take more time and memory.
 const ENTRIES_MAX: usize = 200_000;
-/// So many settings are named.
+/// How many settings are named.
 const NAMED: usize = 3;
 
-/// Lets allocators of this process heed `advise_on_oom:True`. The command line and the C library have called
-/// it; a Rust program calls it before it builds an allocator with that key.
+/// Enables `advise_on_oom:True` for the allocators of this process. The command line and the C library
+/// call it; a Rust program calls it before it builds an allocator with that key.
 pub fn advise_on_oom() {
     set_adviser(advise);
 }
 
-/// What a replay of the history under other settings shows, as sentences.
+/// Replays the history under other settings and returns the results as sentences.
 fn advise(snapshot: &Snapshot) -> Vec<String> {
     let said = served(snapshot, Instant::now() + TIME);
     said.unwrap_or_else(|why| vec![format!("advise_on_oom found nothing: {why}")])
 }
 
-/// Settings under which fewer requests fail than did, the best first; or why nothing can be said.
+/// Returns settings under which fewer requests fail, best first; or why there are none.
 fn served(snapshot: &Snapshot, ends: Instant) -> Result<Vec<String>, String> {
     if snapshot.entries.is_empty() {
         let why = "nothing is recorded; record_history:1000000 keeps that many entries";

@@ -1,5 +1,5 @@
-//! The snapshot of a replay: what a recorded program does under a configuration, in a file that every viewer
-//! reads.
+//! The snapshot of a replay: how a recorded program allocates under a configuration, in a file that
+//! every viewer reads.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use crate::history::{Frame, RecordOptions, Snapshot, Stack, StackLevel, StackPro
 use crate::replay::{ReplayError, StackId, Trace};
 use crate::strategies::Strategy;
 
-/// Repeats a recording once and takes a snapshot behind its last operation. Requests have the stacks that
-/// were recorded.
+/// Repeats a recording once and takes a snapshot after its last operation. Requests have their recorded
+/// stacks.
 ///
 /// # Errors
 ///
-/// As [`measure`](super::measure).
+/// The same as [`measure`](super::measure).
 pub(crate) fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snapshot, ReplayError> {
     let stacks: Arc<dyn StackProvider> = Arc::new(RecordedStacks::of(&recording.trace));
     let (last, taken) = (recording.workload.ops.len().saturating_sub(1), Cell::new(None));
@@ -49,10 +49,10 @@ pub(crate) fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snap
     Ok(taken.into_inner().unwrap_or_default())
 }
 
-/// Stacks of requests, in the order of the recording.
+/// Provides the stacks of requests, in the order of the recording.
 struct RecordedStacks {
     stacks: Vec<Arc<Recorded>>,
-    /// By request.
+    /// By request number.
     of_requests: Vec<Option<StackId>>,
     next: AtomicUsize,
 }

@@ -1,7 +1,8 @@
-//! How busy each stream is, and whether streams are busy together.
+//! How busy each stream is, and whether streams are busy at the same time.
 //!
-//! A cache keeps memory per stream, so what one stream is done with no other stream gets. Whether that costs
-//! anything shows in the recording: streams whose peaks come at different times each keep their own.
+//! A caching allocator keeps memory per stream, so memory that one stream has freed is not available to
+//! another. The recording shows the cost: streams whose peaks come at different times each keep their
+//! own memory.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +11,21 @@ use serde::Serialize;
 use crate::ids::StreamId;
 use crate::replay::{Op, Workload};
 
-/// How much one stream asked for.
+/// Peak use of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StreamUse {
     /// The stream.
     pub stream: StreamId,
-    /// The most bytes that were live on it at once, as asked for.
+    /// The peak of live bytes on the stream, as requested.
     pub peak_live_bytes: u64,
 }
 
 /// All streams of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
-    /// Each stream, in the order of raw handles.
+    /// Each stream, ordered by raw handle.
     pub streams: Vec<StreamUse>,
-    /// The most bytes that were live at once on all of them.
+    /// The peak of live bytes on all streams together.
     pub peak_live_bytes: u64,
     /// The most streams that were busy at once. A stream is busy while more than half of its own peak is
     /// live.
@@ -38,7 +39,7 @@ struct Live {
 }
 
 impl Streams {
-    /// The streams of a workload.
+    /// Returns the streams of a workload.
     #[must_use]
     pub fn of(workload: &Workload) -> Self {
         let mut live: BTreeMap<StreamId, Live> = BTreeMap::new();
@@ -73,7 +74,7 @@ impl Streams {
         Self { streams, peak_live_bytes, busy_together }
     }
 
-    /// The sum of the streams' own peaks: what they need if none lends another anything.
+    /// Returns the sum of the streams' own peaks: the bytes they need if none can use another's memory.
     #[must_use]
     pub(crate) fn sum_of_peaks_bytes(&self) -> u64 {
         let peaks = self.streams.iter().map(|stream| stream.peak_live_bytes);
@@ -81,8 +82,8 @@ impl Streams {
     }
 }
 
-/// Calls `see` for each block that is allocated, with a function that adds its bytes, and for each that is
-/// freed, with one that subtracts them.
+/// Calls `see` for each allocated block with a function that adds its bytes, and for each freed block
+/// with one that subtracts them.
 fn changes(workload: &Workload, mut see: impl FnMut(StreamId, fn(u64, u64) -> u64, u64)) {
     let mut blocks: Vec<Option<(StreamId, u64)>> = vec![None; workload.blocks as usize];
     for op in &workload.ops {

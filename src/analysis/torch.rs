@@ -1,27 +1,27 @@
 //! The version of PyTorch that settings are for.
 //!
-//! A recording does not name its version, but its keys and its configuration show the oldest one that can
-//! have made it. The settings that are named contain only keys that this version has, so that a program does
-//! not stop at an unknown key.
+//! A recording does not contain its version, but its keys and its configuration show the oldest one that
+//! can have made it. Advice contains only keys that this version has, so that a program does not stop at
+//! an unknown key.
 
 use std::fmt;
 
 use super::recording::Recording;
 use crate::config::{Config, TorchVersion};
 
-/// A version of PyTorch, and where it comes from.
+/// A version of PyTorch and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForTorch {
     /// The caller set it.
     Set(TorchVersion),
-    /// The oldest version that can have made the recording, which shows that it was later than 2.1.
+    /// The oldest version that can have made the recording; later than 2.1.
     Shown(TorchVersion),
-    /// Neither: any from 2.1 on.
+    /// The recording does not show it, and the caller set none: any version from 2.1 on.
     Unknown,
 }
 
 impl ForTorch {
-    /// The version for a recording, if the caller sets none.
+    /// Returns the version for a recording; `set` is the one that the caller set.
     #[must_use]
     pub fn of(recording: &Recording, set: Option<TorchVersion>) -> Self {
         if let Some(version) = set {
@@ -29,7 +29,7 @@ impl ForTorch {
         }
         let conf = recording.config.as_ref().and_then(Config::oldest_torch);
         let trace = &recording.trace;
-        // Snapshots of this library have the keys of a new version, whichever runs.
+        // Snapshots of this library have the keys of a new version, whatever PyTorch runs.
         let by_keys = Some(trace.torch_version()).filter(|_| trace.made_here.is_none());
         let by_keys = by_keys.filter(|version| *version > TorchVersion::V2_11);
         match conf.max(by_keys) {
@@ -38,7 +38,7 @@ impl ForTorch {
         }
     }
 
-    /// The version whose keys may be used.
+    /// Returns the version whose keys may be used.
     #[must_use]
     pub fn version(self) -> TorchVersion {
         match self {

@@ -1,4 +1,4 @@
-//! One replay of a recording on one simulated device.
+//! Runs one replay of a recording on one simulated device.
 
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -15,38 +15,37 @@ use crate::replay::{self, Manner, ReplayError, Run};
 use crate::stats::Statistics;
 use crate::strategies::Strategy;
 
-/// How much memory a replay has.
+/// The memory of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// What the recording's [`limit`](Recording::limit) leaves; where there is none, the device is
-    /// what somebody said or an H200.
+    /// The recording's [`limit`](Recording::limit); without one, the memory that the caller set, or an
+    /// H200's.
     Limited,
-    /// More than any program asks for.
+    /// More than any program requests.
     Endless,
-    /// A device of this many bytes, all of which may be reserved.
+    /// A device of this many bytes, without a limit below that.
     Device {
-        /// All its memory.
+        /// Memory of the device.
         total_bytes: u64,
     },
 }
 
-/// Devices that hardly any recording fills. A larger one costs address space, which is why it is only
-/// the second choice.
+/// Devices that hardly any recording fills. A larger one costs address space, so it is used second.
 const ENDLESS_BYTES: [u64; 2] = [1 << 38, 1 << 43];
 
-/// What a replay showed.
+/// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Trial {
     /// Counters and times; the counters also of strategies that count nothing themselves.
     pub run: Run,
-    /// The most bytes that were taken from the device at once, whoever counted.
+    /// The peak of bytes taken from the device, counted by the strategy or by the device.
     pub peak_taken_bytes: u64,
-    /// What the device's calls cost on its own clock, in nanoseconds.
+    /// Time of the device calls on the device's own clock, in nanoseconds.
     pub device_ns: u64,
 }
 
 impl Trial {
-    /// Calls that took memory from the device or gave it back.
+    /// Returns the number of calls that allocated or released device memory.
     #[must_use]
     pub fn device_calls(&self) -> u64 {
         let counters = &self.run.statistics;
@@ -54,13 +53,13 @@ impl Trial {
     }
 }
 
-/// Repeats a recording under a configuration, `passes` times; what it shows is the first pass's, but
-/// for the times. Files that a layer of the configuration names are written.
+/// Repeats a recording under a configuration `passes` times. All results but the times are those of the
+/// first pass. Files that a layer of the configuration names are written.
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the configuration builds no allocator, or the allocator fails in a way that is
-/// not about memory.
+/// [`ReplayError`] when the configuration builds no allocator, or the allocator fails for a reason other
+/// than memory.
 pub fn measure(
     recording: &Recording,
     config: &Config,
@@ -70,7 +69,7 @@ pub fn measure(
     measure_watched(recording, config, room, passes, &|_| ())
 }
 
-/// The same; `progress` is called after each pass with the number of passes done.
+/// As [`measure`]; `progress` is called after each pass with the number of passes done.
 pub(crate) fn measure_watched(
     recording: &Recording,
     config: &Config,
@@ -114,17 +113,17 @@ pub(crate) fn measure_watched(
     Ok(if second.run.ooms <= trial.run.ooms { second } else { trial })
 }
 
-/// Whether every request of a recording is served on a device of `total_bytes`. Ends at the first that
-/// is not.
+/// Returns whether every request of a recording succeeds on a device of `total_bytes`. Stops at the
+/// first failure.
 ///
 /// # Errors
 ///
-/// As [`measure`].
+/// The same as [`measure`].
 pub fn fits(recording: &Recording, config: &Config, total_bytes: u64) -> Result<bool, ReplayError> {
     fits_in_order(recording, config, total_bytes, AddressOrder::Lowest)
 }
 
-/// The same on a device that gives out addresses in this order.
+/// As [`fits`], on a device that assigns addresses in this order.
 pub(super) fn fits_in_order(
     recording: &Recording,
     config: &Config,
@@ -135,12 +134,12 @@ pub(super) fn fits_in_order(
     replay::is_served(&recording.workload, &strategy, Some(sim))
 }
 
-/// Repeats a recording once. `begun` gets the allocator before the first operation; `look` sees the number of
-/// each operation, when it is done, and what is taken from the device then.
+/// Repeats a recording once. `begun` gets the allocator before the first operation. `look` gets, after
+/// each operation, its index and the bytes taken from the device.
 ///
 /// # Errors
 ///
-/// As [`measure`].
+/// The same as [`measure`].
 pub(crate) fn watch(
     recording: &Recording,
     config: &Config,
@@ -157,11 +156,11 @@ pub(crate) fn watch(
     })
 }
 
-/// The strategy with what was there when the recording began, by the numbers of the workload's blocks;
-/// blocks that are not there are allocated first.
+/// The strategy, its device, and the blocks that already exist, by their numbers in the workload. Blocks
+/// that do not exist yet are allocated first.
 pub(super) type Opened = (Strategy, Arc<Sim>, Vec<(u32, Allocation)>);
 
-/// An allocator on a device of its own, which begins with what was there when the recording began.
+/// Opens an allocator on its own device, with the memory from before the recording.
 pub(super) fn open_with_start(
     recording: &Recording,
     config: &Config,
@@ -175,7 +174,7 @@ pub(super) fn open_with_start(
         return Ok((strategy, sim, Vec::new()));
     };
     let Ok(installed) = engine.install(layout) else {
-        // There is no room for all of it: what lived may have some.
+        // The layout does not fit; the live blocks alone may.
         let (strategy, sim) = open(recording, config, room, AddressOrder::Lowest)?;
         return Ok((strategy, sim, Vec::new()));
     };
@@ -187,7 +186,7 @@ pub(super) fn open_with_start(
     Ok((strategy, sim, held))
 }
 
-/// An allocator on a device of its own.
+/// Opens an allocator on its own device.
 fn open(
     recording: &Recording,
     config: &Config,
@@ -210,7 +209,7 @@ fn open(
     let strategy = registry::build(config, driver, BuildOptions::default())?;
     if let Some(fraction) = fraction {
         match strategy.control().caching {
-            // What keeps no cache has no limit of its own: the device is as small.
+            // A strategy without a cache has no limit of its own, so the device gets that size.
             None if recording.limit_is_inferred() => {
                 let bytes = recording.limit.map_or(total_bytes, |limit| limit.bytes);
                 return open(recording, config, Room::Device { total_bytes: bytes }, addresses);
@@ -221,7 +220,7 @@ fn open(
     Ok((strategy, sim))
 }
 
-/// A configuration whose allocator writes no files, for replays whose files nobody asked for.
+/// Returns a configuration whose allocator writes no files, for replays inside an analysis.
 pub(crate) fn without_files(config: &Config) -> Config {
     let settings = config.settings().clone().for_replay();
     match settings == *config.settings() {

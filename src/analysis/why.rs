@@ -1,4 +1,4 @@
-//! The moments of a recording that matter, under the recorded configuration.
+//! The important moments of a recording, under the recorded configuration.
 
 use super::causes::{Moment, Picture};
 use super::recording::Recording;
@@ -7,7 +7,7 @@ use super::trial::Room;
 use crate::config::Compat;
 use crate::replay::ReplayError;
 
-/// Where the reserved bytes are at the moments that matter.
+/// The reserved bytes at the important moments.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Why {
     pub(crate) streams: Streams,
@@ -18,14 +18,14 @@ pub(crate) struct Why {
 }
 
 impl Why {
-    /// The moments of a replay of the recorded configuration, or of the default one.
+    /// Returns the moments of a replay of the recorded configuration, or of the default one.
     ///
     /// # Errors
     ///
-    /// As [`Picture::take`].
+    /// The same as [`Picture::take`].
     pub(crate) fn of(recording: &Recording) -> Result<Self, ReplayError> {
         let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-        // Only the recorded device has room for what was there when the recording began.
+        // Only the recorded device has room for the memory from before the recording.
         let starts = recording.layout_for(&config).is_some()
             && recording.figures.peak_reserved_bytes <= recording.total_bytes();
         let limited = recording.limit.is_some() || starts;
@@ -41,7 +41,7 @@ impl Why {
         Ok(Self { streams: Streams::of(&recording.workload), main, reserved })
     }
 
-    /// The moments, the most important one first.
+    /// Returns the moments, the most important one first.
     pub(crate) fn pictures(&self) -> impl Iterator<Item = &Picture> {
         self.main.iter().chain(&self.reserved)
     }

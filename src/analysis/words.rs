@@ -1,4 +1,4 @@
-//! What an analysis says, in sentences: every number in them was replayed.
+//! The results of an analysis as sentences; every number in them was replayed.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::ids::StreamId;
 use crate::replay::HostMemory;
 use crate::size::MIB;
 
-/// A whole number with separators.
+/// Formats a whole number with thousands separators.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -27,12 +27,12 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// "1 retry", "2 retries".
+/// Formats a number with its noun: "1 retry", "2 retries".
 pub(crate) fn counted_as(number: u64, one: &str, more: &str) -> String {
     format!("{} {}", grouped(number), if number == 1 { one } else { more })
 }
 
-/// Bytes as tables show them: whole MiB from 100 MiB on, and tenths below.
+/// Formats bytes for tables: whole MiB from 100 MiB on, and tenths below.
 pub(crate) fn near(bytes: u64) -> String {
     let tenths = (u128::from(bytes) * 10 + u128::from(MIB) / 2) / u128::from(MIB);
     match u64::try_from(tenths).unwrap_or(u64::MAX) {
@@ -41,7 +41,7 @@ pub(crate) fn near(bytes: u64) -> String {
     }
 }
 
-/// Bytes in whole MiB, rounded up: a device of this size has them.
+/// Formats bytes in whole MiB, rounded up: a device of this size suffices.
 pub(super) fn mib(bytes: u64) -> String {
     grouped(bytes.div_ceil(MIB))
 }
@@ -52,7 +52,7 @@ pub(super) fn part(bytes: u64, of: u64) -> f64 {
 }
 
 impl HostMemory {
-    /// How much there was.
+    /// Returns a sentence about the peak and the final size.
     pub(crate) fn sentence(&self) -> String {
         format!(
             "Pinned host memory: {} MiB at most; {} MiB at the end, {} MiB of them live.",
@@ -64,7 +64,7 @@ impl HostMemory {
 }
 
 impl Need {
-    /// What it needs in MiB, and with lucky addresses if that is less.
+    /// Formats the need in MiB, and the need with lucky addresses if that is less.
     pub(crate) fn in_mib(&self) -> String {
         let needs = self.needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
         match self.with_luck_bytes {
@@ -75,7 +75,7 @@ impl Need {
 }
 
 impl Causes {
-    /// Each cause in words, in the order of a table.
+    /// Returns the name and the bytes of each cause, in the order of a table.
     #[must_use]
     pub fn rows(&self) -> [(&'static str, u64); 6] {
         [
@@ -89,13 +89,14 @@ impl Causes {
     }
 }
 
-/// Streams whose peaks add up to less than this many times what lives at once share well enough.
+/// Streams share well enough if the sum of their peaks is below this many times the peak of all
+/// together.
 const APART: f64 = 1.2;
-/// Streams that keep less than this part of what the largest keeps are not spoken of.
+/// Streams that keep less than this share of the largest stream's bytes are not mentioned.
 const SMALL: f64 = 0.02;
 
 impl Picture {
-    /// Explains in a few sentences why so much is reserved.
+    /// Returns a few sentences that explain why so much is reserved.
     #[must_use]
     pub fn sentence(&self, streams: &Streams) -> String {
         let total = self.causes.total_bytes();
@@ -121,7 +122,7 @@ impl Picture {
             text += &format!(". The largest free block has {} MiB", near(largest));
         }
         text.push('.');
-        // What idle streams keep shows in the peak of reserved bytes.
+        // Memory kept by idle streams shows in the peak of reserved bytes.
         if self.moment != Moment::PeakLive
             && let Some(more) = self.streams_apart(streams)
         {
@@ -131,7 +132,7 @@ impl Picture {
         text
     }
 
-    /// That streams keep memory at different times, if they do.
+    /// Returns a sentence if streams keep memory at different times.
     fn streams_apart(&self, streams: &Streams) -> Option<String> {
         let mut kept: BTreeMap<StreamId, u64> = BTreeMap::new();
         for heap in &self.heaps {
@@ -171,7 +172,7 @@ impl Moment {
     }
 }
 
-/// A stream and its pool.
+/// Returns the name of a stream and its pool.
 pub(crate) fn heap_name(heap: &HeapCauses) -> String {
     let stream = format!("stream {:#x}", heap.stream.0);
     match heap.pool {
@@ -181,7 +182,7 @@ pub(crate) fn heap_name(heap: &HeapCauses) -> String {
 }
 
 impl Recording {
-    /// What may be reserved, and who says so.
+    /// Returns a sentence with the limit on reserved bytes and its source.
     pub(crate) fn limit_sentence(&self) -> Option<String> {
         let limit = self.limit?;
         #[expect(clippy::cast_precision_loss, reason = "shown to people")]
@@ -190,25 +191,26 @@ impl Recording {
     }
 }
 
-/// What to set, for one allocator.
+/// A setting to make, for one allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     /// The allocator.
     pub(crate) whose: String,
     /// The variable and its value.
     pub(crate) set: String,
-    /// What the recording then needs.
+    /// The need of the recording with it.
     pub(crate) needs: String,
 }
 
 impl Advice {
-    /// What to set in PyTorch's own allocator and in this project's; nothing if no setting is worth its cost.
+    /// Returns the settings for PyTorch's own allocator and for this library's; empty if no setting is
+    /// worth its cost.
     pub(crate) fn choices(&self, recording: &Recording) -> Vec<Choice> {
         let both = [self.worth_in_pytorch(recording), self.worth_in_ours(recording)];
         both.into_iter().flatten().map(|tried| self.choice(tried)).collect()
     }
 
-    /// How many settings were searched, and how many dropped.
+    /// Returns how many settings were searched, and how many dropped.
     pub(crate) fn searched(&self) -> String {
         let searched = counted_as(self.tried.len() as u64, "setting", "settings");
         let dropped = match self.passed_over {
@@ -223,7 +225,7 @@ impl Advice {
         format!("{searched} searched to the end{dropped}")
     }
 
-    /// What to set for this setting.
+    /// Returns the setting to make for a searched setting.
     pub(crate) fn choice(&self, tried: &Tried) -> Choice {
         let (whose, variable, conf) = match tried.for_pytorch() {
             Some(conf) => (self.torch.to_string(), "PYTORCH_CUDA_ALLOC_CONF", conf),
@@ -236,7 +238,7 @@ impl Advice {
         Choice { whose, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
     }
 
-    /// What the recording does not show, why that matters, and what supplies it.
+    /// Lists the data that the recording lacks, why it matters, and what supplies it.
     pub(crate) fn unknown(&self, recording: &Recording) -> Vec<&'static str> {
         let torch = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
              names a version and adds its keys";
@@ -252,6 +254,6 @@ impl Advice {
     }
 }
 
-/// What a device holds besides the recorded memory.
+/// Memory that a device needs besides the recorded memory.
 pub(crate) const BESIDES: &str = "A device needs more than that: the CUDA context, loaded kernels, and what NCCL, \
     cuBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";

@@ -83,7 +83,7 @@ impl LaneWork {
         self.waiting.len()
     }
 
-    /// Blocks the lane's work before a block that it uses is freed.
+    /// Holds back the lane's work from now on; called before a block that the lane uses is freed.
     fn hold(&self, lane: StreamId) -> DriverResult<()> {
         self.brake.hold(lane)
     }

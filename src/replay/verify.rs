@@ -428,8 +428,7 @@ impl Verifier<'_> {
                 _ => None,
             }
         });
-        // The recording has no answer to what was asked of the driver: nothing that follows could be
-        // compared.
+        // The recording has no answer for a call of the driver: nothing after it can be compared.
         if let Err(AllocError::Driver(error)) = &answer {
             self.suspect(misfit.or(Some(Misfit::TooHigh)), |me| {
                 me.differ(at, || format!("{error}, after {}", describe::done(&seen)));
