@@ -1,11 +1,11 @@
-//! Bytes over the events of a recording, thinned into columns that keep every peak.
+//! Live and reserved bytes over the events of a recording, thinned into columns that keep every peak.
 
-/// What happened to the bytes between two moments.
+/// The bytes between two moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
-    /// Its first moment.
+    /// The first moment of the column.
     pub(crate) first: u32,
-    /// When its first moment was, in microseconds of the recorded machine's clock.
+    /// The time of that moment, in microseconds of the recorded machine's clock.
     pub(crate) time_us: u64,
     pub(crate) live_min_bytes: u64,
     pub(crate) live_max_bytes: u64,
@@ -13,12 +13,12 @@ pub(crate) struct Column {
     pub(crate) reserved_min_bytes: u64,
     pub(crate) reserved_max_bytes: u64,
     pub(crate) reserved_last_bytes: u64,
-    /// The first moment of the most live bytes.
+    /// The first moment at which the live bytes peak.
     pub(crate) live_peak_at: u32,
 }
 
 impl Column {
-    /// Adds the moments of the column that follows.
+    /// Merges the following column into this one.
     fn take_in(&mut self, next: &Self) {
         if next.live_max_bytes > self.live_max_bytes {
             self.live_max_bytes = next.live_max_bytes;
@@ -32,35 +32,35 @@ impl Column {
     }
 }
 
-/// All moments of a recording, in equal parts: each column says the least, the most and the last of its own.
+/// All moments of a recording in equal parts; each column keeps its minimum, maximum and last values.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
-    /// How many moments there are.
+    /// Number of moments.
     pub(crate) moments: u64,
-    /// How many columns there will be.
+    /// Number of columns.
     count: u64,
     pub(crate) columns: Vec<Column>,
-    /// The first time that an event says; 0 where none does.
+    /// The first recorded time; 0 if no event has one.
     pub(crate) begin_us: u64,
     pub(crate) end_us: u64,
 }
 
 impl Columns {
-    /// At most `most` columns for the moments 0 to `last`.
+    /// Creates at most `most` columns for the moments 0 to `last`.
     pub(crate) fn new(most: usize, last: u32) -> Self {
         let moments = u64::from(last) + 1;
         Self { moments, count: moments.min(most.max(1) as u64), ..Self::default() }
     }
 
-    /// The column of a moment.
+    /// Returns the column of a moment.
     pub(crate) fn of(&self, moment: u32) -> usize {
         let at = u64::from(moment) * self.count / self.moments.max(1);
         usize::try_from(at).unwrap_or(0)
     }
 
-    /// Moments come in their order.
+    /// Adds a moment; moments come in order.
     pub(crate) fn see(&mut self, moment: u32, time_us: u64, live_bytes: u64, reserved_bytes: u64) {
-        // A clock that goes back, or an event that says no time, is no later than what came before.
+        // A time that goes backwards, or a missing one, counts as the time of the previous event.
         if time_us > 0 {
             if self.begin_us == 0 {
                 self.begin_us = time_us;
@@ -93,7 +93,7 @@ impl Columns {
     }
 }
 
-/// The same columns in fewer: each keeps the least, the most and the last of those that it takes in.
+/// Merges columns until at most `most` remain; minimum, maximum and last values are kept.
 pub(crate) fn fewer(columns: &[Column], most: usize) -> Vec<Column> {
     if columns.len() <= most.max(1) {
         return columns.to_vec();

@@ -1,5 +1,5 @@
 //! The first sentences of a page: the code that holds most memory, and how much less the program needs
-//! without it. The sentence about settings is `advise`'s and stands behind them.
+//! without it. The sentence about settings comes from `advise` and follows them.
 
 use serde::Serialize;
 
@@ -7,17 +7,17 @@ use super::holders::{Holder, Holders};
 use super::lives::{Lives, NEVER};
 use crate::analysis::{Callers, Category, counted_as, near};
 
-/// Sentences for people; empty where the recording has nothing to say.
+/// Sentences for the page; empty if the recording has no data for them.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Headline {
     /// The moment, its live bytes, and the code that holds most of them.
     pub(crate) memory: String,
-    /// What changes the peak in the program's code, and by how much.
+    /// The part of the program's code that determines the peak, and by how many bytes.
     pub(crate) code: String,
 }
 
 impl Headline {
-    /// Of the holders at a moment of that name. `is_failure` if a request fails there.
+    /// Builds the sentences from the holders at a moment. `is_failure`: a request fails at that moment.
     pub(crate) fn of(
         lives: &Lives,
         callers: &Callers<'_>,
@@ -72,7 +72,7 @@ impl Headline {
     }
 }
 
-/// A sentence about the free memory of the cache, where it is much.
+/// Returns a sentence about the cache's free memory, if it is large.
 fn cached(lives: &Lives) -> String {
     let (reserved, live) = (lives.peak_reserved.bytes, lives.peak_live.bytes);
     match reserved > live.saturating_add(live / 5) {
@@ -84,7 +84,7 @@ fn cached(lives: &Lives) -> String {
     }
 }
 
-/// The sentences about the program's code.
+/// Returns the sentences about the program's code.
 fn code(
     lives: &Lives,
     callers: &Callers<'_>,
@@ -147,13 +147,14 @@ fn code(
     format!("{text} All {all}: {hint}.")
 }
 
-/// The bytes of some of the holders.
+/// Returns the bytes of the holders that match.
 fn bytes_of(holders: &Holders, is_one: &dyn Fn(&Holder) -> bool) -> u64 {
     let some = holders.holders.iter().filter(|holder| is_one(holder));
     some.fold(0, |sum, holder| holder.requested_bytes.saturating_add(sum))
 }
 
-/// The peak of live bytes if a caller's blocks were not there.
+/// Returns the peak of live bytes without a caller's blocks. This is the largest sum over all moments,
+/// not the difference at one of them: the peak may move to another moment.
 fn peak_without(lives: &Lives, callers: &Callers<'_>, caller: u32) -> u64 {
     let mut changes = vec![0_i64; lives.events as usize + 2];
     for block in &lives.blocks {

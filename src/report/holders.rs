@@ -1,4 +1,5 @@
-//! The holders of the live bytes at a moment: by caller, or by stream and size where no stacks are recorded.
+//! The holders of the live bytes at a moment: by caller, or by stream and size if no stacks are
+//! recorded.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -14,15 +15,15 @@ pub(crate) struct Holder {
     pub(crate) stack: Option<StackId>,
     /// Whether the blocks lived before the recording began.
     pub(crate) lived_before: bool,
-    /// The place of the stream; the first block's where a caller has several.
+    /// Index of the stream; the first block's if the caller has several.
     pub(crate) stream: u32,
-    /// What each block asked for; 0 where they differ.
+    /// Requested bytes of each block; 0 if they differ.
     pub(crate) each_bytes: u64,
     pub(crate) blocks: u64,
     pub(crate) requested_bytes: u64,
-    /// How many events came after the oldest of them.
+    /// How many events followed the oldest of them.
     pub(crate) oldest_events: u32,
-    /// How many events came after the newest of them.
+    /// How many events followed the newest of them.
     pub(crate) newest_events: u32,
 }
 
@@ -34,11 +35,11 @@ pub(crate) struct Holders {
     pub(crate) has_stacks: bool,
     /// Callers, or sizes, largest first.
     pub(crate) holders: Vec<Holder>,
-    /// Where there are callers: blocks without a recorded stack, and those that lived before.
+    /// If there are callers: blocks without a recorded stack, and those that lived before the recording.
     pub(crate) without_stack: Vec<Holder>,
 }
 
-/// Which blocks are one holder.
+/// The key by which blocks are grouped.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Caller(u32),

@@ -1,9 +1,11 @@
-//! When each block and each segment of a recording came and went, read off its events in one pass.
+//! Lifetimes of all blocks and segments of a recording, computed from its events in one pass.
 //!
-//! A moment is a number of events that are done: 0 is before the first, and after the last there is one more.
-//! What lives at a moment `m` has `born <= m < gone`. Free memory has no rows: it is what no block of a
-//! segment covers. Sizes of blocks are not recorded; they follow from the recorded rounding and from where
-//! the next block begins, as in the allocator that made the recording.
+//! No replay is needed, so a page shows the recorded events even if no replay repeats them. A moment is
+//! a number of finished events: 0 is before the first, and after the last there is one more. A block or
+//! segment lives at a moment `m` if `born <= m < gone`. Free memory has no rows: it is the part of a
+//! segment that no block covers. Sizes of blocks are not recorded. They follow from the recorded
+//! rounding and from the free range that a block was split from, as in the allocator that made the
+//! recording.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,23 +18,23 @@ use crate::ids::{PoolId, StreamId};
 use crate::replay::{LiveBlock, PoolRouting, StackId, Start, Trace, TraceEvent, free_block};
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
 
-/// What no device has: more is taken for this much, so that sums stay numbers.
+/// More than any device has; larger numbers are clamped to it, so that sums do not overflow.
 const MOST_BYTES: u64 = 1 << 44;
-/// The end of what lives at the end of the recording.
+/// The end of everything that lives at the end of the recording.
 pub(crate) const NEVER: u32 = u32::MAX;
 
-/// A block from its request to the moment at which it was free again.
+/// A block from its request until it is free again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     /// The first moment at which it lives; 0 if it lived before the first event.
     pub(crate) born: u32,
-    /// The first moment at which its caller has given it back.
+    /// The first moment after its caller freed it.
     pub(crate) freed: u32,
-    /// The first moment at which it is free: later than `freed` where it waits for other streams.
+    /// The first moment at which it is free: later than `freed` if it waits for other streams.
     pub(crate) gone: u32,
-    /// The place of its stream in [`Lives::streams`].
+    /// Index of its stream in [`Lives::streams`].
     pub(crate) stream: u32,
-    /// The place of its pool in [`Lives::pools`].
+    /// Index of its pool in [`Lives::pools`].
     pub(crate) pool: u32,
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
@@ -40,7 +42,7 @@ pub(crate) struct Block {
     pub(crate) stack: Option<StackId>,
 }
 
-/// A segment, or a run of pages of one, from the call that took it to the one that gave it back.
+/// A segment, or a mapped range of one, from the call that obtained it to the one that released it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) born: u32,
@@ -60,25 +62,25 @@ pub(crate) struct Failure {
     pub(crate) requested_bytes: u64,
     pub(crate) stream: u32,
     pub(crate) stack: Option<StackId>,
-    /// What the device had free, as recorded.
+    /// Free bytes of the device, as recorded.
     pub(crate) device_free_bytes: u64,
 }
 
-/// The most of something, and a moment at which it was so much.
+/// A peak and its moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Peak {
     pub(crate) moment: u32,
     pub(crate) bytes: u64,
 }
 
-/// Everything that lived in a recording.
+/// The lifetimes of a recording.
 #[derive(Debug, Default)]
 pub(crate) struct Lives {
-    /// How many events there are: the last moment.
+    /// Number of events: the last moment.
     pub(crate) events: u32,
-    /// In the order in which they were born.
+    /// In order of birth.
     pub(crate) blocks: Vec<Block>,
-    /// In the order in which they were born.
+    /// In order of birth.
     pub(crate) segments: Vec<Segment>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) streams: Vec<StreamId>,
@@ -88,12 +90,12 @@ pub(crate) struct Lives {
     pub(crate) peak_reserved: Peak,
     /// Of equal peaks the first.
     pub(crate) peak_live: Peak,
-    /// How many requests were served.
+    /// How many requests succeeded.
     pub(crate) served: u64,
 }
 
 impl Lives {
-    /// Reads them off the events. `total_bytes` is what the recorded device had.
+    /// Computes the lifetimes from the events. `total_bytes` is the memory of the recorded device.
     pub(crate) fn of(trace: &Trace, settings: &Settings, total_bytes: u64, columns: usize) -> Self {
         let events = u32::try_from(trace.events.len()).unwrap_or(NEVER - 1).min(NEVER - 1);
         let mut walk = Walk {
@@ -119,17 +121,17 @@ impl Lives {
         walk.lives
     }
 
-    /// Whether a block lived before the first event.
+    /// Returns whether a block lived before the first event.
     pub(crate) fn lived_before(&self, block: &Block) -> bool {
         block.born == 0 && self.events > 0
     }
 
-    /// Whether any event says when it was.
+    /// Returns whether the events have times.
     pub(crate) fn has_times(&self) -> bool {
         self.columns.end_us > self.columns.begin_us
     }
 
-    /// The layout at a moment, as a snapshot would list it.
+    /// Returns the layout at a moment, as a snapshot would contain it.
     pub(crate) fn layout(&self, moment: u32) -> Vec<SegmentLayout> {
         let is_there = |born: u32, gone: u32| born <= moment && moment < gone;
         let mut segments: Vec<Segment> =
@@ -170,7 +172,7 @@ impl Lives {
     }
 }
 
-/// The blocks of one segment, live and free, without gaps.
+/// Returns the blocks of one segment, live and free, without gaps.
 fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout> {
     let mut blocks = Vec::new();
     let mut at = start;
@@ -192,24 +194,24 @@ fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout>
     blocks
 }
 
-/// The state while the events pass.
+/// The state while the events are applied.
 struct Walk<'a> {
     lives: Lives,
     settings: &'a Settings,
     routing: PoolRouting,
-    /// Blocks that are not free, by address: their places in `lives.blocks`.
+    /// Blocks that are not free, by address: their indices in `lives.blocks`.
     live: BTreeMap<u64, usize>,
-    /// Segments and runs of pages that are there, by address: their places in `lives.segments`.
+    /// Segments and mapped ranges, by address: their indices in `lives.segments`.
     held: BTreeMap<u64, usize>,
     stream_at: HashMap<StreamId, u32>,
     pool_at: HashMap<PoolId, u32>,
     live_bytes: u64,
     reserved_bytes: u64,
-    /// The most reserved bytes so far, and the most live bytes with them.
+    /// The peak of reserved bytes so far, and the most live bytes at that peak.
     most: (u64, u64),
 }
 
-/// The place of `item` in `all`, where it is put if it is new.
+/// Returns the index of `item` in `all`, and appends it if it is new.
 fn place<T: Copy + Eq + std::hash::Hash>(
     all: &mut Vec<T>,
     known: &mut HashMap<T, u32>,
@@ -290,10 +292,10 @@ impl Walk<'_> {
         }
     }
 
-    /// A block of `size_bytes`, if that is known, for this request.
+    /// Adds a block for this request; `size_bytes` is its size, if known.
     fn take(&mut self, born: u32, request: &TraceEvent, pool: PoolId, size_bytes: Option<u64>) {
         let TraceEvent { address, stream, stack, .. } = *request;
-        // A file whose parts contradict each other may hand out what lives.
+        // If the parts of a file contradict each other, a live block may be allocated again.
         self.end(born, address);
         let requested_bytes = request.size_bytes.min(MOST_BYTES);
         let size_bytes = size_bytes.map(|bytes| bytes.min(MOST_BYTES));
@@ -315,7 +317,8 @@ impl Walk<'_> {
         });
     }
 
-    /// What a request gets at an address: the rest of the free memory there is cut off or kept.
+    /// Returns the size of the block for a request at an address: the rest of the free range is split
+    /// off or kept.
     fn size_of(&self, address: u64, requested_bytes: u64) -> u64 {
         let rounded = self.settings.roundup.round(requested_bytes);
         let Some((&start, &segment)) = self.held.range(..=address).next_back() else {
@@ -367,7 +370,7 @@ impl Walk<'_> {
         if self.held.contains_key(&address) {
             self.drop(born, address, size_bytes);
         }
-        // Pages are of the kind and the pool of those they lie beside.
+        // Mapped pages have the kind and the pool of the range before them.
         let beside = self.held.range(..address).next_back().map(|(_, at)| self.lives.segments[*at]);
         let beside =
             beside.filter(|s| expandable && s.expandable && s.address + s.size_bytes == address);
@@ -381,7 +384,7 @@ impl Walk<'_> {
         self.lives.segments.push(held);
     }
 
-    /// Gives a range back. Of runs of pages that reach beyond it the rest stays.
+    /// Removes a range. Parts of mapped ranges that extend beyond it are kept.
     fn drop(&mut self, moment: u32, address: u64, size_bytes: u64) {
         let end = address.saturating_add(size_bytes);
         if end == address {

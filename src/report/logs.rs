@@ -1,4 +1,5 @@
-//! Logs of requests, which say no decisions: they are repeated, and what the replay did is shown.
+//! Logs of requests contain no decisions: they are replayed, and the page shows the events of that
+//! replay.
 
 use crate::allocator::{Caching as _, Recording as _};
 use crate::analysis::{Memory, Recording, Room, watch};
@@ -7,7 +8,7 @@ use crate::history::{Action, Event, RecordOptions};
 use crate::replay::{ReplayError, Trace, TraceEvent};
 use crate::strategies::Strategy;
 
-/// The events of a replay of the recorded requests, as a recording.
+/// Returns the events of a replay of the recorded requests, as a recording.
 pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
     let room = if recording.limit.is_some() { Room::Limited } else { Room::Endless };
@@ -54,7 +55,7 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     Ok(Trace { events, segments, conf, device, other_devices, stacks, ..Trace::default() })
 }
 
-/// The same for a log of which nothing else is asked.
+/// As [`repeated`], for a log that needs no analysis.
 pub(crate) fn repeated_alone(trace: Trace, config: &Option<Config>) -> Result<Trace, ReplayError> {
     repeated(&Recording::new(trace, config.clone(), Memory::default()))
 }

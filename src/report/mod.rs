@@ -1,10 +1,14 @@
-//! One page that shows where the memory of recordings went.
+//! Builds one page that shows how recordings used their memory.
 //!
-//! [`lives`] reads off the events when each block and each segment came and went, [`rows`] and
-//! [`columns`] thin that without losing a peak, [`settings`] repeats the recording under several settings,
-//! and [`sheet`] puts all of it into the data of a page; `page` is the page itself. Sentences come from
-//! `analysis`, which knows nothing of pages. Nothing here prints or writes files. The format of the data is
-//! in `docs/report.md`.
+//! [`lives`] computes the lifetimes of blocks and segments from the events. [`rows`] and [`columns`]
+//! thin them without losing a peak. [`settings`] replays the recording under several settings. [`sheet`]
+//! writes all of it as the data of a page, and `page` is the page itself. The first two sentences come
+//! from [`headline`], the others from `analysis`, which does not depend on pages. Nothing here prints or
+//! writes files.
+//!
+//! Two tables of lifetimes suffice for every moment: the page selects the rows of the moment and needs
+//! no replay. The data is thinned here, not in the browser. `docs/report.md` describes the format of the
+//! data.
 
 mod columns;
 mod headline;
@@ -32,57 +36,57 @@ use lives::Lives;
 use sheet::Parts;
 use words::{AdviceData, NeedsData, PictureData};
 
-/// The most bytes of a page.
+/// The largest size of a page, in bytes.
 pub(crate) const PAGE_BYTES: usize = 10_000_000;
 
-/// Recordings of more operations than this are searched for needs only when somebody wants it.
+/// Recordings of more operations than this are searched for needs only on request.
 const OPERATIONS_SEARCHED: usize = 1_000_000;
 
-/// What is wanted of a page.
+/// Options of a page.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
-    /// What was said of the memory.
+    /// The memory that the caller set.
     pub(crate) memory: Memory,
     pub(crate) advice: AdviceOptions,
-    /// Whether large recordings are searched for needs too.
+    /// Whether large recordings are searched for needs, too.
     pub(crate) needs: bool,
-    /// Settings to show besides.
+    /// Further settings to show.
     pub(crate) settings: Vec<(String, Config)>,
 }
 
-/// A page that recordings are added to.
+/// A page to which recordings are added.
 #[derive(Debug)]
 pub(crate) struct Report {
     options: Options,
-    /// What each file may take.
+    /// Bytes available for each file.
     share_bytes: usize,
     sheets: Vec<String>,
     left_out: usize,
 }
 
 impl Report {
-    /// A page for so many files.
+    /// Creates a page for `files` files.
     pub(crate) fn new(options: Options, files: usize) -> Self {
         let share_bytes = (PAGE_BYTES - page::frame_bytes() - 64 * 1024) / files.max(1);
         Self { options, share_bytes, sheets: Vec::new(), left_out: 0 }
     }
 
-    /// How many recordings it shows.
+    /// Returns how many recordings the page shows.
     pub(crate) fn recordings(&self) -> usize {
         self.sheets.len()
     }
 
-    /// How many recordings found no room.
+    /// Returns how many recordings did not fit.
     pub(crate) fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// Adds a recording: one device of a file. `config` is its configuration, if it can be repeated, or why
-    /// it cannot; `progress` is called with the settings done and those known so far.
+    /// Adds a recording: one device of a file. `config` is its configuration, or the reason why it
+    /// cannot be replayed. `progress` is called with the number of settings done and known so far.
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when a replay fails in a way that is not about memory.
+    /// [`ReplayError`] when a replay fails for a reason other than memory.
     pub(crate) fn add(
         &mut self,
         name: &str,
@@ -102,7 +106,7 @@ impl Report {
             notes.push("The file has no history: only what lived at the end is shown.".to_owned());
         }
         if operations(&trace) > OPERATIONS_SEARCHED && !options.needs {
-            // A log of requests has no events of segments until it is repeated.
+            // A log of requests has no segment events until it is replayed.
             let trace =
                 if trace.requests_only { logs::repeated_alone(trace, &config)? } else { trace };
             let lives = lives_of(&trace, config.as_ref(), &options.memory);
@@ -144,7 +148,7 @@ impl Report {
         self.sheets.extend(sheet);
     }
 
-    /// The page.
+    /// Returns the page.
     pub(crate) fn page(&self) -> String {
         page::page(&self.sheets)
     }
@@ -181,7 +185,8 @@ fn began_late(lives: &Lives) -> Option<String> {
     ))
 }
 
-/// The limit of a recording that is not repeated: as the caller sets it, or as its failed requests show.
+/// Returns the limit of a recording that is not replayed: the caller's, or the one that its failed
+/// requests show.
 fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<Limit> {
     memory.limit().or_else(|| match memory.fraction {
         None => Limit::shown_by_failures(trace, config),
@@ -189,7 +194,7 @@ fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<L
     })
 }
 
-/// The figures of the recorded events, without a replay.
+/// Returns the figures of the recorded events, without a replay.
 fn unsearched(lives: &Lives) -> AdviceData {
     let main = match lives.failures.first() {
         Some(failure) => {
@@ -218,8 +223,8 @@ fn recorded(lives: &Lives, which: Moment, moment: u32) -> Picture {
     Picture::of_layout(&lives.layout(moment), which, moment as usize)
 }
 
-/// Puts the recorded peaks in place of the replayed ones, so that a peak has one value. The peaks stay those
-/// of the replay if the caller described the memory, and for a log of requests, which has no decisions.
+/// Replaces the replayed peaks by the recorded ones, so that a peak has one value. The replayed ones
+/// stay if the caller set the memory, and for a log of requests, which has no decisions.
 fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
     let is_described = recording.memory != Memory::default();
     if is_described || recording.trace.requests_only || lives.events == 0 {
@@ -236,11 +241,11 @@ fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
     }
 }
 
-/// The moments of a recording that matter, with the figures that a page shows.
+/// Returns the important moments of a recording, with the figures that a page shows.
 ///
 /// # Errors
 ///
-/// As [`Why::of`].
+/// The same as [`Why::of`].
 pub(crate) fn why(recording: &Recording) -> Result<Why, ReplayError> {
     let mut why = Why::of(recording)?;
     let lives = lives_of(&recording.trace, recording.config.as_ref(), &recording.memory);

@@ -1,9 +1,11 @@
-//! The page: its text, style and scripts are files of their own, and its data stands in script elements that
-//! no browser runs.
+//! Assembles the page from its text, style and scripts, which are separate files. Its data is in script
+//! elements that no browser executes; the scripts insert it as text only, and the page forbids itself
+//! every request. The scripts draw the flame graph themselves, so that it shares the page's colours and
+//! keys.
 
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
-/// In the order in which they need each other.
+/// In the order of their dependencies.
 const SCRIPTS: [&str; 8] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
@@ -15,15 +17,15 @@ const SCRIPTS: [&str; 8] = [
     include_str!("page/main.js"),
 ];
 
-/// The version of the data's format.
+/// The version of the data format.
 const VERSION: u32 = 2;
 
-/// What a page takes without its data.
+/// Returns the size of a page without its data, in bytes.
 pub(crate) fn frame_bytes() -> usize {
     PAGE.len() + STYLE.len() + SCRIPTS.iter().map(|script| script.len()).sum::<usize>()
 }
 
-/// A page with these recordings, each JSON that may stand in a script element.
+/// Returns a page with these recordings; each is JSON escaped for a script element.
 pub(crate) fn page(sheets: &[String]) -> String {
     let mut data = String::new();
     for sheet in sheets {

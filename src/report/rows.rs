@@ -1,14 +1,15 @@
-//! Which moments a page can show, and the rows that it needs for them.
+//! Chooses the moments that a page can show, and the rows for them.
 //!
-//! A recording that is small enough keeps every block and every segment, so that each of its moments can be
-//! shown. Of a larger one some hundred moments are kept, the peaks and the failures among them, with all that
-//! lives then. Where even that is too much, small blocks beside each other become one row.
+//! A small recording keeps every block and every segment, so each of its moments can be shown. Of a
+//! larger one about two hundred moments are kept, among them the peaks and the failures, with everything
+//! that lives then. If that is still too much, adjacent small blocks are merged into one row at each
+//! moment.
 
 use std::collections::HashSet;
 
 use super::lives::{Block, Lives, Segment};
 
-/// How much a page may hold of one recording.
+/// The most rows that a page may hold of one recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     /// Rows of blocks.
@@ -17,38 +18,38 @@ pub(crate) struct Room {
     pub(crate) segments: usize,
 }
 
-/// A row of the map: one block, or several small ones beside each other with the free memory between them.
+/// A row of the map: one block, or several adjacent small ones with the free memory between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// A run of blocks has the stream, the pool and the place of the first, and the bytes of all.
+    /// Merged blocks have the stream, the pool and the address of the first, and the bytes of all.
     pub(crate) block: Block,
-    /// How many blocks it stands for.
+    /// How many blocks the row represents.
     pub(crate) blocks: u32,
 }
 
-/// What is kept of a recording.
+/// The kept part of a recording.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// The moments that can be shown, in their order; none where every moment can be.
+    /// The moments that can be shown, in order; `None` if every moment can be shown.
     pub(crate) moments: Option<Vec<u32>>,
-    /// By the moment at which they were born.
+    /// In order of birth.
     pub(crate) rows: Vec<Row>,
-    /// By the moment at which they were born.
+    /// In order of birth.
     pub(crate) segments: Vec<Segment>,
-    /// Segments that live at one of the moments and found no room.
+    /// Segments that live at one of the moments and did not fit.
     pub(crate) segments_left_out: usize,
-    /// Runs of small blocks that found no room.
+    /// Merged rows that did not fit.
     pub(crate) runs_left_out: usize,
 }
 
-/// Parts of the time line, of each of which two moments can be shown: its first, and that of the most live
-/// bytes. Fewer where blocks would have to be joined otherwise.
+/// The number of parts of the time line. Two moments of each part can be shown: its first, and that of
+/// the most live bytes. The smaller number is used if blocks would have to be merged otherwise.
 const PARTS: [usize; 2] = [100, 56];
-/// Failures that can be shown, the first ones and the last ones.
+/// How many failures can be shown: the first and the last ones.
 const FAILURES: usize = 20;
 
 impl Kept {
-    /// Whether some blocks could be shown only together, or not at all.
+    /// Returns whether some blocks are merged or left out.
     pub(crate) fn is_short(&self) -> bool {
         let is_joined = self.rows.iter().any(|row| row.blocks > 1);
         is_joined || self.segments_left_out + self.runs_left_out > 0
@@ -74,7 +75,7 @@ impl Kept {
     }
 }
 
-/// The moments that a large recording can be shown at.
+/// Returns the moments at which a large recording can be shown.
 fn moments(lives: &Lives, parts: usize) -> Vec<u32> {
     let mut moments = vec![0, lives.events, lives.peak_live.moment, lives.peak_reserved.moment];
     let failures = lives.failures.iter().map(|failure| failure.moment);
@@ -93,13 +94,13 @@ fn moments(lives: &Lives, parts: usize) -> Vec<u32> {
     moments
 }
 
-/// Whether something lives at one of the moments.
+/// Returns whether a row lives at one of the moments.
 fn is_shown(moments: &[u32], born: u32, gone: u32) -> bool {
     let at = moments.partition_point(|moment| *moment < born);
     moments.get(at).is_some_and(|moment| *moment < gone)
 }
 
-/// How much of the time line something fills.
+/// Returns the area of a row in the time line: lifetime times bytes.
 fn area(lives: &Lives, born: u32, gone: u32, bytes: u64) -> u128 {
     u128::from(gone.min(lives.events + 1) - born.min(lives.events)) * u128::from(bytes)
 }
@@ -134,7 +135,8 @@ fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Row>, usize) {
         all.truncate(most);
     };
     if shown.len() <= most {
-        // The time line has room for the largest of those that come and go between two moments.
+        // The remaining rows go to the largest blocks that live only between two moments; the time line
+        // draws them.
         areas(&mut others, most - shown.len());
         return (shown.into_iter().chain(others).map(one).collect(), 0);
     }
@@ -154,7 +156,7 @@ fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Row>, usize) {
     (rows, left_out)
 }
 
-/// Small blocks beside each other, at each moment anew.
+/// Merges adjacent small blocks, separately for each moment.
 fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<Row> {
     let kept: HashSet<usize> = kept.iter().copied().collect();
     let mut by_address: Vec<(Block, bool)> = kept
@@ -207,7 +209,7 @@ fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<
     runs
 }
 
-/// When a row that stands for one moment only says that it was freed.
+/// Returns the moment of the free for a row that represents one moment only.
 fn freed_at(block: &Block, moment: u32) -> u32 {
     if moment < block.freed { moment + 1 } else { moment }
 }

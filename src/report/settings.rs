@@ -1,4 +1,4 @@
-//! What a recording needs under several settings, and how much each reserves while it runs.
+//! The need of a recording under several settings, and how much each reserves during the run.
 
 use serde::Serialize;
 
@@ -9,34 +9,35 @@ use crate::replay::{Op, ReplayError};
 use super::lives::Lives;
 use super::sheet::differences;
 
-/// What the recording needs under one setting.
+/// The need of the recording under one setting.
 #[derive(Debug, Serialize)]
 pub(crate) struct NeedData {
     conf: String,
     recorded: bool,
-    /// Whether only a model of the driver can try it.
+    /// Whether only a model of the driver can replay it.
     model: bool,
-    /// Whether the caller named it.
+    /// Whether the caller requested it.
     asked: bool,
     needs: Option<u64>,
-    /// What it needs with lucky addresses, if that is less.
+    /// The need with lucky addresses, if that is less.
     with_luck: Option<u64>,
     retries: Option<u64>,
     device_calls: Option<u64>,
     device_ms: Option<f64>,
     reserved_unlimited: u64,
-    /// Reserved bytes at each point, on the smallest device on which it runs; differences to the one before.
+    /// Reserved bytes at each point on the smallest device that suffices; as differences from the
+    /// previous point.
     at_need: Vec<i128>,
-    /// The same where nothing limits it.
+    /// The same without a limit.
     unlimited: Vec<i128>,
 }
 
-/// How many settings are shown, those that somebody asked for and the recorded one apart.
+/// How many settings are shown, besides the recorded one and those that the caller requested.
 const SHOWN: usize = 6;
 /// How many points a curve has.
 const POINTS: usize = 800;
 
-/// The settings that `advice` found best, the recorded one and those that somebody asked for.
+/// Returns the best settings of `advice`, the recorded one and those that the caller requested.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
 pub(crate) fn settings(
     recording: &Recording,
@@ -46,7 +47,7 @@ pub(crate) fn settings(
 ) -> Result<Vec<NeedData>, ReplayError> {
     let recorded = &advice.recorded;
     let others = advice.tried.iter().filter(|tried| tried.conf != recorded.conf);
-    // Where both allocators need the same, one row is enough: PyTorch's own stands for both.
+    // If both allocators need the same, one row is enough: that of PyTorch's own.
     let is_alone = |tried: &&Tried| {
         let same = |other: &Tried| {
             other.for_pytorch() == Some(&tried.conf)
@@ -55,7 +56,7 @@ pub(crate) fn settings(
         tried.for_pytorch().is_some() || !advice.tried.iter().any(same)
     };
     let mut shown: Vec<&Tried> = others.filter(is_alone).take(SHOWN).collect();
-    // The setting that the sentence names has a row.
+    // The setting that the sentence names always has a row.
     if let Some(choice) = advice.headline(recording).choice()
         && shown.iter().all(|tried| tried.conf != choice.conf)
     {
@@ -100,13 +101,13 @@ pub(crate) fn settings(
     Ok(all)
 }
 
-/// The moments at which the points of a curve begin.
+/// Returns the number of points of a curve.
 pub(crate) fn points(lives: &Lives) -> usize {
     POINTS.min(lives.events as usize + 1)
 }
 
-/// The point of the curve that each operation of the workload belongs to: requests are in the order of the
-/// recorded ones, and everything else belongs to the request before it.
+/// Returns, for each operation of the workload, its point of the curve. Requests are in recorded order;
+/// every other operation belongs to the request before it.
 fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
     let events = recording.trace.events.iter().zip(1_u32..);
     let requests = events.filter(|(event, _)| event.is_request());
@@ -125,7 +126,7 @@ fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
     recording.workload.ops.iter().map(column).collect()
 }
 
-/// The most reserved bytes in each column; differences to the one before.
+/// Returns the peak of reserved bytes in each column; as differences from the previous one.
 fn curve(
     recording: &Recording,
     config: &Config,

@@ -1,4 +1,6 @@
-//! The data of one recording, as the page reads it. `docs/report.md` describes every field.
+//! The data of one recording in the format of the page. `docs/report.md` describes every field. The
+//! bytes of the page are divided among the tables; if the text is too long, it is built again with less
+//! detail.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +18,7 @@ use crate::ids::PoolId;
 use crate::replay::{Annotation, StackId, Trace};
 use crate::size::PoolKind;
 
-/// What a sheet is made of.
+/// The inputs of a sheet.
 pub(crate) struct Parts<'a> {
     pub(crate) name: &'a str,
     pub(crate) notes: &'a [String],
@@ -49,9 +51,9 @@ struct Sheet<'a> {
     unit: u64,
     streams: Vec<String>,
     pools: Vec<PoolData>,
-    /// Pairs of a stream and a pool, by their places.
+    /// Pairs of a stream and a pool, by their indices.
     heaps: Vec<[u32; 2]>,
-    /// Whether the moments' maps lack something.
+    /// Whether blocks or segments are missing or merged in the map of some moment.
     is_short: bool,
     segments: Table,
     blocks: BlocksData,
@@ -62,7 +64,7 @@ struct Sheet<'a> {
     needs: &'a NeedsData,
 }
 
-/// Lists of numbers by their names.
+/// Named lists of numbers.
 struct Table(Vec<(&'static str, Vec<i128>)>);
 
 impl Serialize for Table {
@@ -74,7 +76,7 @@ impl Serialize for Table {
 #[derive(Serialize)]
 struct FailuresData {
     total: usize,
-    /// Moment, bytes, place of the stream, place of the stack or -1, free bytes of the device.
+    /// Moment, bytes, index of the stream, index of the stack or -1, free bytes of the device.
     list: Vec<(u32, u64, u32, i64, u64)>,
 }
 
@@ -88,7 +90,7 @@ struct PoolData {
 struct BlocksData {
     #[serde(flatten)]
     table: Table,
-    /// Rows that stand for several blocks, by their places, and how many.
+    /// Rows that represent several blocks: index and number of blocks.
     runs: Vec<(usize, u32)>,
 }
 
@@ -99,17 +101,18 @@ struct HoldersData {
     bytes: u64,
     blocks: u64,
     by_stack: bool,
-    /// Place of the stack (or -1, -2, -3), place of the stream, bytes of each block or 0, blocks, bytes, and
-    /// how many events ago the newest and the oldest were requested.
+    /// Index of the stack (or -1, -2, -3), index of the stream, bytes of each block or 0, blocks, bytes,
+    /// and how many events ago the newest and the oldest were requested.
     list: Vec<(i64, u32, u64, u64, u64, u32, u32)>,
-    /// What the others hold, that are not in the list.
+    /// Bytes of the holders that are not in the list.
     rest_bytes: u64,
     rest_blocks: u64,
-    /// Category, bytes and blocks, where stacks are recorded. The last one lived before the recording began.
+    /// Category, bytes and blocks, if stacks are recorded. The last row lived before the recording
+    /// began.
     categories: Vec<(&'static str, u64, u64)>,
 }
 
-/// How much of everything a sheet holds.
+/// How much detail a sheet holds.
 #[derive(Clone, Copy)]
 struct Detail {
     columns: usize,
@@ -121,7 +124,7 @@ struct Detail {
 }
 
 impl Detail {
-    /// Parts of so many bytes; a row of a block takes about 40 of them.
+    /// Divides `bytes` among the parts; a row of a block takes about 40 of them.
     fn of(bytes: usize) -> Self {
         Self {
             columns: (bytes / 400).clamp(32, COLUMNS),
@@ -137,8 +140,8 @@ impl Detail {
 /// The most columns of a time line.
 pub(crate) const COLUMNS: usize = 8192;
 
-/// The data as text that may stand inside a page's script element: at most `most` bytes of it. None where
-/// even the least does not fit.
+/// Returns the data as text for a script element, at most `most` bytes. `None` if even the least detail
+/// does not fit.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
     let callers = Callers::of(&parts.trace.stacks, Compared::Code);
     let headline = headline(parts.lives, &callers);
@@ -148,7 +151,7 @@ pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
         let (text, is_short) = as_text(parts, &callers, &headline, &Detail::of(bytes));
         let fitting = scaled(bytes, most / 20 * 19, text.len());
         if text.len() > most {
-            // Hostile texts take six times their length when they are escaped.
+            // Escaping makes hostile texts up to six times longer.
             if found.is_some() {
                 return found;
             }
@@ -157,7 +160,7 @@ pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
         }
         let has_grown = found.is_some();
         found = Some(text);
-        // What the rows take was overestimated: there is room for more of them.
+        // The rows took less than estimated: there is space for more of them.
         if has_grown || !is_short || fitting < bytes / 5 * 6 {
             break;
         }
@@ -166,13 +169,13 @@ pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
     found
 }
 
-/// `bytes` times `most` by `taken`.
+/// Returns `bytes` times `most` divided by `taken`.
 fn scaled(bytes: usize, most: usize, taken: usize) -> usize {
     let product = bytes as u128 * most as u128 / (taken as u128 + 1);
     usize::try_from(product).unwrap_or(bytes).min(4 * bytes)
 }
 
-/// Text that ends no script element, whatever stands in it: it stays the same JSON.
+/// Escapes JSON, so that it cannot end the script element; it stays the same JSON.
 pub(crate) fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len() + json.len() / 64);
     for sign in json.chars() {
@@ -196,7 +199,7 @@ fn cut(text: &str, most: usize) -> String {
     format!("{kept} ...")
 }
 
-/// The text, and whether rows were joined or left out.
+/// Returns the text, and whether rows were merged or left out.
 fn as_text(
     parts: &Parts<'_>,
     callers: &Callers<'_>,
@@ -247,7 +250,7 @@ fn as_text(
     (escaped(&serde_json::to_string(&sheet).unwrap_or_default()), kept.is_short())
 }
 
-/// The first annotations: as many as failures are listed.
+/// Returns the first annotations, as many as failures are listed.
 fn annotations(all: &[Annotation], detail: &Detail) -> Vec<(u32, String, u64)> {
     let first = all.iter().take(detail.failures);
     let of =
@@ -283,7 +286,7 @@ fn pool_data(pool: &PoolId) -> PoolData {
     }
 }
 
-/// Differences to the number before.
+/// Returns the differences from the previous number.
 pub(super) fn differences(numbers: impl Iterator<Item = u64>) -> Vec<i128> {
     let mut before = 0;
     numbers
@@ -324,7 +327,7 @@ fn failures(lives: &Lives, table: &StackTable, most: usize) -> FailuresData {
     FailuresData { total: all.len(), list: told.map(|(_, failure)| row(failure)).collect() }
 }
 
-/// The lowest address, and what all addresses and sizes are multiples of.
+/// Returns the lowest address, and a common divisor of all addresses and sizes.
 fn base_and_unit(kept: &Kept) -> (u64, u64) {
     let blocks = kept.rows.iter().map(|row| (row.block.address, row.block.size_bytes));
     let segments = kept.segments.iter().map(|segment| (segment.address, segment.size_bytes));
@@ -351,7 +354,7 @@ impl Heaps {
     }
 }
 
-/// How long something lives; -1 is to the end and beyond.
+/// Returns the length of a lifetime; -1 if it lasts to the end of the recording.
 fn span(from: u32, to: u32) -> i128 {
     if to == NEVER { -1 } else { i128::from(to) - i128::from(from) }
 }
@@ -404,7 +407,7 @@ fn blocks(
     BlocksData { table, runs: runs.map(|(at, row)| (at, row.blocks)).collect() }
 }
 
-/// The moments whose holders are listed, the most important one first.
+/// Returns the moments whose holders are listed, the most important one first.
 fn listed_moments(lives: &Lives) -> Vec<(&'static str, u32)> {
     let failure = lives.failures.first().map(|failure| ("first failure", failure.moment));
     let others = [
@@ -421,7 +424,7 @@ fn headline(lives: &Lives, callers: &Callers<'_>) -> Headline {
     Headline::of(lives, callers, &Holders::of(lives, callers, first), is_failure)
 }
 
-/// The live bytes by category; those that lived before the recording began are the last row.
+/// Returns the live bytes by category; the last row lived before the recording began.
 fn categories(all: &Holders, callers: &Callers<'_>) -> Vec<(&'static str, u64, u64)> {
     if !all.has_stacks {
         return Vec::new();
@@ -480,7 +483,8 @@ fn holders(
     listed_moments(lives).into_iter().map(of).collect()
 }
 
-/// The stacks that matter most first: those of the largest holders, then those of the largest areas.
+/// Collects the stacks, the most important first: those of the largest holders, then those of the
+/// largest areas.
 fn stack_table(
     parts: &Parts<'_>,
     callers: &Callers<'_>,

@@ -1,4 +1,4 @@
-//! The stacks that a page holds, each frame and each text once, within a bound.
+//! The stacks of a page: each frame and each text once, within a limit on bytes.
 
 use std::collections::HashMap;
 
@@ -7,36 +7,36 @@ use serde::Serialize;
 use crate::analysis::Callers;
 use crate::replay::{self, Frame, FrameKind, StackId};
 
-/// Stacks by the places of their frames, the innermost first.
+/// Stacks as frame indices, innermost first.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Stacks {
     texts: Vec<String>,
-    /// Places of the file and the function among the texts, the line, and the kind: 0 is left out, 1 is the
+    /// Text indices of the file and the function, the line, and the kind: 0 is left out, 1 is the
     /// program's own, 2 a library's and 3 compiled.
     frames: Vec<(u32, u32, u32, u8)>,
     /// All frames of each stack.
     stacks: Vec<Vec<u32>>,
-    /// The place of each stack's caller.
+    /// The caller's index for each stack.
     caller: Vec<u32>,
-    /// Each caller in a line, and the frames that show it.
+    /// Each caller's label, and the frames that show it.
     callers: Vec<(String, Vec<u32>)>,
 }
 
-/// The stacks of a page and where each is.
+/// The stacks of a page, and the index of each.
 #[derive(Debug, Default)]
 pub(crate) struct StackTable {
     pub(crate) data: Stacks,
     places: HashMap<StackId, i64>,
 }
 
-/// The most frames of one stack: one half from its inner end, the other from its outer end.
+/// The most frames of one stack: one half from the inner end, the other from the outer end.
 const FRAMES: usize = 256;
-/// What a number takes in the page.
+/// Bytes of a number in the page.
 const NUMBER_BYTES: usize = 6;
-/// What the line of a caller takes in the page, about.
+/// Bytes of a caller's label in the page, approximately.
 const LINE_BYTES: usize = 120;
 
-/// Puts frames and texts into the data, each once, and counts the bytes they take.
+/// Writes frames and texts into the data, each once, and counts their bytes.
 struct Writer<'a> {
     stacks: &'a replay::Stacks,
     callers: &'a Callers<'a>,
@@ -46,7 +46,7 @@ struct Writer<'a> {
     bytes: usize,
 }
 
-/// The place of a new item.
+/// Returns the index of the next item.
 fn next<T>(items: &[T]) -> u32 {
     u32::try_from(items.len()).unwrap_or(0)
 }
@@ -83,7 +83,7 @@ impl<'a> Writer<'a> {
 }
 
 impl StackTable {
-    /// The first of `wanted` that together take at most `most` bytes, about.
+    /// Collects the first of `wanted` that together take at most about `most` bytes.
     pub(crate) fn of(
         stacks: &replay::Stacks,
         callers: &Callers<'_>,
@@ -123,11 +123,11 @@ impl StackTable {
         Self { data, places }
     }
 
-    /// The place of a stack; -1 without a stack, -2 where the stack found no room.
+    /// Returns the index of a stack; -1 without a stack, -2 if the stack did not fit.
     pub(crate) fn place(&self, stack: Option<StackId>) -> i64 {
         stack.map_or(-1, |stack| self.places.get(&stack).copied().unwrap_or(-2))
     }
 }
 
-/// The place of the stack of a block that lived before the recording began.
+/// Stands for the stack of a block that lived before the recording began.
 pub(crate) const LIVED_BEFORE: i64 = -3;

@@ -1,4 +1,4 @@
-//! What a page says of a recording is what the recording says.
+//! Checks that a page shows exactly the recorded data.
 
 use super::lives::{Lives, NEVER};
 use super::rows::{Kept, Room};
@@ -19,7 +19,7 @@ fn lives(trace: &Trace) -> Lives {
     lives_of(trace, Some(&config), &Memory::default())
 }
 
-/// Layouts as they can be compared: what free blocks were asked for once is not told.
+/// Returns the layout without requested sizes of free blocks, for comparison.
 fn plain(layout: &[SegmentLayout]) -> Vec<SegmentLayout> {
     let mut layout = layout.to_vec();
     for block in layout.iter_mut().flat_map(|segment| &mut segment.blocks) {
@@ -46,7 +46,7 @@ fn the_last_map_is_the_layout_that_was_recorded() {
     }
 }
 
-/// A recording of the last events only: what was there before is found.
+/// A recording of the last events only: the memory before them is reconstructed.
 #[test]
 fn a_cut_recording_shows_what_was_there_before() {
     for name in ["serve.default", "llama_var.default", "multistream.expandable"] {
@@ -64,7 +64,7 @@ fn a_cut_recording_shows_what_was_there_before() {
     }
 }
 
-/// `count` blocks that live side by side; one of them, large, for two events only.
+/// Returns `count` adjacent live blocks; one of them is large and lives for two events only.
 fn many(count: u64) -> Trace {
     let event = |action, address, size| TraceEvent::new(action, address, size, StreamId(1));
     let mut events = Vec::new();
@@ -98,7 +98,7 @@ fn a_large_recording_keeps_peaks_and_failures_and_a_hundred_moments() {
     );
     assert!(kept.rows.len() <= 20_000 && kept.segments.len() <= 2_000);
     assert_eq!((kept.runs_left_out, kept.segments_left_out), (0, 0));
-    // Whatever was joined, all live bytes of each moment are there.
+    // However rows are merged, the live bytes of each moment are complete.
     for &moment in &moments {
         let of = |born: u32, freed: u32| born <= moment && moment < freed;
         let all = lives.blocks.iter().filter(|block| of(block.born, block.freed));
@@ -168,14 +168,14 @@ fn a_block_that_waits_for_other_streams_is_freed_before_it_is_gone() {
     let lives = lives(&Trace { events, ..Trace::default() });
     let [first, second] = lives.blocks[..] else { panic!("{:?}", lives.blocks) };
     assert_eq!((first.born, first.freed, first.gone, first.size_bytes), (2, 4, 5, 3 * MIB + 512));
-    // Less than 1 MiB is left behind it, which is not cut off.
+    // Less than 1 MiB remains behind it, so nothing is split off.
     assert_eq!((second.gone, second.size_bytes), (NEVER, 17 * MIB - 512));
-    // Of the moments with most reserved bytes the fullest counts.
+    // Of the moments with most reserved bytes, the one with most live bytes counts.
     assert_eq!((lives.peak_reserved.moment, lives.peak_live.moment), (3, 3));
     assert_eq!(lives.pools, [PoolId::DEFAULT]);
 }
 
-/// Numbers that no device has, in an order that no allocator makes.
+/// Numbers that no device has, in an order that no allocator produces.
 #[test]
 fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
     let sizes = [0, 1, 511, 20 * MIB, u64::MAX / 2, u64::MAX];
@@ -200,7 +200,7 @@ fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
         let (action, stream) = (actions[pick(8, 9)], StreamId(random >> 62));
         let (address, size) = (addresses[pick(6, 17)], sizes[pick(6, 29)]);
         let time_us = random % 1000;
-        // Readers refuse what reaches beyond the last address.
+        // Readers refuse ranges beyond the last address.
         if action != Action::OutOfMemory && address.checked_add(size).is_none() {
             continue;
         }

@@ -1,21 +1,21 @@
-//! The output of `advise` for the page. The sentences are those of `analysis`.
+//! The output of `advise` for the page. The sentences come from `analysis`.
 
 use serde::Serialize;
 
 use super::settings::NeedData;
 use crate::analysis::{Advice, Choice, Picture, Recording, Streams, Why, heap_name};
 
-/// What to set, and why memory is reserved.
+/// The setting to make, and the causes of reserved memory.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct AdviceData {
-    /// What to set; where nobody searched, how to have it searched.
+    /// The setting to make; without a search, the command that starts one.
     pub(crate) sentence: String,
     pub(crate) is_searched: bool,
-    /// Whose allocator, the variable with its value, and what the recording then needs.
+    /// The allocator, the variable with its value, and the need with it.
     pub(crate) set: Vec<(String, String, String)>,
     pub(crate) limit: Option<String>,
     pub(crate) searched: Option<String>,
-    /// What the recording does not show, each with what supplies it.
+    /// Data that the recording lacks, each with what supplies it.
     pub(crate) unknown: Vec<&'static str>,
     pub(crate) pictures: Vec<PictureData>,
 }
@@ -32,16 +32,16 @@ pub(crate) struct PictureData {
     pub(crate) heaps: Vec<(String, Vec<u64>, u64)>,
 }
 
-/// What the recording needs under each setting.
+/// The need of the recording under each setting.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct NeedsData {
-    /// Why there are none.
+    /// The reason if there are none.
     pub(crate) missing: Option<String>,
     pub(crate) points: usize,
     pub(crate) rows: Vec<NeedData>,
 }
 
-/// How many streams and pools are told.
+/// How many streams and pools are listed.
 const HEAPS: usize = 64;
 
 impl PictureData {

@@ -1,12 +1,12 @@
-// The recordings of the page, from the script elements that hold them. docs/report.md describes the format.
+// Reads the recordings of the page from its script elements. docs/report.md describes the format.
 "use strict";
 
 const NEVER = 0xffffffff;
 const NOTHING = -1;
-/// Numbers in place of a stack.
+/// Numbers in place of a stack index.
 const LEFT_OUT = -2, LIVED_BEFORE = -3;
 
-/// Numbers that are stored as differences to the one before.
+/// Decodes numbers that are stored as differences from the previous one.
 function summed(differences) {
   const numbers = new Float64Array(differences.length);
   let sum = 0;
@@ -14,12 +14,12 @@ function summed(differences) {
   return numbers;
 }
 
-/// When something ends that lives so long; -1 is never.
+/// Returns the end of each lifetime; -1 means never.
 function ends(from, lives) {
   return Uint32Array.from(lives, (life, at) => life < 0 ? NEVER : from[at] + life);
 }
 
-/// The folder that all files of the program's own code share, with its last slash.
+/// Returns the folder that all files of the program's own code share, with its last slash.
 function sharedFolder({ texts, frames }) {
   const files = frames.filter(([, , , kind]) => kind === 1).map(([file]) => texts[file].split("/").slice(0, -1));
   const [first = []] = files;
@@ -57,7 +57,7 @@ function unpack(sheet) {
   };
 }
 
-/// The last place whose number is not above `number`.
+/// Returns the last index whose number is not above `number`.
 function placeOf(numbers, number) {
   let low = 0, high = numbers.length - 1;
   while (low < high) {
@@ -67,7 +67,7 @@ function placeOf(numbers, number) {
   return low;
 }
 
-/// When a moment was, in microseconds from the first event.
+/// Returns the time of a moment, in microseconds from the first event.
 function timeOf(recording, moment) {
   const { start, time_us } = recording.column;
   const at = placeOf(start, moment);
@@ -86,7 +86,7 @@ function momentAt(recording, time) {
   return end > begin ? from + (to - from) * Math.min(1, (time - begin) / (end - begin)) : from;
 }
 
-/// The moment beside this one that can be shown.
+/// Returns the nearest moment that can be shown.
 function shownMoment(recording, moment) {
   const whole = Math.max(0, Math.min(recording.events, Math.round(moment)));
   const { moments } = recording;
@@ -96,7 +96,7 @@ function shownMoment(recording, moment) {
   return whole - moments[at] <= moments[next] - whole ? moments[at] : moments[next];
 }
 
-/// The places of what lives at a moment.
+/// Returns the indices of the rows that live at a moment.
 function aliveAt(rows, moment) {
   const places = [];
   for (let at = 0; at < rows.length; at++) {
@@ -116,7 +116,7 @@ function addressOf(recording, offset) {
   return "0x" + (BigInt(recording.base) + BigInt(offset)).toString(16);
 }
 
-/// The code that requested a block, in a line.
+/// Returns the code that requested a block, as one line.
 function toldBy(recording, stack) {
   if (stack === LIVED_BEFORE) return "(lived before the recording began)";
   if (stack === LEFT_OUT) return "(its stack is left out to keep the page small)";
@@ -124,7 +124,7 @@ function toldBy(recording, stack) {
   return stack < 0 ? "(no stack recorded)" : callers[caller[stack]][0];
 }
 
-/// The frames of a stack, the innermost first: those that show the program, or all of them.
+/// Returns the frames of a stack, innermost first: those that show the program, or all of them.
 function framesOf(recording, stack, all = state.allFrames) {
   if (stack < 0) return [];
   const { texts, frames, stacks, caller, callers } = recording.stacks;

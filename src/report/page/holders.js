@@ -2,10 +2,11 @@
 
 const FLAME_ROW = 20;
 
-/// The holders at one of the listed moments, or at the chosen one: [stack, stream, each, blocks, bytes, newest, oldest].
+/// Returns the holders at a listed moment, or at the chosen one: [stack, stream, each, blocks, bytes,
+/// newest, oldest].
 function holdersNow(recording) {
   const listed = recording.holders[Number(state.holders)];
-  // Listed holders are joined by the program's code.
+  // Listed holders are grouped by the program's code.
   if (listed && !(state.allFrames && listed.by_stack)) return listed;
   const { blocks } = recording;
   const { caller } = recording.stacks;
@@ -24,14 +25,14 @@ function holdersNow(recording) {
     if (row[2] !== blocks.requested[at]) row[2] = 0;
     found.set(key, row);
   }
-  // Rows with code stand above those without.
+  // Rows with code come before those without.
   const last = (row) => byStack && row[0] < 0 ? -row[0] : 0;
   const list = [...found.values()].sort((a, b) => last(a) - last(b) || b[4] - a[4]);
   const sum = (place) => list.reduce((all, row) => all + row[place], 0);
   return { name: listed ? listed.name : "the chosen moment", moment, bytes: sum(4), blocks: sum(3), by_stack: byStack, list, rest_bytes: 0, rest_blocks: 0 };
 }
 
-/// Names from the outermost to the innermost.
+/// Returns the names from the outermost frame to the innermost.
 function pathOf(recording, { by_stack: byStack }, [stack, stream, each]) {
   if (!byStack) return [{ name: `stream ${recording.streams[stream]}` }, { name: each ? `blocks of ${exactly(each)}` : "blocks of several sizes" }];
   const frames = framesOf(recording, stack);
@@ -59,10 +60,10 @@ function treeOf(recording, holders) {
 
 const flames = { root: null, top: null };
 
-/// Whether a node is searched for.
+/// Returns whether a node matches the search.
 const isFound = (node) => state.search !== "" && `${node.place || ""} ${node.name}`.toLowerCase().includes(state.search);
 
-/// The bytes and blocks below the outermost nodes that are searched for.
+/// Returns the bytes and blocks below the outermost nodes that match the search.
 function sumFound(node) {
   if (isFound(node)) return { bytes: node.bytes, blocks: node.blocks };
   const sums = { bytes: 0, blocks: 0 };
@@ -79,7 +80,7 @@ function showFound() {
   byId("flames-found").textContent = state.search === "" ? "" : `found: ${bytes(found)}, ${percent(found, flames.root.bytes)}, in ${plural(blocks, "block", "blocks")}`;
 }
 
-/// Whether a row of the table has the text that is searched for: in its line, or in a frame that is shown.
+/// Returns whether a row of the table matches the search, in its line or in a frame that is shown.
 function isRowFound(recording, holders, row) {
   if (state.search === "") return true;
   const texts = holders.by_stack ? [toldBy(recording, row[0]), ...framesOf(recording, row[0]).map(lineOf)] : [whatOf(recording, row)];
@@ -92,7 +93,8 @@ function nameHash(name) {
   return hash;
 }
 
-/// What a frame's tip shows: the program's own frame first, and behind it the library code that it called.
+/// Returns the lines of a frame's tooltip: the program's own frame first, then the library code that it
+/// called.
 function flameLines(node) {
   const line = ({ short, name, place }) => place ? [`${short || ""}${name}`, place] : [name];
   let caller = node.own ? null : node.parent;
@@ -145,7 +147,7 @@ function drawFlames(top) {
   return chosen;
 }
 
-/// Arrow keys go to what called, what was called and what stands beside.
+/// Moves the focus with the arrow keys to the caller, the callee or a sibling.
 function flameKeys(event) {
   const node = document.activeElement?.node;
   if (!node) return;
@@ -176,7 +178,7 @@ function drawHolders() {
   drawCategories(recording.holders.find(({ moment }) => moment === holders.moment) || recording.holders[0]);
 }
 
-/// The live bytes by what they are for, at one of the listed moments.
+/// Shows the live bytes by category at one of the listed moments.
 function drawCategories({ name, bytes: all, categories }) {
   const rows = categories.map(([category, size, blocks]) => ({ cells: [bytes(size), percent(size, all), grouped(blocks), category] }));
   byId("categories").replaceChildren(...(rows.length ? [element("h3", {}, `By category, at the ${name}`),
@@ -186,7 +188,7 @@ function drawCategories({ name, bytes: all, categories }) {
 
 const whatOf = (recording, [, stream, each, blocks]) => `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;
 
-/// The largest holders that have the text searched for, and below them what has no code.
+/// Shows the largest holders that match the search, and below them those without code.
 function drawHoldersTable(holders) {
   const { recording } = state;
   const most = 25;
@@ -207,7 +209,8 @@ function drawHoldersTable(holders) {
   byId("holders-table").replaceChildren(table(heading, rows), element("p", { class: "quiet" }, more));
 }
 
-/// Draws what the search changes: the marks in the flame graph, their sum, and the rows of the table.
+/// Redraws everything that depends on the search: marks in the flame graph, their sum, and the rows of
+/// the table.
 function showSearch(text) {
   state.search = text.trim().toLowerCase();
   drawFlames(flames.top);
@@ -223,7 +226,7 @@ function whoElement(recording, stack) {
   return element("details", {}, element("summary", {}, told), element("ol", {}, ...frames.map(line)));
 }
 
-/// Shows the recording's holders: at the first failure, and otherwise at the peak of live bytes.
+/// Shows the recording's holders: at the first failure, or else at the peak of live bytes.
 function showHolders() {
   const { recording } = state;
   state.holders = "0";

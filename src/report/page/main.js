@@ -1,6 +1,7 @@
-// Which recording and which moment are shown. The address of the page names both, so that a link shows them.
+// Selects the recording and the moment that are shown. The address of the page contains both, so a link
+// restores them.
 
-/// Shows a moment, or the one beside it that can be shown.
+/// Shows a moment, or the nearest one that can be shown.
 function choose(moment) {
   const { recording } = state;
   state.moment = shownMoment(recording, moment);
@@ -17,7 +18,7 @@ function choose(moment) {
 
 const address = { written: -Infinity, waits: 0 };
 
-/// Writes the moment into the address, a few times a second at most: browsers refuse more.
+/// Writes the moment into the address, at most a few times a second: browsers refuse more.
 function showAddress() {
   clearTimeout(address.waits);
   const rest = address.written + 250 - performance.now();
@@ -27,7 +28,7 @@ function showAddress() {
   history.replaceState(null, "", `#${which}moment=${state.moment}`);
 }
 
-/// The recording and the moment of the address, if it names them.
+/// Returns the recording and the moment in the address, if it has them.
 function addressed() {
   const named = new URLSearchParams(location.hash.slice(1));
   const number = (name) => named.has(name) ? Number(named.get(name)) : NaN;
@@ -36,7 +37,7 @@ function addressed() {
   return recording && Number.isFinite(moment) ? { recording, moment } : {};
 }
 
-/// The first failure, and without one the peak of live bytes.
+/// Returns the moment of the first failure, or else of the peak of live bytes.
 function firstMoment(recording) {
   const [failure] = recording.failures.list;
   return failure ? failure[0] : recording.peak_live.moment;
@@ -74,7 +75,7 @@ function begin() {
   const { recording = recordings[0], moment } = addressed();
   select.value = String(recordings.indexOf(recording));
   show(recording, moment);
-  // The links of the panels leave the address as it is.
+  // Links to panels do not change the address.
   document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", (event) => {
     event.preventDefault();
     document.querySelector(link.getAttribute("href")).scrollIntoView();

@@ -1,4 +1,4 @@
-// What the recording needs under other settings, and how much each reserves.
+// Shows the need of the recording under other settings, and how much each reserves.
 
 const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.conf || "(default)") + (row.model ? " (a model)" : "");
 
@@ -31,10 +31,11 @@ function showNeeds() {
   drawNeeds();
 }
 
-/// Patterns of lines: curves that lie on each other show through.
+/// Dash patterns, so that overlapping curves stay visible.
 const DASHES = [[], [9, 5], [3, 3], [14, 4, 3, 4], [6, 10], [2, 7]];
 
-/// The lowest bytes that are drawn: peaks that are close together are shown without what they have in common.
+/// Returns the lowest bytes that are drawn. If the peaks are close together, the part common to all is
+/// cut off.
 function lowestOf(curves) {
   if (state.floor === "all") return 0;
   const peaks = curves.filter((curve) => curve.length).map((curve) => Math.max(...curve));
@@ -43,7 +44,7 @@ function lowestOf(curves) {
   return below > most / 2 ? below : 0;
 }
 
-/// Heights of labels beside the last points of the curves, at least `apart` from each other.
+/// Returns heights of labels next to the ends of the curves, at least `apart` from each other.
 function besides(heights, apart, bottom) {
   const order = heights.map((y, at) => at).sort((a, b) => heights[a] - heights[b]);
   const placed = [...heights];

@@ -3,7 +3,7 @@
 const map = { pieces: [], heaps: [], order: [], width: 0 };
 const ROW = 15, GAP = 3, TITLE = 20;
 
-/// Everything that is there at a moment: heaps, their segments, and what lies in each from its beginning to its end.
+/// Returns the layout at a moment: heaps, their segments, and the parts of each segment in order.
 function layoutAt(recording, moment) {
   const { segments, blocks } = recording;
   const found = aliveAt(segments, moment).map((at) => ({
@@ -40,7 +40,7 @@ function layoutAt(recording, moment) {
   return all;
 }
 
-/// The parts of a segment: blocks and the free ranges between them.
+/// Fills in the parts of a segment: blocks and the free ranges between them.
 function fill(recording, segment, inside, moment) {
   const { blocks } = recording;
   Object.assign(segment, { parts: [], live: 0, requested: 0, waiting: 0, free: 0, ranges: 0, largest: 0, used: inside.length > 0 });
@@ -65,7 +65,7 @@ function fill(recording, segment, inside, moment) {
   markApart(segment);
 }
 
-/// Marks runs of blocks that are smaller than the free ranges on both sides of them.
+/// Marks runs of blocks that are smaller than the free ranges on both sides.
 function markApart(segment) {
   const { parts } = segment;
   segment.keepers = [];
@@ -96,7 +96,7 @@ function paint(recording, heap, segment, part) {
   return state.by === "age" ? ageColour(recording, part.block) : hue(number);
 }
 
-/// From young to old, by the number of events.
+/// Returns a colour from young to old, by the number of events.
 function ageColour(recording, block) {
   const age = Math.max(0, state.moment - recording.blocks.born[block]);
   const share = recording.blocks.born[block] === 0 ? 1 : Math.log2(age + 1) / Math.log2(recording.events + 2);
@@ -141,7 +141,8 @@ function outline(pen, x, y, w) {
   pen.lineWidth = 1;
 }
 
-/// Private pools have a frame of their own colour, expandable ranges a broken one. All of a kind are drawn at once.
+/// Draws the frames: private pools in their own colour, expandable ranges dashed. Each kind is drawn in
+/// one path.
 function drawFrames(pen, recording) {
   const kinds = new Map();
   for (const { x, y, w, segment, heap } of map.pieces) {
@@ -170,7 +171,7 @@ function drawTitle(pen, recording, heap) {
   pen.fillText(text, 0, heap.y - 5);
 }
 
-/// Lays segments side by side in lines; one that is wider than what is left of a line goes on in the next.
+/// Lays out segments side by side in lines; a segment that does not fit continues on the next line.
 function place(width) {
   map.pieces = [];
   const total = map.heaps.reduce((sum, heap) => sum + heap.size, 0);
@@ -217,7 +218,7 @@ function saySegments() {
   segmentsLegend();
 }
 
-/// The segments whose free memory is in pieces, or that a little live memory keeps.
+/// Lists the segments whose free memory is fragmented, or that a small live block keeps reserved.
 function showApart() {
   const { recording } = state;
   const { blocks } = recording;
@@ -269,7 +270,7 @@ function segmentsLegend() {
 
 const ageColourAt = (share) => `hsl(${50 - 50 * share + (share > 0.5 ? 310 * (share - 0.5) : 0)} 75% ${isDark() ? 68 - 26 * share : 66 - 34 * share}%)`;
 
-/// What lies under a point: the segment and its part.
+/// Returns the segment and its part at a point.
 function partAt(x, y) {
   const piece = map.pieces.find((piece) => x >= piece.x && x < piece.x + piece.w + 1 && y >= piece.y && y < piece.y + ROW);
   if (!piece) return null;

@@ -1,10 +1,10 @@
 // The time line: reserved and live bytes, large blocks as areas of their own, failures and the limit.
 
 const timeline = { left: 76, right: 12, top: 22, bottom: 26, shown: [], most: 1, offsets: null };
-/// More areas than these are not drawn apart.
+/// The most blocks that are drawn as separate areas.
 const AREAS_MOST = 1500;
 
-/// A moment's place on the chosen axis, from 0 to 1.
+/// Returns the position of a moment on the chosen axis, from 0 to 1.
 function part(recording, moment) {
   if (state.axis === "time" && recording.has_times) return timeOf(recording, moment) / recording.duration_us;
   return moment / Math.max(1, recording.events);
@@ -26,7 +26,7 @@ function momentAtX(x, width) {
   return momentOf(state.recording, Math.max(0, Math.min(1, place)));
 }
 
-/// The rows that may be drawn as areas, those that fill most of the time line first.
+/// Returns the rows that may be drawn as areas, largest area first.
 function areasOf(recording) {
   if (recording.areas) return recording.areas;
   const { blocks, events } = recording;
@@ -39,8 +39,8 @@ function areasOf(recording) {
   return recording.areas;
 }
 
-/// For each pixel the least and the most of live and reserved bytes between its moments, and the moment whose
-/// blocks are drawn there: that of the most live bytes.
+/// Returns for each pixel the minimum and maximum of live and reserved bytes. Also returns the moment
+/// whose blocks are drawn there: that of the most live bytes.
 function pixels(recording, inner) {
   const { column } = recording;
   const found = { live: new Float64Array(inner), low: new Float64Array(inner), reserved: new Float64Array(inner), at: new Float64Array(inner) };
@@ -97,7 +97,7 @@ function drawTimeline() {
   drawMarks(pen, width, height, yOf);
 }
 
-/// The first pixel whose moment is not before this one.
+/// Returns the first pixel whose moment is not before this one.
 function pixelOf(moments, moment) {
   let low = 0, high = moments.length;
   while (low < high) {
@@ -107,7 +107,7 @@ function pixelOf(moments, moment) {
   return low;
 }
 
-/// Blocks one upon another, those that live longest at the bottom.
+/// Draws blocks stacked on each other, those that live longest at the bottom.
 function drawAreas(pen, inner, tall, yOf, moments) {
   const { recording } = state;
   const { blocks } = recording;
@@ -211,7 +211,7 @@ function drawMarks(pen, width, height, yOf) {
   }
 }
 
-/// The block whose area is under a point.
+/// Returns the block whose area is at a point.
 function areaAt(x, y, width, height) {
   const tall = height - timeline.top - timeline.bottom;
   const number = (timeline.top + tall - y) / tall * timeline.most;
@@ -226,7 +226,7 @@ function areaAt(x, y, width, height) {
   return NOTHING;
 }
 
-/// The bytes at a moment: exactly where its rows are here, otherwise as the columns tell.
+/// Returns the bytes at a moment: exactly if its rows are in the page, otherwise from the columns.
 function bytesAt(recording, moment) {
   const { column, blocks, segments, moments } = recording;
   const known = !moments || moments[placeOf(moments, moment)] === moment;
@@ -260,7 +260,7 @@ function look(from, span = state.to - state.from) {
   drawTimeline();
 }
 
-/// Keeps the chosen moment in view.
+/// Scrolls so that the chosen moment is visible.
 function follow() {
   const at = part(state.recording, state.moment);
   const span = state.to - state.from;
@@ -351,7 +351,7 @@ function hoverTimeline(event, x, y, width, height) {
   tip(event, lines);
 }
 
-/// Buttons for the moments that matter in this recording.
+/// Adds buttons for the important moments of this recording.
 function showJumps() {
   const { recording } = state;
   const jumps = [["peak of live bytes", recording.peak_live.moment], ["peak of reserved bytes", recording.peak_reserved.moment]];

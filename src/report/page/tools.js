@@ -1,4 +1,4 @@
-// Elements, numbers and colours for all panels. Text only ever becomes text.
+// Elements, numbers and colours for all panels. Data is inserted as text only.
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -14,7 +14,7 @@ function element(name, attributes = {}, ...children) {
 const byId = (id) => document.getElementById(id);
 const grouped = (number) => Math.round(number).toLocaleString("en-US");
 
-/// Large numbers are rounded to whole MiB, as `advise` does.
+/// Formats bytes; large numbers are rounded to whole MiB, as in `advise`.
 function bytes(number) {
   const size = Math.abs(number);
   if (size >= 1048576) {
@@ -24,7 +24,7 @@ function bytes(number) {
   return size >= 1024 ? `${(number / 1024).toFixed(size % 1024 ? 1 : 0)} KiB` : `${number} B`;
 }
 
-/// What a device must have at least, in whole MiB.
+/// Formats the smallest device that suffices, in whole MiB.
 const needed = (number) => `${grouped(Math.ceil(number / 1048576))} MiB`;
 const exactly = (number) => number >= 1024 ? `${bytes(number)} (${grouped(number)} bytes)` : bytes(number);
 const percent = (part, all) => all > 0 ? `${(100 * part / all).toFixed(part * 10 < all ? 1 : 0)} %` : "-";
@@ -36,7 +36,7 @@ function duration(us) {
 
 const plural = (number, one, more) => `${grouped(number)} ${number === 1 ? one : more}`;
 
-/// The colours that the style names, read once until they change.
+/// The colours of the style sheet, cached until the colour scheme changes.
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 const palette = new Map();
 scheme.addEventListener("change", () => palette.clear());
@@ -48,14 +48,14 @@ function colour(name) {
 
 const isDark = () => scheme.matches;
 
-/// One of many colours that are easy to tell apart, for the number of a stream, a pool or a stack.
+/// Returns one of many distinguishable colours, for the number of a stream, a pool or a stack.
 function hue(number, pale = false) {
   const angle = (212 + number * 137.5) % 360;
   if (pale) return isDark() ? `hsl(${angle} 22% 27%)` : `hsl(${angle} 45% 88%)`;
   return isDark() ? `hsl(${angle} 48% ${58 + number % 3 * 5}%)` : `hsl(${angle} 52% ${60 - number % 3 * 6}%)`;
 }
 
-/// A canvas as many pixels large as it is shown, empty.
+/// Returns an empty canvas with the resolution of the screen.
 function cleared(canvas, height) {
   const ratio = window.devicePixelRatio || 1;
   if (height) canvas.style.height = `${height}px`;
@@ -69,7 +69,7 @@ function cleared(canvas, height) {
   return { pen, width, height: tall };
 }
 
-/// Round numbers up to `most`, some `count` of them.
+/// Returns about `count` round numbers from `from` to `to`.
 function ticks(from, to, count, base = 10) {
   const raw = (to - from) / Math.max(1, count);
   if (!(raw > 0)) return [];
@@ -85,7 +85,7 @@ function legend(id, items) {
     element("i", { style: { background, border: border ? `2px ${border}` : "none" } }), name)));
 }
 
-/// Buttons of which one is pressed.
+/// Returns a group of buttons of which one is pressed.
 function choice(name, options, chosen, choose) {
   const buttons = options.map(([value, text]) => element("button", {
     type: "button", "aria-pressed": String(value === chosen()), "data-value": value,
@@ -99,7 +99,7 @@ function choice(name, options, chosen, choose) {
 
 const press = (text, label, act) => element("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
 
-/// A table; columns are [heading, is text], cells are texts or elements.
+/// Returns a table; columns are [heading, is text], cells are texts or elements.
 function table(columns, rows) {
   const cell = (kind, content, at) => element(kind, { class: columns[at][1] ? "text" : null }, content);
   const head = element("tr", {}, ...columns.map(([name], at) => cell("th", name, at)));
@@ -110,7 +110,8 @@ function table(columns, rows) {
   return element("div", { class: "table" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
 }
 
-/// The path of a file without the folder that all files of the program share, or from a library's folder on.
+/// Returns a file's path without the folder that the program's files share, or a library's path below
+/// its folder.
 function shortFile({ file, own }) {
   const library = /(?:site|dist)-packages\/(.*)$/.exec(file);
   if (library) return library[1];
@@ -120,11 +121,11 @@ function shortFile({ file, own }) {
 
 const lineNumber = ({ line }) => line ? `:${line}` : "";
 
-/// The last part of a path, or the path of a library's file; nothing for compiled code.
+/// Returns the file name, or the path of a library's file; an empty text for compiled code.
 const fileOf = (frame) => frame.kind === 0 || frame.kind === 3 ? "" : `${frame.kind === 2 ? shortFile(frame) : frame.file.split("/").pop()}${lineNumber(frame)} `;
 const lineOf = (frame) => `${shortFile(frame)}${lineNumber(frame)} ${frame.name}`;
 
-/// Frames for a tip: the program's own first, then what they called.
+/// Returns the frames for a tooltip: the program's own first, then those that they called.
 function framesList(frames, most) {
   const ordered = state.allFrames ? frames : [...frames.filter(({ own }) => own), ...frames.filter(({ own }) => !own)];
   const line = (frame) => element("div", { class: frame.own ? "own" : null }, lineOf(frame));
@@ -133,7 +134,7 @@ function framesList(frames, most) {
     ...(rest > 0 ? [element("div", {}, `and ${rest} more`)] : []));
 }
 
-/// Shows lines beside the pointer; elements are taken as they are.
+/// Shows lines next to the pointer; elements are inserted unchanged.
 function tip(event, lines) {
   const box = byId("tip");
   if (!lines) { box.hidden = true; return; }
@@ -146,7 +147,7 @@ function tip(event, lines) {
   box.style.top = `${Math.max(4, top)}px`;
 }
 
-/// A block at a moment, in lines.
+/// Returns the lines that describe a block at a moment.
 function blockLines(recording, at, moment) {
   const { blocks } = recording;
   const several = blocks.count[at] > 1;
@@ -172,6 +173,6 @@ function blockTip(recording, at, moment) {
   return frames.length ? [...lines, framesList(frames, 8)] : lines;
 }
 
-/// The state of the page: which recording, which moment, and how they are drawn.
+/// The state of the page: the recording, the moment, and how they are drawn.
 const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", by: "state", wide: 1,
   block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", floor: "auto", strong: new Set() };
