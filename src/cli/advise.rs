@@ -1,4 +1,4 @@
-//! `stratalloc advise`: what to set so that a program needs less memory, and why it needs so much.
+//! `stratalloc advise`: the setting with which a program needs less memory, and the causes of its need.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -34,19 +34,19 @@ pub(crate) struct Advise {
     /// the dispatcher, autograd's engine, Python's interpreter and generated wrappers.
     #[arg(long)]
     all_frames: bool,
-    /// The version of PyTorch that the settings are for, as 2.8. Default: the oldest that can have made the
-    /// recording.
+    /// Version of PyTorch that the settings are for, such as 2.8. Default: the oldest that can have made
+    /// the recording.
     #[arg(long, value_name = "VERSION")]
     torch: Option<TorchVersion>,
-    /// Answer whether the program fits in this much memory, and with which setting at the least cost; the
-    /// exit code is 1 if it does not. The same as --assert "needs<=SIZE".
+    /// Check whether the program fits in this much memory, and name the cheapest setting with which it
+    /// does. The exit code is 1 if it does not fit. Same as --assert "needs<=SIZE".
     #[arg(long, value_name = "SIZE", value_parser = fits)]
     fits: Option<Assertion>,
-    /// Check a condition, as needs<=24GiB or live_peak<20GiB; the exit code is 1 if it does not hold. Can be
-    /// given several times. needs is the least need of all settings that are tried.
+    /// Check a condition, such as needs<=24GiB or live_peak<20GiB. The exit code is 1 if it does not
+    /// hold. Can be given several times. needs is the smallest need of all settings that are tried.
     #[arg(long, value_name = "CONDITION")]
     assert: Vec<Assertion>,
-    /// One JSON object a recording.
+    /// Print one JSON object per recording.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -61,7 +61,7 @@ impl Advise {
     }
 
     fn options(&self) -> AdviceOptions {
-        // Every condition has to hold without another setting.
+        // The strictest condition counts: no other setting is searched if the recorded one meets it.
         let enough = self.assertions().map(Assertion::enough_bytes);
         let enough = enough.collect::<Option<Vec<u64>>>();
         let enough_bytes = enough.and_then(|all| all.into_iter().min());
@@ -132,7 +132,7 @@ const HEAPS_SHOWN: usize = 8;
 /// How many callers are listed.
 const CALLERS_SHOWN: usize = 10;
 
-/// What was found on a recording.
+/// The results for a recording.
 struct Found<'a> {
     name: &'a str,
     recording: &'a Recording,
@@ -169,7 +169,7 @@ impl Found<'_> {
         writeln!(out)
     }
 
-    /// The code of the request that failed.
+    /// Returns the code of the failed request.
     fn failed_by(&self, picture: &Picture) -> Option<String> {
         let stack = picture.failed?.stack?;
         Some(self.callers.labels(&[self.callers.of_stack(stack)]).concat())
@@ -294,7 +294,7 @@ impl Found<'_> {
         table(&mut out, &heading("requested"), &ages.collect::<Vec<_>>())
     }
 
-    /// All frames of each holder, the innermost first.
+    /// Prints all frames of each holder, innermost first.
     fn write_stacks(&self, rows: &[CodeHolder]) -> io::Result<()> {
         let mut out = out();
         for CodeHolder { asked_for_by, holder, .. } in rows {

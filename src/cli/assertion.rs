@@ -1,4 +1,4 @@
-//! Conditions on what a recording needs, as `needs<=24GiB`: `--assert` and `--fits` of `advise`.
+//! Conditions on the need of a recording, such as `needs<=24GiB`: `--assert` and `--fits` of `advise`.
 
 use std::str::FromStr;
 
@@ -14,9 +14,9 @@ use super::show::mib;
 /// A quantity of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quantity {
-    /// The least need of the recorded configuration and of the settings that were tried.
+    /// The smallest need of the recorded configuration and of the settings that were tried.
     Needs,
-    /// The most bytes that were live at once.
+    /// The peak of live bytes.
     LivePeak,
 }
 
@@ -76,12 +76,12 @@ impl FromStr for Assertion {
     }
 }
 
-/// `--fits 24GiB` is `--assert "needs<=24GiB"`.
+/// Parses the size of `--fits`: `--fits 24GiB` is the same as `--assert "needs<=24GiB"`.
 pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
     format!("needs<={size}").parse()
 }
 
-/// Whether a condition holds, and why.
+/// Whether a condition holds, with the reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
     text: String,
@@ -94,7 +94,7 @@ pub(crate) struct Verdict {
 }
 
 impl Assertion {
-    /// The most bytes that the recorded configuration may need so that no other has to be tried.
+    /// Returns the need of the recorded configuration up to which no other setting has to be tried.
     pub(crate) fn enough_bytes(&self) -> Option<u64> {
         match (self.quantity, self.operator) {
             (Quantity::LivePeak, _) => Some(u64::MAX),
@@ -128,7 +128,7 @@ impl Assertion {
         let value_bytes = advice.best().and_then(|tried| tried.need.needs_bytes);
         let holds = match self.enough_bytes() {
             Some(_) => setting.is_some(),
-            // No device suffices: more than any.
+            // No device suffices: the need is larger than any bound.
             None => self.operator.holds(value_bytes.unwrap_or(u64::MAX), self.bytes),
         };
         let is_recorded = setting.as_ref().is_some_and(|tried| tried.conf == advice.recorded.conf);
@@ -162,7 +162,7 @@ fn yes(holds: bool) -> &'static str {
 }
 
 impl Verdict {
-    /// The setting that has to be set.
+    /// Returns the setting to make, if it is not the recorded one.
     pub(crate) fn to_set(&self) -> Option<&Tried> {
         self.setting.as_ref().filter(|_| !self.is_recorded)
     }

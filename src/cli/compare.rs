@@ -1,4 +1,4 @@
-//! `stratalloc compare`: strategies side by side on the same recordings.
+//! `stratalloc compare`: compares strategies on the same recordings.
 
 use std::io::Write;
 
@@ -21,18 +21,18 @@ use super::show::{
 pub(crate) struct Compare {
     #[command(flatten)]
     recordings: Recordings,
-    /// A configuration; can be given several times. Default: a useful set.
+    /// Configuration to compare. Can be given several times. Default: a useful set.
     #[arg(long)]
     conf: Vec<String>,
-    /// A version of PyTorch, as 2.8: the default set has only keys that it accepts.
+    /// Version of PyTorch, such as 2.8: the default set then has only keys that it accepts.
     #[arg(long, value_name = "VERSION")]
     torch: Option<TorchVersion>,
-    /// One JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// What is compared when nobody says otherwise: each saves memory somewhere.
+/// The default configurations; each saves memory for some programs.
 const DEFAULT_CONFS: [&str; 7] = [
     "backend:native",
     "backend:native,expandable_segments:True",
@@ -43,10 +43,10 @@ const DEFAULT_CONFS: [&str; 7] = [
     "backend:native,large_segment_size_mb:64",
 ];
 
-/// Passes over each recording: times come from all but the first.
+/// Passes over each recording; all but the first are timed.
 const PASSES: u32 = 5;
 
-/// What one configuration does with one recording: the trial is under the limit.
+/// The result of one configuration on one recording; the trial runs under the limit.
 #[derive(Clone)]
 struct Row {
     conf: String,
@@ -54,7 +54,7 @@ struct Row {
     trial: Trial,
 }
 
-/// A configuration as its string says it, and parsed.
+/// A configuration string, and the parsed configuration.
 type Said = (String, Config);
 
 pub(crate) fn run(args: &Compare) -> Result<Outcome> {
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
         let mut rows = Vec::new();
         for (text, config) in &confs {
-            // The steps of `advise` and `report`, so that a need has one value.
+            // The same step sizes as in `advise` and `report`, so that a need has one value.
             let options = SearchOptions { lucky: true, ..SearchOptions::QUICK };
             let mut need = Need::search(&recording, config, &options)?;
             need.try_other_addresses(&recording, config, &SearchOptions::QUICK)?;
@@ -102,7 +102,8 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The configurations that the version of PyTorch accepts. Those that the caller chose stay, with a note.
+/// Removes configurations that the version of PyTorch refuses. Those that the user chose stay, with a
+/// note.
 fn for_torch(mut confs: Vec<Said>, args: &Compare) -> Vec<Said> {
     let Some(version) = args.torch else { return confs };
     let refuses = |config: &Config| !config.is_accepted_by(version);
@@ -115,8 +116,8 @@ fn for_torch(mut confs: Vec<Said>, args: &Compare) -> Vec<Said> {
     confs
 }
 
-/// What is compared on a recording: each configuration once, and, where nobody said what to compare, the
-/// recording's own, with our rules and with PyTorch's.
+/// Returns the configurations to compare on a recording, each once. For the default set this includes
+/// the recording's own, with this library's rules and with PyTorch's.
 fn with_own(confs: &[Said], add_own: bool, recording: &Recording) -> Vec<Said> {
     let mut all: Vec<Said> = Vec::new();
     let mut add = |text: &str, config: &Config| {
@@ -134,7 +135,7 @@ fn with_own(confs: &[Said], add_own: bool, recording: &Recording) -> Vec<Said> {
     all
 }
 
-/// The row that repeats the recorded configuration to PyTorch's letter, by its text.
+/// Returns the text of the row that repeats the recorded configuration exactly as PyTorch does.
 fn own_row<'a>(confs: &'a [Said], recording: &Recording) -> Option<&'a str> {
     let own = recording.config.clone()?.with_compat(Compat::PyTorch);
     let row = confs.iter().find(|(_, config)| config.settings() == own.settings());
@@ -176,7 +177,7 @@ impl Row {
     }
 }
 
-/// One object a line; the file's own figures come last, where nobody said what to compare.
+/// Prints one object per line; for the default set, the figures of the file come last.
 fn write_json(
     name: &str,
     recording: &Recording,
@@ -193,7 +194,7 @@ fn write_json(
     Ok(())
 }
 
-/// The file's own figures. Null is what the file does not contain.
+/// Returns the figures of the file. Null stands for data that the file does not contain.
 fn recorded_json(name: &str, recording: &Recording) -> Value {
     let figures = &recording.figures;
     let conf = json!({"trace": name, "conf": RECORDED, "recorded_conf": recording.trace.conf});
@@ -208,7 +209,7 @@ fn recorded_json(name: &str, recording: &Recording) -> Value {
     joined([conf, limit_json(recording), figures])
 }
 
-/// The row of the file's own figures.
+/// The name of the row with the file's own figures.
 const RECORDED: &str = "recorded";
 
 fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Result<()> {
@@ -281,12 +282,12 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
     Ok(())
 }
 
-/// Whether the file says anything of what its allocator did: logs of requests do not.
+/// Returns whether the file has figures of its allocator; logs of requests have none.
 fn has_figures(recording: &Recording) -> bool {
     !recording.trace.requests_only
 }
 
-/// Says why the replay of the recorded configuration differs from what was recorded.
+/// Prints the reason why the replay of the recorded configuration differs from the recording.
 fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> std::io::Result<()> {
     let Some(row) = rows.iter().find(|row| Some(row.conf.as_str()) == own) else {
         return Ok(());
@@ -307,8 +308,8 @@ fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> s
     writeln!(out(), "{RECORDED} and {} differ: {why}.", shown_conf(&row.conf))
 }
 
-/// Recordings of one job: their names differ in numbers only. Tells the largest need of each configuration
-/// and whose it is.
+/// Groups recordings whose names differ in numbers only: those of one job. Prints the largest need of
+/// each configuration and its recording.
 fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
     type Named = (String, Vec<Row>);
     let mut jobs: Vec<(String, Vec<&Named>)> = Vec::new();
@@ -345,7 +346,7 @@ fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A name with every run of digits drawn as one sign.
+/// Replaces every run of digits in a name by `N`.
 fn without_numbers(name: &str) -> String {
     let mut text = String::new();
     for sign in name.chars() {
@@ -373,7 +374,7 @@ mod tests {
     use crate::replay::{Op, Workload};
     use crate::size::MIB;
 
-    /// What a user begins with: the two required methods, here straight to the driver.
+    /// The smallest strategy: the two required methods, forwarded to the driver.
     #[derive(Debug)]
     struct Straight(Arc<dyn Driver>, OwnerId);
 
@@ -408,7 +409,7 @@ mod tests {
             let row = row.json("none", &recording);
             assert_eq!(row["peak_allocated_bytes"], 20 << 20);
             assert_eq!(row["peak_reserved_bytes"], 40 << 20);
-            // Three blocks came and one went; the others go after the recording.
+            // The recording allocates three blocks and frees one; the others are freed after it.
             assert_eq!((&row["device_calls"], &row["ooms"]), (&json!(4), &json!(0)));
             assert!((row["waste"].as_f64().unwrap() - 0.5).abs() < 1e-9);
         }

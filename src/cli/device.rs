@@ -14,12 +14,12 @@ use crate::driver::{Gated, HoldsWork};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 
-/// What `--device` says.
+/// The value of `--device`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
     /// Simulated: any size, no memory.
     Sim,
-    /// Real memory of this machine with a device's semantics.
+    /// Memory of this machine, with the semantics of a device.
     Host,
     /// A CUDA device, by its number.
     Cuda(u32),
@@ -28,12 +28,13 @@ pub(crate) enum Device {
 /// An open device.
 pub(crate) struct Opened {
     pub(crate) driver: Arc<dyn Driver>,
-    /// What says when work finishes, if it can be said.
+    /// Controls when work finishes, if the device supports that.
     pub(crate) brake: Option<Arc<dyn Brake>>,
 }
 
 impl Device {
-    /// All that could be there: the first CUDA device also where there is none, to say why.
+    /// Returns all devices that may exist. Includes the first CUDA device even if there is none, so that
+    /// its error is shown.
     pub(crate) fn all() -> Vec<Self> {
         #[cfg(all(feature = "cuda", unix))]
         let count = crate::driver::Cuda::count().unwrap_or(1).max(1);
@@ -42,7 +43,7 @@ impl Device {
         [Self::Sim, Self::Host].into_iter().chain((0..count).map(Self::Cuda)).collect()
     }
 
-    /// Opens the device, as large as `total_bytes` says or as it is.
+    /// Opens the device, with `total_bytes` of memory or its own size.
     pub(crate) fn open(self, total_bytes: Option<u64>) -> Result<Opened, DriverError> {
         match self {
             Self::Sim => {
@@ -81,8 +82,8 @@ fn open_cuda(_: u32) -> Result<Opened, DriverError> {
 }
 
 impl Opened {
-    /// So many streams besides the default one: made by the driver where it follows handles, and plain
-    /// numbers where it does not.
+    /// Returns this many streams besides the default one: created by the driver if its handles have a
+    /// meaning, otherwise plain numbers.
     pub(crate) fn streams(&self, count: usize) -> Result<Vec<StreamId>, DriverError> {
         let real = self.driver.info().driver == "cuda";
         let stream =
@@ -91,7 +92,7 @@ impl Opened {
     }
 }
 
-/// A device that runs its work, which can be held back.
+/// Opens a device that runs its work, and allows it to be held back.
 #[cfg(unix)]
 fn gated(driver: impl HoldsWork + 'static) -> Opened {
     let gated = Arc::new(Gated::new(driver));

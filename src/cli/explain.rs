@@ -1,4 +1,5 @@
-//! `stratalloc explain`: what a string sets, what differs from the default for it, and the rest.
+//! `stratalloc explain`: the keys that a string sets, those that differ from their default because of
+//! it, and the others.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -19,13 +20,13 @@ use super::show::{Side, table};
 /// Arguments of `explain`.
 #[derive(Args, Debug)]
 pub(crate) struct Explain {
-    /// A configuration string, as it is or as it is set: `PYTORCH_CUDA_ALLOC_CONF=...`. Default: the
+    /// Configuration string, plain or as an assignment: `PYTORCH_CUDA_ALLOC_CONF=...`. Default: the
     /// environment's.
     conf: Option<String>,
-    /// Every key, not only those that say something else than the default.
+    /// Print every key, not only those that differ from their default.
     #[arg(long)]
     all: bool,
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         let default = defaults.iter().find(|default| default.key == row.key);
         default.is_none_or(|default| default.value != row.value)
     };
-    // What somebody said comes first, in the order in which it was said; then what follows from it.
+    // Keys in the string come first, in its order; then keys whose value follows from it.
     rows.sort_by_key(|row| match row.origin {
         Origin::Text { at } => (0, at),
         Origin::Code | Origin::Earlier => (1, 0),
@@ -116,14 +117,14 @@ fn cells(row: &ExplainRow) -> Vec<String> {
     vec![row.key.clone(), row.value.clone(), origin, since, row.note.clone()]
 }
 
-/// What somebody pasted.
+/// A pasted string.
 struct Pasted<'a> {
-    /// The variable that is set there.
+    /// The variable of the assignment.
     variable: Option<&'a str>,
     conf: &'a str,
 }
 
-/// Takes a string out of a line of a shell that sets it.
+/// Extracts the string from a shell line that sets it.
 fn pasted(text: &str) -> Pasted<'_> {
     let line = text.trim();
     let line = line.strip_prefix("export ").unwrap_or(line).trim_start();
@@ -138,8 +139,9 @@ fn pasted(text: &str) -> Pasted<'_> {
     Pasted { variable: Some(name), conf }
 }
 
-/// Why a configuration builds no allocator, on a simulated device. No code is loaded and no file written to
-/// find out; of backends that programs register nobody knows which device they want.
+/// Returns the reason why a configuration builds no allocator on a simulated device. The check loads no
+/// code and writes no file. Backends that programs register are skipped, because the device that they
+/// need is unknown.
 fn why_not_built(config: &Config) -> Option<String> {
     let settings = config.settings();
     let is_built_in = registry::BUILT_IN.iter().any(|own| own.name == settings.backend);

@@ -1,4 +1,4 @@
-//! Files that commands write, which must not be the recordings that they read.
+//! Prevents commands from overwriting the recordings that they read.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use crate::config::{Config, LayerSetting};
 use super::outcome::BadWords;
 use super::show::shown_path;
 
-/// What a file is, by whatever name; nothing where there is none yet.
+/// Returns the identity of a file, independent of its name; `None` if it does not exist.
 #[cfg(unix)]
 fn identity(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// The same by its one full path.
+/// Returns the canonical path of a file.
 #[cfg(not(unix))]
 fn identity(path: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(path).ok()

@@ -1,4 +1,4 @@
-//! `stratalloc info`: devices found and what they can do, and the strategies.
+//! `stratalloc info`: the devices, their features and the strategies.
 
 use std::io::Write;
 
@@ -17,15 +17,15 @@ use super::show::table;
 /// Arguments of `info`.
 #[derive(Args, Debug)]
 pub(crate) struct Info {
-    /// One JSON object.
+    /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// A device, and the processes that hold memory of it; or why it cannot be used.
+/// A device and the processes that hold its memory; or why it cannot be used.
 type Found = (Device, Result<(DeviceInfo, Vec<&'static str>, Holders), String>);
 
-/// The processes that hold memory of a device, the largest first, or why they cannot be listed.
+/// The processes that hold memory of a device, largest first, or why they cannot be listed.
 type Holders = Result<Vec<ProcessUsage>, String>;
 
 pub(crate) fn run(args: &Info) -> Result<Outcome> {
@@ -120,7 +120,7 @@ fn holders_of(driver: &dyn Driver) -> Holders {
     Ok(list)
 }
 
-/// What a device can do.
+/// Returns the features of a device.
 fn parts(driver: &dyn Driver) -> Vec<&'static str> {
     let parts = [
         ("virtual memory", driver.virtual_memory().is_some()),

@@ -1,8 +1,8 @@
-//! The command line, as a library: a program that registers strategies of its own and calls [`main`] has
-//! every command for them too.
+//! The command line, as a library: a program that registers its own strategies and calls [`main`] has
+//! every command for them, too.
 //!
-//! One file per subcommand; `--help` tells the rest. What is timed is in [`cases`], for benchmarks of
-//! other programs.
+//! One file per subcommand; see `--help`. The benchmark cases are in [`cases`], for benchmarks of other
+//! programs.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -44,21 +44,21 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Every key of a configuration, its value and where it came from.
+    /// Show the keys of a configuration, their values and where they come from.
     Explain(explain::Explain),
-    /// The devices and strategies of this machine and what they can do.
+    /// List the devices and strategies of this machine, and their features.
     Info(info::Info),
-    /// Repeat recordings through an allocator.
+    /// Repeat recordings on an allocator.
     Replay(replay::Replay),
-    /// What to set so that a recorded program needs less memory, and why it needs so much.
+    /// Find the setting with which a recorded program needs less memory, and explain its need.
     Advise(advise::Advise),
-    /// Strategies side by side on the same recordings.
+    /// Compare strategies on the same recordings.
     Compare(compare::Compare),
-    /// One page that shows where memory went, for a browser.
+    /// Write a page for the browser that shows how memory was used.
     Report(report::Report),
-    /// Time the hot path beside the floors of this machine.
+    /// Time the hot path, and the floors of this machine.
     Bench(bench::Bench),
-    /// What a shell needs to complete this program's words: its output goes where the shell looks.
+    /// Print a shell's completion script for this program; write it to where the shell looks for it.
     Completions(Completions),
 }
 
@@ -80,7 +80,7 @@ impl Completions {
 }
 
 impl Command {
-    /// Has the command print JSON; its name where it prints none.
+    /// Makes the command print JSON; returns its name if it prints none.
     fn print_json(&mut self) -> Result<(), &'static str> {
         match self {
             Self::Replay(args) => args.json = true,
@@ -96,9 +96,9 @@ impl Command {
     }
 }
 
-/// Runs the command that the program's arguments name, on the strategies that are registered by now.
-/// Reads the arguments and the environment, writes to the standard output and, on errors, to the standard
-/// error stream. Ends the program itself when the arguments are not legal, or ask for help.
+/// Runs the command in the program's arguments, on the strategies registered so far. Reads the arguments
+/// and the environment, writes to standard output and errors to standard error. Exits the program itself
+/// if the arguments are invalid, or ask for help.
 ///
 /// ```no_run
 /// # use stratalloc::registry;
@@ -113,7 +113,7 @@ pub fn main() -> ExitCode {
     run(&Loops::here())
 }
 
-/// The same with loops that the caller made.
+/// As [`main`], with loops that the caller instantiated.
 #[doc(hidden)]
 #[must_use]
 pub fn run(loops: &Loops) -> ExitCode {
@@ -147,7 +147,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         },
         Err(error) if is_closed_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            // A string that cannot be used is shown with a caret; it is the caller's to mend.
+            // A string that cannot be used is shown with a caret: a mistake of the user.
             let bad_words = error.is::<BadConf>() || error.is::<BadWords>();
             tell(format_args!("stratalloc: {error}"));
             if bad_words { Outcome::Usage.into() } else { Outcome::Failed.into() }

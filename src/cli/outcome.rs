@@ -1,4 +1,4 @@
-//! How the program ends, and where its output goes.
+//! Exit codes of the program, and its output streams.
 
 use std::error::Error;
 use std::fmt::Display;
@@ -7,14 +7,14 @@ use std::process::ExitCode;
 
 use crate::config::shown;
 
-/// How the work went.
+/// The result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Exit code 0.
     Good,
-    /// The work failed or mismatched: exit code 1.
+    /// The work failed or differed: exit code 1.
     Failed,
-    /// The caller's words were off: exit code 2.
+    /// The arguments were wrong: exit code 2.
     Usage,
 }
 
@@ -28,34 +28,34 @@ impl From<Outcome> for ExitCode {
     }
 }
 
-/// A result whose error is shown as it is.
+/// A result whose error is shown unchanged.
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// The caller's words do not fit together: exit code 2.
+/// The arguments contradict each other: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadWords(pub(crate) String);
 
-/// A part of a device's memory.
+/// Parses a share of a device's memory.
 pub(crate) fn fraction(text: &str) -> Result<f64, String> {
     let fraction = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
     fraction.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
-/// Standard output, whose failures are reported instead of panicking.
+/// Returns standard output; failures are reported instead of panicking.
 pub(crate) fn out() -> impl Write {
     io::stdout().lock()
 }
 
-/// Says lines on the standard error stream, as a terminal may have them. Where that cannot be written nobody
-/// is left to be told, and the exit code says the rest.
+/// Prints lines on standard error, without control characters. If that fails, only the exit code reports
+/// the error.
 pub(crate) fn tell(lines: impl Display) {
     let clean: Vec<String> = lines.to_string().split('\n').map(shown).collect();
     let _ = writeln!(io::stderr(), "{}", clean.join("\n"));
 }
 
-/// Does something for each item. An error of one of several is told and does not stop the others: the exit
-/// code is 1 then.
+/// Runs `act` for each item. If there are several, an error is printed and does not stop the others; the
+/// exit code is then 1.
 pub(crate) fn each<T>(items: &[T], mut act: impl FnMut(&T) -> Result<Outcome>) -> Result<Outcome> {
     if let [item] = items {
         return act(item);
@@ -68,7 +68,8 @@ pub(crate) fn each<T>(items: &[T], mut act: impl FnMut(&T) -> Result<Outcome>) -
     Ok(outcome)
 }
 
-/// Tells an error instead of passing it on, so that what follows is still done. A closed pipe ends all.
+/// Prints an error instead of returning it, so that the remaining items are still processed. A closed
+/// pipe is returned.
 pub(crate) fn one_of_several(done: Result<Outcome>) -> Result<Outcome> {
     match done {
         Ok(Outcome::Good) => Ok(Outcome::Good),
@@ -81,7 +82,7 @@ pub(crate) fn one_of_several(done: Result<Outcome>) -> Result<Outcome> {
     }
 }
 
-/// Whether the error only says that the reader of our output has closed the pipe.
+/// Returns whether the error only means that the reader of the output closed the pipe.
 pub(crate) fn is_closed_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
     let broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     error.downcast_ref::<io::Error>().is_some_and(broken)

@@ -1,4 +1,4 @@
-//! The recordings that a command reads: which files and devices, and how much memory their programs had.
+//! The recordings that a command reads: files, devices, and the memory of their programs.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -19,18 +19,18 @@ use super::show::{mib, progress, shown_path};
 /// Arguments of commands that read recordings.
 #[derive(Args, Debug)]
 pub(crate) struct Recordings {
-    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain, .xz,
-    /// .gz or .zst; - for standard input.
+    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain,
+    /// .xz, .gz or .zst. Standard input: -.
     #[arg(required = true, value_name = "TRACE")]
     pub(crate) files: Vec<PathBuf>,
     /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
     #[arg(long, value_parser = Size::in_bytes)]
     pub(crate) total_memory: Option<u64>,
-    /// Part of the device's memory that may be reserved; 1 turns a limit that the recording shows off.
+    /// Share of the device's memory that may be reserved. 1 turns off a limit that the recording shows.
     #[arg(long, value_parser = fraction)]
     pub(crate) memory_fraction: Option<f64>,
-    /// The device of the recording that is taken. Default: each by itself; where only one can be, the one
-    /// with the most events.
+    /// Device of the recording to use. Default: each one separately; for commands that use only one, the
+    /// device with the most events.
     #[arg(long)]
     recorded_device: Option<u32>,
     /// Refuse recordings that decode to more bytes than this.
@@ -38,28 +38,29 @@ pub(crate) struct Recordings {
     max_input: u64,
 }
 
-/// Which devices of a recording are taken where nobody names one.
+/// The devices of a recording that are used by default.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Devices {
-    /// The one with the most events.
+    /// The device with the most events.
     First,
-    /// All that have some, the one with the most first.
+    /// All devices with events, the one with the most first.
     Each,
 }
 
-/// A recording's devices have numbers below this.
+/// Device numbers in a recording are below this.
 const DEVICE_NUMBERS: u32 = 64;
 
-/// What is done with one device of a recording, which has this name for people.
+/// Processes one device of a recording; the text is its name.
 type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome> + 'a;
 
 impl Recordings {
-    /// What was said of the memory.
+    /// Returns the memory that the user set.
     pub(crate) fn memory(&self) -> Memory {
         Memory { total_bytes: self.total_memory, fraction: self.memory_fraction }
     }
 
-    /// The recording of a trace under its own configuration; if that cannot be used, a note names the `lack`.
+    /// Returns the recording of a trace with its own configuration. If that cannot be used, a note names
+    /// the `lack`.
     pub(crate) fn recording(&self, name: &str, trace: Trace, lack: &str) -> Recording {
         let own = settings::recorded(&trace.conf);
         if let Err(error) = &own {
@@ -70,7 +71,7 @@ impl Recordings {
         recording
     }
 
-    /// What `--conf` says, looked at before any recording is read.
+    /// Parses `--conf`, before any recording is read.
     pub(crate) fn parse_conf(&self, text: &str) -> Result<Config> {
         let config = settings::parse("--conf", text)?;
         files::spare_from(&config, &self.files)?;
@@ -78,8 +79,8 @@ impl Recordings {
         Ok(config)
     }
 
-    /// Reads each recording and does something with each device that is wanted, one after another: a file is
-    /// read once for each of its devices, so that one at a time is held.
+    /// Reads each recording and processes each selected device in turn. A file is read once per device,
+    /// so that only one device is held at a time.
     pub(crate) fn each(&self, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
         each(&self.files, |path| self.each_device(path, wanted, act))
     }
@@ -112,7 +113,7 @@ impl Recordings {
             if others == 0 {
                 break;
             }
-            // A device without entries is none of those.
+            // Skip devices without entries.
             if let Ok(trace) = self.read(path, &source, Some(number)) {
                 others -= 1;
                 let name = format!("{name} device {number}");
@@ -123,7 +124,7 @@ impl Recordings {
         Ok(outcome)
     }
 
-    /// Reads a recording with a progress bar.
+    /// Reads a recording and shows a progress bar.
     fn read(&self, path: &Path, source: &Source<'_>, device: Option<u32>) -> Result<Trace> {
         let name = shown_path(path);
         let (file, length): (Box<dyn Read + '_>, u64) = match source {
@@ -152,7 +153,7 @@ impl Recordings {
     }
 }
 
-/// Does something with a recording of the file at `path`, which errors of the replay name.
+/// Processes a recording of the file at `path`; errors of the replay name it.
 fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outcome> {
     let UnknownEntries { entries, first_action } = &trace.unknown;
     if *entries > 0 {
@@ -174,12 +175,12 @@ fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outc
     })
 }
 
-/// Where a recording is read from, once for each of its devices.
+/// The source of a recording, which is read once for each device.
 enum Source<'a> {
     File(&'a Path),
-    /// Standard input, which passes once: kept as it came.
+    /// The bytes of standard input, which can be read only once.
     Kept(Vec<u8>),
-    /// Standard input for one device.
+    /// Standard input, if only one device is read.
     Passing,
 }
 
@@ -191,7 +192,7 @@ impl<'a> Source<'a> {
         if !again {
             return Ok(Self::Passing);
         }
-        // More than may be decoded is refused when it is read; no encoding adds as much as the rest.
+        // Input beyond the decoding limit is refused later; no encoding makes a file larger than this.
         let most = max_input.saturating_add(max_input / 8).saturating_add(1 << 16);
         let mut kept = Vec::new();
         std::io::stdin().lock().take(most).read_to_end(&mut kept).map_err(|e| format!("-: {e}"))?;
@@ -199,7 +200,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The limit of a recording, and how many of its entries have unknown actions, which are ignored.
+/// Returns the limit of a recording, and how many of its entries are ignored because their action is
+/// unknown.
 pub(crate) fn limit_json(recording: &Recording) -> Value {
     json!({
         "limit_bytes": recording.limit.map(|limit| limit.bytes),
@@ -209,7 +211,7 @@ pub(crate) fn limit_json(recording: &Recording) -> Value {
     })
 }
 
-/// Says from where replays of a recording start that begins late.
+/// Prints from which state replays start, for a recording that begins late.
 pub(crate) fn tell_start(name: &str, recording: &Recording) {
     if recording.lacks_collector_limit() {
         tell(format_args!(
@@ -236,7 +238,7 @@ pub(crate) fn tell_start(name: &str, recording: &Recording) {
     ));
 }
 
-/// What a recording without events lacks, and why it may. `device`: the one that was asked for.
+/// Returns a message for a recording without events. `device`: the one that the user selected.
 fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
     match device {
         _ if trace.requests_only => "it holds no requests".to_owned(),
@@ -247,7 +249,7 @@ fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
     }
 }
 
-/// The name of a recording: its file's, without the endings.
+/// Returns the name of a recording: its file's, without the extensions.
 pub(crate) fn name_of(path: &Path) -> String {
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let known = [".xz", ".gz", ".zst", ".pickle", ".json", ".csv"];

@@ -1,4 +1,4 @@
-//! `stratalloc replay`: repeat recordings through an allocator, and verify its decisions.
+//! `stratalloc replay`: repeats recordings on an allocator, and verifies its decisions.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -27,27 +27,27 @@ use super::show::{joined, mib, progress, shown_conf, shown_path};
 pub(crate) struct Replay {
     #[command(flatten)]
     recordings: Recordings,
-    /// The configuration. Default: the one recorded in the trace.
+    /// Configuration to use. Default: the one in the recording.
     #[arg(long)]
     conf: Option<String>,
-    /// Compare every decision with the recorded one; implies compat:pytorch, except for snapshots of
+    /// Compare every decision with the recorded one. Implies compat:pytorch, except for snapshots of
     /// stratalloc.
     #[arg(long)]
     verify: bool,
-    /// sim, host or cuda:N.
+    /// Device: sim, host or cuda:N.
     #[arg(long, default_value = "sim")]
     device: Device,
-    /// Passes over the recording; times come from all but the first.
+    /// Number of passes over the recording; all but the first are timed.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
     /// Write the final statistics to this file, as flat JSON with PyTorch's keys.
     #[arg(long)]
     stats: Option<PathBuf>,
-    /// Write a snapshot of the replay's end and history to this file, which PyTorch's viewers read: a pickle,
-    /// or JSON if the name ends in .json.
+    /// Write a snapshot with the final layout and the history of the replay to this file, for PyTorch's
+    /// viewers: a pickle, or JSON if the name ends in .json.
     #[arg(long)]
     snapshot: Option<PathBuf>,
-    /// One JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -74,12 +74,12 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome> {
         Some(text) => Some((text.as_str(), args.recordings.parse_conf(text)?)),
         None => None,
     };
-    // Statistics are one device's.
+    // Statistics belong to one device.
     let wanted = if stats || snapshot { Devices::First } else { Devices::Each };
     args.recordings.each(wanted, &mut |name, trace| replay_one(args, asked.as_ref(), name, trace))
 }
 
-/// A configuration as its string says it, and parsed.
+/// A configuration string, and the parsed configuration.
 type Said<'a> = (&'a str, Config);
 
 fn replay_one(
@@ -97,7 +97,7 @@ fn replay_one(
     let mut recording = Recording::new(trace, own.ok(), args.recordings.memory());
     tell_start(name, &recording);
     if args.verify {
-        // What was recorded happened under the recorded limit, whatever device is described.
+        // The recording was made under the recorded limit, whatever device the user sets.
         let shown = recording.inferred_limit.filter(|_| recording.exact.is_some());
         recording.limit = shown.or(recording.limit);
     }
@@ -106,7 +106,7 @@ fn replay_one(
         true => recording.trace.as_recorded(config),
         false => config,
     };
-    // Verification has compared every decision of one pass; further passes are for time.
+    // Verification has already compared every decision of one pass; further passes are only timed.
     let run = match &verification {
         Some(_) if args.repeat == 1 => None,
         _ => Some(repeat(args, &config, &recording)?),
@@ -123,7 +123,7 @@ fn replay_one(
         let saved = snapshot_of(&recording, &config)?.save(file);
         saved.map_err(|error| format!("{}: {error}", shown_path(file)))?;
     }
-    // It does not depend on the limit, and takes many replays.
+    // The need does not depend on the limit, and takes many replays.
     let needed = match args.json && args.device == Device::Sim {
         true => {
             let mut need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
@@ -149,7 +149,7 @@ fn replay_one(
     Ok(if exact { Outcome::Good } else { Outcome::Failed })
 }
 
-/// Compares every decision. What the recorded configuration does is known already if it is exact.
+/// Compares every decision. For the recorded configuration an exact result is reused.
 fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
     let own = recording.config.as_ref();
     let same = own.is_some_and(|own| {
@@ -167,7 +167,7 @@ fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
     Ok(found)
 }
 
-/// Passes over the recording, and what the device's calls cost where it is simulated.
+/// The passes over the recording, and the time of the device calls on a simulated device.
 type Repeated = (Run, Option<u64>);
 
 fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repeated> {
@@ -195,7 +195,7 @@ fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repea
     Ok(repeated)
 }
 
-/// The recording's streams as streams of the device. The default stream stays what it is.
+/// Replaces the recording's streams by streams of the device. The default stream stays the same.
 fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload> {
     let mut workload = workload.clone();
     if opened.driver.info().driver == "cuda" {
@@ -210,7 +210,7 @@ fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload> {
     Ok(workload)
 }
 
-/// The most streams that are made for a recording; more share them.
+/// The most streams that are created for a recording; further recorded streams share them.
 const REAL_STREAMS_MAX: usize = 64;
 
 fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
@@ -220,7 +220,7 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
         .map_err(|error| format!("{}: {error}", shown_path(file)).into())
 }
 
-/// What was done: a pass or several, or a verification, or both.
+/// The results: one or several passes, a verification, or both.
 struct Done<'a> {
     recording: &'a Recording,
     statistics: &'a Statistics,
@@ -229,7 +229,7 @@ struct Done<'a> {
 }
 
 impl Done<'_> {
-    /// Allocations, frees, requests that failed, and seconds.
+    /// Returns allocations, frees, failed requests, and seconds.
     fn counts(&self) -> (u64, u64, u64, f64) {
         match (self.repeated, self.verification) {
             (Some((run, _)), _) => (run.allocations, run.frees, run.ooms, run.wall_s),
@@ -247,7 +247,7 @@ impl Done<'_> {
         Some(report.to_string().trim_end().to_owned())
     }
 
-    /// What the recording probably lacks, if something differs.
+    /// Returns the data that the recording probably lacks, if something differs.
     fn probably_lacks(&self) -> Option<&'static str> {
         let differs = self.verification.filter(|verification| !verification.is_exact())?;
         Some(self.recording.probably_lacks(differs))
@@ -316,7 +316,7 @@ impl Done<'_> {
             s.num_device_free
         )?;
         let recorded_ooms = self.recording.figures.ooms;
-        // The replay may have had more memory than what was recorded.
+        // The replay may have had more memory than the recorded program.
         if ooms < recorded_ooms && !room_is_said {
             let times = counted_as(recorded_ooms, "time", "times");
             writeln!(
@@ -350,7 +350,7 @@ impl Done<'_> {
     }
 }
 
-/// Says which limit held if nobody asked for it.
+/// Prints the limit that was used, if the user set none.
 fn write_limit(recording: &Recording) -> std::io::Result<()> {
     match recording.limit.filter(|_| recording.limit_is_inferred()) {
         Some(limit) => writeln!(
@@ -363,7 +363,7 @@ fn write_limit(recording: &Recording) -> std::io::Result<()> {
     }
 }
 
-/// The first that differs, without the end of long lists of events.
+/// Returns the first difference; long lists of events are cut.
 fn shortened(text: &str) -> String {
     const SHOWN_CHARS: usize = 600;
     match text.char_indices().nth(SHOWN_CHARS) {

@@ -1,4 +1,4 @@
-//! `stratalloc report`: one page that shows where memory went.
+//! `stratalloc report`: writes one page that shows how memory was used.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -22,20 +22,21 @@ use super::show::{mib, progress, shown_path};
 pub(crate) struct Report {
     #[command(flatten)]
     recordings: Recordings,
-    /// The page to write; - is standard output. Default: beside the first recording, run.html for run.pickle.
+    /// File to write; - is standard output. Default: next to the first recording, run.html for
+    /// run.pickle.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// A configuration to show beside those that are found; can be given several times.
+    /// Configuration to show besides the best ones. Can be given several times.
     #[arg(long)]
     conf: Vec<String>,
-    /// Search settings also for recordings of more than a million operations: minutes.
+    /// Search settings for recordings of more than a million operations, too: takes minutes.
     #[arg(long)]
     needs: bool,
     /// Try only the settings that help most often: seconds instead of up to a minute.
     #[arg(long)]
     quick: bool,
-    /// The version of PyTorch that the settings are for, as 2.8. Default: the oldest that can have made the
-    /// recording.
+    /// Version of PyTorch that the settings are for, such as 2.8. Default: the oldest that can have made
+    /// the recording.
     #[arg(long, value_name = "VERSION")]
     torch: Option<TorchVersion>,
 }
@@ -91,28 +92,28 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The page beside the first recording.
+/// Returns the default path: next to the first recording.
 fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadWords> {
     let named = recordings.first().filter(|file| *file != Path::new("-"));
     let named = named.map(|file| file.with_file_name(format!("{}.html", name_of(file))));
     named.ok_or_else(|| BadWords("standard input has no name: -o names the page".to_owned()))
 }
 
-/// Where a page goes. A file is there when all of it is written, and not before.
+/// The destination of a page. A file appears only when it is complete.
 enum Target {
     Printed,
-    /// A file beside the one that it will be.
+    /// A temporary file next to the final one.
     Beside {
         file: File,
         path: PathBuf,
         becomes: PathBuf,
     },
-    /// What is there and is no plain file: a device or a pipe.
+    /// An existing device or pipe, which is written directly.
     Into(File),
 }
 
 impl Target {
-    /// Fails before anything is read where the page could not be written.
+    /// Opens the destination. Fails before any recording is read if the page cannot be written.
     fn open(output: &Path) -> Result<Self> {
         if output == Path::new("-") {
             return Ok(Self::Printed);
@@ -155,7 +156,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // After the page was written nothing is there.
+        // After the page was written, this file no longer exists.
         if let Self::Beside { path, .. } = self {
             let _ = fs::remove_file(path);
         }

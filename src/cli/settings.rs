@@ -1,4 +1,4 @@
-//! Where the command line's configurations come from.
+//! The sources of the command line's configurations.
 
 use crate::config::{
     Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_process, nearest_of,
@@ -7,7 +7,7 @@ use crate::registry::{self, BuildError};
 
 use super::outcome::{BadWords, Result, tell};
 
-/// A string that could not be used, as it is shown.
+/// A configuration string that could not be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{origin}: {error}\n{}", error.caret(text))]
 pub(crate) struct BadConf {
@@ -21,26 +21,26 @@ impl BadConf {
         Self { origin: origin.to_owned(), text: text.to_owned(), error: Box::new(error) }
     }
 
-    /// The same, of a recording's file.
+    /// Adds the name of a recording's file.
     pub(crate) fn in_file(self, file: &str) -> Self {
         Self { origin: format!("{file}: {}", self.origin), ..self }
     }
 }
 
-/// The keys that are known here.
+/// Returns the known keys.
 pub(crate) fn keys() -> KeyTable {
     crate::registry::key_table()
 }
 
-/// Parses one string, whose backend must be known here.
+/// Parses a string; its backend must be known.
 pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
     let parsed = Config::parse(text, &keys());
     let known = parsed.and_then(|config| check_backend(text, &config).map(|()| config));
     known.map_err(|error| BadConf::new(source, text, error))
 }
 
-/// Parses what a recording says of its configuration. Recordings come from anybody, so that none of them
-/// writes files or loads code.
+/// Parses the configuration of a recording. Recordings come from untrusted sources, so their
+/// configuration may neither write files nor load code.
 pub(crate) fn recorded(text: &str) -> Result<Config> {
     let config = parse("the trace's configuration", text)?;
     let settings = config.settings();
@@ -51,7 +51,7 @@ pub(crate) fn recorded(text: &str) -> Result<Config> {
     Ok(config)
 }
 
-/// What the environment says.
+/// Returns the configuration of the environment.
 pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
     let said = from_process(&keys()).map_err(|error| BadConf {
         origin: error.variable.to_owned(),
@@ -66,7 +66,8 @@ pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
     Ok(said)
 }
 
-/// The library takes any name, because it may be registered later. The command line knows them all.
+/// Checks the backend. The library accepts any name, because it may be registered later; here all are
+/// known.
 fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
     let backend = &config.settings().backend;
     let Err(BuildError::UnknownBackend { known, .. }) = registry::check_name(backend) else {
@@ -76,7 +77,7 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
         Origin::Text { at } => at,
         Origin::Default | Origin::Code | Origin::Earlier => 0,
     };
-    // The name stands behind its key and a colon, perhaps in quotes.
+    // The name follows the key and a colon, perhaps in quotes.
     let from = text.get(at..).and_then(|rest| rest.find(':')).map_or(at, |colon| at + colon);
     let name_at = text.get(from..).and_then(|rest| rest.find(backend.as_str()));
     let span = Span { at: name_at.map_or(at, |name| from + name), len: backend.len() };
@@ -85,8 +86,8 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
     Err(ConfigError { key: "backend".to_owned(), span, expected, nearest })
 }
 
-/// Says which keys of a string do nothing with its backend. `has_limit`: the command line sets one, which the
-/// string does not know.
+/// Prints which keys of a string have no effect with its backend. `has_limit`: an option of the command
+/// line sets a limit, which the string does not show.
 pub(crate) fn tell_idle_keys(config: &Config, has_limit: bool) {
     for row in config.explain_with(&keys()) {
         if has_limit
@@ -101,7 +102,7 @@ pub(crate) fn tell_idle_keys(config: &Config, has_limit: bool) {
     }
 }
 
-/// The strings that were given, or the environment's, or `backend:native`.
+/// Returns the given strings, or the environment's, or `backend:native`.
 pub(crate) fn confs_or_default(given: &[String]) -> Result<Vec<(String, Config)>, BadConf> {
     if !given.is_empty() {
         let parsed = |text: &String| Ok((text.clone(), parse("--conf", text)?));

@@ -1,4 +1,4 @@
-//! Numbers and names for people, and progress bars for terminals.
+//! Formats numbers and names, and shows progress bars on terminals.
 
 use std::io::{self, IsTerminal};
 use std::path::Path;
@@ -10,16 +10,16 @@ pub(crate) use super::table::{Side, table};
 use crate::analysis::{Need, Recording};
 use crate::config::shown;
 
-/// Explains needs with luck.
+/// Explains needs with lucky addresses.
 pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size is taken depends on their \
     addresses; three orders of addresses were replayed, and needs is the largest result";
 
-/// Bytes as mebibytes with one decimal.
+/// Formats bytes as mebibytes with one decimal.
 pub(crate) fn mib(bytes: f64) -> String {
     format!("{:.1}", bytes / f64::from(1 << 20))
 }
 
-/// What a device's calls take, in milliseconds, and which part of the recorded time that is.
+/// Formats the time of device calls in milliseconds, and as a share of the recorded time.
 fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
     let (ms, recorded_us) = (device_ns as f64 / 1e6, recorded_us.unwrap_or(0));
     match recorded_us {
@@ -28,10 +28,10 @@ fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
     }
 }
 
-/// What a file or a device does not show.
+/// Stands for a value that a file or a device does not show.
 pub(crate) const UNKNOWN: &str = "-";
 
-/// A value where it is known.
+/// Formats a value, if it is known.
 pub(crate) fn told<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
 }
@@ -46,7 +46,7 @@ pub(crate) const NEED_HEADING: [(&str, Side); 6] = [
     ("reserved without a limit", Side::Right),
 ];
 
-/// What a recording needs under a configuration; `needs` is the need as a text.
+/// Returns the cells for the need of a configuration; `needs` is the formatted need.
 pub(crate) fn need_cells(
     conf: String,
     needs: String,
@@ -64,7 +64,7 @@ pub(crate) fn need_cells(
     ]
 }
 
-/// One object with the fields of all.
+/// Merges objects into one.
 pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
     let fields = objects.into_iter().filter_map(|object| match object {
         Value::Object(fields) => Some(fields),
@@ -73,7 +73,7 @@ pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
     fields.flatten().collect()
 }
 
-/// A line that stands out on a terminal.
+/// Formats a line in bold on a terminal.
 pub(crate) fn emphasised(text: &str) -> String {
     let said = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
     let text = shown(text);
@@ -83,23 +83,23 @@ pub(crate) fn emphasised(text: &str) -> String {
     }
 }
 
-/// A file's name for people: names come from anybody.
+/// Formats a path without control characters: file names come from untrusted sources.
 pub(crate) fn shown_path(path: &Path) -> String {
     shown(&path.display().to_string())
 }
 
-/// A configuration's string for people; the empty one has a name.
+/// Formats a configuration string; the empty one gets a name.
 pub(crate) fn shown_conf(conf: &str) -> String {
     if conf.trim().is_empty() { "(default)".to_owned() } else { shown(conf) }
 }
 
-/// A bar on a terminal; nothing in a pipe.
+/// Returns a progress bar on a terminal; in a pipe it is hidden.
 pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
     let bar = || ProgressBar::new(length).with_message(what.to_owned());
     on_terminal(bar, "{msg} {wide_bar} {percent}%")
 }
 
-/// What is being done, on a terminal; nothing in a pipe.
+/// Returns a progress message on a terminal; in a pipe it is hidden.
 pub(crate) fn spinner() -> ProgressBar {
     on_terminal(ProgressBar::new_spinner, "timing {msg}")
 }

@@ -1,7 +1,7 @@
-//! How tables look: as wide as the terminal, sorted and in the format that was asked for.
+//! Prints tables: fitted to the terminal, sorted and in the chosen format.
 //!
-//! Columns stand in the order of their importance, so a table that is too wide loses its last ones; a last
-//! column of text is broken into lines instead. What goes into a pipe or a file is never cut.
+//! Columns are ordered by importance. A table that is too wide loses its last columns; a last column of
+//! text is wrapped instead. Output to a pipe or a file is never cut.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
@@ -11,28 +11,28 @@ use clap::{Args, ValueEnum};
 
 use crate::config::shown;
 
-/// How tables are printed.
+/// Options of tables.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct TableOptions {
-    /// Print all columns, however wide the terminal is.
+    /// Print all columns, even if the terminal is too narrow.
     #[arg(long, global = true)]
     wide: bool,
     /// Sort the rows of tables by the column whose name contains this.
     #[arg(long, global = true, value_name = "COLUMN")]
     sort: Option<String>,
-    /// How results are printed.
+    /// Format of the results.
     #[arg(long, global = true, value_enum)]
     pub(crate) format: Option<Format>,
 }
 
-/// A way to print results.
+/// An output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Table for the terminal.
     Table,
-    /// For documents.
+    /// Markdown table.
     Markdown,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -40,26 +40,26 @@ static OPTIONS: OnceLock<TableOptions> = OnceLock::new();
 /// Whether a table had the column to sort by.
 static IS_SORTED: AtomicBool = AtomicBool::new(false);
 
-/// Says how all tables of this program look from now on. The first call counts.
+/// Sets the options of all tables. Only the first call has an effect.
 pub(crate) fn set_options(options: &TableOptions) {
     let _ = OPTIONS.set(options.clone());
 }
 
-/// The column that was to sort by, if no table that was printed has it.
+/// Returns the column to sort by, if no printed table has it.
 pub(crate) fn missing_column() -> Option<&'static str> {
     let sort = OPTIONS.get()?.sort.as_deref()?;
     (!IS_SORTED.load(Ordering::Relaxed)).then_some(sort)
 }
 
-/// How a column's cells stand.
+/// Alignment of a column's cells.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
     Right,
 }
 
-/// Writes rows under a heading, each column as wide as its widest cell. Cells are shown as a terminal may
-/// have them.
+/// Writes rows under a heading; each column is as wide as its widest cell. Control characters are
+/// removed.
 pub(crate) fn table(
     out: &mut impl Write,
     heading: &[(&str, Side)],
@@ -81,7 +81,7 @@ pub(crate) fn table(
     plain(out, heading, &rows, width.unwrap_or(usize::MAX))
 }
 
-/// The columns of the terminal that the standard output is, if it is one.
+/// Returns the width of the terminal in columns, if standard output is a terminal.
 pub(crate) fn terminal_columns() -> Option<usize> {
     if !io::stdout().is_terminal() {
         return None;
@@ -98,7 +98,7 @@ fn column_of(heading: &[(&str, Side)], name: &str) -> Option<usize> {
     exact.or_else(|| heading.iter().position(|(column, _)| column.to_lowercase().contains(&name)))
 }
 
-/// Numbers by their size, before what is no number.
+/// Orders numbers by value, before everything else.
 fn compare(a: &str, b: &str) -> std::cmp::Ordering {
     let number = |cell: &str| {
         let cell = cell.trim_start_matches('*').replace(',', "");
@@ -128,9 +128,9 @@ fn markdown(
     })
 }
 
-/// Between two columns.
+/// Spaces between two columns.
 const GAP: usize = 2;
-/// A column of text is broken to no fewer signs than this.
+/// A column of text is wrapped to no fewer characters than this.
 const BROKEN_MIN: usize = 24;
 
 fn plain(
@@ -189,7 +189,8 @@ fn plain(
     Ok(())
 }
 
-/// The beginning of a text that is no longer than `width` signs, at a space if there is one, and the rest.
+/// Returns the beginning of a text, at most `width` characters and cut at a space if there is one, and
+/// the rest.
 fn broken(text: &str, width: usize) -> (&str, &str) {
     let Some((end, _)) = text.char_indices().nth(width.max(1)) else {
         return (text, "");

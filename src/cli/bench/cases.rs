@@ -1,7 +1,7 @@
-//! The cases that are timed, on any allocator.
+//! The benchmark cases, for any allocator.
 //!
-//! Each case is a closed loop over precomputed sizes, so that every allocator does the same work.
-//! Typed cases carry the allocation's handle; raw cases keep nothing but the address.
+//! Each case is a closed loop over precomputed sizes, so every allocator does the same work. Typed cases
+//! keep the allocation's handle; raw cases keep only the address.
 
 #![allow(clippy::missing_panics_doc, reason = "a case that cannot run ends the benchmark")]
 
@@ -22,13 +22,13 @@ use crate::ids::StreamId;
 use crate::size::{KIB, MIB};
 use crate::strategies::Strategy;
 
-/// How blocks are taken and given back.
+/// Allocates and frees blocks.
 pub trait Client: Sync {
-    /// What the caller keeps of a block.
+    /// The caller's reference to a block.
     type Block: Send;
-    /// Takes a block.
+    /// Allocates a block.
     fn take(&self, bytes: u64, stream: StreamId) -> Self::Block;
-    /// Gives a block back.
+    /// Frees a block.
     fn give(&self, block: Self::Block);
 }
 
@@ -53,7 +53,7 @@ impl<A: DeviceAllocator> Client for Typed<'_, A> {
 pub struct Raw<'a>(&'a Strategy);
 
 impl<'a> Raw<'a> {
-    /// `None` where the allocator finds no blocks by address.
+    /// Returns `None` if the allocator does not find blocks by address.
     pub fn of(allocator: &'a Strategy) -> Option<Self> {
         allocator.control().by_address.then_some(Self(allocator))
     }
@@ -74,8 +74,8 @@ impl Client for Raw<'_> {
     }
 }
 
-/// The default stream-ordered pool of a device, without an allocator. It keeps its memory, as the
-/// strategy over it does.
+/// The default stream-ordered pool of a device, without an allocator. It keeps freed memory, like the
+/// strategy on top of it.
 pub struct Pool {
     driver: Arc<dyn Driver>,
     pool: DriverPoolId,
@@ -83,7 +83,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The pool of this device.
+    /// Opens the pool of this device.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl Pool {
         Ok(Self { driver, pool, threshold_bytes })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
@@ -110,7 +110,7 @@ impl Pool {
 }
 
 impl Drop for Pool {
-    /// Leaves the pool as it was, empty: what is timed next begins with nothing.
+    /// Empties the pool and restores its threshold, so that the next case starts with an empty pool.
     fn drop(&mut self) {
         let pools = self.pools();
         let emptied = self.driver.synchronize_device().and_then(|()| pools.trim(self.pool, 0));
@@ -138,7 +138,7 @@ impl Client for Pool {
 
 const DEFAULT: StreamId = StreamId::DEFAULT;
 
-/// Median of `repetitions` timings of `steps` calls, in nanoseconds a call.
+/// Returns the median of `repetitions` timings of `steps` calls, in nanoseconds per call.
 pub fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) -> f64 {
     let mut times: Vec<f64> = (0..repetitions)
         .map(|_| {
@@ -151,50 +151,50 @@ pub fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) 
     times[times.len() / 2]
 }
 
-/// How long a case of one thread is timed.
+/// The time spent on a case of one thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
     time_ns: f64,
 }
 
 impl Effort {
-    /// A twentieth of a second, for a round of several.
+    /// 50 ms, for one of several rounds.
     pub const ROUND: Self = Self { time_ns: 5e7 };
-    /// A fiftieth of a second, for those who come back often.
+    /// 20 ms, for callers that repeat a case often.
     pub const BRIEF: Self = Self { time_ns: 2e7 };
 }
 
-/// Nanoseconds a call, with as many as the effort has room for: a fiftieth of `most` to `most`.
+/// Returns nanoseconds per call, with as many calls as the effort allows: `most / 50` to `most`.
 fn timed(effort: Effort, most: usize, mut step: impl FnMut(usize)) -> f64 {
     let fewest = most / 50;
     let ns = median_ns(1, fewest, &mut step);
     median_ns(1, as_many_as(effort.time_ns, ns, fewest, most), step)
 }
 
-/// How many steps of `ns` each this much time has room for.
+/// Returns how many steps of `ns` each fit into the time.
 fn as_many_as(time_ns: f64, ns: f64, fewest: usize, most: usize) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
     let steps = (time_ns / ns) as usize;
     steps.clamp(fewest, most)
 }
 
-/// What a case of one thread does, again and again.
+/// The steps of a case of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steps {
-    /// Take so many bytes, and give them back.
+    /// Allocate and free this many bytes.
     Pair(u64),
-    /// A pair of 512 bytes on each of so many streams in turn.
+    /// Allocate and free 512 bytes, on each of this many streams in turn.
     Streams(usize),
-    /// A request of twenty blocks on each of so many streams in turn.
+    /// Allocate and free twenty blocks, on each of this many streams in turn.
     Serve(usize),
     /// Replace one of 4,096 live blocks.
     Mix,
-    /// A pair of 1 KiB where so many free blocks of that size lie between live ones.
+    /// Allocate and free 1 KiB, with this many free blocks of that size between live ones.
     Holes(usize),
 }
 
 impl Steps {
-    /// How many streams they use besides the default one.
+    /// Returns how many streams the steps use besides the default one.
     pub(super) fn streams(self) -> usize {
         match self {
             Self::Streams(n) | Self::Serve(n) => n,
@@ -202,7 +202,7 @@ impl Steps {
         }
     }
 
-    /// Nanoseconds a step on these streams.
+    /// Returns nanoseconds per step on these streams.
     pub fn time<C: Client>(self, client: &C, streams: &[StreamId], effort: Effort) -> f64 {
         match self {
             Self::Pair(bytes) => pair(client, bytes, effort),
@@ -214,7 +214,7 @@ impl Steps {
     }
 }
 
-/// Take and give back at once. As the other loops, a function of its own, so that no case changes the code of
+/// Allocates and frees at once. Each loop is a separate function, so that no case changes the code of
 /// another.
 #[inline(never)]
 pub fn pair<C: Client>(client: &C, bytes: u64, effort: Effort) -> f64 {
@@ -226,7 +226,7 @@ pub fn pair<C: Client>(client: &C, bytes: u64, effort: Effort) -> f64 {
     timed(effort, 300_000, step)
 }
 
-/// Take 512 bytes on each stream in turn and give them back at once.
+/// Allocates 512 bytes on each stream in turn and frees them at once.
 #[inline(never)]
 pub fn streams<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64 {
     let mut turn = streams.iter().cycle();
@@ -239,13 +239,13 @@ pub fn streams<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f
     timed(effort, 300_000, step)
 }
 
-/// How many blocks a request takes.
+/// How many blocks a request allocates.
 const SERVED_BLOCKS: usize = 20;
-/// A request's largest block at most: what 128 streams keep fits a small device.
+/// The largest block of a request: the caches of 128 streams must fit a small device.
 const SERVED_MAX_BYTES: u64 = 4 * MIB;
 
-/// Requests on each stream in turn, which take blocks of mixed sizes and give all of them back. All requests
-/// are alike, as those to one model are. Nanoseconds a block.
+/// Runs requests on each stream in turn; each allocates blocks of mixed sizes and frees them. All
+/// requests are equal, like those to one model. Returns nanoseconds per block.
 #[inline(never)]
 pub fn serve<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64 {
     let Mix { mut sizes, .. } = Mix::new(1, SERVED_MAX_BYTES);
@@ -261,7 +261,7 @@ pub fn serve<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64
     timed(effort, 300_000 / SERVED_BLOCKS, step) / SERVED_BLOCKS as f64
 }
 
-/// Sizes as real programs ask for them: many small, few large.
+/// Sizes distributed like those of real programs: many small, few large.
 pub struct Mix {
     sizes: Vec<u64>,
     picks: Vec<usize>,
@@ -270,7 +270,7 @@ pub struct Mix {
 const MIX_LEN: usize = 65_536;
 
 impl Mix {
-    /// For `live` blocks of at most `largest_bytes` each.
+    /// Creates sizes for `live` blocks of at most `largest_bytes` each.
     pub fn new(live: usize, largest_bytes: u64) -> Self {
         let mut random = SmallRng::seed_from_u64(1);
         #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
@@ -295,12 +295,12 @@ fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::Block>>) {
     blocks.into_iter().flatten().for_each(|block| client.give(block));
 }
 
-/// Replaces one of 4,096 live blocks at each step.
+/// Replaces one of 4,096 live blocks in each step.
 #[inline(never)]
 pub fn mix<C: Client>(client: &C, effort: Effort) -> f64 {
     let mix = Mix::new(4096, 64 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
-    // Steps go on from timing to timing: a slow allocator repeats nothing.
+    // The steps continue from timing to timing, so that a slow allocator does not repeat the same ones.
     let mut at = 0;
     let mut step = |_| {
         mix.step(client, &mut blocks, at);
@@ -312,7 +312,7 @@ pub fn mix<C: Client>(client: &C, effort: Effort) -> f64 {
     ns
 }
 
-/// Take and give back 1 KiB where `holes` free blocks of that size lie between live ones.
+/// Allocates and frees 1 KiB, with `holes` free blocks of that size between live ones.
 #[inline(never)]
 pub fn holes<C: Client>(client: &C, holes: usize, effort: Effort) -> f64 {
     let mut blocks: Vec<_> = (0..2 * holes).map(|_| Some(client.take(KIB, DEFAULT))).collect();
@@ -334,7 +334,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Times each of 200,000 steps after as many untimed ones.
+    /// Times each of 200,000 steps, after as many untimed ones.
     pub fn of(mut step: impl FnMut(usize)) -> Self {
         const STEPS: usize = 200_000;
         (0..STEPS).for_each(&mut step);
@@ -349,13 +349,13 @@ impl Tail {
         Self { sorted_ns }
     }
 
-    /// The latency that this part of all steps, in thousandths, does not pass.
+    /// Returns the latency quantile; `thousandths` is its rank in thousandths.
     pub fn quantile(&self, thousandths: usize) -> f64 {
         self.sorted_ns[self.sorted_ns.len() * thousandths / 1000]
     }
 }
 
-/// Replaces one of 2,048 live blocks at each step.
+/// Replaces one of 2,048 live blocks in each step.
 pub fn tail<C: Client>(client: &C) -> Tail {
     let mix = Mix::new(2048, 32 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..2048).map(|_| None).collect();
@@ -364,17 +364,17 @@ pub fn tail<C: Client>(client: &C) -> Tail {
     tail
 }
 
-/// What several threads did.
+/// The result of several threads.
 #[derive(Clone, Copy)]
 pub struct Together {
-    /// Nanoseconds a step, as the slowest thread saw it.
+    /// Nanoseconds per step of the slowest thread.
     pub ns: f64,
-    /// Millions of steps a second by all threads.
+    /// Millions of steps per second of all threads together.
     pub mops: f64,
 }
 
-/// Runs `work(thread, steps)` on each thread at once and times the second call, the first being a
-/// quarter as long.
+/// Runs `work(thread, steps)` on all threads concurrently. A first, untimed call has a quarter of the
+/// steps.
 pub fn together<W: FnMut(usize)>(
     threads: usize,
     steps: usize,
@@ -401,7 +401,7 @@ pub fn together<W: FnMut(usize)>(
     Together { ns: slowest * 1e9 / steps as f64, mops: (threads * steps) as f64 / slowest / 1e6 }
 }
 
-/// The middle one of some runs, by what a step took; there is at least one.
+/// Returns the median run by nanoseconds per step; `runs` is not empty.
 pub fn median(mut runs: Vec<Together>) -> Together {
     runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
     runs[runs.len() / 2]
@@ -439,8 +439,8 @@ impl<C: Client> Drop for Turns<'_, C> {
     }
 }
 
-/// Threads on these streams in turn: the median of seven runs of 200,000 steps, or of as many as a
-/// tenth of a second has room for. Each thread begins with the device as its own.
+/// Runs threads on these streams in turn. Returns the median of seven runs of 200,000 steps, or of as
+/// many steps as fit into a tenth of a second. Each thread first makes the device current.
 pub fn threads<C: Client>(
     client: &C,
     device: &dyn Driver,
@@ -460,7 +460,8 @@ pub fn threads<C: Client>(
     median((0..7).map(|_| run(steps)).collect())
 }
 
-/// Take 64 KiB, announce another stream, give back. `None` if the allocator knows no streams.
+/// Allocates 64 KiB, records a use by another stream, and frees. Returns `None` if the allocator does
+/// not support streams.
 pub fn record_stream<A: DeviceAllocator>(
     allocator: &A,
     other: StreamId,

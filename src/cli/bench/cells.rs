@@ -1,4 +1,4 @@
-//! The cases of allocators by name: what is built for each, and what is timed.
+//! Benchmark cases by name: the allocator that each builds, and the loop that it times.
 
 use crate::handle::Handle;
 use crate::size::{KIB, MIB};
@@ -11,22 +11,22 @@ use super::{Bench, Built, Shown, What, one};
 /// One case.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cell {
-    /// By the allocation's handle.
+    /// With the allocation's handle.
     Typed(Steps),
-    /// By bare address.
+    /// With the address only.
     Raw(Steps),
     /// Through the switchable handle.
     Handle(Steps),
     RecordStream,
-    /// Several threads by handle, each on a stream of its own or all on one.
+    /// Several threads with handles, each on its own stream or all on one.
     Threads {
         own_stream: bool,
     },
-    /// Several threads by bare address, each on a stream of its own.
+    /// Several threads with addresses, each on its own stream.
     ThreadsRaw,
-    /// Several threads with caches of host memory of their own.
+    /// Several threads, each with its own cache of host memory.
     Guards,
-    /// So many bytes of host memory are touched.
+    /// Writes to this many bytes of host memory, page by page.
     Touch(u64),
 }
 
@@ -34,12 +34,12 @@ use Cell::{Guards, RecordStream, Threads, ThreadsRaw, Touch};
 use Steps::{Holes, Mix, Pair, Serve, Streams};
 
 impl Cell {
-    /// Whether it is timed with several numbers of threads.
+    /// Returns whether the case is timed with several numbers of threads.
     pub(super) fn is_crowd(self) -> bool {
         matches!(self, Threads { .. } | ThreadsRaw | Guards)
     }
 
-    /// How many streams it uses besides the default one.
+    /// Returns how many streams the case uses besides the default one.
     fn streams(self, threads: usize) -> usize {
         match self {
             Self::Typed(steps) | Self::Raw(steps) | Self::Handle(steps) => steps.streams(),
@@ -50,7 +50,7 @@ impl Cell {
     }
 }
 
-/// Those by handle, before the latencies of single steps.
+/// Cases with handles, before the latencies of single steps.
 pub(super) const FIRST: [(&str, Cell); 14] = [
     ("pair:512B", Cell::Typed(Pair(512))),
     ("pair:64KiB", Cell::Typed(Pair(64 * KIB))),
@@ -68,14 +68,14 @@ pub(super) const FIRST: [(&str, Cell); 14] = [
     ("holes:65536", Cell::Typed(Holes(65_536))),
 ];
 
-/// Those by handle behind them.
+/// Cases with handles, after the latencies of single steps.
 pub(super) const LAST: [(&str, Cell); 3] = [
     ("threads:own_stream", Threads { own_stream: true }),
     ("threads:one_stream", Threads { own_stream: false }),
     ("record_stream:64KiB", RecordStream),
 ];
 
-/// Those by bare address.
+/// Cases with addresses.
 pub(super) const RAW: [(&str, Cell); 12] = [
     ("pair_raw:512B", Cell::Raw(Pair(512))),
     ("pair_raw:64KiB", Cell::Raw(Pair(64 * KIB))),
@@ -91,19 +91,19 @@ pub(super) const RAW: [(&str, Cell); 12] = [
     ("threads_raw:own_stream", ThreadsRaw),
 ];
 
-/// What only memory of the host has: threads with caches of their own, and pages that are touched.
+/// Cases of host memory only: threads with their own caches, and touched pages.
 pub(super) fn of_host_memory() -> Vec<(&'static str, Cell)> {
     let touched = TOUCHED.into_iter().map(|(case, bytes)| (case, Touch(bytes)));
     [("threads:own_guard", Guards)].into_iter().chain(touched).collect()
 }
 
-/// All of one thread on a device.
+/// Returns all cases of one thread on a device.
 pub(super) fn alone() -> impl Iterator<Item = (&'static str, Cell)> {
     FIRST.into_iter().chain(LAST).chain(RAW).filter(|(_, cell)| !cell.is_crowd())
 }
 
-/// What a step takes on an allocator, or a driver's pool, that is built for it. `None` where that has no such
-/// calls.
+/// Builds an allocator, or a driver's pool, and returns the time of a step. `None` if it does not
+/// support the case.
 pub(super) fn time(
     cell: Cell,
     threads: usize,

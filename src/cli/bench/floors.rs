@@ -1,4 +1,4 @@
-//! What nothing can be faster than, timed in the same run as the cases.
+//! Floors: operations of the machine that no allocator can undercut, timed in the same run as the cases.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 
 use super::cases::{Tail, Together, median, median_ns, together};
 
-/// Alone on its cache lines.
+/// Has its cache lines to itself.
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// One atomic read-modify-write.
+/// Times one atomic read-modify-write.
 pub(crate) fn atomic_rmw() -> f64 {
     let counter = AtomicU64::new(0);
     let ns = median_ns(7, 300_000, |_| {
@@ -21,7 +21,7 @@ pub(crate) fn atomic_rmw() -> f64 {
     ns
 }
 
-/// Locking and unlocking a lock of one's own, on each of several threads at once.
+/// Times a lock and unlock of an uncontended lock, on each of several threads concurrently.
 pub(crate) fn lock_pair(threads: usize) -> Together {
     let locks: Vec<_> = (0..threads).map(|_| Apart(Mutex::new(0u64))).collect();
     let run = |_| {
@@ -33,14 +33,14 @@ pub(crate) fn lock_pair(threads: usize) -> Together {
     median((0..7).map(run).collect())
 }
 
-/// The system allocator's pair of 512 bytes.
+/// Times the system allocator's pair of 512 bytes.
 pub(crate) fn malloc_pair() -> f64 {
     median_ns(7, 300_000, |_| {
         black_box(Vec::<u8>::with_capacity(black_box(512)));
     })
 }
 
-/// The loop that times single steps, around about 55 ns of arithmetic.
+/// Times single steps of about 55 ns of arithmetic, which shows the overhead of the timing loop.
 pub(crate) fn tail() -> Tail {
     let mut x = 1u64;
     let rounds = arithmetic_rounds();
@@ -53,7 +53,7 @@ pub(crate) fn tail() -> Tail {
     tail
 }
 
-/// How many rounds of arithmetic take about 55 ns here.
+/// Returns how many rounds of arithmetic take about 55 ns here.
 fn arithmetic_rounds() -> i32 {
     let mut x = 1u64;
     let ns = median_ns(5, 300_000, |_| {

@@ -1,8 +1,9 @@
-//! The timed loops of the strategies, as functions of the program that calls them.
+//! The timed loops of the strategies, compiled in the crate of the caller.
 //!
-//! Compiled beside the allocator a loop is not what a user's is: the compiler knows both sides and chooses
-//! differently (70 ns a pair by address instead of 55, Intel Xeon, 2026-11-21). So the caller of
-//! [`main`](crate::cli::main) makes them in its own crate, without doing anything for it.
+//! A loop in the allocator's own crate is compiled differently from a user's loop: the compiler knows
+//! both sides and chooses differently (70 ns per pair by address instead of 55, Intel Xeon, 2026-11-21).
+//! So the crate that calls [`main`](crate::cli::main) instantiates the loops, without doing anything for
+//! it.
 
 use super::cases::{self, Effort, Raw, Steps, Tail, Together, Typed};
 use crate::driver::Driver;
@@ -10,7 +11,7 @@ use crate::handle::Handle;
 use crate::ids::StreamId;
 use crate::strategies::Strategy;
 
-/// One function for each kind of call and of case, on strategies.
+/// One function for each kind of call and case, on strategies.
 #[derive(Clone, Copy, Debug)]
 pub struct Loops {
     pub(super) typed: fn(&Typed<'_, Strategy>, Steps, &[StreamId], Effort) -> f64,
@@ -23,7 +24,7 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// Those of the crate that calls this.
+    /// Returns the loops, instantiated in the crate that calls this.
     #[inline]
     #[must_use]
     pub fn here() -> Self {

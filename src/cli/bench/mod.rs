@@ -1,4 +1,4 @@
-//! `stratalloc bench`: the hot path of any configuration, timed beside the floors of the machine.
+//! `stratalloc bench`: times the hot path of any configuration, and the floors of the machine.
 
 pub mod cases;
 mod cells;
@@ -32,32 +32,31 @@ use results::{Results, Subject};
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
 pub(crate) struct Bench {
-    /// A configuration to time; can be given several times. Default: the environment's, or native.
+    /// Configuration to time. Can be given several times. Default: the environment's, or native.
     #[arg(long)]
     conf: Vec<String>,
-    /// sim, host or cuda:N.
+    /// Device: sim, host or cuda:N.
     #[arg(long, default_value = "sim")]
     device: Device,
-    /// Only cases whose name begins with this; can be given several times. Floors have names too.
+    /// Time only cases whose name begins with this. Can be given several times. Floors have names, too.
     #[arg(long)]
     case: Vec<String>,
-    /// The most threads of the cases that use several: 1 to 1024.
+    /// Largest number of threads for cases with several: 1 to 1024.
     #[arg(long, default_value_t = default_threads(), value_parser = threads)]
     threads: usize,
-    /// One JSON object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Time one case of one thread, briefly, for each line on the input, as `pair:512B backend:native`: for
-    /// programs that time other allocators in between. `driver` stands for the device's stream-ordered pool
-    /// with nothing on top; `floor:lock_pair` needs none, and other floors are not timed. With --json;
-    /// without --case and --conf.
+    /// Read lines such as `pair:512B backend:native` from standard input, and time one case of one
+    /// thread briefly for each. For programs that time other allocators in between. `driver` stands for
+    /// the device's stream-ordered pool without an allocator. `floor:lock_pair` needs no configuration;
+    /// other floors are not timed. Needs --json; excludes --case and --conf.
     #[arg(long, requires = "json", conflicts_with_all = ["conf", "case"])]
     turns: bool,
 }
 
 impl Bench {
-    /// An allocator with an empty cache of its own, on a thread that works with the device as a program's
-    /// threads do.
+    /// Builds an allocator with an empty cache, on a thread that has made the device current.
     fn build(&self, config: &Config, raw_addresses: bool, streams: usize) -> Result<Built> {
         let (Opened { driver, .. }, streams) = self.open(streams)?;
         let options = BuildOptions { raw_addresses };
@@ -65,7 +64,7 @@ impl Bench {
         Ok(Built { strategy, driver, streams })
     }
 
-    /// The device's stream-ordered pool, and streams.
+    /// Opens the device's stream-ordered pool, and streams.
     fn open_pool(&self, streams: usize) -> Result<(Pool, Vec<StreamId>)> {
         let (opened, streams) = self.open(streams)?;
         Ok((Pool::of(opened.driver)?, streams))
@@ -88,10 +87,10 @@ fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).clamp(2, 16)
 }
 
-/// Everything is timed so often, side by side: each in turn, so that an hour in which others use the machine
-/// is the same for all.
+/// How often everything is timed. The subjects take turns within a round, so that other load on the
+/// machine affects all alike.
 const ROUNDS: usize = 5;
-/// After so much time for each that is timed no further round begins.
+/// No further round begins after this much time per subject.
 const ROUNDS_TIME: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
@@ -99,7 +98,7 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
         return turns::run(args, loops);
     }
     let confs = settings::confs_or_default(&args.conf)?;
-    // The device's context stays from case to case.
+    // Keeps the device's context alive between cases.
     let _open = args.device.open(None)?;
     let device = args.device.to_string();
     let subject = |conf: &str| Subject { conf: conf.to_owned(), device: device.clone() };
@@ -131,25 +130,25 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-/// An allocator on an empty device, and streams of that.
+/// An allocator on an empty device, and streams of that device.
 struct Built {
     strategy: Strategy,
     driver: Arc<dyn Driver>,
     streams: Vec<StreamId>,
 }
 
-/// One of those that are timed side by side.
+/// A subject of the benchmark.
 #[derive(Clone, Copy)]
 enum What<'a> {
     Allocator(&'a Config),
-    /// The driver's stream-ordered pool with nothing on top: what `cudaMallocAsync` is held against.
+    /// The driver's stream-ordered pool without an allocator: the reference for `cudaMallocAsync`.
     DriverPool,
 }
 
-/// What one timing showed; nothing where there is no such case.
+/// The result of one timing; `None` if the case is not supported.
 type Shown<T> = Result<Option<T>>;
 
-/// A step of one thread.
+/// Returns the result of one thread.
 fn one(ns: f64) -> Together {
     Together { ns, mops: 1000.0 / ns }
 }
@@ -157,7 +156,7 @@ fn one(ns: f64) -> Together {
 struct Session<'a> {
     args: &'a Bench,
     loops: &'a Loops,
-    /// What is timed side by side, by the names of its results.
+    /// The names of the timed subjects in the results.
     subjects: Vec<Subject>,
     timed: Vec<What<'a>>,
     results: Results,
@@ -169,7 +168,7 @@ impl Session<'_> {
         self.args.case.is_empty() || self.args.case.iter().any(|c| case.starts_with(c.as_str()))
     }
 
-    /// What `time` shows of each of `count` things, in turn, several times if that is quick.
+    /// Times each of `count` subjects in turn, several times if that is quick.
     fn rounds<T>(
         &self,
         case: &str,
@@ -191,8 +190,7 @@ impl Session<'_> {
         Ok(shown)
     }
 
-    /// A case for each of these numbers of threads and each of these subjects, which `time` knows by their
-    /// places.
+    /// Times a case for each number of threads and each subject; `time` gets the subject's index.
     fn each(
         &mut self,
         case: &str,
@@ -213,7 +211,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// What single steps take: three cases whose names begin with `prefix`.
+    /// Times single steps: three cases whose names begin with `prefix`.
     fn tails(
         &mut self,
         prefix: &str,
@@ -235,7 +233,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// What nothing can be faster than.
+    /// Times the floors of the machine.
     fn floors(&mut self) -> Result<()> {
         let (machine, counts) = ([Subject::machine()], self.thread_counts());
         let floor = |ns: f64| Ok(Some(one(ns)));
@@ -250,7 +248,7 @@ impl Session<'_> {
         self.tails("floor:tail_", &machine, |_, _| Ok(Some(floors::tail())))
     }
 
-    /// 1, 2, 4 and so on, up to the most.
+    /// Returns 1, 2, 4 and so on, up to the largest number.
     fn thread_counts(&self) -> Vec<usize> {
         let most = self.args.threads.max(1);
         let mut counts: Vec<usize> =
@@ -259,7 +257,7 @@ impl Session<'_> {
         counts
     }
 
-    /// Cases of what is timed side by side, each on an allocator of its own.
+    /// Times cases of all subjects, each with a new allocator.
     fn cells(&mut self, cells: &[(&str, Cell)]) -> Result<()> {
         let (subjects, counts) = (self.subjects.clone(), self.thread_counts());
         for (case, cell) in cells {
@@ -272,7 +270,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Latencies of single steps.
+    /// Times single steps.
     fn latencies(&mut self) -> Result<()> {
         self.tails("tail:", &self.subjects.clone(), |session, at| match session.timed[at] {
             What::Allocator(config) => {
@@ -283,7 +281,7 @@ impl Session<'_> {
         })
     }
 
-    /// Other allocators of host memory.
+    /// Times other allocators of host memory.
     fn other_host_memory(&mut self) -> Result<()> {
         if !host_memory::TOUCHED.iter().any(|(case, _)| self.wants(case)) {
             return Ok(());

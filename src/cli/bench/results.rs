@@ -1,4 +1,4 @@
-//! What was timed, and how it is printed: side by side for people, a row each for programs.
+//! The results and how they are printed: as a table with a column per subject, or as one JSON row each.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use super::super::outcome::out;
 use super::super::show::{Side, shown_conf, table};
 use super::cases::Together;
 
-/// What was timed: a configuration on a device, or somebody else's allocator.
+/// The subject of a timing: a configuration on a device, or another allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) conf: String,
@@ -16,13 +16,13 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// The machine itself, for what nothing can be faster than.
+    /// Returns the machine itself, the subject of floors.
     pub(super) fn machine() -> Self {
         Self { conf: String::new(), device: String::new() }
     }
 }
 
-/// A case of one subject, as programs read it.
+/// The result of a case for one subject, as JSON.
 #[derive(Serialize)]
 pub(super) struct Row<'a> {
     case: &'a str,
@@ -31,12 +31,12 @@ pub(super) struct Row<'a> {
     device: &'a str,
     ns_per_op: f64,
     mops: f64,
-    /// Half of the distance between the quartiles, as a part of the median; null for a single timing.
+    /// Half of the interquartile range as a share of the median; null for a single timing.
     spread: Option<f64>,
 }
 
 impl<'a> Row<'a> {
-    /// The median of some timings; nothing if there are none.
+    /// Returns the median of the timings; `None` if there are none.
     pub(super) fn of(
         case: &'a str,
         threads: usize,
@@ -75,17 +75,17 @@ fn rounded(number: f64, parts: f64) -> f64 {
     (number * parts).round() / parts
 }
 
-/// All that was timed.
+/// All results.
 pub(super) struct Results {
     json: bool,
     subjects: Vec<Subject>,
-    /// Cases with their numbers of threads, in the order in which they were timed, and what is printed for
-    /// each subject; those that came later are not there.
+    /// Cases with their numbers of threads, in the order in which they were timed, and the cell for each
+    /// subject. Missing cells at the end are absent.
     lines: Vec<((String, usize), Vec<String>)>,
 }
 
 impl Results {
-    /// With `json` each row is printed when it is there, otherwise [`print`](Self::print) prints all.
+    /// With `json` each row is printed immediately; otherwise [`print`](Self::print) prints all.
     pub(super) fn new(json: bool) -> Self {
         Self { json, subjects: Vec::new(), lines: Vec::new() }
     }
@@ -94,7 +94,7 @@ impl Results {
         self.lines.is_empty()
     }
 
-    /// Keeps what was timed; nothing where the subject has no such case.
+    /// Adds the timings of a case; an empty list means that the subject does not support it.
     pub(super) fn add(
         &mut self,
         case: &str,
@@ -123,7 +123,7 @@ impl Results {
         if self.json { row.print_json() } else { Ok(()) }
     }
 
-    /// Prints a table with a column for each subject, and what the columns are.
+    /// Prints a table with a column for each subject, and the names of the columns.
     pub(super) fn print(&self) -> io::Result<()> {
         if self.json {
             return Ok(());
@@ -152,7 +152,7 @@ impl Results {
     }
 }
 
-/// What a column is called.
+/// Returns the name of a column.
 fn name_of((at, subject): (usize, &Subject)) -> String {
     match (u8::try_from(at), *subject == Subject::machine()) {
         (_, true) => "machine".to_owned(),

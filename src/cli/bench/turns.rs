@@ -1,8 +1,9 @@
-//! `bench --turns`: a cell for each line that is read, so that another program can time others in between.
+//! `bench --turns`: times one case for each line that is read, so that another program can time other
+//! allocators in between.
 //!
-//! A line is the case and the configuration, as `pair:512B backend:native`; the configuration `driver` is
-//! the device's stream-ordered pool with nothing on top. `floor:lock_pair` needs none. The answer is a row
-//! as of `--json`, or `null` where the allocator has no such calls.
+//! A line is a case and a configuration, such as `pair:512B backend:native`; the configuration `driver`
+//! is the device's stream-ordered pool without an allocator. `floor:lock_pair` needs none. The answer is
+//! a row as of `--json`, or `null` if the allocator does not support the case.
 
 use std::io::{BufRead, Write};
 
@@ -13,7 +14,7 @@ use super::results::{Row, Subject};
 use super::{Bench, Outcome, Shown, What, cells, one, settings};
 
 pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
-    // The device's context stays from turn to turn.
+    // Keeps the device's context alive between lines.
     let _open = args.device.open(None)?;
     let device = args.device.to_string();
     for line in std::io::stdin().lock().lines() {
