@@ -1,6 +1,6 @@
-//! What a cache hit costs: `cargo bench --features stacks --bench hot_path`.
+//! Cost of a cache hit: `cargo bench --features stacks --bench hot_path`.
 //!
-//! Configurations come from `ALLOC_CONF`, or are every built-in strategy. The cases are those of
+//! Configurations come from `ALLOC_CONF`; the default is every built-in strategy. The cases are those of
 //! `stratalloc bench`, which runs on machines without cargo.
 
 use std::hint::black_box;
@@ -17,13 +17,13 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
 
-/// What else of the native strategy is worth a row.
+/// Further configurations of the native strategy.
 const NATIVE: [&str; 2] = [
     "backend:native,expandable_segments:True",
     "backend:native,garbage_collection_threshold:0.9,per_process_memory_fraction:0.9",
 ];
 
-/// `pluggable` needs somebody's library: name it in `ALLOC_CONF`.
+/// `pluggable` needs a user's library: set it in `ALLOC_CONF`.
 fn confs() -> Vec<String> {
     if let Ok(text) = std::env::var("ALLOC_CONF") {
         return vec![text];
@@ -65,7 +65,7 @@ fn cache_hit(criterion: &mut Criterion) {
     }
 }
 
-/// A pair while the history is on: three entries and two reads of the clock, which is timed beside it.
+/// A pair with the history on: three entries and two clock reads. A clock read is timed separately.
 fn recording(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("recording/sim/backend:native");
     group.bench_function("clock", |bencher| bencher.iter(std::time::Instant::now));
@@ -80,18 +80,18 @@ fn recording(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Calls `what` below so many functions.
+/// Calls `what` below this many stack frames.
 #[inline(never)]
 fn below(functions: u32, what: &mut dyn FnMut()) {
     match functions {
         0 => what(),
         _ => below(functions - 1, what),
     }
-    // Not the last thing that it does: a call in tail position would leave no frame.
+    // A call in tail position would leave no frame, so this comes after it.
     black_box(functions);
 }
 
-/// What the stack of a request costs, and a walk over the stack alone, both below 30 functions.
+/// Cost of a request's stack, and of a walk over the stack alone, both below 30 frames.
 fn stacks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("stacks/sim/backend:native");
     let strategy = build("backend:native", false);

@@ -1,7 +1,7 @@
-//! What an operation of a real program costs: `cargo bench --bench replay`.
+//! Cost of an operation of a real program: `cargo bench --bench replay`.
 //!
-//! Each iteration repeats a whole recording on a warm cache. Configurations come from `ALLOC_CONF`,
-//! or from the list below.
+//! Each iteration repeats a whole recording on a warm cache. Configurations come from `ALLOC_CONF`, or
+//! from the list below.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A strategy of one's own, with a key of its own, chosen by a string and held to the conformance suite.
+//! A user's own strategy with its own configuration key, selected by a string and tested by the
+//! conformance suite.
 //!
 //! ```sh
 //! ALLOC_CONF=backend:arena,arena_mb:64 cargo run --release --example arena
@@ -6,7 +7,7 @@
 //! cargo test --example arena
 //! ```
 //!
-//! With arguments it is the whole command line, which knows the arena like any other strategy.
+//! With arguments it is the complete command line, with the arena as an additional strategy.
 
 #[path = "arena/strategy.rs"]
 mod strategy;

@@ -1,14 +1,14 @@
-//! An allocator made of two closures, under a name, with the whole command line.
+//! An allocator made of two closures, registered under a name, with the complete command line.
 //!
 //! ```sh
 //! cargo run --release --example closures -- compare tests/traces/serve.default.pickle.xz \
 //!     --conf backend:native --conf backend:exact
 //! ```
 //!
-//! It gives a freed block to the next request of the same size on the same stream. Its addresses are
-//! only numbers, which is all that `compare` on a simulated device needs; real closures would call
-//! their own library here. Counters, uses by other streams and reports come from the framework, which
-//! sees what the closures hand out and not what they keep: that is no part of the reserved bytes.
+//! It reuses a freed block for the next request of the same size on the same stream. Its addresses are
+//! plain numbers, which suffices for `compare` on a simulated device; real closures would call their own
+//! library. The framework adds counters, uses by other streams and reports. It counts the blocks that
+//! the closures return, not those that they cache, so cached blocks are not part of the reserved bytes.
 
 use std::collections::HashMap;
 use std::error::Error;

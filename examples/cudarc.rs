@@ -1,4 +1,4 @@
-//! A kernel and a cuBLAS call on buffers of an allocator that one string chooses.
+//! A kernel and a cuBLAS call on buffers of an allocator that is selected by one string.
 //!
 //! ```sh
 //! ALLOC_CONF=backend:native,expandable_segments:True \
@@ -21,7 +21,7 @@ use stratalloc::error::DriverErrorKind;
 use stratalloc::handle::{DeviceVec, Handle};
 use stratalloc::ids::DeviceId;
 
-/// y[i] += a * x[i], by hand, so that no compiler is needed.
+/// y[i] += a * x[i] as PTX, so that no compiler is needed.
 const SAXPY: &str = r"
 .version 7.0
 .target sm_70
@@ -58,7 +58,7 @@ done:
 const N: usize = 512;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Ours first: it says in a sentence what is missing, where cudarc would panic.
+    // This library's driver first: without a device it returns an error, where cudarc would panic.
     let cuda = match Cuda::open(DeviceId(0)) {
         Ok(cuda) => Arc::new(cuda),
         Err(error) if error.kind() == DriverErrorKind::NotSupported => {
@@ -105,7 +105,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: the three matrices have n * n values each.
     unsafe { CudaBlas::new(Arc::clone(&stream))?.gemm(gemm, &ones, &y, &mut z)? };
 
-    // Back to a plain buffer, whichever library wrote it.
+    // Convert to a plain buffer, whichever library wrote the data.
     let z = DeviceVec::from_cuda(&handle, z)?.to_vec()?;
     let row: f32 = (0..N).map(|i| 2.0 * (i % 7) as f32).sum();
     assert!((z[0] - row).abs() < 1e-3, "{} is not {row}", z[0]);

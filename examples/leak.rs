@@ -1,5 +1,5 @@
-//! A server that leaks: it keeps what it answered for each session and never ends one. What says so is one
-//! word in the configuration, and what shows it over time is a snapshot.
+//! A server that leaks: it keeps the answers of each session and never ends a session. One word in the
+//! configuration reports the leak, and a snapshot shows how it grows.
 //!
 //! ```sh
 //! CARGO_PROFILE_RELEASE_DEBUG=line-tables-only cargo run --release --features stacks --example leak
@@ -20,7 +20,7 @@ use stratalloc::registry::key_table;
 
 const MIB: usize = 1 << 20;
 
-/// Sessions that were answered.
+/// The answers of all sessions.
 static SESSIONS: Mutex<Vec<DeviceVec<u8>>> = Mutex::new(Vec::new());
 
 fn main() -> Result<(), Box<dyn Error>> {

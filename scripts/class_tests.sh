@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Tests the class of PyTorch's allocator and PyTorch's own calls over the library, without a GPU: PyTorch's
-# wheel runs over stand-ins for CUDA's libraries. The unpacked wheel is kept in the user's cache folder
-# (1.2 GB a version).
+# Tests the class of PyTorch's allocator, and PyTorch's own calls, on this library without a GPU:
+# PyTorch's wheel runs on stubs of CUDA's libraries. The unpacked wheel is kept in the user's cache
+# folder (1.2 GB per version).
 #
 # usage: class_tests.sh [--fetch] [VERSION]     --fetch: only downloads and unpacks, and prints the folder
 #
-# Needs Linux, pip, binutils and a C++ compiler. Without the wheel, one line says that the tests are skipped.
+# Needs Linux, pip, binutils and a C++ compiler. Without the wheel, the tests are skipped with one line.
 # STRATALLOC_LIBRARY names the library; without it the library is built as `cargo test --all-features` does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,7 +14,7 @@ fetch_only=
 if [ "${1:-}" = --fetch ]; then fetch_only=yes && shift; fi
 version=${1:-2.11.0}
 python=${PYTHON:-python3}
-# What the wheel imports, without NVIDIA's libraries.
+# The imports of the wheel, without NVIDIA's libraries.
 imports=(typing_extensions sympy networkx jinja2 fsspec filelock numpy setuptools)
 seconds_for_the_wheel=90
 
@@ -44,7 +44,7 @@ unpack() {
         || skip "a package that it imports is missing${said:+ ($said)}"
     cuda=$(cuda_of "$folder")
     [ -n "$cuda" ] || skip "the wheel is not built for CUDA"
-    # Since CUDA 13 the packages have no suffix, and the headers of the compiler a package of their own.
+    # Since CUDA 13 the packages have no suffix, and the compiler's headers have their own package.
     if [ "${cuda%%.*}" -ge 13 ]; then
         packages=("nvidia-cuda-runtime==$cuda.*" "nvidia-cuda-crt==$cuda.*")
     else
@@ -52,7 +52,7 @@ unpack() {
     fi
     said=$(pip 90 install --no-compile --no-deps --target "$folder/headers" "${packages[@]}") \
         || skip "no headers of CUDA $cuda${said:+ ($said)}"
-    # Only the headers: beside CUDA's own libraries the wheel would not load the stand-ins.
+    # Headers only: next to CUDA's own libraries the wheel would not load the stubs.
     mkdir -p "$folder/cuda/include"
     for include in "$folder"/headers/nvidia/*/include; do cp -r "$include/." "$folder/cuda/include"; done
     rm -rf "$folder/wheel" "$folder/headers" "$folder/temporary"
@@ -88,7 +88,7 @@ fi
 STRATALLOC_LIBRARY=$(realpath "$STRATALLOC_LIBRARY")
 export STRATALLOC_LIBRARY CUDA_HOME=$folder/cuda PYTHONPATH=$PWD/python
 export STRATALLOC_TORCH_FOLDER=$folder/site/torch STRATALLOC_TORCH_PYTHON=$python
-# PyTorch's modules are compiled once.
+# Compile PyTorch's modules only once.
 unset PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX=$folder/compiled
 "$python" -m unittest discover -v -s python/tests -k Class.

@@ -1,24 +1,25 @@
-"""A training program, unchanged, under PyTorch's own allocator and ours, step by step in turn:
+"""Runs an unchanged training program under PyTorch's own allocator and ours, step by step in turn:
 
     python in_turn.py PROGRAM MODEL CONF OURS [PAIRS]
 
-PROGRAM is `train.py`, or any Python program that is called as `PROGRAM MODE MODEL`, times each step between two calls of
-`time.perf_counter`, calls that for nothing else and prints, last, a line of JSON with `step_ms_median` and `loss`. CONF
-is `native` or `expandable`, on both sides; with `-control` behind it PyTorch's own stands on both, which tells what the
-machine makes of equals. MODE is, for PyTorch's, `native` or what is to stand in PYTORCH_CUDA_ALLOC_CONF; for ours it is
-OURS, by which the program finds the library: `ours:LIBRARY` for `train.py`. ALLOC_CONF has the configuration of ours.
+PROGRAM is `train.py`, or any Python program that is called as `PROGRAM MODE MODEL`, measures each step between two
+calls of `time.perf_counter`, calls that for nothing else and prints, last, a line of JSON with `step_ms_median` and
+`loss`. CONF is `native` or `expandable`, on both sides. With `-control` appended, both sides use PyTorch's own
+allocator, which shows the ratio of equal programs on this machine. For PyTorch's allocator MODE is `native` or the
+value of PYTORCH_CUDA_ALLOC_CONF; for ours it is OURS, from which the program finds the library: `ours:LIBRARY` for
+`train.py`. ALLOC_CONF has the configuration of ours.
 
-Two such processes live side by side on the same two processors. The first of the two calls of a step waits for its
-turn; the turn ends when the program waits for its next one or is gone. So no step is timed while the other program
-runs, no wait is inside of what is timed, and whoever else uses the machine slows both alike: a ratio of two processes
-one after the other says little on a shared machine. Who goes first changes from step to step and from pair to pair, and
-the next pair gets the next two processors.
+Two such processes run side by side on the same two processors. The first of the two calls of a step waits for the
+program's turn; the turn ends when the program waits for its next one or ends. So no step is timed while the other
+program runs, no wait is part of a step, and other load on the machine slows both alike: the ratio of two processes one
+after the other means little on a shared machine. The order changes from step to step and from pair to pair, and the
+next pair runs on the next two processors.
 
-A ratio is that of the medians that the two programs print. Told are those of PAIRS pairs of processes (8), with the
-losses, and their geometric mean with its 95 % interval: two equal processes differ by a few parts in a hundred for as
-long as they live, so it takes several. Memory that such a program reads from the device is that of both, so it is told
-by the program alone. Programs that print another median than passed between their calls, or that take different numbers
-of steps, end the script with an error.
+A ratio is that of the medians that the two programs print. The script prints those of PAIRS pairs of processes (8),
+with the losses, and their geometric mean with its 95 % interval. Several pairs are needed, because two equal processes
+differ by a few per cent for as long as they live. Memory that such a program reads from the device is that of both
+processes, so only the program itself can report its own. The script ends with an error if a program prints another
+median than passed between its calls, or if the two take different numbers of steps.
 """
 
 import atexit
@@ -39,15 +40,15 @@ CONFS = {"native": ("native", "backend:native"),
 PROCESSORS = sorted(os.sched_getaffinity(0))
 # Student's t for 95 %, by degrees of freedom.
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13]
-# What would decide in place of MODE.
+# Variables that would override MODE.
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-# A word of a program: whether it waits for its turn (or has come to its end), and the milliseconds of the step before,
-# not a number before the first.
+# A message of a program: whether it waits for its turn (false at its end), and the milliseconds of the
+# previous step, NaN before the first.
 WORD = struct.Struct("?d")
 
 
 def take_turns(asked, told):
-    """Lets the program's every second call of the clock wait for its turn, and say how long the step before took."""
+    """Makes every second call of the clock wait for the program's turn, and send the time of the previous step."""
     clock, calls, start, last_ms = time.perf_counter, 0, 0.0, math.nan
 
     def perf_counter():
@@ -58,7 +59,7 @@ def take_turns(asked, told):
         if calls % 2 == 1:
             os.write(told, WORD.pack(True, last_ms))
             if not os.read(asked, 1):
-                # Not an exception, which a program could catch.
+                # Not an exception, which the program could catch.
                 os._exit(1)
             start = clock()
             return start
@@ -74,14 +75,14 @@ def take_turns(asked, told):
 
 
 class Program:
-    """The program under one allocator."""
+    """A process of the program under one allocator."""
 
     def __init__(self, program, mode, model, conf):
         (asked, self.ask), (self.told, told) = os.pipe(), os.pipe()
         self.command = [sys.executable, __file__, "--in-turn", str(asked), str(told), program, mode, model]
         variables = {name: text for name, text in os.environ.items() if name not in SETTINGS}
         variables |= {"ALLOC_CONF": conf, "PYTHONHASHSEED": "0"}
-        # A file takes all that the program prints without being read.
+        # A file never blocks the program's output, as an unread pipe would.
         self.printed = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(self.command, pass_fds=(asked, told), stdout=self.printed, env=variables)
         os.close(asked)
@@ -89,7 +90,7 @@ class Program:
         self.ms = []
 
     def wait(self):
-        """Until it waits for its turn; False once it is gone."""
+        """Waits until the program waits for its turn; returns False if it has ended."""
         while word := os.read(self.told, WORD.size):
             waits, ms = WORD.unpack(word)
             if not math.isnan(ms):
@@ -103,7 +104,7 @@ class Program:
         return self.wait()
 
     def end(self):
-        """What it printed last."""
+        """Returns the last line that the program printed, and the number of steps."""
         if self.process.wait() != 0:
             self.failed(f"ended with {self.process.returncode}")
         steps = sorted(self.ms)
@@ -131,7 +132,7 @@ class Program:
 
 
 def pair(sides, model, first):
-    """What the two programs of a pair print, and how many steps each took."""
+    """Returns the last lines of the two programs of a pair, and how many steps each took."""
     os.sched_setaffinity(0, {PROCESSORS[(2 * first + one) % len(PROCESSORS)] for one in (0, 1)})
     orders = [(0, 1), (1, 0)]
     programs = {}
@@ -154,7 +155,7 @@ def pair(sides, model, first):
 
 
 def interval(ratios):
-    """The geometric mean, and within which factor of it the true one lies with 95 %."""
+    """Returns the geometric mean, and the factor of its 95 % interval."""
     logs = [math.log(ratio) for ratio in ratios]
     student = STUDENT[min(len(logs) - 1, len(STUDENT)) - 1] if len(logs) > 1 else math.inf
     spread = statistics.stdev(logs) if len(logs) > 1 else 1
@@ -165,7 +166,7 @@ def main():
     if sys.argv[1:2] == ["--in-turn"]:
         ends = [int(text) for text in sys.argv[2:4]]
         for end in ends:
-            # What the program starts does not keep them open when it is gone.
+            # Processes that the program starts must not keep the pipes open after its end.
             os.set_inheritable(end, False)
         take_turns(*ends)
         sys.argv = sys.argv[4:]
@@ -177,7 +178,7 @@ def main():
     if conf not in CONFS or count < 1:
         sys.exit(__doc__)
     program, model, _, library = sys.argv[1:5]
-    # An exception, so that the programs are ended.
+    # An exception, so that the programs are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     theirs = (program, CONFS[conf][0], "")
     ours = theirs if sys.argv[3].endswith("-control") else (program, library, CONFS[conf][1])

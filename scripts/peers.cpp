@@ -5,12 +5,13 @@
 //   -DPEER_TORCH   PyTorch's allocator (c10), whichever backend PYTORCH_CUDA_ALLOC_CONF names
 //   -DPEER_RMM     RMM: pool, arena, async
 //   neither        the raw driver: cudaMallocAsync, and cudaMalloc with fewer steps
-// Cases of one thread are timed as `stratalloc bench --turns` times them: one, briefly, for each line on the
-// input, as `pair:512B torch native`; the answer is a row, or a line without one where there is no such case.
-// When the input ends, and PEER_THREADS says up to how many threads, follow the cases of several.
+// Cases of one thread are timed as by `stratalloc bench --turns`: for each line on standard input, such
+// as `pair:512B torch native`, one case is timed briefly. The answer is a row, or an empty line if there
+// is no such case. At the end of the input the cases of several threads follow, with up to PEER_THREADS
+// threads, if that is set.
 //
-// The sizes come from the same distributions as ours, from another generator: the same kind of work, not
-// the same bytes.
+// The sizes have the same distributions as those of `stratalloc bench`, but come from another generator:
+// the same kind of work, not the same bytes.
 
 #include <cuda_runtime_api.h>
 
@@ -59,11 +60,12 @@ struct Allocator {
   std::string name;
   std::function<void*(std::size_t, cudaStream_t)> take;
   std::function<void(void*, std::size_t, cudaStream_t)> give;
-  // 1 for caches; a thousandth for those that go to the driver each time.
+  // 1 for caches; 0.001 for allocators that call the driver each time.
   double effort = 1.0;
-  // How many holes it can be asked to search.
+  // The largest number of holes that is tested.
   int most_holes = 65536;
-  // Takes 64 KiB, announces another stream, gives back; unset where nothing is announced.
+  // Allocates 64 KiB, records a use by another stream, and frees; unset if the allocator has no such
+  // call.
   std::function<void()> share = nullptr;
 
   int steps(int of) const { return std::max(50, static_cast<int>(of * effort)); }
@@ -74,8 +76,8 @@ void row(const std::string& name, const char* what, int threads, double ns, doub
   std::fflush(stdout);
 }
 
-// As many calls as a fiftieth of a second has room for, a fiftieth of `most` to `most`, as ours; in
-// nanoseconds a call.
+// Returns nanoseconds per call, with as many calls as fit into 20 ms: from `most / 50` to `most`, as in
+// `stratalloc bench`.
 template <typename Step>
 double timed(int most, Step&& step) {
   const int fewest = std::max(1, most / 50);
@@ -94,7 +96,7 @@ double pair(const Allocator& a, std::size_t size) {
   return timed(a.steps(300000), step);
 }
 
-// So many streams, which stay: what allocators keep for them needs them to the end.
+// Returns this many streams. They are never destroyed, because allocators keep data for them.
 const std::vector<cudaStream_t>& streams(std::size_t count) {
   static std::vector<cudaStream_t> all;
   while (all.size() < count) {
@@ -136,7 +138,8 @@ struct Block {
 double mix(const Allocator& a) {
   const Mix mix(4096, 64 * MiB);
   std::vector<Block> live(4096);
-  // Steps go on from warming up, as ours: a slow allocator repeats nothing.
+  // Steps continue after the warm-up, as in `stratalloc bench`, so that a slow allocator does not repeat
+  // the same ones.
   std::size_t s = 0;
   auto step = [&](int) {
     Block& block = live[mix.picks[s & 65535]];
@@ -153,7 +156,7 @@ double mix(const Allocator& a) {
   return ns;
 }
 
-// Nanoseconds a block.
+// Returns nanoseconds per block.
 double serve(const Allocator& a, int count) {
   constexpr int blocks = 20;
   const Mix mix(1, 4 * MiB);
@@ -181,7 +184,7 @@ double holes(const Allocator& a, int count) {
   }
   auto step = [&](int) { a.give(a.take(KiB, nullptr), KiB, nullptr); };
   for (int s = 0; s < 200; s++) step(s);
-  // Who searches them one by one gets fewer steps.
+  // Allocators that search linearly get fewer steps.
   const double ns = timed(a.most_holes > 4096 ? 200000 : 300, step);
   for (void* address : live) {
     if (address) a.give(address, KiB, nullptr);
@@ -195,7 +198,7 @@ double share(const Allocator& a) {
   return timed(20000, step);
 }
 
-// Times a case of one thread; nothing if the allocator has no such case.
+// Times a case of one thread; returns nothing if the allocator has no such case.
 std::optional<double> single(const Allocator& a, const std::string& what) {
   const std::pair<const char*, std::function<double()>> cases[] = {
       {"pair:512B", [&] { return pair(a, 512); }},
@@ -215,8 +218,8 @@ std::optional<double> single(const Allocator& a, const std::string& what) {
   };
   const auto wanted = std::find_if(std::begin(cases), std::end(cases), [&](const auto& one) { return what == one.first; });
   const bool too_many = what.rfind("holes:", 0) == 0 && std::atoi(what.c_str() + 6) > a.most_holes;
-  // So few steps as one that goes to the driver gets would fill the mix, and free next to nothing; and so many
-  // as warm up for requests take it too long.
+  // With the few steps of an allocator that calls the driver each time, the mix would only fill up. The
+  // warm-up steps of requests would take it too long.
   const bool too_few = (what.rfind("mix:", 0) == 0 || what.rfind("serve:", 0) == 0) && a.effort < 1.0;
   const bool announces = what.rfind("record", 0) != 0 || a.share;
   if (wanted == std::end(cases) || too_many || too_few || !announces) return std::nullopt;
@@ -226,7 +229,7 @@ std::optional<double> single(const Allocator& a, const std::string& what) {
 void threads(const Allocator& a, int count, bool own, const char* what) {
   std::vector<cudaStream_t> streams(count);
   for (auto& stream : streams) cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  // As many as a tenth of a second has room for, as ours.
+  // As many steps as fit into a tenth of a second, as in `stratalloc bench`.
   int steps = a.steps(2000);
   std::vector<double> slowest;
   for (int repetition = -1; repetition < 7; repetition++) {
@@ -281,7 +284,7 @@ int number(const char* variable, int otherwise) {
   return text ? std::atoi(text) : otherwise;
 }
 
-// An allocator is made for each case, and called with what is to be timed.
+// Creates an allocator for each case, and calls a function with it.
 using Use = std::function<void(const Allocator&)>;
 struct Maker {
   const char* name;
@@ -296,7 +299,7 @@ void all(const std::vector<Maker>& makers) {
     const auto maker = std::find_if(makers.begin(), makers.end(), [&](const Maker& one) { return who == one.name; });
     std::optional<double> ns;
     if (maker != makers.end()) maker->with([&](const Allocator& a) { ns = single(a, what); });
-    // The answer comes when the allocator is gone: its end is no other's time.
+    // Answer after the allocator is destroyed, so that its destruction does not disturb the next timing.
     if (ns) {
       row(who, what.c_str(), 1, *ns, 1000.0 / *ns);
     } else {
@@ -330,7 +333,7 @@ int main() {
   cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
   const auto stream = c10::cuda::getStreamFromExternal(other, 0);
   all({{name, [&](const Use& use) {
-          // Each case starts with an empty cache, as ours.
+          // Each case starts with an empty cache, as in `stratalloc bench`.
           cached::emptyCache();
           Allocator torch{name,
                           [](std::size_t n, cudaStream_t s) { return cached::raw_alloc_with_stream(n, s); },
@@ -390,7 +393,7 @@ int main() {
                         0.001, 0};
   all({{"raw cudaMallocAsync",
         [&](const Use& use) {
-          // An empty pool, as ours after a case.
+          // Empty the pool, as `stratalloc bench` does after a case.
           cudaStreamSynchronize(nullptr);
           cudaMemPoolTrimTo(pool, 0);
           use(async);

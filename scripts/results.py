@@ -1,9 +1,9 @@
 """Turns the rows of side_by_side.sh into the tables of docs/measurements.md, on the standard output.
 
-A cell that was timed in several rounds shows the least: others who use the machine only make it more. A comparison is
-the median of the rounds' ratios with, in brackets, where it lies with 95 % (a sign test's interval): the two cells of a
-round were timed on one processor within a second or two of one another. Cells of several threads have one round of the
-others and a few of ours, which are compared with that one.
+A cell that was timed in several rounds shows the minimum: other load on the machine only adds time. A comparison is the
+median of the rounds' ratios with its 95 % interval (of a sign test) in brackets: the two cells of a round were timed on
+one processor within a second or two of one another. Cells of several threads have one round of the other allocators and
+a few of ours, which are compared with that one.
 """
 
 import csv
@@ -27,7 +27,7 @@ OURS = {
     "backend:cudaMallocAsync": "cudaMallocAsync",
     "driver": "driver alone",
 }
-# Against whom, as times as fast or as times the cost, and whose columns.
+# Reference column, whether the ratio is a speed-up (or a cost), and the columns to compare.
 REFERENCES = [
     ("torch native", True, ("ours: native", "ours: expandable")),
     ("torch expandable", True, ("ours: expandable",)),
@@ -38,7 +38,7 @@ REFERENCES = [
 
 
 def read(folder):
-    """(column, case, threads) -> {round: nanoseconds}, and the floors."""
+    """Returns (column, case, threads) -> {round: nanoseconds}, and the floors."""
     cells, floors = {}, {}
 
     def put(column, case, threads, ns, number=None):
@@ -64,11 +64,11 @@ def read(folder):
 
 
 def against(own, other, faster):
-    """How many times as fast as the other, or how many times its cost."""
+    """Returns how many times as fast as the other, or how many times its cost."""
     ratios = sorted(other[n] / own[n] if faster else own[n] / other[n] for n in own.keys() & other.keys())
     if not ratios:
         return None
-    # So many of both ends lie outside; fewer than six rounds cannot say it with 95 %.
+    # The number of ratios outside at each end; fewer than six rounds give no 95 % interval.
     beyond = [2 * sum(math.comb(len(ratios), k) for k in range(n + 1)) / 2 ** len(ratios) for n in range(len(ratios))]
     outside = sum(part <= 0.05 for part in beyond) - 1
     within = f" ({ratios[outside]:.2f} to {ratios[-1 - outside]:.2f})" if outside >= 0 else ""

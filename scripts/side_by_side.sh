@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Times our strategies and other allocators on one CUDA machine, in one run.
+# Times the strategies of this library and other allocators on one CUDA machine, in one run.
 #
 #   scripts/side_by_side.sh STRATALLOC OUT [WHEELS]
 #
-# STRATALLOC is the program, built anywhere; OUT a folder for the rows; WHEELS a folder with the wheels of
-# librmm and rapids-logger, without which RMM is left out. Needs a CUDA toolkit, a C++ compiler and, for
-# PyTorch's rows, PyTorch. What is missing, fails or takes too long is said and left out.
-# `scripts/results.py OUT` makes the table.
+# STRATALLOC is the program, built anywhere. OUT is a folder for the rows. WHEELS is a folder with the
+# wheels of librmm and rapids-logger; without it RMM is left out. Needs a CUDA toolkit, a C++ compiler
+# and, for PyTorch's rows, PyTorch. Whatever is missing, fails or takes too long is left out with a
+# message. `scripts/results.py OUT` prints the tables.
 #
 # The cases of one thread run in turn, cell by cell, ROUNDS times (12): see `turns.py`.
 set -uo pipefail
@@ -16,8 +16,8 @@ wheels=${3:+$(realpath "$3")}
 here=$(dirname "$(realpath "$0")")
 cuda=${CUDA_HOME:-/usr/local/cuda}
 rounds=${ROUNDS:-12}
-# Seconds after which a program is taken to hang: all turns together (27 minutes for twelve rounds), and each
-# other run of a program.
+# Timeouts in seconds: for all turns together (27 minutes for twelve rounds), and for each other run of a
+# program.
 turns_deadline=$((300 + 110 * rounds))
 deadline=300
 work=$(mktemp -d)
@@ -28,22 +28,22 @@ native=backend:native
 expandable=backend:native,expandable_segments:True
 pools=backend:cudaMallocAsync
 
-# The caller's folders come first: RMM brings headers that are newer than the toolkit's.
+# The arguments' folders come first: RMM includes headers that are newer than the toolkit's.
 build() {
     g++ -O2 -std=c++20 "$here/peers.cpp" "$@" -I"$cuda/include" -I"$cuda/include/cccl" \
         -L"$cuda/lib64" -lcudart -lpthread
 }
 left_out() { echo "left out: $1" | tee -a "$out/left_out.txt"; }
-# Runs a program, and kills it and all that it started when the time is up: within SECONDS COMMAND...
-# `timeout` gives them a process group of their own, which Ctrl-C does not reach. So they run in the
-# background: `wait`, unlike a program in front, lets the script end at once, and its trap ends them.
+# Runs a program, and kills it and all that it started after a timeout: within SECONDS COMMAND...
+# `timeout` runs it in its own process group, which Ctrl-C does not reach. So it runs in the background:
+# `wait` is interrupted by Ctrl-C, the script ends, and its trap kills the group.
 within() { timeout --verbose --signal=KILL "$@" & wait $!; }
-# A peer's program, if it was built: peer NAME
+# Runs a peer's program, if it was built: peer NAME
 peer() {
     [ ! -x "$work/$1" ] || within "$deadline" "$work/$1" >>"$out/$1.csv" </dev/null ||
         left_out "a part of $1 (${PYTORCH_CUDA_ALLOC_CONF:-})"
 }
-# ours THREADS CASES CONF...
+# Runs `stratalloc bench`: ours THREADS CASES CONF...
 ours() {
     local threads=$1 cases=$2 confs=()
     shift 2
@@ -88,7 +88,7 @@ fi
 # One thread.
 within "$turns_deadline" python3 "$here/turns.py" "$program" "$work" "$out" "$rounds" || left_out "a part of the turns"
 
-# Several threads: without a line on their input, the peers time nothing else.
+# Several threads: with empty input, the peers time nothing else.
 export PEER_THREADS=$threads
 ours_at_once() { ours "$threads" 'floor: threads:own threads_raw' "$native" "$expandable" "$pools"; }
 ours_at_once

@@ -1,8 +1,8 @@
 """Times training steps under one allocator: python train.py MODE MODEL -> one line of JSON.
 
-MODE is `native`, what is to stand in PYTORCH_CUDA_ALLOC_CONF, or `ours:LIBRARY`, which puts libstratalloc.so under
-PyTorch by the package of `python/`: that lies on PYTHONPATH then, and ALLOC_CONF has the configuration. MODEL is llama or
-resnet. `in_turn.py` compares two of them.
+MODE is `native`, a value of PYTORCH_CUDA_ALLOC_CONF, or `ours:LIBRARY`. The last installs libstratalloc.so in PyTorch
+with the package of `python/`, which must be on PYTHONPATH; ALLOC_CONF has the configuration. MODEL is llama or resnet.
+`in_turn.py` compares two modes.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""Times the cases of one thread of several programs in turn, cell by cell, for machines that others use, too:
+"""Times the cases of one thread of several programs in turn, cell by cell, also on shared machines:
 
     python turns.py STRATALLOC PEERS OUT ROUNDS
 
-STRATALLOC is the program, PEERS a folder with the programs that were made of peers.cpp (`torch`, `raw`, `rmm`; who
-is missing is left out). All live side by side. In each round every case is timed briefly by one allocator right after
-the other, every other round the other way round, and all are on the same processor, the next round on the next one.
-So the cells of a round are fair to one another, whatever else the machine does. OUT/turns.json gets a line for each:
+STRATALLOC is the program, PEERS a folder with the programs built from peers.cpp (`torch`, `raw`, `rmm`; missing ones
+are left out). All run side by side. In each round every case is timed briefly with one allocator right after the
+other, in reverse order every other round. All programs run on the same processor, and the next round on the next one.
+So the cells of a round are comparable, whatever else the machine does. OUT/turns.json gets a line for each cell;
 `results.py` compares them round by round.
 """
 
@@ -18,7 +18,7 @@ import sys
 NATIVE, EXPANDABLE = "backend:native", "backend:native,expandable_segments:True"
 POOLS = "backend:cudaMallocAsync"
 
-# Column, program, and who is asked there. Who is held against another stands beside it.
+# Column, program, and allocator in that program. Columns that are compared with each other are adjacent.
 COLUMNS = [
     ("torch native", "torch", "torch native"),
     ("ours: native", "ours", NATIVE),
@@ -45,7 +45,7 @@ FLOOR = "floor:lock_pair"
 
 
 def programs(stratalloc, peers):
-    """Name -> command and PyTorch's configuration, of those that are there."""
+    """Returns name -> command and PyTorch's configuration, for the programs that exist."""
     ours = [stratalloc, "bench", "--device", "cuda:0", "--threads", "1", "--json", "--turns"]
     all_of_them = {
         "ours": (ours, ""),
@@ -59,7 +59,7 @@ def programs(stratalloc, peers):
 
 
 class Program:
-    """One that answers a line with a line."""
+    """A program that answers each line with a line."""
 
     def __init__(self, command, conf):
         pipe = subprocess.PIPE
@@ -67,7 +67,7 @@ class Program:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=said)
 
     def time(self, case, who):
-        """Nanoseconds an operation; None where there is no such case."""
+        """Returns nanoseconds per operation; None if there is no such case."""
         try:
             self.process.stdin.write(f"{case} {who}\n")
             self.process.stdin.flush()
@@ -87,14 +87,14 @@ class Program:
 
 
 class Run:
-    """Programs that live side by side, and what became of them."""
+    """Programs that run side by side, and which of them failed."""
 
     def __init__(self, commands):
         self.commands = commands
         self.processors = sorted(os.sched_getaffinity(0))
         self.number = 0
         self.there = {}
-        # Names of programs, and the cells, (column, case), that do not exist.
+        # Programs that failed, and cells, (column, case), that do not exist.
         self.failed, self.nothing = set(), set()
         for name in commands:
             self.start(name)
@@ -102,18 +102,18 @@ class Run:
                 self.failed.add(name)
 
     def start(self, name):
-        # Who has answered has started: nobody is busy with that while others are timed.
+        # A program that has answered has started up, so it does not disturb the timing of others.
         self.there[name] = Program(*self.commands[name])
         self.answer(name, FLOOR, "")
 
     def bind(self, name):
-        """Keeps a program, if it is there, on the round's processor."""
+        """Binds a program, if it runs, to the round's processor."""
         if name in self.there:
             processor = self.processors[self.number % len(self.processors)]
             os.sched_setaffinity(self.there[name].process.pid, {processor})
 
     def answer(self, name, case, who):
-        """Nanoseconds, or None; a program that ends is left out from then on."""
+        """Returns nanoseconds, or None; a program that ends is left out from then on."""
         try:
             return self.there[name].time(case, who)
         except EOFError:
@@ -122,7 +122,7 @@ class Run:
             return None
 
     def answer_or_again(self, name, case, who):
-        """The same; a program that ends is started anew, once, for the other cells."""
+        """As `answer`; a program that ends is restarted once, for the other cells."""
         ns = self.answer(name, case, who)
         if name not in self.there and name not in self.failed:
             self.failed.add(name)
@@ -131,7 +131,7 @@ class Run:
         return ns
 
     def cell(self, column, program, case, who):
-        """Nanoseconds; None where there is no such cell, which is asked for once."""
+        """Returns nanoseconds; None if there is no such cell, which is then not tried again."""
         by_address = column.endswith("by address")
         if program not in self.there or (column, case) in self.nothing or (by_address and case not in BY_ADDRESS):
             return None
@@ -142,7 +142,7 @@ class Run:
         return ns
 
     def round(self, number):
-        """Times one cell after the other: a row for each that there is."""
+        """Times one cell after the other; yields a row for each that exists."""
         self.number = number
         for name in self.there:
             self.bind(name)
@@ -154,7 +154,7 @@ class Run:
                 yield {"round": number, "column": column, "case": case, "ns_per_op": ns}
 
     def end(self):
-        """Ends the programs; the names of all that failed."""
+        """Ends the programs; returns the names of all that failed."""
         for name, program in self.there.items():
             if program.end() != 0:
                 self.failed.add(name)

@@ -1,8 +1,8 @@
-//! What is counted: warm replays of recordings, and the loops of the hot path.
+//! The cases whose instructions are counted: warm replays of recordings, and the loops of the hot path.
 //!
-//! A case is a preparation and a round that may be repeated. What one operation costs is the difference
-//! between many rounds and few, over the operations in between: preparation and the first, cold round
-//! fall out of it.
+//! A case has a preparation and a round that may be repeated. The cost of one operation is the
+//! difference between many rounds and few, divided by the operations of the additional rounds. So the
+//! preparation and the first, cold round cancel out.
 
 #[cfg(feature = "count")]
 mod prepared;
@@ -10,7 +10,7 @@ mod prepared;
 #[cfg(feature = "count")]
 pub use prepared::Prepared;
 
-/// How often a case's round is repeated.
+/// How often the round of a case is repeated.
 #[derive(Clone, Copy, Debug)]
 pub enum Rounds {
     /// Twice.
@@ -20,7 +20,7 @@ pub enum Rounds {
 }
 
 impl Rounds {
-    /// The number.
+    /// Returns the number of rounds.
     #[must_use]
     pub const fn count(self) -> u32 {
         match self {
@@ -30,37 +30,37 @@ impl Rounds {
     }
 }
 
-/// Rounds between few and many.
+/// The difference between many rounds and few.
 pub const ROUNDS_BETWEEN: u32 = Rounds::Many.count() - Rounds::Few.count();
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]
 pub enum Case {
-    /// A recording of `tests/traces`, under the configuration that was recorded.
+    /// A recording in `tests/traces`, with the recorded configuration.
     Replay {
         /// The recording.
         name: &'static str,
-        /// Its requests and frees.
+        /// Number of its requests and frees.
         operations: u64,
     },
-    /// Allocate and free 512 bytes by handle, on one stream.
+    /// Allocates and frees 512 bytes with a handle, on one stream.
     Pair,
-    /// The same by address.
+    /// The same with the address.
     PairRaw,
-    /// The same through the handle that can be switched to another strategy.
+    /// The same with the handle that can be switched to another strategy.
     PairSwitchable,
-    /// The same under one layer.
+    /// The same with one layer.
     PairLayered {
-        /// As the table names it.
+        /// Its name in the table.
         name: &'static str,
         /// The layer.
         conf: &'static str,
     },
-    /// Replace one of 4,096 live blocks of mixed sizes.
+    /// Replaces one of 4,096 live blocks of mixed sizes.
     Mix,
-    /// Allocate 64 KiB, announce another stream, free.
+    /// Allocates 64 KiB, records a use by another stream, and frees.
     RecordStream,
-    /// Allocate and free 512 bytes on so many streams in turn.
+    /// Allocates and frees 512 bytes on this many streams in turn.
     Streams(u32),
 }
 
@@ -83,11 +83,11 @@ pub const CASES: [Case; 15] = [
     Case::Streams(128),
 ];
 
-/// Steps in a round of every case that is no replay.
+/// Steps per round of every case except replays.
 const STEPS: u32 = 8192;
 
 impl Case {
-    /// As the table names it.
+    /// Returns the name in the table.
     #[must_use]
     pub fn name(self) -> String {
         match self {
@@ -101,7 +101,7 @@ impl Case {
         }
     }
 
-    /// What a round is divided by: requests and frees of a replay, steps of everything else.
+    /// Returns the operations per round: requests and frees of a replay, steps of all others.
     #[must_use]
     pub fn operations(self) -> u64 {
         match self {

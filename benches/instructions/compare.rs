@@ -1,8 +1,8 @@
-//! Compares what valgrind counted with the figures that are kept: `compare KEPT < SUMMARIES`.
+//! Compares the instructions that valgrind counted with the stored figures: `compare KEPT < SUMMARIES`.
 //!
-//! Standard input is gungraun's output in JSON, one object a line. A case that takes more than 2 % more
-//! than its kept figure is a failure; one that takes 5 % less asks to be written down. With
-//! `STRATALLOC_WRITE_FIGURES` set the figures are written anew instead.
+//! Standard input is gungraun's output in JSON, one object per line. A case that takes more than 2 %
+//! more than its stored figure is a failure. For one that takes 5 % less, a message asks to store the
+//! new figure. With `STRATALLOC_WRITE_FIGURES` set, the figures are stored instead.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -14,7 +14,7 @@ use stratalloc_instructions::{CASES, ROUNDS_BETWEEN};
 const WORSE: f64 = 1.02;
 const BETTER: f64 = 0.95;
 
-/// The count of instructions somewhere inside a summary.
+/// Returns the number of instructions in a summary.
 fn instructions(value: &Value) -> Option<u64> {
     match value {
         Value::Object(fields) => match fields.get("Ir") {
@@ -26,7 +26,7 @@ fn instructions(value: &Value) -> Option<u64> {
     }
 }
 
-/// The first whole number inside: the new value, which stands before an old one.
+/// Returns the first whole number: the new value, which precedes the old one.
 fn first_number(value: &Value) -> Option<u64> {
     match value {
         Value::Number(number) => number.as_u64(),
@@ -38,7 +38,7 @@ fn first_number(value: &Value) -> Option<u64> {
     }
 }
 
-/// Instructions by the benchmark's id (`few_0`, `many_0`, ..).
+/// Returns the instructions by benchmark id (`few_0`, `many_0`, ..).
 fn counted(text: &str) -> Result<BTreeMap<String, u64>, String> {
     let mut all = BTreeMap::new();
     for summary in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
@@ -51,7 +51,7 @@ fn counted(text: &str) -> Result<BTreeMap<String, u64>, String> {
     Ok(all)
 }
 
-/// Instructions an operation, by case, to a tenth.
+/// Returns the instructions per operation, by case, rounded to a tenth.
 fn measured(text: &str) -> Result<Vec<(String, f64)>, String> {
     let all = counted(text)?;
     let of = |id: String| all.get(&id).copied().ok_or(format!("{id} was not counted"));

@@ -1,4 +1,4 @@
-//! Instructions of each case, counted by valgrind. `scripts/instructions.sh` runs it and compares.
+//! Counts the instructions of each case with valgrind. `scripts/instructions.sh` runs it and compares.
 
 use gungraun::Callgrind;
 use gungraun::prelude::*;
@@ -21,7 +21,7 @@ fn rounds(mut prepared: Prepared) -> Prepared {
 }
 
 library_benchmark_group!(name = cases, benchmarks = rounds);
-// Instructions alone: a model of caches takes as long again.
+// Instructions only: the simulation of caches would double the time.
 main!(
     config = LibraryBenchmarkConfig::default().tool(Callgrind::with_args(["--cache-sim=no"])),
     library_benchmark_groups = cases

@@ -1,4 +1,4 @@
-//! Each case, ready to run.
+//! Prepares each case.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use stratalloc::strategies::Strategy;
 
 use super::{Case, Rounds, STEPS};
 
-/// The memory of the device that the recordings come from.
+/// Memory of the device on which the recordings were made.
 const TOTAL_BYTES: u64 = 150_109_880_320;
 
 impl Case {
-    /// Everything up to the first round.
+    /// Runs everything before the first round.
     #[must_use]
     pub fn prepare(self, rounds: Rounds) -> Prepared {
         let steps = rounds.count() * STEPS;
@@ -94,7 +94,7 @@ impl Case {
 const FITS: &str = "cases fit the device";
 const LIVE: &str = "the block is live";
 
-/// A case that is ready to run.
+/// A prepared case.
 pub struct Prepared(Box<dyn FnMut()>);
 
 impl Prepared {
@@ -102,7 +102,7 @@ impl Prepared {
         Self(Box::new(rounds))
     }
 
-    /// All its rounds.
+    /// Runs all rounds.
     pub fn run(&mut self) {
         (self.0)();
     }
@@ -139,7 +139,7 @@ fn pair<A: DeviceAllocator>(allocator: &A, stream: StreamId) {
     allocator.free(block).expect(LIVE);
 }
 
-/// 4,096 live blocks, one of which is replaced at each step. Sizes and places come from a fixed
+/// 4,096 live blocks, one of which is replaced in each step. Sizes and places come from a fixed
 /// sequence: three of four blocks are at most 64 KiB, the others up to 64 MiB.
 struct Mix {
     blocks: Vec<Option<Allocation>>,

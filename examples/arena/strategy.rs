@@ -1,4 +1,5 @@
-//! The arena: each step takes memory front to back, and when its last block is freed the next begins anew.
+//! An arena: each step allocates memory from front to back; when its last block is freed, the next step
+//! starts.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +12,7 @@ struct Arena {
     start: u64,
     size_bytes: u64,
     blocks: Blocks,
-    /// Bytes that this step has taken. Locked while a block comes or goes.
+    /// Bytes allocated in this step. Locked while a block is allocated or freed.
     taken: Mutex<u64>,
 }
 
@@ -46,7 +47,7 @@ impl Drop for Arena {
     }
 }
 
-/// An arena whose steps take up to so many MiB.
+/// Builds an arena of `mib` MiB.
 pub(crate) fn arena(device: Arc<dyn Driver>, mib: u64) -> Constructed {
     let (start, size_bytes) = (device.allocate(mib << 20)?, mib << 20);
     let (blocks, taken) = (Blocks::new(|_, _| Ok(())), Mutex::new(0));
