@@ -1,4 +1,4 @@
-//! The cases whose instructions are counted: warm replays of recordings, and the loops of the hot path.
+//! Cases for counting instructions: warm replays of recordings, and the loops of the hot path.
 //!
 //! A case has a preparation and a round that may be repeated. The cost of one operation is the
 //! difference between many rounds and few, divided by the operations of the additional rounds. So the

@@ -29,7 +29,7 @@ struct Caller {
     chain: Vec<u32>,
     /// Library code that the innermost frame of `chain` called.
     library: Vec<u32>,
-    /// Whether the request came from autograd's engine and no frame shows more.
+    /// Whether the request was made by autograd's engine and no frame shows more.
     is_engine: bool,
     category: Category,
     /// The stack, if all frames count.

@@ -1,8 +1,9 @@
 //! The result of an advice: a setting is worth its cost, none is, or none can help.
 //!
 //! One rule decides, and all outputs follow it. A setting is worth its cost if it saves at least 2 % of
-//! the need, and its device calls take no larger share of the recorded time than the share of memory
-//! that it saves. If the recorded program fails under its limit, every setting under which it runs is
+//! the need, and if the share of the recorded time that its device calls take is at most the share of
+//! memory that it saves. If the recorded program fails under its limit, every setting under which it
+//! runs is worth its cost.
 //! worth its cost.
 
 use super::advice::{Advice, Tried};

@@ -122,7 +122,7 @@ impl Picture {
             text += &format!(". The largest free block has {} MiB", near(largest));
         }
         text.push('.');
-        // Memory kept by idle streams shows in the peak of reserved bytes.
+        // Memory that inactive streams keep shows in the peak of reserved bytes.
         if self.moment != Moment::PeakLive
             && let Some(more) = self.streams_apart(streams)
         {

@@ -102,7 +102,7 @@ pub(crate) fn tell_idle_keys(config: &Config, has_limit: bool) {
     }
 }
 
-/// Returns the given strings, or the environment's, or `backend:native`.
+/// Returns the strings in `given`, or the environment's, or `backend:native`.
 pub(crate) fn confs_or_default(given: &[String]) -> Result<Vec<(String, Config)>, BadConf> {
     if !given.is_empty() {
         let parsed = |text: &String| Ok((text.clone(), parse("--conf", text)?));

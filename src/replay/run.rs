@@ -471,7 +471,8 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         self.allocator.free(allocation).map_err(|error| ReplayError::Handle(error.reason))
     }
 
-    /// Frees live blocks and finishes all other streams' work, so that all passes are alike.
+    /// Frees live blocks and finishes all other streams' work, so that every pass starts from the same
+    /// state.
     fn free_survivors(&mut self) -> Result<(), ReplayError> {
         for at in 0..self.blocks.len() {
             if let Some(allocation) = self.blocks[at].take() {

@@ -45,7 +45,7 @@ pub struct Frame<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stacks {
     text: String,
-    /// Where each text ends; it begins where the previous one ends.
+    /// End of each text; its beginning is the end of the previous one.
     text_ends: Vec<u32>,
     frames: Vec<Numbers>,
     /// Frames of all stacks, one stack after the other.

@@ -94,7 +94,7 @@ pub(super) enum Group<'a> {
     Request {
         /// Completions and segment events.
         events: &'a [TraceEvent],
-        /// How many completions stand at the head of `events`.
+        /// How many completions are at the head of `events`.
         completions: usize,
         request: Option<&'a TraceEvent>,
     },

@@ -35,7 +35,7 @@ pub enum TraceError {
     Unknown {
         /// The file.
         file: String,
-        /// What the file starts with.
+        /// The beginning of the file.
         found: String,
     },
     /// The file holds more bytes than [`Limits`](super::Limits) allow.
@@ -53,7 +53,7 @@ pub enum TraceError {
         file: String,
         /// Offset of the opcode in the decoded bytes.
         at: u64,
-        /// What is wrong.
+        /// The problem.
         problem: PickleProblem,
     },
     /// The file is not JSON, is cut off, or is nested too deeply.
@@ -65,7 +65,7 @@ pub enum TraceError {
         at: u64,
         /// Position in the snapshot, such as `device_traces[0][17].size`.
         path: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// The file is well formed, but not a snapshot.
@@ -75,18 +75,18 @@ pub enum TraceError {
         file: String,
         /// Position in the snapshot, such as `device_traces[0][17].size`.
         path: String,
-        /// What was expected there and what was found.
+        /// The expected and the found value.
         mismatch: Mismatch,
     },
 }
 
-/// What was expected and what was found.
+/// An expected and a found value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found {found}")]
 pub struct Mismatch {
-    /// What the format requires.
+    /// The value that the format requires.
     pub expected: &'static str,
-    /// What the file contains.
+    /// The value in the file.
     pub found: String,
 }
 
@@ -123,7 +123,7 @@ pub enum PickleProblem {
     Stack {
         /// The opcode.
         opcode: &'static str,
-        /// What the opcode needs.
+        /// The values that the opcode needs.
         expected: &'static str,
     },
     /// A length below zero.
