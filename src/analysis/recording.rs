@@ -170,8 +170,8 @@ impl Recording {
         let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
         let settings = own.as_ref().map(|own| own.settings().clone()).unwrap_or_default();
         let mut failures = Failures::of(&trace, &settings, &figures);
-        // A full device is the limit only if other processes used it too, so that it ends below the
-        // recorded limit.
+        // A full device is the limit only if it had less than the recorded limit: other processes used
+        // it, too.
         failures.device_bytes =
             failures.device_bytes.filter(|bytes| is_set || limit.is_none_or(|l| *bytes < l.bytes));
         let exactly = |total_bytes, fraction| {

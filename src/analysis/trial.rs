@@ -160,7 +160,8 @@ pub(crate) fn watch(
 /// that do not exist yet are allocated first.
 pub(super) type Opened = (Strategy, Arc<Sim>, Vec<(u32, Allocation)>);
 
-/// Opens an allocator on its own device, with the memory from before the recording.
+/// Opens an allocator on its own device. It starts from the recorded layout if `room` is
+/// [`Room::Limited`] and the layout is known.
 pub(super) fn open_with_start(
     recording: &Recording,
     config: &Config,

@@ -54,7 +54,7 @@ enum Command {
     Advise(advise::Advise),
     /// Compare strategies on the same recordings.
     Compare(compare::Compare),
-    /// Write a page for the browser that shows how memory was used.
+    /// Write a page for a browser that shows how memory was used.
     Report(report::Report),
     /// Time the hot path, and the floors of this machine.
     Bench(bench::Bench),

@@ -5,6 +5,10 @@
 //! undoing a free adds a live one, and the same holds for segments. The result is the layout before the
 //! first event. Sizes of blocks that were freed later are not recorded; they follow from the requested
 //! bytes and from where the next block begins.
+//!
+//! A replay under the recorded configuration starts from that layout (`native/install`): its memory is
+//! allocated from the driver again, and blocks keep their places. Replays under other configurations, and
+//! searches for needs, start from the live blocks alone.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -39,7 +39,8 @@ use words::{AdviceData, NeedsData, PictureData};
 /// The largest size of a page, in bytes.
 pub(crate) const PAGE_BYTES: usize = 10_000_000;
 
-/// Recordings of more operations than this are searched for needs only on request.
+/// Recordings of more operations than this are searched for needs and replayed only on request; logs of
+/// requests are replayed once in any case.
 const OPERATIONS_SEARCHED: usize = 1_000_000;
 
 /// Options of a page.

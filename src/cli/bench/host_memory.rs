@@ -56,8 +56,8 @@ where
     Box::new(move |bytes| write_each_page(block(bytes).bytes()))
 }
 
-/// Returns other allocators, by name. Time them before this library's own cases: memory that those free
-/// stays in the C library, and would save it system calls.
+/// Returns other allocators, by name. Time them before this library's cases: memory freed by those stays
+/// in the C library, and would save the others system calls.
 pub(crate) fn others() -> Vec<(&'static str, Memory)> {
     #[cfg(not(feature = "mimalloc"))]
     tell("note: no rows of mimalloc: this program was built without the feature mimalloc");
