@@ -23,7 +23,7 @@ const NATIVE: [&str; 2] = [
     "backend:native,garbage_collection_threshold:0.9,per_process_memory_fraction:0.9",
 ];
 
-/// `pluggable` needs a user's library: set it in `ALLOC_CONF`.
+/// Returns the configurations. `pluggable` needs a user's library: set it in `ALLOC_CONF`.
 fn confs() -> Vec<String> {
     if let Ok(text) = std::env::var("ALLOC_CONF") {
         return vec![text];
@@ -65,7 +65,8 @@ fn cache_hit(criterion: &mut Criterion) {
     }
 }
 
-/// A pair with the history on: three entries and two clock reads. A clock read is timed separately.
+/// Times a pair with the history on: three entries and two clock reads. A clock read is timed
+/// separately.
 fn recording(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("recording/sim/backend:native");
     group.bench_function("clock", |bencher| bencher.iter(std::time::Instant::now));
@@ -91,7 +92,7 @@ fn below(functions: u32, what: &mut dyn FnMut()) {
     black_box(functions);
 }
 
-/// Cost of a request's stack, and of a walk over the stack alone, both below 30 frames.
+/// Times a request's stack, and a walk over the stack alone, both below 30 frames.
 fn stacks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("stacks/sim/backend:native");
     let strategy = build("backend:native", false);

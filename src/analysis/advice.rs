@@ -215,8 +215,8 @@ impl Advice {
         }
     }
 
-    /// Replays the recorded setting, the best ones and those that sentences name with other addresses,
-    /// and ranks them again. Repeats until each of these was replayed so.
+    /// Searches again with other addresses: the recorded setting, the best ones, and those that
+    /// sentences name. Repeats, because the ranks change, until all of these were searched so.
     fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
         loop {
             let recorded = self.tried.iter().position(|tried| tried.conf == self.recorded.conf);

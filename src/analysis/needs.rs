@@ -129,9 +129,9 @@ impl Need {
         self.all_orders || self.needs_bytes.is_none()
     }
 
-    /// Searches again on devices that assign rising and falling addresses and reuse none, unless that
-    /// was done. The largest need becomes the need, and the smallest the one with luck. Takes some 40
-    /// replays if the needs are equal, otherwise as long as [`search`](Self::search) each.
+    /// Searches again on devices that assign rising and falling addresses and reuse none; does nothing
+    /// if that was done before. The largest need becomes the need, and the smallest the one with luck.
+    /// Takes some 40 replays if the needs are equal, otherwise as long as [`search`](Self::search) each.
     ///
     /// # Errors
     ///

@@ -50,7 +50,8 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         let default = defaults.iter().find(|default| default.key == row.key);
         default.is_none_or(|default| default.value != row.value)
     };
-    // Keys in the string come first, in its order; then keys whose value follows from it.
+    // Keys of the string come first, in its order; then other keys that are set; then defaults that
+    // depend on them.
     rows.sort_by_key(|row| match row.origin {
         Origin::Text { at } => (0, at),
         Origin::Code | Origin::Earlier => (1, 0),

@@ -28,7 +28,8 @@ pub(crate) struct PoolRouting {
 }
 
 impl PoolRouting {
-    /// `total_bytes` is the memory of the recorded device; a reservation has nine eighths of it.
+    /// Finds the pools of a trace. `total_bytes` is the memory of the recorded device; a reservation has
+    /// nine eighths of it.
     pub(crate) fn of(trace: &Trace, total_bytes: u64) -> Self {
         let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
         let mut routing = Self { reserved_bytes, ..Self::default() };

@@ -148,7 +148,7 @@ pub(crate) struct Manner<'a> {
 }
 
 impl Default for Manner<'_> {
-    /// One pass without callbacks.
+    /// Returns one pass without callbacks.
     fn default() -> Self {
         Self { passes: 1, held: Vec::new(), begun: &|| (), look: &|_| (), progress: &|_| () }
     }

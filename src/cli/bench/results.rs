@@ -85,7 +85,8 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// With `json` each row is printed immediately; otherwise [`print`](Self::print) prints all.
+    /// Creates empty results. With `json` each row is printed immediately; otherwise
+    /// [`print`](Self::print) prints all.
     pub(super) fn new(json: bool) -> Self {
         Self { json, subjects: Vec::new(), lines: Vec::new() }
     }
