@@ -1,4 +1,4 @@
-//! Typed buffers: what they hold, what they refuse, and when their memory goes.
+//! Typed buffers: their contents, the calls that they refuse, and when their memory is freed.
 
 #[cfg(all(feature = "cudarc", target_os = "linux"))]
 mod cudarc;
@@ -169,7 +169,8 @@ fn foreign_memory_is_kept_and_never_freed() {
     handle.give(block);
 }
 
-/// CUDA has one address space for all memory; the device that stands in for it knows what is its own.
+/// The host device accepts only addresses of its own allocations; CUDA has one address space for all
+/// memory.
 #[cfg(target_os = "linux")]
 #[test]
 fn adopted_memory_of_the_program_is_refused_at_each_access() {

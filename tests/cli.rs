@@ -1,4 +1,4 @@
-//! The command line as a script sees it: fields, exit codes, carets, pipes.
+//! The command line as a script uses it: fields, exit codes, carets, pipes.
 
 mod advice;
 mod advise;
@@ -29,7 +29,7 @@ fn stratalloc() -> Command {
     unconfigured(env!("CARGO_BIN_EXE_stratalloc"))
 }
 
-/// How a run ended and what it printed.
+/// Exit code and output of a run.
 struct Ended {
     code: Option<i32>,
     stdout: String,
@@ -48,7 +48,7 @@ impl From<Output> for Ended {
 }
 
 impl Ended {
-    /// The only JSON object that it printed.
+    /// Returns the only JSON object that the run printed.
     #[track_caller]
     fn json(&self) -> Value {
         let parsed = serde_json::from_str(&self.stdout);
@@ -64,7 +64,7 @@ fn run(args: &[&str]) -> Ended {
     ended(stratalloc().args(args))
 }
 
-/// A run that succeeds.
+/// Runs a command that must succeed.
 #[track_caller]
 fn ok(args: &[&str]) -> Ended {
     let ended = run(args);
@@ -72,7 +72,7 @@ fn ok(args: &[&str]) -> Ended {
     ended
 }
 
-/// A run that ends with this code and an error that contains `words`.
+/// Runs a command that must exit with `code` and print an error that contains `words`.
 #[track_caller]
 fn fails(args: &[&str], code: i32, words: &str) -> Ended {
     let ended = run(args);
@@ -81,7 +81,7 @@ fn fails(args: &[&str], code: i32, words: &str) -> Ended {
     ended
 }
 
-/// The same as `run` with something on the standard input.
+/// Does the same as `run`, with `input` on the standard input.
 fn run_with(args: &[&str], input: &str) -> Ended {
     let mut command = stratalloc();
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -92,7 +92,8 @@ fn run_with(args: &[&str], input: &str) -> Ended {
     child.wait_with_output().expect("the program ends").into()
 }
 
-/// Recordings that are not shipped, with one of these endings: `STRATALLOC_RECORDINGS` names their folder.
+/// Returns the recordings with one of these endings from the folder that `STRATALLOC_RECORDINGS` names.
+/// They are not part of the package.
 fn recordings_from_elsewhere(endings: &[&str]) -> Vec<String> {
     let Some(folder) = std::env::var_os("STRATALLOC_RECORDINGS") else {
         eprintln!("skipped: STRATALLOC_RECORDINGS names no folder");
@@ -128,7 +129,8 @@ fn verify_prints_every_field_and_succeeds() {
     assert!(row["ns_per_op"].as_f64().unwrap() > 0.0);
 }
 
-/// Work of other streams is held back there as it is on the simulated device.
+/// Like the simulated device, the host device delays the work of other streams until the recording
+/// completes it.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_recording_of_several_streams_reserves_the_same_on_the_host() {
@@ -173,7 +175,7 @@ fn each_device_of_a_recording_is_told() {
     let one = replay(&["--recorded-device", "0"]);
     assert_eq!(allocations(&one), [("two".to_owned(), 1)]);
     assert_eq!(one.stderr, "");
-    // Statistics are one device's.
+    // Statistics belong to one device.
     let statistics = folder.path("statistics.json");
     let first = replay(&["--stats", &statistics]);
     assert_eq!(allocations(&first), [("two".to_owned(), 2)]);
@@ -204,7 +206,7 @@ fn statistics_have_pytorchs_keys() {
 
 #[test]
 fn a_bad_string_gets_a_caret_and_two() {
-    // The trace must exist for a command that reads it before the string.
+    // The trace exists, because some commands read it before they parse the configuration.
     let (path, bad) = (&trace("multistream.default"), "expandable_segmets:True");
     for args in [
         &["explain", bad][..],
@@ -340,7 +342,7 @@ fn keys_that_do_nothing_with_the_backend_are_named() {
     }
 }
 
-/// A limit that the command line sets is one.
+/// A limit set on the command line counts as a limit.
 #[test]
 fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
     let path = &trace("multistream.default");
@@ -359,7 +361,7 @@ fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
 fn explain_takes_no_built_in_backend_for_a_registered_one() {
     for stratalloc::registry::Backend { name, .. } in stratalloc::registry::BUILT_IN {
         let said = format!("backend:{name},per_process_memory_fraction:0.5");
-        // Nobody said which functions.
+        // `pluggable` fails because the string names no functions.
         let expected = if *name == "pluggable" { 2 } else { 0 };
         let Ended { code, stdout, .. } = run(&["explain", &said]);
         assert_eq!(code, Some(expected), "{name}");
@@ -375,7 +377,7 @@ fn compare_marks_the_best_and_prints_json() {
     assert_eq!(row["peak_reserved_bytes"], 2086u64 << 20);
 }
 
-/// The rows of a table by their first cell; the next cell is the need in MiB.
+/// Returns the rows of a table: the first cell, and the need in MiB from the second.
 fn needs_of(table: &str) -> Vec<(&str, f64)> {
     let cells = |line: &str| line.split_whitespace().nth(1).map(|cell| cell.replace('*', ""));
     let row = |line: &'_ str| cells(line).and_then(|cell| cell.parse().ok());
@@ -397,7 +399,7 @@ fn compare_ranks_by_need_and_shows_a_configuration_once() {
     assert!(table.contains("\nrecorded: (default) ") && !table.contains("waste"), "{table}");
 }
 
-/// Recordings whose names differ in numbers are ranks of one job; others are not summed.
+/// Recordings whose names differ only in numbers are ranks of one job. The others are listed one by one.
 #[test]
 fn the_largest_need_of_a_job_is_told_with_its_rank() {
     let folder = Folder::new("ranks");
@@ -431,7 +433,7 @@ fn a_limit_is_found_in_the_recording() {
     assert!(with_room["recorded_ooms"].as_u64().unwrap() > 0, "{with_room}");
     let limit = (&with_room["limit_bytes"], &with_room["limit_inferred"]);
     assert_eq!(limit, (&Value::Null, &false.into()));
-    // Without a word the limit is what the recording shows.
+    // Without an option the limit is inferred from the recording.
     let inferred = row(&[]);
     assert_eq!(inferred["ooms"], inferred["recorded_ooms"], "{inferred}");
     assert_eq!(inferred["limit_inferred"], true);
@@ -443,7 +445,7 @@ fn a_limit_is_found_in_the_recording() {
     let told = run(&["replay", path]).stdout;
     let words = ["limit: ", "--memory-fraction 1 turns it off"];
     assert!(words.iter().all(|words| told.contains(words)), "{told}");
-    // A device that is smaller than the recorded one is another: all of it may be used.
+    // A smaller device than the recorded one is a different device, so no limit is inferred.
     let other = row(&["--total-memory", "7516192768"]);
     assert_eq!((&other["ooms"], &other["limit_inferred"]), (&0.into(), &false.into()), "{other}");
     let as_it_was = row(&["--memory-fraction", "0.045", "--verify"]);

@@ -1,4 +1,4 @@
-//! `backend:cpu`: exact sizes, one map for all instances, and what happens without memory.
+//! `backend:cpu`: exact sizes, one address map for all instances, and behaviour when memory is short.
 
 mod instances;
 mod random;
@@ -11,7 +11,7 @@ use crate::common::prelude::*;
 
 const ANY: StreamId = StreamId::DEFAULT;
 
-/// The system with a count of what it gave out, and with as much memory as a test says.
+/// System memory with a limit that the test sets and a count of its allocations.
 #[derive(Debug)]
 struct Counted {
     memory: SystemMemory,
@@ -59,7 +59,7 @@ impl Source for Counted {
     }
 }
 
-/// A clock that tests set.
+/// Returns a clock that the test sets.
 fn hand_clock() -> (Arc<AtomicU64>, Clock) {
     let seconds = Arc::new(AtomicU64::new(0));
     let own = Arc::clone(&seconds);

@@ -1,8 +1,8 @@
-//! Threads hammer one allocator, on shared streams and on their own, and free each other's blocks.
+//! Many threads use one allocator, on shared streams and on their own, and free each other's blocks.
 //!
-//! `crowds/hammer.rs` is what each thread does; every block is claimed while it is held, so two
-//! holders of one byte are seen at once. When all threads rest, the laws of `common::law` hold and
-//! every counter equals its recount. `crowds/hooks.rs` has the callbacks and observers.
+//! `crowds/hammer.rs` has the work of each thread. Every block is claimed while it is live, so a byte
+//! allocated twice is detected at once. When no thread runs, the laws of `common::law` hold and every
+//! counter equals its recount. `crowds/hooks.rs` has the callbacks and observers.
 
 mod hammer;
 mod hooks;
@@ -15,7 +15,7 @@ use crate::common::meeting::Meeting;
 use crate::common::prelude::*;
 use hammer::{Scene, hammer_on};
 
-/// Threads on streams of their own never meet, except where they free each other's blocks.
+/// Threads on separate streams share no blocks, except where they free each other's.
 #[test]
 fn threads_on_their_own_streams_share_no_byte() {
     for threads in [2, 4] {
@@ -54,7 +54,7 @@ fn blocks_used_by_other_streams_come_back_only_when_a_background_thread_has_fini
     }
 }
 
-/// Everything at once on a device that is too small, where requests may fail.
+/// Runs all operations at once on a device that is too small, so that requests may fail.
 fn under_pressure(threads: usize, settings: Settings) {
     let mut scene = Scene::with_settings(160 * MIB, EventMode::Manual, 3, settings.clone());
     scene.crosses = true;
@@ -85,7 +85,7 @@ fn under_pressure(threads: usize, settings: Settings) {
                 8 => counters.reset_accumulated(),
                 9 if scene.resets_peaks => counters.reset_peaks(),
                 _ => {
-                    // Each heap is read at its own moment, so only single values make sense.
+                    // Each heap is read at a different moment, so only single values can be checked.
                     let told = counters.statistics();
                     assert!(told.reserved_bytes.all.current <= 160 << 20);
                     assert!(told.num_ooms >= 0 && told.allocation.all.peak >= 0);
@@ -202,13 +202,13 @@ fn overlapping_growth_never_passes_the_limit() {
     }
 }
 
-/// Two threads ask for a segment each at the same time. Returns how many were in the driver at
-/// once, how many were served, and what the device gave.
+/// Makes two threads allocate a segment each at the same time. Returns how many were in the driver at
+/// once, how many succeeded, and the bytes allocated on the device.
 fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, u64) {
     let machine = SimMachine::with_events(1 << 30, EventMode::Immediate);
     let meeting = match (unlocked, limit_bytes) {
         (true, None) => Meeting::of_two(),
-        // The second miss must not come: the first one only gives it the time to.
+        // The second miss must not reach the driver. The first one only gives it time to.
         _ => Meeting::of_one(20_000),
     };
     let driver = Arc::new(Intercepted::with(Arc::clone(&machine.0), meeting));

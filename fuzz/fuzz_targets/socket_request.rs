@@ -1,4 +1,4 @@
-//! Feeds whatever libFuzzer thinks of to the check of the same name.
+//! libFuzzer target: passes each input to the check of the same name in `tests/fuzz_checks`.
 
 #![no_main]
 

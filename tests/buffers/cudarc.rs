@@ -1,4 +1,4 @@
-//! Buffers in cudarc's hands, on a real device.
+//! Buffers that cudarc uses, on a real device.
 
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 use stratalloc::driver::Cuda;
@@ -14,11 +14,11 @@ fn handle(conf: &str) -> Option<(MutexGuard<'static, ()>, Handle)> {
     Some((alone, Handle::build(&config, cuda).expect("the device can")))
 }
 
-/// So much is filled so many times where work is to be long.
+/// Bytes that one fill writes, and fills in a row, where a stream must be busy for long.
 const SLOW_BYTES: usize = 256 << 20;
 const FILLS: usize = 40;
 
-/// What cudarc's own functions ask of a buffer.
+/// Requires of a buffer what cudarc's own functions require.
 fn takes_any<T>(source: &impl DevicePtr<T>, target: &mut impl DevicePtrMut<T>) -> (usize, usize) {
     (source.len(), target.num_bytes())
 }
@@ -33,7 +33,7 @@ fn cudarcs_copies_take_our_buffers() {
         let source = handle.cuda_from_slice(&values, &stream).unwrap();
         let mut target = handle.cuda_zeroed::<u32>(50_000, &stream).unwrap();
         assert_eq!(takes_any(&source, &mut target), (50_000, 200_000));
-        // On another stream, which cudarc orders behind ours.
+        // cudarc makes `side` wait for the work of our stream.
         side.memcpy_dtod(&source, &mut target).unwrap();
         assert_eq!(stream.clone_dtoh(&target).unwrap(), values);
         assert_eq!(stream.clone_dtoh(&target.as_view().slice(10..12)).unwrap(), [10, 11]);
@@ -112,7 +112,7 @@ fn a_buffer_changes_streams_in_order() {
         for round in 1..=5u8 {
             let source = handle.cuda_from_slice(&vec![round; N], &side).unwrap();
             (0..FILLS).for_each(|_| slow_own.view_mut().fill_zero().unwrap());
-            // The zeros come late, and before the copy all the same; then the copy does.
+            // The slow fills delay the zeroing and the copy. The zeroing must still run before the copy.
             let mut target = handle.zeroed::<u8>(N, own).unwrap().into_cuda(&side).unwrap();
             (0..FILLS).for_each(|_| side.memset_zeros(&mut slow).unwrap());
             side.memcpy_dtod(&source, &mut target).unwrap();
@@ -173,8 +173,8 @@ fn handle_config() -> &'static Config {
     CONFIG.get_or_init(|| config(CONFS[0]))
 }
 
-/// Stream-ordered calls leave the thread's context alone where the stream says by itself where it
-/// belongs, and mean the primary context's default stream whatever is current.
+/// Stream-ordered calls do not depend on the thread's current context: a created stream belongs to a
+/// context, and the default stream is that of the primary context.
 #[test]
 fn another_context_of_the_thread_is_in_nobodys_way() {
     let Some((_alone, handle)) = handle("backend:cudaMallocAsync") else { return };

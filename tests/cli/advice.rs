@@ -1,12 +1,12 @@
-//! What `advise` comes to, over all shipped recordings: no headline contradicts its table, a need has one
-//! value in all outputs, and a line to paste has only keys that the version of PyTorch has.
+//! Results of `advise` on all shipped recordings: no headline contradicts its table, a need has one
+//! value in all outputs, and a line to paste has only keys that the given version of PyTorch accepts.
 
 use super::made::{MIB, Made};
 use super::*;
 use crate::common::prelude::*;
 
-/// In the full size every shipped recording; otherwise some that are searched quickly: without a limit, and
-/// with one that settings help with.
+/// Returns all shipped recordings in the full size. Otherwise it returns three that are searched
+/// quickly: two without a limit, and one whose limit some settings help with.
 fn names() -> Vec<String> {
     let some = [SHORT, "2.12.1.default", "unet.frac045"];
     match runs(1) {
@@ -43,7 +43,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().unwrap_or_else(|| panic!("{value} is no list"))
 }
 
-/// Checks that a headline agrees with what was tried.
+/// Checks that the headline agrees with the table of settings that were tried.
 fn agrees(name: &str, told: &Value) {
     let (sentence, set) = (word(&told["sentence"]), list(&told["set"]));
     let tried = list(&told["tried"]);
@@ -82,7 +82,7 @@ fn agrees(name: &str, told: &Value) {
     }
 }
 
-/// The need of the recorded configuration in the data of a page.
+/// Returns the need of the recorded configuration from the data of a page.
 fn need_on_page(page: &str) -> u64 {
     let [data] = &super::report::recordings(page)[..] else { panic!("one recording") };
     let rows = list(&data["needs"]["rows"]);
@@ -92,7 +92,8 @@ fn need_on_page(page: &str) -> u64 {
 
 const VERSIONS: [&str; 7] = ["2.4", "2.6", "2.8", "2.10", "2.11", "2.13", "2.15"];
 
-/// What is searched of a recording: all settings in the full size, and of a short recording.
+/// Returns the options of the search: all settings in the full size or for a short recording, else
+/// `--quick`.
 fn search_of(name: &str) -> &'static [&'static str] {
     let is_short = name == SHORT;
     if runs(1) > 1 || is_short { &[] } else { &["--quick"] }
@@ -100,8 +101,8 @@ fn search_of(name: &str) -> &'static [&'static str] {
 
 const SHORT: &str = "cudagraph.default";
 
-/// Checks that the line to paste has only keys that this version has, and returns how many strings with the
-/// newest key were tried for PyTorch's own allocator.
+/// Checks that the line to paste has only keys that this version accepts. Returns how many
+/// configurations of PyTorch's own allocator with the newest key were tried.
 fn has_keys_of(version: &str, name: &str, told: &Value) -> usize {
     assert_eq!(told["torch"], version);
     for set in list(&told["set"]) {
@@ -120,7 +121,8 @@ fn has_keys_of(version: &str, name: &str, told: &Value) -> usize {
     list(&told["tried"]).iter().filter(is_new).count()
 }
 
-/// Each once, for the oldest version. The quick settings unless the recording is short.
+/// Runs each recording once, with the oldest version, and with the quick settings unless the recording
+/// is short.
 #[test]
 fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
     let folder = Folder::new("advice");
@@ -139,7 +141,7 @@ fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
         let compared = json(&["compare", path, "--conf", &conf, "--json"]);
         assert_eq!(&compared["needs_bytes"], needs, "{name}");
         if search.is_empty() {
-            // A page searches again: others in the full size.
+            // `report` repeats the search. All recordings are checked only in the full size.
             ok(&["report", path, "--torch", version, "-o", &page]);
             let page = std::fs::read_to_string(&page).unwrap();
             assert_eq!(need_on_page(&page), bytes(needs), "{name}");
@@ -183,7 +185,7 @@ fn the_version_is_named_beside_the_line_and_its_absence_with_the_option() {
     }
 }
 
-/// A key that the version lacks is not compared unless the caller chose it.
+/// A key that the version lacks is compared only if it was requested explicitly.
 #[test]
 fn compare_has_only_keys_of_the_version() {
     let path = &trace(SHORT);
@@ -208,7 +210,7 @@ fn the_version_is_taken_from_a_recording_that_shows_it() {
     assert_eq!(told["torch"], "2.12");
     let not_shown = told["not_shown"].to_string();
     assert!(!not_shown.contains("version"), "{not_shown}");
-    // Its configuration has a key of 2.6.
+    // The recorded configuration has a key of PyTorch 2.6.
     let path = &trace("unet.frac045");
     let told = json(&["advise", "--quick", "--json", path]);
     assert_eq!((&told["torch"], &told["not_shown"]), (&"2.6".into(), &Value::Array(Vec::new())));

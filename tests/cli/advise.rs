@@ -1,4 +1,4 @@
-//! What to set, why, and who holds the memory: `advise` as a script and as a person sees it.
+//! `advise`: the setting to use, the reason, and the stacks that hold the memory, as JSON and as text.
 
 use super::made::{MIB, Made};
 use super::*;
@@ -21,7 +21,7 @@ fn the_setting_that_needs_least_is_named_and_runs_there() {
     let tried = said["tried"].as_array().unwrap();
     assert!(tried.iter().all(|tried| number(&tried["needs_bytes"]) >= needs));
 
-    // What it says was replayed, and can be again.
+    // The best setting was replayed, and replaying it again gives the same result.
     let conf = best["conf"].as_str().unwrap();
     let total = needs.to_string();
     let row = run(&["replay", path, "--conf", conf, "--total-memory", &total, "--json"]).json();
@@ -56,7 +56,8 @@ fn causes_add_up_to_what_was_recorded() {
     assert_eq!(causes["moment"], "peak of live bytes");
 }
 
-/// Two places of a program that keep blocks, one with a name that speaks to terminals.
+/// Returns a recording with two call stacks that keep blocks. One function name contains terminal escape
+/// sequences.
 fn recording_with_stacks() -> String {
     let frames = |function: &str, line: u32| {
         format!(
@@ -92,8 +93,8 @@ fn holders_are_told_by_the_users_own_frame_and_cannot_speak_to_the_terminal() {
     assert!(!stdout.contains('\u{1b}'), "{stdout:?}");
 }
 
-/// A recording with C++ stacks that begins when two blocks of 40 MiB live. Then 24 layers keep a block each.
-/// Stacks of the same code differ in frames of the interpreter.
+/// Returns a recording with C++ stacks that begins with two live blocks of 40 MiB. Then each of 24
+/// layers allocates a block and keeps it. Stacks of the same code differ in frames of the interpreter.
 pub(super) fn recording_that_begins_late() -> String {
     let frame = |file: &str, line: u32, name: &str| {
         format!(r#"{{"filename":"{file}","line":{line},"name":"{name}"}}"#)

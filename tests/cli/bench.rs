@@ -1,4 +1,4 @@
-//! `bench` as scripts and people see it.
+//! `bench`: its JSON and its text.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;

@@ -1,10 +1,10 @@
-//! Files: what is read, what may not be written over it, and how names are shown.
+//! Files: which formats are read, which files are never overwritten, and how names are printed.
 
 use std::path::Path;
 
 use super::*;
 
-/// A recording of one request for each device that has one, made with this configuration.
+/// Returns a recording with one request for each device marked `true`, and with this configuration.
 fn recording(devices: &[bool], conf: &str) -> String {
     let event = r#"{"action":"alloc","addr":4096,"size":512,"stream":0}"#;
     let lists: Vec<_> = devices.iter().map(|has| if *has { event } else { "" }).collect();
@@ -46,7 +46,7 @@ fn a_recording_is_not_overwritten_whatever_it_is_called() {
     ok(&["replay", &keep, "--stats", &fresh]);
 }
 
-/// Recordings come from anybody.
+/// Recordings may come from untrusted sources.
 #[test]
 fn what_a_recording_says_of_its_configuration_writes_no_file_and_loads_no_code() {
     let folder = Folder::new("hostile");
@@ -100,7 +100,7 @@ fn a_recording_of_nothing_is_refused_and_says_what_may_be_missing() {
     }
     let log = folder.file("log.csv", "Thread,Time,Action,Pointer,Size,Stream\n");
     fails(&["replay", &log], 1, "holds no requests");
-    // Blocks that live can be taken, though nobody knows how they came.
+    // The recording has live blocks without their allocations. It is replayed with a note.
     let output = run(&["replay", &folder.file("live.json", &block("active_allocated"))]);
     let told = &output.stderr;
     assert_eq!(output.code, Some(0), "{told}");

@@ -1,10 +1,10 @@
-//! The commands of the guide, as they stand on its pages.
+//! The commands in the pages of the guide.
 
 use std::path::Path;
 
 use super::*;
 
-/// The lines of a page's shell blocks that call the program.
+/// Returns the lines of a page's shell blocks that run the program.
 fn commands(page: &str) -> Vec<String> {
     let blocks = page.split("\n```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
     let lines = blocks.flat_map(str::lines).filter(|line| line.starts_with("stratalloc "));

@@ -1,9 +1,11 @@
-//! Recordings of programs that ran out of memory: what limited them, and which setting would have helped.
+//! Recordings of programs that ran out of memory: the limit that applied, and the settings that would
+//! have helped.
 
 use super::made::{MIB, Made};
 use super::*;
 
-/// 40 segments of 20 MiB, a quarter of each live; then a request of 300 MiB fails.
+/// Returns a recording with 40 segments of 20 MiB, a quarter of each live, and then a request of 300 MiB
+/// that fails.
 fn fragmented(device_free_bytes: u64) -> String {
     let mut made = Made::default();
     let segment = |at: u64| 0x7f00_0000_0000 + at * 32 * MIB;
@@ -18,7 +20,7 @@ fn fragmented(device_free_bytes: u64) -> String {
     made.json()
 }
 
-/// A block of 100 MiB lives; then a request of 500 MiB fails.
+/// Returns a recording with one live block of 100 MiB, and then a request of 500 MiB that fails.
 fn one_block(device_free_bytes: u64) -> String {
     let mut made = Made::default();
     made.segment(0x7f00_0000_0000, 100 * MIB);
@@ -27,7 +29,7 @@ fn one_block(device_free_bytes: u64) -> String {
     made.json()
 }
 
-/// The only JSON object that a command prints.
+/// Returns the only JSON object that a command prints.
 fn printed(args: &[&str]) -> Value {
     ok(&[args, &["--json"]].concat()).json()
 }
@@ -56,7 +58,7 @@ fn a_full_device_limits_to_what_was_reserved_and_free() {
     }
     let row = printed(&["replay", "--verify", &folder.path("one.json")]);
     assert_eq!((&row["limit_bytes"], &row["ooms"]), (&(550 * MIB).into(), &1.into()), "{row}");
-    // A setting that needs less than the full device had is named as one that would have helped.
+    // `advise` names a setting with which the program would have run on the full device.
     let file = folder.path("fragmented.json");
     let told = run(&["advise", &file]).stdout;
     let runs = "Under the limit of 1,000 MiB, where 1 request failed when it was recorded, it runs";

@@ -1,4 +1,4 @@
-//! Needs that depend on the addresses that a device gives out.
+//! Needs that depend on the addresses that a device returns.
 
 use stratalloc::analysis::{Memory, Need, Recording, SearchOptions};
 use stratalloc::driver::{Recorded, RecordedAddresses};
@@ -9,9 +9,9 @@ use super::made::{MIB, Made};
 use super::{Folder, run};
 use crate::common::prelude::*;
 
-/// `+BYTES` is a request on the default stream, `+BYTES@7` one on stream 7, `-N` frees the block of request
-/// N. Shrunk from 800 random requests: which of two free segments the last requests use depends on
-/// addresses.
+/// `+BYTES` is a request on the default stream, `+BYTES@7` one on stream 7; `-N` frees the block of
+/// request N. Shrunk from 800 random requests: addresses decide which of two free segments the last
+/// requests use.
 const REQUESTS: &str = include_str!("luck.txt");
 
 fn trace() -> Trace {
@@ -34,7 +34,8 @@ fn trace() -> Trace {
     Trace { events, ..Trace::default() }
 }
 
-/// Whether it runs on a device that gives its segments addresses in a random order.
+/// Returns whether the recording runs on a device of `bytes` whose segments get addresses in a random
+/// order.
 fn fits_in_random_order(recording: &Recording, config: &Config, bytes: u64, seed: u64) -> bool {
     let mut dice = Dice::new(seed);
     let mut segments: Vec<u64> = (1..=200).map(|at| at << 30).collect();
@@ -70,7 +71,7 @@ fn no_order_of_addresses_needs_more_than_the_need() {
     assert!((1..orders.count()).contains(&lucky), "some orders are lucky: {lucky}");
 }
 
-/// Settings that are printed are checked, and only those.
+/// Other orders of addresses are tried only for the settings that are printed.
 #[test]
 fn a_need_that_depends_on_addresses_is_printed_with_both_numbers() {
     let mut made = Made::default();

@@ -1,4 +1,4 @@
-//! Recordings that a test writes itself, as PyTorch writes them in JSON.
+//! Recordings written by a test, in the JSON that PyTorch writes.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ pub(super) const MIB: u64 = 1 << 20;
 #[derive(Default)]
 pub(super) struct Made {
     entries: Vec<String>,
-    /// Size and stream by address.
+    /// Size and stream of each segment by address.
     segments: BTreeMap<u64, (u64, u64)>,
     /// Sizes of live blocks by address.
     live: BTreeMap<u64, u64>,
@@ -17,79 +17,79 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// One of a program with this configuration.
+    /// Returns an empty recording of a program with this configuration.
     pub(super) fn with_conf(conf: &'static str) -> Self {
         Self { conf, ..Self::default() }
     }
 
-    /// What follows happens on this stream.
+    /// Sets the stream of the following entries.
     pub(super) fn on_stream(&mut self, stream: u64) {
         self.stream = stream;
     }
 
-    /// An entry with any action.
+    /// Adds an entry with any action.
     pub(super) fn entry(&mut self, action: &str, address: u64, bytes: u64) {
         let place = format!(r#""addr":{address},"size":{bytes},"stream":{}"#, self.stream);
         let time_us = self.entries.len() + 1000;
         self.entries.push(format!(r#"{{"action":"{action}",{place},"time_us":{time_us}}}"#));
     }
 
-    /// A text that the program attaches to a block.
+    /// Adds a text that the program attaches to a block.
     pub(super) fn annotate(&mut self, address: u64, bytes: u64, text: &str) {
         self.entries.push(format!(
             r#"{{"action":"annotate","addr":{address},"size":{bytes},"stream":0,"user_metadata":"{text}"}}"#
         ));
     }
 
-    /// A new segment.
+    /// Adds a new segment.
     pub(super) fn segment(&mut self, address: u64, bytes: u64) {
         self.entry("segment_alloc", address, bytes);
         self.segments.insert(address, (bytes, self.stream));
     }
 
-    /// A segment that is released.
+    /// Adds the release of a segment.
     pub(super) fn release(&mut self, address: u64) {
         let (bytes, _) = self.segments.remove(&address).expect("there is such a segment");
         self.entry("segment_free", address, bytes);
     }
 
-    /// A request that is served.
+    /// Adds a request that succeeds.
     pub(super) fn alloc(&mut self, address: u64, bytes: u64) {
         self.entry("alloc", address, bytes);
         self.live.insert(address, bytes);
     }
 
-    /// The same with more fields of the entry.
+    /// Adds a request that succeeds, with more fields in its entry.
     pub(super) fn alloc_with(&mut self, address: u64, bytes: u64, more: &str) {
         self.alloc(address, bytes);
         let entry = self.entries.last_mut().expect("that of the request");
         entry.insert_str(entry.len() - 1, more);
     }
 
-    /// What happened so far happened before the recording began.
+    /// Removes all entries so far, as if they had happened before the recording began.
     pub(super) fn forget_entries(&mut self) {
         self.entries.clear();
     }
 
-    /// A block that is freed at once.
+    /// Adds a free that completes at once.
     pub(super) fn free(&mut self, address: u64, bytes: u64) {
         self.entry("free_requested", address, bytes);
         self.entry("free_completed", address, bytes);
         self.live.remove(&address);
     }
 
-    /// A block that is freed while other streams use it.
+    /// Adds the free of a block that other streams still use.
     pub(super) fn wait_for_other_streams(&mut self, address: u64, bytes: u64) {
         self.entry("free_requested", address, bytes);
     }
 
-    /// Other streams have ended with a block that was freed.
+    /// Adds the completion of such a free.
     pub(super) fn complete(&mut self, address: u64, bytes: u64) {
         self.entry("free_completed", address, bytes);
         self.live.remove(&address);
     }
 
-    /// A request that fails.
+    /// Adds a request that fails.
     pub(super) fn out_of_memory(&mut self, bytes: u64, device_free_bytes: u64) {
         self.entries.push(format!(
             r#"{{"action":"oom","device_free":{device_free_bytes},"size":{bytes},"stream":{}}}"#,
@@ -97,8 +97,8 @@ impl Made {
         ));
     }
 
-    /// The snapshot. Blocks of a segment are whole multiples of 512 bytes, and what is free is one block
-    /// between live ones.
+    /// Returns the snapshot. The sizes of live blocks are multiples of 512 bytes, and each gap between
+    /// two live blocks is one free block.
     pub(super) fn json(&self) -> String {
         let segments = self.segments.iter().map(|(at, of)| self.segment_json(*at, *of));
         let segments: Vec<_> = segments.collect();

@@ -1,4 +1,4 @@
-//! Recordings of newer versions, and errors that name the file of a recording.
+//! Recordings of newer versions of PyTorch, and errors that name the recording's file.
 
 use super::made::{MIB, Made};
 use super::*;

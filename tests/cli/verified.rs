@@ -1,4 +1,4 @@
-//! What `replay --verify` reads out of recordings of programs that were short of memory.
+//! `replay --verify` on recordings of programs that were short of memory.
 
 use super::made::{MIB, Made};
 use super::*;
@@ -9,7 +9,7 @@ fn verified(file: &str, set: &[&str]) -> Value {
     run(&[&["replay", "--verify", "--json", file], set].concat()).json()
 }
 
-/// Checks that no decision differs, and how often the cache was emptied by a request and by a call.
+/// Checks that no decision differs, and how often a retry and a call of `empty_cache` emptied the cache.
 #[track_caller]
 fn is_exact(row: &Value, retries: u64, calls: u64) {
     assert_eq!(row["first_mismatch"], Value::Null, "{row}");
@@ -17,13 +17,13 @@ fn is_exact(row: &Value, retries: u64, calls: u64) {
     assert_eq!(found, (&retries.into(), &calls.into()), "{row}");
 }
 
-/// Limit 1,000 MiB; the collector is due from 500 MiB on.
+/// The limit is 1,000 MiB. Garbage collection starts at 500 MiB.
 #[test]
 fn an_empty_cache_differs_from_a_collection_in_what_it_releases() {
     let folder = Folder::new("collected");
     let conf = "garbage_collection_threshold:0.5";
     let set = ["--total-memory", "2000MiB", "--memory-fraction", "0.5"];
-    // The collector releases the old segment, an explicit call both.
+    // Garbage collection releases only the old segment; an explicit call releases both.
     for (name, young_goes, calls) in [("own.json", false, 0), ("call.json", true, 1)] {
         let mut made = Made::with_conf(conf);
         let (old, young) = (BASE, BASE + 512 * MIB);
@@ -33,7 +33,7 @@ fn an_empty_cache_differs_from_a_collection_in_what_it_releases() {
         }
         made.free(old, 100 * MIB);
         made.free(young, 120 * MIB);
-        // Each search makes the segment older that it does not use.
+        // Each request that does not use a free block makes it older.
         for _ in 0..8 {
             made.alloc(young, 110 * MIB);
             made.free(young, 110 * MIB);
@@ -59,7 +59,7 @@ fn a_retry_on_a_full_device_is_no_empty_cache() {
     made.segment(BASE + 1024 * MIB, 300 * MIB);
     made.alloc(BASE + 1024 * MIB, 300 * MIB);
     made.free(BASE, 600 * MIB);
-    // 100 MiB are free. The new segment lies where the old one was.
+    // 100 MiB are free. The new segment gets the address of the old one.
     made.release(BASE);
     made.segment(BASE, 650 * MIB);
     made.alloc(BASE, 650 * MIB);
@@ -67,12 +67,13 @@ fn a_retry_on_a_full_device_is_no_empty_cache() {
     let file = folder.file("retried.json", &made.json());
     let row = verified(&file, &["--total-memory", "1000MiB"]);
     is_exact(&row, 1, 0);
-    // With more memory the release is no request's own.
+    // With more memory no request needs the release, so it is an `empty_cache`.
     let row = verified(&file, &["--total-memory", "2000MiB"]);
     is_exact(&row, 0, 1);
 }
 
-/// A block of another stream's completes, so it fits; but it completed when the request had waited for it.
+/// A block used by another stream completes and would then fit. It completed only while the request
+/// waited for it.
 #[test]
 fn a_request_that_waits_for_events_does_not_search_again() {
     let mut made = Made::default();
@@ -94,7 +95,8 @@ fn a_request_that_waits_for_events_does_not_search_again() {
     is_exact(&row, 1, 0);
 }
 
-/// An allocator that waits for all events goes from stream to stream in an order that nothing shows.
+/// An allocator that waits for all events visits the streams in an order that the recording does not
+/// show.
 #[test]
 fn events_that_are_waited_for_complete_in_any_order() {
     for flipped in [false, true] {

@@ -1,8 +1,8 @@
-//! What is said: where it goes when nobody can read it, and in which words.
+//! Messages: where they go when the output cannot be written, and their wording.
 
 use super::*;
 
-/// The outcome is told by the exit code, whoever can read the words.
+/// The exit code is the same whether or not the output can be written.
 #[cfg(target_os = "linux")]
 #[test]
 fn streams_that_cannot_be_written_change_no_exit_code_into_a_panic() {

@@ -1,4 +1,4 @@
-//! Devices that tests build bare, wrap as they like, and ask at the end what is still out.
+//! Devices that tests build bare, wrap, and inspect at the end for leaked objects.
 
 use std::sync::Arc;
 
@@ -8,23 +8,23 @@ use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 use stratalloc::driver::{Driver, FaultPlan, Faulty, Held, Sim};
 use stratalloc::error::DriverErrorKind;
 
-/// A device that can say what it has given out.
+/// A device that reports which of its objects are still allocated.
 pub(crate) trait Base: Driver + Sized + 'static {
     fn with_bytes(total_bytes: u64) -> Self;
     fn finish_all(&self);
     fn held(&self) -> Held;
-    /// How often somebody waited for work so far; `None` when the device does not count.
+    /// Returns how many calls have waited for work so far; `None` when the device does not count them.
     fn waits(&self) -> Option<u64> {
         None
     }
-    /// Bytes that it has given out.
+    /// Returns the bytes allocated on the device.
     fn used_bytes(&self) -> u64 {
         let info = self.memory_info().expect("the device works");
         info.total_bytes - info.free_bytes
     }
 }
 
-/// Another device whose calls can fail, but not those of a test's own questions.
+/// A device whose calls can fail. The calls of this trait go to the inner device and do not fail.
 impl<D: Base> Base for Faulty<Arc<D>> {
     fn with_bytes(total_bytes: u64) -> Self {
         Self::new(Arc::new(D::with_bytes(total_bytes)))
@@ -97,9 +97,9 @@ impl Base for super::gpu::Gpu {
     }
 }
 
-/// Calls that fail on purpose.
+/// A device whose calls can be made to fail.
 pub(crate) trait Breaks {
-    /// Lets the `at`-th call from now on fail, or of all calls named `only`.
+    /// Makes the `at`-th call from now on fail, counting all calls or only those named `only`.
     fn fail_call(&self, at: u64, only: Option<&'static str>);
 }
 

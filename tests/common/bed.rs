@@ -1,4 +1,4 @@
-//! A device with an allocator on it, and what tests do to any allocator.
+//! A device with an allocator on it, and helpers that work with any allocator.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use stratalloc::switch::Switchable;
 use super::base::Base;
 use super::law;
 
-/// Both kinds of segments.
+/// Configurations for both kinds of segments.
 pub(crate) const BOTH: [&str; 2] = ["", "expandable_segments:True"];
 
 /// Bytes of a device that no test fills.
@@ -34,7 +34,7 @@ pub(crate) const HOME: StreamId = StreamId::DEFAULT;
 pub(crate) const SIDE: StreamId = StreamId(0x40);
 pub(crate) const FAR: StreamId = StreamId(0x80);
 
-/// The capabilities of an allocator that must have them, and requests that must succeed.
+/// Access to capabilities that the allocator must have, and requests that must succeed.
 pub(crate) trait Tested: DeviceAllocator {
     #[track_caller]
     fn caching(&self) -> &dyn Caching {
@@ -86,7 +86,7 @@ pub(crate) trait Tested: DeviceAllocator {
         self.control().recording.expect("it records a history")
     }
 
-    /// The current statistics.
+    /// Returns the current statistics.
     #[track_caller]
     fn stats(&self) -> Statistics {
         self.counters().statistics()
@@ -120,7 +120,7 @@ pub(crate) trait Tested: DeviceAllocator {
         }
     }
 
-    /// The report of a request that must run out of memory.
+    /// Returns the report of a request that must run out of memory.
     #[track_caller]
     fn fail(&self, bytes: u64, stream: StreamId) -> OutOfMemory {
         match self.ask(bytes, stream) {
@@ -134,7 +134,7 @@ pub(crate) trait Tested: DeviceAllocator {
         self.free(block).expect("the block is live");
     }
 
-    /// How often an observer hears from now on that a request ran out of memory.
+    /// Adds an observer and returns its count of requests that ran out of memory.
     fn ooms_told(&self) -> Arc<AtomicUsize> {
         let told = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&told);
@@ -144,7 +144,7 @@ pub(crate) trait Tested: DeviceAllocator {
         told
     }
 
-    /// A new private pool.
+    /// Creates a private pool.
     #[track_caller]
     fn pool(&self) -> MemoryPool<'_> {
         MemoryPool::new(self.private_pools(), PoolOptions::default()).expect("its id is new")
@@ -158,7 +158,7 @@ pub(crate) trait Tested: DeviceAllocator {
 
 impl<A: DeviceAllocator + ?Sized> Tested for A {}
 
-/// An allocator that a configuration names. A strategy finds its blocks by their bare addresses.
+/// An allocator that can be built from a configuration. A strategy supports frees by address.
 pub(crate) trait Built: DeviceAllocator + Sized {
     fn built(config: &Config, driver: Arc<dyn Driver>) -> Self;
 }
@@ -182,19 +182,19 @@ impl Built for MallocAsyncAllocator {
     }
 }
 
-/// Does something on a thread of its own.
+/// Runs `work` on a new thread.
 #[track_caller]
 pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(work).join().expect("it does not panic"))
 }
 
-/// The configuration that a text names.
+/// Parses a configuration string.
 #[track_caller]
 pub(crate) fn config(conf: &str) -> Config {
     Config::parse(conf, &registry::key_table()).expect(conf)
 }
 
-/// A device and an allocator on it, which can be used through the bed.
+/// A device and an allocator on it. Dereferences to the allocator.
 #[derive(Debug)]
 pub(crate) struct BedOn<D, A = Strategy> {
     pub(crate) device: Arc<D>,
@@ -204,7 +204,7 @@ pub(crate) struct BedOn<D, A = Strategy> {
 /// The same on the simulated device.
 pub(crate) type Bed = BedOn<Sim>;
 
-/// A bed for each kind of segments, one after the other.
+/// Returns one bed for each kind of segments.
 pub(crate) fn beds(total_bytes: u64) -> impl Iterator<Item = Bed> {
     BOTH.into_iter().map(move |conf| Bed::new(total_bytes, conf))
 }
@@ -218,14 +218,14 @@ impl<D, A> Deref for BedOn<D, A> {
 }
 
 impl<D: Base, A: Built> BedOn<D, A> {
-    /// An allocator on a new device of `total_bytes`, whose work finishes when a test demands it or when
-    /// a call waits for it.
+    /// Creates an allocator on a new device of `total_bytes`. Work on the device finishes when the test
+    /// completes it or a call waits for it.
     #[track_caller]
     pub(crate) fn new(total_bytes: u64, conf: &str) -> Self {
         Self::of(total_bytes, &config(conf))
     }
 
-    /// The same with settings instead of a text.
+    /// Creates the same from settings instead of a string.
     pub(crate) fn with(total_bytes: u64, settings: Settings) -> Self {
         Self::of(total_bytes, &Config::from_settings(settings))
     }
@@ -236,7 +236,7 @@ impl<D: Base, A: Built> BedOn<D, A> {
         Self { device, allocator }
     }
 
-    /// Bytes that the device has given out.
+    /// Returns the bytes allocated on the device.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.device.used_bytes()
     }
@@ -245,7 +245,7 @@ impl<D: Base, A: Built> BedOn<D, A> {
         self.device.create_stream().expect("the device has streams")
     }
 
-    /// An event behind all work of a stream so far.
+    /// Records a new event on a stream.
     pub(crate) fn mark(&self, stream: StreamId) -> EventId {
         let event = self.device.create_event().expect("the device has events");
         self.device.record_event(event, stream).expect("it takes work");
@@ -259,7 +259,7 @@ impl<D: Base, A: Built> BedOn<D, A> {
         self.device.destroy_event(event).expect("it exists");
     }
 
-    /// Uses a block on another stream than its own.
+    /// Uses a block on a stream other than its own.
     #[track_caller]
     pub(crate) fn work(&self, block: &Allocation, stream: StreamId) {
         self.record(block, stream);
@@ -284,7 +284,7 @@ impl<D: Base, A: Built> BedOn<D, A> {
         self.private_pools().pool_layout(pool).expect("it exists")
     }
 
-    /// Size and state of every block of a pool, in address order.
+    /// Returns size and state of every block of a pool, in address order.
     pub(crate) fn blocks_of(&self, pool: PoolId) -> Vec<(u64, BlockStateName)> {
         let layout = self.layout_of(pool);
         let blocks = layout.iter().flat_map(|segment| &segment.blocks);
@@ -295,7 +295,7 @@ impl<D: Base, A: Built> BedOn<D, A> {
         self.caching().layout()
     }
 
-    /// Sizes of all segments, ascending.
+    /// Returns the sizes of all segments in ascending order.
     pub(crate) fn segment_sizes(&self) -> Vec<u64> {
         let mut sizes: Vec<_> = self.layout().iter().map(|segment| segment.size_bytes).collect();
         sizes.sort_unstable();
@@ -323,11 +323,11 @@ impl<D: Base> BedOn<D> {
         self.allocator.engine().expect("it was built on the engine")
     }
 
-    /// Checks every law of `law`; returns the layout.
+    /// Checks every law of `law` and returns the layout.
     ///
     /// # Errors
     ///
-    /// The first that does not.
+    /// The first law that does not hold.
     pub(crate) fn checked(&self) -> Result<Vec<SegmentLayout>, String> {
         law::check_all(self.engine(), self.used_bytes() - self.engine().unreleased_bytes())
     }

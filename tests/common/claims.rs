@@ -1,8 +1,9 @@
-//! Who holds which bytes, for many threads: two holders of one byte are seen at once.
+//! Ownership of bytes across many threads: panics as soon as two threads hold the same byte.
 //!
-//! A thread claims a block as soon as it has it and gives the claim up just before it frees it, so
-//! a claim never outlives its block. A block that other streams use leaves a claim that only the
-//! end of their work lifts. The sums kept beside the claims bracket what the allocator should count.
+//! A thread claims a block right after it allocates it, and drops the claim just before it frees the
+//! block. So a claim never outlives its block. If other streams use the block, its claim remains until
+//! their work has finished. The sums beside the claims are lower and upper bounds of the allocator's
+//! counters.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -10,19 +11,19 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
 use stratalloc::ids::StreamId;
 
-/// What still stands in the way of other holders.
+/// Why a range must not be allocated.
 #[derive(Debug)]
 enum Claim {
     Held,
-    /// Streams whose work must have passed these moments.
+    /// The work of these streams must have passed these moments.
     Draining(Vec<(StreamId, u64)>),
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// End and claim by start.
+    /// End and claim by start address.
     claims: BTreeMap<u64, (u64, Claim)>,
-    /// How far each stream's work may have come.
+    /// The last moment that each stream's work may have passed.
     passed: BTreeMap<StreamId, u64>,
 }
 
@@ -30,9 +31,9 @@ struct State {
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     state: Mutex<State>,
-    /// Never above the truth: rises after a call returned and falls before one begins.
+    /// A lower bound: rises after an allocation returned and falls before a free begins.
     pub(crate) at_least: Sum,
-    /// Never below the truth: rises before a call begins and falls after one returned.
+    /// An upper bound: rises before an allocation begins and falls after a free returned.
     pub(crate) at_most: Sum,
 }
 
@@ -59,7 +60,7 @@ impl Sum {
 }
 
 impl Claims {
-    /// Claims the bytes of a block that was just handed out.
+    /// Claims the bytes of a block that was just allocated.
     pub(crate) fn claim(&self, address: u64, bytes: u64) {
         let State { claims, passed } = &mut *self.state.lock().expect("no holder has panicked");
         let end = address + bytes;
@@ -81,8 +82,8 @@ impl Claims {
         claims.insert(address, (end, Claim::Held));
     }
 
-    /// Gives a claim up, just before the block is freed. `waits` names the other streams that use
-    /// it and a moment that lies before the free.
+    /// Drops the claim of a block that is about to be freed. `waits` lists the other streams that use
+    /// the block, each with a moment before the free.
     pub(crate) fn give_up(&self, address: u64, waits: Vec<(StreamId, u64)>) {
         let claims = &mut self.state.lock().expect("no holder has panicked").claims;
         let (end, _) = claims.remove(&address).expect("only claimed blocks are freed");
@@ -91,7 +92,7 @@ impl Claims {
         }
     }
 
-    /// Says, before it happens, that a stream's work passes a moment.
+    /// Records that a stream's work is about to pass a moment.
     pub(crate) fn pass(&self, stream: StreamId, moment: u64) {
         let passed = &mut self.state.lock().expect("no holder has panicked").passed;
         let known = passed.entry(stream).or_insert(0);

@@ -1,4 +1,4 @@
-//! The simulated device, shared with other processes: its list says what a test wants.
+//! The simulated device with a process list that the test sets, as if other processes used the device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -13,7 +13,7 @@ pub(crate) fn crowded(sim: Sim, list: DriverResult<Vec<ProcessUsage>>) -> Arc<Cr
     Arc::new(Intercepted::with(sim, Others { list, asked: AtomicUsize::new(0) }))
 }
 
-/// Who holds memory of the device.
+/// The processes that hold memory of the device.
 #[derive(Debug)]
 pub(crate) struct Others {
     list: DriverResult<Vec<ProcessUsage>>,
@@ -21,7 +21,7 @@ pub(crate) struct Others {
 }
 
 impl Others {
-    /// How often the list was asked for.
+    /// Returns how often the list was read.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(SeqCst)
     }

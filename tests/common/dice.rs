@@ -1,8 +1,8 @@
-//! Numbers that look random and are the same each time.
+//! Pseudorandom numbers, the same in each run.
 
 use std::ops::Range;
 
-/// A generator (xorshift). Close enough to even.
+/// A generator (xorshift). Its numbers are nearly uniform.
 #[derive(Debug)]
 pub(crate) struct Dice(u64);
 
@@ -18,12 +18,12 @@ impl Dice {
         self.0 >> 11
     }
 
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         usize::try_from(self.roll()).expect("53 bits fit") % n
     }
 
-    /// A number in `range`.
+    /// Returns a number in `range`.
     pub(crate) fn among(&mut self, range: Range<u64>) -> u64 {
         range.start + self.roll() % (range.end - range.start)
     }

@@ -1,4 +1,4 @@
-//! A folder of a test's own, which goes with it.
+//! A temporary folder, deleted when the test ends.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ impl Folder {
         path
     }
 
-    /// The files in it.
+    /// Returns the names of the files in it.
     pub(crate) fn names(&self) -> Vec<String> {
         let files = std::fs::read_dir(&self.0).expect("it is there");
         let names = files.map(|file| file.expect("it is there").file_name().into_string());

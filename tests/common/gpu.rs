@@ -1,7 +1,7 @@
-//! The GPU that tests use, and what a test says that leaves something out.
+//! The GPU that tests use, and the message of a skipped test.
 //!
-//! Only want of a device is a reason to skip a test: a device that does not work fails it. With
-//! `STRATALLOC_REQUIRE_CUDA=1` want of a device does, too.
+//! A test is skipped only when there is no device. A device that does not work fails the test. With
+//! `STRATALLOC_REQUIRE_CUDA=1` a missing device fails it, too.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -19,35 +19,36 @@ use stratalloc::size::human_bytes;
 /// A part of the GPU.
 pub(crate) type Gpu = Part<Arc<Cuda>>;
 
-/// The running test.
+/// Returns the name of the running test.
 fn test() -> String {
     std::thread::current().name().unwrap_or("a thread of a test").to_owned()
 }
 
-/// Says what the running test leaves out, and why.
+/// Prints that the running test is skipped, and why.
 pub(crate) fn skip(why: impl Display) {
     skip::skipped(test(), why);
 }
 
-/// Says so if the error is for want of a device.
+/// Prints that the test is skipped if the error means that there is no device. Panics on any other
+/// error.
 fn unless_absent<T>(error: &DriverError) -> Option<T> {
     assert!(gpu::is_absent(error), "the CUDA device does not work: {error}");
     skip::for_want_of_a_device(test(), &error.to_string());
     None
 }
 
-/// The right to be the only test of this program on the device: one that waits for the device breaks
-/// another's capture, or waits for what another holds back.
+/// Waits until no other test of this program uses the device. A test that synchronizes the device would
+/// break another test's capture, or wait for work that another test holds back.
 pub(crate) use stratalloc::conformance::gpu::alone;
 
-/// The same where there is a device, or a line why there is none.
+/// Does the same if there is a device; otherwise prints that the test is skipped.
 pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
     let alone = alone();
     shared().map(|_| alone)
 }
 
-/// A new opening of the first device, alone, or a line why there is none. The right to be alone is named
-/// first, and so goes last: closing a device breaks captures, too.
+/// Opens the first device again, exclusively, or prints that there is none. The guard comes first in the
+/// tuple and so is dropped last: closing a device breaks captures, too.
 pub(crate) fn device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>)> {
     let alone = alone();
     match Cuda::open(DeviceId(0)) {
@@ -56,7 +57,7 @@ pub(crate) fn device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>)> {
     }
 }
 
-/// The first device, opened once for all tests of the program, or a line why there is none.
+/// Returns the first device, opened once for all tests of the program, or prints that there is none.
 pub(crate) fn shared() -> Option<Arc<Cuda>> {
     match gpu::first() {
         Ok(cuda) => Some(cuda),
@@ -64,7 +65,7 @@ pub(crate) fn shared() -> Option<Arc<Cuda>> {
     }
 }
 
-/// The second device, or a line that there is none.
+/// Opens the second device, or prints that there is none.
 pub(crate) fn second() -> Option<Cuda> {
     match Cuda::open(DeviceId(1)) {
         Ok(cuda) => Some(cuda),
@@ -76,7 +77,7 @@ pub(crate) fn second() -> Option<Cuda> {
     }
 }
 
-/// Whether so much is free, or a line that it is not.
+/// Returns whether `bytes` are free, and prints that the test is skipped if they are not.
 pub(crate) fn has_free(cuda: &Cuda, bytes: u64) -> bool {
     let free = cuda.memory_info().expect("the device answers").free_bytes;
     if free < bytes {

@@ -1,7 +1,8 @@
-//! Laws that hold at every moment at which no call runs, and what they are checked on.
+//! Laws that hold whenever no call is running.
 //!
-//! A layout tiles its segments; the driver holds exactly the segments; every current value of the
-//! statistics is a recount of the layout. Nothing here knows how the allocator works.
+//! The blocks of a layout tile its segments. The driver's allocations are exactly the segments. Every
+//! current value of the statistics equals its recount from the layout. Nothing here depends on the
+//! allocator's implementation.
 //!
 //! Source of the recount: PyTorch's consistency test of `memory_stats()` against snapshots.
 
@@ -15,7 +16,8 @@ use stratalloc::strategies::native::Engine;
 
 use super::{Checked, ensure, ensure_eq};
 
-/// Segments do not overlap, their blocks tile them, and neighbours are never both free.
+/// Checks that segments do not overlap, that their blocks tile them, and that no two neighbours are both
+/// free.
 pub(crate) fn check_layout(segments: &[SegmentLayout]) -> Checked {
     for pair in segments.windows(2) {
         let end = pair[0].address + pair[0].size_bytes;
@@ -46,24 +48,24 @@ pub(crate) fn check_layout(segments: &[SegmentLayout]) -> Checked {
     Ok(())
 }
 
-/// Bytes of all segments.
+/// Returns the bytes of all segments.
 pub(crate) fn reserved_bytes(segments: &[SegmentLayout]) -> u64 {
     segments.iter().map(|segment| segment.size_bytes).sum()
 }
 
-/// Address and requested bytes of every block in callers' hands, in address order.
+/// Returns address and requested bytes of every live block, in address order.
 pub(crate) fn live_blocks(segments: &[SegmentLayout]) -> Vec<(u64, u64)> {
     let blocks = segments.iter().flat_map(|segment| &segment.blocks);
     let live = blocks.filter(|block| block.state == BlockStateName::ActiveAllocated);
     live.map(|block| (block.address, block.requested_bytes)).collect()
 }
 
-/// Every current value that can be counted in a layout.
+/// Counts every current value that a layout determines.
 pub(crate) fn recount(segments: &[SegmentLayout]) -> Statistics {
     let mut counted = Statistics::default();
     for segment in segments {
         let kind = segment.kind;
-        // Mapped ranges of expandable segments count as bytes only.
+        // Mapped ranges of expandable segments count in bytes only.
         if !segment.expandable {
             add(&mut counted.segment, kind, 1);
         }
@@ -99,7 +101,7 @@ fn add(family: &mut PerPool, kind: PoolKind, n: u64) {
     }
 }
 
-/// The families that a layout determines, with their names.
+/// Returns the statistics that a layout determines, with their names.
 pub(crate) fn families(statistics: &Statistics) -> [(&'static str, &PerPool); 9] {
     [
         ("allocation", &statistics.allocation),
@@ -114,7 +116,7 @@ pub(crate) fn families(statistics: &Statistics) -> [(&'static str, &PerPool); 9]
     ]
 }
 
-/// Every current value equals its recount, and no peak is below it.
+/// Checks that every current value equals its recount and that no peak is below it.
 pub(crate) fn check_statistics(statistics: &Statistics, segments: &[SegmentLayout]) -> Checked {
     let counted = recount(segments);
     for ((name, told), (_, counted)) in families(statistics).into_iter().zip(families(&counted)) {
@@ -131,7 +133,7 @@ pub(crate) fn check_statistics(statistics: &Statistics, segments: &[SegmentLayou
     Ok(())
 }
 
-/// All laws at once. `used_bytes` is what the driver says is taken.
+/// Checks all laws. `used_bytes` is the memory in use according to the driver.
 pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentLayout>, String> {
     engine.check().map_err(|broken| format!("{broken:?}"))?;
     let segments = engine.layout();
@@ -143,7 +145,7 @@ pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentL
     Ok(segments)
 }
 
-/// Whether the pool's live blocks start at exactly these addresses.
+/// Returns whether the pool's live blocks start at exactly these addresses.
 pub(crate) fn holds_exactly(
     pools: &dyn PrivatePools,
     pool: PoolId,

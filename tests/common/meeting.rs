@@ -1,4 +1,4 @@
-//! A driver whose allocations wait for each other: it shows which misses may overlap.
+//! A driver whose allocations wait for each other. It shows which cache misses can overlap.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -9,9 +9,9 @@ use stratalloc::driver::{DriverResult, Interceptor};
 /// How an allocation waits for a second one.
 #[derive(Debug)]
 enum Wait {
-    /// Until the second one is inside.
+    /// Until the second one has entered the driver.
     ForSecond(Barrier),
-    /// Until the second one is inside, or for this many turns of other threads.
+    /// Until the second one has entered the driver, or for this many yields.
     AtMost(u64),
 }
 
@@ -28,17 +28,19 @@ impl Meeting {
         Self { inside: AtomicUsize::new(0), most_inside: AtomicUsize::new(0), wait }
     }
 
-    /// Two allocations that must overlap. If they cannot, both wait without end.
+    /// Returns an interceptor for two allocations that must overlap. If they cannot, both wait without
+    /// end.
     pub(crate) fn of_two() -> Self {
         Self::new(Wait::ForSecond(Barrier::new(2)))
     }
 
-    /// Allocations that must not overlap; each one yields to other threads up to `turns` times.
+    /// Returns an interceptor for allocations that must not overlap. Each one yields up to `turns`
+    /// times.
     pub(crate) fn of_one(turns: u64) -> Self {
         Self::new(Wait::AtMost(turns))
     }
 
-    /// The most allocations that were inside the driver at once.
+    /// Returns the maximum number of allocations that were in the driver at once.
     pub(crate) fn most_inside(&self) -> usize {
         self.most_inside.load(SeqCst)
     }

@@ -1,13 +1,14 @@
-//! What the test programs share: machines to run on, and the laws that every layout obeys.
+//! Code shared by the test programs: devices to run on, and the laws that every layout obeys.
 //!
-//! Each test program compiles this folder for itself and uses a part of it. Laws return what is
-//! wrong as text instead of panicking, so that a property test can shrink without noise.
-//! Read next: `bed` (a device with an allocator on it), `prelude` (what most tests import),
-//! `machine` (drivers with their hand brakes), `law` (tiling, sums, statistics), `claims`
-//! (who holds what, for many threads), `base` (devices to wrap), `plain` (one without optional parts),
-//! `racing` (one on which others act between two calls), `threaded` (one with a stream of each thread),
-//! `crowded` (one with other processes on it), `folder` (for a test's files), `stacks` (who asked,
-//! counted), `runs` (how many random histories), `gpu` (a real one, and what is said where there is none).
+//! Each test program compiles this folder for itself and uses a part of it. Laws return violations as
+//! text instead of panicking, so that a property test can shrink its input without output. Read next:
+//! `bed` (a device with an allocator on it), `prelude` (imports of most tests), `machine` (drivers whose
+//! work a test completes), `law` (tiling, sums, statistics), `claims` (ownership of bytes across
+//! threads), `base` (devices to wrap), `plain` (a device without optional parts), `racing` (a device on
+//! which another thread acts between two calls), `threaded` (a device with a per-thread default stream),
+//! `crowded` (a device that other processes use), `folder` (temporary files), `stacks` (counted call
+//! stacks), `runs` (the number of random histories), `gpu` (a real device, and the message where there
+//! is none).
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
@@ -32,7 +33,7 @@ pub(crate) mod threaded;
 
 pub(crate) use stratalloc::conformance::machine;
 
-/// A program without a configuration in its environment.
+/// Returns a command whose environment has no configuration of the allocator.
 pub(crate) fn unconfigured(program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
     let mut command = std::process::Command::new(program);
     for variable in stratalloc::config::VARIABLES {
@@ -41,20 +42,20 @@ pub(crate) fn unconfigured(program: impl AsRef<std::ffi::OsStr>) -> std::process
     command
 }
 
-/// What is wrong, or nothing.
+/// A violation as text, or nothing.
 pub(crate) type Checked = Result<(), String>;
 
-/// Which segments the new ones of a random history are.
+/// The kind of new segments in a random history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Segments {
     Fixed,
     Expandable,
-    /// As the history asks.
+    /// As each operation of the history chooses.
     Switching,
 }
 
 impl Segments {
-    /// Whether new segments are expandable when an operation asks for it, or not.
+    /// Returns whether new segments are expandable, given the choice of the operation.
     pub(crate) fn expandable(self, asked: bool) -> bool {
         match self {
             Self::Fixed => false,

@@ -1,4 +1,4 @@
-//! What many tests of the large program import.
+//! Imports of most tests of the test program `main`.
 
 pub(crate) use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub(crate) use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! The simulated device where something happens between two calls.
+//! The simulated device on which another thread can act between two calls.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -8,21 +8,21 @@ use stratalloc::ids::StreamId;
 
 use super::base::Base;
 
-/// Work finishes when a test says so.
+/// Work finishes when the test completes it.
 pub(crate) type Racing = Intercepted<Arc<Sim>, Before>;
 
 pub(crate) fn racing(total_bytes: u64) -> Arc<Racing> {
     Arc::new(Intercepted::with(Arc::new(Sim::with_bytes(total_bytes)), Before::default()))
 }
 
-/// Another thread begins to capture `stream` just before the next event is recorded.
+/// Makes another thread begin a capture of `stream` just before the next event is recorded.
 pub(crate) fn capture_before_next_event(device: &Racing, stream: StreamId) {
     let sim = Arc::clone(device.inner());
     let begin = move || _ = Capture::begin(&*sim, stream).expect("it is not captured");
     device.interceptor().next("record_event", || on_another_thread(begin));
 }
 
-/// Ends a capture of another thread.
+/// Ends a capture on another thread.
 pub(crate) fn end_capture(device: &Racing, stream: StreamId) {
     on_another_thread(|| Capture::end(&**device.inner(), stream).expect("nobody broke it"));
 }
@@ -31,7 +31,7 @@ fn on_another_thread(act: impl FnOnce() + Send) {
     std::thread::scope(|scope| scope.spawn(act).join().expect("it does not panic"));
 }
 
-/// What happens just before the next call of one name.
+/// An action to run just before the next call of the given name.
 #[derive(Default)]
 pub(crate) struct Before(Mutex<Option<(&'static str, Act)>>);
 

@@ -1,11 +1,11 @@
-//! How many random histories are run: few for every change, many before a release.
+//! The number of random histories: few for every change, many before a release.
 
-/// `quick` when `STRATALLOC_RUNS` says it or nothing, ten times as many when it says `full`, and so many
-/// times as many when it says a number.
+/// Returns `quick`, multiplied by 10 if `STRATALLOC_RUNS` is `full`, or by its value if it is a number.
+/// If it is `quick` or unset, `quick` is returned unchanged.
 ///
 /// # Panics
 ///
-/// When it says anything else: a misspelt word must not look like a long run that passed.
+/// If the variable has any other value: a misspelt word must not look like a long run that passed.
 pub(crate) fn runs(quick: u64) -> u64 {
     let times = match std::env::var("STRATALLOC_RUNS").as_deref() {
         Err(_) | Ok("quick") => 1,

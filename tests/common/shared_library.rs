@@ -1,11 +1,11 @@
-//! The shared library, built when a test first asks for it.
+//! The shared library, built when a test first needs it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The library for other languages, with assertions as in these tests. `STRATALLOC_LIBRARY` names one
-/// that is there already, for machines that cannot build.
+/// Returns the path of the library for other languages, built with assertions as these tests are. On
+/// machines that cannot build, `STRATALLOC_LIBRARY` names an existing one.
 pub(crate) fn shared_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| match std::env::var_os("STRATALLOC_LIBRARY") {
@@ -14,15 +14,15 @@ pub(crate) fn shared_library() -> &'static Path {
     })
 }
 
-/// The library's file with this ending, of the build that these tests are linked with.
+/// Builds the library and returns its file with this ending.
 pub(crate) fn built(ending: &str) -> PathBuf {
     let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     cargo.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
-    // With the features of these tests, also those that only a test brings: so their build of the library
-    // is linked, and nothing is compiled a second time.
+    // Builds with all features and a test target, so that cargo reuses the library that these tests are
+    // linked with and compiles nothing twice.
     cargo.args(["build", "--package", "stratalloc-ffi", "--package", "stratalloc", "--lib"]);
     cargo.args(["--test", "descriptors", "--all-features", "--message-format", "json"]);
-    // Variables of the program that runs these tests would make cargo build everything anew.
+    // With these variables of the test program, cargo would rebuild everything.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_")) {
             cargo.env_remove(name);

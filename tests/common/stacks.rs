@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use stratalloc::history::{Frame, Stack, StackLevel, StackProvider};
 
-/// Every level, from nobody's stacks to all.
+/// Every level, from no stacks to all stacks.
 pub(crate) const LEVELS: [StackLevel; 4] =
     [StackLevel::Never, StackLevel::OfLiveBlocks, StackLevel::OfAllocations, StackLevel::OfFrees];
 
@@ -16,7 +16,7 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// A provider of stacks with one frame, and how many of them live.
+    /// Returns a provider of stacks with one frame, and the number of its stacks that live.
     pub(crate) fn provider(name: &str) -> (Arc<dyn StackProvider>, Arc<AtomicI64>) {
         let alive = Arc::new(AtomicI64::new(0));
         let (name, count) = (name.to_owned(), Arc::clone(&alive));

@@ -1,4 +1,5 @@
-//! The simulated device with a stream as CUDA has one: number 2 is another stream on each thread.
+//! The simulated device with a per-thread default stream: stream 2 is a separate stream on each thread,
+//! as in CUDA.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -9,10 +10,10 @@ use stratalloc::ids::StreamId;
 
 use super::base::Base;
 
-/// The number that means the calling thread's own stream.
+/// The per-thread default stream.
 pub(crate) const OWN: StreamId = StreamId(2);
 
-/// Work finishes when a test says so.
+/// Work finishes when the test completes it.
 pub(crate) type Threaded = Intercepted<Arc<Sim>, OwnStreams>;
 
 pub(crate) fn threaded(total_bytes: u64) -> Arc<Threaded> {
@@ -35,17 +36,17 @@ impl Base for Threaded {
     }
 }
 
-/// A stream for each thread.
+/// One stream for each thread.
 #[derive(Debug)]
 pub(crate) struct OwnStreams {
     sim: Arc<Sim>,
     own: Mutex<HashMap<ThreadId, StreamId>>,
-    /// Waits for the whole device, and unmaps.
+    /// Device synchronizations and unmaps.
     order: Mutex<Vec<&'static str>>,
 }
 
 impl OwnStreams {
-    /// The waits for the whole device and the unmaps since this was asked last, in order.
+    /// Returns the device synchronizations and unmaps since the last call, in order.
     pub(crate) fn take_order(&self) -> Vec<&'static str> {
         std::mem::take(&mut *self.order.lock().expect("no test panics under it"))
     }

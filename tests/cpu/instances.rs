@@ -1,4 +1,4 @@
-//! Several instances: one map, threads, guards, and what outlives its instance.
+//! Several instances: one address map, threads, guards, and blocks that outlive their instance.
 
 use std::sync::mpsc::channel;
 
@@ -72,7 +72,7 @@ fn what_was_never_seen_is_freed_by_whoever_knows() {
     let mut foreign = Vec::new();
     own.free_or(0x1234_0000, |address| foreign.push(address)).unwrap();
     own.free_or(address, |address| foreign.push(address)).unwrap();
-    // Known and idle: a second free, no stranger's memory.
+    // The address is known and idle: this is a second free, not the free of foreign memory.
     assert!(own.free_or(address, |address| foreign.push(address)).is_err());
     assert_eq!(foreign, [0x1234_0000]);
 }
@@ -125,7 +125,7 @@ fn a_guard_that_was_taken_along_takes_no_later_one() {
     assert!(Arc::ptr_eq(&current().unwrap(), &last));
 }
 
-/// A system that is slow to take memory back.
+/// System memory whose frees are slow.
 #[derive(Debug)]
 struct Slow(Arc<Counted>, Arc<Barrier>);
 
@@ -135,7 +135,7 @@ impl Source for Slow {
     }
 
     fn give(&self, block: SystemBlock) {
-        // Both threads are on their way: one gives back, the other has found nothing.
+        // One thread frees memory while the other has just failed to allocate.
         self.1.wait();
         std::thread::yield_now();
         self.0.give(block);
@@ -164,7 +164,7 @@ fn nobody_runs_out_of_memory_that_another_thread_is_giving_back() {
 fn second_frees_by_address_never_reach_a_buffer() {
     let own = over(&Counted::new(), "");
     std::thread::scope(|scope| {
-        // Dropped however the loop below ends.
+        // Ends the thread below however the loop ends, also by a panic.
         let running = Arc::new(());
         let watched = Arc::downgrade(&running);
         scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Random histories against a plain model, and many threads on several instances.
+//! Random histories against a simple model, and many threads on several instances.
 
 use std::mem::MaybeUninit;
 
@@ -15,7 +15,7 @@ enum Step {
     FreeRaw(usize),
     Forget(usize),
     Empty,
-    /// Memory is short from now on, or not.
+    /// Limits the system's memory, or removes the limit.
     Most(Option<u16>),
     Pass(u64),
     Trim,
@@ -56,7 +56,7 @@ impl Held {
     }
 }
 
-/// The least that the rules need: live blocks, and free ones of each size, oldest first.
+/// The minimal model: live blocks, and free blocks of each size, oldest first.
 #[derive(Default)]
 struct Model {
     held: Vec<Held>,
@@ -146,7 +146,7 @@ fn run(steps: &[Step]) -> Result<(), String> {
                 let range = held.range();
                 match held {
                     Held::Buffer(buffer) => {
-                        // Lent out: nobody frees it by its address.
+                        // The block belongs to a buffer, so it cannot be freed by its address.
                         if own.free_raw(range.0).is_ok() {
                             return Err("freed a lent block".to_owned());
                         }
@@ -206,7 +206,7 @@ fn random_histories_follow_the_model() {
     histories(runs(400), 100, run);
 }
 
-/// Each thread writes its own mark all over its buffers and finds it again: no byte is two threads'.
+/// Each thread fills its buffers with its own mark and reads it back: no two threads share a byte.
 #[test]
 fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
     const ROUNDS: u64 = 4000;
@@ -227,7 +227,7 @@ fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
                     buffer.initialized().unwrap().fill(mark);
                     kept.push(buffer);
                     let address = own.ask(64, ANY).map(|b| b.address()).unwrap();
-                    // By whichever instance.
+                    // Any instance can free the block.
                     shared.free_raw(address).unwrap();
                     if kept.len() > 16 {
                         let mut old = kept.swap_remove(usize::try_from(round % 16).unwrap());

@@ -1,6 +1,7 @@
-//! What one thread does to the allocator, and what must be true when all threads rest.
+//! The work of one thread on the allocator, and the checks when no thread runs.
 //!
-//! Each thread draws its own numbers, so a failing schedule is luck but the work is always the same.
+//! Each thread has its own random numbers: the schedule differs between runs, but the work is always the
+//! same.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -9,12 +10,12 @@ use stratalloc::registry::build;
 use crate::common::claims::Claims;
 use crate::common::prelude::*;
 
-/// How many operations each thread performs.
+/// Operations of each thread.
 const OPERATIONS: usize = 1500;
-/// The most blocks a thread keeps.
+/// The most blocks that a thread keeps.
 const HELD_MAX: usize = 48;
 
-/// A block on its way from thread to thread.
+/// A block that one thread sends to another.
 #[derive(Debug)]
 pub(crate) struct Block {
     allocation: Allocation,
@@ -29,11 +30,11 @@ pub(crate) struct Scene {
     pub(crate) strategy: Strategy,
     pub(crate) streams: Vec<StreamId>,
     pub(crate) claims: Claims,
-    /// Whether blocks are announced to other streams.
+    /// Whether blocks are recorded on other streams.
     pub(crate) crosses: bool,
     /// Whether requests may run out of memory.
     pub(crate) may_fail: bool,
-    /// Whether somebody resets peaks meanwhile.
+    /// Whether a thread resets peaks during the run.
     pub(crate) resets_peaks: bool,
 }
 
@@ -66,7 +67,7 @@ impl Scene {
         self.machine.used_bytes()
     }
 
-    /// The laws hold now. Nobody may be at work.
+    /// Checks the laws. No thread may be using the allocator.
     pub(crate) fn check(&self) {
         let engine = self.strategy.engine().expect("the native strategy has an engine");
         law::check_all(engine, self.used_bytes()).expect("the laws hold at rest");
@@ -88,14 +89,14 @@ impl Scene {
         }
     }
 
-    /// Frees a block, by its address where that is possible and the address says so.
+    /// Frees a block, by its address if the allocator supports that and bit 9 of the address is 0.
     fn free(&self, block: Block) {
         let moment = self.machine.0.submitted();
         let waits = block.others.into_iter().map(|stream| (stream, moment)).collect();
         let address = block.allocation.address();
         self.claims.at_least.add(-1);
         if self.may_fail {
-            // Requests under pressure finish work by themselves, unseen by the claims.
+            // Requests under pressure wait for work themselves, which the claims do not see.
             self.claims.give_up(address, Vec::new());
         } else {
             self.claims.give_up(address, waits);
@@ -116,7 +117,8 @@ impl Scene {
         }
     }
 
-    /// After all threads: counters equal their recount, and nothing is lost when all is freed.
+    /// Checks, after all threads, that the counters equal their recount. Frees everything and checks
+    /// that nothing leaks.
     pub(crate) fn rest(&self, left: Vec<Block>) {
         self.check();
         let told = self.strategy.stats();
@@ -137,8 +139,8 @@ impl Scene {
     }
 }
 
-/// Runs one thread for each entry of `streams`, on the streams it names, and `beside` until they
-/// are done. Returns the blocks that are left.
+/// Runs one thread for each entry of `streams`, on the streams of that entry, and runs `beside` until
+/// they are done. Returns the blocks that are still live.
 pub(crate) fn hammer_on(
     scene: &Scene,
     streams: &[Vec<StreamId>],

@@ -7,7 +7,7 @@ use crate::common::prelude::*;
 
 const DEVICE_BYTES: u64 = 100 * MIB;
 
-/// A scene whose hooks can reach it without keeping it alive.
+/// Returns a scene, and a weak reference to it for its hooks.
 fn scene() -> (Arc<Scene>, Arc<OnceLock<Weak<Scene>>>) {
     let scene = Arc::new(Scene::new(DEVICE_BYTES, EventMode::Immediate, 3));
     let reach = Arc::new(OnceLock::new());

@@ -1,12 +1,13 @@
-//! Pages in a browser: headless Chromium opens a copy that uses itself (`exercise.js`) and says what it saw.
-//! With `STRATALLOC_TIMES=1` each answer must come within 100 ms.
+//! Pages in a browser: headless Chromium opens a copy of the page with the script `exercise.js`, which
+//! uses the page and returns its results. With `STRATALLOC_TIMES=1` each reaction must take at most 100
+//! ms.
 
 use super::super::advise::recording_that_begins_late;
 use super::super::*;
 use super::made;
 use crate::common::prelude::*;
 
-/// The browser, if there is one that starts; otherwise a word that the test is skipped.
+/// Returns an installed browser that starts, or prints that the test is skipped.
 pub(super) fn chromium() -> Option<PathBuf> {
     let Some(browser) = installed() else {
         eprintln!("skipped: no Chromium");
@@ -32,7 +33,7 @@ fn installed() -> Option<PathBuf> {
     names.iter().flat_map(|name| folders.iter().map(move |f| f.join(name))).find(|p| p.is_file())
 }
 
-/// Collects what goes wrong from the first line of the page on.
+/// Collects errors and network requests from the first line of the page on.
 const WATCH: &str = "<head><script>var problems = [];\
     addEventListener('error', (event) => problems.push(`error: ${event.message}`));\
     addEventListener('unhandledrejection', (event) => problems.push(`rejection: ${event.reason}`));\
@@ -49,14 +50,14 @@ pub(super) struct Window {
 
 pub(super) const USUAL: Window = Window { width: 1280, is_dark: false };
 
-/// The answer of a page that uses itself in a window.
+/// Opens a page in a window, runs the exercise and returns its results.
 pub(super) fn used(browser: &Path, folder: &Folder, page: &str, window: Window) -> Value {
     let page = std::fs::read_to_string(page).expect("the page was written");
     let copy = page.replacen("<head>", WATCH, 1);
     let exercise = format!("<script>{}</script></body>", include_str!("exercise.js"));
     let copy = copy.replacen("</body>", &exercise, 1);
     folder.file("used.html", &copy);
-    // No window of Chromium is narrower than 500 pixels, but a frame can be.
+    // Chromium's windows are at least 500 pixels wide, but a frame can be narrower.
     let Window { width, is_dark } = window;
     let frame = format!(
         "<!doctype html><body style=\"margin: 0\"><iframe src=\"used.html\" style=\"width: {width}px; height: 900px; \
@@ -74,19 +75,19 @@ pub(super) fn used(browser: &Path, folder: &Folder, page: &str, window: Window) 
         .output()
         .expect("the browser runs");
     let (dom, told) = (text(output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
-    // The test reads canvases back, of which the browser says that it is slow.
+    // Chromium warns that reading a canvas back is slow. The test does it on purpose.
     let errors = told.lines().filter(|line| line.contains("CONSOLE") && !line.contains("willRead"));
     assert_eq!(errors.collect::<Vec<_>>(), [""; 0]);
     let result = dom.rsplit_once("RESULT").and_then(|(_, rest)| rest.split_once("TLUSER"));
     let (result, _) = result.unwrap_or_else(|| panic!("the page says nothing: {told}"));
-    // The frame's document writes the answer as text.
+    // The frame's document contains the result as escaped text.
     let result = result.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");
     let said: Value = serde_json::from_str(&result).expect("the page says JSON");
     assert_eq!((&said["width"], &said["dark"]), (&width.into(), &is_dark.into()));
     said
 }
 
-/// What holds of every page. `seen` has what a page said of one recording.
+/// Checks the results that must hold for every page.
 pub(super) fn is_well(said: &Value) {
     assert_eq!(said["problems"], serde_json::json!([]), "{said:#}");
     assert_eq!(said["requests"], serde_json::json!([]), "{said:#}");
@@ -125,7 +126,7 @@ pub(super) fn is_well(said: &Value) {
             assert_ne!(seen["start"], seen["otherMoment"], "{seen:#}");
             assert!(seen["otherMap"] == true && number("keyMoment") > 0, "{seen:#}");
         }
-        // Beside other tests on a busy machine a time says little: who wants it exactly runs this alone.
+        // On a machine that runs other tests the limit is loose. With `STRATALLOC_TIMES` it is exact.
         let most_ms = if std::env::var_os("STRATALLOC_TIMES").is_some() { 100.0 } else { 1000.0 };
         for (what, ms) in seen["answers"].as_object().expect("times") {
             let ms = ms.as_f64().unwrap_or(f64::INFINITY);
@@ -134,7 +135,8 @@ pub(super) fn is_well(said: &Value) {
     }
 }
 
-/// Parts of frames of the unwinder, the allocator, the interpreter, the dispatcher and wrappers.
+/// Parts of the names of frames of the unwinder, the allocator, the interpreter, the dispatcher and
+/// wrappers.
 const MACHINERY: [&str; 6] =
     ["unwind", "CachingAllocator", "_PyEval", "_ops::", "_call_impl", "_start"];
 
@@ -199,7 +201,7 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
         (trace("unet.frac045"), folder.file("late.json", &recording_that_begins_late()));
     let failed = &failed;
     ok(&["report", "--quick", failed, &late, "-o", &page]);
-    // Each width in one of the two; in the full size in both.
+    // Each width is tested with one of the two color schemes, in the full size with both.
     for (width, is_dark, is_full) in [
         (390, true, false),
         (1440, false, false),
@@ -221,7 +223,7 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
     }
 }
 
-/// The same for recordings that are not shipped: `STRATALLOC_RECORDINGS` names a folder.
+/// The same for the recordings in the folder that `STRATALLOC_RECORDINGS` names.
 #[test]
 fn pages_of_recordings_from_elsewhere_answer_too() {
     let Some(browser) = chromium() else { return };

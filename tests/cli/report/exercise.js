@@ -1,13 +1,15 @@
-// Uses the page as a person does and says what happened. The test appends this to a copy of a page.
+// Uses the page as a reader would and reports the results. The test appends this script to a copy of a
+// page.
 "use strict";
 
 function answerOf(act) {
-  // The best of five, or the first that is quick: other programs run on the machine too.
+  // Takes the best of five rounds, or stops at the first quick one: other programs run on the machine
+  // too.
   let best = Infinity;
   for (let round = 0; round < 5 && best > 50; round++) {
     const begin = performance.now();
     act();
-    // What was drawn is on the canvas only when somebody looks.
+    // Reading a pixel forces the browser to draw the canvas now.
     for (const canvas of document.querySelectorAll("canvas")) canvas.getContext("2d").getImageData(0, 0, 1, 1);
     best = Math.min(best, performance.now() - begin);
   }
@@ -69,7 +71,7 @@ function hoverArea() {
   return null;
 }
 
-/// Whether an address with a moment shows it.
+/// Returns whether an address with a moment shows that moment.
 function followsAddress(recording, moment) {
   const which = recordings.length > 1 ? `recording=${recordings.indexOf(recording)}&` : "";
   history.replaceState(null, "", `#${which}moment=${moment}`);
@@ -103,7 +105,8 @@ function useFlames(recording) {
     first: byId("holders-table").querySelector("tbody tr")?.textContent ?? "", same: names() === own };
 }
 
-/// The tip of a frame of a library that the program's code called: its first line, and the program's frame.
+/// Points at a library frame under a frame of the program. Returns whether the first line of its tip
+/// names the program's frame.
 function flameTip() {
   const callerOf = (node) => node && (node.own ? node : callerOf(node.parent));
   const button = [...byId("flames").children].find(({ node }) => !node.own && callerOf(node));
@@ -114,7 +117,7 @@ function flameTip() {
   return first.endsWith(callerOf(button.node).name);
 }
 
-/// Presses the button beside the line to paste.
+/// Presses the copy button of the line to paste.
 function copyLine() {
   const button = document.querySelector("#set .copy");
   if (!button) return null;
@@ -143,7 +146,7 @@ function useNeeds(recording) {
   return fromZero && dimmed && picture("needs-canvas") === before && heights.join() === "10,25,250";
 }
 
-/// What is wider than the window. Tables and flame graphs scroll by themselves.
+/// Returns the elements that are wider than the window. Tables and flame graphs scroll on their own.
 function tooWide() {
   const isInside = (node) => node.closest(".table, #flames, #tip");
   const wide = [...document.querySelectorAll("body *")].filter((node) => !isInside(node) && node.getBoundingClientRect().right > innerWidth + 0.5);

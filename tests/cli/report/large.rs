@@ -1,5 +1,5 @@
-//! A recording of four million events: made here, and only where `STRATALLOC_LARGE` is set, because it takes
-//! a minute and a gigabyte of disk.
+//! A recording of four million events. The test runs only where `STRATALLOC_LARGE` is set, because it
+//! takes a minute and a gigabyte of disk.
 
 use std::io::{BufWriter, Write};
 use std::time::Instant;
@@ -7,8 +7,9 @@ use std::time::Instant;
 use super::super::*;
 use super::{browser, recordings};
 
-/// Allocations and frees of a program with steps: some blocks live long, most for a few requests. With a
-/// failure in the middle, which must not be lost, and a peak of one event.
+/// Writes allocations and frees of a program that runs in steps. Some blocks live long, most for a few
+/// requests. A request fails in the middle, and the peak lasts for one event; both must appear on the
+/// page.
 fn write_recording(path: &str, events: u64) -> std::io::Result<()> {
     let mut file = BufWriter::new(std::fs::File::create(path)?);
     let (base, slots) = (1_u64 << 44, 4096_u64);
@@ -85,7 +86,7 @@ fn write_recording(path: &str, events: u64) -> std::io::Result<()> {
     file.flush()
 }
 
-/// The most memory that a program has held so far, in bytes.
+/// Returns the peak resident memory of a process in bytes.
 fn most_bytes(process: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,4 +1,4 @@
-//! Recordings that a test makes.
+//! Recordings made by the test.
 
 use stratalloc::replay::{Limits, TraceEvent, reader};
 
@@ -21,7 +21,7 @@ fn event(action: &str, address: u64, size: u64) -> String {
     format!(r#"{{"action":"{action}","addr":{address},"size":{size},"stream":0}}"#)
 }
 
-/// Stacks whose texts would be markup.
+/// Returns a recording whose stacks contain HTML markup.
 pub(super) fn hostile() -> String {
     let text = serde_json::to_string(HOSTILE).expect("text is JSON");
     let frames = format!(
@@ -34,7 +34,7 @@ pub(super) fn hostile() -> String {
     made.json()
 }
 
-/// What lived at the end, and no events.
+/// Returns a recording with blocks that live at the end, and without events.
 pub(super) fn without_history() -> String {
     let mut made = Made::default();
     made.segment(1 << 40, 20 * MIB);
@@ -73,7 +73,7 @@ fn segment(layout: &SegmentLayout) -> String {
     )
 }
 
-/// The second half of a shipped recording.
+/// Returns the second half of a shipped recording.
 pub(super) fn cut(name: &str) -> String {
     let whole = reader::read(trace(name).as_ref(), &Limits::default())
         .expect("shipped recordings are sound");
@@ -86,7 +86,7 @@ pub(super) fn cut(name: &str) -> String {
     snapshot(&whole.segments.iter().map(segment).collect::<Vec<_>>(), &[events.collect()])
 }
 
-/// A log of requests in RMM's format.
+/// Returns a log of requests in RMM's format.
 pub(super) fn log() -> String {
     let mut log = String::from("Thread,Time,Action,Pointer,Size,Stream\n");
     for at in 0..40_u64 {
