@@ -1,5 +1,5 @@
 //! The strategies on a real device: bytes, streams, graphs, processes. Without a CUDA device each test
-//! prints `skipped: no CUDA device` and ends. A device of 8 GiB is enough.
+//! prints `skipped: no CUDA device` and ends. A device of 8 GiB suffices.
 mod malloc_async;
 mod two;
 
@@ -19,7 +19,7 @@ fn engine(strategy: &Strategy) -> &Engine {
     strategy.engine().expect("built on the engine")
 }
 
-/// Whether all of a range has one value.
+/// Returns whether every byte of a range has this value.
 fn holds(cuda: &Cuda, address: u64, bytes: u64, value: u8, stream: StreamId) -> bool {
     let mut seen = vec![0; usize::try_from(bytes).expect("test sizes fit")];
     cuda.copy_to_host(&mut seen, address, stream).expect("it is readable");
@@ -79,7 +79,8 @@ fn pages_can_be_mapped_twice_and_leave_the_process() {
     memory.unreserve(base, 4 * size).unwrap();
 }
 
-/// Where fabric handles are not allowed, pieces that ask for them have descriptors.
+/// Where fabric handles are not allowed, an allocation with `Exportable::Fabric` gets a file descriptor
+/// instead.
 #[test]
 fn a_piece_for_the_fabric_can_leave_in_any_case() {
     let Some((_alone, cuda)) = device() else { return };
@@ -123,7 +124,7 @@ fn driver_pools_serve_and_count() {
     pools.default_pool().unwrap();
 }
 
-/// Random histories: every block keeps its bytes as long as it lives.
+/// Random histories: every block keeps its bytes while it is live.
 #[test]
 fn random_histories_keep_every_byte() {
     let Some((_alone, cuda)) = device() else { return };
@@ -160,7 +161,7 @@ fn random_histories_keep_every_byte() {
     }
 }
 
-/// A block freed while another stream still reads it is not reused before that is done.
+/// A block freed while another stream still reads it is not reused before that read is done.
 #[test]
 fn a_block_that_another_stream_reads_keeps_its_bytes() {
     let Some((_alone, cuda)) = device() else { return };
@@ -176,7 +177,7 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
         let filled = cuda.create_event().unwrap();
         cuda.record_event(filled, home).unwrap();
         cuda.wait_event(side, filled).unwrap();
-        // Long work first, so that the copy is far from done when the block is freed.
+        // The long work delays the copy, which is still pending when the block is freed.
         for value in 0..160 {
             cuda.fill(slow.address(), value, 256 * MIB, side).unwrap();
         }
@@ -195,7 +196,8 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
     }
 }
 
-/// A graph's memory is its own: launched after other allocations, it writes where it was captured.
+/// A graph's memory is private: launched after other allocations, the graph writes where it was
+/// captured.
 #[test]
 fn a_graph_in_a_private_pool_survives_other_allocations() {
     let Some((_alone, cuda)) = device() else { return };
@@ -219,7 +221,7 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
         strategy.give(between);
         let graph = cuda.end_capture(stream).unwrap();
         let hold = scope.finish();
-        // What the graph uses between is free in its pool, and nobody else may have it.
+        // The graph's temporary block is free in its pool, and no other request may get it.
         let others: Vec<_> = (0..20).map(|_| strategy.take_on(4 * MIB, stream)).collect();
         for other in &others {
             cuda.fill(other.address(), 9, 4 * MIB, stream).unwrap();
@@ -241,7 +243,8 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
     }
 }
 
-/// Deferred frees inside a capture: no event is queried, and a join frees the block when asked to.
+/// Deferred frees inside a capture: no event is queried. A join frees the block if the configuration
+/// allows it.
 #[test]
 fn a_join_inside_a_capture_frees_what_it_joins() {
     let Some((_alone, cuda)) = device() else { return };
@@ -304,7 +307,7 @@ fn a_limit_and_the_device_end_in_reports() {
     }
 }
 
-/// Each thread on a stream; every other one makes the device its own first.
+/// Each thread uses its own stream. Every other thread makes the device's context current first.
 #[test]
 fn threads_need_no_context_of_their_own() {
     let Some((_alone, cuda)) = device() else { return };
@@ -355,10 +358,10 @@ fn a_peer_reaches_what_it_was_let_into() {
     }
 }
 
-/// Says what the other process is to open.
+/// The environment variable with the handle that the other process opens.
 const SHARED: &str = "STRATALLOC_TEST_SHARED";
 
-/// Not a test of its own: what the other process runs.
+/// The body of the other process. Started without the variable, this test does nothing.
 #[test]
 fn the_other_process_opens_and_answers() {
     let Ok(text) = std::env::var(SHARED) else { return };
@@ -414,7 +417,7 @@ fn a_block_is_shared_between_two_processes() {
     }
 }
 
-/// Addresses of live blocks never overlap, seen from many sizes at once.
+/// Addresses of live blocks of many sizes never overlap.
 #[test]
 fn many_live_blocks_do_not_overlap() {
     let Some((_alone, cuda)) = device() else { return };

@@ -1,9 +1,10 @@
 //! Work that is held back on a real device. Without a CUDA device each test prints `skipped: no CUDA
 //! device` and ends.
 //!
-//! These are apart from the other tests of devices, and one at a time: all of a program's work on a
-//! device has one context, and there a call that waits for all work waits for what is held back here.
-//! So are captures that calls of other threads break, and what is done to the device's default pool.
+//! These tests are in a separate program and run one at a time. All work of a program on a device shares
+//! one context, so a call that waits for all work also waits for the work held back here. Tests in which
+//! calls of other threads could break a capture, and tests that change the device's default pool, are
+//! here for the same reason.
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 
 mod common;
@@ -23,15 +24,15 @@ use stratalloc::strategies::MallocAsyncAllocator;
 
 use common::gpu::{device, has_free, skip};
 
-/// A stream that is held back finishes when it is let go, whatever other streams do; a call that waits
-/// for the device lets it go.
+/// Work held back on a stream finishes when it is released, whatever other streams do. A call that waits
+/// for the device releases it.
 #[test]
 fn held_back_work_finishes_when_it_is_let_go() {
     let Some((_alone, cuda)) = device() else { return };
     let gated = Gated::new(Arc::clone(&cuda));
     let [first, second] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let address = cuda.allocate(MIB).unwrap();
-    // What the driver loads at the first fill may wait for the device.
+    // The first fill loads a module, which may synchronize the device.
     for half in [address, address + MIB / 2] {
         cuda.fill(half, 1, MIB / 2, first).unwrap();
     }
@@ -53,7 +54,7 @@ fn held_back_work_finishes_when_it_is_let_go() {
     assert!(finished().eq([false, false, true]));
     gated.finish_until(first, marks[0]).unwrap();
     assert!(finished().eq([true, false, true]));
-    // This waits for the device, and so nothing is held any more.
+    // The copy waits for the device, so no work is held back afterwards.
     let mut seen = [0; 1];
     gated.copy_to_host(&mut seen, address, first).unwrap();
     assert_eq!((seen, finished().all(|done| done)), ([3], true));
@@ -68,8 +69,8 @@ fn held_back_work_finishes_when_it_is_let_go() {
     [first, second].into_iter().for_each(|stream| cuda.destroy_stream(stream).unwrap());
 }
 
-/// Without work of their own the streams of a recording would finish at once, and blocks would come
-/// back earlier than they did.
+/// The replay holds back work on the streams. Otherwise they would finish at once, and blocks would
+/// become free earlier than in the recording.
 #[cfg(feature = "replay")]
 #[test]
 fn a_recording_of_several_streams_reserves_what_it_reserved() {
@@ -100,8 +101,8 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
     }
 }
 
-/// The list knows this device: memory taken now shows in it, whatever numbers processes have there.
-/// Half of it is enough: other programs may give some back meanwhile.
+/// Memory allocated now appears in the process list, whatever process ids the list has. Half of it
+/// suffices, because other programs may free some at the same time.
 #[test]
 fn the_process_list_grows_with_what_is_taken() {
     let Some((_alone, cuda)) = device() else { return };
@@ -138,7 +139,7 @@ fn the_process_list_grows_with_what_is_taken() {
     }
 }
 
-/// Two openings of the device, two allocators on its default pool.
+/// Opens the device twice, with one allocator on its default pool each.
 #[test]
 fn allocators_that_share_the_default_pool_leave_it_as_it_was() {
     let Some((_alone, one)) = device() else { return };
@@ -156,8 +157,8 @@ fn allocators_that_share_the_default_pool_leave_it_as_it_was() {
     assert_eq!(pools.release_threshold(pool).unwrap(), before);
 }
 
-/// In the mode `global` a question about an event breaks captures of other threads, unless the thread
-/// that asks was relaxed. An open scope says that there may be one.
+/// In capture mode `global` a query of an event invalidates captures of other threads, unless the
+/// querying thread is in relaxed mode. An open scope means that there may be a capture.
 #[cfg(feature = "cudarc")]
 #[test]
 fn events_of_the_engine_break_no_capture_of_another_thread() {
@@ -200,8 +201,8 @@ fn events_of_the_engine_break_no_capture_of_another_thread() {
     drop(scope);
 }
 
-/// So does giving memory back in the mode `global`, and taking some, unless the thread was relaxed: under
-/// want of memory, by hand, and with nobody's word that there is a capture.
+/// Releasing and allocating memory in mode `global` also invalidates such captures, unless the thread is
+/// in relaxed mode: when memory is short, in `empty_cache`, and without an open scope.
 #[cfg(feature = "cudarc")]
 #[test]
 fn memory_that_goes_back_breaks_no_capture_of_another_thread() {

@@ -1,7 +1,7 @@
-//! 64 GiB of mapped pages cost few descriptors and few mappings, and all of them go back.
+//! 64 GiB of mapped pages need few file descriptors and few mappings, and all of them are released.
 //!
-//! This test counts what the whole process has open, so it is alone in its program. It touches no
-//! memory, so 64 GiB cost nothing.
+//! The test counts the descriptors of the whole process, so it is the only test of its program. It
+//! touches no memory, so the 64 GiB cost nothing.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -21,7 +21,7 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").expect("this is Linux").count()
 }
 
-/// Lines of the system's table of mappings that touch one of the ranges, or name our files.
+/// Returns the lines of `/proc/self/maps` that overlap one of the ranges or name our files.
 fn mappings(ranges: &[(u64, u64)]) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/maps").expect("this is Linux");
     let ours = |line: &&str| {
@@ -64,7 +64,7 @@ fn sixty_four_gibibytes_of_pages_cost_few_descriptors_and_all_go_back() {
     assert!(descriptors() <= before + 1, "pages share one file");
     assert!(!mappings(&full.reservations).is_empty());
 
-    // Every other block first, so that pages come and go apart from each other.
+    // Frees every other block of each stream first, so that pages that are not adjacent are unmapped.
     let (even, odd): (Vec<_>, Vec<_>) =
         blocks.into_iter().enumerate().partition(|(n, _)| n % 4 < 2);
     for part in [even, odd] {

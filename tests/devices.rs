@@ -1,4 +1,4 @@
-//! What the two devices without a GPU refuse alike. The rest of each is tested beside its code.
+//! Illegal calls that both devices without a GPU refuse. Their other tests stand beside their code.
 
 use std::fmt::Debug;
 
@@ -63,7 +63,7 @@ fn pieces_are_mapped_opened_and_unmapped_whole<D: Base>() {
     device.synchronize_device().expect("it is legal");
     memory.unmap(at, 2 * PIECE).expect("it is legal");
     assert_eq!(free_mib(&device), 62);
-    // Twice mapped, it lives until the last mapping goes.
+    // Memory mapped twice lives until its last mapping is removed.
     memory.map(at, PIECE, small).expect("it is legal");
     memory.map(at + PIECE, PIECE, small).expect("it is legal");
     memory.release(small).expect("it is legal");

@@ -1,8 +1,8 @@
-//! The shipped recordings, decision by decision: every address, every segment event, the final
-//! layout and every key of the statistics equal PyTorch's, with stacks in the history and without.
+//! The shipped recordings, decision by decision: every address, every segment event, the final layout
+//! and every key of the statistics equal PyTorch's, with stacks in the history and without.
 //!
-//! `num_sync_all_streams` is excused where a recording cannot tell it: a call of `empty_cache` that
-//! found nothing to release leaves no event.
+//! `num_sync_all_streams` is excused where a recording does not show it: a call of `empty_cache` that
+//! released nothing leaves no event.
 
 use stratalloc::replay::{
     Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify, verify_recording,
@@ -26,12 +26,13 @@ fn config_of(trace: &Trace) -> Config {
     config(&trace.conf).with_compat(Compat::PyTorch)
 }
 
-/// Verifies a recording of an H200 with the history on at every level, and compares its statistics.
+/// Verifies a recording of an H200 with each level of stacks in the history, and compares the
+/// statistics.
 fn exact(name: &str, fraction: Option<f64>, excused: &[&str]) -> Verification {
     exact_on(H200_BYTES, name, fraction, excused)
 }
 
-/// The same for a recording of a device with that memory.
+/// Does the same for a recording of a device with `total_bytes`.
 fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str]) -> Verification {
     let trace = read(name);
     let text = std::fs::read_to_string(folder().join(format!("{name}.stats.json")))
@@ -50,7 +51,7 @@ fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str
         assert!(found.is_exact(), "{name} {level:?}");
         assert_eq!(alive.load(Ordering::Relaxed), 0, "{name} {level:?}: stacks are released");
         let ours: BTreeMap<String, i64> = found.statistics.pytorch_keys().into_iter().collect();
-        // Later versions count rejections, too.
+        // Later versions of PyTorch count rejections, too.
         let known = |key: &&String| *key != "num_oom_rejections";
         assert!(ours.keys().filter(known).eq(recorded.keys().filter(known)), "{name}");
         for (key, value) in recorded.iter().filter(|(key, _)| known(key)) {
@@ -106,16 +107,16 @@ fn expandable_segments_with_oversize_rules_and_collector_are_exact() {
     exact("fuzz.expsplitgc.1.frac02", Some(0.02), &excused);
 }
 
-/// Requests reserve address space in which nothing is mapped, because the device is full, and no entry shows
-/// these reservations.
+/// Because the device is full, requests reserve address space without mapping memory there. No entry
+/// shows these reservations.
 #[test]
 fn expandable_segments_on_a_full_device_are_exact() {
     let found = exact_on(2 << 30, "fuzz.expandable.full", None, &["num_sync_all_streams"]);
     assert_eq!((found.ooms, found.statistics.num_alloc_retries), (9, 24));
 }
 
-/// Pools are found in the final layout; a graph's deferred frees and calls that emptied nothing are
-/// the recorded device's.
+/// Pools are taken from the final layout. Deferred frees of a graph and calls of `empty_cache` that
+/// released nothing depend on the recorded device.
 #[test]
 fn private_pools_are_exact() {
     let graphs = exact("cudagraph.default", None, &["num_sync_all_streams"]);
@@ -125,7 +126,7 @@ fn private_pools_are_exact() {
     exact("fuzz.exppools.1", None, &["num_sync_all_streams"]);
 }
 
-/// Sequences of changing lengths, and streams under a limit.
+/// Sequences of varying lengths, and streams under a limit.
 #[test]
 fn changing_lengths_and_streams_at_a_limit_are_exact() {
     assert_eq!(exact("llama_var.default", None, &[]).allocations, 23_591);
@@ -134,8 +135,8 @@ fn changing_lengths_and_streams_at_a_limit_are_exact() {
     assert!(exact("fuzz.streams.1.frac025", Some(0.025), &excused).ooms > 0);
 }
 
-/// Each version of PyTorch takes another one of several free blocks of one size. The recording shows the
-/// version. A call of `empty_cache` that releases nothing leaves no event.
+/// Versions of PyTorch differ in which of several free blocks of one size they choose; the recording
+/// shows the version. A call of `empty_cache` that releases nothing leaves no event.
 #[test]
 fn recordings_of_later_versions_of_pytorch_are_exact() {
     let excused = &["num_sync_all_streams"];
@@ -178,7 +179,8 @@ fn the_decisions_of_another_version_are_found_out() {
     }
 }
 
-/// With our own rules a recording ends with no more failures and no higher peak than PyTorch's.
+/// With this project's rules a recording ends with no more failures and no higher peak than with
+/// PyTorch's.
 #[test]
 fn our_own_rules_never_do_worse_at_a_limit() {
     for (name, fraction) in [
@@ -217,7 +219,7 @@ fn a_wrong_limit_is_found_out() {
 #[test]
 fn a_wrong_address_is_found_out() {
     let mut trace = read("resnet50.default");
-    // One block's events say another address than the one it had.
+    // The events of one block get a wrong address.
     let is_freed = |e: &TraceEvent| e.action == Action::FreeRequested;
     let freed = trace.events.iter().rposition(is_freed).unwrap();
     let address = trace.events[freed].address;
@@ -240,7 +242,7 @@ fn a_recording_that_began_late_is_verified_from_what_was_there() {
     assert_eq!(found.first_mismatch, None);
     assert_eq!(found.statistics.reserved_bytes.all.peak >> 20, 3622);
     assert_eq!(found.statistics.num_device_alloc, 0, "counted from the first event that is left");
-    // Segments that are somewhere else than their blocks tell nothing of where those lay.
+    // Without the segments, the positions of the blocks that were live before are unknown.
     let mut apart = trace.clone();
     apart.segments.clear();
     match verify(&apart, &config_of(&apart), H200_BYTES, None) {

@@ -1,6 +1,6 @@
-//! Expandable segments: growth, holes, pressure, faults, and switching while blocks live.
+//! Expandable segments: growth, holes, memory pressure, failing calls, and switching while blocks live.
 //!
-//! `pool_histories` has them in random histories.
+//! `pool_histories` covers them with random histories.
 
 use stratalloc::config::Reserve;
 #[cfg(target_os = "linux")]
@@ -46,7 +46,7 @@ impl<D: Base> Bed<D> {
         self.engine().apply(&config(conf)).expect("it has virtual memory");
     }
 
-    /// Drops the allocator and checks that nothing is left on the device.
+    /// Drops the allocator and checks that no memory or object remains on the device.
     fn end(self) -> Checked {
         let Self { device, allocator } = self;
         drop(allocator);
@@ -124,7 +124,7 @@ fn an_allocator_that_goes_waits_for_work_on_its_pages<D: Base>() {
     bed.end().expect("nothing is left");
 }
 
-/// Its pages may still be worked on: the device is waited for.
+/// The pages may still be in use, so releasing them synchronizes the device.
 fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, ON);
     let gone = bed.device.create_stream().expect("it has streams");
@@ -138,7 +138,7 @@ fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
     bed.check();
 }
 
-/// Fixed and expandable segments share one limit, and pressure empties both.
+/// Fixed and expandable segments share one limit. Memory pressure releases both.
 fn both_kinds_of_segments_share_a_limit<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, "max_split_size_mb:40");
     bed.engine().set_limit_bytes(Some(120 * MIB));
@@ -155,7 +155,7 @@ fn both_kinds_of_segments_share_a_limit<D: Base>() {
     bed.check();
 }
 
-/// Pages are larger than what a request lacks. PyTorch passes the limit by a page.
+/// Growth is by whole pages, so it can exceed the missing bytes. PyTorch may pass the limit by one page.
 fn the_limit_binds_whole_pages<D: Base>() {
     for large_mib in [20, 64] {
         let letter = format!("expandable_segments:True,large_segment_size_mb:{large_mib}");
@@ -182,7 +182,7 @@ fn the_limit_binds_whole_pages<D: Base>() {
     }
 }
 
-/// What is held when a limit is lowered stays, and serves.
+/// Memory reserved before the limit was lowered stays reserved and is reused.
 #[test]
 fn a_block_above_a_lowered_limit_is_waited_for() {
     for (conf, is_over) in [("", false), ("", true), (ON, false), (ON, true)] {
@@ -199,7 +199,7 @@ fn a_block_above_a_lowered_limit_is_waited_for() {
     }
 }
 
-/// The collector releases fixed segments, and pressure the pages it leaves.
+/// Garbage collection releases fixed segments. Memory pressure unmaps the pages that remain.
 fn the_collector_works_beside_expandable_segments<D: Base>() {
     let bed = Bed::<D>::new(1 << 30, "garbage_collection_threshold:0.5");
     bed.engine().set_limit_bytes(Some(120 * MIB));

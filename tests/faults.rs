@@ -1,9 +1,9 @@
-//! Each driver call of a mixed workload fails once, and nothing is lost, kept or half done.
+//! Each driver call of a mixed workload fails once, and nothing is lost, leaked or left half done.
 //!
-//! The workload is counted once without failures; then it runs once for each call and each kind of
-//! error, with exactly that call failing, and once more with every call failing from there on.
-//! After each step that met a failure the laws of `common::law` hold and all that is held is still
-//! there; after the workload everything can be freed and the allocator serves as before.
+//! A run without failures counts the workload's driver calls. Then the workload runs once for each call
+//! and each kind of error with that call failing, and once more with every call failing from there on.
+//! After each step with a failure the laws of `common::law` hold and every live block is still live.
+//! After the workload everything can be freed and the allocator works as before.
 
 use crate::common::prelude::*;
 
@@ -12,7 +12,7 @@ const B: StreamId = StreamId(7);
 const C: StreamId = StreamId(3);
 const DEVICE_BYTES: u64 = 128 * MIB;
 
-/// One step of the workload. Blocks are named by small numbers.
+/// One step of the workload. Small numbers name the blocks.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Allocate(usize, u64, StreamId),
@@ -22,7 +22,7 @@ enum Step {
     Process,
     Empty,
     Limit(Option<u64>),
-    /// Out of memory without any failure of the driver.
+    /// Runs out of memory without any failure of the driver.
     TooMuch(u64, StreamId),
 }
 
@@ -34,7 +34,7 @@ const WORKLOAD: &[Step] = {
         Allocate(2, 700 * KIB, B),
         Allocate(3, 11 * MIB, B),
         Allocate(4, 5 * MIB, C),
-        // Blocks that drain for one stream and for two, and come back in and out of order.
+        // Blocks that wait for one stream and for two, and become free in and out of order.
         Record(1, B),
         Record(1, C),
         Record(3, A),
@@ -50,7 +50,7 @@ const WORKLOAD: &[Step] = {
         Finish(A),
         Allocate(7, 3 * MIB, A),
         Empty,
-        // Oversize blocks, and the collector near a limit.
+        // Oversize blocks, and garbage collection near a limit.
         Limit(Some(110 * MIB)),
         Allocate(8, 26 * MIB, A),
         Allocate(9, 24 * MIB, B),
@@ -61,7 +61,7 @@ const WORKLOAD: &[Step] = {
         Allocate(11, 40 * MIB, A),
         Record(11, B),
         Free(11),
-        // Only waiting for the draining block makes room.
+        // This request fits only after a wait for the draining block.
         Allocate(12, 60 * MIB, C),
         TooMuch(100 * MIB, A),
         Record(12, A),
@@ -81,13 +81,13 @@ const WORKLOAD: &[Step] = {
         Free(14),
         Empty,
         Allocate(15, MIB, A),
-        // What is left goes with the allocator: live, draining and cached blocks.
+        // The remaining live, draining and cached blocks are freed with the allocator.
         Record(15, B),
         Free(15),
     ]
 };
 
-/// An allocator over a driver that fails on demand, and the blocks it has handed out.
+/// An allocator over a driver that fails on demand, and the live blocks.
 #[derive(Debug)]
 struct Bench {
     bed: BedOn<Faulty<Arc<Sim>>>,
@@ -104,7 +104,7 @@ impl Bench {
         &self.bed.device
     }
 
-    /// Performs a step. Whether it failed is told; how it may fail is checked.
+    /// Performs a step, checks the kind of its failure, and returns whether it failed.
     fn perform(&mut self, step: Step) -> Result<bool, String> {
         let failures = self.driver().failed_calls();
         let failed = match step {
@@ -114,7 +114,7 @@ impl Bench {
             }
             Step::TooMuch(bytes, stream) => {
                 match self.bed.ask(bytes, stream) {
-                    // What an earlier failure kept from being allocated makes room.
+                    // An allocation that failed earlier left room, so this one may succeed.
                     Ok(made) if self.driver().failed_calls() > 0 => {
                         self.bed.free(made).map_err(|error| error.to_string())
                     }
@@ -128,7 +128,7 @@ impl Bench {
                 let Some(allocation) = &self.held[name] else {
                     return Ok(false);
                 };
-                // Announcing calls no driver, so it never fails.
+                // `record_stream` calls no driver, so it never fails.
                 self.bed
                     .cross_stream()
                     .record_stream(allocation, stream)
@@ -153,12 +153,13 @@ impl Bench {
         }
     }
 
-    /// Whether a request may fail without a failing call: an earlier failure has left it less room.
+    /// Returns whether a request may fail without a failing call, because an earlier failure left less
+    /// room.
     fn starved(&self, step: Step) -> bool {
         matches!(step, Step::Allocate(..)) && self.driver().failed_calls() > 0
     }
 
-    /// Frees a block, every other one by its address. A refused free gives the block back.
+    /// Frees a block, every other one by its address. If the free is refused, the block stays held.
     fn free(&mut self, name: usize) -> Result<Checked, String> {
         let Some(allocation) = self.held[name].take() else {
             return Ok(Ok(()));
@@ -184,7 +185,7 @@ impl Bench {
         }
     }
 
-    /// The laws hold, and all that is held is there.
+    /// Checks the laws, and that every held block is live.
     fn check(&self) -> Result<Vec<SegmentLayout>, String> {
         let layout = self.bed.checked()?;
         let held = self.held.iter().flatten().map(|a| (a.address(), a.size_bytes()));
@@ -206,7 +207,7 @@ impl Bench {
         self.check().map(drop)
     }
 
-    /// Nothing fails any more: everything can be freed and the same workload runs again.
+    /// Disarms the faults, then frees everything and runs the same workload again.
     fn recover(&mut self) -> Checked {
         self.driver().disarm();
         self.bed.caching().set_limit_bytes(None);
@@ -226,7 +227,7 @@ impl Bench {
     }
 }
 
-/// What each way of working stresses.
+/// Returns named settings, each of which tests another part of the allocator.
 fn ways() -> Vec<(&'static str, Settings)> {
     let plain = Settings::default();
     let tight = Settings {
@@ -246,7 +247,7 @@ fn ways() -> Vec<(&'static str, Settings)> {
     ]
 }
 
-/// The one kind that is about memory, and one for all that are not.
+/// The one kind that means a lack of memory, and one for all others.
 const KINDS: [DriverErrorKind; 2] = [DriverErrorKind::OutOfMemory, DriverErrorKind::DeviceLost];
 
 fn calls_of_the_workload(settings: &Settings) -> u64 {
@@ -278,7 +279,7 @@ fn fail_each_call(repeat: bool) {
     }
 }
 
-/// Bytes and events that the driver still has.
+/// Returns the bytes and events that are still allocated on the device.
 fn all_returned(driver: &Faulty<Arc<Sim>>) -> (u64, u64) {
     (driver.used_bytes(), driver.held().events)
 }

@@ -1,6 +1,6 @@
-//! Every kept input of the fuzz targets, through the very functions that the targets call.
+//! Runs every kept input of the fuzz targets through the functions that the targets call.
 //!
-//! `fuzz/README.md` tells how inputs are found. One that broke something stays here for ever.
+//! `fuzz/README.md` describes how inputs are found. An input that caused a failure is kept permanently.
 
 #[path = "fuzz_checks/mod.rs"]
 mod checks;
@@ -9,7 +9,7 @@ use checks::CHECKS;
 
 use crate::common::prelude::*;
 
-/// The most processor time for one input, with room for a build without optimisation.
+/// The maximum processor time for one input, long enough for a build without optimization.
 const CPU_TIME_MAX: Duration = Duration::from_secs(10);
 const FILE_MAX_BYTES: u64 = 4096;
 const FILES_MAX: usize = 200;
@@ -26,8 +26,8 @@ fn inputs(target: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the processor time of the calling thread; zero if the system does not count it. Unlike wall time
-/// it does not grow while other processes run.
+/// Returns the processor time of the calling thread; zero if the system does not count it. Unlike wall
+/// time it does not grow while other processes run.
 fn cpu_time() -> Duration {
     let counted = fs::read_to_string("/proc/thread-self/schedstat").ok();
     let first = |text: String| text.split(' ').next()?.parse().ok();
@@ -53,7 +53,7 @@ fn replay(target: &str) {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// A test for each target: they run beside each other, and a failure names its target.
+/// Declares one test for each target, so that targets run in parallel and a failure names its target.
 macro_rules! replayed {
     ($($name:ident: $target:literal;)*) => {
         $(#[test]

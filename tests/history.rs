@@ -1,8 +1,9 @@
-//! What is recorded, who asked, and the files that viewers read.
+//! The history: its entries, their contexts, and the files for viewers.
 //!
-//! `entries` has what every strategy records and which entries are kept, `contexts` who asked, `crowd` eight
-//! threads at once, `files` snapshots and their way back, `reports` who holds the memory when
-//! it is short, `on_oom` the snapshots and the advice of that moment, `trackers` callbacks.
+//! `entries` tests the entries of every strategy and which ones are kept, `contexts` stacks, scopes and
+//! metadata, `crowd` eight threads at once, `files` snapshots and reading them back. `reports` tests the
+//! holders in an out-of-memory report, `on_oom` the snapshot and advice on such a failure, `trackers`
+//! callbacks.
 
 mod contexts;
 mod crowd;
@@ -16,12 +17,12 @@ mod trackers;
 
 use crate::common::prelude::*;
 
-/// A simulated device.
+/// Returns a simulated device.
 fn sim(total_bytes: u64) -> Arc<dyn Driver> {
     Arc::new(Sim::with_bytes(total_bytes))
 }
 
-/// What a configuration string builds, on a device of its own.
+/// Builds an allocator from a configuration string, on a new device.
 fn build(conf: &str) -> Switchable {
     build_over(conf, sim(8 * GIB))
 }
@@ -31,14 +32,14 @@ fn build_over(conf: &str, driver: Arc<dyn Driver>) -> Switchable {
     Switchable::build(&config, driver, BuildOptions::default()).expect("the device can do it")
 }
 
-/// The same with its history.
+/// Does the same and returns its history, too.
 fn unrecorded(conf: &str) -> (Switchable, Arc<History>) {
     let allocator = build(conf);
     let history = history(&allocator);
     (allocator, history)
 }
 
-/// The same with a history that records everything.
+/// Does the same with a history that records everything.
 fn recorded(conf: &str) -> (Switchable, Arc<History>) {
     let (allocator, history) = unrecorded(conf);
     history.start(&RecordOptions::default());

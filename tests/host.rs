@@ -1,7 +1,8 @@
-//! The host device catches a block that is reused too early: its bytes are wrong, visibly.
+//! The host device detects a block that is reused too early: its bytes are wrong.
 //!
-//! The same program runs twice, on the device itself and on a double that records events on the wrong
-//! stream. Only there does the allocator hand the block out while another stream still writes to it.
+//! The same program runs twice: on the device itself, and on a wrapper that records events on the wrong
+//! stream. Only on the wrapper does the allocator reuse the block while another stream still writes to
+//! it.
 
 use stratalloc::driver::{Brake, Gated};
 
@@ -11,7 +12,7 @@ const OWNER: StreamId = StreamId(64);
 const OTHER: StreamId = StreamId(128);
 const BYTES: u64 = 64 * 1024;
 
-/// Whatever stream is named, it is another one, where nothing runs.
+/// Replaces every stream with one on which no work runs.
 #[derive(Debug)]
 struct WrongStream;
 
@@ -25,8 +26,8 @@ fn host() -> Arc<Host> {
     Arc::new(Host::with_bytes(256 * MIB))
 }
 
-/// Frees a block that a held stream is about to write to, takes a block of the same size and writes
-/// to it. True when those bytes survive the held write.
+/// Frees a block that a held stream is about to write to, allocates a block of the same size and writes
+/// to it. Returns whether those bytes survive the held write.
 fn bytes_survive(host: &Arc<Host>, driver: Arc<dyn Driver>) -> bool {
     let allocator =
         registry::build(&Config::default(), driver, BuildOptions::default()).expect("it is built");
@@ -78,8 +79,8 @@ fn a_block_recorded_on_a_stream_that_is_gone_can_be_freed() {
     assert_eq!(statistics.active.all.current, 0);
 }
 
-/// A shipped recording's requests, on real memory whose work finishes when the recording says so, or
-/// at once.
+/// Replays a shipped recording in real memory. Work finishes when the recording completes it, or at once
+/// if `held_back` is false.
 fn replayed(name: &str, held_back: bool) -> stratalloc::replay::Run {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join(format!("tests/traces/{name}.pickle.xz"));
@@ -100,8 +101,8 @@ fn a_recording_replays_in_real_memory() {
     assert_eq!((run.allocations, run.ooms), (3230, 0));
 }
 
-/// A recording of several streams reserves what it reserved, because blocks that other streams used
-/// stay away as long as they did there.
+/// A recording of several streams reserves the recorded bytes, because blocks used by other streams stay
+/// unavailable as long as in the recording.
 #[test]
 fn held_back_work_keeps_blocks_away_as_long_as_the_recording_says() {
     for (name, reserved) in

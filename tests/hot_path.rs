@@ -1,9 +1,9 @@
-//! What a hit costs in memory: no heap allocation and no driver call; and how much bookkeeping
-//! there is, now and after millions of operations.
+//! The memory cost of a hit: no heap allocation and no driver call. Also the size of the bookkeeping, at
+//! once and after millions of operations.
 //!
-//! The global allocator of this program counts, for each thread, what the thread takes from the heap
-//! and what it holds. Blocks are drawn from a lognormal mix, clamped to 1 byte .. 64 MiB, over 4,096
-//! live ones. All numbers are drawn before counting begins.
+//! The global allocator of this program counts the heap allocations and the heap bytes of each thread.
+//! Block sizes are drawn from a lognormal distribution, clamped to 1 byte .. 64 MiB; 4,096 blocks are
+//! live. All numbers are drawn before counting begins.
 
 #![expect(unsafe_code, reason = "a global allocator that counts can only be written with it")]
 
@@ -28,11 +28,11 @@ thread_local! {
     static HELD_BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, with a count per thread.
+/// The system's allocator, with counters for each thread.
 struct Counting;
 
 fn count(layout: Layout, sign: i64) {
-    // A thread that is going away has no counters any more, and nobody reads them.
+    // While a thread ends, its counters are gone and no longer needed.
     let _ = HELD_BYTES.try_with(|held| {
         held.set(held.get() + sign * i64::try_from(layout.size()).unwrap_or(0));
     });
@@ -41,8 +41,8 @@ fn count(layout: Layout, sign: i64) {
     }
 }
 
-// SAFETY: every call goes to `System` with the arguments it came with, and counting neither
-// allocates nor unwinds, so this keeps `System`'s contract.
+// SAFETY: every call goes to `System` with its arguments unchanged, and counting neither allocates nor
+// unwinds, so this keeps `System`'s contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout, 1);
@@ -60,7 +60,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Heap allocations of this thread so far, and the bytes it holds.
+/// Returns the heap allocations of this thread so far, and its heap bytes.
 fn heap() -> (u64, i64) {
     (TAKEN.get(), HELD_BYTES.get())
 }
@@ -69,11 +69,11 @@ const LIVE: usize = 4096;
 const DRAWS: usize = 65_536;
 const WARM_STEPS: usize = if cfg!(debug_assertions) { 100_000 } else { 200_000 };
 const STEPS: usize = if cfg!(debug_assertions) { 100_000 } else { 300_000 };
-/// Of one free and one request. Unoptimised builds are ten times slower and do a tenth.
+/// Steps of one free and one request. Builds without optimization are ten times slower and run a tenth.
 const LONG_STEPS: usize = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
 const SIDE: StreamId = StreamId(0x40);
 
-/// One step: which live block goes, and how large the next one is.
+/// One step: the live block to free, and the size of the next one.
 #[derive(Clone, Copy)]
 struct Draw {
     place: usize,
@@ -90,13 +90,13 @@ impl Dice {
         self.0
     }
 
-    /// In (0, 1].
+    /// Returns a number in (0, 1].
     #[expect(clippy::cast_precision_loss, reason = "53 bits are what a double holds")]
     fn unit(&mut self) -> f64 {
         ((self.roll() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// exp(mu + sigma * normal), clamped.
+    /// Returns exp(mu + sigma * normal), clamped.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -110,7 +110,7 @@ impl Dice {
     }
 }
 
-/// The mix: half of the blocks are below 60 KB, one in forty above 8 MB.
+/// Returns the draws: half of the blocks are below 60 KB, one in forty above 8 MB.
 fn mix() -> Vec<Draw> {
     let mut dice = Dice(0x5EED_51DE);
     let mut draw = |_| Draw {
@@ -138,7 +138,7 @@ fn give(strategy: &Strategy, block: Allocation) {
     strategy.free(block).expect("a live handle is taken back");
 }
 
-/// Replaces live blocks as the draws say.
+/// Replaces live blocks according to the draws.
 fn replace(strategy: &Strategy, live: &mut [Option<Allocation>], draws: &[Draw], steps: usize) {
     for draw in draws.iter().cycle().take(steps) {
         if let Some(block) = live[draw.place].take() {
@@ -164,7 +164,7 @@ fn fill(strategy: &Strategy, draws: &[Draw]) -> Vec<Option<Allocation>> {
     draws[..LIVE].iter().map(|draw| Some(take(strategy, draw.bytes))).collect()
 }
 
-/// Runs `STEPS` steps and checks that all were hits and none touched the heap or the driver.
+/// Runs `STEPS` steps and checks that all were hits, without heap allocations or driver calls.
 #[track_caller]
 fn costs_nothing(sim: &Sim, strategy: &Strategy, steps: impl FnOnce()) {
     let counters = strategy.control().counters.expect("native counts");
@@ -178,7 +178,7 @@ fn costs_nothing(sim: &Sim, strategy: &Strategy, steps: impl FnOnce()) {
     assert_eq!((calls, taken), (0, 0), "driver calls and heap allocations in {hits} hits");
 }
 
-/// Room for every order of holes: after it, the mix finds all it needs in the cache.
+/// Reserves enough memory for every order of holes, so that all later requests are hits.
 fn reserve_room(strategy: &Strategy) {
     let large: Vec<_> = (0..64).map(|_| take(strategy, 4 * GIB)).collect();
     let small: Vec<_> = (0..2048).map(|_| take(strategy, MIB)).collect();
@@ -228,7 +228,7 @@ fn the_counters_of_this_program_see_an_allocation() {
     assert_eq!(heap(), (taken + 1, held));
 }
 
-/// Bytes of bookkeeping for each block, as the engine counts them.
+/// Returns the bytes of bookkeeping for each block, as counted by the engine.
 fn bytes_per_block(strategy: &Strategy) -> f64 {
     let (bytes, blocks) = strategy.engine().expect("native has an engine").metadata();
     assert!(blocks >= LIVE, "{blocks} blocks are too few to tell");
@@ -249,9 +249,9 @@ fn a_block_costs_at_most_128_bytes_of_bookkeeping_with_its_share_of_the_indexes(
     }
 }
 
-// The engine's own count must not be a wish: the heap of this program grows by as much, and what is
-// left over is the tables of fixed size. There are as many blocks as fill the addresses that a large heap
-// takes for them at once; before that it holds addresses without memory besides.
+// The heap of this program grows by the bytes that the engine counts, plus tables of fixed size. There
+// are enough blocks to fill the addresses that a large heap reserves at once; with fewer, part of those
+// addresses would have no memory.
 #[test]
 fn the_bookkeeping_that_the_engine_counts_is_what_the_heap_of_the_program_holds() {
     let blocks = 64 * LIVE;
@@ -271,7 +271,7 @@ fn the_bookkeeping_that_the_engine_counts_is_what_the_heap_of_the_program_holds(
     drop(live);
 }
 
-/// The most the program's heap may grow in a long run: a slab chunk and a table row, not a leak.
+/// The heap may grow by one slab chunk and one table row in a long run. A leak exceeds that.
 const SLACK_BYTES: i64 = 64 * 1024;
 
 #[test]
@@ -324,7 +324,7 @@ fn blocks_that_other_streams_use_leave_nothing_behind() {
 #[test]
 fn a_users_own_functions_cost_nothing_from_the_heap_and_no_driver_call() {
     let next = AtomicU64::new(1 << 40);
-    // A user who hands the same few addresses out again and again.
+    // These functions return the same few addresses again and again.
     let allocate = move |_, _: DeviceId, _: StreamId| {
         Some(next.fetch_add(1 << 30, Ordering::Relaxed) % (64 << 30) + (1 << 40))
     };

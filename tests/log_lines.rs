@@ -1,4 +1,4 @@
-//! Lines that the `log` crate gets: a process of its own, because a process has one logger.
+//! Lines sent to the `log` crate. The test has its own program, because a process has one logger.
 
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +14,8 @@ use stratalloc::switch::Switchable;
 
 const MIB: u64 = 1 << 20;
 
-/// Keeps lines, and allocates and frees with the allocator that it is given, whose lock must be free.
+/// A logger that stores lines. It also allocates and frees with its allocator, which needs the
+/// allocator's locks.
 struct Logger {
     lines: Mutex<Vec<(Level, String)>>,
     allocator: OnceLock<Arc<Switchable>>,
@@ -31,7 +32,7 @@ impl Log for Logger {
         assert_eq!(record.target(), "stratalloc");
         self.lines.lock().push((record.level(), record.args().to_string()));
         if let Some(allocator) = self.allocator.get() {
-            // A miss and a release of everything free, both of which take the growth lock.
+            // A miss and a release of all free segments, both of which take the growth lock.
             if let Ok(block) = allocator.allocate(Request::new(3 * MIB, StreamId(77))) {
                 allocator.free(block).expect("it is live");
             }
@@ -57,7 +58,7 @@ fn build(conf: &str, total_bytes: u64) -> Arc<Switchable> {
     Arc::new(Switchable::build(&config, device, BuildOptions::default()).expect("it is built"))
 }
 
-/// The lines of these calls with numbers of addresses cut off.
+/// Returns the lines without the addresses.
 fn texts(lines: Vec<(Level, String)>) -> Vec<String> {
     let without_address = |text: String| match text.split_once(" at 0x") {
         Some((before, after)) => {
@@ -117,8 +118,8 @@ fn a_miss_a_step_a_release_a_failure_and_a_switch_are_logged_when_no_lock_is_hel
     assert_eq!(seen.iter().filter(|line| *line == switched).count(), 1, "{seen:#?}");
     allocator.free(other).expect("it is live");
 
-    // A logger that uses the allocator: it would wait for ever if a lock were held, and call itself
-    // without end if its own requests added lines.
+    // A logger that uses the allocator: it would deadlock if a lock were held, and recurse without end
+    // if its own requests logged lines.
     lines();
     let allocator = build("backend:native,expandable_segments:True", 64 * MIB);
     assert!(LOGGER.allocator.set(Arc::clone(&allocator)).is_ok());

@@ -1,12 +1,12 @@
-//! All promises in one program: a file or a folder for each, named after what it holds to.
+//! Most tests, in one program: one file or folder for each topic.
 //!
-//! One program links once and shares its helpers. Apart stay those that need a process of their own:
-//! `hot_path` and `reader_memory` count allocations of the whole process, `descriptors` its open files,
-//! `cuda_held` what a device holds, `log_lines` has the logger of its process; `ffi`, `header` and `python`
-//! are about the library for other languages.
+//! One program links once and shares its helpers. Tests that need their own process are separate
+//! programs: `hot_path` and `reader_memory` count allocations of the whole process, `descriptors` its
+//! open files, `cuda_held` holds back work of a device, `log_lines` sets the logger of its process.
+//! `ffi`, `header` and `python` test the library for other languages.
 //!
-//! `cargo test --test main switch::` runs one room. `STRATALLOC_RUNS=full` makes the random histories
-//! longer and more (`common/runs.rs`).
+//! `cargo test --test main switch::` runs one folder. `STRATALLOC_RUNS=full` runs more and longer random
+//! histories (`common/runs.rs`).
 
 mod common;
 

@@ -1,8 +1,8 @@
-//! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on `sim` and `host`.
+//! `backend:cudaMallocAsync`: the strategy's additions to the driver's pools, on `sim` and `host`.
 //!
-//! `malloc_async/captures.rs` is about graphs, `malloc_async/pools.rs` about private pools,
-//! `malloc_async/pressure.rs` about refusals; `malloc_async/histories.rs` does everything at random, by
-//! three threads, and `malloc_async/device.rs` asks a real device.
+//! `malloc_async/captures.rs` tests graphs, `malloc_async/pools.rs` private pools,
+//! `malloc_async/pressure.rs` refused requests. `malloc_async/histories.rs` runs random histories on
+//! three threads, and `malloc_async/device.rs` uses a real device.
 
 mod captures;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
@@ -31,7 +31,7 @@ fn sim(mib: u64) -> Bed {
     Bed::new(mib * MIB, "")
 }
 
-/// The strategy's own counter of this name.
+/// Returns the strategy's own counter of this name.
 pub(crate) fn note(allocator: &MallocAsyncAllocator, name: &str) -> i64 {
     let own = allocator.statistics().own;
     let found = own.iter().find(|own| own.name.strip_prefix("malloc_async.") == Some(name));
@@ -157,7 +157,7 @@ fn a_configured_fraction_is_a_limit_from_the_start() {
     let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
     let bed = Bed::with(256 * MIB, settings);
     assert_eq!(bed.limit_bytes(), Some(64 * MIB));
-    // Settings made by hand may be out of range: they are no limit then, with every backend.
+    // Settings built by hand may be out of range. They then set no limit, with every backend.
     let settings = Settings { per_process_memory_fraction: -1.0, ..Settings::default() };
     let bed = Bed::with(256 * MIB, settings);
     assert_eq!(bed.limit_bytes(), None);
@@ -168,7 +168,7 @@ fn a_refusal_is_tried_again_after_waiting_and_trimming() {
     let bed = sim(128);
     let (a, b) = (bed.device.create_stream().unwrap(), StreamId::DEFAULT);
     bed.give(bed.take_on(64 * MIB, a));
-    // The free on stream a has not been reached, so its memory is of no use to b until waited for.
+    // The free on stream a is still pending, so b can use the memory only after a wait.
     let block = bed.take_on(96 * MIB, b);
     assert_eq!(note(&bed, "trims_that_helped"), 1);
     assert_eq!(bed.statistics().num_alloc_retries, 1);
@@ -239,7 +239,7 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
     bed.reset_accumulated();
     assert_eq!(note(&bed, "own_stream_recorded"), 0);
     bed.give(block);
-    // Neither stream's order says that b has finished.
+    // Neither stream is ordered after the work on b.
     for stream in [a, b] {
         let other = bed.take_on(32 * MIB, stream);
         assert_ne!(other.address(), address);
@@ -300,7 +300,8 @@ fn bytes_that_another_stream_still_reads_stay_intact() {
     for round in 0..50 {
         let source = bed.take_on(MIB, a);
         machine.write(source.address(), MIB, round, a).unwrap();
-        // b is held back, then copies; meanwhile the source is freed and others want memory.
+        // Stream b is held back and then copies. Before that the source is freed and other requests
+        // allocate.
         machine.spoil_later(target.address(), 64, b).unwrap();
         driver.copy(target.address(), source.address(), MIB, b).unwrap();
         bed.record_stream(&source, b).unwrap();
@@ -348,7 +349,7 @@ fn the_largest_request_counts_what_the_pool_holds_idle() {
     bed.give(idle);
     bed.device.synchronize_device().unwrap();
     let info = bed.cache_info().unwrap();
-    // Idle pages move to where the rest comes, so both together serve one request.
+    // The driver can move idle pages next to new ones, so both together serve one request.
     assert_eq!((info.device_free_bytes, info.largest_cached_bytes), (32 * MIB, 64 * MIB));
     bed.give(kept);
 }

@@ -27,7 +27,7 @@ fn allocate(scene: &Scene, bytes: u64, stream: usize) -> Result<Allocation, Allo
     scene.strategy.ask(bytes, scene.streams[stream])
 }
 
-/// A callback that frees everything in `stash`.
+/// Adds a callback that frees all blocks in `stash`, and returns the number of its calls.
 fn free_the_stash(
     scene: &Scene,
     reach: &Arc<OnceLock<Weak<Scene>>>,
@@ -86,7 +86,7 @@ fn callbacks_free_blocks_from_inside_while_other_threads_allocate() {
             }
         });
         scene.check();
-        // Blocks stay in the stash until a callback frees them, and all of them do not fit at once.
+        // Blocks stay in the stash until a callback frees them, and they do not all fit at once.
         assert!(calls.load(SeqCst) > 0);
         for block in std::mem::take(&mut *stash.lock().unwrap()) {
             scene.strategy.give(block);
@@ -105,7 +105,7 @@ fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
         let scene = within(&reach);
         inside.fetch_add(1, SeqCst);
         told.lock().expect("nobody has panicked").push((report.stream, report.requested_bytes));
-        // Where the device is full, small requests may fail too; they must not call back here.
+        // On a full device these small requests may fail, too. They must not call the observer again.
         let own: Vec<_> = (0..3).filter_map(|n| allocate(&scene, 512 << n, n).ok()).collect();
         for _ in 0..3 {
             assert!(allocate(&scene, DEVICE_BYTES, 0).is_err());
@@ -131,7 +131,7 @@ fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
         }
     });
     let failed = failed.into_inner();
-    // 60 MiB and 50 MiB at once do not fit into the device, whatever the other thread does.
+    // 60 MiB and 50 MiB never fit at once, whatever the other thread does.
     assert!(failed > 0);
     assert_eq!(busy.load(SeqCst), failed, "once for each failed request, never from inside");
     assert_eq!(seen.lock().unwrap().len(), failed);
@@ -155,7 +155,7 @@ fn an_allocator_whose_callback_panics_stays_usable() {
         assert_eq!(calls.load(SeqCst), round, "it is called again after a panic");
         scene.check();
     }
-    // Other threads are not held up, and neither is this one.
+    // The panic left no lock held, neither for other threads nor for this one.
     angry.store(false, SeqCst);
     for stream in 0..3 {
         let block = thread::scope(|scope| {

@@ -7,7 +7,7 @@ use crate::common::gpu::device;
 use crate::common::prelude::*;
 use crate::malloc_async::note;
 
-/// An allocator over a pool of its own, so that tests that run beside each other do not meet.
+/// Returns an allocator with its own memory pool, so that concurrent tests do not affect each other.
 fn allocator(cuda: &Arc<Cuda>) -> MallocAsyncAllocator {
     let settings = Settings { malloc_async_own_pool: true, ..Settings::default() };
     let driver = Arc::clone(cuda) as Arc<dyn Driver>;
@@ -70,7 +70,8 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
     [target, slow].into_iter().for_each(|block| allocator.give(block));
 }
 
-/// A stream that was joined before its block is freed; a block from outside; a use on a side stream.
+/// Captures a block freed after its stream was joined, a block from outside the capture, and a use on a
+/// side stream.
 #[test]
 fn a_graph_is_captured_launched_and_freed() {
     let Some((_alone, cuda)) = device() else { return };
@@ -94,7 +95,7 @@ fn a_graph_is_captured_launched_and_freed() {
     cuda.copy(result.address(), on_side.address(), 4 * MIB, main).unwrap();
     allocator.record_stream(&on_side, main).unwrap();
     allocator.give(on_side);
-    // More than the graph ever needs at once, so freed memory must come back inside it.
+    // The sum exceeds the device's memory unless blocks freed in the capture are reused.
     for value in 0..50 {
         let block = take(64 * MIB, main);
         cuda.fill(block.address(), value, 64 * MIB, main).unwrap();
@@ -135,8 +136,8 @@ fn the_limit_and_the_device_end_in_reports() {
     allocator.give(allocator.take(MIB));
 }
 
-/// No context is current on a new thread. A stream's handle says where it belongs; default streams are
-/// those of the device's own context all the same, and nothing stays current.
+/// On a new thread no context is current. A created stream belongs to a context; the default streams are
+/// those of the device's primary context. No call leaves a context current.
 #[test]
 fn a_thread_without_a_context_allocates_and_frees() {
     let Some((_alone, cuda)) = device() else { return };

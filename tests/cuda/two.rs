@@ -1,4 +1,4 @@
-//! Two devices: streams of the one with blocks of the other.
+//! Two devices: streams of one device with blocks of the other.
 
 use parking_lot::MutexGuard;
 
@@ -6,7 +6,7 @@ use stratalloc::driver::HoldsWork;
 
 use super::*;
 
-/// The first device and one that can reach it, or a line why not.
+/// Returns the first device and a device that can access it, or prints why there is none.
 fn pair() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, Cuda)> {
     let ((alone, cuda), other) = (device()?, second()?);
     if !Peers::can_access(&*cuda, DeviceId(1)).expect("the driver answers") {
@@ -16,7 +16,7 @@ fn pair() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, Cuda)> {
     Some((alone, cuda, other))
 }
 
-/// Work on another device's stream holds a block back like work on one of its own device.
+/// Pending work on another device's stream delays the reuse of a block, as work on its own device does.
 #[test]
 fn a_block_that_another_device_writes_is_not_reused_before() {
     let Some((_alone, cuda, other)) = pair() else { return };
@@ -28,7 +28,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         let bytes = 4 * MIB;
         let block = strategy.take_on(bytes, home);
         let address = block.address();
-        // What the driver loads at the first fill may wait for the device.
+        // The first fill loads a module, which may synchronize the device.
         cuda.fill(address, 1, bytes, home).unwrap();
         cuda.synchronize_stream(home).unwrap();
         other.fill(address, 3, bytes, there).unwrap();
@@ -37,7 +37,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         other.fill(address, 4, bytes, there).unwrap();
         strategy.record(&block, there);
         strategy.give(block);
-        // The driver's pool may give the same memory, behind that work.
+        // The driver's pool may return the same memory: it orders the new use after that work.
         let next = strategy.take_on(bytes, home);
         assert!(conf == pools || next.address() != address, "{conf}: the other device works");
         cuda.fill(next.address(), 2, bytes, home).unwrap();

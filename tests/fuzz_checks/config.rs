@@ -1,7 +1,8 @@
-//! The configuration string: what parses is told back as it is, what does not is shown in place.
+//! Configuration strings: a parsed string must round-trip, and an error must point at its place in the
+//! string.
 //!
-//! The first line of the input is the string that an allocator is built from, the rest is a second one
-//! that is put in force while blocks live.
+//! An allocator is built from the first line of the input. The rest is a second string, applied while
+//! blocks are live.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,7 +16,7 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use unicode_width::UnicodeWidthChar;
 
-/// What an error says in one line, at most.
+/// The maximum length of an error message.
 const MESSAGE_MAX_BYTES: usize = 1200;
 
 /// Checks one input.
@@ -28,7 +29,7 @@ pub(crate) fn check(bytes: &[u8]) {
     live(&config, later.as_ref());
 }
 
-/// The built-in keys, and one of each kind that a user can declare.
+/// Returns the built-in keys and one user-declared key of each kind.
 fn table() -> KeyTable {
     let balanced = |text: &str| text.matches('[').count() == text.matches(']').count();
     KeyTable::default()
@@ -76,7 +77,7 @@ fn accepted(config: &Config, text: &str, table: &KeyTable) {
     }
 }
 
-/// The settings with users' keys in the order of their names: that order says nothing.
+/// Returns the settings with users' keys sorted by name: their order has no meaning.
 fn sorted(settings: &Settings) -> Settings {
     let mut settings = settings.clone();
     settings.extra.sort();
@@ -101,7 +102,7 @@ fn refused(error: &ConfigError, text: &str) {
     assert!(shown(line) <= 280 && marks.len() <= 280, "{caret}");
     let carets = marks.trim_start_matches(' ');
     assert!(!carets.is_empty() && carets.bytes().all(|byte| byte == b'^'), "{caret}");
-    // The first caret stands under the first column of what is wrong, the last under its last one.
+    // The first caret is under the first wrong column, the last caret under the last one.
     let indent = marks.len() - carets.len();
     let starts: Vec<usize> = (0..=line.len())
         .filter(|at| line.is_char_boundary(*at))
@@ -111,10 +112,10 @@ fn refused(error: &ConfigError, text: &str) {
     assert!(starts.contains(&marks.len()) || marks.len() == shown(line) + 1, "{caret}");
 }
 
-/// Builds what the configuration says, on a simulated device, uses it and changes it.
+/// Builds the configured allocator on a simulated device, uses it and applies the second configuration.
 fn live(config: &Config, later: Option<&Config>) {
     let settings = config.settings();
-    // Neither files nor foreign code: the input names them.
+    // Log files and foreign libraries are excluded, because the input names them.
     let writes = |layer: &LayerSetting| matches!(layer, LayerSetting::Log { .. });
     if settings.backend == "pluggable" || settings.layers.iter().any(writes) {
         return;
@@ -132,7 +133,7 @@ fn live(config: &Config, later: Option<&Config>) {
             blocks.extend(block.inspect(|block| assert!(block.size_bytes() >= bytes.min(1 << 62))));
         }
         if let (0, Some(later), Some(caching)) = (round, later, allocator.control().caching) {
-            // The driver may refuse; blocks live on either way.
+            // The driver may refuse the change; the blocks stay live either way.
             let _ = caching.apply(later);
         }
     }

@@ -1,8 +1,9 @@
-//! The bytes of a shared handle, and opening them on the host device.
+//! The bytes of a shared handle, and opening it on the host device.
 //!
-//! The first byte of the input chooses: 0 the rest is the handle; 1 the same with a good checksum; 2
-//! and 3 it is patches (place, length, bytes) to a real handle of large and of small pages; 4 to one
-//! of a fabric, on the simulated device that made it.
+//! The first byte of the input selects the mode. In mode 0 the rest is the handle, in mode 1 a handle
+//! whose checksum is corrected. In modes 2 and 3 the rest is patches (offset, length, bytes) to a real
+//! handle of large and of small pages. In mode 4 it is patches to a fabric handle, opened on the
+//! simulated device that made it.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,12 +16,12 @@ use stratalloc::strategies::native::Engine;
 
 use super::sharer;
 
-/// Where a handle says which process made it.
+/// The bytes of a handle with the id of the process that made it.
 const PROCESS: std::ops::Range<usize> = 12..16;
-/// No process has a number with this bit.
+/// A bit that no process id has.
 const NO_PROCESS: u32 = 1 << 30;
 
-/// One who shares and one who opens, on the same device.
+/// An engine that shares blocks and an engine that opens them, on the same device.
 struct Two<D> {
     device: Arc<D>,
     opener: Engine,
@@ -69,7 +70,8 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// The bytes with a process that is this one or none: strangers are left alone.
+/// Makes the process id that of this process or an impossible one, so that no other process is
+/// contacted.
 fn of_no_other_process(mut bytes: Vec<u8>) -> Vec<u8> {
     if let Some(place) = bytes.get_mut(PROCESS) {
         let number = u32::from_le_bytes(place.try_into().expect("four bytes"));
@@ -80,7 +82,7 @@ fn of_no_other_process(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// What is read is written back equally, and tells no secret.
+/// Decodes a handle. Checks that it encodes to the same bytes and that its debug text shows no secret.
 fn decoded(bytes: &[u8]) -> Option<SharedHandle> {
     match SharedHandle::from_bytes(bytes) {
         Ok(handle) => {
@@ -105,7 +107,7 @@ fn told(said: &str) {
     assert!(said.len() < 1000 && !said.contains(char::is_control), "{said:?}");
 }
 
-/// Opens a patched handle. It may be good still; nothing stays behind either way.
+/// Opens a patched handle, which may still be valid. Checks that nothing leaks either way.
 fn opened<D: Driver>(two: &Two<D>, handle: usize, patches: &[u8], held: impl Fn(&D) -> Held) {
     let mut bytes = two.handles[handle].as_bytes().to_vec();
     let mut rest = patches;

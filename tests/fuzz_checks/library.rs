@@ -1,16 +1,16 @@
-//! The look at a library's file before the system's loader sees it.
+//! The check of a library's file before the system's loader opens it.
 //!
-//! Of each input so little is written to the file that no loader can load it, and more than the look
-//! needs: whatever passes the look ends as the loader's refusal.
+//! At most 63 bytes of the input are written to the file. They suffice for the check, but no loader can
+//! load the file, so an input that passes the check ends with the loader's error.
 
 use std::path::PathBuf;
 
 use stratalloc::config::PluggableSettings;
 use stratalloc::strategies::plugin::{LibraryError, load};
 
-/// One less than the header of a 64-bit file: the loader reads no further.
+/// One byte less than the header of a 64-bit ELF file, so the loader stops there.
 const FILE_MAX_BYTES: usize = 63;
-/// Up to and with the machine's number.
+/// Bytes up to and including the machine number.
 const LOOKED_AT_BYTES: usize = 20;
 
 /// Checks one input.
@@ -35,7 +35,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// A 64-bit shared library of this machine and its order of bytes, as far as the head says.
+/// Returns whether the header is that of a 64-bit shared library for this machine and byte order.
 fn looks_fit(content: &[u8]) -> bool {
     let head = [0x7f, b'E', b'L', b'F', 2, if cfg!(target_endian = "little") { 1 } else { 2 }];
     let machine: Option<u16> = match std::env::consts::ARCH {
@@ -50,7 +50,7 @@ fn looks_fit(content: &[u8]) -> bool {
         && machine.is_none_or(|machine| number(18) == machine)
 }
 
-/// A file that goes when this goes.
+/// A file that is deleted on drop.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -64,7 +64,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // A file that stays is written over by the next.
+        // A file that could not be deleted is overwritten by the next input.
         let _ = std::fs::remove_file(&self.0);
     }
 }

@@ -1,6 +1,6 @@
-//! Counts what the current thread holds of the heap, to measure what a reader takes.
+//! Counts the heap bytes of the current thread, to measure the memory of a reader.
 //!
-//! A block that moves counts twice while it does. `tests/reader_memory.rs` uses it, too.
+//! While a block is reallocated, both copies count. `tests/reader_memory.rs` also uses this.
 
 #![expect(unsafe_code, reason = "a global allocator that counts")]
 
@@ -19,15 +19,15 @@ fn signed(bytes: usize) -> i64 {
 }
 
 fn count(bytes: i64) {
-    // The thread may be ending; then nobody measures.
+    // While the thread ends its counters are gone, and no measurement runs.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + bytes);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
     });
 }
 
-// `realloc` is left to the default: a new block, a copy, and the old one freed.
-// SAFETY: every call goes to `System` unchanged; counting touches no memory of the caller.
+// `realloc` is left to the default: a new block, a copy, and the old one freed. SAFETY: every call goes
+// to `System` unchanged; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What `work` returns, and the most bytes that it held at once.
+/// Runs `work` and returns its result and the peak of its heap bytes.
 pub(super) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, i64) {
     let before = HELD.get();
     PEAK.set(before);

@@ -1,7 +1,7 @@
-//! What holds for every input, however hostile: one function for each kind of input.
+//! Properties that must hold for every input, however hostile: one function for each kind of input.
 //!
-//! `fuzz/` hands in what libFuzzer thinks of, `tests/fuzz_corpus.rs` the inputs that are kept. A check
-//! panics when a promise is broken; what it accepts or refuses is the library's own business.
+//! `fuzz/` passes the inputs of libFuzzer, `tests/fuzz_corpus.rs` those that are kept. A check panics
+//! when a property is violated. The library alone decides which inputs are valid.
 
 #![allow(dead_code, unused_imports, reason = "each fuzz target uses one check")]
 

@@ -1,5 +1,5 @@
-//! What holds for every recording, whatever format it came in: it is read within its bounds, its
-//! errors are fit to be shown, and what it asks for can be asked of any allocator.
+//! Checks for recordings of any format: reading stays within its memory limit, errors are printable, and
+//! the requests can be replayed on any allocator.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use stratalloc::replay::{Op, ReplayError, Trace, TraceError, Workload, run, veri
 
 use super::memory::peak_of;
 
-/// Decoded bytes that are read at most.
+/// The maximum number of decoded bytes.
 const DECODED_MAX: u64 = 256 << 10;
 /// Buffers and tables that do not depend on the input.
 const FIXED_BYTES: u64 = 1 << 20;
-/// What an error says, at most.
+/// The maximum length of an error message.
 const MESSAGE_MAX_BYTES: usize = 2000;
-/// The memory of the device that recordings are repeated on.
+/// The memory of the device on which recordings are replayed.
 const TOTAL_BYTES: u64 = 16 << 30;
 
-/// The recording in `bytes`, if it is one.
+/// Reads `bytes` and returns the recording, if it is one.
 pub(super) fn read(bytes: &[u8]) -> Option<Trace> {
     let limits = Limits { decoded_bytes: DECODED_MAX, ..Limits::default() };
     let (result, peak) = peak_of(|| read_bytes("input", bytes, &limits, None));
@@ -54,7 +54,7 @@ fn refused(error: &TraceError, decoded: u64) {
     }
 }
 
-/// Repeats what the recording asks for, decision by decision and then on an allocator of its own.
+/// Verifies the recording decision by decision, then replays its requests on a separate allocator.
 pub(super) fn repeat(trace: &Trace) {
     let config = Config::parse(&trace.conf, &KeyTable::default()).ok();
     let config = config.filter(is_harmless).unwrap_or_default();
@@ -84,7 +84,7 @@ pub(super) fn repeat(trace: &Trace) {
             assert_eq!(run.allocations + run.ooms, asked);
             assert!(run.frees <= run.allocations);
         }
-        // A block of nothing was never handed out, whatever the recording says.
+        // A block of 0 bytes cannot be allocated, whatever the recording contains.
         Err(ReplayError::Alloc(AllocError::ZeroBytes)) => {
             let nothing = |op: &Op| matches!(op, Op::Allocate { bytes: 0, .. });
             assert!(workload.ops.iter().any(nothing), "{workload:?}");
@@ -96,7 +96,7 @@ pub(super) fn repeat(trace: &Trace) {
     assert!(held.is_nothing(), "{held:?}");
 }
 
-/// Neither files nor foreign code: the input names them. No failures on purpose.
+/// Returns whether the configuration names no file and no foreign library, and injects no faults.
 fn is_harmless(config: &Config) -> bool {
     let harmless =
         |layer: &LayerSetting| !matches!(layer, LayerSetting::Log { .. } | LayerSetting::Fault(_));
@@ -111,7 +111,7 @@ enum Life {
     Over,
 }
 
-/// Every block is allocated once, freed at most once and finished at most once, in this order.
+/// Checks that every block is allocated once, then freed at most once, then completed at most once.
 fn lawful(workload: &Workload) {
     let mut blocks = vec![Life::Unborn; workload.blocks as usize];
     let mut step = |id: u32, from: Life, to: Life| {

@@ -1,7 +1,7 @@
-//! Logs of requests in RMM's CSV format. The header is put in front of every other input, so that a
-//! short one is not wasted on it.
+//! Logs of requests in RMM's CSV format. The check adds the header to inputs that do not begin as a log
+//! or a compressed file, so that short inputs need no header.
 //!
-//! What is read says the same when it is written as a log and read again.
+//! A log that is read must be equal after it is written and read again.
 
 use std::fmt::Write as _;
 
@@ -37,7 +37,7 @@ fn log(trace: &Trace) -> String {
             Action::Alloc => "allocate",
             Action::OutOfMemory => "allocate failure",
             Action::FreeRequested => "free",
-            // Said by the row before.
+            // The row of the free already implies it.
             Action::FreeCompleted => continue,
             other => panic!("no log says {other:?}"),
         };

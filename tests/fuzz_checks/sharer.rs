@@ -1,4 +1,4 @@
-//! Somebody who shares: an engine with live blocks, and what their handles say.
+//! A process that shares memory: an engine with live blocks, and the layout of their handles.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use stratalloc::ids::StreamId;
 use stratalloc::sharing::SharedHandle;
 use stratalloc::strategies::native::{Engine, EngineOptions};
 
-/// The secret of a handle of pages.
+/// The bytes of a handle with the secret of its pages.
 pub(super) const SECRET: std::ops::Range<usize> = 40..56;
-/// The name of its socket.
+/// The bytes with the name of its socket.
 pub(super) const SOCKET: std::ops::Range<usize> = 56..72;
-/// Where its first page is named, and in how many bytes.
+/// The offset of the first page, and the size of each page's description.
 pub(super) const PAGES_AT: usize = 88;
 pub(super) const PAGE_BYTES: usize = 32;
 
-/// An engine whose pages may leave the process.
+/// Returns an engine whose pages can be exported.
 pub(super) fn engine(driver: Arc<dyn Driver>) -> Engine {
     let text = "expandable_segments:True,expandable_segments_ipc:True";
     let config = Config::parse(text, &KeyTable::default()).expect("the text is legal");
@@ -25,14 +25,14 @@ pub(super) fn engine(driver: Arc<dyn Driver>) -> Engine {
     Engine::new(driver, &options).expect("the device can do it")
 }
 
-/// A block and its handle.
+/// Allocates a block and shares it.
 pub(super) fn shared(engine: &Engine, bytes: u64) -> (Allocation, SharedHandle) {
     let block = engine.allocate(Request::new(bytes, StreamId::DEFAULT)).expect("there is memory");
     let handle = engine.share(&block).expect("the pages can leave");
     (block, handle)
 }
 
-/// Writes the checksum that belongs to the bytes before it, as a forger would.
+/// Recomputes the checksum at the end, as a forger would.
 pub(super) fn seal(bytes: &mut [u8]) {
     let Some((before, sum)) = bytes.split_last_chunk_mut::<8>() else { return };
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);

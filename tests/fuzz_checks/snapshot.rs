@@ -1,6 +1,6 @@
-//! Snapshots as pickle and JSON, plain and compressed, the whole way to an allocator.
+//! Snapshots as pickle and JSON, plain and compressed, from the reader to an allocator.
 //!
-//! What is read says the same when it is written as JSON and read again.
+//! A snapshot that is read must be equal after it is written as JSON and read again.
 
 use std::fmt::Write as _;
 
@@ -24,7 +24,8 @@ pub(crate) fn check(bytes: &[u8]) {
     recording::repeat(&trace);
 }
 
-/// Segments at one address stand in any order, and other devices are not written.
+/// Sorts segments at the same address, whose order has no meaning, and clears `other_devices`, which are
+/// not written.
 fn sorted(mut trace: Trace) -> Trace {
     trace.other_devices = 0;
     trace.segments.sort_by_key(|segment| format!("{:x?}", (segment.address, segment)));

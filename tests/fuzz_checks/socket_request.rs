@@ -1,8 +1,7 @@
-//! What the thread that hands out descriptors is sent: one packet to a real socket, one answer back.
+//! Requests to the thread that sends file descriptors: one packet to a real socket, one answer.
 //!
-//! The first byte of the input says what of the rest is replaced by what only a handle knows: 1 the
-//! secret, 2 the identities (each number below the number of pages, by that page's), 4 puts a good
-//! head in front.
+//! The first byte of the input is a bit mask. Bit 0 inserts the secret. Bit 1 replaces each number below
+//! the number of pages with that page's identity. Bit 2 adds a valid header.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -30,7 +29,7 @@ const HEAD_BYTES: usize = 32;
 const ASKED_MAX: usize = 250;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// An engine that shares one block, and what the block's handle says.
+/// An engine that shares one block, and the fields of the block's handle.
 struct Sharer {
     _block: Allocation,
     _engine: Engine,
@@ -91,7 +90,8 @@ fn packet(mode: u8, rest: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// The answer's two numbers: 0 and how many, 1 refused, 2 and which is gone, 3 malformed.
+/// Returns the two numbers of the right answer: 0 and the number of pages, 1 if refused, 2 and the page
+/// that is gone, or 3 if malformed.
 fn expected(packet: &[u8]) -> (u32, u32) {
     let Some((head, rest)) = packet.split_at_checked(HEAD_BYTES) else { return (3, 0) };
     let asked: Vec<&[u8]> = rest.chunks(8).collect();
@@ -121,7 +121,7 @@ fn converse(packet: &[u8]) -> (Vec<u8>, Vec<OwnedFd>) {
     }
     let name = [b"stratalloc/".as_slice(), &SHARER.socket].concat();
     let address = SocketAddrUnix::new_abstract_name(&name).expect("a name");
-    // libFuzzer's clock sends signals.
+    // libFuzzer's timer interrupts system calls with signals.
     retry_on_intr(|| connect(&socket, &address)).expect("the thread listens");
     let sent = retry_on_intr(|| send(&socket, packet, SendFlags::NOSIGNAL));
     sent.expect("the thread takes a packet");

@@ -1,4 +1,4 @@
-//! Who asked: levels, scopes, providers that misbehave.
+//! Contexts of entries: stack levels, scopes, and providers that misbehave.
 
 use std::panic;
 
@@ -56,7 +56,7 @@ fn a_block_that_is_freed_lets_its_stack_go() {
     for _ in 0..10_000 {
         allocator.free(allocator.take(512)).unwrap();
     }
-    // That of the first block, and that of the request for which the segment came: the same.
+    // The first block and its segment share one stack.
     assert_eq!(alive.load(Ordering::Relaxed), 1);
     allocator.give(first);
 }
@@ -95,7 +95,7 @@ fn a_provider_may_panic() {
     assert!(history.entries().iter().all(|entry| entry.context.is_none()));
 }
 
-/// A stack that holds a block of the very allocator, which goes back with it.
+/// A stack that holds a block of the same allocator and frees it on drop.
 #[derive(Debug)]
 struct Holding {
     allocator: Switchable,
@@ -187,7 +187,7 @@ fn annotations_say_where_something_begins_and_ends() {
     assert_eq!(allocator.recording().snapshot().annotations.len(), 65_536);
 }
 
-/// Not inlined, also where a build has no debug information of inlined functions.
+/// Not inlined, so that its frame exists even in builds without debug information for inlined functions.
 #[cfg(feature = "stacks")]
 #[inline(never)]
 fn take_a_thousand(allocator: &Switchable) -> Vec<Allocation> {

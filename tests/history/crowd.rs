@@ -1,11 +1,12 @@
-//! Eight threads that record at once: nothing is lost that was not told, and each heap's order is exact.
+//! Eight threads record at once: every entry is kept or counted as dropped, and each heap's order is
+//! exact.
 
 use super::{build_over, events, history, sim, unrecorded};
 use crate::common::prelude::*;
 
 const THREADS: u64 = 8;
 
-/// Requests and frees of one thread on its own stream; what it did, in order.
+/// Allocates and frees on one stream and returns the operations in order.
 fn work(allocator: &dyn DeviceAllocator, stream: u64, steps: u64) -> Vec<(Action, u64)> {
     let (mut done, mut live) = (Vec::new(), Vec::new());
     let mut dice = stream + 1;
@@ -43,7 +44,7 @@ fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
                 let (allocator, history) = (&allocator, &history);
                 scope.spawn(move || {
                     let done = work(allocator, stream, steps);
-                    // Reading beside the others takes nothing away.
+                    // Reading does not remove entries.
                     assert!(history.entries().len() >= done.len());
                     done
                 })
@@ -64,7 +65,7 @@ fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
     }
 }
 
-/// A ring that is much too small: what is kept and what is told as dropped is all there was.
+/// The ring is much too small: the kept and the dropped entries add up to all of them.
 #[test]
 fn what_is_dropped_is_told() {
     let (allocator, history) = unrecorded("backend:native");
@@ -87,7 +88,8 @@ fn what_is_dropped_is_told() {
 
 #[test]
 fn starting_clearing_reading_switching_and_failing_at_once() {
-    // Some requests fail, of one strategy on purpose and of all because the device is small.
+    // Some requests fail: in one strategy because of the fault layer, in all because the device is
+    // small.
     let fails = "backend:native,layers:[fault:[probability:0.05]]";
     let allocator = build_over(fails, sim(40 * MIB));
     let history = history(&allocator);

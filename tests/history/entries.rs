@@ -1,11 +1,11 @@
-//! What is recorded, and which entries are kept.
+//! Which entries are recorded, and which are kept.
 
 use stratalloc::history::Snapshot;
 
 use super::{actions, events, recorded, unrecorded};
 use crate::common::prelude::*;
 
-/// The least that an allocator can be.
+/// A minimal allocator.
 #[derive(Debug)]
 struct Least {
     owner: OwnerId,
@@ -69,7 +69,7 @@ fn every_strategy_records_requests_and_frees_and_shows_what_lives() {
     }
 }
 
-/// Frees and requests of the same blocks on streams that are used very unevenly.
+/// Allocates and frees equal blocks on streams, most of them on stream 0.
 fn work(allocator: &dyn DeviceAllocator) {
     let mut dice = 1_u64;
     for _ in 0..20_000 {

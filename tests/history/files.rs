@@ -1,4 +1,5 @@
-//! Snapshots as files: both syntaxes, hostile names, failing disks, and back through the verifying replay.
+//! Snapshots as files: both formats, hostile names, full disks, and the verifying replay of a written
+//! snapshot.
 
 use std::io::{self, Write};
 
@@ -16,7 +17,7 @@ fn written(snapshot: &Snapshot, format: Format) -> Trace {
     reader::read_bytes("written", &*bytes, &limits, None).expect("our own reader reads it")
 }
 
-/// Whether a replay under what the file says makes every decision again.
+/// Checks that a replay with the configuration in the file makes every decision again.
 fn assert_exact(snapshot: &Snapshot, what: &str) {
     for format in [Format::Pickle, Format::Json] {
         let trace = written(snapshot, format);
@@ -52,7 +53,7 @@ fn both_syntaxes_say_the_same() {
     allocator.give(kept);
 }
 
-/// Takes so many bytes and then says that it is full.
+/// A writer that accepts this many bytes and then reports a full disk.
 struct Disk(usize);
 
 impl Write for Disk {

@@ -1,11 +1,12 @@
-//! What a request that fails leaves behind: a snapshot, and settings that would have served it.
+//! Effects of a request that fails: a snapshot, and settings with which it would have succeeded.
 
 use stratalloc::replay::{Limits, reader};
 
 use super::{build_over, sim};
 use crate::common::prelude::*;
 
-/// 40 MiB that 12 MiB keep from going back, so that 50 MiB find no room among 64.
+/// Returns an allocator with a segment of 40 MiB in which 12 MiB are live, so that a device of 64 MiB
+/// has no room for 50 MiB.
 fn fragmented(conf: &str) -> impl DeviceAllocator {
     let allocator = build_over(conf, sim(64 * MIB));
     allocator.free(allocator.take(40 * MIB)).expect("it is live");

@@ -1,11 +1,11 @@
-//! The report of a request that fails: who holds the memory, and under which configuration.
+//! The report of a request that fails: the stacks that hold the memory, and the configuration.
 
 use stratalloc::history::Context;
 
 use super::{build_over, history, sim};
 use crate::common::prelude::*;
 
-/// A stack like no other, whose frame is one of two.
+/// A unique stack with one of two frames.
 #[derive(Debug)]
 struct Numbered(u64);
 

@@ -1,4 +1,4 @@
-//! When trackers get memory of the driver, and what they may do.
+//! When trackers are called for driver memory, and which calls they may make.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -13,7 +13,8 @@ fn host() -> Arc<dyn Driver> {
     Arc::new(Host::with_bytes(GIB))
 }
 
-/// A cache of registered memory, as a network library has one: what was announced and has not gone.
+/// A cache of registered memory, as in a network library: the pages that were announced and not yet
+/// released.
 #[derive(Debug, Default)]
 struct Registered {
     pages: Mutex<BTreeSet<u64>>,
@@ -50,7 +51,7 @@ fn register_in(allocator: &Switchable) -> Arc<Registered> {
     registered
 }
 
-/// Stops the first tracker call for memory that goes until `go` is received.
+/// Makes the first tracker call for a release wait until a message arrives on the returned sender.
 fn stop_the_first(allocator: &Switchable) -> (Receiver<()>, Sender<()>) {
     let ((stopped, is_stopped), (go, may_go)) = (mpsc::channel(), mpsc::channel());
     let (first, may_go) = (AtomicBool::new(true), Mutex::new(may_go));
@@ -74,7 +75,7 @@ fn memory_is_announced_as_gone_before_another_thread_can_get_its_address() {
         thread::scope(|scope| {
             let empties = scope.spawn(|| allocator.caching().empty_cache());
             is_stopped.recv().expect("something goes");
-            // The address of the block that is on its way would be announced twice.
+            // Before the release is complete, the address must not be announced a second time.
             let other = allocator.take_on(32 * MIB, StreamId(7));
             go.send(()).expect("the tracker waits");
             empties.join().expect("it ends").unwrap();
@@ -150,8 +151,8 @@ fn a_tracker_gets_what_the_ring_skips() {
     assert!(actions(&history(&allocator)).is_empty());
 }
 
-/// It is not called inside itself. Memory that it takes is announced when the call has returned, and nothing
-/// goes back to the driver in between.
+/// The tracker is not called recursively. Memory allocated inside a call is announced after the call has
+/// returned, and nothing is released to the driver before.
 #[test]
 fn a_tracker_may_do_everything_inside_a_call_for_memory() {
     for (conf, driver) in CONFS.into_iter().flat_map(|conf| [(conf, host()), (conf, sim(GIB))]) {
@@ -185,7 +186,7 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
     }
 }
 
-/// Lets the tracker go when the device has refused so many requests.
+/// Resumes the tracker when the device has refused this many requests.
 #[derive(Debug)]
 struct Refusals {
     left: AtomicU64,
@@ -212,7 +213,7 @@ impl Interceptor for Refusals {
 
 #[test]
 fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
-    // The second refusal comes after the request has released what is idle.
+    // The second refusal comes after the request has released all free segments.
     let refusals = Refusals { left: AtomicU64::new(2), go: Mutex::default() };
     let options =
         stratalloc::driver::sim::SimOptions { total_bytes: 40 * MIB, ..Default::default() };

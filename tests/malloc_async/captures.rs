@@ -1,4 +1,5 @@
-//! Graphs: memory of their own, frees that must not keep a capture from ending, frees that wait.
+//! Graphs: memory that belongs to them, frees that must not prevent a capture from ending, and deferred
+//! frees.
 
 use std::collections::HashSet;
 
@@ -9,7 +10,7 @@ use crate::common::prelude::*;
 use crate::common::racing::Before;
 
 impl Bed {
-    /// All that the next node on a captured stream comes after.
+    /// Returns all graph nodes before the next node of a captured stream.
     fn behind(&self, stream: StreamId) -> HashSet<NodeId> {
         let mut seen = HashSet::new();
         let mut todo = self.device.frontier(stream).expect("it is captured");
@@ -53,7 +54,7 @@ fn a_block_may_be_freed_after_its_stream_was_joined() {
     bed.join(main, side);
     let block = bed.take_on(8 * MIB, side);
     bed.join(side, main);
-    // The side stream does nothing any more that anybody could join.
+    // The side stream is already joined. A free submitted to it now would be an unjoined node.
     bed.give(block);
     bed.give(bed.take_on(8 * MIB, main));
     bed.end_capture(main);
@@ -73,7 +74,7 @@ fn a_free_inside_comes_after_every_stream_that_uses_the_block() {
     let used_in = bed.device.frontier(side).unwrap();
     bed.record_stream(&block, side).unwrap();
     bed.give(block);
-    // The stream is where it was, and its next block may have the memory only behind the use.
+    // The main stream is unchanged; only its next block is ordered after the use on the side stream.
     assert!(!bed.device.frontier(main).unwrap().contains(&used_in[0]));
     let again = bed.take_on(8 * MIB, main);
     assert_eq!(again.address(), address);
@@ -180,12 +181,12 @@ fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
         });
         started.wait();
         while !freed.load(Ordering::Acquire) {
-            // Only this thread submits to the stream.
+            // Only this thread submits work to the stream.
             bed.device.fill(target.address(), 1, 64, stream).unwrap();
             kernels += 1;
         }
     });
-    // One node for each request and one for each kernel, all in a line.
+    // One node for each request and each kernel, in one sequence.
     let nodes = bed.behind(stream).len();
     assert_eq!(nodes, 1 + REQUESTS + kernels, "{kernels} kernels were submitted");
     bed.give(target);
@@ -218,7 +219,7 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
     let pool = PoolId::next_capture();
     for told in [true, false] {
         let orphan = bed.take_on(MIB, gone);
-        // Either the scope says what it captures, or a request inside shows it.
+        // Either the scope names the capture, or a request inside it shows it.
         let scope = if told {
             bed.capture(stream, pool)
         } else {
@@ -230,7 +231,8 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
         bed.fail(64 * MIB, HOME);
         bed.empty_cache();
         if !told {
-            // Its stream has gone, so its free waits for all work, which nobody may do now.
+            // The block's stream is destroyed, so its free would wait for all work. During the capture
+            // that is not allowed.
             bed.device.destroy_stream(gone).unwrap();
         }
         let deferred = note(&bed, "deferred_frees");
@@ -277,7 +279,7 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     let scope = bed.capture(stream, PoolId::next_capture());
     let (first, second) = (bed.take_on(8 * MIB, stream), bed.take_on(8 * MIB, stream));
     bed.end_capture(stream);
-    // The graph has gone, and its memory with it: the driver knows no such block.
+    // The graph and its memory are gone: the driver has no such block.
     assert!(bed.device.free_async(first.address(), stream).is_err());
     bed.give(first);
     drop(scope);
@@ -289,7 +291,7 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
 
 #[test]
 fn a_free_that_comes_to_wait_is_charged_all_the_time() {
-    // Whether somebody tells the allocator of the capture or it finds out.
+    // With a scope for the capture, and without one: then the free itself detects the capture.
     for told in [true, false] {
         let machine = SimMachine::new(256 * MIB);
         let sim = &machine.0;
@@ -332,7 +334,7 @@ fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
     assert!(asked <= 3 * 20, "{asked} questions for 20 requests");
     inside.into_iter().for_each(|block| bed.give(block));
     bed.end_capture(stream);
-    // The next request finds the first of them free, and so looks at all.
+    // The next request finds the first deferred free complete, and so checks all of them.
     let next = bed.take(512);
     assert_eq!(bed.allocated(), (1, 512, 512));
     bed.give(next);
@@ -348,7 +350,7 @@ fn a_block_whose_graph_is_gone_leaves_when_its_address_comes_back() {
     let old = bed.take_on(8 * MIB, stream);
     let waiting = bed.take_on(8 * MIB, stream);
     let address = waiting.address();
-    // Work outside the capture uses it, so its free waits.
+    // Work outside the capture uses the block, so its free is deferred.
     bed.record_stream(&waiting, side).unwrap();
     bed.give(waiting);
     bed.end_capture(stream);
@@ -391,14 +393,14 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
         let opened = allocator.open_scope(pool, ScopeFilter::Capture(capture)).is_ok();
         for _ in 0..3 {
             (0..2).for_each(|_| take(main, &mut held));
-            // One from outside, one from inside.
+            // One block from outside the capture, one from inside.
             for block in [held.remove(0), held.pop().expect("one is left")] {
                 held.extend(allocator.free(block).err().map(|refused| refused.allocation));
             }
         }
         Capture::end(&*sim, main).expect("a failed call breaks no capture");
         if opened {
-            // A failure of the frees that waited is told, and the scope is closed all the same.
+            // A failure of the deferred frees is returned, and the scope is closed anyway.
             let _ = allocator.close_scope(pool);
             while allocator.pool_users(pool).is_some_and(|users| users > 0) {
                 let _ = allocator.release_pool(pool);
@@ -421,7 +423,7 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
     assert!(failed > 80, "only {failed} calls were made to fail");
 }
 
-/// A capture that nobody told of yet, on a thread that begins its scope later.
+/// The capture runs on another thread and has no scope yet.
 #[test]
 fn memory_that_is_given_back_breaks_no_capture_before_its_scope() {
     let bed = sim(64);
@@ -434,7 +436,7 @@ fn memory_that_is_given_back_breaks_no_capture_before_its_scope() {
     let [first, second] = [30, 30].map(|mib| bed.take_on(mib * MIB, side));
     bed.give(first);
     bed.give(second);
-    // No piece is as large: what is idle goes back first.
+    // No free range is that large, so idle memory is released first.
     let large = bed.take(60 * MIB);
     let status = driver.capture_status(captured).unwrap();
     assert_eq!(status, CaptureStatus::Active { capture: begun.unwrap() });

@@ -1,4 +1,4 @@
-//! On a real device. Without one each test prints `skipped: no CUDA device` and ends.
+//! Tests on a real device. Without one each test prints `skipped: no CUDA device` and ends.
 
 use stratalloc::driver::Cuda;
 
@@ -70,7 +70,7 @@ fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
         });
     });
     assert_eq!(note(&allocator, "deferred_frees"), 1);
-    // The graph is dropped without having run, while its block is held.
+    // The graph is dropped without a launch, while its block is live.
     Capture::end(&*cuda, stream).unwrap();
     drop(scope);
     allocator.give(inside);

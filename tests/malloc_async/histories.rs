@@ -1,9 +1,11 @@
-//! Random histories of three threads: no byte is in two hands, bytes stay, and sums are a recount.
+//! Random histories on three threads: no two live blocks overlap, bytes stay intact, and the statistics
+//! equal a recount.
 //!
-//! Blocks change hands: whoever frees need not be who allocated. On `sim` each thread captures
-//! graphs on a stream of its own, in scopes of all kinds and with nobody told at first. Others may free its
-//! blocks at any moment; a graph is gone when its capture ends, so its addresses may then come back while the
-//! old blocks are held. A GPU gets short histories without captures, on a part of it.
+//! A block can be freed by another thread than the one that allocated it. On `sim` each thread captures
+//! graphs on its own stream, with scopes of all kinds, some of them opened after the capture began.
+//! Other threads may free a graph's blocks at any moment. A graph is destroyed when its capture ends, so
+//! its addresses may be reused while the old blocks are still held. A GPU runs short histories without
+//! captures, on a part of its memory.
 
 #[cfg(target_os = "linux")]
 use stratalloc::conformance::part::Part;
@@ -18,7 +20,7 @@ use crate::common::prelude::*;
 
 const THREADS: usize = 3;
 
-/// How much of a device histories on a part of it get.
+/// Bytes of the part of a device that a history uses.
 #[cfg(target_os = "linux")]
 const PART_BYTES: u64 = 512 * MIB;
 
@@ -31,7 +33,7 @@ enum Op {
     },
     Give(usize),
     Record(usize, usize),
-    /// Begins or ends one; which filter its scope has, and whether that opens first.
+    /// Begins or ends a capture. Selects the filter of its scope and whether the scope opens first.
     Capture {
         filter: usize,
         scope_first: bool,
@@ -64,7 +66,7 @@ struct Held {
     block: Allocation,
     stream: StreamId,
     seed: u64,
-    /// Memory of a graph: it goes when the capture ends, whoever holds it.
+    /// Memory of a graph: it is gone when the capture ends, even while the block is held.
     of_graph: bool,
 }
 
@@ -75,11 +77,11 @@ struct Run<M: Machine> {
     streams: Vec<StreamId>,
     pool: PoolId,
     bag: Mutex<Vec<Held>>,
-    /// End of each block in somebody's hands, by start; without memory of graphs.
+    /// End of each live block by its start, without memory of graphs.
     shadow: Mutex<BTreeMap<u64, u64>>,
 }
 
-/// What one thread knows.
+/// The state of one thread.
 struct Hand {
     stream: StreamId,
     scope: Option<PoolId>,
@@ -209,7 +211,7 @@ impl<M: Machine + Sync> Run<M> {
         (hand.taken, hand.stream)
     }
 
-    /// Everybody has gone: what is held is what is counted.
+    /// Checks, after all threads have ended, that the statistics equal a recount of the held blocks.
     fn finish(self, taken: u64, made: &[StreamId]) {
         let (of_graphs, rest): (Vec<_>, Vec<_>) =
             self.bag.lock().drain(..).partition(|held| held.of_graph);
@@ -224,7 +226,7 @@ impl<M: Machine + Sync> Run<M> {
         let s = self.bed.statistics().allocation.all;
         assert_eq!((s.current, s.allocated, s.freed), (0, s.freed, s.allocated));
         assert_eq!(s.allocated.unsigned_abs(), taken);
-        // All that was charged has come back, or this would not fit.
+        // This fits only if every block's charge against the limit was refunded.
         self.bed.set_limit_bytes(Some(MIB));
         self.bed.give(self.bed.take(MIB));
         let Self { bed, machine, streams, .. } = self;
@@ -268,7 +270,7 @@ fn histories_of_three_threads_keep_the_bytes_on_the_host() {
     check(30, || HostMachine::new(1024 * MIB));
 }
 
-/// What is done on a GPU, where there is none.
+/// The history for a GPU, on the host device.
 #[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {
