@@ -1,8 +1,8 @@
-//! A stream that is another one on each thread: its blocks change threads only when the work of the
-//! thread that freed them is done.
+//! The per-thread default stream: another thread may reuse a block only when the work of the thread that
+//! freed it is done.
 //!
-//! `common::threaded` is the simulated device with such a stream. Each test runs on fixed and on expandable
-//! segments. The first thread is the test's own; others run while it waits for them.
+//! `common::threaded` is a simulated device with such a stream. Each test runs on fixed and on
+//! expandable segments. The first thread is the test's own; it waits while the others run.
 
 mod captures;
 
@@ -15,7 +15,7 @@ use crate::common::threaded::{OWN, Threaded, threaded};
 type Bed = BedOn<Threaded>;
 
 impl Bed {
-    /// Takes a block and gives the calling thread's stream work on it.
+    /// Allocates a block and submits work on it to `stream`.
     #[track_caller]
     fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
         self.worked(self.take_on(bytes, stream), stream)
@@ -26,12 +26,13 @@ impl Bed {
         block
     }
 
-    /// Makes a stream wait for an event; if that is of a capture, it draws the stream in.
+    /// Makes a stream wait for an event. If the event belongs to a capture, the stream joins the
+    /// capture.
     fn behind(&self, stream: StreamId, event: EventId) {
         self.device.wait_event(stream, event).expect("it takes work");
     }
 
-    /// Takes a block and frees it at once; where it was.
+    /// Allocates a block, frees it at once, and returns its address.
     #[track_caller]
     fn look(&self, bytes: u64, stream: StreamId) -> u64 {
         let block = self.take(bytes, stream);
@@ -40,7 +41,7 @@ impl Bed {
         address
     }
 
-    /// Bytes in callers' hands, and those that wait besides.
+    /// Returns the bytes of live blocks and of freed blocks that still wait.
     fn live_and_draining(&self) -> (i64, i64) {
         let statistics = self.stats();
         let live = statistics.allocated_bytes.all.current;
@@ -79,7 +80,8 @@ fn a_free_waits_for_the_stream_of_the_thread_that_frees() {
         let bed = Bed::new(ROOMY, conf);
         let block = bed.take(MIB, OWN);
         let address = block.address();
-        // As if it had been handed over, behind the first thread's work.
+        // The first thread's work is done, as if the block was passed to the other thread after a
+        // synchronization.
         bed.device.interceptor().finish_own();
         let finish = elsewhere(|| {
             bed.give(bed.worked(block, OWN));
@@ -116,7 +118,7 @@ fn a_request_that_needs_the_memory_waits_for_the_other_threads_work() {
         assert_eq!(other.address(), address, "{conf}");
         assert_eq!(bed.device.inner().calls("synchronize_event"), 1, "{conf}");
         bed.give(other);
-        // Another stream gets the memory by way of the device.
+        // A request on another stream gets the memory after it was released to the device.
         let stream = bed.device.create_stream().unwrap();
         elsewhere(|| bed.look(20 * MIB, stream));
         bed.check();
@@ -159,7 +161,7 @@ fn a_private_pool_keeps_threads_apart_too() {
         assert_eq!(third.address(), address, "{conf}");
         bed.give(other);
         bed.give(third);
-        // Routed there by a scope.
+        // The scope routes the requests to the pool.
         let scope = PoolScope::open(pools, pool, ScopeFilter::Stream(OWN)).unwrap();
         bed.device.inner().complete_all();
         let address = bed.look(MIB, OWN);
@@ -196,12 +198,12 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
         let first = bed.look(MIB, OWN);
         assert_ne!(bed.look(MIB, OWN), first, "{conf}: nothing passes in a capture");
-        // Other threads' streams are not captured: theirs goes on as ever.
+        // Other threads' per-thread streams are not captured, so their blocks are reused as usual.
         let (before, stream) =
             elsewhere(|| (bed.look(MIB, OWN), bed.device.interceptor().stream(OWN).unwrap()));
         bed.device.inner().complete_stream(stream);
         assert_eq!(elsewhere(|| bed.look(MIB, OWN)), before, "{conf}");
-        // Work from before the capture is in no graph.
+        // Work from before the capture belongs to no graph.
         let address = eager.address();
         bed.give(eager);
         Capture::end(&*bed.device, OWN).unwrap();
@@ -269,7 +271,7 @@ fn what_a_checkpoint_brings_back_obeys_too() {
         let graph = scope.finish();
         let checkpoint = bed.checkpoints().checkpoint(pool).unwrap();
         let address = result.address();
-        // Twice: what came back does not stand in the way of the next time.
+        // Restores twice: restored blocks must not prevent the next restore.
         assert_eq!(
             bed.checkpoints().restore(&checkpoint).unwrap().freed[0].address,
             address,
@@ -302,7 +304,7 @@ fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
         Capture::end(&*bed.device, OWN).unwrap();
         drop(scope.finish());
     });
-    // A launch of the graph may run still, on a stream that only its thread can name.
+    // A launch of the graph may still run, on a stream that only its thread can name.
     bed.device.interceptor().take_order();
     bed.empty_cache();
     assert_eq!(bed.device.interceptor().take_order(), ["synchronize_device", "unmap"]);
@@ -364,7 +366,7 @@ fn wrappers_of_a_device_hand_the_answer_through() {
     assert!(shared.is_per_thread_stream(OWN) && !shared.is_per_thread_stream(StreamId(3)));
 }
 
-/// The real thing: number 2 of a GPU, whose work a gate holds back.
+/// The per-thread default stream (stream 2) of a GPU, whose work is held back.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[test]
 fn a_gpus_per_thread_stream_is_one() {
@@ -378,7 +380,7 @@ fn a_gpus_per_thread_stream_is_one() {
     let strategy = build(&Config::default(), cuda.clone(), BuildOptions::default()).unwrap();
     let take = || strategy.take_on(512, OWN);
     let elsewhere = || elsewhere(take);
-    // The segment is there, so that nothing is asked of the device while work is held back.
+    // The segment exists already, so no device call is needed while work is held back.
     let block = take();
     let address = block.address();
     let gate = cuda.hold_back(OWN).unwrap();

@@ -1,9 +1,9 @@
-//! User-defined allocators, three ways: a Rust type with keys of its own, closures, a shared library.
+//! User-defined allocators in three forms: a Rust type with its own keys, closures, a shared library.
 //!
-//! `registered` has the registry and the keys, `closures` what the framework does around a user's
-//! functions, `captures` what it leaves alone beside one, `pools` private pools over them, `per_thread` a
-//! stream that is another one on each thread, `histories` all at random, `library` loads compiled C and
-//! C++, `hostile` loads what cannot be loaded.
+//! `registered` tests the registry and the keys, `closures` the behaviour added around a user's
+//! functions, `captures` graph captures, `pools` private pools, `per_thread` the per-thread default
+//! stream, `histories` random histories. `library` loads compiled C and C++, `hostile` libraries that
+//! cannot be loaded.
 
 mod captures;
 mod closures;
@@ -18,18 +18,18 @@ mod registered;
 
 use crate::common::prelude::*;
 
-/// A simulated device whose events finish when the test says so.
+/// Returns a simulated device whose events finish when the test completes them.
 fn sim() -> Arc<Sim> {
     Arc::new(Sim::new(SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() }))
 }
 
-/// What a configuration string builds, on a device of its own.
+/// Builds an allocator from a configuration string, on a new device.
 fn build(text: &str) -> Result<Strategy, BuildError> {
     let config = config(text);
     registry::build(&config, sim(), BuildOptions::default())
 }
 
-/// A user who hands out numbers, remembers what he was told, and has so many bytes.
+/// A user's functions: they return made-up addresses, record each call, and fail beyond `most_bytes`.
 #[derive(Debug, Default)]
 struct User {
     said: Mutex<Vec<String>>,
@@ -50,7 +50,7 @@ impl User {
         self.said.lock().push(word);
     }
 
-    /// What he was told since the last question.
+    /// Returns the calls recorded since the last query.
     fn heard(&self) -> Vec<String> {
         std::mem::take(&mut self.said.lock())
     }
@@ -74,7 +74,7 @@ impl User {
     }
 }
 
-/// The user's functions over a device.
+/// Returns an allocator with the user's functions on a device.
 fn over(driver: Arc<dyn Driver>, callbacks: Callbacks) -> PluggableAllocator {
     PluggableAllocator::new("mine", driver, callbacks, &Settings::default(), 1)
 }

@@ -1,12 +1,12 @@
-//! Random histories of private pools: scopes, captures, checkpoints, own allocators, deferred frees,
-//! switching of segments, limits, and driver calls that fail.
+//! Random histories of private pools: scopes, captures, checkpoints, segment allocators, deferred frees,
+//! switching between kinds of segments, limits, and driver calls that fail.
 //!
-//! After every step each law of `common/law.rs` holds and exactly the blocks that were handed out are
-//! live. A block that was freed while another stream's work on it was unfinished is not handed out again
-//! before somebody waited for that work. What a graph got in a pool, by whatever scope or by the pool's
-//! name, stays there while the pool has users, and no capture that nobody told of fails anybody. At the end
-//! nothing is left: no pool, no memory, no mapping, no address space, and pools' own allocators have back
-//! what they gave. Captures run on `sim` only. `failing` lets each driver call of one history fail.
+//! After every step each law of `common/law.rs` holds, and exactly the allocated blocks are live. A
+//! block freed while another stream's work on it was pending is not reused before a wait for that work.
+//! Memory that a graph allocated in a pool stays there while the pool has users. A capture without a
+//! scope makes no request fail. At the end nothing remains: no pool, no memory, no mapping, no address
+//! space, and the pools' segment allocators have all their memory back. Captures run on `sim` only.
+//! `failing` makes each driver call of one history fail.
 
 mod failing;
 mod ops;
@@ -22,7 +22,7 @@ use ops::Op;
 
 const OWN_START: u64 = 1 << 55;
 
-/// A pool's own allocator: addresses far from the device's, never given twice.
+/// A pool's segment allocator. Its addresses are far from the device's and never reused.
 #[derive(Debug, Default)]
 struct Own {
     next: AtomicU64,
@@ -44,7 +44,7 @@ impl SegmentAllocator for Own {
     }
 }
 
-/// A block in our hands, and whether other streams' unfinished work was announced for it.
+/// A live block, and whether unfinished work of other streams was recorded for it.
 struct Mine {
     block: Allocation,
     used_elsewhere: bool,
@@ -59,24 +59,25 @@ struct History<D> {
     pools: Vec<PoolId>,
     held: Vec<Mine>,
     checkpoints: Vec<PoolCheckpoint>,
-    /// The pool of the capture under way, which is on the second stream; the default one if it has no
-    /// scope of its own.
+    /// The pool of the current capture, which is on the second stream. The default pool if the capture
+    /// has no scope.
     capture: Option<PoolId>,
     forked: bool,
     /// Whether the last capture began on this thread, which may not wait inside it.
     began_here: bool,
     /// Open scopes, the newest last.
     scopes: Vec<(PoolId, ScopeFilter)>,
-    /// What was handed out inside captures, with its pool: graphs use it while the pool has users.
+    /// Blocks allocated inside captures, with their pool: graphs use them while the pool has users.
     graphs: Vec<(PoolId, u64, u64)>,
-    /// Ranges that were freed under other streams' work, and how often anybody had waited by then.
+    /// Ranges freed while other streams used them, each with the number of waits up to then.
     waiting: Vec<(u64, u64, Option<u64>)>,
 }
 
 fn told<T>(result: Result<T, PoolError>) -> Result<Option<T>, String> {
     match result {
         Ok(value) => Ok(Some(value)),
-        // What is not legal at this moment, or a planned failure, is an error that changes nothing.
+        // A call that is illegal at this moment, or a planned failure, returns an error and changes
+        // nothing.
         Err(_) => Ok(None),
     }
 }
@@ -125,7 +126,7 @@ impl<D: Base> History<D> {
         self.capture.is_some() && (stream == first || self.forked && stream == second)
     }
 
-    /// The pool that a request on a stream is meant for.
+    /// Returns the pool that a request on a stream should use.
     fn routed(&self, stream: StreamId) -> PoolId {
         let accepts = |(_, filter): &&(PoolId, ScopeFilter)| match filter {
             ScopeFilter::Stream(own) => *own == stream,
@@ -136,7 +137,7 @@ impl<D: Base> History<D> {
         found.map_or(PoolId::DEFAULT, |(pool, _)| *pool)
     }
 
-    /// A request on `stream` that was meant for `pool` has ended.
+    /// Checks the result of a request on `stream` that should use `pool`.
     fn took(
         &mut self,
         made: Result<Allocation, AllocError>,
@@ -167,7 +168,7 @@ impl<D: Base> History<D> {
         if pool != PoolId::DEFAULT && self.is_captured(stream) {
             self.graphs.push((pool, start, end));
         } else if start < OWN_START && !self.is_captured(stream) {
-            // Device code can reach both of its ends.
+            // Device code can access both ends of the block.
             for at in [start, start + block.size_bytes() - 1] {
                 self.base.fill(at, 0xEE, 1, stream).map_err(|error| error.to_string())?;
             }
@@ -189,13 +190,13 @@ impl<D: Base> History<D> {
 
     fn use_elsewhere(&mut self, at: usize, stream: StreamId) -> Checked {
         let others = self.bed.cross_stream();
-        // Uses inside a capture end with it or by a join; only those outside are followed here.
+        // Uses inside a capture end with it or at a join, so only uses outside are tracked here.
         let captured = self.is_captured(stream);
         let mine = &mut self.held[at];
         let record = |by| others.record_stream(&mine.block, by).map_err(|error| error.to_string());
         record(stream)?;
         if !captured {
-            // The block's own stream is not known here: used by two others, it is used elsewhere.
+            // The block's own stream is unknown here. At least one of these two is another stream.
             record(self.streams[0])?;
             record(self.streams[3])?;
             mine.used_elsewhere = true;
@@ -252,10 +253,10 @@ impl<D: Base> History<D> {
         Ok(())
     }
 
-    /// Makes later work of one stream wait for another's.
+    /// Makes later work of `then` wait for the work of `first` so far.
     fn after(&self, first: StreamId, then: StreamId) -> Checked {
         let event = self.base.create_event().map_err(|error| error.to_string())?;
-        // A broken capture takes no more work.
+        // An invalidated capture accepts no more work.
         let recorded = self.base.record_event(event, first);
         let _ = recorded.and_then(|()| self.base.wait_event(then, event));
         self.base.destroy_event(event).map_err(|error| error.to_string())
@@ -269,13 +270,13 @@ impl<D: Base> History<D> {
             self.after(self.streams[2], self.streams[1])?;
         }
         let graphs = self.base.capture().expect("a capture was begun");
-        // It may have been broken on purpose; it has ended all the same.
+        // The capture may have been invalidated on purpose. It has ended either way.
         let _ = graphs.end(self.streams[1]);
         if pool == PoolId::DEFAULT {
             return Ok(());
         }
         self.scopes.retain(|(of, _)| *of != pool);
-        // Released by its maker meanwhile, it loses its last user now.
+        // If the pool was released during the capture, it loses its last user now.
         if !self.pools.contains(&pool) {
             self.graphs.retain(|(of, _, _)| *of != pool);
         }
@@ -358,7 +359,7 @@ impl<D: Base> History<D> {
             Op::Join if self.forked => self.after(self.streams[2], self.streams[1])?,
             Op::Break if self.capture.is_some() => {
                 let event = self.base.create_event().map_err(|error| error.to_string())?;
-                // A captured stream that waits for an event from outside breaks its capture.
+                // A captured stream that waits for an event from outside the capture invalidates it.
                 let recorded = self.base.record_event(event, self.streams[3]);
                 let _ = recorded.and_then(|()| self.base.wait_event(self.streams[1], event));
                 self.base.destroy_event(event).map_err(|error| error.to_string())?;
@@ -370,7 +371,7 @@ impl<D: Base> History<D> {
                 self.base.finish_all();
                 self.waiting.clear();
             }
-            // A planned failure may strike; what was not released stays.
+            // A planned failure may happen. Memory that was not released stays reserved.
             Op::EmptyCache => {
                 if let Err(error) = self.engine().empty_cache() {
                     let capture = error.kind() == DriverErrorKind::CaptureActive;
@@ -404,7 +405,7 @@ impl<D: Base> History<D> {
         self.check()
     }
 
-    /// Closes a pool's scope, unless it is that of the capture under way, and removes its user.
+    /// Closes a pool's scope, unless it is that of the current capture, and removes its user.
     fn close(&mut self, pool: PoolId) -> Checked {
         if self.capture == Some(pool) {
             return Ok(());
@@ -445,7 +446,7 @@ impl<D: Base> History<D> {
         Ok(())
     }
 
-    /// Frees everything, or lets the allocator go with blocks in callers' hands.
+    /// Frees everything, or drops the allocator while blocks are live.
     fn end(mut self, keeps: bool) -> Checked {
         self.bed.device.disarm();
         self.end_capture()?;
@@ -455,7 +456,7 @@ impl<D: Base> History<D> {
             while told(self.engine().private_pools().release_pool(pool))?.is_some() {}
         }
         if keeps {
-            // A planned failure may have kept the driver from hearing that a scope was closed.
+            // A planned failure may have prevented the call that ends the expectation of captures.
             if let Some(graphs) = self.base.capture() {
                 while graphs.expected().is_ok_and(|expected| expected > 0) {
                     graphs.expect_captures(false).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! The Python package, tested by its own tests with the library that was built here.
+//! Runs the Python package's own tests with the library built here.
 
 #[path = "common/shared_library.rs"]
 mod shared_library;
@@ -19,7 +19,7 @@ fn the_python_package_passes_its_tests() {
     }
     command.args(["-B", "-m", "unittest", "discover", "-v", "-s"]).arg(python.join("tests"));
     command.env("PYTHONPATH", &python).env("STRATALLOC_LIBRARY", shared_library::shared_library());
-    // Processes that the tests start write no compiled files either.
+    // Processes started by the tests write no compiled files either.
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     let output = command.output().expect("python3 was there a moment ago");
     let said = String::from_utf8_lossy(&output.stderr);

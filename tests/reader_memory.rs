@@ -1,5 +1,5 @@
-//! Promises on memory, measured. Readers of recordings: at most six times the decoded bytes, and a fixed
-//! part. The writer of snapshots: a fixed part, however long the history is.
+//! Measured memory limits. Readers of recordings need at most six times the decoded bytes and a fixed
+//! part. The writer of snapshots needs a fixed part, however long the history is.
 
 #![cfg(feature = "replay")]
 
@@ -23,7 +23,7 @@ use stratalloc::replay::{Trace, TraceError};
 #[path = "fuzz_checks/memory.rs"]
 mod memory;
 
-/// How long histories are: a tenth in the quick size.
+/// The length of histories: a tenth in the quick size.
 #[path = "common/runs.rs"]
 mod runs;
 
@@ -70,7 +70,7 @@ fn recordings_take_less_than_six_times_their_decoded_bytes() {
         assert!(!trace.events.is_empty());
         assert!(!trace.segments.is_empty());
         assert_within(&name, peak, decoded_bytes);
-        // Well within, even without the fixed part.
+        // The limit holds even without the fixed part.
         assert!(peak < signed(decoded_bytes * MEMORY_FACTOR));
 
         let (plain, peak) =
@@ -85,7 +85,7 @@ fn read_all(bytes: &[u8]) -> (Result<Trace, TraceError>, i64) {
     peak_of(|| read_bytes("hostile", bytes, &Limits::default(), None))
 }
 
-/// `unit` again and again, between `head` and `tail`.
+/// Returns `head`, about 4 MiB of repetitions of `unit`, and `tail`.
 fn repeated(head: &[u8], unit: &[u8], tail: &[u8]) -> Vec<u8> {
     let mut bytes = head.to_vec();
     bytes.extend(unit.repeat((4 << 20) / unit.len()));
@@ -151,7 +151,7 @@ fn numbers_words_and_memo_entries_stay_within_six_times() {
 
 #[test]
 fn shared_events_do_not_unfold() {
-    // One event, referred to two bytes at a time.
+    // One event, with many references of two bytes to it.
     let mut head = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](](}\x94(".to_vec();
     head.extend(b"\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x00\x8c\x04sizeK\x01");
     head.extend(b"\x8c\x06streamK\x00u");
@@ -194,7 +194,7 @@ fn a_long_configuration_string_of_any_bytes_stays_within_six_times() {
 
 #[test]
 fn a_window_of_any_size_hides_no_bomb() {
-    // A frame of zstd with a window of 64 MiB and as much in it: each four bytes stand for 128 KiB.
+    // A zstd frame with a window and content of 64 MiB: each four bytes stand for 128 KiB.
     let mut bomb = b"\x28\xb5\x2f\xfd\x00\x80".to_vec();
     for _ in 0..511 {
         bomb.extend(b"\x02\x00\x10 ");
@@ -246,7 +246,7 @@ fn many_tiny_json_values_stay_within_six_times() {
     assert_within("a long configuration string of JSON", peak, bytes.len() as u64);
 }
 
-/// An event with frames, each different from the others, as JSON.
+/// Returns an event with these frames as JSON.
 fn json_event(frames: &str) -> String {
     format!(r#"{{"action":"alloc","addr":0,"size":1,"stream":0,"frames":[{frames}]}}"#)
 }
@@ -270,7 +270,7 @@ fn stacks_stay_within_six_times_and_cost_no_event() {
     assert!(!trace.stacks.is_empty() && trace.stacks.left_out() > 0);
     assert_within("frames that differ, as JSON", peak, json.len() as u64);
 
-    // One event and its keys, then frames of a line each in lists of one.
+    // One event and its keys, then frames of one line each in lists of one.
     let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](]".to_vec();
     bytes.extend(b"(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94\x8c\x04size\x94");
     bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94\x8c\x04line\x941(");
@@ -282,7 +282,7 @@ fn stacks_stay_within_six_times_and_cost_no_event() {
     }
     bytes.extend(b"eeu.");
     let (result, peak) = read_all(&bytes);
-    // Denser than any recording: it may be refused for its memory, but never takes more.
+    // No recording is as dense. It may be refused for its memory, but must not exceed the limit.
     match result {
         Ok(trace) => assert_eq!(trace.events.len(), events as usize),
         Err(error) => assert!(error.to_string().contains("memory"), "{error}"),
@@ -292,11 +292,11 @@ fn stacks_stay_within_six_times_and_cost_no_event() {
 
 #[test]
 fn a_stack_that_all_events_share_is_read_once() {
-    // A list with 100,000 references to one frame, and 100,000 events that name the list.
+    // A list with 100,000 references to one frame, and 100,000 events with that list.
     let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](]".to_vec();
     bytes.extend(b"(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94\x8c\x04size\x94");
     bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94}\x94](");
-    // Read by the long opcode, as files with more than 256 remembered values do.
+    // Uses the long opcode, as files with more than 256 memo entries do.
     bytes.extend(b"j\x06\0\0\0".repeat(100_000));
     bytes.extend(b"e\x941(");
     let event = b"}(h\x00h\x01h\x02K\x00h\x03K\x01h\x04K\x00h\x05h\x07u";
@@ -320,7 +320,7 @@ fn a_text_where_a_list_should_be_is_not_repeated() {
         r#"[{"blocks":""#,
         r#"[{"address":""#,
     ] {
-        // Each of these bytes takes six in a message that escapes it.
+        // An error message needs six bytes to escape each of these.
         let bytes = [head.as_bytes(), &vec![0x7f; 1 << 20], b"\"}"].concat();
         let (result, peak) = read_all(&bytes);
         assert!(result.unwrap_err().to_string().len() < 1000);

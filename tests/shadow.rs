@@ -1,10 +1,10 @@
-//! The shadow test: random operations on an allocator, and a plain model beside it that knows what
-//! must be true after each.
+//! Random operations on an allocator, checked against a simple model after each one.
 //!
 //! Each device runs them with fixed segments, with expandable ones, and switching between the two.
-//! `shadow/ops.rs` makes and shrinks the operations, `runner.rs` performs and checks them, `misuse.rs`
-//! knows the calls that must be refused, `mirror.rs` keeps the account, `pages.rs` that of pages.
-//! `STRATALLOC_RUNS=100 cargo test --test main shadow` runs a hundred times as many histories.
+//! `shadow/ops.rs` generates and shrinks the operations, `runner.rs` performs and checks them,
+//! `misuse.rs` has the calls that must be refused. `mirror.rs` is the model, `pages.rs` its part for
+//! expandable segments. `STRATALLOC_RUNS=100 cargo test --test main shadow` runs a hundred times as many
+//! histories.
 
 mod mirror;
 mod misuse;
@@ -25,37 +25,37 @@ use crate::common::machine::{HostMachine, RealMachine};
 use crate::common::prelude::*;
 use ops::Op;
 
-/// A device on which limits bite and out of memory is common.
+/// Runs on a small device, where limits apply and requests often run out of memory.
 fn on_a_small_device(ops: &[Op], segments: Segments) -> Checked {
     runner::run(&SimMachine::new(96 * MIB), ops, segments)
 }
 
-/// A device that always has room.
+/// Runs on a device that never runs out of memory.
 fn on_a_large_device(ops: &[Op], segments: Segments) -> Checked {
     runner::run(&SimMachine::new(64 << 30), ops, segments)
 }
 
-/// Real memory, in which bytes must stay intact.
+/// Runs in real memory, in which bytes must stay intact.
 #[cfg(target_os = "linux")]
 fn in_real_memory(ops: &[Op], segments: Segments) -> Checked {
     runner::run(&HostMachine::new(96 * MIB), ops, segments)
 }
 
-/// A small device cut out of real memory: what `on_a_gpu` does, where there is none.
+/// Runs on a small part of real memory, as `on_a_gpu` does on a GPU.
 #[cfg(target_os = "linux")]
 fn on_a_part_of_a_device(ops: &[Op], segments: Segments) -> Checked {
     let host = Host::with_bytes(1 << 30);
     runner::run(&RealMachine::of(Part::new(Arc::new(host), 96 * MIB)), ops, segments)
 }
 
-/// A part of a GPU, in which bytes must stay intact.
+/// Runs on a part of a GPU, in which bytes must stay intact.
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 fn on_a_gpu(ops: &[Op], segments: Segments) -> Checked {
     let cuda = crate::common::gpu::shared().ok_or("it was there before")?;
     runner::run(&RealMachine::of(Part::new(cuda, 96 * MIB)), ops, segments)
 }
 
-/// Writes the tests of one sort of segments.
+/// Declares the tests for one kind of segments.
 macro_rules! shadow_tests {
     ($room:ident, $segments:ident) => {
         mod $room {

@@ -1,7 +1,7 @@
-//! Blocks in other processes and on other devices: nothing hostile does harm, nothing stays behind.
+//! Blocks shared with other processes and devices: hostile input does no harm, and nothing leaks.
 //!
-//! Handles are taken apart byte by byte, imports are counted by the simulated device, each driver
-//! call is made to fail once, and two real processes share real memory.
+//! Handles are modified byte by byte, the simulated device counts imports, each driver call is made to
+//! fail once, and two real processes share real memory.
 
 mod bytes;
 mod fabric;

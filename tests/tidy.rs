@@ -1,7 +1,7 @@
-//! The walls of the house, kept by reading the sources.
+//! Rules for the sources, checked by reading them.
 //!
-//! Each rule is a function from a file's path and text to complaints, and each has a test that shows
-//! it a bad file. A wall that has to move is moved here and in `ARCHITECTURE.md` at once.
+//! Each rule maps a file's path and text to complaints, and a test shows that it finds a bad file. A
+//! change of the layers is made here and in `ARCHITECTURE.md` together.
 
 mod layers;
 mod papers;
@@ -11,7 +11,7 @@ mod threads;
 
 use source::{Source, rust_files};
 
-/// Complaints of one rule about all files that it is for.
+/// Returns the complaints of one rule about all files that it applies to.
 fn complaints(of: impl Fn(&str) -> bool, rule: impl Fn(&Source) -> Vec<String>) -> String {
     let files = rust_files();
     let chosen: Vec<_> = files.iter().filter(|file| of(&file.path)).collect();

@@ -1,4 +1,4 @@
-//! The notes by which tracing tools find the tracepoints, in this very program.
+//! The notes by which tracing tools find the tracepoints, in this test program.
 
 use object::Endianness;
 use object::elf::FileHeader64;
@@ -6,7 +6,7 @@ use object::read::elf::{FileHeader, SectionHeader};
 
 use crate::common::prelude::*;
 
-/// Provider, name and arguments of a note of SystemTap's SDT: behind three addresses three texts.
+/// Returns provider, name and arguments of a SystemTap SDT note: three strings after three addresses.
 fn texts_of(note: &[u8]) -> Vec<String> {
     let texts = note[3 * size_of::<u64>()..].split(|byte| *byte == 0);
     texts.take(3).map(|text| String::from_utf8_lossy(text).into_owned()).collect()
@@ -14,7 +14,7 @@ fn texts_of(note: &[u8]) -> Vec<String> {
 
 #[test]
 fn the_program_has_notes_of_malloc_with_four_arguments_and_of_free_with_one() {
-    // Links the strategies in.
+    // Makes the linker include the strategies.
     for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
         let config = config(conf);
         let device = std::sync::Arc::new(Sim::new(Default::default()));

@@ -1,4 +1,4 @@
-//! Private pools, each a driver pool.
+//! Private pools, each a memory pool of the driver.
 
 use stratalloc::driver::MemoryPools;
 
@@ -192,7 +192,7 @@ fn a_captures_pool_takes_no_driver_pool_before_it_needs_one() {
     assert_eq!((driver.calls("create_pool"), driver.calls("destroy_pool")), (1, 1));
 }
 
-/// Says so when it goes, also by a panic.
+/// Sets the flag on drop, even during a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -201,7 +201,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// The driver's number of a pool means nothing, or another pool, once the pool has been destroyed.
+/// After a pool is destroyed the driver's handle is invalid, or belongs to another pool.
 #[test]
 fn nobody_asks_the_driver_about_a_pool_that_was_destroyed() {
     let bed = sim(4096);
@@ -217,7 +217,7 @@ fn nobody_asks_the_driver_about_a_pool_that_was_destroyed() {
             });
         }
         let _end = Ends(&over);
-        // Many at once: who goes through the list meets some that went meanwhile.
+        // With many pools a thread that walks the list meets pools that were destroyed in the meantime.
         for _ in 0..50 {
             let ids: Vec<_> = (0..64).map(|_| PoolId::next_user()).collect();
             for id in &ids {

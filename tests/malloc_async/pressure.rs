@@ -1,12 +1,13 @@
-//! What a request that is refused ends in: the report, whatever else fails on the way to it.
+//! A refused request ends with its out-of-memory report, even if other calls fail on the way.
 
 use super::note;
 use crate::common::prelude::*;
 
 type Bed = BedOn<Faulty<Arc<Sim>>, MallocAsyncAllocator>;
 
-/// A device of 128 MiB, of which 64 were freed on a stream that has not reached the free. A call fails
-/// from its time `at` on. And how often observers are told of want of memory.
+/// Returns an allocator on a device of 128 MiB, of which 64 were freed on a stream that has not reached
+/// the free. The call `only` fails from its `at`-th time on. The count is that of out-of-memory observer
+/// calls.
 fn failing(only: &'static str, at: u64, kind: DriverErrorKind) -> (Bed, Arc<AtomicUsize>) {
     let bed = Bed::new(128 * MIB, "");
     bed.give(bed.take_on(64 * MIB, bed.stream()));
@@ -15,7 +16,7 @@ fn failing(only: &'static str, at: u64, kind: DriverErrorKind) -> (Bed, Arc<Atom
     (bed, told)
 }
 
-/// Calls between the first refusal and the last, from which one on they fail.
+/// Driver calls between the first refusal and the last, and the time from which on each of them fails.
 const ON_THE_WAY: [(&str, u64); 5] = [
     ("capture_status", 0),
     ("synchronize_stream", 0),

@@ -1,5 +1,5 @@
-//! Captures beside streams that are another one on each thread: the graph orders only what one thread did
-//! on its own stream in one capture, and only there.
+//! Captures with per-thread default streams: a graph orders only the work of one thread on its own
+//! stream in one capture.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
         let bed = Bed::new(20 * MIB, conf);
         let [captured, user] = [bed.stream(), bed.stream()];
         let graph = bed.graph(captured);
-        // From before the capture, for all that the allocator knows.
+        // As far as the allocator can tell, this work may precede the capture.
         elsewhere(|| {
             let block = bed.take(20 * MIB, OWN);
             bed.record(&block, user);
@@ -50,8 +50,8 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
         assert_eq!(bed.live_and_draining(), (0, size), "{conf}: only its thread could tell");
         bed.device.interceptor().take_order();
         let events = bed.device.inner().calls("record_event");
-        // Who needs the memory waits, for the device once, and for the other stream by an event: it may
-        // be of another device.
+        // `empty_cache` synchronizes the device once, and waits for the other stream with an event,
+        // because that stream may belong to another device.
         bed.empty_cache();
         assert_eq!(bed.device.interceptor().take_order()[0], "synchronize_device", "{conf}");
         assert_eq!(bed.device.inner().calls("record_event"), events + 1, "{conf}");
@@ -181,7 +181,7 @@ fn a_graph_orders_only_what_was_taken_in_it() {
         let result = bed.take(MIB, OWN);
         let address = result.address();
         let _kept = first.end(&bed);
-        // Work that runs, and is in no graph.
+        // This work is pending and belongs to no graph.
         let result = bed.worked(result, OWN);
         let second = bed.graph(OWN);
         bed.look(512, OWN);
@@ -210,7 +210,8 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
             bed.behind(OWN, begun);
             bed.give(block);
             assert_ne!(bed.look(MIB, OWN), address, "{conf}: the other's work is not before it");
-            // What the first thread freed may be taken, but then comes before.
+            // A block that the first thread freed may be reused, but only if that thread's work is
+            // ordered before.
             let taken = bed.take_on(2 * MIB, OWN);
             let before = Capture::frontier(&*bed.device, OWN).unwrap();
             let is_behind = ends.iter().all(|node| {
@@ -227,7 +228,7 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
             bed.give(bed.worked(taken, OWN));
             bed.mark(OWN)
         });
-        // From now on both take from the pool.
+        // From now on both threads allocate from the pool.
         let again = bed.look(3 * MIB, OWN);
         assert_ne!(bed.look(3 * MIB, OWN), again, "{conf}: the other could have taken it");
         bed.behind(OWN, done);
@@ -248,7 +249,7 @@ fn frees_put_off_in_a_capture_that_nobody_told_of_cost_no_question_each() {
         bed.look(512, OWN);
         bed.device.inner().calls("capture_status") - before
     };
-    // The first one takes a segment, and asks for that.
+    // The first request allocates a segment, which needs extra queries.
     asked();
     let few = asked();
     for _ in 0..50 {

@@ -1,4 +1,4 @@
-//! Blocks of a user's functions while somebody captures a graph.
+//! Blocks of a user's functions during a graph capture.
 
 use super::{User, over, sim};
 use crate::common::prelude::*;
@@ -17,7 +17,7 @@ fn free_after(own: &PluggableAllocator, side: StreamId) {
     own.give(block);
 }
 
-/// Blocks in callers' hands or waiting, once everything that may be over is.
+/// Completes all work and returns the number of blocks that are live or still waiting.
 fn active_in_the_end(own: &PluggableAllocator, sim: &Sim) -> i64 {
     others(own).process_events().expect("no event is a graph's");
     sim.complete_all();
@@ -25,7 +25,7 @@ fn active_in_the_end(own: &PluggableAllocator, sim: &Sim) -> i64 {
     own.stats().active.all.current
 }
 
-/// An event that is recorded inside a capture never passes.
+/// An event that is recorded inside a capture never completes.
 #[test]
 fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
     let device = racing(1 << 30);
@@ -51,7 +51,7 @@ fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
     assert_eq!(active_in_the_end(&own, sim), 0);
 }
 
-/// Its work is waited for with the device, which would break the capture.
+/// Waiting for a destroyed stream synchronizes the device, which would invalidate the capture.
 #[test]
 fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     let device = sim();
@@ -69,7 +69,7 @@ fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     assert_eq!(active_in_the_end(&own, &device), 0);
 }
 
-/// The thread captures one stream and asks on another.
+/// The thread captures one stream and allocates on another.
 #[test]
 fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     let device = sim();
@@ -95,7 +95,8 @@ fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     assert_eq!(resets.load(Ordering::Relaxed), 2);
 }
 
-/// By a scope of its stream or its thread, by a function, or by the pool's name.
+/// A request reaches the pool by a scope of its stream, of its thread or with a function, or by the
+/// pool's id.
 #[test]
 fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
     for way in 0..4 {

@@ -1,4 +1,4 @@
-//! What the framework does around a user's functions.
+//! The behaviour that the library adds around a user's functions.
 
 use stratalloc::error::AddressFault;
 use stratalloc::strategies::plugin::Base;
@@ -316,7 +316,7 @@ fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
     drop(own);
 }
 
-/// A block that is still live when its allocator goes, while the functions panic.
+/// Returns a block that is still live when its allocator is dropped, while the functions panic.
 fn take_unbroken(own: &PluggableAllocator, broken: &AtomicBool) -> Allocation {
     broken.store(false, Ordering::Relaxed);
     let block = own.take_on(8, MAIN);
@@ -350,7 +350,7 @@ fn what_was_built_cannot_be_exchanged_at_run_time() {
     assert!(error.to_string().contains("library is read when an allocator is built"), "{error}");
 }
 
-/// Many threads and streams over real memory: bytes stay what their holder wrote.
+/// Many threads and streams on real memory: each block keeps its holder's bytes.
 #[cfg(target_os = "linux")]
 #[test]
 fn threads_and_streams_keep_their_bytes_on_the_host_device() {

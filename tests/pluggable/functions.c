@@ -1,5 +1,5 @@
-// A library as people write it for PyTorch: required and optional functions, and a word in a log for
-// each call. Its addresses are numbers, for devices without memory.
+// A library as users write it for PyTorch: required and optional functions, each of which writes a line
+// to a log. Its addresses are made up, for devices without memory.
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ void my_begin(int device, pool_id id, void *filter) {
     LOG("begin %d %llu %llu %d\n", device, id.capture, id.user, filter != NULL);
 }
 
-// What no program should meet.
+// Functions that return invalid addresses.
 void *same_alloc(size_t size, int device, void *stream) {
     (void)size, (void)device, (void)stream;
     return (void *)0x20000000000;

@@ -1,16 +1,16 @@
-//! Random histories over a strict user: he frees nothing twice, gets everything back, and his account
-//! agrees with ours after every step. What a graph got in a pool, by whatever scope or by the pool's name,
-//! stays there while the pool has users.
+//! Random histories over strict user functions: nothing is freed twice, everything is freed at the end,
+//! and both accounts agree after every step. Memory that a graph allocated in a pool stays there while
+//! the pool has users.
 
 use super::{over, sim};
 use crate::common::prelude::*;
 
 const STREAMS: usize = 3;
 const POOLS: u64 = 3;
-/// Little enough that requests fail.
+/// Small enough that requests fail.
 const MOST_BYTES: u64 = 20_000;
 
-/// Few, so that idle blocks fit: some in each other.
+/// Few sizes, some of them close, so that idle blocks fit later requests.
 const SIZES: [u16; 5] = [500, 512, 2000, 2100, 6000];
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ enum Op {
         stream: u8,
         pool: u8,
     },
-    /// By whatever scopes are open.
+    /// The open scopes choose the pool.
     TakeRouted {
         bytes: u16,
         stream: u8,
@@ -32,7 +32,7 @@ enum Op {
     Close {
         pool: u8,
     },
-    /// Another thread's capture, which no scope is told of.
+    /// A capture on another thread, without a scope.
     Begin {
         stream: u8,
     },
@@ -84,7 +84,7 @@ impl Arbitrary for Op {
     }
 }
 
-/// Address to size and stream of what the user has handed out.
+/// Size and stream of each live address of the user's functions.
 type Account = Arc<Mutex<HashMap<u64, (u64, StreamId)>>>;
 
 fn strict(account: &Account) -> Callbacks {
@@ -94,7 +94,7 @@ fn strict(account: &Account) -> Callbacks {
         if live.values().map(|(bytes, _)| bytes).sum::<u64>() + bytes > MOST_BYTES {
             return None;
         }
-        // The lowest address that is free comes back soon.
+        // The lowest free address, so that addresses are reused soon.
         let address = (1..).map(|n| n << 16).find(|address| !live.contains_key(address))?;
         live.insert(address, (bytes, stream));
         Some(address)
@@ -111,10 +111,10 @@ struct Bed {
     account: Account,
     streams: Vec<StreamId>,
     live: Vec<Allocation>,
-    /// Open scopes, the newest last; a stream's, or this thread's.
+    /// Open scopes, the newest last: of a stream, or of this thread.
     scopes: Vec<(PoolId, Option<StreamId>)>,
     captured: BTreeSet<StreamId>,
-    /// What was handed out inside captures: graphs use it while the pool has users.
+    /// Blocks allocated inside captures: graphs use them while their pool has users.
     graphs: Vec<(PoolId, u64)>,
 }
 
@@ -144,7 +144,7 @@ impl Bed {
         }
     }
 
-    /// Begins or ends a capture, on a thread of its own.
+    /// Runs `work`, which begins or ends a capture, on a new thread.
     fn on_another_thread(&self, work: impl FnOnce(&Sim) + Send) {
         elsewhere(|| work(&self.device));
     }
@@ -163,7 +163,7 @@ impl Bed {
         self.streams[usize::from(which) % STREAMS]
     }
 
-    /// The default pool for every other number.
+    /// Returns the default pool for every even number.
     fn pool(which: u8) -> PoolId {
         PoolId { capture: 0, user: u64::from(which) % (2 * POOLS) / 2 * u64::from(which % 2) }
     }
@@ -222,7 +222,7 @@ impl Bed {
             Op::EmptyCache => {
                 self.own.caching().empty_cache().expect("the driver works");
             }
-            // What is not legal now is refused and changes nothing: the check below sees it.
+            // A call that is not legal now fails and changes nothing, as the check below verifies.
             Op::Create { pool, helps } => {
                 let options = PoolOptions { use_on_oom: helps, ..PoolOptions::default() };
                 let _ = self.pools().create_pool(Self::pool(pool), options);
@@ -233,7 +233,7 @@ impl Bed {
         }
     }
 
-    /// Takes a checkpoint, frees a block of the pool if there is one, and goes back.
+    /// Takes a checkpoint, frees a block of the pool if there is one, and restores the checkpoint.
     fn go_back(&mut self, pool: PoolId) {
         let Ok(checkpoint) = self.own.checkpoints().checkpoint(pool) else {
             return;

@@ -1,4 +1,4 @@
-//! Compiled libraries, as people write them for PyTorch.
+//! Compiled libraries, as users write them for PyTorch.
 
 use stratalloc::error::AddressFault;
 
@@ -7,8 +7,8 @@ use crate::common::prelude::*;
 
 const MAIN: StreamId = StreamId(64);
 
-/// A library of its own for each test, and where it writes its log; `None`, and a word, where there is
-/// no compiler.
+/// Compiles a library for one test and returns its path and that of its log. Without a compiler it
+/// prints that the test is skipped and returns `None`.
 pub(crate) fn compile(compiler: &str, source: &str, name: &str) -> Option<(PathBuf, PathBuf)> {
     if Command::new(compiler).arg("--version").output().is_err() {
         eprintln!("skipped: no C compiler ({compiler})");
@@ -168,7 +168,7 @@ fn paths_with_commas_and_colons_are_quoted_and_told_back() {
     assert!(row.note.contains("backend:pluggable only"), "{}", row.note);
 }
 
-/// The library for other languages has the symbols that PyTorch loads: it can be loaded here as well.
+/// The library for other languages has the symbols that PyTorch loads, so it can be loaded here, too.
 #[cfg(all(feature = "ffi", feature = "cli"))]
 #[test]
 fn our_own_library_can_be_loaded_as_pytorch_loads_it() {

@@ -1,4 +1,4 @@
-//! A stream that is another one on each thread: nobody gets a block of it, the user neither, before the
+//! Per-thread default streams: a block is neither reused nor freed to the user's functions before the
 //! work of the thread that freed it is done.
 
 use super::{User, over};
@@ -18,7 +18,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// An allocator with a private pool that has one user.
+    /// Returns an allocator with a private pool that has one user.
     fn new() -> Self {
         let (user, device) = (User::with_bytes(u64::MAX / 2), threaded(1 << 30));
         let own = over(Arc::clone(&device) as Arc<dyn Driver>, user.callbacks());
@@ -43,7 +43,7 @@ impl Bed {
         self.own.give(block);
     }
 
-    /// Where a block is that the calling thread takes and frees again.
+    /// Allocates a block, frees it, and returns its address.
     fn look(&self) -> u64 {
         let block = self.take(POOL);
         let address = block.address();
@@ -51,7 +51,8 @@ impl Bed {
         address
     }
 
-    /// Takes a block and frees it with work before the free; the event passes behind that work.
+    /// Allocates and frees a block, with work before the free. Returns an event recorded after that
+    /// work.
     fn use_up(&self, pool: PoolId) -> EventId {
         let block = self.take(pool);
         let done = self.device.create_event().expect("it has events");
@@ -83,7 +84,7 @@ fn an_idle_block_belongs_to_no_thread() {
     let address = bed.look();
     assert_ne!(elsewhere(|| bed.take(POOL).address()), address, "the work may run still");
     bed.device.interceptor().finish_own();
-    // Whoever finds that it has passed, anybody gets it.
+    // Any thread may poll the event. Afterwards any thread may get the block.
     elsewhere(|| bed.process());
     let mine = bed.take(POOL);
     assert_eq!(mine.address(), address, "the thread that freed it");
@@ -205,7 +206,7 @@ fn a_block_freed_in_a_capture_is_kept_until_the_capture_ends() {
     bed.pools().close_scope(POOL).unwrap();
     assert!(!bed.empty_elsewhere(), "the device refuses to be waited for");
     assert_ne!(elsewhere(|| bed.take(POOL).address()), address);
-    // What became of the capture is the device's to say.
+    // The result of the capture does not matter here.
     let _ = bed.device.end(OWN);
     bed.process();
     bed.device.interceptor().finish_own();

@@ -1,4 +1,4 @@
-//! Private pools over a user's functions: kept by the framework, or by the functions themselves.
+//! Private pools over a user's functions: kept by the library, or by the functions themselves.
 
 use stratalloc::strategies::plugin::StreamFilter;
 

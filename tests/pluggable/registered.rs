@@ -1,4 +1,4 @@
-//! A Rust type under a name, with keys of its own.
+//! A Rust type registered under a name, with its own keys.
 
 use stratalloc::config::{UserKey, from_environment};
 use stratalloc::registry::{RegisterError, Registration};
@@ -6,7 +6,7 @@ use stratalloc::registry::{RegisterError, Registration};
 use super::{User, build, sim};
 use crate::common::prelude::*;
 
-/// Hands out steps of a range and never takes one back.
+/// Allocates steps of an address range and never reuses one.
 #[derive(Debug)]
 struct Steps {
     owner: OwnerId,

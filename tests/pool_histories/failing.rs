@@ -1,8 +1,8 @@
-//! Every driver call of one long history fails, one run after the other.
+//! Every driver call of one long history fails, one in each run.
 
 use super::*;
 
-/// Every driver call of one long history fails once, with either kind of failure.
+/// Fails every driver call of one long history once, with either kind of failure.
 pub(super) fn each_failing_call<D: Base>() {
     let script = [
         Op::Create { no_split: false, helps: true, own: false },

@@ -2,7 +2,7 @@
 
 use crate::common::prelude::*;
 
-/// One step. Numbers pick among what there is.
+/// One step. A number selects an element modulo their count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Take {
@@ -48,8 +48,8 @@ pub(crate) enum Op {
     Restore {
         pick: u8,
     },
-    /// A capture of the second stream, on this thread or on one that goes; a scope of its own is open in
-    /// the pool before anything else happens, or never is.
+    /// Begins a capture of the second stream, on this thread or on one that ends. Its scope opens
+    /// immediately in the pool, or never.
     Begin {
         pool: u8,
         told: bool,

@@ -1,4 +1,4 @@
-//! Captures: what graphs keep, and blocks that are freed inside one.
+//! Captures: the memory that graphs keep, and blocks freed inside a capture.
 
 use std::sync::Mutex;
 
@@ -12,7 +12,8 @@ fn both_with_reuse() -> [String; 2] {
     BOTH.map(|conf| format!("{conf}{}{REUSE}", if conf.is_empty() { "" } else { "," }))
 }
 
-// Each size of request: segments and reserved bytes that a graph adds, and what its result keeps.
+// For each request size: the segments and reserved bytes that a graph adds, and those that its result
+// keeps.
 #[test]
 fn a_graphs_memory_is_counted_and_its_result_outlives_it() {
     for (bytes, segments, reserved_mib) in [
@@ -25,7 +26,7 @@ fn a_graphs_memory_is_counted_and_its_result_outlives_it() {
         let bed = Bed::new(ROOMY, "");
         let (stream, pool) = (bed.stream(), PoolId::next_capture());
         let scope = bed.capture(stream, pool);
-        // Two intermediate values and a result that is kept.
+        // Two temporary blocks and a result that is kept.
         let a = bed.take_on(bytes, stream);
         let b = bed.take_on(bytes, stream);
         let result = bed.take_on(bytes, stream);
@@ -64,7 +65,7 @@ fn an_expandable_graph_adds_no_segment() {
     bed.check();
 }
 
-// Two graphs of 2 MiB: 2 MiB less if they share a pool.
+// Two graphs of 2 MiB need 2 MiB less if they share a pool.
 #[test]
 fn graphs_that_share_a_pool_share_its_memory() {
     for conf in BOTH {
@@ -99,7 +100,7 @@ fn a_capture_that_fails_leaves_nothing_behind() {
             let block = bed.take_on(MIB, stream);
             bed.device.invalidate_capture(stream);
             bed.give(block);
-            // A framework that gives up here unwinds past everything it opened.
+            // A framework that fails here drops its scope on the way out.
             Err(PoolError::IsDefault)
         };
         assert!(attempt().is_err());
@@ -161,7 +162,7 @@ fn only_streams_of_the_capture_are_routed_to_its_pool() {
     bed.check();
 }
 
-// Events may not be queried in a capture: a request that did would fail. What was recorded in it ends
+// Events may not be queried in a capture, because the query would fail. Uses recorded in the capture end
 // with it, and the next request outside frees the block.
 #[test]
 fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
@@ -200,7 +201,7 @@ fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
     }
 }
 
-// With reuse on, a block is handed out again inside the capture once its other stream is joined.
+// With reuse on, a block is reused inside the capture once its other stream is joined.
 #[test]
 fn reuse_in_a_capture_waits_for_the_join_of_a_stream() {
     for conf in both_with_reuse() {
@@ -278,7 +279,7 @@ fn what_one_graph_deferred_the_next_one_reuses() {
     }
 }
 
-// A use from before the capture is real work: it keeps the block until that work is done.
+// A use from before the capture is real work: the block waits until that work is done.
 #[test]
 fn a_use_from_before_the_capture_is_waited_for() {
     for conf in both_with_reuse() {
@@ -419,13 +420,13 @@ fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
     }
 }
 
-/// How requests get to a pool, if not by a scope of their capture.
+/// How requests reach a pool without a scope of their capture.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Stream,
     Thread,
     Function,
-    /// No scope at all.
+    /// No scope; the request names the pool.
     Named,
 }
 
@@ -486,12 +487,13 @@ fn a_graphs_memory_stays_whatever_led_its_requests_to_the_pool() {
     }
 }
 
-/// Four threads capture graphs, each in a pool that helps out, and press for memory outside.
+/// Four threads capture graphs, each in a pool with `use_on_oom`, and cause memory pressure outside the
+/// captures.
 #[test]
 fn no_thread_gets_the_memory_of_anothers_graph() {
     for conf in BOTH {
         let bed = Bed::new(96 * MIB, conf);
-        // What graphs write to, each with its pool.
+        // Memory that graphs write to, each range with its pool.
         let graphs: Mutex<Vec<(PoolId, u64, u64)>> = Mutex::default();
         let run = |number: usize| {
             let stream = bed.stream();
@@ -535,8 +537,7 @@ fn no_thread_gets_the_memory_of_anothers_graph() {
     }
 }
 
-/// PyTorch's order, and any program's: the capture begins first, and somebody else asks for memory before
-/// its scope is open.
+/// As in PyTorch, the capture begins before its scope opens, and another stream allocates in between.
 #[test]
 fn a_capture_without_a_scope_yet_keeps_only_its_own_streams_memory() {
     for conf in BOTH {

@@ -1,4 +1,4 @@
-//! Checkpoints of a pool and going back to them; blocks at exact addresses.
+//! Checkpoints of a pool and restoring them; blocks at exact addresses.
 
 use stratalloc::allocator::PoolCheckpoint;
 use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
@@ -143,7 +143,8 @@ fn live_blocks_are_compared_as_a_set() {
     );
 }
 
-// An expandable segment that grew since: 2 MiB live of 20, then 32 of 40, then 2 of 40 again.
+// An expandable segment that grew since the checkpoint: 2 MiB live of 20, then 32 of 40, then 2 of 40
+// again.
 #[test]
 fn an_expandable_segment_that_grew_keeps_its_pages() {
     let tree = Tree::new("expandable_segments:True");
@@ -280,7 +281,7 @@ fn a_block_can_be_had_at_an_exact_address() {
     }
 }
 
-/// What was cut off for a moment never counts.
+/// The bytes before a placed block are split off for a moment, which must not raise a peak.
 #[test]
 fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
     for conf in BOTH {
@@ -304,7 +305,7 @@ fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
     }
 }
 
-/// Under PyTorch's letter what is free is handed out for a moment, too.
+/// With `compat:pytorch` a restore also allocates the free blocks for a moment.
 #[test]
 fn going_back_raises_no_peak_above_what_lives() {
     for conf in BOTH {

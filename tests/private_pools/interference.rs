@@ -1,5 +1,5 @@
-//! Private pools where others interfere: captures of other threads, captures nobody told of,
-//! checkpoints that were tampered with, allocators that call back.
+//! Interference with private pools: captures of other threads, captures without a scope, checkpoints
+//! that were modified, segment allocators that call back.
 
 use stratalloc::allocator::{PoolCheckpoint, PoolHold};
 
@@ -7,7 +7,7 @@ use crate::common::bed::Built;
 use crate::common::prelude::*;
 use crate::common::racing::{Racing, capture_before_next_event, end_capture, racing};
 
-/// Starts a capture of `stream` in a pool on a thread of its own.
+/// Starts a capture of `stream` in a pool, on a new thread.
 fn capture_elsewhere(bed: &Bed, stream: StreamId) -> PoolId {
     elsewhere(|| {
         let pool = PoolId::next_capture();
@@ -76,7 +76,7 @@ fn a_pool_that_a_captured_stream_used_keeps_its_memory() {
     drop(inner);
     bed.end_capture(SIDE);
     let _hold: PoolHold<'_> = graph.finish();
-    // The graph writes here whenever it is launched.
+    // Each launch of the graph writes to this address.
     bed.allocate(Request::new(90 * MIB, HOME).in_pool(pool.id())).unwrap_err();
     let layout = bed.layout_of(pool.id());
     assert!(layout.iter().any(|segment| segment.address == address), "{layout:?}");
@@ -203,7 +203,7 @@ fn nothing_is_asked_of_the_device_while_this_thread_captures() {
     drop(scope);
 }
 
-/// An event that is recorded inside a capture never passes.
+/// An event that is recorded inside a capture never completes.
 #[test]
 fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
     let device = racing(1 << 30);

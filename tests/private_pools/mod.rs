@@ -1,7 +1,7 @@
 //! Private pools, captures and checkpoints, on fixed and on expandable segments.
 //!
-//! Each test names a behaviour of PyTorch's pools and graphs, as its own tests state it, or says where
-//! we differ on purpose. All run on a simulated device that captures graphs.
+//! Each test pins a behaviour of PyTorch's pools and graphs that PyTorch's own tests state, or names a
+//! deliberate difference. All tests run on a simulated device that captures graphs.
 
 mod captures;
 mod checkpoints;

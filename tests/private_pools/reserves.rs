@@ -1,11 +1,11 @@
-//! Address space of expandable segments: classes of streams, and what is listed.
+//! Address space of expandable segments: stream classes, and the list of segments.
 
 use crate::common::prelude::*;
 
 const DEVICE_BYTES: u64 = 100 * GIB;
 const ON: &str = "expandable_segments:True";
 
-/// The address space that the first large segment of a stream reserves.
+/// Returns the address space that the first large segment of a stream reserves.
 fn reserved(bed: &Bed, stream: StreamId) -> u64 {
     let block = bed.take_on(30 * MIB, stream);
     let segments = bed.expandable().expandable_segments();

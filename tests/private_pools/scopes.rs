@@ -1,4 +1,4 @@
-//! Scopes and users: who is served from which pool, and what stays when they go.
+//! Scopes and users: the pool that serves each request, and the memory that remains after them.
 
 use std::sync::mpsc::channel;
 
@@ -62,7 +62,7 @@ fn a_block_may_outlive_its_pool() {
     }
 }
 
-// Emptying the cache inside a scope frees nothing of the pool, on four threads at once.
+// Emptying the cache inside a scope releases nothing of the pool, on four threads at once.
 #[test]
 fn emptying_the_cache_spares_pools_in_use() {
     for bed in beds(ROOMY) {
@@ -127,7 +127,7 @@ fn a_stale_handle_of_a_pool_that_has_gone_is_refused() {
     bed.check();
 }
 
-// A pool that helps out serves a request to the default pool before that fails; others never do.
+// A pool with `use_on_oom` serves a request to the default pool before that fails; others never do.
 #[test]
 fn a_pool_may_help_the_default_pool_out() {
     for bed in beds(ROOMY) {
@@ -184,7 +184,7 @@ fn released_pools_help_nobody() {
     gone.check();
 }
 
-// Four-MiB requests in segments of 20 MiB: a pool that does not split has one block in each.
+// Requests of 4 MiB with segments of 20 MiB: a pool that does not split has one block in each segment.
 #[test]
 fn a_pool_may_refuse_to_split() {
     let bed = Bed::new(ROOMY, "");
@@ -203,7 +203,7 @@ fn a_pool_may_refuse_to_split() {
     bed.check();
 }
 
-// PyTorch leaves the idle segments of a pool in use alone, whoever asks.
+// PyTorch does not release free segments of a pool in use, not even for that pool's requests.
 #[test]
 fn pressure_in_a_pool_releases_its_own_idle_segments_unless_a_graph_knows_them() {
     for conf in BOTH {
@@ -255,8 +255,8 @@ fn the_history_names_the_pool() {
     assert_eq!(bed.layout_of(pool.id())[0].pool, pool.id());
 }
 
-/// As PyTorch's graphs ask for their memory: by a function that knows the capture. Autograd's threads take
-/// part in it, and others have scopes of their own.
+/// Routes a capture's requests as PyTorch's graphs do: with a function that checks the capture. Autograd
+/// threads take part in the capture, and other threads have their own scopes.
 #[test]
 fn a_captures_first_request_from_a_third_thread_goes_to_the_captures_pool() {
     for conf in BOTH {

@@ -1,7 +1,7 @@
-//! The collector's ages and averages, with the reference's arithmetic.
+//! Ages and averages in garbage collection, with the reference's arithmetic.
 //!
-//! Age counts searches of the large pool while a limit and a threshold are set. A pass releases
-//! every idle segment at least as old as the average of all that are left, and does not stop early.
+//! The age counts searches of the large pool while a limit and a threshold are set. A pass releases
+//! every free segment at least as old as the average of those that remain, and does not stop early.
 
 use crate::common::prelude::*;
 
@@ -12,8 +12,8 @@ fn with_threshold(threshold: Option<f64>, limit_bytes: Option<u64>) -> Bed {
     bed
 }
 
-/// Segments of 12, 14 and 16 MiB that were freed at searches 4, 6 and 10 of the large pool, next to
-/// a live one of `live_mib`; the next search is number 11.
+/// Creates segments of 12, 14 and 16 MiB freed at searches 4, 6 and 10 of the large pool, and a live one
+/// of `live_mib`. The next search is number 11.
 fn aged(bed: &Bed, live_mib: u64) {
     let idle = [12, 14, 16].map(|mib| bed.take(mib * MIB));
     let mut live = bed.take(live_mib * MIB);
@@ -29,8 +29,8 @@ fn aged(bed: &Bed, live_mib: u64) {
 
 const LIMIT: Option<u64> = Some(120 * MIB);
 
-// 62 MiB are held, the threshold is 60: 2 are wanted. Ages are 7, 5 and 1, on average 4.33: both older
-// segments go, although the first alone would have been enough.
+// 62 MiB are reserved and the threshold is 60, so 2 must be released. The ages are 7, 5 and 1, on
+// average 4.33: both older segments are released, although the first alone would suffice.
 #[test]
 fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
     let bed = with_threshold(Some(0.5), LIMIT);
@@ -40,7 +40,8 @@ fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
     bed.check();
 }
 
-// The threshold is 30: 32 are wanted. The first pass releases 26, the second the rest of the old.
+// The threshold is 30, so 32 must be released. The first pass releases 26, the second the remaining old
+// segment.
 #[test]
 fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
     let bed = with_threshold(Some(0.25), LIMIT);
@@ -50,7 +51,7 @@ fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
     bed.check();
 }
 
-// Held must be more than the threshold, not equal to it.
+// The reserved bytes must exceed the threshold, not equal it.
 #[test]
 fn nothing_is_collected_at_exactly_the_threshold() {
     let bed = with_threshold(Some(0.5), LIMIT);
@@ -69,7 +70,7 @@ fn without_a_limit_or_a_threshold_nothing_is_collected() {
     }
 }
 
-// Equal ages are all at least the average.
+// Segments of equal age are all at least as old as the average.
 #[test]
 fn segments_of_equal_age_go_together() {
     let bed = with_threshold(Some(0.25), LIMIT);
@@ -79,8 +80,8 @@ fn segments_of_equal_age_go_together() {
     assert_eq!(bed.segment_sizes(), [22 * MIB]);
 }
 
-// Pieces of segments, small segments and blocks in use are never collected; a miss of the small pool
-// collects all the same.
+// Split segments, small segments and live blocks are never collected. A miss in the small pool triggers
+// collection, too.
 #[test]
 fn only_whole_idle_large_segments_are_collected_whoever_asks() {
     let bed = with_threshold(Some(0.1), LIMIT);
@@ -89,7 +90,7 @@ fn only_whole_idle_large_segments_are_collected_whoever_asks() {
     let piece = bed.take(11 * MIB);
     bed.give(bed.take_on(24 * MIB, SIDE));
     let before = bed.stats().num_device_alloc;
-    // The small pool's one segment is full: a miss.
+    // The only segment of the small pool is full, so this is a miss.
     let small = [bed.take(MIB), bed.take(MIB), bed.take(MIB)];
     assert_eq!(bed.stats().num_device_alloc, before + 1);
     assert_eq!(

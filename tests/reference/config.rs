@@ -1,8 +1,9 @@
-//! Configuration strings in force. `src/config/tests.rs` has what the reference's tests of its parser pin.
+//! Configuration strings applied at run time. `src/config/tests.rs` covers the reference's tests of its
+//! parser.
 
 use crate::common::prelude::*;
 
-/// Bytes of the block that a request of `mib` gets.
+/// Returns the size in MiB of the block that a request of `mib` gets.
 fn block_mib(bed: &Bed, mib: u64) -> u64 {
     let before = bed.stats().memory_allocated();
     let block = bed.take(mib * MIB);
@@ -12,8 +13,8 @@ fn block_mib(bed: &Bed, mib: u64) -> u64 {
     bytes / MIB
 }
 
-// The reference: settings change at run time; a string that does not mention the divisions resets
-// them; a list sets steps per size.
+// The reference: settings change at run time; a string that does not mention the divisions resets them;
+// a list sets the divisions for each size.
 #[test]
 fn strings_change_the_rounding_at_run_time_and_reset_what_they_do_not_mention() {
     let bed = Bed::new(8 * GIB, "");

@@ -1,10 +1,10 @@
-//! Counters: what one request changes, and the law that ties them to the layout.
+//! Counters: the changes made by one request, and the law that relates them to the layout.
 
 use super::{H200_BYTES, signed};
 use crate::common::prelude::*;
 
-// The reference: 256 floats raise the active bytes by 1,024; after the free `freed` says 1,024, the
-// current value is back, and reset peaks equal the current values.
+// The reference: 256 floats raise the active bytes by 1,024. After the free `freed` is 1,024, the
+// current value is back to the start, and reset peaks equal the current values.
 #[test]
 fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
     let bed = Bed::new(H200_BYTES, "");
@@ -29,7 +29,8 @@ fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
 }
 
 // The reference: about a hundred steps with tensors from one float to 480 MB on two devices, in random
-// order; after each the counters are sums over the layout, and emptying the cache waits exactly once.
+// order. After each step the counters are sums over the layout, and emptying the cache waits exactly
+// once.
 #[test]
 fn two_devices_keep_separate_books_that_are_sums_over_their_layouts() {
     let beds = [(); 2].map(|()| Bed::new(H200_BYTES, ""));

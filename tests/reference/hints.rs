@@ -1,14 +1,14 @@
-//! What a report advises is true: each scenario fails, names a setting, and is served with it; where no
-//! setting would help, none is named.
+//! Hints of a report are true: each scenario fails, its hint names a setting, and the request succeeds
+//! with that setting. Where no setting would help, there is no hint.
 
 use stratalloc::registry::build;
 
 use crate::common::prelude::*;
 
-/// Sizes in MiB: what is taken first, which of them are freed, and the request that fails.
+/// Sizes in MiB: the blocks allocated first, which of them are freed, and the request that fails.
 struct Scenario {
     total_mib: u64,
-    /// A block that is taken and freed before all others.
+    /// A block that is allocated and freed before all others.
     warm_mib: Option<u64>,
     taken_mib: Vec<u64>,
     freed: fn(usize) -> bool,
@@ -44,7 +44,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// The one hint of the failure under `conf`.
+    /// Returns the only hint of the failure under `conf`.
     #[track_caller]
     fn hint(&self, conf: &str) -> String {
         let report = self.run(conf).expect_err("it does not fit");
@@ -52,7 +52,8 @@ impl Scenario {
         report.hints[0].clone()
     }
 
-    /// Fails under `before` with a hint that contains `words`, and is served under `after`.
+    /// Checks that the request fails under `before` with a hint that contains `words`, and succeeds
+    /// under `after`.
     #[track_caller]
     fn is_saved(&self, before: &str, words: &str, after: &str) {
         let hint = self.hint(before);
@@ -122,7 +123,7 @@ fn settings_that_cost_nothing_here_are_not_named() {
         let hint = scenario.hint(conf);
         assert!(hint.contains("large_segment_size_mb:18"), "{conf}: {hint}");
     }
-    // Nor would the request fit without being rounded up.
+    // The request would not fit without the rounding either.
     let report = Scenario::of(100, vec![], |_| false, 130).run("roundup_power2_divisions:2");
     assert_eq!(report.expect_err("it does not fit").hints, [""; 0]);
 }

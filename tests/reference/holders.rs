@@ -1,4 +1,5 @@
-//! Who holds the device: the report names the largest, and asks only when the device itself is short.
+//! Processes that hold the device's memory: the report names the largest, and lists them only when the
+//! device itself is full.
 
 use stratalloc::driver::ProcessUsage;
 use stratalloc::registry::build;
@@ -10,8 +11,8 @@ fn usage(process: u32, mib: u64) -> ProcessUsage {
     ProcessUsage { process, used_bytes: mib * MIB }
 }
 
-/// The reports of 40 MiB too many on a device of 100 MiB, of which others have 70, and how often the
-/// list was asked for.
+/// Returns the reports of a request of 40 MiB that fails on a device of 100 MiB of which others hold 70,
+/// and the number of reads of the process list.
 fn reports_with(
     list: &DriverResult<Vec<ProcessUsage>>,
     limit_bytes: Option<u64>,
@@ -59,8 +60,8 @@ fn a_crowd_does_not_make_the_report_long() {
     }
 }
 
-// Inside a container this process may be on the list under the host's number: blaming the largest
-// could blame the one who asks.
+// Inside a container the list may have this process under the host's process id, so the largest process
+// may be this one.
 #[test]
 fn nobody_is_blamed_by_number_when_this_process_is_not_on_the_list() {
     for (report, _) in reports_with(&Ok(vec![usage(u32::MAX, 70)]), None) {

@@ -1,12 +1,12 @@
-//! Running out: requests beyond the device, limits, and who is told.
+//! Out of memory: requests beyond the device, limits, and observers.
 
 use stratalloc::size::EIB;
 
 use super::{H200_BYTES, signed};
 use crate::common::prelude::*;
 
-// The reference: 800,000,000 GiB name the size and the device's capacity; 8,000,000,000 GiB are more
-// than 1 EiB and never reach the device; the device goes on working.
+// The reference: the error of 800,000,000 GiB has the size and the device's capacity. 8,000,000,000 GiB
+// are more than 1 EiB and never reach the device. The device works afterwards.
 #[test]
 fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
     let bed = Bed::new(H200_BYTES, "");
@@ -42,7 +42,7 @@ fn the_limit_that_a_fraction_sets_is_read_back() {
     assert_eq!(bed.caching().limit_bytes(), None);
 }
 
-// The reference: the configured fraction counts when an allocator is built, and 0 allows nothing.
+// The reference: the configured fraction applies when an allocator is built, and 0 allows nothing.
 #[test]
 fn a_configured_fraction_is_in_force_from_the_first_request_and_not_moved_later() {
     let of = |fraction| Settings { per_process_memory_fraction: fraction, ..Settings::default() };
@@ -64,7 +64,7 @@ fn a_configured_fraction_is_in_force_from_the_first_request_and_not_moved_later(
     }
 }
 
-// The reference refuses before asking the device exactly when reserved + segment > limit.
+// The reference refuses, without a device call, exactly when reserved + segment > limit.
 #[test]
 fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
     for (request, segment) in [
@@ -93,7 +93,7 @@ fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
     }
 }
 
-// The reference: whoever asked to be told of failures is told, once for each.
+// The reference: each observer is called once for each failure.
 #[test]
 fn observers_see_the_very_report_that_the_caller_gets() {
     let bed = Bed::new(GIB, "");
@@ -109,7 +109,7 @@ fn observers_see_the_very_report_that_the_caller_gets() {
     assert_eq!(bed.stats().num_ooms, 2);
 }
 
-// The reference asks callbacks for memory before it takes any from the device.
+// The reference calls free-memory callbacks before it allocates from the device.
 #[test]
 fn a_free_memory_callback_is_asked_before_the_device_is() {
     let bed = Arc::new(Bed::new(GIB, ""));
@@ -129,7 +129,7 @@ fn a_free_memory_callback_is_asked_before_the_device_is() {
     bed.check();
 }
 
-/// Calls that are refused leave the counters, the layout and the device alone; `shadow` has all of them.
+/// Refused calls change neither the counters nor the layout nor the device. `shadow` covers all of them.
 #[test]
 fn a_refused_call_changes_nothing_and_calls_no_driver() {
     let orphan = Bed::new(GIB, "").take(512);

@@ -1,9 +1,9 @@
-//! The behaviour of PyTorch's caching allocator, as its own tests state it, told again on a
-//! simulated device through the public trait.
+//! The behaviour of PyTorch's caching allocator, as its own tests state it, tested on a simulated device
+//! through the public trait.
 //!
-//! Each test names a behaviour; its comment says which behaviour of the reference it pins, or where
-//! we differ on purpose (`docs/differences.md` lists those). Decisions on recorded programs are compared
-//! elsewhere, event by event. What a simulated device cannot show (bytes) is shown by ranges.
+//! Each test name states a behaviour. The comment says which behaviour of the reference it pins, or what
+//! differs on purpose (`docs/differences.md` lists those). Decisions on recorded programs are compared
+//! elsewhere, event by event. A simulated device holds no bytes, so address ranges are compared instead.
 
 mod collector;
 mod config;
@@ -20,7 +20,7 @@ use crate::common::prelude::*;
 /// The memory of an H200.
 const H200_BYTES: u64 = 150_109_880_320;
 
-/// Default settings under one of the two rule books.
+/// Returns the default settings with one of the two sets of rules.
 fn rules(compat: Compat) -> Settings {
     Settings { compat, ..Settings::default() }
 }
@@ -34,12 +34,12 @@ impl Bed {
         self.caching().apply(&Config::from_settings(settings)).expect("the device can");
     }
 
-    /// Everything that a refused call must leave alone.
+    /// Returns everything that a refused call must not change.
     fn state(&self) -> (Vec<SegmentLayout>, Statistics, u64) {
         (self.layout(), self.stats(), self.device.total_calls())
     }
 
-    /// Every law, and that each counter is what was ever added to it less what was removed.
+    /// Checks every law, and that each counter equals its increases minus its decreases.
     #[track_caller]
     fn check_sums(&self) {
         self.check();

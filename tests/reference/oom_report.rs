@@ -1,11 +1,11 @@
-//! The report of a failed request: every number, and hints that fit the cause.
+//! The report of a failed request: its numbers, and hints that fit the cause.
 
 use stratalloc::error::{FreeRanges, Holder};
 use stratalloc::size::RoundupDivisions;
 
 use crate::common::prelude::*;
 
-/// The one hint that contains `words`; with none, there must be no such hint.
+/// Returns the only hint that contains `words`, or `None`. Panics if there are two.
 #[track_caller]
 fn hint<'a>(report: &'a OutOfMemory, words: &str) -> Option<&'a str> {
     let mut found = report.hints.iter().filter(|hint| hint.contains(words));
@@ -14,7 +14,7 @@ fn hint<'a>(report: &'a OutOfMemory, words: &str) -> Option<&'a str> {
     first.map(String::as_str)
 }
 
-/// Shared segments of 20 MiB, each with a live block of `live_mib` at its front.
+/// Allocates shared segments of 20 MiB, each with a live block of `live_mib` at its front.
 fn pinned_segments(bed: &Bed, count: usize, live_mib: u64) -> Vec<Allocation> {
     let both = (0..count).map(|_| (bed.take(live_mib * MIB), bed.take((19 - live_mib) * MIB)));
     let (front, back): (Vec<_>, Vec<_>) = both.unzip();
@@ -113,7 +113,7 @@ fn fragmentation_is_blamed_when_the_cache_has_enough_in_pieces() {
     assert_eq!(hint(&report, "held by others"), None);
 }
 
-/// Neither what is cached nor what is free is enough; both are.
+/// Neither the cached nor the free memory suffices, but both together do.
 #[test]
 fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
     let live_after_a_large_one_was_cut = |bed: &Bed| {
@@ -129,12 +129,12 @@ fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
         "{words}"
     );
     assert_eq!(report.hints.len(), 1);
-    // It is true.
+    // The hint is right.
     let expandable = Settings { expandable_segments: true, ..Settings::default() };
     let bed = Bed::with(1000 * MIB, expandable);
     let _live = live_after_a_large_one_was_cut(&bed);
     let _block = bed.take(300 * MIB);
-    // A limit counts as the device does.
+    // A limit has the same effect as a full device.
     let bed = Bed::new(4000 * MIB, "");
     bed.caching().set_limit_bytes(Some(1000 * MIB));
     let _live = live_after_a_large_one_was_cut(&bed);
@@ -186,8 +186,8 @@ fn rounding_is_blamed_when_it_costs_more_than_a_quarter() {
     assert!(words.contains("97.00 MiB") && words.contains("128.00 MiB"), "{words}");
 }
 
-// The reference: a request refused in advance is not counted as out of memory, nobody is told, and
-// the device is not asked.
+// The reference: a request refused in advance does not count as out of memory, and calls neither
+// observers nor the device.
 #[test]
 fn a_request_refused_in_advance_is_neither_counted_nor_told() {
     let settings = Settings { throw_on_device_oom: true, ..Settings::default() };

@@ -1,9 +1,9 @@
-//! What a miss does before it gives up, under our rules and under PyTorch's.
+//! The steps of a miss before the request fails, with the default rules and with PyTorch's.
 
 use super::{rules, signed};
 use crate::common::prelude::*;
 
-/// A full device: one segment of 20 MiB, of which 9 MiB are live and 9 MiB drain.
+/// Returns a full device: one segment of 20 MiB, of which 9 MiB are live and 9 MiB drain.
 fn full_device_with_a_draining_piece(compat: Compat) -> (Bed, u64) {
     let bed = Bed::with(20 * MIB, rules(compat));
     let (_live, draining) = (bed.take(9 * MIB), bed.take(9 * MIB));
@@ -13,7 +13,7 @@ fn full_device_with_a_draining_piece(compat: Compat) -> (Bed, u64) {
     (bed, address)
 }
 
-// The reference waits for events and then asks the device without searching again.
+// The reference waits for events and then allocates from the device without searching again.
 #[test]
 fn what_waiting_for_events_freed_is_found_instead_of_a_false_out_of_memory() {
     let (bed, address) = full_device_with_a_draining_piece(Compat::Default);
@@ -35,7 +35,7 @@ fn compat_makes_the_references_false_out_of_memory_and_its_retry_succeeds() {
     bed.check();
 }
 
-/// Idle segments of 40, 30 and 20 MiB.
+/// Returns an allocator with free segments of 40, 30 and 20 MiB.
 fn idle_segments(total_bytes: u64, compat: Compat) -> Bed {
     let bed = Bed::with(total_bytes, rules(compat));
     let blocks = [40, 30, 20].map(|mib| bed.take(mib * MIB));
@@ -44,7 +44,8 @@ fn idle_segments(total_bytes: u64, compat: Compat) -> Bed {
     bed
 }
 
-// As the reference does: keeping some cuts the rest into more pieces. A limit presses like a full device.
+// As in the reference: keeping some segments would split the memory into more pieces. A limit has the
+// same effect as a full device.
 #[test]
 fn pressure_releases_every_idle_segment() {
     for compat in [Compat::Default, Compat::PyTorch] {
@@ -60,7 +61,7 @@ fn pressure_releases_every_idle_segment() {
     }
 }
 
-// The reference waits and empties the cache also for what can never fit.
+// The reference waits and empties the cache even for requests that can never fit.
 #[test]
 fn a_request_larger_than_the_device_leaves_the_cache_alone() {
     for (compat, left, waits) in
@@ -99,7 +100,7 @@ fn idle_segments_of_other_streams_and_of_small_blocks_are_released_too() {
     bed.check();
 }
 
-/// A segment of 100 MiB with a live piece of 30 and a free piece of 70, on a device of 120 MiB,
+/// Returns a segment of 100 MiB with a live block of 30 and a free one of 70, on a device of 120 MiB,
 /// after `max_split_size_mb` was lowered to 40.
 fn free_piece_that_became_oversize(compat: Compat) -> (Bed, stratalloc::allocator::Allocation) {
     let bed = Bed::with(120 * MIB, rules(compat));
@@ -109,8 +110,8 @@ fn free_piece_that_became_oversize(compat: Compat) -> (Bed, stratalloc::allocato
     (bed, live)
 }
 
-// The reference tests only the size, and would hand a piece of a segment to the device as if it were
-// a whole segment. Safety is never at stake here, also under its rules.
+// The reference tests only the size, and would release a part of a segment as if it were the whole. Such
+// a release never happens here, not even with the reference's rules.
 #[test]
 fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
     for compat in [Compat::Default, Compat::PyTorch] {
@@ -120,7 +121,7 @@ fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
         assert_eq!(bed.device.calls("free"), 0, "nothing was given to the device");
         bed.check();
         bed.give(live);
-        // Whole again, and too large to be reused for 80 MiB: released for it.
+        // The segment is whole again and too large to be reused for 80 MiB, so it is released.
         drop(bed.take(80 * MIB));
         assert_eq!(bed.segment_sizes(), [80 * MIB]);
         bed.check();
@@ -131,7 +132,7 @@ fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
 fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
     let bed = Bed::new(226 * MIB, "");
     bed.give(bed.take(116 * MIB));
-    // Leaves a free piece of 86 MiB; the whole segment of 100 comes after it in size.
+    // Leaves a free block of 86 MiB. The whole segment of 100 MiB comes after it in order of size.
     let live = bed.take(30 * MIB);
     bed.give(bed.take(100 * MIB));
     bed.apply(Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
@@ -142,8 +143,8 @@ fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
     bed.check();
 }
 
-// The reference: an oversize block does not serve a smaller request, is not split, and is reused only
-// when it is less than the slack larger.
+// The reference: an oversize block does not serve a smaller request, is not split, and is reused only if
+// it exceeds the request by less than the slack.
 #[test]
 fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
     let settings = Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() };
@@ -164,8 +165,8 @@ fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
     bed.check();
 }
 
-// The reference with a limit of 120 MiB and blocks of 40 on two streams: a fourth fails, and after
-// everything was freed all 120 fit in one piece.
+// The reference, with a limit of 120 MiB and blocks of 40 on two streams: a fourth fails, and after all
+// are freed one block of 120 MiB fits.
 #[test]
 fn three_oversize_blocks_fill_a_limit_and_their_space_comes_back_whole() {
     let bed = Bed::with(GIB, Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });

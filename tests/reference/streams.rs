@@ -3,7 +3,7 @@
 use super::rules;
 use crate::common::prelude::*;
 
-// The reference records at the free, so work that is submitted later does not matter.
+// The reference records the event at the free, so work submitted later does not matter.
 #[test]
 fn work_that_the_other_stream_gets_after_the_free_is_not_waited_for() {
     let bed = Bed::new(GIB, "");
@@ -40,8 +40,8 @@ fn empty_cache_destroys_the_events_that_are_kept() {
     assert_eq!((bed.device.calls("create_event"), bed.device.calls("destroy_event")), (2, 2));
 }
 
-// The reference: a hundred frees of 160 MiB that a slow stream holds up are not out of memory: under
-// pressure their events are waited for.
+// The reference: a hundred frees of 160 MiB delayed by a slow stream do not run out of memory, because
+// memory pressure waits for their events.
 #[test]
 fn a_hundred_delayed_frees_do_not_run_out_of_memory() {
     for compat in [Compat::Default, Compat::PyTorch] {

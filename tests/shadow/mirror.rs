@@ -1,14 +1,13 @@
-//! A second, plain account of an allocator, kept from its history alone.
+//! A simple model of an allocator, updated from the allocator's history alone.
 //!
-//! Each event is replayed on maps of segments and blocks by the rules as they are written down:
-//! rounding, best fit, splitting, joining; `pages.rs` has those of expandable segments. An event that
-//! the rules do not allow is an error. Every counter is one plain number that goes up and down with the
-//! events, so its peak is the true one.
+//! Each event is applied to maps of segments and blocks by the documented rules: rounding, best fit,
+//! splitting, joining. `pages.rs` has the rules of expandable segments. An event that the rules do not
+//! allow is an error. Every counter is a plain number that events raise and lower, so its peak is exact.
 //!
-//! Exact: every address handed out, every page mapped, and everything that a release under pressure or
-//! an emptied cache gives back, in its order. Held to the laws only: which idle segments the collector
-//! picks and in which order oversize ones go, and, in a call that has waited without getting a block
-//! back, whether the first or the second search served it.
+//! The model predicts exactly: every allocated address, every mapped page, and everything that memory
+//! pressure or `empty_cache` releases, in order. Not predicted are the segments that garbage collection
+//! selects and the order in which oversize segments are released. Nor is it predicted whether the first
+//! or the second search served a request that waited without a block becoming free.
 
 use stratalloc::size::{SMALL_SEGMENT_BYTES, segment_bytes};
 use stratalloc::stats::Counter;
@@ -16,13 +15,13 @@ use stratalloc::stats::Counter;
 use super::pages::Call;
 use crate::common::prelude::*;
 
-/// A block as the rules say it is.
+/// A block in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) size: u64,
     pub(crate) requested: u64,
     pub(crate) state: BlockStateName,
-    /// Whether there is memory behind it.
+    /// Whether memory is mapped.
     pub(crate) is_mapped: bool,
 }
 
@@ -31,7 +30,7 @@ impl Block {
         Self { size, requested: 0, state: BlockStateName::Inactive, is_mapped: true }
     }
 
-    /// Address space without memory.
+    /// Returns a block of address space without memory.
     pub(crate) const fn gap(size: u64) -> Self {
         Self { is_mapped: false, ..Self::free(size) }
     }
@@ -41,19 +40,19 @@ impl Block {
     }
 }
 
-/// A segment as the rules say it is.
+/// A segment in the model.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) size: u64,
     pub(crate) stream: StreamId,
     pub(crate) kind: PoolKind,
-    /// The page of an expandable segment.
+    /// The page size of an expandable segment.
     pub(crate) page: Option<u64>,
     pub(crate) blocks: BTreeMap<u64, Block>,
 }
 
 impl Segment {
-    /// Free blocks that are not the whole segment, and their bytes. Pages do not count.
+    /// Returns count and bytes of inactive split blocks. Expandable segments have none.
     fn loose(&self) -> (i64, i64) {
         if self.blocks.len() == 1 || self.page.is_some() {
             return (0, 0);
@@ -62,12 +61,12 @@ impl Segment {
         free.fold((0, 0), |(count, bytes), block| (count + 1, bytes + signed(block.size)))
     }
 
-    /// Whether it is one free block.
+    /// Returns whether the segment is one free block.
     pub(crate) fn is_idle(&self) -> bool {
         self.blocks.len() == 1 && self.blocks.values().all(Block::is_free)
     }
 
-    /// Neighbouring blocks with memory behind them, and where each such run starts.
+    /// Returns each run of adjacent mapped blocks with its start.
     pub(crate) fn runs(&self) -> Vec<(u64, Vec<(u64, Block)>)> {
         let blocks: Vec<_> = self.blocks.iter().map(|(at, block)| (*at, *block)).collect();
         let runs = blocks.split(|(_, block)| !block.is_mapped);
@@ -75,17 +74,17 @@ impl Segment {
     }
 }
 
-/// The account.
+/// The model.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     pub(crate) segments: BTreeMap<u64, Segment>,
-    /// Every counter, as the plain numbers say it should read.
+    /// The expected value of every counter.
     pub(crate) book: Statistics,
     pub(crate) settings: Settings,
-    /// What the device has.
+    /// The device's memory.
     pub(crate) total_bytes: u64,
     pub(crate) limit: Option<u64>,
-    /// The segment that came last, until something is handed out of it.
+    /// The newest segment, until a block is allocated in it.
     fresh: Option<u64>,
     pub(crate) call: Call,
 }
@@ -94,7 +93,7 @@ pub(crate) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).expect("sizes fit")
 }
 
-/// A change by `n`, up or down.
+/// Changes a statistic by `n`, up or down.
 pub(crate) fn change(family: &mut PerPool, kind: PoolKind, n: i64) {
     change_one(&mut family.all, n);
     change_one(
@@ -115,7 +114,7 @@ fn change_one(counter: &mut Counter, n: i64) {
 }
 
 impl Mirror {
-    /// Nothing yet.
+    /// Returns the model of an allocator without segments.
     pub(crate) fn new(settings: Settings, total_bytes: u64) -> Self {
         let max_split_size = settings.max_split_bytes.map_or(-1, signed);
         Self {
@@ -144,10 +143,10 @@ impl Mirror {
         self.bytes_in(None, BlockStateName::ActivePendingFree) > 0
     }
 
-    /// The address of the free block that must serve a request, if one may: the smallest that is
-    /// large enough. Among expandable blocks the next one is taken as long as it could grow less far;
-    /// they are passed over while new segments are fixed. PyTorch's search ends at a block that the
-    /// oversize rules refuse; ours passes it by, for expandable blocks know no such rules.
+    /// Returns the free block that must serve a request, if one may: the smallest that is large enough.
+    /// Among expandable blocks the next one is taken while it can grow less far. They are skipped while
+    /// new segments are fixed. PyTorch's search ends at a block that the oversize rules refuse. With the
+    /// default rules the search continues, because expandable blocks are exempt from those rules.
     pub(crate) fn best_fit(&self, stream: StreamId, rounded: u64) -> Option<u64> {
         let is_on = self.settings.expandable_segments;
         let mut free = self.free_in_order(stream, PoolKind::of(rounded));
@@ -168,7 +167,7 @@ impl Mirror {
         }
     }
 
-    /// The oversize rules.
+    /// Applies the oversize rules.
     fn allows(&self, rounded: u64, size: u64) -> bool {
         match self.settings.max_split_bytes {
             None => true,
@@ -199,18 +198,18 @@ impl Mirror {
         segment_bytes(rounded, self.settings.large_segment_bytes)
     }
 
-    /// Whether requests find what became free while they waited; PyTorch's do not.
+    /// Returns whether a request searches the pool again after a wait. With PyTorch's rules it does not.
     pub(crate) fn searches_again(&self) -> bool {
         self.settings.compat == Compat::Default
     }
 
-    /// Gets ready for the events of the next call; `asked` are bytes and stream of a request.
+    /// Prepares for the events of the next call. `asked` has bytes and stream of a request.
     pub(crate) fn begin(&mut self, asked: Option<(u64, StreamId)>) {
         let asked = asked.map(|(bytes, stream)| (self.rounded(bytes), stream));
         self.call = Call { asked, ..Call::default() };
     }
 
-    /// Replays the events of a call, or a part of them.
+    /// Applies all or some of the events of a call.
     pub(crate) fn replay(&mut self, events: &[Event]) -> Checked {
         for (at, event) in events.iter().enumerate() {
             self.look_ahead(&events[at..]);
@@ -219,7 +218,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Notes what the search found before this event, and whether a release of everything begins.
+    /// Records the search result before this event, and whether a release of all free memory begins.
     fn look_ahead(&mut self, events: &[Event]) {
         let action = events[0].action;
         if action == Action::FreeCompleted {
@@ -234,7 +233,8 @@ impl Mirror {
         let releases = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
         self.call.releasing = match self.call.releasing {
             Some(left @ 1..) if releases => Some(left - 1),
-            // What the collector took may have been all, until blocks came back.
+            // Garbage collection may already have released all free memory, until waiting freed more
+            // blocks.
             _ if releases && self.call.waited => {
                 let expected = self.idle_in_order();
                 events.starts_with(&expected).then(|| expected.len() - 1)
@@ -290,7 +290,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Whether a block may be handed out here; true when a search found it.
+    /// Checks that a block may be allocated here. Returns true if a search found it.
     fn check_place(
         &mut self,
         address: u64,
@@ -390,15 +390,16 @@ impl Mirror {
         Ok(())
     }
 
-    /// A failure is honest: nothing idle or draining is left, nothing cached fits, and the segment
-    /// would pass the limit or what the device has. What could never fit may leave idle segments.
+    /// Checks that a failure is justified. No free or draining memory remains, no cached block fits, and
+    /// the segment would exceed the limit or the device. A request that can never fit may leave free
+    /// segments.
     fn out_of_memory(&mut self, device_free: u64, rounded: u64, stream: StreamId) -> Checked {
         self.book.num_ooms += 1;
         let segment = self.segment_for(rounded);
         let by_pages = self.settings.expandable_segments && self.searches_again();
         let page = if by_pages { self.page(PoolKind::of(rounded)) } else { 1 };
         let most = self.limit.unwrap_or(u64::MAX).min(self.total_bytes);
-        // Pages of a growth that got stuck half-way are left; they were idle for a moment only.
+        // Pages mapped by a growth that stopped halfway remain; they were free only for a moment.
         if (segment.next_multiple_of(page) <= most || !self.searches_again())
             && self.call.growing.is_none()
         {
@@ -407,7 +408,7 @@ impl Mirror {
         if self.searches_again() {
             ensure_eq!(self.best_fit(stream, rounded), None, "a cached block fits");
         }
-        // The limit holds for the whole pages that are mapped.
+        // The limit applies to the whole pages that are mapped.
         let mapping = self.next_mapping(rounded, stream).filter(|_| by_pages).unwrap_or(0);
         let more = segment.max(mapping);
         let limited = self.limit.is_some_and(|limit| self.reserved() + more > limit);
@@ -425,7 +426,7 @@ impl Mirror {
         change(&mut self.book.inactive_split_bytes, kind, after.1 - before.1);
     }
 
-    /// Blocks in callers' hands.
+    /// Counts live blocks.
     fn count_hold(&mut self, kind: PoolKind, size: u64, sign: i64) {
         change(&mut self.book.allocation, kind, sign);
         change(&mut self.book.allocated_bytes, kind, sign * signed(size));
@@ -434,7 +435,7 @@ impl Mirror {
         }
     }
 
-    /// Blocks in callers' hands or draining.
+    /// Counts live and draining blocks.
     fn count_use(&mut self, kind: PoolKind, size: u64, requested: u64, sign: i64) {
         change(&mut self.book.active, kind, sign);
         change(&mut self.book.active_bytes, kind, sign * signed(size));
@@ -473,7 +474,7 @@ impl Mirror {
         book.num_oom_rejections = 0;
     }
 
-    /// Every segment and every block of the layout is as the rules say, and nothing else is there.
+    /// Checks that the layout has exactly the segments and blocks of the model.
     pub(crate) fn check_layout(&self, segments: &[SegmentLayout]) -> Checked {
         let starts: Vec<u64> = segments.iter().map(|segment| segment.address).collect();
         let runs =
@@ -496,9 +497,9 @@ impl Mirror {
         Ok(())
     }
 
-    /// Every counter reads as the plain numbers say.
+    /// Checks that every counter equals its expected value.
     pub(crate) fn check_statistics(&mut self, told: &Statistics) -> Checked {
-        // Who waits or tries again how often is the engine's business; it only counts up.
+        // The model does not predict waits, retries, hits and misses.
         self.book.num_alloc_retries = told.num_alloc_retries;
         self.book.num_sync_all_streams = told.num_sync_all_streams;
         (self.book.hits, self.book.misses) = (told.hits, told.misses);

@@ -1,7 +1,7 @@
-//! What can happen to an allocator, as data: random operations that shrink.
+//! Operations on an allocator as data: random, and shrinkable.
 //!
-//! Sizes lie around every boundary of the rounding rules; picks are taken modulo what there is, so
-//! every list of operations is legal and stays legal when parts are taken out.
+//! Sizes are close to every boundary of the rounding rules. Picks are taken modulo the number of
+//! elements, so every list of operations is legal and stays legal when some are removed.
 
 use stratalloc::size::RoundupDivisions;
 
@@ -61,7 +61,7 @@ pub(crate) struct Tuning {
 }
 
 impl Tuning {
-    /// What is in force when nobody says anything.
+    /// The default settings.
     pub(crate) const PLAIN: Self = Self {
         max_split_mib: None,
         rounding_mib: None,
@@ -74,7 +74,7 @@ impl Tuning {
         expandable: false,
     };
 
-    /// The settings that these numbers mean.
+    /// Converts these numbers to settings.
     pub(crate) fn settings(self, segments: Segments) -> Settings {
         let large = u64::from(self.large_segment_mib) * MIB;
         let bytes = |mib: Option<u8>| mib.map(|mib| (u64::from(mib) * MIB).max(large));
@@ -98,7 +98,7 @@ fn choose<T: Copy>(g: &mut Gen, from: &[T]) -> T {
     *g.choose(from).expect("there is a choice")
 }
 
-/// True once in `n` times.
+/// Returns true once in `n` times.
 fn once_in(g: &mut Gen, n: u8) -> bool {
     u8::arbitrary(g) % n == 0
 }
@@ -146,7 +146,7 @@ impl Arbitrary for Tuning {
     }
 }
 
-/// Sizes that are their own neighbours' neighbours: each boundary, and one byte to either side.
+/// Returns a random size, often a boundary of the rounding rules, or 1 or 512 bytes above or below one.
 fn any_bytes(g: &mut Gen) -> u64 {
     const BOUNDARIES: [u64; 15] = [
         1,

@@ -1,13 +1,13 @@
-//! The mirror's rules for expandable segments: where pages are mapped, and which ones go.
+//! The model's rules for expandable segments: where pages are mapped, and which pages are unmapped.
 //!
-//! A range of reserved address space is a segment with a page size, some of whose blocks are gaps. The
-//! rules are PyTorch's as they are written down: growth starts at the lowest gap that is long enough
-//! with the free block before it, and maps whole pages for what is missing; a release takes the whole
-//! pages inside free blocks, after the fixed segments of the kind.
+//! A reserved address range is a segment with a page size. Blocks without memory are gaps. The rules are
+//! PyTorch's: growth starts at the lowest gap that is long enough together with the free block before
+//! it, and maps whole pages for the missing bytes. A release unmaps the whole pages inside free blocks,
+//! after the fixed segments of the same kind.
 //!
-//! The driver alone knows where a new range lies, so that address is taken from the event or from the
-//! driver's list; its size is computed. A range that was reserved and never mapped is learnt after the
-//! call; so a call that has waited may map a range that the mirror did not know.
+//! Only the driver determines the address of a new range, so it is taken from the event or from the
+//! driver's list. Its size is computed. The model finds a range without mapped pages only after the
+//! call, so a call that has waited may map pages in a range that the model does not have yet.
 
 use stratalloc::size::SMALL_SEGMENT_BYTES;
 
@@ -17,24 +17,24 @@ use crate::common::prelude::*;
 /// Pages are multiples of this on both devices.
 const GRANULARITY_BYTES: u64 = 2 * MIB;
 
-/// What the mirror knows about the call whose events it replays.
+/// State of the call whose events are applied.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
     /// Rounded bytes and stream of the request, if the call is one.
     pub(crate) asked: Option<(u64, StreamId)>,
     /// Whether the call waited for all streams.
     pub(crate) waited: bool,
-    /// What the search found, made after the last block that came back.
+    /// The result of the search, repeated after each block that became free.
     pub(crate) found: Option<Option<u64>>,
-    /// Where the block starts that pages are mapped for.
+    /// The start of the block for which pages are mapped.
     pub(crate) growing: Option<u64>,
-    /// How much is still to come of a release of everything idle, once one has begun.
+    /// The number of events that remain in a release of all free memory, once one has begun.
     pub(crate) releasing: Option<usize>,
-    /// Whether the block came from a search and not from growing.
+    /// Whether a search found the block, without growth.
     pub(crate) fitted: bool,
 }
 
-/// A step of growing.
+/// A step of growth.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Enough,
@@ -42,13 +42,13 @@ enum Step {
 }
 
 impl Segment {
-    /// A range without pages.
+    /// Returns a range without pages.
     fn reserved(size: u64, page: u64, stream: StreamId, kind: PoolKind, start: u64) -> Self {
         let blocks = BTreeMap::from([(start, Block::gap(size))]);
         Self { size, stream, kind, page: Some(page), blocks }
     }
 
-    /// The whole pages inside a free block, as start and size.
+    /// Returns start and size of the whole pages inside a free block.
     fn whole_pages(&self, start: u64, address: u64, block: Block) -> Option<(u64, u64)> {
         let page = self.page.filter(|_| block.is_free())?;
         let first = start + (address - start).next_multiple_of(page);
@@ -56,7 +56,8 @@ impl Segment {
         (first < end).then(|| (first, end - first))
     }
 
-    /// Joins the block at `address` with its neighbours that are like it. Returns where it starts.
+    /// Joins the block at `address` with neighbours that are also free, or also unmapped. Returns the
+    /// start of the result.
     fn join_alike(&mut self, address: u64) -> u64 {
         let own = self.blocks[&address];
         let alike =
@@ -86,12 +87,12 @@ impl Mirror {
         .next_multiple_of(GRANULARITY_BYTES)
     }
 
-    /// Address space of a new range: nine eighths of the device, in whole pages.
+    /// Returns the size of a new range: nine eighths of the device, in whole pages.
     fn reserve(&self, kind: PoolKind) -> u64 {
         (self.total_bytes + self.total_bytes / 8).next_multiple_of(self.page(kind))
     }
 
-    /// Where growing starts for a request, if a known range has room.
+    /// Returns where growth starts for a request, if a known range has room.
     pub(crate) fn room(&self, stream: StreamId, rounded: u64) -> Option<u64> {
         let kind = PoolKind::of(rounded);
         let own = |s: &&Segment| s.page.is_some() && s.stream == stream && s.kind == kind;
@@ -107,13 +108,13 @@ impl Mirror {
         })
     }
 
-    /// Where a request is served that finds a free block by looking for room.
+    /// Returns that start if the block there is already large enough, so that no page is mapped.
     pub(crate) fn room_that_is_free(&self, stream: StreamId, rounded: u64) -> Option<u64> {
         let start = self.room(stream, rounded).filter(|_| self.settings.expandable_segments)?;
         (self.next_step(start, rounded) == Ok(Step::Enough)).then_some(start)
     }
 
-    /// Whether the block that pages were mapped for can serve the request now.
+    /// Returns the block for which pages were mapped, if it is now large enough.
     pub(crate) fn has_grown(&self, rounded: u64) -> Option<u64> {
         let start = self.call.growing?;
         (self.next_step(start, rounded) == Ok(Step::Enough)).then_some(start)
@@ -155,7 +156,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Where growing starts; a new range when no known one has room.
+    /// Returns where growth starts. Adds a new range if no known one has room.
     fn start_growing(&mut self, at: u64, rounded: u64, stream: StreamId) -> Result<u64, String> {
         let may_ignore_fit = self.call.waited && !self.searches_again();
         let found = self.call.found.flatten();
@@ -210,7 +211,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Everything idle in the order in which it goes: the large kind first; of a kind the fixed
+    /// Returns the releases of all free memory in order: the large kind first; in each kind the fixed
     /// segments first, then pages; both by stream, size and address of the block.
     pub(crate) fn idle_in_order(&self) -> Vec<Event> {
         let (mut idle, pool) = (Vec::new(), PoolId::DEFAULT);
@@ -242,13 +243,14 @@ impl Mirror {
         idle.into_iter().map(|(_, event)| event).collect()
     }
 
-    /// Whether mapping cannot go on: the next pages are more than the device has.
+    /// Returns whether mapping cannot continue because the device has too little memory for the next
+    /// pages.
     pub(crate) fn cannot_map(&self, device_free: u64, rounded: u64, stream: StreamId) -> bool {
         let mapping = self.next_mapping(rounded, stream);
         rounded > self.reserve(PoolKind::of(rounded)) || mapping.is_some_and(|b| b > device_free)
     }
 
-    /// How many bytes are mapped next for a request, if anything is.
+    /// Returns the bytes to map next for a request, if any.
     pub(crate) fn next_mapping(&self, rounded: u64, stream: StreamId) -> Option<u64> {
         let step = |start| self.next_step(start, rounded);
         match self.call.growing.or_else(|| self.room(stream, rounded)).map(step) {
@@ -258,8 +260,8 @@ impl Mirror {
         }
     }
 
-    /// The driver has mapped exactly the pages that the mirror knows, and reserved its ranges. A
-    /// range that nothing was mapped in becomes known here.
+    /// Checks that the driver has exactly the mapped pages and the reserved ranges of the model. Adds
+    /// ranges without mapped pages to the model.
     pub(crate) fn check_device(&mut self, held: &Held) -> Checked {
         for &(start, size) in &held.reservations {
             if !self.segments.contains_key(&start) {
@@ -288,8 +290,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Every block that is mapped and free, of a stream and kind, as (size, address, reach) with its
-    /// segment, in the order of the search. The reach counts the gap behind it.
+    /// Returns every free block of a stream and kind as (size, address, reach) with its segment, in the
+    /// order of the search. The reach includes the gap after the block.
     pub(crate) fn free_in_order(
         &self,
         stream: StreamId,

@@ -1,8 +1,8 @@
-//! Runs operations on an allocator and holds it against everything that is known about it.
+//! Runs operations on an allocator and checks it after each one.
 //!
-//! After each operation: the laws of `common::law`, the account of `mirror`, and the runner's own
-//! list of what it holds. Work on other streams stays unfinished until an operation finishes it,
-//! so a block that comes back too early is seen.
+//! The checks are the laws of `common::law`, the model in `mirror`, and the runner's list of live
+//! blocks. Work on other streams stays pending until an operation finishes it, so a block that is reused
+//! too early is detected.
 
 use stratalloc::registry::build;
 
@@ -11,17 +11,17 @@ use super::ops::{Op, Tuning};
 use crate::common::prelude::*;
 use crate::common::stacks::LEVELS;
 
-/// A block in the runner's hands.
+/// A live block.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// Absent when the block is known by its address alone.
+    /// Absent when only the block's address is kept.
     pub(crate) allocation: Option<Allocation>,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) stream: StreamId,
     /// Other streams that use it.
     pub(crate) others: BTreeSet<StreamId>,
-    /// What was written into it.
+    /// The seed of the bytes written to it.
     seed: u64,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Stale {
     pub(crate) token: Token,
 }
 
-/// What an operation was expected to do.
+/// The expected effect of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Anything that the laws allow.
@@ -42,7 +42,7 @@ pub(crate) enum Outcome {
     Refused,
 }
 
-/// An allocator under test with all that is known about it.
+/// An allocator under test and its expected state.
 #[derive(Debug)]
 pub(crate) struct Runner<'m, M> {
     pub(crate) machine: &'m M,
@@ -54,7 +54,7 @@ pub(crate) struct Runner<'m, M> {
     pub(crate) stale: Vec<Stale>,
     /// Unfinished events that each draining block waits for, by the block's address.
     waits: BTreeMap<u64, Vec<EventId>>,
-    /// Events the engine may still be waiting for, finished or not, by the block's address.
+    /// Events for which the engine may still be waiting, finished or not, by the block's address.
     recorded: BTreeMap<u64, u64>,
     most_recorded: u64,
     pub(crate) stranger: OwnerId,
@@ -72,7 +72,7 @@ pub(crate) fn run<M: Machine>(machine: &M, ops: &[Op], segments: Segments) -> Ch
         runner.step(op).map_err(|wrong| format!("operation {at}, {op:?}: {wrong}"))?;
     }
     runner.every_block_has_its_holder()?;
-    // Every other history goes with blocks in use, the rest hands everything back first.
+    // Half of the histories free all blocks first. The others drop the allocator while blocks are live.
     if ops.len().is_multiple_of(2) {
         runner.hand_everything_back()?;
     }
@@ -86,8 +86,8 @@ pub(crate) fn run<M: Machine>(machine: &M, ops: &[Op], segments: Segments) -> Ch
 }
 
 impl<'m, M: Machine> Runner<'m, M> {
-    /// Histories of different lengths get allocators that are built in different ways; three of five begin
-    /// with the first settings that their operations apply.
+    /// Builds the allocator. The length of the history selects the options. Three of five lengths begin
+    /// with the settings that the first `Apply` operation applies.
     fn new(machine: &'m M, ops: &[Op], segments: Segments) -> Result<Self, String> {
         let n = ops.len();
         let (raw_addresses, stack_level) =
@@ -129,7 +129,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         Ok(runner)
     }
 
-    /// Blocks that are in use have a stack in a snapshot, and free ones none.
+    /// Checks that blocks in use have a stack in a snapshot, and free blocks none.
     fn every_block_has_its_holder(&self) -> Checked {
         for segment in self.engine().snapshot().segments {
             for (block, holder) in segment.layout.blocks.iter().zip(&segment.holders) {
@@ -245,7 +245,7 @@ impl<'m, M: Machine> Runner<'m, M> {
     fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Outcome, String> {
         let request = Request::new(bytes, stream);
         self.mirror.begin(Some((bytes, stream)));
-        // Where addresses are kept, every other request does without a handle.
+        // If the allocator finds blocks by address, the runner drops the handle of every other block.
         let bare = self.next_seed % 2 == 1;
         let bare = bare && self.raw().is_some();
         let made = self.strategy.allocate(request);
@@ -278,7 +278,7 @@ impl<'m, M: Machine> Runner<'m, M> {
                 self.held.push(Held { allocation, address, bytes, stream, others, seed });
             }
             Err(AllocError::OutOfMemory(report)) => {
-                // A refusal in advance is counted apart and leaves nothing in the history.
+                // A request refused in advance has its own counter and leaves no entry in the history.
                 let in_advance = !events.iter().any(|e| e.action == Action::OutOfMemory);
                 self.mirror.book.num_oom_rejections += i64::from(in_advance);
                 self.check_report(&report, bytes, stream)?;
@@ -288,7 +288,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         Ok(Outcome::Done)
     }
 
-    /// Every number of the report is that of the mirror at the moment of failure.
+    /// Checks that every number of the report equals the model's at the moment of failure.
     fn check_report(&self, report: &OutOfMemory, bytes: u64, stream: StreamId) -> Checked {
         let mirror = &self.mirror;
         let rounded = mirror.rounded(bytes);
@@ -365,16 +365,16 @@ impl<'m, M: Machine> Runner<'m, M> {
         if stream != block.stream {
             block.others.insert(stream);
         }
-        // Nothing to be seen yet.
+        // Recording a use has no visible effect yet.
         Ok(Outcome::Refused)
     }
 
-    /// Whether the engine has waited for all streams since the last check.
+    /// Returns whether the engine has waited for all streams since the last check.
     fn waited(&self) -> bool {
         self.counters().statistics().num_sync_all_streams > self.before.1.num_sync_all_streams
     }
 
-    /// Drops the waits for events that have finished, before the engine can use them again.
+    /// Drops the waits for events that have finished, before the engine can reuse the events.
     fn forget_finished(&mut self) {
         let unfinished: BTreeSet<EventId> =
             self.machine.unfinished().into_iter().map(|(event, _)| event).collect();
@@ -383,12 +383,12 @@ impl<'m, M: Machine> Runner<'m, M> {
         }
     }
 
-    /// Replays what has happened on the mirror. A block may come back only when nothing that it
-    /// waits for is unfinished; `waited` says that the engine itself has finished everything.
+    /// Applies the new events to the model. A block may become free only when no event that it waits for
+    /// is unfinished, or if the engine has `waited` for all work.
     fn replay(&mut self, waited: bool) -> Result<Vec<Event>, String> {
         let mut events = Vec::new();
         self.engine().history().drain_into(&mut events);
-        // Of the checks, which take snapshots.
+        // The checks take snapshots, which leave entries.
         events.retain(|event| event.action != Action::Snapshot);
         for event in &events {
             if event.action == Action::FreeCompleted
@@ -404,7 +404,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         Ok(events)
     }
 
-    /// After events were polled: when all work has finished, nothing drains any more.
+    /// Checks, after events were polled, that no block drains if all work has finished.
     fn check_polled(&self) -> Checked {
         let all_done = self.machine.holds_work() && self.machine.unfinished().is_empty();
         ensure!(!all_done || !self.mirror.any_draining(), "drains, and all work has finished");
@@ -430,8 +430,8 @@ impl<'m, M: Machine> Runner<'m, M> {
         Ok(())
     }
 
-    /// What the layout calls allocated is what the runner holds, and no two of these overlap, nor
-    /// does one overlap a block that waits for other streams.
+    /// Checks that the live blocks of the layout are the runner's, that they do not overlap, and that
+    /// every block that waits for other streams still drains.
     fn check_held(&self, layout: &[SegmentLayout]) -> Checked {
         let mut held: Vec<_> = self.held.iter().map(|b| (b.address, b.bytes)).collect();
         held.sort_unstable();

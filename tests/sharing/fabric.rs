@@ -1,4 +1,4 @@
-//! Pages of a fabric: the driver's handles are the whole, no thread and no descriptor is needed.
+//! Sharing by fabric handles: they need neither a thread nor file descriptors.
 
 use stratalloc::driver::Exportable;
 use stratalloc::sharing::PAGES_MAX;
@@ -44,7 +44,7 @@ fn the_kind_of_handle_can_be_chosen() {
         let text = format!("{SHARED},expandable_segments_handle_type:{chosen}");
         let ours = engine(sim.clone(), &text);
         let block = allocate(&ours, 512);
-        // The simulated device's descriptors cannot be passed on; it is asked for one all the same.
+        // The simulated device's descriptors cannot be shared, but the device is called.
         let shared = ours.share(&block);
         let asked = (sim.calls("export_handle"), sim.calls("export"));
         assert_eq!(asked, (fabric, descriptor), "{chosen}: {shared:?}");
@@ -138,7 +138,7 @@ fn each_mistake_is_refused() {
     }
 }
 
-/// Bytes that are well formed and lie: about the pages' size, and about the handles.
+/// Well-formed bytes with a wrong page size or wrong handles.
 #[test]
 fn lies_about_pages_cost_nothing() {
     let (sim, ours, theirs) = two(sim_with(true));
@@ -171,7 +171,7 @@ fn each_failing_call_leaves_nothing_half_done() {
         assert_eq!(opened.is_err(), struck, "call {at}");
         faulty.disarm();
         drop(opened);
-        // What could not be given back is offered again by the next opening.
+        // The next `open` retries the releases that failed.
         drop(theirs.open(&ours.share(&block).unwrap()).unwrap());
         assert_eq!(out(&sim), before, "call {at}");
         if !struck {

@@ -1,9 +1,9 @@
-//! Opening on the simulated device: what it takes, what it shares, what it leaves behind.
+//! Opening handles on the simulated device: reserved address space, shared mappings, and release.
 
 use super::tools::{SHARED, allocate, engine, forged, shared, sim, two};
 use crate::common::prelude::*;
 
-/// What the device holds: reserved, mapped, holds of pieces, used bytes.
+/// Returns the device's reserved bytes, mapped bytes, holds of physical memory and used bytes.
 fn held(sim: &Sim) -> (u64, u64, u64, u64) {
     let info = stratalloc::driver::Driver::memory_info(sim).expect("sim answers");
     let used = info.total_bytes - info.free_bytes;
@@ -33,7 +33,7 @@ fn an_import_reserves_only_what_is_shared() {
 #[test]
 fn the_same_pages_are_mapped_once() {
     let (sim, ours, theirs) = two(sim());
-    // Two small blocks lie in one page.
+    // Two small blocks share one page.
     let (a, b) = (allocate(&ours, 512), allocate(&ours, 1024));
     let (handle_a, handle_b) = (ours.share(&a).unwrap(), ours.share(&b).unwrap());
     assert_eq!(ours.share(&a).unwrap().as_bytes(), handle_a.as_bytes(), "equal bytes each time");
@@ -67,12 +67,12 @@ fn pages_may_be_opened_by_their_own_allocator() {
     assert_eq!(held(&sim), (0, 0, 0, 0));
 }
 
-/// Lets this process have descriptors enough for `pages`, if the system does.
+/// Raises the descriptor limit of this process for `pages`, if the system allows it.
 #[cfg(target_os = "linux")]
 fn may_open(pages: u64) -> bool {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // The device keeps two for each piece, the allocator one, and some are on their way.
+    // The device keeps two for each piece of memory, the allocator one, and some are in transit.
     let wanted = 4 * pages + 500;
     let enough = limit.maximum.is_none_or(|most| most >= wanted);
     let current = limit.current.map(|now| now.max(wanted));
@@ -126,12 +126,12 @@ fn what_was_opened_stays_and_what_has_gone_is_said() {
     ours.give(block);
     ours.empty_cache().unwrap();
     assert_eq!(sim.held().mapped_bytes(), 40 * MIB, "the importer's");
-    // Still open, so no question is asked.
+    // The page is still open, so no request is sent.
     drop(theirs.open(&handle).unwrap());
     drop(imported);
     assert_eq!(held(&sim), (0, 0, 0, 0));
     assert_eq!(theirs.open(&handle).unwrap_err(), SharingError::PageGone { page: 0 });
-    // New pages at the old place are other pages.
+    // New pages at the same address are different pages.
     let _block = allocate(&ours, 25 * MIB);
     assert_eq!(theirs.open(&handle).unwrap_err(), SharingError::PageGone { page: 0 });
 }
@@ -147,7 +147,7 @@ fn an_import_outlives_both_allocators() {
     drop(imported);
     assert_eq!(held(&sim), (0, 0, 0, 0));
     let late = engine(sim, SHARED);
-    // The allocator has gone, not the process.
+    // The allocator is dropped, but the process still runs.
     let process = std::process::id();
     assert_eq!(late.open(&handle).unwrap_err(), SharingError::Unreachable { process });
 }
@@ -163,7 +163,7 @@ fn forged_handles_are_refused() {
     };
     let process = std::process::id();
     assert_eq!(open(40, &[7; 16]), SharingError::Refused { process });
-    // The identity, the inode, the page's size.
+    // Changes the identity, the inode and the page size.
     assert_eq!(open(88 + 32, &[7; 8]), SharingError::PageGone { page: 1 });
     assert_eq!(open(88 + 16, &[7; 8]), SharingError::WrongDescriptor { page: 0 });
     let odd = (20 * MIB + 512).to_le_bytes();
@@ -171,15 +171,14 @@ fn forged_handles_are_refused() {
     let other = (22 * MIB).to_le_bytes();
     assert!(matches!(open(72, &other), SharingError::Driver(_)), "the driver knows the size");
     assert_eq!(held(&sim), before);
-    // No such process, and a process of that number that started at another time, with nobody at
-    // the socket.
+    // The process started at another time, and no process listens at the socket.
     let mut gone = forged(handle.as_bytes(), 56, &[9; 16]);
     gone = forged(&gone, 16, &1u64.to_le_bytes());
     let gone = SharedHandle::from_bytes(&gone).unwrap();
     assert_eq!(theirs.open(&gone).unwrap_err(), SharingError::ExporterGone { process });
 }
 
-/// Whoever knows a page without the secret gets nothing, also where nobody can be asked.
+/// A handle with the right pages but without the secret opens nothing, even if no process answers.
 #[test]
 fn a_handle_without_the_secret_opens_nothing_whatever_else_it_names() {
     let (sim, ours, theirs) = two(sim());
@@ -189,7 +188,7 @@ fn a_handle_without_the_secret_opens_nothing_whatever_else_it_names() {
     let open = |bytes: &[u8]| theirs.open(&SharedHandle::from_bytes(bytes).unwrap()).unwrap_err();
     let secretless = forged(handle.as_bytes(), 40, &[0; 16]);
     assert_eq!(open(&secretless), SharingError::Refused { process });
-    // Another socket, and the descriptor's number where one was said to be.
+    // Names another socket, and a descriptor number in bytes that are reserved now.
     let nobody = forged(&secretless, 56, &[9; 16]);
     let unreachable = SharingError::Unreachable { process };
     assert_eq!(open(&nobody), unreachable);
@@ -223,7 +222,7 @@ fn a_failure_at_any_call_leaves_nothing_behind() {
             let failed = faulty.failed_calls();
             faulty.disarm();
             assert!(failed > 0 || opened.is_ok(), "{at}: {opened:?}");
-            // What was refused at the end of an import is offered again.
+            // `empty_cache` retries the releases that failed when an import ended.
             theirs.empty_cache().unwrap();
             assert_eq!(held(&sim), before, "call {at}, repeat {repeat}");
             drop(theirs.open(&handle).unwrap());

@@ -1,11 +1,11 @@
-//! Plain allocations: the driver's own handle of the segment, with the block's place in it.
+//! Plain allocations: the driver's handle of the segment, with the block's offset.
 
 use stratalloc::driver::{Ipc, Parts};
 
 use super::tools::{allocate, engine, forged, shared, sim};
 use crate::common::prelude::*;
 
-/// Handles for plain allocations. What is opened is nowhere.
+/// An IPC driver whose opened addresses have no memory.
 #[derive(Debug, Default)]
 struct Shares {
     opened: Mutex<Vec<u64>>,
@@ -46,7 +46,7 @@ fn shares() -> Arc<Intercepted<Arc<Sim>, Shares>> {
     Arc::new(Intercepted::with(sim(), Shares::default()))
 }
 
-/// The handle as another process would have made it.
+/// Returns the handle with another process id, as if another process had made it.
 fn from_elsewhere(handle: &SharedHandle) -> SharedHandle {
     let bytes = forged(handle.as_bytes(), 12, &1u32.to_le_bytes());
     SharedHandle::from_bytes(&bytes).expect("its form is good")

@@ -1,7 +1,7 @@
-//! Two real processes and real memory: the other one is this very program, started anew.
+//! Two real processes and real memory. The other process is a second instance of this program.
 //!
-//! It is told by a variable which part to play, listens to lines on its input and ends after a
-//! while by itself, so that no test waits for ever.
+//! An environment variable selects its role. It reads commands from its standard input and ends by
+//! itself after a while, so that no test hangs.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -30,7 +30,7 @@ fn from_hex(text: &str) -> Vec<u8> {
     pairs.map(|pair| u8::from_str_radix(pair, 16).expect("digits")).collect()
 }
 
-/// A process that shares. Killed at the latest when this goes.
+/// A process that shares memory. It is killed on drop.
 struct Other {
     child: Child,
     input: Option<ChildStdin>,
@@ -57,7 +57,7 @@ impl Other {
         Self { child, input, output }
     }
 
-    /// The next line that is meant for us.
+    /// Returns the next line that the other process sent to the test.
     fn hear(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -87,7 +87,7 @@ impl Drop for Other {
     }
 }
 
-/// Not a test by itself: what the other process does.
+/// The body of the other process. Started without the variable, this test does nothing.
 #[test]
 fn the_other_process() {
     if std::env::var(PART).is_err() {
@@ -140,7 +140,7 @@ fn both_processes_see_the_same_bytes() {
     other.tell("look");
     assert_eq!(other.hear(), "0102");
 
-    // Its pages go; ours stay.
+    // The other process unmaps its pages; the imported ones stay mapped.
     other.tell("release");
     assert_eq!(other.hear(), "released");
     assert_eq!([bytes_at(&host, first), bytes_at(&host, last)], [1, 2]);
@@ -176,9 +176,10 @@ fn forged_handles_and_handles_of_the_future_open_nothing() {
     assert_eq!(secret, SharingError::Refused { process });
     let future = forge(8, &[2, 0]).unwrap_err();
     assert!(future.to_string().contains("version 2"), "{future}");
-    // Another process's start: while somebody answers at the socket with the secret it is the one.
+    // The start time is wrong, but a process that answers at the socket with the secret is the right
+    // one.
     assert!(engine.open(&forge(16, &[1; 8]).unwrap()).is_ok());
-    // Nobody answers there: the number was given to another process since.
+    // No process answers at that socket: the process id was reused.
     let mut reused = forged(handle.as_bytes(), 16, &[1; 8]);
     reused = forged(&reused, 56, &[3; 16]);
     let reused = engine.open(&SharedHandle::from_bytes(&reused).unwrap()).unwrap_err();
@@ -216,8 +217,8 @@ fn clients_that_say_nothing_and_clients_that_shout_stop_nobody() {
         connect(&socket, &name).unwrap();
         socket
     };
-    // More than are looked after at once say nothing, which costs us their two seconds of patience;
-    // others send noise or too much.
+    // 20 silent clients exceed those served at once, so the import waits for their timeout of two
+    // seconds. Other clients send garbage or too many bytes.
     let silent: Vec<_> = (0..20).map(|_| open()).collect();
     let mut secret_then_noise = b"stratrq1".to_vec();
     secret_then_noise.extend(&bytes[40..56]);
@@ -250,8 +251,8 @@ fn answers_that_make_no_sense_open_nothing() {
     bind(&liar, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
     listen(&liar, 4).unwrap();
     let asked = SharedHandle::from_bytes(&forged(handle.as_bytes(), 56, &random)).unwrap();
-    // No answer, a short one, a long one, an unknown one, pages without descriptors, a page that was
-    // not asked for.
+    // No answer, a short one, a long one, an unknown one, pages without descriptors, a page that was not
+    // requested.
     let answers: [&[u8]; 6] =
         [&[], &[0; 7], &[0; 100], &[9; 8], &[0, 0, 0, 0, 2, 0, 0, 0], &[2, 0, 0, 0, 2, 0, 0, 0]];
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Engines to share with, and handles to spoil.
+//! Engines that share memory, and functions that modify handles.
 
 use crate::common::prelude::*;
 
@@ -8,7 +8,7 @@ pub(crate) fn sim() -> Arc<Sim> {
     sim_with(false)
 }
 
-/// A device with fabric handles or without.
+/// Returns a device with or without fabric handles.
 pub(crate) fn sim_with(fabric: bool) -> Arc<Sim> {
     let options = SimOptions {
         fabric,
@@ -20,7 +20,7 @@ pub(crate) fn sim_with(fabric: bool) -> Arc<Sim> {
     Arc::new(Sim::new(options))
 }
 
-/// An engine with these settings.
+/// Returns an engine with these settings.
 pub(crate) fn engine(driver: Arc<dyn Driver>, text: &str) -> Engine {
     let config = config(text);
     let options = EngineOptions { settings: config.settings().clone(), ..EngineOptions::default() };
@@ -31,13 +31,13 @@ pub(crate) fn allocate(engine: &Engine, bytes: u64) -> Allocation {
     engine.take(bytes)
 }
 
-/// Two allocators on one device.
+/// Returns two allocators on one device.
 pub(crate) fn two(sim: Arc<Sim>) -> (Arc<Sim>, Engine, Engine) {
     let [ours, theirs] = [(); 2].map(|()| engine(sim.clone(), SHARED));
     (sim, ours, theirs)
 }
 
-/// A block and its handle.
+/// Allocates a block and shares it.
 #[track_caller]
 pub(crate) fn shared(engine: &Engine, bytes: u64) -> (Allocation, SharedHandle) {
     let block = allocate(engine, bytes);
@@ -45,18 +45,18 @@ pub(crate) fn shared(engine: &Engine, bytes: u64) -> (Allocation, SharedHandle) 
     (block, handle)
 }
 
-/// The error of bytes that are no handle.
+/// Returns the error of bytes that are no handle.
 #[track_caller]
 pub(crate) fn wrong(bytes: &[u8]) -> FormatError {
     SharedHandle::from_bytes(bytes).expect_err("these bytes are no handle")
 }
 
-/// A handle of three pages of 20 MiB, of a fabric or not.
+/// Returns a handle of three pages of 20 MiB, with fabric handles or without.
 pub(crate) fn handle(fabric: bool) -> SharedHandle {
     shared(&engine(sim_with(fabric), SHARED), 45 * MIB + 512).1
 }
 
-/// Writes the checksum that belongs to the bytes before it, as a forger would.
+/// Recomputes the checksum at the end, as a forger would.
 pub(crate) fn seal(bytes: &mut [u8]) {
     let (before, sum) = bytes.split_at_mut(bytes.len() - 8);
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
@@ -64,7 +64,7 @@ pub(crate) fn seal(bytes: &mut [u8]) {
     sum.copy_from_slice(&value.to_le_bytes());
 }
 
-/// The bytes with some of them replaced, and a good checksum.
+/// Replaces some of the bytes and corrects the checksum.
 pub(crate) fn forged(bytes: &[u8], at: usize, with: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at..at + with.len()].copy_from_slice(with);

@@ -1,13 +1,13 @@
-//! Who may use whom.
+//! Dependencies that are allowed between the layers.
 
 use super::source::Source;
 
-/// Each layer with what its files may use, in the order of `ARCHITECTURE.md`. A layer may always use
-/// itself and every layer before it on the list, except those under `never`.
+/// A layer and the layers that its files may use, in the order of `ARCHITECTURE.md`. A layer may use
+/// itself and every earlier layer on the list, except those under `never`.
 struct Layer {
     name: &'static str,
     never: &'static [&'static str],
-    /// Later layers that it may use all the same, each for a reason.
+    /// Later layers that it may use as well; a comment gives the reason.
     also: &'static [&'static str],
 }
 
@@ -20,63 +20,63 @@ const LAYERS: [Layer; 30] = [
     layer("ids"),
     Layer { never: &["ids"], ..layer("limit") },
     Layer { never: &["size"], ..layer("threads") },
-    // Log lines: texts, whatever they are about.
+    // Log lines are plain text, whatever their subject.
     Layer { never: &["size", "ids"], ..layer("diagnostics") },
-    // A refused free gives its allocation back.
+    // The error of a refused free returns the allocation.
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },
     Layer { never: &["config"], ..layer("driver") },
-    // What leaves the process: bytes and descriptors, whatever they stand for.
+    // Transfers bytes and descriptors between processes, whatever they represent.
     Layer { never: &["config", "driver"], ..layer("sharing") },
     Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
     Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
     // Walking a stack takes no lock that all threads share.
     Layer { never: &["driver", "sharing", "heap", "stats"], also: &["sync"], ..layer("history") },
-    // Places for tracing tools: numbers only.
+    // Tracepoints take numbers only.
     Layer { never: &["driver", "heap", "stats"], ..layer("tracepoints") },
     Layer { never: &["driver", "heap"], ..layer("allocator") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("live_blocks") },
-    // The same for authors of strategies, with counters.
+    // A table of live blocks with counters, for authors of strategies.
     Layer { never: &["config", "driver", "sharing", "heap"], ..layer("blocks") },
-    // What waits for which streams: one component for all strategies that wait.
+    // Blocks that wait for streams: one component for all strategies that defer frees.
     Layer {
         never: &["config", "sharing", "heap", "stats", "history", "allocator"],
         ..layer("event_queue")
     },
-    // Where requests go, and which streams are captured: one component for all strategies.
+    // Routing of requests and detection of captures: one component for all strategies.
     Layer { never: &["config", "sharing", "heap", "stats"], ..layer("scopes") },
     layer("layers"),
     layer("strategies"),
     layer("registry"),
     layer("switch"),
     layer("handle"),
-    // It uses allocators as a user does: through their trait and the registry.
+    // Uses allocators as a user does: through their trait and the registry.
     Layer { never: &["heap", "layers", "strategies"], ..layer("conformance") },
     layer("replay"),
     layer("analysis"),
-    // Pictures of what the analysis and the replays say: it asks no allocator itself.
+    // Renders the results of analysis and replays. It calls no allocator itself.
     Layer { never: &["heap", "layers"], ..layer("report") },
     Layer { never: &["report"], ..layer("ffi") },
     Layer { never: &["ffi"], ..layer("cli") },
 ];
 
-/// The layer of a file: the folder or the file's own name under `src/`.
+/// Returns the layer of a file: its folder or its own name under `src/`.
 fn layer_of(path: &str) -> Option<&str> {
     if path.starts_with("strategies/") {
         return Some("strategies");
     }
     let inside = path.strip_prefix("src/")?;
     match inside.split_once('/') {
-        // A program of its own: it uses the library from outside.
+        // A separate program: it uses the library from outside.
         Some(("bin", _)) => None,
         Some((folder, _)) => Some(folder),
         None => inside.strip_suffix(".rs").filter(|name| *name != "lib"),
     }
 }
 
-/// Layers that a file names as `crate::layer`, also inside `use crate::{...}` over several lines,
-/// with the line of the path.
+/// Returns the layers that a file names as `crate::layer`, with the line of each path. Includes names
+/// inside `use crate::{...}` over several lines.
 fn used(file: &Source) -> Vec<(usize, String)> {
     let lines: Vec<_> = file.product_code().into_iter().map(|(_, code)| code).collect();
     let text = lines.join("\n");
@@ -92,14 +92,14 @@ fn used(file: &Source) -> Vec<(usize, String)> {
     found
 }
 
-/// The name that `path` begins with. A macro of the crate belongs to the layer that it serves.
+/// Returns the name that `path` begins with. A macro of the crate belongs to the layer that it serves.
 fn first_name(path: &str) -> Option<String> {
     let path = path.trim_start();
     let name: String = path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     (!name.is_empty() && !path[name.len()..].starts_with('!')).then_some(name)
 }
 
-/// The names that the paths of a list begin with, up to the brace that closes it.
+/// Returns the first names of the paths in a list, up to the brace that closes it.
 fn first_names(list: &str) -> Vec<String> {
     let (mut depth, mut starts) = (1, vec![0]);
     for (at, c) in list.char_indices() {
@@ -116,7 +116,7 @@ fn first_names(list: &str) -> Vec<String> {
     starts.into_iter().filter_map(|start| first_name(&list[start..])).collect()
 }
 
-/// Files use only what stands to the left of them.
+/// Checks that a file uses only earlier layers.
 pub(crate) fn imports(file: &Source) -> Vec<String> {
     let Some(own) = layer_of(&file.path) else {
         return Vec::new();
@@ -137,13 +137,13 @@ pub(crate) fn imports(file: &Source) -> Vec<String> {
     used.map(|(line, name)| file.at(line, &format!("{own} may not use {name}"))).collect()
 }
 
-/// Bookkeeping sees no driver, no lock and nothing unsafe.
+/// Checks that bookkeeping uses no driver, no lock and nothing unsafe.
 pub(crate) fn heap_is_pure(file: &Source) -> Vec<String> {
     words(file, &["driver", "Driver", "Mutex", "RwLock", "parking_lot", "Atomic", "unsafe", "Arc"])
 }
 
-/// No strategy names another's file or the list of all. A strategy of several files has a folder,
-/// whose files may name each other.
+/// Checks that no strategy names another's file or the list of all. A strategy of several files has a
+/// folder, whose files may name each other.
 pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
     if file.path == "strategies/mod.rs" {
         return Vec::new();
@@ -154,7 +154,7 @@ pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
     words(file, &[up, "crate::strategies", "crate::registry"])
 }
 
-/// `unsafe` needs a home where somebody expects it.
+/// Checks that `unsafe` occurs only in the listed places.
 pub(crate) fn unsafe_at_home(file: &Source) -> Vec<String> {
     let home = [
         "src/driver/cuda",
@@ -177,7 +177,7 @@ pub(crate) fn unsafe_at_home(file: &Source) -> Vec<String> {
     found
 }
 
-/// Complaints about words in the product code of a file. A word may begin inside another.
+/// Returns complaints about words in the product code of a file. Only `Atomic` also matches as a prefix.
 fn words(file: &Source, forbidden: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     for (line, code) in file.product_code() {

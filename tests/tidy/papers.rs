@@ -1,4 +1,4 @@
-//! What is written about the house must name its rooms, and what is packed must hold them all.
+//! The documents must name every folder, and the package must contain them all.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ pub(crate) fn read(name: &str) -> String {
     fs::read_to_string(root().join(name)).expect("a paper that every checkout has")
 }
 
-/// Folders and files directly under `src/`, and the folders beside it that hold product code.
+/// Returns the folders and files directly under `src/`, and the other folders with product code.
 pub(crate) fn folders() -> Vec<String> {
     let mut names = vec!["strategies/".to_owned()];
     for entry in fs::read_dir(root().join("src")).expect("the package has sources") {
@@ -25,7 +25,7 @@ pub(crate) fn folders() -> Vec<String> {
     names
 }
 
-/// Top-level folders that are part of the package's story, if they are there.
+/// Returns the top-level folders of the package that `ARCHITECTURE.md` must name, if they exist.
 pub(crate) fn top_folders() -> Vec<String> {
     let known =
         ["src", "strategies", "tests", "benches", "examples", "include", "python", "docs", "fuzz"];
@@ -33,7 +33,7 @@ pub(crate) fn top_folders() -> Vec<String> {
     there.map(|name| format!("{name}/")).collect()
 }
 
-/// Built-in strategies without a row in a table of a paper.
+/// Returns the built-in strategies without a row in a document's table.
 pub(crate) fn rows<'n>(paper: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let rows: Vec<_> = paper.lines().map(|line| line.trim_start_matches(['/', '!', ' '])).collect();
     let has_row = |name: &str| {
@@ -44,13 +44,13 @@ pub(crate) fn rows<'n>(paper: &str, names: impl Iterator<Item = &'n str>) -> Vec
     names.filter(|name| !has_row(name)).map(|name| format!("no row for {name}")).collect()
 }
 
-/// Rooms that the plan does not name.
+/// Returns the folders that `ARCHITECTURE.md` does not name.
 pub(crate) fn rooms(plan: &str, folders: &[String]) -> Vec<String> {
     let missing = folders.iter().filter(|folder| !plan.contains(folder.as_str()));
     missing.map(|folder| format!("nobody names {folder}")).collect()
 }
 
-/// What the package must not leave out: its library takes `strategies/` from outside `src/`.
+/// Checks that the package includes `strategies/`, which its library uses from outside `src/`.
 pub(crate) fn manifest(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let list = |key: &str| {

@@ -1,25 +1,25 @@
-//! Source files as the rules see them: path, text, and lines without comments and literals.
+//! Source files as the rules use them: path, text, and lines without comments and literals.
 //!
-//! This is no parser. It knows line comments, block comments on one line, strings, characters and
-//! raw strings well enough for `rustfmt`ed text.
+//! This is no parser. It recognizes line comments, block comments on one line, strings, characters and
+//! raw strings in text formatted by `rustfmt`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A file of ours.
+/// A source file.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// From the package's root, with `/`.
+    /// Relative to the package's root, with `/`.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
-/// The package's folder.
+/// Returns the package's folder.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every Rust file of the package.
+/// Returns every Rust file of the package.
 pub(crate) fn rust_files() -> Vec<Source> {
     let mut files = Vec::new();
     for folder in ["src", "strategies", "tests", "benches", "examples", "fuzz/fuzz_targets"] {
@@ -51,19 +51,19 @@ impl Source {
         Self { path: path.to_owned(), text: text.to_owned() }
     }
 
-    /// A complaint about a line, counted from 0.
+    /// Formats a complaint about a line, counted from 0.
     pub(crate) fn at(&self, line: usize, what: &str) -> String {
         format!("{}:{}: {what}", self.path, line + 1)
     }
 
-    /// Lines without comments and without what is inside literals, numbered from 0.
+    /// Returns the lines without comments and without the text of literals, numbered from 0.
     pub(crate) fn code(&self) -> Vec<(usize, String)> {
         let mut inside = Inside::Code;
         let lines = self.text.lines().enumerate();
         lines.map(|(number, line)| (number, strip(line, &mut inside))).collect()
     }
 
-    /// [`code`](Self::code) up to the first test module. Files of tests have none.
+    /// Returns [`code`](Self::code) up to the first test module. Files of tests have none.
     pub(crate) fn product_code(&self) -> Vec<(usize, String)> {
         if self.path.ends_with("/tests.rs") || self.path.contains("/tests/") {
             return Vec::new();
@@ -81,12 +81,12 @@ impl Source {
     }
 }
 
-/// Where a line begins.
+/// The state at the beginning of a line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Inside {
     Code,
     Text,
-    /// A raw string that ends with a quote and so many hashes.
+    /// A raw string that ends with a quote and this many hashes.
     RawText(usize),
     Comment,
 }
@@ -154,7 +154,7 @@ fn strip(line: &str, inside: &mut Inside) -> String {
     kept
 }
 
-/// How long the character literal at the start of `rest` is; 1 for the quote of a lifetime.
+/// Returns the length of the character literal at the start of `rest`, or 1 for the quote of a lifetime.
 fn character(rest: &str, kept: &mut String) -> usize {
     let mut chars = rest.char_indices().skip(1);
     let first = chars.next();

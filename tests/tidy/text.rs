@@ -1,4 +1,4 @@
-//! What every file looks like.
+//! Rules for the text of every file.
 
 use super::source::Source;
 
@@ -12,7 +12,8 @@ pub(crate) fn short_file(file: &Source) -> Vec<String> {
     long.then(|| file.at(FILE_LINES_MAX, &format!("{lines} lines: split it"))).into_iter().collect()
 }
 
-/// Functions from `fn` to the closing brace in the same column, as `rustfmt` writes them.
+/// Checks the length of functions, from `fn` to the closing brace in the same column, as `rustfmt`
+/// writes them.
 pub(crate) fn short_functions(file: &Source) -> Vec<String> {
     let code = file.code();
     let mut found = Vec::new();
@@ -36,7 +37,7 @@ pub(crate) fn short_functions(file: &Source) -> Vec<String> {
     found
 }
 
-/// A header says why the file is there. A module of nothing but tests may be brief.
+/// Checks that a file has a header. The header of a file of tests may be brief.
 pub(crate) fn header(file: &Source) -> Vec<String> {
     let lines = file.text.lines().take_while(|line| line.starts_with("//!"));
     let said: String = lines.map(|line| line.trim_start_matches("//!")).collect();
@@ -46,7 +47,7 @@ pub(crate) fn header(file: &Source) -> Vec<String> {
     few.then(|| file.at(0, "no //! header that says why the file is there")).into_iter().collect()
 }
 
-/// Comments that `rustfmt` leaves as they are. Rows of tables cannot be broken.
+/// Checks the width of comments, which `rustfmt` does not change. Rows of tables cannot be broken.
 pub(crate) fn short_comments(file: &Source) -> Vec<String> {
     let lines = file.text.lines().enumerate();
     let long = lines.filter(|(_, text)| {
@@ -57,10 +58,10 @@ pub(crate) fn short_comments(file: &Source) -> Vec<String> {
     long.map(|(line, _)| file.at(line, "a long line: break the comment")).collect()
 }
 
-/// Banners, marks of unfinished work and tests that never run.
+/// Finds banners, marks of unfinished work and tests that never run.
 pub(crate) fn leftovers(file: &Source) -> Vec<String> {
     let mut found = Vec::new();
-    // Words are put together here, so that this file may speak of them.
+    // The words are assembled, so that this file does not contain them.
     let unfinished = ["TO", "FIX", "XX"].into_iter().zip(["DO", "ME", "X"]);
     let unfinished: Vec<_> = unfinished.map(|(a, b)| [a, b].concat()).collect();
     for (line, text) in file.text.lines().enumerate() {
@@ -90,7 +91,7 @@ pub(crate) fn leftovers(file: &Source) -> Vec<String> {
     found
 }
 
-/// `allow` and `expect` say why.
+/// Checks that `allow` and `expect` have a reason.
 pub(crate) fn reasons(file: &Source) -> Vec<String> {
     let code = file.code();
     let mut found = Vec::new();

@@ -1,6 +1,7 @@
-//! What a thread may still use when its last destructors run.
+//! Thread-locals that a thread may still use while its last destructors run.
 //!
-//! A thread-local with a destructor is gone then, and so is `std::thread::current`: using either panics.
+//! At that time a thread-local with a destructor is gone, and so is `std::thread::current`: using either
+//! panics.
 
 use super::source::Source;
 
@@ -8,19 +9,21 @@ use super::source::Source;
 const PLAIN: [&str; 7] =
     ["bool", "u32", "u64", "usize", "Moment", "Option<&'static Slot>", "Option<&static Slot>"];
 
-/// Thread-locals with a destructor. Each is used by `try_with` only, and the thread does without afterwards.
+/// Thread-locals with a destructor. They are accessed only with `try_with`, and the thread works without
+/// them afterwards.
 const DESTROYED: [(&str, &str); 4] = [
-    // A thread that ends hands its slot on. It reads by a counted reference from then on.
+    // Frees the slot of an ending thread for other threads. From then on the thread reads through a
+    // counted reference.
     ("src/sync/slots.rs", "RETURN"),
-    // A thread that ends frees the names that are still open.
+    // Frees the names that are still open when the thread ends.
     ("src/history/context.rs", "CLEAR_NAMES"),
-    // A thread that ends frees the blocks of its cache. Its later calls go to the allocator below.
+    // Frees the cached blocks when the thread ends. Its later calls go to the allocator below.
     ("src/layers/front/local.rs", "LOCAL"),
     // The text of the last error. A call of an ending thread still returns its status.
     ("src/ffi/guard.rs", "LAST"),
 ];
 
-/// Thread-locals that have no destructor, or are listed, and no `thread::current`.
+/// Checks that thread-locals have no destructor or are listed, and that `thread::current` is not used.
 pub(crate) fn usable_to_the_end(file: &Source) -> Vec<String> {
     let code = file.product_code();
     let mut found = Vec::new();
@@ -54,7 +57,7 @@ pub(crate) fn usable_to_the_end(file: &Source) -> Vec<String> {
     found
 }
 
-/// Name and type of a thread-local.
+/// Returns name and type of a thread-local.
 fn declared(text: &str) -> Option<(&str, &str)> {
     let (name, rest) = text.strip_prefix("static ")?.split_once(": ")?;
     Some((name, rest.split_once(" =").map_or(rest, |(value, _)| value)))
@@ -64,7 +67,7 @@ fn lasts(value: &str) -> bool {
     let cell = value.strip_prefix("Cell<").and_then(|inner| inner.strip_suffix('>'));
     cell.is_some_and(|inner| PLAIN.contains(&inner))
         || value.starts_with("Lasting<")
-        // A list of names, which is one.
+        // A list of names, which has no destructor either.
         || value == "NameList"
 }
 
