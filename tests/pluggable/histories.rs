@@ -163,7 +163,7 @@ impl Bed {
         self.streams[usize::from(which) % STREAMS]
     }
 
-    /// Returns the default pool for every even number.
+    /// Returns the default pool for even numbers and a third of the odd ones.
     fn pool(which: u8) -> PoolId {
         PoolId { capture: 0, user: u64::from(which) % (2 * POOLS) / 2 * u64::from(which % 2) }
     }
