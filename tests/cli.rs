@@ -175,7 +175,7 @@ fn each_device_of_a_recording_is_told() {
     let one = replay(&["--recorded-device", "0"]);
     assert_eq!(allocations(&one), [("two".to_owned(), 1)]);
     assert_eq!(one.stderr, "");
-    // Statistics belong to one device.
+    // The statistics describe one device, so only its events are replayed.
     let statistics = folder.path("statistics.json");
     let first = replay(&["--stats", &statistics]);
     assert_eq!(allocations(&first), [("two".to_owned(), 2)]);

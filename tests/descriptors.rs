@@ -21,7 +21,7 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").expect("this is Linux").count()
 }
 
-/// Returns the lines of `/proc/self/maps` that overlap one of the ranges or name our files.
+/// Returns the lines of `/proc/self/maps` that overlap one of the ranges or name a file of this library.
 fn mappings(ranges: &[(u64, u64)]) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/maps").expect("this is Linux");
     let ours = |line: &&str| {

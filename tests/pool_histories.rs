@@ -456,7 +456,7 @@ impl<D: Base> History<D> {
             while told(self.engine().private_pools().release_pool(pool))?.is_some() {}
         }
         if keeps {
-            // A planned failure may have prevented the call that ends the expectation of captures.
+            // A planned failure may have prevented this call when a scope was closed.
             if let Some(graphs) = self.base.capture() {
                 while graphs.expected().is_ok_and(|expected| expected > 0) {
                     graphs.expect_captures(false).map_err(|error| error.to_string())?;

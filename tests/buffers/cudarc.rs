@@ -14,7 +14,7 @@ fn handle(conf: &str) -> Option<(MutexGuard<'static, ()>, Handle)> {
     Some((alone, Handle::build(&config, cuda).expect("the device can")))
 }
 
-/// Bytes that one fill writes, and fills in a row, where a stream must be busy for long.
+/// `FILLS` fills of `SLOW_BYTES` each keep a stream busy for long.
 const SLOW_BYTES: usize = 256 << 20;
 const FILLS: usize = 40;
 

@@ -162,8 +162,8 @@ fn only_streams_of_the_capture_are_routed_to_its_pool() {
     bed.check();
 }
 
-// Events may not be queried in a capture, because the query would fail. Uses recorded in the capture end
-// with it, and the next request outside frees the block.
+// A request in a capture must not query events, because the query would fail. Uses recorded in the
+// capture end with it, and the next request outside frees the block.
 #[test]
 fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
     for bed in beds(ROOMY) {

@@ -305,7 +305,8 @@ fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
     }
 }
 
-/// With `compat:pytorch` a restore also allocates the free blocks for a moment.
+/// A restore allocates only the live blocks. With `compat:pytorch` it also allocates the free ones for a
+/// moment.
 #[test]
 fn going_back_raises_no_peak_above_what_lives() {
     for conf in BOTH {

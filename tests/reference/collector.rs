@@ -1,4 +1,4 @@
-//! Ages and averages in garbage collection, with the reference's arithmetic.
+//! Ages and averages in garbage collection, with PyTorch's arithmetic.
 //!
 //! The age counts searches of the large pool while a limit and a threshold are set. A pass releases
 //! every free segment at least as old as the average of those that remain, and does not stop early.
@@ -105,7 +105,7 @@ fn only_whole_idle_large_segments_are_collected_whoever_asks() {
     bed.check();
 }
 
-// The reference: blocks of 40 MiB on two streams under a limit of 120, freed; then 80 MiB fit.
+// PyTorch: blocks of 40 MiB on two streams under a limit of 120, freed; then 80 MiB fit.
 #[test]
 fn a_large_request_fits_after_the_idle_blocks_of_two_streams_were_collected() {
     let bed = with_threshold(Some(0.5), LIMIT);

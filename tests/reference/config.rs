@@ -1,4 +1,4 @@
-//! Configuration strings applied at run time. `src/config/tests.rs` covers the reference's tests of its
+//! Configuration strings applied at run time. `src/config/tests.rs` covers PyTorch's tests of its
 //! parser.
 
 use crate::common::prelude::*;
@@ -13,7 +13,7 @@ fn block_mib(bed: &Bed, mib: u64) -> u64 {
     bytes / MIB
 }
 
-// The reference: settings change at run time; a string that does not mention the divisions resets them;
+// PyTorch: settings change at run time; a string that does not mention the divisions resets them;
 // a list sets the divisions for each size.
 #[test]
 fn strings_change_the_rounding_at_run_time_and_reset_what_they_do_not_mention() {

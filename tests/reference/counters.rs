@@ -3,7 +3,7 @@
 use super::{H200_BYTES, signed};
 use crate::common::prelude::*;
 
-// The reference: 256 floats raise the active bytes by 1,024. After the free `freed` is 1,024, the
+// PyTorch: 256 floats raise the active bytes by 1,024. After the free `freed` is 1,024, the
 // current value is back to the start, and reset peaks equal the current values.
 #[test]
 fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
@@ -28,7 +28,7 @@ fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
     assert_eq!(reset.reserved_bytes.all.peak, signed(2 * MIB), "the segment is still held");
 }
 
-// The reference: about a hundred steps with tensors from one float to 480 MB on two devices, in random
+// PyTorch: about a hundred steps with tensors from one float to 480 MB on two devices, in random
 // order. After each step the counters are sums over the layout, and emptying the cache waits exactly
 // once.
 #[test]

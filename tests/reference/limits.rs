@@ -5,7 +5,7 @@ use stratalloc::size::EIB;
 use super::{H200_BYTES, signed};
 use crate::common::prelude::*;
 
-// The reference: the error of 800,000,000 GiB has the size and the device's capacity. 8,000,000,000 GiB
+// PyTorch: the error of 800,000,000 GiB has the size and the device's capacity. 8,000,000,000 GiB
 // are more than 1 EiB and never reach the device. The device works afterwards.
 #[test]
 fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
@@ -22,7 +22,7 @@ fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
     bed.check();
 }
 
-// The reference reads back 1, 0 and three random fractions. Here the limit is read back in bytes.
+// PyTorch reads back 1, 0 and three random fractions. Here the limit is read back in bytes.
 #[test]
 #[expect(
     clippy::cast_possible_truncation,
@@ -42,7 +42,7 @@ fn the_limit_that_a_fraction_sets_is_read_back() {
     assert_eq!(bed.caching().limit_bytes(), None);
 }
 
-// The reference: the configured fraction applies when an allocator is built, and 0 allows nothing.
+// PyTorch: the configured fraction applies when an allocator is built, and 0 allows nothing.
 #[test]
 fn a_configured_fraction_is_in_force_from_the_first_request_and_not_moved_later() {
     let of = |fraction| Settings { per_process_memory_fraction: fraction, ..Settings::default() };
@@ -64,7 +64,7 @@ fn a_configured_fraction_is_in_force_from_the_first_request_and_not_moved_later(
     }
 }
 
-// The reference refuses, without a device call, exactly when reserved + segment > limit.
+// PyTorch refuses, without a device call, exactly when reserved + segment > limit.
 #[test]
 fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
     for (request, segment) in [
@@ -93,7 +93,7 @@ fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
     }
 }
 
-// The reference: each observer is called once for each failure.
+// PyTorch: each observer is called once for each failure.
 #[test]
 fn observers_see_the_very_report_that_the_caller_gets() {
     let bed = Bed::new(GIB, "");
@@ -109,7 +109,7 @@ fn observers_see_the_very_report_that_the_caller_gets() {
     assert_eq!(bed.stats().num_ooms, 2);
 }
 
-// The reference calls free-memory callbacks before it allocates from the device.
+// PyTorch calls free-memory callbacks before it allocates from the device.
 #[test]
 fn a_free_memory_callback_is_asked_before_the_device_is() {
     let bed = Arc::new(Bed::new(GIB, ""));

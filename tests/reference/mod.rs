@@ -1,7 +1,7 @@
 //! The behaviour of PyTorch's caching allocator, as its own tests state it, tested on a simulated device
 //! through the public trait.
 //!
-//! Each test name states a behaviour. The comment names the behaviour of the reference it pins, or what
+//! Each test name states a behaviour. The comment names the behaviour of PyTorch it pins, or what
 //! differs on purpose (`docs/differences.md` lists those). Decisions on recorded programs are compared
 //! elsewhere, event by event. A simulated device holds no bytes, so address ranges are compared instead.
 

@@ -186,7 +186,7 @@ fn rounding_is_blamed_when_it_costs_more_than_a_quarter() {
     assert!(words.contains("97.00 MiB") && words.contains("128.00 MiB"), "{words}");
 }
 
-// The reference: a request refused in advance does not count as out of memory, and calls neither
+// PyTorch: a request refused in advance does not count as out of memory, and calls neither
 // observers nor the device.
 #[test]
 fn a_request_refused_in_advance_is_neither_counted_nor_told() {

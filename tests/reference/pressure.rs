@@ -13,7 +13,7 @@ fn full_device_with_a_draining_piece(compat: Compat) -> (Bed, u64) {
     (bed, address)
 }
 
-// The reference waits for events and then allocates from the device without searching again.
+// PyTorch waits for events and then allocates from the device without searching again.
 #[test]
 fn what_waiting_for_events_freed_is_found_instead_of_a_false_out_of_memory() {
     let (bed, address) = full_device_with_a_draining_piece(Compat::Default);
@@ -44,7 +44,7 @@ fn idle_segments(total_bytes: u64, compat: Compat) -> Bed {
     bed
 }
 
-// As in the reference: keeping some segments would split the memory into more pieces. A limit has the
+// As in PyTorch: keeping some segments would split the memory into more pieces. A limit has the
 // same effect as a full device.
 #[test]
 fn pressure_releases_every_idle_segment() {
@@ -61,7 +61,7 @@ fn pressure_releases_every_idle_segment() {
     }
 }
 
-// The reference waits and empties the cache even for requests that can never fit.
+// PyTorch waits and empties the cache even for requests that can never fit.
 #[test]
 fn a_request_larger_than_the_device_leaves_the_cache_alone() {
     for (compat, left, waits) in
@@ -110,8 +110,8 @@ fn free_piece_that_became_oversize(compat: Compat) -> (Bed, stratalloc::allocato
     (bed, live)
 }
 
-// The reference tests only the size, and would release a part of a segment as if it were the whole. Such
-// a release never happens here, not even with the reference's rules.
+// PyTorch tests only the size, and would release a part of a segment as if it were the whole. Such
+// a release never happens here, not even with PyTorch's rules.
 #[test]
 fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
     for compat in [Compat::Default, Compat::PyTorch] {
@@ -143,7 +143,7 @@ fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
     bed.check();
 }
 
-// The reference: an oversize block does not serve a smaller request, is not split, and is reused only if
+// PyTorch: an oversize block does not serve a smaller request, is not split, and is reused only if
 // it exceeds the request by less than the slack.
 #[test]
 fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
@@ -165,7 +165,7 @@ fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
     bed.check();
 }
 
-// The reference, with a limit of 120 MiB and blocks of 40 on two streams: a fourth fails, and after all
+// PyTorch, with a limit of 120 MiB and blocks of 40 on two streams: a fourth fails, and after all
 // are freed one block of 120 MiB fits.
 #[test]
 fn three_oversize_blocks_fill_a_limit_and_their_space_comes_back_whole() {

@@ -3,7 +3,7 @@
 use super::rules;
 use crate::common::prelude::*;
 
-// The reference records the event at the free, so work submitted later does not matter.
+// PyTorch records the event at the free, so work submitted later does not matter.
 #[test]
 fn work_that_the_other_stream_gets_after_the_free_is_not_waited_for() {
     let bed = Bed::new(GIB, "");
@@ -22,7 +22,7 @@ fn work_that_the_other_stream_gets_after_the_free_is_not_waited_for() {
     bed.check();
 }
 
-// The reference: `EventPool::empty_cache`.
+// PyTorch: `EventPool::empty_cache`.
 #[test]
 fn empty_cache_destroys_the_events_that_are_kept() {
     let bed = Bed::new(GIB, "");
@@ -40,7 +40,7 @@ fn empty_cache_destroys_the_events_that_are_kept() {
     assert_eq!((bed.device.calls("create_event"), bed.device.calls("destroy_event")), (2, 2));
 }
 
-// The reference: a hundred frees of 160 MiB delayed by a slow stream do not run out of memory, because
+// PyTorch: a hundred frees of 160 MiB delayed by a slow stream do not run out of memory, because
 // memory pressure waits for their events.
 #[test]
 fn a_hundred_delayed_frees_do_not_run_out_of_memory() {

@@ -74,7 +74,7 @@ impl Segment {
     }
 }
 
-/// The model.
+/// The model of an allocator.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     pub(crate) segments: BTreeMap<u64, Segment>,

@@ -108,7 +108,7 @@ impl Mirror {
         })
     }
 
-    /// Returns that start if the block there is already large enough, so that no page is mapped.
+    /// Returns where growth would start for a request, if the free block there is already large enough.
     pub(crate) fn room_that_is_free(&self, stream: StreamId, rounded: u64) -> Option<u64> {
         let start = self.room(stream, rounded).filter(|_| self.settings.expandable_segments)?;
         (self.next_step(start, rounded) == Ok(Step::Enough)).then_some(start)
