@@ -32,7 +32,7 @@ fn held_back_work_finishes_when_it_is_let_go() {
     let gated = Gated::new(Arc::clone(&cuda));
     let [first, second] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let address = cuda.allocate(MIB).unwrap();
-    // The first fill loads a module, which may synchronize the device.
+    // At the first fill the driver may load code, which may synchronize the device.
     for half in [address, address + MIB / 2] {
         cuda.fill(half, 1, MIB / 2, first).unwrap();
     }

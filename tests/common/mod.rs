@@ -2,13 +2,14 @@
 //!
 //! Each test program compiles this folder for itself and uses a part of it. Laws return violations as
 //! text instead of panicking, so that a property test can shrink its input without output. Read next:
-//! `bed` (a device with an allocator on it), `prelude` (imports of most tests), `machine` (drivers whose
-//! work a test completes), `law` (tiling, sums, statistics), `claims` (ownership of bytes across
-//! threads), `base` (devices to wrap), `plain` (a device without optional parts), `racing` (a device on
-//! which another thread acts between two calls), `threaded` (a device with a per-thread default stream),
-//! `crowded` (a device that other processes use), `folder` (temporary files), `stacks` (counted call
-//! stacks), `runs` (the number of random histories), `gpu` (a real device, and the message where there
-//! is none).
+//!
+//! - `bed`: a device with an allocator on it; `prelude`: the imports of most tests.
+//! - `machine`: drivers whose work a test completes; `gpu`: a real device, if there is one.
+//! - `law`: tiling, sums, statistics; `claims`: ownership of bytes across threads.
+//! - `base`: devices to wrap; `plain`: one without optional parts; `crowded`: one with other processes.
+//! - `racing`: a device on which another thread acts between two calls.
+//! - `threaded`: a device with a per-thread default stream.
+//! - `folder`: temporary files; `stacks`: counted call stacks; `runs`: the number of random histories.
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 

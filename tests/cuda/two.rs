@@ -28,7 +28,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         let bytes = 4 * MIB;
         let block = strategy.take_on(bytes, home);
         let address = block.address();
-        // The first fill loads a module, which may synchronize the device.
+        // At the first fill the driver may load code, which may synchronize the device.
         cuda.fill(address, 1, bytes, home).unwrap();
         cuda.synchronize_stream(home).unwrap();
         other.fill(address, 3, bytes, there).unwrap();

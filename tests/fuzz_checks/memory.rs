@@ -26,8 +26,8 @@ fn count(bytes: i64) {
     });
 }
 
-// `realloc` is left to the default: a new block, a copy, and the old one freed. SAFETY: every call goes
-// to `System` unchanged; counting touches no memory of the caller.
+// `realloc` is left to the default: a new block, a copy, and the old one freed.
+// SAFETY: every call goes to `System` unchanged; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));

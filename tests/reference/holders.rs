@@ -11,8 +11,8 @@ fn usage(process: u32, mib: u64) -> ProcessUsage {
     ProcessUsage { process, used_bytes: mib * MIB }
 }
 
-/// Returns the reports of a request of 40 MiB that fails on a device of 100 MiB of which others hold 70,
-/// and the number of reads of the process list.
+/// Runs a request of 40 MiB that fails on a device of 100 MiB, of which others hold 70. Returns the
+/// reports, each with the number of reads of the process list.
 fn reports_with(
     list: &DriverResult<Vec<ProcessUsage>>,
     limit_bytes: Option<u64>,

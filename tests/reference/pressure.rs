@@ -100,8 +100,8 @@ fn idle_segments_of_other_streams_and_of_small_blocks_are_released_too() {
     bed.check();
 }
 
-/// Returns a segment of 100 MiB with a live block of 30 and a free one of 70, on a device of 120 MiB,
-/// after `max_split_size_mb` was lowered to 40.
+/// Returns a segment of 100 MiB with a live block of 30 and a free one of 70, on a device of 120 MiB.
+/// Then `max_split_size_mb` is lowered to 40.
 fn free_piece_that_became_oversize(compat: Compat) -> (Bed, stratalloc::allocator::Allocation) {
     let bed = Bed::with(120 * MIB, rules(compat));
     bed.give(bed.take(100 * MIB));

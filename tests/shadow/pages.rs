@@ -7,7 +7,7 @@
 //!
 //! Only the driver determines the address of a new range, so it is taken from the event or from the
 //! driver's list. Its size is computed. The model finds a range without mapped pages only after the
-//! call, so a call that has waited may map pages in a range that the model does not have yet.
+//! call. A call that has waited may thus map pages in a range that the model does not have yet.
 
 use stratalloc::size::SMALL_SEGMENT_BYTES;
 
