@@ -6,24 +6,24 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The handle of PyTorch's allocator on device 0. That of device N is N more.
+// The handle of PyTorch's allocator on device 0. The handle for device N is larger by N.
 #define STRATALLOC_TORCH_HANDLE 4611686018427387905
 
-// Requests to the default pool may take idle blocks from the pool before they fail.
+// Requests to the default pool may use free blocks of the pool before they fail.
 #define STRATALLOC_POOL_USE_ON_OOM 1
 
-// Blocks of the pool are always handed out whole.
+// Blocks of the pool are never split.
 #define STRATALLOC_POOL_NO_SPLIT 2
 
-// How a call ended. After anything but `OK` nothing has changed, unless the driver failed in a call that
-// does several things: what was done before that stays done. `stratalloc_last_error` says more to the
-// calling thread.
+// The result of a call. After any other status than `OK` nothing has changed, with one exception. If the
+// driver fails in a call with several steps, the completed steps remain. `stratalloc_last_error` has the
+// message for the calling thread.
 typedef enum {
-  // It did what it says.
+  // Success.
   STRATALLOC_STATUS_OK = 0,
   // A null pointer, text that is not UTF-8, or a number that is out of range.
   STRATALLOC_STATUS_INVALID_ARGUMENT = 1,
-  // No allocator, checkpoint, snapshot or shared block has this handle, or it was ended.
+  // No allocator, checkpoint, snapshot or shared block has this handle, or it was destroyed.
   STRATALLOC_STATUS_UNKNOWN_HANDLE = 2,
   // The configuration string cannot be used.
   STRATALLOC_STATUS_BAD_CONFIGURATION = 3,
@@ -33,119 +33,119 @@ typedef enum {
   STRATALLOC_STATUS_UNKNOWN_ADDRESS = 5,
   // The pool is unknown, has no user, or has (or lacks) an open scope.
   STRATALLOC_STATUS_BAD_POOL = 6,
-  // The device, the strategy or this version cannot do it.
+  // The device, the strategy or this version does not support the call.
   STRATALLOC_STATUS_NOT_SUPPORTED = 7,
-  // The driver failed.
+  // A call of the driver failed.
   STRATALLOC_STATUS_DRIVER_FAILED = 8,
-  // What is written does not fit in the buffer.
+  // The output does not fit in the buffer.
   STRATALLOC_STATUS_BUFFER_TOO_SMALL = 9,
-  // A defect of the library. The allocator may be unusable.
+  // A bug in the library. The allocator may be unusable.
   STRATALLOC_STATUS_INTERNAL = 10,
 } stratalloc_status;
 
-// A text that `stratalloc_text_write` writes, and what it is about.
+// A kind of text for `stratalloc_text_write`, and the meaning of its argument `of`.
 typedef enum {
-  // Of a handle: the counters as one flat JSON object of whole numbers. The keys are those of
-  // `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then the
-  // counters that only this strategy has. Those of `backend:cudaMallocAsync` are
+  // Of a handle: the counters as one flat JSON object of integers. The keys are those of
+  // `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
+  // those of the strategy's own counters. `backend:cudaMallocAsync` has these:
   // `malloc_async.deferred_frees` (frees that wait for the end of a capture),
-  // `malloc_async.frees_after_capture` (blocks of a graph that were freed when its capture had ended),
-  // `malloc_async.own_stream_recorded` (announcements of a block's own stream, which do nothing) and
-  // `malloc_async.trims_that_helped` (requests that succeeded only after the pool was trimmed).
+  // `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture had
+  // ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
+  // which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after the
+  // pool was trimmed).
   STRATALLOC_TEXT_STATISTICS = 0,
   // Of a handle: the counters as a table.
   STRATALLOC_TEXT_SUMMARY = 1,
-  // Of a handle: every segment and block as JSON, in address order. Another thread may need more room a
-  // moment later.
+  // Of a handle: every segment and block as JSON, in address order. Other threads can make the text
+  // longer between two calls.
   STRATALLOC_TEXT_LAYOUT = 2,
-  // Of a handle: the name of the strategy in force.
+  // Of a handle: the name of the current strategy.
   STRATALLOC_TEXT_NAME = 3,
   // Of a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
   STRATALLOC_TEXT_METADATA = 4,
-  // Of a handle: a configuration string that has the effect of the settings in force. It is empty if all
-  // have the defaults of PyTorch's allocators.
+  // Of a handle: a configuration string for the current settings. It is empty if all equal the
+  // defaults of PyTorch's allocators.
   STRATALLOC_TEXT_CONF = 5,
-  // Of a device's number: the counters of the allocator that PyTorch has on the device, as JSON. Opens no
+  // Of a device's ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
   // device: an unused one has zeros.
   STRATALLOC_TEXT_TORCH_STATISTICS = 6,
-  // Of a device's number: the same counters as a table.
+  // Of a device's ordinal: the same counters as a table.
   STRATALLOC_TEXT_TORCH_SUMMARY = 7,
-  // Of a device's number: the name of the strategy that PyTorch has on the device. Opens no device: for an
+  // Of a device's ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
   // unused one it is the environment's.
   STRATALLOC_TEXT_TORCH_NAME = 8,
   // Of 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
-  // scrapes. Names begin with `stratalloc_`; labels are `device`, `backend`, `allocator` (a small number)
-  // and, where a metric is of one kind of pool, `pool`. Walks over the free blocks, for the metric
+  // scrapes. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a small
+  // number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, for the metric
   // `stratalloc_fragmentation`.
   STRATALLOC_TEXT_METRICS = 9,
-  // Of 0: the names of all keys that a configuration string can have now, between commas.
+  // Of 0: the names of all keys that a configuration string can have now, separated by commas.
   STRATALLOC_TEXT_CONF_KEYS = 10,
 } stratalloc_text;
 
-// A pool's blocks at one moment. Never looked into by its address.
+// The blocks of a pool at one moment. An opaque handle: never dereferenced.
 typedef struct stratalloc_checkpoint stratalloc_checkpoint;
 
-// Segments, blocks and entries as of one moment. Never looked into by its address.
+// Segments, blocks and entries as of one moment. An opaque handle: never dereferenced.
 typedef struct stratalloc_snapshot stratalloc_snapshot;
 
-// What the device and the cache have, in bytes.
+// Memory of the device and of the cache.
 typedef struct {
-  // Free on the device.
+  // Free bytes of the device.
   uint64_t device_free_bytes;
-  // All the device has.
+  // All bytes of the device.
   uint64_t device_total_bytes;
-  // The largest free block in the cache.
+  // The largest free block in the cache, in bytes.
   uint64_t largest_cached_bytes;
-  // How many blocks are free in the cache.
+  // Number of free blocks in the cache.
   uint64_t free_blocks;
 } stratalloc_cache_info_t;
 
-// Names a pool, as PyTorch's `MempoolId_t`: two numbers, both 0 for the default pool.
+// The id of a pool, as PyTorch's `MempoolId_t`: two numbers, both 0 for the default pool.
 typedef struct {
-  // Number of a graph capture's pool, or 0.
+  // The number of a graph capture's pool, or 0.
   uint64_t capture;
-  // Number of a user's pool, or 0.
+  // The number of a user's pool, or 0.
   uint64_t user;
 } stratalloc_pool;
 
-// Told when the library lets go of `user`: once, with no lock held, on any thread. It may allocate and free,
-// and must not unwind. If the call that lends `user` fails, it is not told.
+// Called when the library no longer needs `user`: once, on any thread, with no lock held. It may
+// allocate and free, and must not unwind. If the call that passes `user` fails, it is not called.
 typedef void (*stratalloc_release)(void *user);
 
-// Where a pool takes segments from instead of the device. The functions are called on any thread, with no
-// lock of the library held; they may use the allocator, but not from the pool that they serve, and must not
-// unwind. `user` is handed to each of them.
+// A source of a pool's segments, used instead of the device. The functions are called on any thread,
+// with no lock of the library held. They may use the allocator, but not the pool that they serve, and
+// must not unwind. `user` is passed to each.
 typedef struct {
-  // The address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null when there is not
-  // as much.
+  // Returns the address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null if it
+  // has no memory.
   void *(*allocate)(void *user, uint64_t size, void *stream);
-  // Takes back what `allocate` returned.
+  // Frees memory that `allocate` returned.
   void (*free)(void *user, void *pointer, uint64_t size, void *stream);
-  // Told when the pool has gone; may be null.
+  // Called when the pool no longer exists; may be null.
   stratalloc_release release;
-  // The caller's.
+  // A pointer of the caller's.
   void *user;
 } stratalloc_segment_source;
 
-// Which requests a scope routes to its pool.
+// A filter for a scope: selects the requests that go to the scope's pool.
 typedef struct {
-  // Says by anything but 0 whether a request on `stream` goes to the pool. Called on the requesting thread
-  // at each request; must neither call the allocator nor unwind.
+  // Returns nonzero if a request on `stream` goes to the pool. Called at each request, on the
+  // requesting thread; must neither call the allocator nor unwind.
   int (*accepts)(void *user, void *stream);
-  // Told when the scope has gone; may be null.
+  // Called when the scope no longer exists; may be null.
   stratalloc_release release;
-  // The caller's.
+  // A pointer of the caller's.
   void *user;
 } stratalloc_stream_filter;
 
-// Told of a block that is live again.
+// Called with each block that a restore made live.
 typedef void (*stratalloc_block_allocated)(void *user, void *address, uint64_t size, void *stream);
 
-// Told of a block that was freed without its holder.
+// Called with each block that a restore freed.
 typedef void (*stratalloc_block_freed)(void *user, void *address, uint64_t size);
 
-// Told of an expandable segment: the stream that it serves, whether it is one of small blocks, and how many
-// bytes of it are mapped.
+// Called with an expandable segment: its stream, whether it is for small blocks, and its mapped bytes.
 typedef void (*stratalloc_expandable_visitor)(void *user,
                                               void *stream,
                                               int is_small,
@@ -153,147 +153,148 @@ typedef void (*stratalloc_expandable_visitor)(void *user,
 
 // A frame of a stack.
 typedef struct {
-  // The function, in UTF-8; null if nobody knows.
+  // The function's name, in UTF-8; null if unknown.
   const char *function;
-  // Its file, in UTF-8; null if nobody knows.
+  // The source file, in UTF-8; null if unknown.
   const char *file;
-  // The line; 0 if nobody knows.
+  // The line; 0 if unknown.
   uint32_t line;
 } stratalloc_stack_frame;
 
-// Where stacks come from. The functions are called on any thread, with no lock of the library held; they may
-// allocate and free, and must not unwind. `user` is handed to each of them.
+// A caller's source of stacks. The functions are called on any thread, with no lock of the library held;
+// they may allocate and free, and must not unwind. `user` is passed to each.
 typedef struct {
-  // Says where the calling thread is, as a pointer that means something to the source, or null. The
-  // library holds it from then on.
+  // Returns the calling thread's stack as a pointer that only the source interprets, or null. The
+  // library keeps the pointer until it calls `release`.
   void *(*gather)(void *user);
-  // Takes a pointer of `gather` back, exactly once for each.
+  // Releases a pointer that `gather` returned; called exactly once for each.
   void (*release)(void *user, void *stack);
-  // Stores at most `room` frames of a stack, the innermost first, and returns how many. Their texts stay
-  // as they are until the calling thread asks again.
+  // Stores at most `room` frames of a stack, innermost first, and returns their number. The frames'
+  // texts stay valid until the calling thread's next call of `frames`.
   size_t (*frames)(void *user, void *stack, stratalloc_stack_frame *frames, size_t room);
-  // Stays valid until the allocator was destroyed and every stack released.
+  // Must stay valid until the allocator is destroyed and every stack released.
   void *user;
 } stratalloc_stack_source;
 
-// Returns the calling thread's metadata, in UTF-8 and ended by a zero byte, or null if it has none. The text
-// stays as it is until the same thread calls something else.
+// Returns the calling thread's metadata, in UTF-8 and with a terminating zero, or null if it has none.
+// The text must stay valid until the same thread's next call into other code.
 typedef const char *(*stratalloc_thread_metadata)(void);
 
-// Takes the next bytes of a snapshot; anything but 0 ends it.
+// Receives the next bytes of a snapshot. Any result but 0 aborts the snapshot.
 typedef int (*stratalloc_snapshot_writer)(void *user, const void *bytes, size_t size);
 
 // A segment. Its stack is valid as long as the snapshot.
 typedef struct {
-  // Where it starts.
+  // The start address.
   uint64_t address;
-  // Its size.
+  // The size.
   uint64_t total_bytes;
-  // What callers asked for, of the blocks in use.
+  // The bytes that callers requested of the blocks in use.
   uint64_t requested_bytes;
-  // In callers' hands.
+  // The bytes of live blocks.
   uint64_t allocated_bytes;
-  // The same and what waits for other streams.
+  // The bytes of live blocks, and of freed blocks that wait for other streams.
   uint64_t active_bytes;
   // The stream whose requests it serves.
   void *stream;
-  // Its pool.
+  // The pool of the segment.
   stratalloc_pool pool;
-  // Whether it is one of large blocks.
+  // 1 if the segment is for large blocks.
   int is_large;
-  // Whether it is made of mapped pages.
+  // 1 if the segment is expandable.
   int is_expandable;
-  // Rises in the order in which the segments were taken from the driver; an expandable segment has one
-  // number for all its pages. The order of addresses, where the allocator keeps no numbers.
+  // Increases in the order in which segments were allocated from the driver. An expandable segment has
+  // one number for all its pages. If the allocator keeps no numbers, the order of addresses.
   uint64_t number;
-  // The stack of who asked for its memory, as its source gathered it, or null.
+  // The stack of the request that allocated the segment, as its source gathered it, or null.
   void *stack;
 } stratalloc_segment;
 
 // A block of a segment. Its stack is valid as long as the snapshot.
 typedef struct {
-  // Where it starts.
+  // The start address.
   uint64_t address;
-  // Its size.
+  // The size.
   uint64_t size_bytes;
-  // What its last holder asked for.
+  // The bytes of the block's last request.
   uint64_t requested_bytes;
-  // 0 in a caller's hands, 1 freed and waiting for other streams, 2 free.
+  // 0 live, 1 freed and waiting for other streams, 2 free.
   uint32_t state;
-  // The stack of its holder, as its source gathered it, or null.
+  // The stack of the block's request, as its source gathered it, or null.
   void *stack;
 } stratalloc_block;
 
-// An entry of the history. Its pointers are valid during the call that shows it.
+// An entry of the history. Its pointers are valid during the call that receives it.
 typedef struct {
-  // What happened, by the numbers of PyTorch's `TraceEntry::Action`: 0 a block was handed out, 1 a free
-  // was asked for, 2 it is done, 3 a segment came, 4 one went, 5 pages were mapped, 6 unmapped, 7 a
-  // snapshot was taken (its size is the active bytes), 8 a request failed, 9 a live block was annotated
-  // (not in a history: PyTorch's class adds those).
+  // The action, by the numbers of PyTorch's `TraceEntry::Action`: 0 block allocated, 1 free requested,
+  // 2 free completed, 3 segment allocated, 4 segment freed, 5 pages mapped, 6 pages unmapped, 7
+  // snapshot taken (the size is the active bytes), 8 request failed, 9 live block annotated (never in
+  // a history: PyTorch's class adds those).
   uint32_t action;
-  // Where; free bytes of the device for a request that failed.
+  // The address; for a failed request, the free bytes of the device.
   uint64_t address;
-  // How many bytes.
+  // The size in bytes.
   uint64_t size_bytes;
   // The stream of the block.
   void *stream;
   // The pool of the block.
   stratalloc_pool pool;
-  // When, in microseconds since 1970.
+  // The time, in microseconds since 1970.
   int64_t time_us;
-  // The compiled region that it belongs to, in UTF-8, or null.
+  // The compiled region, in UTF-8, or null.
   const char *compile_context;
-  // What `stratalloc_history_set_metadata` said, in UTF-8, or null.
+  // The metadata, as of `stratalloc_history_set_metadata`, in UTF-8, or null.
   const char *user_metadata;
-  // The stack as its source gathered it, or null.
+  // The stack that its source gathered, or null.
   void *stack;
 } stratalloc_entry;
 
-// Whom a snapshot is shown to. The functions may be null, may allocate and free, and must not unwind.
+// Functions that receive a snapshot's contents. Each may be null, may allocate and free, and must not
+// unwind.
 typedef struct {
-  // Shown every segment, in address order.
+  // Called with every segment, in address order.
   void (*segment)(void *user, const stratalloc_segment *segment);
-  // Shown every block behind its segment, in address order.
+  // Called with every block of a segment, after the segment and in address order.
   void (*block)(void *user, const stratalloc_block *block);
-  // Shown every entry behind the segments, the oldest first.
+  // Called with every entry, after the segments and oldest first.
   void (*entry)(void *user, const stratalloc_entry *entry);
-  // Handed to each.
+  // Passed to each function.
   void *user;
 } stratalloc_snapshot_visitor;
 
-// Gets an entry of the history, which stays as it is during the call. It may allocate, free and take
-// snapshots, and must not unwind. It must not wait for a request of another thread.
+// Called with an entry of the history, which is valid during the call. The function may allocate, free
+// and take snapshots. It must not unwind, nor wait for a request of another thread.
 typedef void (*stratalloc_tracker)(void *user, const stratalloc_entry *entry);
 
-// Told of a request that failed: the device, what was asked for, and what the device has in all and free,
-// each 0 if nobody knows. It may allocate and free, and must not unwind.
+// Called after a failed request with the device, the requested bytes, and the total and the free bytes
+// of the device, each 0 if unknown. It may allocate and free, and must not unwind.
 typedef void (*stratalloc_oom_observer)(void *user,
                                         int device,
                                         uint64_t requested_bytes,
                                         uint64_t device_total_bytes,
                                         uint64_t device_free_bytes);
 
-// Called for a request that `throw_on_cudamalloc_oom` rejected: the device, the segment that the request
-// would have taken, what the allocator has reserved, and what the device has in all (0 if unknown). It may
-// allocate and free, and must not unwind.
+// Called for a request that `throw_on_cudamalloc_oom` rejected, with the device, the size of the segment
+// that the request needed, the reserved bytes of the allocator, and the total bytes of the device (0 if
+// unknown). It may allocate and free, and must not unwind.
 typedef void (*stratalloc_oom_rejection_observer)(void *user,
                                                   int device,
                                                   uint64_t segment_bytes,
                                                   uint64_t reserved_bytes,
                                                   uint64_t device_total_bytes);
 
-// Asked to free something before memory is taken from the device; says whether it did, by anything but 0. It
-// may allocate and free, and must not unwind.
+// Called before memory is acquired from the driver, to free something. Returns nonzero if it freed
+// memory. It may allocate and free, and must not unwind.
 typedef int (*stratalloc_free_memory_callback)(void *user);
 
-// Shown a stack, as its source gathered it.
+// Called with a stack: the pointer that its source gathered.
 typedef void (*stratalloc_stack_visitor)(void *user, void *stack);
 
-// The settings in force that a snapshot of PyTorch's lists.
+// The current settings that PyTorch's snapshots list.
 typedef struct {
   // In (0, 1); 0 for none.
   double garbage_collection_threshold;
-  // Blocks of this size or more are never split; `UINT64_MAX` for no such size.
+  // Blocks of this size or more are never split; `UINT64_MAX` for no limit.
   uint64_t max_split_bytes;
   // Divisions of each power of two, from 1 MiB up; 0 for none.
   uint64_t roundup_power2_divisions[16];
@@ -309,10 +310,10 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Ends the calls of all functions that were added with `release`, and of the stack sources that have it:
-// none of them is called any more, nor is `release`. Waits at most `wait_ms` milliseconds for the calls that
-// run, and stores in `inside` how many still run then. An interpreter calls this before it exits. Must not
-// be called from inside such a function. Functions that are added later are called.
+// Stops the calls of all functions that were added with `release`, including those of stack sources that
+// have it; `release` itself is not called any more either. Waits at most `wait_ms` milliseconds for
+// running calls, and stores in `inside` how many still run then. For interpreters, which call it before
+// they exit. Must not be called from such a function. Functions that are added later are called.
 //
 // # Safety
 //
@@ -321,14 +322,14 @@ stratalloc_status stratalloc_callbacks_end(const void *release,
                                            uint64_t wait_ms,
                                            uint64_t *inside);
 
-// Builds an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
-// null for what the environment says (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
-// memory, any size), `host` (memory of this machine) or `cuda:N`. Handles are of the process that got
-// them: the child of a fork makes its own.
+// Creates an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
+// null to read the environment (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no memory,
+// any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the process that
+// created it: the child of a fork must create its own.
 //
-// What is legal in a configuration and probably not meant (a key that stands twice, variables of the
-// environment that differ) is said on the standard error stream, each text once in a process: here, by
-// `stratalloc_set_conf`, by `stratalloc_switch` and by PyTorch's functions.
+// Some configurations are legal and probably a mistake, such as a repeated key or environment variables
+// that differ. These cause a warning on the standard error stream, each text once per process. The
+// functions that warn are this one, `stratalloc_set_conf`, `stratalloc_switch` and PyTorch's.
 //
 // # Safety
 //
@@ -337,21 +338,21 @@ stratalloc_status stratalloc_create(const char *conf,
                                     const char *device,
                                     uint64_t *handle);
 
-// Whether a configuration string can be used: it parses, and its backend is known. Nothing is built, so
-// what a device refuses shows later.
+// Checks that a configuration string parses and that its backend is known. Builds nothing, so errors of
+// a device show up later.
 //
 // # Safety
 //
 // `conf` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_check_conf(const char *conf);
 
-// Ends an allocator and gives all its memory back to the device, also blocks that are still live. Only
-// blocks of `backend:cpu` live on: any other `backend:cpu` of the process takes them back.
-// Calls of other threads that are inside finish first; later ones are refused.
+// Destroys an allocator and releases all its memory to the device, including live blocks. Blocks of
+// `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the process
+// can free them. Calls that run on other threads finish first; later ones are refused.
 stratalloc_status stratalloc_destroy(uint64_t handle);
 
-// Hands out a block of at least `bytes`, valid for work on `stream` from now on, and stores its
-// address. Zero bytes store null and are no error. Does not wait when a cached block fits.
+// Allocates a block of at least `bytes`, usable by work on `stream` at once, and stores its address.
+// Zero bytes store null and are no error. Does not wait when a cached block fits.
 //
 // # Safety
 //
@@ -361,41 +362,48 @@ stratalloc_status stratalloc_allocate(uint64_t handle,
                                       void *stream,
                                       void **pointer);
 
-// Takes the block that starts at `pointer` back; null is ignored. Work on the block's own stream may
-// still be running; work on other streams must have been announced. Waits for no running work, but for
-// these: when an announced stream (with `backend:cudaMallocAsync` the block's own too) was destroyed, the
-// device is waited for; the last block of an allocator that was switched away from ends it, and its memory
-// goes back; the layer `guard` looks at the block's bytes first; functions of users do as they like.
+// Frees the block that starts at `pointer`; null is ignored. Work on the block's own stream may still be
+// running. Work on other streams must have been announced with `stratalloc_record_stream`.
+//
+// Does not wait for running work, with these exceptions. If an announced stream was destroyed (with
+// `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. Freeing the
+// last block of a retired allocator, one that was switched away from, releases its memory, which may
+// wait. The layer `guard` waits for the block's streams before it checks the bytes around the block.
+// Callers' functions may wait.
 stratalloc_status stratalloc_free(uint64_t handle,
                                   void *pointer);
 
-// Announces that work on `stream` uses the block: after its free it is reused only when that work
-// has finished. Never waits.
-stratalloc_status stratalloc_record_stream(uint64_t handle, void *pointer, void *stream);
+// Announces that work on `stream` uses the block. After its free, the block is reused only when that
+// work has finished. Never waits.
+stratalloc_status stratalloc_record_stream(uint64_t handle,
+                                           void *pointer,
+                                           void *stream);
 
-// Waits for all pending work on freed blocks and gives every segment that is wholly free back.
+// Waits for all pending work on freed blocks, then releases every segment that is entirely free.
 stratalloc_status stratalloc_empty_cache(uint64_t handle);
 
-// Limits the allocator to a part of the device's memory, from 0 to 1; 1 removes the limit. The limit
-// counts reserved bytes; with `backend:cudaMallocAsync` it counts the bytes of blocks in use, as
-// PyTorch's does, and the driver's pool may reserve more. Releases nothing by itself.
+// Limits the allocator to a fraction of the device's memory, from 0 to 1; 1 removes the limit. The limit
+// counts reserved bytes. With `backend:cudaMallocAsync` it counts the bytes of blocks in use, as PyTorch
+// does, and the driver's pool may reserve more. Setting a limit releases no memory.
 stratalloc_status stratalloc_set_memory_fraction(uint64_t handle,
                                                  double fraction);
 
-// Puts a further configuration string in force on top of those before; blocks stay. A string that
-// changes the backend, the layers or another key that an allocator reads only when it is built
-// switches, as `stratalloc_switch` does.
+// Applies a configuration string on top of the current settings; blocks stay. If the string changes a
+// key that is read only when an allocator is built (the backend, the layers and others), the call
+// switches as `stratalloc_switch` does.
 //
 // # Safety
 //
 // `conf` ends with a zero byte if it is not null.
-stratalloc_status stratalloc_set_conf(uint64_t handle, const char *conf);
+stratalloc_status stratalloc_set_conf(uint64_t handle,
+                                      const char *conf);
 
-// Puts the allocator that the string names behind the handle: new requests go there, blocks from
-// before stay valid and are freed through the same handle. The string is complete: what it does not say
-// has its default. A limit stays unless the string says another. If the call fails, everything is as it
-// was. It fails while a pool has users or a scope is open. May wait for the device, as releasing memory
-// does.
+// Switches the handle to the allocator that the string describes. New requests go to that allocator;
+// existing blocks stay valid and are freed through the same handle. The string is complete: a key that
+// it omits has its default. A memory limit stays unless the string sets another.
+//
+// If the call fails, nothing has changed. It fails while a pool has users or a scope is open. May wait
+// for the device, as releasing memory does.
 //
 // # Safety
 //
@@ -403,9 +411,10 @@ stratalloc_status stratalloc_set_conf(uint64_t handle, const char *conf);
 stratalloc_status stratalloc_switch(uint64_t handle,
                                     const char *conf);
 
-// Writes what the calling thread's last failed call said, cut to `size` bytes with the zero at its
-// end, and returns the bytes that all of it takes. Empty text if no call of the thread has failed; a
-// call that succeeds leaves it alone. Returns 0 for a null buffer that has a size.
+// Writes the message of the calling thread's last failed call, cut to `size` bytes including the
+// terminating zero. Returns the bytes that the whole message needs. The message is empty if no call of
+// the thread has failed; a successful call leaves it unchanged. Returns 0 for a null buffer with a
+// nonzero size.
 //
 // # Safety
 //
@@ -413,17 +422,17 @@ stratalloc_status stratalloc_switch(uint64_t handle,
 size_t stratalloc_last_error(char *buffer,
                              size_t size);
 
-// The version of the library, as `"1.2.3"`. Lives as long as the process.
+// Returns the version of the library, as `"1.2.3"`. The text is never freed.
 const char *stratalloc_version(void);
 
 // Sets every peak to its current value.
 stratalloc_status stratalloc_reset_peaks(uint64_t handle);
 
-// Sets everything that was summed up since the start (allocated, freed, numbers of events) to zero.
+// Sets all accumulated counters (allocated, freed, numbers of events) to zero.
 stratalloc_status stratalloc_reset_accumulated(uint64_t handle);
 
-// Stores which part of the device's memory the allocator may hold; 1 if nothing limits it. A limit is a
-// whole number of bytes, so it may differ from what was set in the last digits.
+// Stores the fraction of the device's memory that the allocator may hold; 1 without a limit. A limit is
+// a whole number of bytes, so the last digits may differ from the fraction that was set.
 //
 // # Safety
 //
@@ -431,25 +440,25 @@ stratalloc_status stratalloc_reset_accumulated(uint64_t handle);
 stratalloc_status stratalloc_memory_fraction(uint64_t handle,
                                              double *fraction);
 
-// Stores what is free on the device, and all it has, in bytes, as its driver says now: memory in the cache
-// is not free, and a limit is not looked at.
+// Stores the free and the total bytes of the device, as its driver reports them now. Cached memory does
+// not count as free, and a limit has no effect.
 //
 // # Safety
 //
-// Both places may be written.
+// `free_bytes` and `total_bytes` may be written.
 stratalloc_status stratalloc_memory_info(uint64_t handle,
                                          uint64_t *free_bytes,
                                          uint64_t *total_bytes);
 
-// Stores what the device and the cache have. Walks over the free blocks.
+// Stores memory figures of the device and the cache. Walks over the free blocks.
 //
 // # Safety
 //
 // `info` may be written.
 stratalloc_status stratalloc_cache_info(uint64_t handle, stratalloc_cache_info_t *info);
 
-// Stores start and size, in bytes, of the segment that `pointer` lies in; of an expandable one, of its
-// mapped range. Walks over all segments.
+// Stores the start and the size, in bytes, of the segment that contains `pointer`; of an expandable
+// segment, of the mapped range. Walks over all segments.
 //
 // # Safety
 //
@@ -459,28 +468,28 @@ stratalloc_status stratalloc_base_allocation(uint64_t handle,
                                              void **base,
                                              uint64_t *size);
 
-// Stores the bytes in callers' hands and those held from the device, each now and at its peak. Much cheaper
-// than `STRATALLOC_TEXT_STATISTICS`; `backend:native` without layers waits for no call of the device.
+// Stores the allocated and the reserved bytes, each now and at its peak. Much cheaper than
+// `STRATALLOC_TEXT_STATISTICS`; with `backend:native` without layers it waits for no call of the driver.
 //
 // # Safety
 //
-// All places may be written.
+// All four pointers may be written.
 stratalloc_status stratalloc_usage(uint64_t handle,
                                    uint64_t *allocated,
                                    uint64_t *allocated_peak,
                                    uint64_t *reserved,
                                    uint64_t *reserved_peak);
 
-// Stores how many blocks are in callers' hands. As cheap as `stratalloc_usage`.
+// Stores the number of live blocks. As cheap as `stratalloc_usage`.
 //
 // # Safety
 //
 // `count` may be written.
 stratalloc_status stratalloc_block_count(uint64_t handle, uint64_t *count);
 
-// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block / sum
-// of all free blocks. Neighbouring free blocks are one block; 0 if nothing is free.
-// `backend:cudaMallocAsync` does not see its free ranges and always stores 0. Walks over the free blocks.
+// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block /
+// sum of all free blocks. Adjacent free blocks count as one. Stores 0 if nothing is free, and always
+// with `backend:cudaMallocAsync`, whose free ranges are not visible. Walks over the free blocks.
 //
 // # Safety
 //
@@ -488,38 +497,40 @@ stratalloc_status stratalloc_block_count(uint64_t handle, uint64_t *count);
 stratalloc_status stratalloc_fragmentation(uint64_t handle,
                                            double *fragmentation);
 
-// Stores how many CUDA devices there are; 0 without a CUDA driver.
+// Stores the number of CUDA devices; 0 without a CUDA driver.
 //
 // # Safety
 //
 // `count` may be written.
 stratalloc_status stratalloc_device_count(int *count);
 
-// Forgets the live block of `backend:cpu` that starts at `pointer`, because the caller will free its memory:
-// with `free` below 1 MiB, with `munmap` from 1 MiB on. Call it before the memory is freed, because the
-// system may give the address to another block afterwards. Not for other backends, nor under layers.
+// Removes the live block of `backend:cpu` that starts at `pointer` from the allocator, because the
+// caller will free its memory: with `free` below 1 MiB, with `munmap` from 1 MiB on. Call it before the
+// memory is freed, because the system may reuse the address afterwards. Not supported by other backends,
+// nor under layers.
 stratalloc_status stratalloc_record_free(uint64_t handle,
                                          void *pointer);
 
-// Turns the cache off, if `on` is 0, or on again: off, each request is its own call of the driver, and a
-// free gives its memory back at once and waits for the device. For tools that look at every allocation. Such
-// blocks are in no counter, no history, no pool, no layer and under no limit; blocks from before stay as
-// they are. It is for `backend:native`; another strategy that is switched to has its cache.
+// Turns the cache off if `on` is 0, or on again. Without the cache, each request is a driver call of its
+// own, and a free releases the memory at once and waits for the device. This is for tools that observe
+// every allocation. Such blocks appear in no counter, history, pool or layer, and no limit applies to
+// them; existing blocks stay as they are. Only `backend:native` supports it; another strategy that is
+// switched to uses its cache.
 //
-// The variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`), set to whatever, turns
-// it off from the start where the environment says what an allocator is.
+// If the variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`) is set to any
+// value, the cache starts turned off in allocators that are configured by the environment.
 stratalloc_status stratalloc_set_caching(uint64_t handle,
                                          int on);
 
-// Stores 1 if the cache is on, or 0.
+// Stores 1 if the cache is on, 0 if it is off.
 //
 // # Safety
 //
 // `on` may be written.
 stratalloc_status stratalloc_caching(uint64_t handle, int *on);
 
-// Writes the text `kind`, a number of `stratalloc_text`, about `of`. `needed`, if not null, is set to the
-// bytes that all of it takes, with the zero at its end; a `size` of 0 stores only that.
+// Writes the text `kind`, a value of `stratalloc_text`, about `of`. `needed`, unless null, is set to the
+// bytes that the text needs, including the terminating zero. A `size` of 0 stores only that.
 //
 // # Safety
 //
@@ -530,7 +541,7 @@ stratalloc_status stratalloc_text_write(uint64_t of,
                                         size_t size,
                                         size_t *needed);
 
-// Makes a pool with one user, the caller, and stores its name. `options` is a sum of
+// Creates a pool with one user, the caller, and stores its id. `options` is a sum of
 // `STRATALLOC_POOL_USE_ON_OOM` and `STRATALLOC_POOL_NO_SPLIT`, or 0.
 //
 // # Safety
@@ -538,33 +549,33 @@ stratalloc_status stratalloc_text_write(uint64_t of,
 // `pool` may be written.
 stratalloc_status stratalloc_pool_create(uint64_t handle, uint32_t options, stratalloc_pool *pool);
 
-// Makes a pool of the caller's own name with one user, or adds a user to the one that is there. `options`
-// and `source` count for a pool that is made: where it takes segments from, or null for the device. If the
-// call succeeds and the pool was there, `source` is let go of at once.
+// Creates a pool with an id of the caller's choice and one user, or adds a user to the existing pool.
+// `options` and `source` apply only to a pool that is created. `source` allocates its segments; null for
+// the device. If the pool existed, a successful call releases the source's `user` at once.
 //
 // # Safety
 //
-// `source` may be read if it is not null, and does what `stratalloc_segment_source` asks of it.
+// `source` is null, or may be read and meets the requirements of `stratalloc_segment_source`.
 stratalloc_status stratalloc_pool_ensure(uint64_t handle,
                                          stratalloc_pool pool,
                                          uint32_t options,
                                          const stratalloc_segment_source *source);
 
-// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` is for pools that were not used
-// yet.
+// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` can be set only before the
+// pool is used.
 stratalloc_status stratalloc_pool_set_options(uint64_t handle,
                                               stratalloc_pool pool,
                                               uint32_t options);
 
-// Stores how many users a pool has; 0 if it is unknown.
+// Stores the number of a pool's users; 0 if the pool is unknown.
 //
 // # Safety
 //
 // `users` may be written.
 stratalloc_status stratalloc_pool_users(uint64_t handle, stratalloc_pool pool, uint32_t *users);
 
-// Writes the addresses of the pool's live blocks, ascending, and stores how many there are. If there is not
-// room for all, none is written; a `room` of 0 only asks.
+// Writes the addresses of the pool's live blocks in ascending order and stores their number. If the
+// buffer has too little room, no address is written. A `room` of 0 only stores the number.
 //
 // # Safety
 //
@@ -575,25 +586,26 @@ stratalloc_status stratalloc_pool_live(uint64_t handle,
                                        size_t room,
                                        size_t *count);
 
-// Gives the idle memory of a pool without users back to the device, and waits for the work that its freed
-// blocks wait for. Does nothing for a pool that is in use.
+// Releases the free memory of a pool without users to the device, after the work that its freed blocks
+// wait for. Does nothing for a pool with users.
 stratalloc_status stratalloc_pool_empty(uint64_t handle,
                                         stratalloc_pool pool);
 
 // Adds a user to a pool.
 stratalloc_status stratalloc_pool_retain(uint64_t handle, stratalloc_pool pool);
 
-// Removes a user from a pool. With the last one the pool serves nobody any more, and its idle memory
-// goes back to the device, as far as its driver lets it; blocks that are still live keep theirs until they
-// are freed and memory is released.
+// Removes a user from a pool. After the last user, the pool serves no more requests, and its free memory
+// is released to the device as far as the driver allows. Live blocks keep theirs until they are freed
+// and memory is released.
 stratalloc_status stratalloc_pool_release(uint64_t handle,
                                           stratalloc_pool pool);
 
-// Routes the requests of the calling thread to a pool, before all scopes that are open already. A
-// pool has one open scope at a time, which counts as a user.
-stratalloc_status stratalloc_pool_scope_open_thread(uint64_t handle, stratalloc_pool pool);
+// Routes the requests of the calling thread to a pool, with priority over all scopes that are already
+// open. A pool has at most one open scope, which counts as a user.
+stratalloc_status stratalloc_pool_scope_open_thread(uint64_t handle,
+                                                    stratalloc_pool pool);
 
-// Routes the requests on `stream` to a pool, from all threads.
+// Routes the requests on `stream`, from all threads, to a pool.
 stratalloc_status stratalloc_pool_scope_open_stream(uint64_t handle,
                                                     stratalloc_pool pool,
                                                     void *stream);
@@ -602,17 +614,18 @@ stratalloc_status stratalloc_pool_scope_open_stream(uint64_t handle,
 //
 // # Safety
 //
-// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
+// `filter` may be read and meets the requirements of `stratalloc_stream_filter`.
 stratalloc_status stratalloc_pool_scope_open_filter(uint64_t handle,
                                                     stratalloc_pool pool,
                                                     const stratalloc_stream_filter *filter);
 
-// Ends the routing to a pool, from any thread. Where the driver fails, the scope is closed all the same and
-// its user has gone.
+// Closes the scope of a pool, from any thread. If the driver fails, the scope is closed all the same and
+// its user removed.
 stratalloc_status stratalloc_pool_scope_close(uint64_t handle,
                                               stratalloc_pool pool);
 
-// Stores a checkpoint of a pool: its blocks now. From here on its idle memory stays while it has users.
+// Takes a checkpoint of a pool's current blocks. From then on, free memory of the pool is not released
+// while the pool has users.
 //
 // # Safety
 //
@@ -621,28 +634,29 @@ stratalloc_status stratalloc_checkpoint_take(uint64_t handle,
                                              stratalloc_pool pool,
                                              stratalloc_checkpoint **checkpoint);
 
-// Makes the pool's blocks what they were at the checkpoint: all live blocks are freed, and the checkpoint's
-// are live again, at their addresses. Memory that the pool took since stays, free. Then `freed` is told of
-// each block that was freed, and `allocated` of each that is live; null for nobody. They may allocate and
-// free, and must not unwind.
+// Restores a pool to a checkpoint: frees all live blocks, then makes the checkpoint's blocks live at
+// their addresses. Memory that the pool acquired since stays in the pool, free. Then calls `freed` with
+// each block that was freed, and `allocated` with each block that is live; either may be null. They may
+// allocate and free, and must not unwind.
 //
 // # Safety
 //
-// Both may be called with `user` during this call.
+// `allocated` and `freed` may be called with `user` during this call.
 stratalloc_status stratalloc_checkpoint_restore(uint64_t handle,
                                                 stratalloc_checkpoint *checkpoint,
                                                 stratalloc_block_allocated allocated,
                                                 stratalloc_block_freed freed,
                                                 void *user);
 
-// Ends a checkpoint. The pool stays as it is.
+// Drops a checkpoint. The pool stays as it is.
 stratalloc_status stratalloc_checkpoint_drop(stratalloc_checkpoint *checkpoint);
 
-// Writes what another process needs to open the block that starts at `pointer`: bytes for any channel, with
-// no zero at their end. They carry a secret. `needed`, if not null, is set to how many there are, `offset`,
-// if not null, to how far `pointer` lies behind the address that opening gives, which is 0: a block is
-// opened from its start. A `size` of 0 only asks. Sharing a block twice gives equal bytes. Waits for no
-// work.
+// Writes the bytes with which another process can open the block that starts at `pointer`. They may be
+// sent over any channel, contain a secret, and have no terminating zero. `needed`, unless null, is set
+// to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
+// opening the block returns; it is always 0, because a block is opened from its start.
+//
+// A `size` of 0 writes no bytes. Sharing a block twice returns equal bytes. Waits for no work.
 //
 // # Safety
 //
@@ -654,8 +668,9 @@ stratalloc_status stratalloc_share(uint64_t handle,
                                    size_t *needed,
                                    uint64_t *offset);
 
-// Maps a block of another process, from the bytes that it shared: stores a number for it, its address in
-// this process and its size. May wait some seconds for the other process, and for the driver.
+// Maps a block of another process into this one, from the bytes that `stratalloc_share` wrote there.
+// Stores a number for it, its address in this process and its size. May wait for the driver, and some
+// seconds for the other process.
 //
 // # Safety
 //
@@ -667,15 +682,16 @@ stratalloc_status stratalloc_open_shared(uint64_t handle,
                                          void **address,
                                          uint64_t *size_bytes);
 
-// Unmaps a block that was opened, as soon as nobody else has the same pages open. Waits for the device.
+// Closes a shared block. Its pages are unmapped once no other block in this process uses them. Waits for
+// the device.
 stratalloc_status stratalloc_close_shared(uint64_t shared);
 
-// Lets `device` access the allocator's memory: all that is mapped, and all that will be. One direction: for
-// the other one, call it with the allocator of `device`. Twice is no error. Never waits for work.
+// Lets `device` access the allocator's memory, present and future. For the other direction, call it with
+// the allocator of `device`. A repeated call is no error. Never waits for work.
 stratalloc_status stratalloc_enable_peer(uint64_t handle,
                                          int device);
 
-// Shows every expandable segment to `visit`, in address order. It may allocate and free, and must not
+// Calls `visit` with every expandable segment, in address order. It may allocate and free, and must not
 // unwind.
 //
 // # Safety
@@ -685,8 +701,8 @@ stratalloc_status stratalloc_expandable_segments(uint64_t handle,
                                                  stratalloc_expandable_visitor visit,
                                                  void *user);
 
-// Puts a stream into a class of `expandable_segments_reserve_by_class`, or with null into none. It counts
-// for segments that are reserved from then on.
+// Assigns a stream to a class of `expandable_segments_reserve_by_class`; null removes it from its class.
+// Applies to segments that are reserved later.
 //
 // # Safety
 //
@@ -695,10 +711,11 @@ stratalloc_status stratalloc_set_reserve_class(uint64_t handle,
                                                void *stream,
                                                const char *class_name);
 
-// Starts recording what the allocator does, or goes on with other options. `stacks` says whose stacks are
-// gathered: 0 nobody's, 1 of live blocks, 2 of entries that hand out memory too, 3 of all. At most
-// `entries_max` entries are kept, the newest. `skip` names actions that are not recorded, as PyTorch calls
-// them, between commas; null for none. `clear` forgets what was recorded before, unless it is 0.
+// Starts recording the allocator's actions, or changes the options of a running recording. `stacks`
+// selects the stacks that are gathered: 0 none, 1 those of live blocks, 2 also those of entries that
+// allocate memory, 3 also those of entries that free memory. The newest `entries_max` entries are kept.
+// `skip` lists actions that are not recorded, by PyTorch's names and separated by commas; null for none.
+// Unless `clear` is 0, earlier entries are dropped.
 //
 // # Safety
 //
@@ -709,92 +726,92 @@ stratalloc_status stratalloc_history_start(uint64_t handle,
                                            const char *skip,
                                            int clear);
 
-// Stops recording and forgets.
+// Stops recording and drops all entries.
 stratalloc_status stratalloc_history_stop(uint64_t handle);
 
-// Stores 1 if it is recorded what the allocator does, or 0.
+// Stores 1 if recording is on, 0 if it is off.
 //
 // # Safety
 //
 // `on` may be written.
 stratalloc_status stratalloc_history_is_on(uint64_t handle, int *on);
 
-// Forgets all entries. Recording goes on, and live blocks keep their stacks.
+// Drops all entries. Recording continues, and live blocks keep their stacks.
 stratalloc_status stratalloc_history_clear(uint64_t handle);
 
-// Lets stacks come from a source from now on, or, with null, from nobody.
+// Sets the source of stacks; null removes it.
 //
 // # Safety
 //
-// `source` may be read if it is not null, and does what `stratalloc_stack_source` asks of it.
+// `source` is null, or may be read and meets the requirements of `stratalloc_stack_source`.
 stratalloc_status stratalloc_history_set_stack_source(uint64_t handle,
                                                       const stratalloc_stack_source *source);
 
-// Asks the source of stacks no more, because it is about to go, as an interpreter does at its end. Under
-// `layers:[track]` live blocks keep the names of their stacks for what is told at the end of the process;
-// all that was recorded is forgotten.
+// Removes the source of stacks before it becomes invalid, as when an interpreter exits, and drops the
+// recorded entries. Under `layers:[track]`, live blocks keep the names of their stacks' frames for the
+// leak report at the end of the process.
 stratalloc_status stratalloc_history_drop_stack_source(uint64_t handle);
 
-// Gives entries from now on these words of the program's, or none.
+// Sets the metadata of later entries; null removes it.
 //
 // # Safety
 //
 // `metadata` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_history_set_metadata(uint64_t handle, const char *metadata);
 
-// Takes the metadata of entries from `source` where it returns any, and from
-// `stratalloc_history_set_metadata` otherwise; from no source with null. It is called on the thread of each
-// request and free that is recorded, and must not allocate from the allocator or unwind.
+// Sets a function that returns the metadata of entries; where it returns null, the metadata of
+// `stratalloc_history_set_metadata` is used. Null removes the function. It is called on the thread of
+// each recorded request and free, and must neither allocate from the allocator nor unwind.
 //
 // # Safety
 //
-// `source` may be called on any thread until another one was set and every call has ended.
+// `source` may be called on any thread until it was replaced and all calls of it have returned.
 stratalloc_status stratalloc_history_set_thread_metadata(uint64_t handle,
                                                          stratalloc_thread_metadata source);
 
-// Names what the calling thread does from now on: entries have the name as their innermost frame. Every name
-// is taken back by a `stratalloc_context_pop` of the same thread.
+// Pushes a name for the calling thread's work: entries have it as their innermost frame. Every name must
+// be removed by a `stratalloc_context_pop` on the same thread.
 //
 // # Safety
 //
 // `name` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_context_push(const char *name);
 
-// Takes the calling thread's last name back.
+// Pops the calling thread's last name.
 stratalloc_status stratalloc_context_pop(void);
 
-// Keeps `pairs` keys and values with the time while anything is recorded: snapshots list the newest
-// 65,536 under `external_annotations`. PyTorch's have a key `name`, and `stage` with `START` or `END`.
+// Records `pairs` keys and values with the current time, if recording is on. Snapshots list the newest
+// 65,536 annotations under `external_annotations`. PyTorch's have the key `name`, and `stage` with
+// `START` or `END`.
 //
 // # Safety
 //
-// `words` has `2 * pairs` texts, a key and its value in turn; each ends with a zero byte.
+// `words` points to `2 * pairs` texts, each key followed by its value; each text ends with a zero byte.
 stratalloc_status stratalloc_annotate(uint64_t handle,
                                       const char *const *words,
                                       size_t pairs);
 
-// Says which compiled region runs on the calling thread from now on: entries have it in a field of their
-// own. Every one is taken back by a `stratalloc_compile_context_pop` of the same thread.
+// Pushes the name of the compiled region that the calling thread runs; entries have it in a field of its
+// own. Every one must be removed by a `stratalloc_compile_context_pop` on the same thread.
 //
 // # Safety
 //
 // `name` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_compile_context_push(const char *name);
 
-// Takes the calling thread's last compiled region back.
+// Pops the calling thread's last compiled region.
 stratalloc_status stratalloc_compile_context_pop(void);
 
-// Writes all segments and blocks and the history, as of one moment, to a file that PyTorch's viewers read: a
-// pickle, or JSON if the name ends in `.json`. The file has its old content or all of the new one, whatever
-// fails.
+// Writes all segments, blocks and the history, as of one moment, to a file for PyTorch's viewers: a
+// pickle, or JSON if the name ends in `.json`. If the call fails, the file keeps its old content.
 //
 // # Safety
 //
 // `path` ends with a zero byte if it is not null.
-stratalloc_status stratalloc_snapshot_save(uint64_t handle,
-                                           const char *path);
+stratalloc_status stratalloc_snapshot_save(uint64_t handle, const char *path);
 
-// Hands the same to `write`, piece by piece, with `user`: as a pickle if `format` is 0, as JSON if it is 1.
+// Passes the same content to `write`, piece by piece, with `user`: as a pickle if `format` is 0, as JSON
+// if it is 1.
 //
 // # Safety
 //
@@ -804,8 +821,8 @@ stratalloc_status stratalloc_snapshot_write(uint64_t handle,
                                             stratalloc_snapshot_writer write,
                                             void *user);
 
-// Takes a snapshot: all segments and blocks as of one moment, of one pool or, if `pool` is null, of all,
-// and, unless `with_entries` is 0, the history. Waits for no work of the device.
+// Takes a snapshot of all segments and blocks as of one moment: of one pool, or of all if `pool` is
+// null. Includes the history unless `with_entries` is 0. Waits for no work of the device.
 //
 // # Safety
 //
@@ -815,7 +832,7 @@ stratalloc_status stratalloc_snapshot_take(uint64_t handle,
                                            int with_entries,
                                            stratalloc_snapshot **snapshot);
 
-// Shows what a snapshot has.
+// Passes a snapshot's contents to the functions of `visitor`.
 //
 // # Safety
 //
@@ -823,52 +840,56 @@ stratalloc_status stratalloc_snapshot_take(uint64_t handle,
 stratalloc_status stratalloc_snapshot_visit(stratalloc_snapshot *snapshot,
                                             const stratalloc_snapshot_visitor *visitor);
 
-// Ends a snapshot, and releases the stacks that only it held.
+// Drops a snapshot, and releases the stacks that only it refers to.
 stratalloc_status stratalloc_snapshot_drop(stratalloc_snapshot *snapshot);
 
-// Calls `told` with every entry of the history from now on, while recording is on, and stores a number to
-// remove it by. It stays through a switch of strategy. No lock of the library is held during a call.
+// Adds a tracker: a function that is called with every entry of the history while recording is on.
+// Stores a number to remove it by. It stays through a switch of strategy. No lock of the library is held
+// during a call.
 //
-// Memory of the device is announced in an order that allows to register it with a network library: as
-// `segment_alloc` or `segment_map` after the driver gave it and before any request is served from it, as
-// `segment_free` or `segment_unmap` when no request can get it and before the driver gets it back. If the
-// driver refuses to take it back it is announced as coming again.
+// Entries for device memory come in an order that allows the tracker to register the memory with a
+// network library. `segment_alloc` or `segment_map` comes after the driver allocated the memory and
+// before a request is served from it. `segment_free` or `segment_unmap` comes when no request can be
+// served from the memory any more, and before the driver frees it. If the driver fails to free it,
+// another `segment_alloc` or `segment_map` follows.
 //
-// Blocks that a call takes or frees itself are recorded, and no tracker is called for them. Memory that it
-// takes from the device is announced when the call has returned. Inside a call no memory goes back to the
-// device: `stratalloc_empty_cache` releases nothing there. `stratalloc_destroy` announces all that goes
-// back; the handle is unknown by then.
+// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them.
+// Entries for device memory that it acquires follow when it has returned. During the call of a tracker
+// no memory is released to the device: `stratalloc_empty_cache` releases nothing there.
+// `stratalloc_destroy` calls trackers for all memory that it releases; the handle is invalid by then.
 //
 // # Safety
 //
-// `told` may be called with `user` on any thread until `release` is; `id` may be written.
+// The function may be called with `user` on any thread until `release` is called; `id` may be written.
 stratalloc_status stratalloc_tracker_add(uint64_t handle,
                                          stratalloc_tracker told,
                                          stratalloc_release release,
                                          void *user,
                                          uint64_t *id);
 
-// Removes a tracker. A call of another thread may still run; `user` is let go of when it has ended.
+// Removes a tracker. A call on another thread may still run; `user` is released when that call has
+// returned.
 stratalloc_status stratalloc_tracker_remove(uint64_t handle, uint64_t id);
 
-// Lets `told` know of every request that fails from now on, and stores a number to remove it by. It stays
-// through a switch of strategy. A request of its own that fails is told to nobody.
+// Adds an observer that is called for every failed request, and stores a number to remove it by. It
+// stays through a switch of strategy. Failed requests of the observer itself call no observer.
 //
 // # Safety
 //
-// `told` may be called with `user` on any thread until `release` is; `id` may be written.
+// The function may be called with `user` on any thread until `release` is called; `id` may be written.
 stratalloc_status stratalloc_oom_observer_add(uint64_t handle,
                                               stratalloc_oom_observer told,
                                               stratalloc_release release,
                                               void *user,
                                               uint64_t *id);
 
-// Calls `observer` for every request that `throw_on_cudamalloc_oom` rejects from now on, and stores a number
-// to remove it by. It stays through a switch of strategy. Observers of failed requests are not called then.
+// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores a
+// number to remove it by. It stays through a switch of strategy. Observers of failed requests are not
+// called for these.
 //
 // # Safety
 //
-// `observer` may be called with `user` on any thread until `release` is; `id` may be written.
+// The observer may be called with `user` on any thread until `release` is called; `id` may be written.
 stratalloc_status stratalloc_oom_rejection_observer_add(uint64_t handle,
                                                         stratalloc_oom_rejection_observer observer,
                                                         stratalloc_release release,
@@ -878,58 +899,57 @@ stratalloc_status stratalloc_oom_rejection_observer_add(uint64_t handle,
 // Removes an observer or a free-memory callback, as `stratalloc_tracker_remove` does.
 stratalloc_status stratalloc_hook_remove(uint64_t handle, uint64_t id);
 
-// Lets `asked` free something from now on whenever memory would be taken from the device, and stores a
-// number to remove it by. It stays through a switch of strategy. What it asks for itself asks nobody.
+// Adds a callback that is called whenever memory is about to be acquired from the device, so that it can
+// free something. Stores a number to remove it by. It stays through a switch of strategy. Requests of
+// the callback itself call no callback.
 //
 // # Safety
 //
-// `asked` may be called with `user` on any thread until `release` is; `id` may be written.
+// The callback may be called with `user` on any thread until `release` is called; `id` may be written.
 stratalloc_status stratalloc_free_memory_callback_add(uint64_t handle,
                                                       stratalloc_free_memory_callback asked,
                                                       stratalloc_release release,
                                                       void *user,
                                                       uint64_t *id);
 
-// Hands out a block for PyTorch. Null for zero bytes, without an error; null with the thread's last
-// error set when there is no memory, no such device, or the environment cannot be used. The variable
-// `STRATALLOC_DEVICE` may say `sim` or `host` instead of `cuda`, for tests.
+// Allocates a block for PyTorch. Returns null for zero bytes, without an error. Returns null and sets
+// the thread's last error when there is no memory, no such device, or the environment's configuration is
+// invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead of `cuda`.
 void *stratalloc_torch_malloc(size_t size,
                               int device,
                               void *stream);
 
-// Takes a block of PyTorch's back; null is ignored, and so is, in the child of a fork, a block of the
-// parent's. `size` and `stream` are not looked at: the allocator knows them.
-void stratalloc_torch_free(void *pointer,
-                           size_t size,
-                           int device,
-                           void *stream);
+// Frees a block for PyTorch. Null is ignored, and so is, in the child of a fork, a block of the
+// parent's. `size` and `stream` are ignored: the allocator knows them.
+void stratalloc_torch_free(void *pointer, size_t size, int device, void *stream);
 
-// `set_init_fn`: reads the environment, so that a string that cannot be used is said at once.
+// `set_init_fn`: reads the environment, so that an invalid configuration is reported at once.
 void stratalloc_torch_init(int device_count);
 
 // `set_reset_fn`: empties the caches of all devices. Waits for them.
 void stratalloc_torch_reset(void);
 
-// Does what `stratalloc_history_drop_stack_source` does for the allocators of all devices.
+// Calls `stratalloc_history_drop_stack_source` for the allocators of all devices.
 stratalloc_status stratalloc_torch_drop_stack_sources(void);
 
-// `set_memory_fraction_fn`: limits a device's allocator to a part of its memory.
+// `set_memory_fraction_fn`: limits a device's allocator to a fraction of its memory.
 void stratalloc_torch_memory_fraction(double fraction, int device);
 
-// `set_base_alloc_fn`: start and size of what the block was cut from; the pointer itself, and no
-// size (0), if it is not ours. Walks over all segments.
+// `set_base_alloc_fn`: returns the start of the segment that contains `pointer`, and stores the
+// segment's size. For an unknown pointer it returns the pointer and stores 0. Walks over all segments.
 //
 // # Safety
 //
 // `size` may be written, unless it is null.
-void *stratalloc_torch_base_allocation(void *pointer, size_t *size);
+void *stratalloc_torch_base_allocation(void *pointer,
+                                       size_t *size);
 
 // `set_record_stream_fn`: announces that work on `stream` uses the block; null is ignored.
 void stratalloc_torch_record_stream(void *pointer, void *stream);
 
-// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, before all scopes that
-// are open already. The filter is copied, and asked for the stream of each request on the requesting
-// thread; an empty one means the calling thread's requests.
+// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, with priority over
+// all scopes that are already open. The filter is copied, and called at each request with the request's
+// stream, on the requesting thread. An empty filter accepts the calling thread's requests.
 //
 // # Safety
 //
@@ -938,17 +958,17 @@ void stratalloc_torch_begin_allocate_to_pool(int device,
                                              stratalloc_pool pool,
                                              void *filter);
 
-// `set_end_allocate_to_pool_fn`: ends the routing; the pool stays in use until it is released.
+// `set_end_allocate_to_pool_fn`: closes the scope; the pool stays in use until it is released.
 void stratalloc_torch_end_allocate_to_pool(int device, stratalloc_pool pool);
 
-// `set_release_pool`: removes a user from a pool. Without users its memory goes back whenever memory
-// is released.
+// `set_release_pool`: removes a user from a pool. Memory of a pool without users is released whenever
+// memory is released.
 void stratalloc_torch_release_pool(int device,
                                    stratalloc_pool pool);
 
-// Stores a handle of the allocator that PyTorch has on a device, for the other calls of this
-// interface; the allocator is made if there is none yet. It cannot be destroyed. The handle is
-// `STRATALLOC_TORCH_HANDLE` and the number of the device, added up; calls find its allocator without a lock.
+// Stores a handle of PyTorch's allocator on a device, for the other calls of this interface. Creates the
+// allocator if there is none yet. It cannot be destroyed. The handle is `STRATALLOC_TORCH_HANDLE` plus
+// the device's ordinal; calls find its allocator without a lock.
 //
 // # Safety
 //
@@ -956,11 +976,12 @@ void stratalloc_torch_release_pool(int device,
 stratalloc_status stratalloc_torch_handle(int device,
                                           uint64_t *handle);
 
-// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns how it ended: also
-// after a failure all the others are emptied, and the last one counts. Waits for the devices.
+// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns the result. A failure
+// on one device does not stop the others; the status of the last failure is returned. Waits for the
+// devices.
 stratalloc_status stratalloc_torch_empty_cache(void);
 
-// Hands out a block of the allocator that PyTorch has on a device, which is made if there is none yet, and
+// Allocates a block from PyTorch's allocator on a device, which is created if there is none yet, and
 // stores its address. Zero bytes store null and are no error.
 //
 // # Safety
@@ -971,9 +992,9 @@ stratalloc_status stratalloc_torch_allocate(int device,
                                             void *stream,
                                             void **pointer);
 
-// Allocates a block at exactly `address` from free memory of the cache: of the pool that the request is
-// routed to. `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream holds the bytes from
-// there on. The bytes before `address` stay free.
+// Allocates a block at exactly `address` from free memory in the cache, of the pool that the request is
+// routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream contains the
+// bytes from there on. The bytes before `address` stay free.
 //
 // # Safety
 //
@@ -984,9 +1005,9 @@ stratalloc_status stratalloc_torch_allocate_at(int device,
                                                void *address,
                                                void **pointer);
 
-// Stores an entry of the history that describes the live block that starts at `pointer`: where, how many
-// bytes were requested, stream, pool, and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is
-// not recorded. `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
+// Stores a history entry for the live block that starts at `pointer`: address, requested bytes, stream,
+// pool and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is not recorded. Fails with
+// `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
 //
 // # Safety
 //
@@ -995,8 +1016,9 @@ stratalloc_status stratalloc_torch_describe_block(uint64_t handle,
                                                   void *pointer,
                                                   stratalloc_entry *entry);
 
-// Shows the stack of the live block that starts at `pointer`, as its source gathered it: nothing is shown if
-// there is no such block, or stacks are not gathered. The stack is valid during the call.
+// Calls `show` with the stack of the live block that starts at `pointer`, as its source gathered it.
+// Does not call it if there is no such block, or stacks are not gathered. The stack is valid during the
+// call.
 //
 // # Safety
 //
@@ -1006,9 +1028,9 @@ stratalloc_status stratalloc_torch_visit_stack(uint64_t handle,
                                                stratalloc_stack_visitor show,
                                                void *user);
 
-// Takes a block back from whichever device it is of, `likely` being asked first, and stores the device and
-// how many bytes were asked for. Null is ignored, and so is, in the child of a fork, a block of the
-// parent's: -1 and 0 are stored then.
+// Frees a block of any device, trying the device `likely` first. Stores the block's device and the bytes
+// that were requested. Null is ignored, and so is, in the child of a fork, a block of the parent's; in
+// both cases -1 and 0 are stored.
 //
 // # Safety
 //
@@ -1018,46 +1040,45 @@ stratalloc_status stratalloc_torch_delete(void *pointer,
                                           int *device,
                                           uint64_t *bytes);
 
-// Routes the requests that a filter accepts to a pool, before all scopes that are open already, and adds a
-// user, which stays until it is released. A pool that is unknown is made.
+// Routes the requests that a filter accepts to a pool, with priority over all scopes that are already
+// open. Adds a user, which stays until it is released. Creates an unknown pool.
 //
 // # Safety
 //
-// `filter` may be read, and does what `stratalloc_stream_filter` asks of it.
+// `filter` may be read and meets the requirements of `stratalloc_stream_filter`.
 stratalloc_status stratalloc_torch_scope_open(uint64_t handle,
                                               stratalloc_pool pool,
                                               const stratalloc_stream_filter *filter);
 
-// Ends the routing to a pool, from any thread. The user that it added stays.
+// Closes the scope of a pool, from any thread. The user that the scope added stays.
 stratalloc_status stratalloc_torch_scope_close(uint64_t handle, stratalloc_pool pool);
 
-// Removes a user from a pool. Without users its idle memory goes back when memory is released, or by
-// `stratalloc_pool_empty`.
+// Removes a user from a pool. Free memory of a pool without users is released when memory is released,
+// or by `stratalloc_pool_empty`.
 stratalloc_status stratalloc_torch_pool_release(uint64_t handle,
                                                 stratalloc_pool pool);
 
-// Lets pages that PyTorch's allocators map leave the process, unless the environment says
-// `expandable_segments_ipc`: as the default of allocators that are made from now on, or no more if `on` is
-// 0.
+// Sets the default of `expandable_segments_ipc` for PyTorch's allocators that are created later: whether
+// other processes can map their pages. 0 turns it off. The environment takes precedence.
 stratalloc_status stratalloc_torch_share_pages(int on);
 
-// Names the version of PyTorch that runs in this process: `compat:pytorch` means its decisions, in every
-// configuration that is read from now on. A version that is not known counts as the nearest known one.
+// Sets the version of PyTorch that runs in this process, for `compat:pytorch` in every configuration
+// that is read later. An unknown version counts as the nearest known one.
 //
 // Call it before the first other call that reads a configuration. Fails if `major` is 0.
 stratalloc_status stratalloc_torch_version(uint32_t major,
                                            uint32_t minor);
 
-// Puts a further configuration string in force on all devices that PyTorch has used, and on those that it
-// uses later. If one device refuses the string, all keep what they had. May wait for the driver and for
-// running work.
+// Applies a configuration string to all devices that PyTorch has used, and to those that it uses later.
+// If one device refuses the string, all keep their settings. May wait for the driver and for running
+// work.
 //
 // # Safety
 //
 // `conf` ends with a zero byte.
 stratalloc_status stratalloc_torch_set_conf(const char *conf);
 
-// Stores the settings in force.
+// Stores the current settings.
 //
 // # Safety
 //
