@@ -1,4 +1,4 @@
-//! Prepares each case.
+//! Prepares the allocators and requests of each case.
 
 use std::path::Path;
 use std::sync::Arc;
