@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use stratalloc::allocator::DeviceAllocator;
-use stratalloc::cli::cases::{Client, Raw, Typed};
 use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Sim;
 use stratalloc::history::{RecordOptions, RustStacks, StackLevel};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
+use stratalloc_sim::Sim;
+use stratalloc_tools::cli::cases::{Client, Raw, Typed};
 
 /// Further configurations of the native strategy.
 const NATIVE: [&str; 2] = [

@@ -18,9 +18,9 @@ use std::sync::Arc;
 
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::{UserKey, from_environment};
-use stratalloc::driver::{Sim, sim::SimOptions};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions, Registration};
+use stratalloc_sim::{Sim, SimOptions};
 use strategy::arena;
 
 const MIB: u64 = 1 << 20;
@@ -35,7 +35,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     .key(size)
     .register()?;
     if std::env::args().len() > 1 {
-        return Ok(stratalloc::cli::main());
+        return Ok(stratalloc_tools::cli::main());
     }
     show_three_steps()?;
     Ok(ExitCode::SUCCESS)
@@ -57,7 +57,7 @@ fn show_three_steps() -> Result<(), Box<dyn Error>> {
 }
 
 #[cfg(test)]
-stratalloc::conformance_tests!(conforms, |driver| arena(driver, 64));
+stratalloc_conformance::conformance_tests!(conforms, |driver| arena(driver, 64));
 
 #[cfg(test)]
 mod tests {

@@ -52,5 +52,5 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         },
     );
     registry::register_callbacks("exact", callbacks)?;
-    Ok(stratalloc::cli::main())
+    Ok(stratalloc_tools::cli::main())
 }

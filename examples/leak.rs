@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex};
 
 use stratalloc::DeviceAllocator;
 use stratalloc::config::Config;
-use stratalloc::driver::Sim;
 use stratalloc::handle::{DeviceVec, Handle};
 use stratalloc::history::{Context, RecordOptions, StackLevel};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::key_table;
+use stratalloc_sim::Sim;
 
 const MIB: usize = 1 << 20;
 

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use stratalloc::prelude::*;
+use stratalloc_sim::Sim;
 
 #[derive(Debug)]
 struct Straight {
@@ -48,4 +49,4 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 #[cfg(test)]
-stratalloc::conformance_tests!(conforms, straight);
+stratalloc_conformance::conformance_tests!(conforms, straight);

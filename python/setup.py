@@ -35,14 +35,14 @@ class Build(build_py):
         super().run()
         if self.editable_mode:
             return
-        if not (ROOT / "ffi" / "Cargo.toml").is_file():
+        if not (ROOT / "crates" / "ffi" / "Cargo.toml").is_file():
             sys.exit("the wheel is built in the repository of stratalloc: its Rust sources lie beside this folder")
         package = pathlib.Path(self.build_lib) / "stratalloc"
         libraries = cargo("-p", "stratalloc-ffi")["stratalloc"]
         shared = [path for path in libraries if path.endswith((".so", ".dylib", ".dll"))]
         shutil.copy2(shared[-1], package / pathlib.Path(shared[-1]).name)
         (package / "bin").mkdir(exist_ok=True)
-        program = cargo("--bin", "stratalloc")["stratalloc"][-1]
+        program = cargo("-p", "stratalloc-tools", "--bin", "stratalloc")["stratalloc"][-1]
         shutil.copy2(program, package / "bin" / pathlib.Path(program).name)
 
 

@@ -22,7 +22,7 @@ target=${CARGO_TARGET_DIR:-target}
 
 # STRATALLOC_COMMAND is the command line; without it, it is built.
 command=${STRATALLOC_COMMAND:-$target/debug/stratalloc}
-[ -n "${STRATALLOC_COMMAND:-}" ] || cargo build --quiet --all-features --bin stratalloc
+[ -n "${STRATALLOC_COMMAND:-}" ] || cargo build --quiet --all-features -p stratalloc-tools --bin stratalloc
 printf '%-10s%10s%8s%12s\n' version histories exact 'not exact'
 failed=
 for version in "${versions[@]}"; do

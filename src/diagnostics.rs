@@ -1,7 +1,7 @@
 //! Log lines, written with the `log` crate (target `stratalloc`). A cache hit writes none.
 //!
-//! Most lines are made while locks are held, and a logger is user code. So [`note`] only queues a line
-//! for the calling thread; the operation's [`Lines`] passes the queue to the logger after all locks are
+//! Most lines are made while locks are held, and a logger is user code. So `note` only queues a line
+//! for the calling thread; the operation's `Lines` passes the queue to the logger after all locks are
 //! released. While a logger runs, its own requests and frees add no lines. A logger that panics loses its
 //! line; nothing else is affected.
 
@@ -69,7 +69,6 @@ impl Drop for Lines {
 }
 
 /// A logger for programs without one: writes to standard error.
-#[cfg(any(feature = "cli", feature = "ffi"))]
 mod standard_error {
     use std::io::{self, Write};
     use std::sync::Once;
@@ -102,7 +101,7 @@ mod standard_error {
 
     /// Installs the logger at the level in `STRATALLOC_LOG`, unless the program has a logger. Reads the
     /// variable once.
-    pub(crate) fn log_by_environment() {
+    pub fn log_by_environment() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             let Some(text) = std::env::var_os(VARIABLE).filter(|text| !text.is_empty()) else {
@@ -121,5 +120,4 @@ mod standard_error {
     }
 }
 
-#[cfg(any(feature = "cli", feature = "ffi"))]
-pub(crate) use standard_error::log_by_environment;
+pub use standard_error::log_by_environment;

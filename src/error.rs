@@ -305,7 +305,7 @@ impl PoolError {
 
     /// Returns true if `close_scope` has closed the scope although it returned this error: the driver
     /// failed afterwards. With any other error the scope is unchanged.
-    pub(crate) const fn ends_scope(&self) -> bool {
+    pub const fn ends_scope(&self) -> bool {
         matches!(self, Self::Driver(_))
     }
 }

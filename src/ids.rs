@@ -20,7 +20,6 @@ pub struct DeviceId(pub u32);
 /// after the work before the free has finished. Allocators over stream-ordered pools free on the freeing
 /// thread's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "replay", derive(serde::Serialize))]
 pub struct StreamId(pub u64);
 
 impl StreamId {
@@ -130,7 +129,8 @@ impl ThreadNumber {
     /// Returns the calling thread's number: 1, 2, .. in the order in which threads first call this.
     #[inline]
     #[must_use]
-    pub(crate) fn current() -> Self {
+    #[doc(hidden)]
+    pub fn current() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         thread_local! {
             static OWN: Cell<u64> = const { Cell::new(0) };

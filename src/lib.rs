@@ -13,7 +13,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use stratalloc::config::KeyTable;
-//! use stratalloc::driver::Sim;
+//! use stratalloc_sim::Sim;
 //! use stratalloc::{Config, Handle, StreamId};
 //!
 //! let config = Config::parse("backend:native,expandable_segments:True", &KeyTable::default())?;
@@ -51,22 +51,13 @@
 //! | `mimalloc` | adds mimalloc to the results of `bench --conf backend:cpu` |
 
 pub mod allocator;
-#[cfg(feature = "analysis")]
-#[doc(hidden)]
-pub mod analysis;
 pub mod blocks;
-#[cfg(feature = "cli")]
-pub mod cli;
 pub mod config;
-#[cfg(feature = "conformance")]
-pub mod conformance;
-pub(crate) mod diagnostics;
+#[doc(hidden)]
+pub mod diagnostics;
 pub mod driver;
 pub mod error;
 pub(crate) mod event_queue;
-#[cfg(feature = "ffi")]
-#[doc(hidden)]
-pub mod ffi;
 pub mod handle;
 pub(crate) mod heap;
 pub mod history;
@@ -75,26 +66,21 @@ pub mod layers;
 pub(crate) mod limit;
 mod live_blocks;
 pub mod registry;
-#[cfg(feature = "replay")]
-#[doc(hidden)]
-pub mod replay;
-#[cfg(feature = "cli")]
-pub(crate) mod report;
 pub(crate) mod scopes;
 pub mod sharing;
 pub mod size;
 pub mod stats;
 pub mod switch;
-pub(crate) mod sync;
-pub(crate) mod threads;
+#[doc(hidden)]
+pub mod sync;
+#[doc(hidden)]
+pub mod threads;
 pub(crate) mod tracepoints;
 
 #[path = "../strategies/mod.rs"]
 pub mod strategies;
 
 pub use allocator::{Allocation, DeviceAllocator, Request};
-#[cfg(feature = "analysis")]
-pub use analysis::advise_on_oom;
 pub use config::Config;
 pub use error::{AllocError, FreeError};
 pub use handle::{DeviceVec, Handle, build};
@@ -105,7 +91,7 @@ pub use registry::register;
 pub mod prelude {
     pub use crate::allocator::{Allocation, Control, DeviceAllocator, Request};
     pub use crate::blocks::Blocks;
-    pub use crate::driver::{Driver, Sim};
+    pub use crate::driver::Driver;
     pub use crate::error::{AllocError, DriverError, FreeError, HandleError};
     pub use crate::handle::{DeviceVec, Handle};
     pub use crate::ids::StreamId;

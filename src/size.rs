@@ -28,7 +28,8 @@ pub(crate) const OWN_SEGMENT_MIN_BYTES: u64 = 10 * MIB;
 /// A segment of its own is a multiple of this.
 pub(crate) const OWN_SEGMENT_ROUND_BYTES: u64 = 2 * MIB;
 /// In fixed segments of the large pool, a remainder is split off only if it is larger than this.
-pub(crate) const LARGE_REST_MIN_BYTES: u64 = MIB;
+#[doc(hidden)]
+pub const LARGE_REST_MIN_BYTES: u64 = MIB;
 /// The largest request, in bytes. Larger ones are refused before they reach a pool.
 pub const REQUEST_MAX_BYTES: u64 = EIB;
 
@@ -85,7 +86,8 @@ impl PoolKind {
 /// Callers pass at most [`REQUEST_MAX_BYTES`] or an address range, so the sum does not overflow.
 #[inline]
 #[must_use]
-pub(crate) const fn align_up(bytes: u64, to: u64) -> u64 {
+#[doc(hidden)]
+pub const fn align_up(bytes: u64, to: u64) -> u64 {
     if to.is_power_of_two() { (bytes + (to - 1)) & !(to - 1) } else { bytes.div_ceil(to) * to }
 }
 
@@ -113,15 +115,16 @@ pub(crate) fn fraction_of(fraction: f64, bytes: u64) -> u64 {
 /// Returns the limit for a fraction in [0, 1] of a device with `total_bytes`. A fraction of 1 is no
 /// limit.
 #[must_use]
-pub(crate) fn limit_of_fraction(fraction: f64, total_bytes: u64) -> Option<u64> {
+#[doc(hidden)]
+pub fn limit_of_fraction(fraction: f64, total_bytes: u64) -> Option<u64> {
     (fraction < 1.0).then(|| fraction_of(fraction, total_bytes))
 }
 
 /// Returns the fraction of a device with `total_bytes` that sets this limit; 1 if the device has no
 /// more.
-#[cfg(feature = "analysis")]
 #[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^52 bytes")]
-pub(crate) fn fraction_of_limit(limit_bytes: u64, total_bytes: u64) -> f64 {
+#[doc(hidden)]
+pub fn fraction_of_limit(limit_bytes: u64, total_bytes: u64) -> f64 {
     if limit_bytes >= total_bytes {
         return 1.0;
     }
@@ -264,7 +267,6 @@ mod tests {
         assert_eq!(limit_of_fraction(1.0, GIB), None);
     }
 
-    #[cfg(feature = "analysis")]
     #[test]
     fn a_limit_in_bytes_comes_back_from_its_fraction() {
         for total_bytes in [GIB, 150_109_880_320, 1 << 45] {

@@ -13,20 +13,24 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A thread-local value without a destructor. Its user must empty it before the thread ends.
-pub(crate) struct Lasting<T>(Cell<ManuallyDrop<T>>);
+#[doc(hidden)]
+pub struct Lasting<T>(Cell<ManuallyDrop<T>>);
 
 impl<T: Default> Lasting<T> {
-    pub(crate) const fn new(value: T) -> Self {
+    #[doc(hidden)]
+    pub const fn new(value: T) -> Self {
         Self(Cell::new(ManuallyDrop::new(value)))
     }
 
     /// Stores a value and returns the previous one.
-    pub(crate) fn replace(&self, value: T) -> T {
+    #[doc(hidden)]
+    pub fn replace(&self, value: T) -> T {
         ManuallyDrop::into_inner(self.0.replace(ManuallyDrop::new(value)))
     }
 
     /// Returns the value and stores the default.
-    pub(crate) fn take(&self) -> T {
+    #[doc(hidden)]
+    pub fn take(&self) -> T {
         self.replace(T::default())
     }
 

@@ -2,6 +2,7 @@
 
 #[cfg(all(feature = "cudarc", target_os = "linux"))]
 mod cudarc;
+mod lent;
 
 use stratalloc::handle::{BufferError, DeviceVec, Released};
 

@@ -5,32 +5,35 @@
 
 mod bent;
 mod broken;
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod skips;
 mod toy;
 mod users;
 
-use stratalloc::conformance::configured;
+use stratalloc_conformance::configured;
 
 use crate::common::prelude::*;
 
-stratalloc::conformance_tests!(native, configured("backend:native"));
-stratalloc::conformance_tests!(expandable, configured("backend:native,expandable_segments:True"));
-stratalloc::conformance_tests!(malloc_async, configured("backend:cudaMallocAsync"));
-stratalloc::conformance_tests!(
+stratalloc_conformance::conformance_tests!(native, configured("backend:native"));
+stratalloc_conformance::conformance_tests!(
+    expandable,
+    configured("backend:native,expandable_segments:True")
+);
+stratalloc_conformance::conformance_tests!(malloc_async, configured("backend:cudaMallocAsync"));
+stratalloc_conformance::conformance_tests!(
     malloc_async_own_pool,
     configured("backend:cudaMallocAsync,malloc_async_own_pool:True")
 );
-stratalloc::conformance_tests!(cpu, configured("backend:cpu"));
-stratalloc::conformance_tests!(
+stratalloc_conformance::conformance_tests!(cpu, configured("backend:cpu"));
+stratalloc_conformance::conformance_tests!(
     pytorch,
     configured("backend:native,compat:pytorch,max_split_size_mb:20,roundup_power2_divisions:4")
 );
-stratalloc::conformance_tests!(
+stratalloc_conformance::conformance_tests!(
     layered,
     configured("backend:native,layers:[statistics,limit:200MiB]")
 );
-stratalloc::conformance_tests!(switched, |driver| {
+stratalloc_conformance::conformance_tests!(switched, |driver| {
     let config = Config::parse("backend:cudaMallocAsync", &stratalloc::registry::key_table())?;
     let options = BuildOptions { raw_addresses: true };
     let switchable = Switchable::build(&config, driver, options)?;

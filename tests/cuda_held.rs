@@ -5,22 +5,22 @@
 //! one context, so a call that waits for all work also waits for the work held back here. Tests in which
 //! calls of other threads could break a capture, and tests that change the device's default pool, are
 //! here for the same reason.
-#![cfg(all(feature = "cuda", target_os = "linux"))]
+#![cfg(target_os = "linux")]
 
 mod common;
 
 use std::sync::Arc;
 
 use stratalloc::allocator::{Caching, DeviceAllocator, Request};
-#[cfg(feature = "replay")]
 use stratalloc::config::KeyTable;
 use stratalloc::config::{Config, Settings};
-use stratalloc::driver::{Brake, Cuda, Driver, Gated, ProcessUsage};
+use stratalloc::driver::{Cuda, Driver, ProcessUsage};
 use stratalloc::error::{AllocError, DriverErrorKind};
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
+use stratalloc_sim::{Brake, Gates};
 
 use common::gpu::{device, has_free, skip};
 
@@ -29,7 +29,7 @@ use common::gpu::{device, has_free, skip};
 #[test]
 fn held_back_work_finishes_when_it_is_let_go() {
     let Some((_alone, cuda)) = device() else { return };
-    let gated = Gated::new(Arc::clone(&cuda));
+    let gated = Gates::before(Arc::clone(&cuda));
     let [first, second] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let address = cuda.allocate(MIB).unwrap();
     // At the first fill the driver may load code, which may synchronize the device.
@@ -71,7 +71,6 @@ fn held_back_work_finishes_when_it_is_let_go() {
 
 /// The replay holds back work on the streams. Otherwise they would finish at once, and blocks would
 /// become free earlier than in the recording.
-#[cfg(feature = "replay")]
 #[test]
 fn a_recording_of_several_streams_reserves_what_it_reserved() {
     let Some((_alone, cuda)) = device() else { return };
@@ -83,17 +82,18 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
         }
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
             .join(format!("tests/traces/{name}.pickle.xz"));
-        let trace = stratalloc::replay::reader::read(&path, &Default::default()).unwrap();
-        let mut workload = stratalloc::replay::Workload::of(&trace, 150_109_880_320);
+        let trace = stratalloc_tools::replay::reader::read(&path, &Default::default()).unwrap();
+        let mut workload = stratalloc_tools::replay::Workload::of(&trace, 150_109_880_320);
         let named = workload.streams();
         let real: Vec<_> = named.iter().map(|_| cuda.create_stream().unwrap()).collect();
         workload.rename_streams(|stream| real[named.binary_search(&stream).unwrap()]);
         println!("{name}: {} streams", real.len());
-        let gated = Arc::new(Gated::new(Arc::clone(&cuda)));
+        let gated = Arc::new(Gates::before(Arc::clone(&cuda)));
         let config = Config::parse(&trace.conf, &KeyTable::default()).unwrap();
         let driver = Arc::clone(&gated) as Arc<dyn Driver>;
         let strategy = build(&config, driver, BuildOptions::default()).unwrap();
-        let run = stratalloc::replay::run(&workload, &strategy, Some(gated), 1, &|_| {}).unwrap();
+        let run =
+            stratalloc_tools::replay::run(&workload, &strategy, Some(gated), 1, &|_| {}).unwrap();
         let held = run.statistics.reserved_bytes.all;
         assert_eq!((held.current, held.peak), (reserved, reserved), "{name}");
         strategy.engine().unwrap().empty_cache().unwrap();

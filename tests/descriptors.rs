@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use stratalloc::allocator::{Allocation, Caching, Counters, DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Host;
-use stratalloc::driver::host::HostOptions;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
+use stratalloc_sim::Host;
+use stratalloc_sim::HostOptions;
 
 const DESCRIPTORS_MAX: usize = 256;
 

@@ -2,9 +2,9 @@
 
 use std::fmt::Debug;
 
-#[cfg(target_os = "linux")]
-use stratalloc::driver::Host;
 use stratalloc::driver::{DriverPoolId, Exportable, PhysicalId};
+#[cfg(target_os = "linux")]
+use stratalloc_sim::Host;
 
 use crate::common::prelude::*;
 

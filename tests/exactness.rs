@@ -4,7 +4,7 @@
 //! `num_sync_all_streams` is excused where a recording does not show it: a call of `empty_cache` that
 //! released nothing leaves no event.
 
-use stratalloc::replay::{
+use stratalloc_tools::replay::{
     Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify, verify_recording,
 };
 
@@ -249,16 +249,16 @@ fn a_recording_that_began_late_is_verified_from_what_was_there() {
         Err(ReplayError::LiveBefore { blocks }) => assert!(blocks > 0),
         other => panic!("{other:?}"),
     }
-    let workload = stratalloc::replay::Workload::of(&trace, H200_BYTES);
+    let workload = stratalloc_tools::replay::Workload::of(&trace, H200_BYTES);
     assert!(workload.seeded > 0);
-    let sim = std::sync::Arc::new(stratalloc::driver::Sim::new(Default::default()));
+    let sim = std::sync::Arc::new(stratalloc_sim::Sim::new(Default::default()));
     let strategy = stratalloc::registry::build(
         &Config::default(),
         std::sync::Arc::clone(&sim) as _,
         Default::default(),
     )
     .unwrap();
-    let run = stratalloc::replay::run(&workload, &strategy, Some(sim), 2, &|_| {}).unwrap();
+    let run = stratalloc_tools::replay::run(&workload, &strategy, Some(sim), 2, &|_| {}).unwrap();
     assert_eq!(run.ooms, 0);
     assert!(run.allocations > 2000);
 }

@@ -4,7 +4,7 @@
 
 use stratalloc::config::Reserve;
 #[cfg(target_os = "linux")]
-use stratalloc::driver::Host;
+use stratalloc_sim::Host;
 
 use crate::common::prelude::*;
 
@@ -18,7 +18,7 @@ macro_rules! on_every_device {
         mod host {
             $(#[test] fn $name() { super::$name::<super::Host>(); })*
         }
-        #[cfg(all(feature = "cuda", target_os = "linux"))]
+        #[cfg(target_os = "linux")]
         mod cuda {
             use crate::common::gpu::{Gpu, turn};
             $(#[test] fn $name() { if let Some(_turn) = turn() { super::$name::<Gpu>(); } })*

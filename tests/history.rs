@@ -8,9 +8,7 @@
 mod contexts;
 mod crowd;
 mod entries;
-#[cfg(feature = "replay")]
 mod files;
-#[cfg(feature = "analysis")]
 mod on_oom;
 mod reports;
 mod trackers;

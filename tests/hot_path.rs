@@ -14,14 +14,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::config::{Config, Settings};
-use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, Sim};
+use stratalloc::driver::Driver;
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::layers::front::front;
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{GIB, MIB, TIB};
 use stratalloc::strategies::plugin::Callbacks;
 use stratalloc::strategies::{PluggableAllocator, Strategy};
+use stratalloc_sim::Sim;
+use stratalloc_sim::{CallCosts, EventMode, SimOptions};
 
 thread_local! {
     static TAKEN: Cell<u64> = const { Cell::new(0) };

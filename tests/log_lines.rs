@@ -6,11 +6,11 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Sim;
-use stratalloc::driver::sim::SimOptions;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::BuildOptions;
 use stratalloc::switch::Switchable;
+use stratalloc_sim::Sim;
+use stratalloc_sim::SimOptions;
 
 const MIB: u64 = 1 << 20;
 

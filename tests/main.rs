@@ -3,7 +3,6 @@
 //! One program links once and shares its helpers. Tests that need their own process are separate
 //! programs: `hot_path` and `reader_memory` count allocations of the whole process, `descriptors` its
 //! open files, `cuda_held` holds back work of a device, `log_lines` sets the logger of its process.
-//! `ffi`, `header` and `python` test the library for other languages.
 //!
 //! `cargo test --test main switch::` runs one folder. `STRATALLOC_RUNS=full` runs more and longer random
 //! histories (`common/runs.rs`).
@@ -11,27 +10,19 @@
 mod common;
 
 mod buffers;
-#[cfg(feature = "cli")]
-mod cli;
 mod conformance;
 mod cpu;
 mod crowds;
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod cuda;
 mod devices;
-#[cfg(feature = "replay")]
 mod exactness;
 mod expandable;
 mod faults;
-#[cfg(all(
-    feature = "replay",
-    feature = "pluggable",
-    target_os = "linux",
-    target_pointer_width = "64"
-))]
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod fuzz_corpus;
 mod history;
-#[cfg(all(feature = "replay", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod host;
 mod keys;
 mod layers;

@@ -5,7 +5,7 @@
 //! three threads, and `malloc_async/device.rs` uses a real device.
 
 mod captures;
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod device;
 mod histories;
 mod pools;

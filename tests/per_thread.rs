@@ -6,8 +6,8 @@
 
 mod captures;
 
-use stratalloc::driver::{Recorded, RecordedAddresses};
 use stratalloc::registry::build;
+use stratalloc_sim::RecordedAddresses;
 
 use crate::common::prelude::*;
 use crate::common::threaded::{OWN, Threaded, threaded};
@@ -342,7 +342,7 @@ fn a_driver_that_fails_to_record_leaves_the_block_with_its_caller() {
 
 #[test]
 fn on_a_device_without_such_a_stream_the_number_is_a_plain_one() {
-    let sim = Arc::new(stratalloc::driver::Sim::new(Default::default()));
+    let sim = Arc::new(stratalloc_sim::Sim::new(Default::default()));
     assert!(!sim.is_per_thread_stream(OWN));
     let strategy = build(&Config::default(), sim.clone(), BuildOptions::default()).unwrap();
     let look = || {
@@ -361,13 +361,13 @@ fn wrappers_of_a_device_hand_the_answer_through() {
     let device = threaded(ROOMY);
     assert!(Faulty::new(Arc::clone(&device)).is_per_thread_stream(OWN));
     let addresses = RecordedAddresses::default();
-    assert!(Recorded::new(Arc::clone(&device), addresses).is_per_thread_stream(OWN));
+    assert!(addresses.before(Arc::clone(&device)).is_per_thread_stream(OWN));
     let shared = Arc::clone(&device) as Arc<dyn Driver>;
     assert!(shared.is_per_thread_stream(OWN) && !shared.is_per_thread_stream(StreamId(3)));
 }
 
 /// The per-thread default stream (stream 2) of a GPU, whose work is held back.
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 #[test]
 fn a_gpus_per_thread_stream_is_one() {
     use stratalloc::driver::HoldsWork;

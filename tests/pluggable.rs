@@ -8,9 +8,9 @@
 mod captures;
 mod closures;
 mod histories;
-#[cfg(all(feature = "pluggable", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod hostile;
-#[cfg(all(feature = "pluggable", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 mod library;
 mod per_thread;
 mod pools;

@@ -13,9 +13,9 @@ mod ops;
 
 use stratalloc::allocator::PoolCheckpoint;
 #[cfg(target_os = "linux")]
-use stratalloc::driver::Host;
+use stratalloc_sim::Host;
 
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 use crate::common::gpu::{Gpu, turn};
 use crate::common::prelude::*;
 use ops::Op;
@@ -540,5 +540,5 @@ macro_rules! on_every_device {
 on_every_device! { sim Sim if Some(()); }
 #[cfg(target_os = "linux")]
 on_every_device! { host Host if Some(()); }
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 on_every_device! { cuda Gpu if turn(); }

@@ -1,8 +1,6 @@
 //! Measured memory limits. Readers of recordings need at most six times the decoded bytes and a fixed
 //! part. The writer of snapshots needs a fixed part, however long the history is.
 
-#![cfg(feature = "replay")]
-
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,13 +9,13 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::Config;
-use stratalloc::driver::Sim;
-use stratalloc::driver::sim::SimOptions;
 use stratalloc::history::{Format, RecordOptions};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc::replay::reader::{Limits, MEMORY_FACTOR, read, read_bytes};
-use stratalloc::replay::{Trace, TraceError};
+use stratalloc_sim::Sim;
+use stratalloc_sim::SimOptions;
+use stratalloc_tools::replay::reader::{Limits, MEMORY_FACTOR, read, read_bytes};
+use stratalloc_tools::replay::{Trace, TraceError};
 
 /// The global allocator of this test, which counts.
 #[path = "fuzz_checks/memory.rs"]

@@ -16,9 +16,9 @@ mod runner;
 use std::sync::Arc;
 
 #[cfg(target_os = "linux")]
-use stratalloc::conformance::part::Part;
+use stratalloc_conformance::part::Share;
 #[cfg(target_os = "linux")]
-use stratalloc::driver::Host;
+use stratalloc_sim::Host;
 
 #[cfg(target_os = "linux")]
 use crate::common::machine::{HostMachine, RealMachine};
@@ -45,14 +45,14 @@ fn in_real_memory(ops: &[Op], segments: Segments) -> Checked {
 #[cfg(target_os = "linux")]
 fn on_a_part_of_a_device(ops: &[Op], segments: Segments) -> Checked {
     let host = Host::with_bytes(1 << 30);
-    runner::run(&RealMachine::of(Part::new(Arc::new(host), 96 * MIB)), ops, segments)
+    runner::run(&RealMachine::of(Share::of(Arc::new(host), 96 * MIB)), ops, segments)
 }
 
 /// Runs on a part of a GPU, in which bytes must stay intact.
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 fn on_a_gpu(ops: &[Op], segments: Segments) -> Checked {
     let cuda = crate::common::gpu::shared().ok_or("it was there before")?;
-    runner::run(&RealMachine::of(Part::new(cuda, 96 * MIB)), ops, segments)
+    runner::run(&RealMachine::of(Share::of(cuda, 96 * MIB)), ops, segments)
 }
 
 /// Declares the tests for one kind of segments.
@@ -90,7 +90,7 @@ macro_rules! shadow_tests {
                 histories(runs(13), 100, |ops| on_a_part_of_a_device(ops, SEGMENTS));
             }
 
-            #[cfg(all(feature = "cuda", target_os = "linux"))]
+            #[cfg(target_os = "linux")]
             #[test]
             fn scripts_on_a_gpu_keep_every_law_and_every_byte() {
                 if let Some(_turn) = crate::common::gpu::turn() {

@@ -8,6 +8,7 @@ mod papers;
 mod source;
 mod text;
 mod threads;
+mod words;
 
 use source::{Source, rust_files};
 
@@ -19,8 +20,12 @@ fn complaints(of: impl Fn(&str) -> bool, rule: impl Fn(&Source) -> Vec<String>) 
     chosen.into_iter().flat_map(rule).collect::<Vec<_>>().join("\n")
 }
 
-fn product(path: &str) -> bool {
+fn library(path: &str) -> bool {
     path.starts_with("src/") || path.starts_with("strategies/")
+}
+
+fn product(path: &str) -> bool {
+    library(path) || path.starts_with("crates/") && !path.contains("/tests/")
 }
 
 fn any(_: &str) -> bool {
@@ -41,7 +46,7 @@ macro_rules! rules {
 }
 
 rules! {
-    files_use_only_what_stands_to_the_left_of_them: product, layers::imports;
+    files_use_only_what_stands_to_the_left_of_them: library, layers::imports;
     heaps_know_no_driver_and_no_lock: |path| path.starts_with("src/heap/"), layers::heap_is_pure;
     no_strategy_uses_another: |path| path.starts_with("strategies/"), layers::strategies_apart;
     unsafe_lives_only_where_it_may: product, layers::unsafe_at_home;
@@ -53,6 +58,7 @@ rules! {
     a_lint_is_silenced_only_with_a_reason: any, text::reasons;
     nothing_is_used_that_an_ending_thread_has_no_more: product, threads::usable_to_the_end;
     nothing_is_unwrapped_outside_tests: product, text::unwraps;
+    comments_are_in_plain_english: any, words::plain;
 }
 
 #[test]

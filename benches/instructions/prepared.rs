@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::config::{Config, KeyTable};
-use stratalloc::driver::Sim;
-use stratalloc::driver::sim::{EventMode, SimOptions};
 use stratalloc::handle::Handle;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{BuildOptions, build};
-use stratalloc::replay::{Limits, Trace, Workload, reader, run};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
+use stratalloc_sim::Sim;
+use stratalloc_sim::{EventMode, SimOptions};
+use stratalloc_tools::replay::{Limits, Trace, Workload, reader, run};
 
 use super::{Case, Rounds, STEPS};
 

@@ -11,7 +11,7 @@ use crate::history::{History, Snapshot};
 /// # use std::sync::Arc;
 /// use stratalloc::allocator::{DeviceAllocator, Request};
 /// use stratalloc::config::Config;
-/// use stratalloc::driver::Sim;
+/// use stratalloc_sim::Sim;
 /// use stratalloc::history::{Action, RecordOptions};
 /// use stratalloc::ids::StreamId;
 /// use stratalloc::registry;

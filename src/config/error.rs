@@ -91,8 +91,7 @@ fn visible(c: char) -> char {
 
 /// Returns the text in one line that is safe for a terminal: with `?` for characters that would move or
 /// hide others.
-#[cfg(feature = "cli")]
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     text.chars().map(visible).collect()
 }
 

@@ -72,7 +72,8 @@ impl Config {
     }
 
     /// Returns a string with the same meaning for a reader with these defaults.
-    pub(crate) fn to_text_over(&self, defaults: &Settings) -> String {
+    #[doc(hidden)]
+    pub fn to_text_over(&self, defaults: &Settings) -> String {
         let told = BUILT_IN.iter().filter(|key| (key.differs)(&self.settings, defaults));
         let mut parts: Vec<String> =
             told.map(|key| format!("{}:{}", key.name, (key.show)(&self.settings))).collect();

@@ -72,7 +72,8 @@ impl Config {
     /// Returns the first version of PyTorch whose own allocator accepts the string of this configuration,
     /// without `compat`: it has all keys that the string sets. `None` if PyTorch lacks one of them.
     #[must_use]
-    pub(crate) fn oldest_torch(&self) -> Option<TorchVersion> {
+    #[doc(hidden)]
+    pub fn oldest_torch(&self) -> Option<TorchVersion> {
         // Before 2.10 the value had to be larger than 20.
         let is_least = self.settings.max_split_bytes == Some(20 * MIB);
         let least = if is_least { TorchVersion::minor(10) } else { TorchVersion::V2_1 };
@@ -175,7 +176,7 @@ impl KeyTable {
 }
 
 /// Returns the name in `known` most similar to `name`, if any is similar.
-pub(crate) fn nearest_of<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<String> {
+pub fn nearest_of<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<String> {
     let name: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
     let (distance, nearest) =
         known.map(|known| (edits(&name, known), known)).min_by_key(|(d, _)| *d)?;

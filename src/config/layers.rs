@@ -61,13 +61,14 @@ pub enum LayerSetting {
 
 impl LayerSetting {
     /// Returns true if blocks may have different addresses above and below the layer.
-    #[cfg(feature = "ffi")]
-    pub(crate) fn may_move_blocks(&self) -> bool {
+    #[doc(hidden)]
+    pub fn may_move_blocks(&self) -> bool {
         matches!(self, Self::Align { .. } | Self::Guard)
     }
 
     /// Returns the path of the file that the layer writes, if it writes one.
-    pub(crate) fn written_file(&self) -> Option<&std::path::Path> {
+    #[doc(hidden)]
+    pub fn written_file(&self) -> Option<&std::path::Path> {
         match self {
             Self::Log { path } => Some(path.as_ref()),
             Self::Limit { .. }
@@ -267,7 +268,8 @@ fn size(key: &str, word: &Token<'_>) -> Result<u64, ConfigError> {
 
 impl LayerSetting {
     /// Returns the layer in the syntax of the string.
-    pub(crate) fn text(&self) -> String {
+    #[doc(hidden)]
+    pub fn text(&self) -> String {
         match self {
             Self::Limit { bytes } => format!("limit:{}", bytes::told(*bytes)),
             Self::Statistics => "statistics".to_owned(),

@@ -30,12 +30,12 @@ pub(crate) use bytes::told as told_size;
 pub use environment::{
     EnvironmentError, FromEnvironment, VARIABLES, from_environment, from_process,
 };
-#[cfg(feature = "cli")]
-pub(crate) use error::shown;
+#[doc(hidden)]
+pub use error::shown;
 pub use error::{ConfigError, ConfigWarning, Span};
 pub use explain::ExplainRow;
-#[cfg(feature = "cli")]
-pub(crate) use keys::nearest_of;
+#[doc(hidden)]
+pub use keys::nearest_of;
 pub use keys::{Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
 pub use rows::BUILT_IN;

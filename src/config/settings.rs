@@ -88,15 +88,16 @@ impl Settings {
     }
 
     /// Returns true if an allocator built from these settings writes files.
-    #[cfg(feature = "cli")]
-    pub(crate) fn writes_files(&self) -> bool {
+    #[doc(hidden)]
+    pub fn writes_files(&self) -> bool {
         self.history.snapshot_on_oom.is_some()
             || self.layers.iter().any(|layer| layer.written_file().is_some())
     }
 
     /// Returns the settings for a replay: the same decisions, but no files, no recording and no leak
     /// reports.
-    pub(crate) fn for_replay(mut self) -> Self {
+    #[doc(hidden)]
+    pub fn for_replay(mut self) -> Self {
         self.history = HistorySettings::default();
         let only_decides =
             |layer: &LayerSetting| layer.written_file().is_none() && *layer != LayerSetting::Track;

@@ -61,9 +61,11 @@ static RUNNING: AtomicU8 = AtomicU8::new(0);
 
 impl TorchVersion {
     /// 2.1: the oldest version with known keys.
-    pub(crate) const V2_1: Self = Self { minor: 1 };
+    #[doc(hidden)]
+    pub const V2_1: Self = Self { minor: 1 };
     /// 2.11: the version of recordings that show no sign of a newer one.
-    pub(crate) const V2_11: Self = Self { minor: 11 };
+    #[doc(hidden)]
+    pub const V2_11: Self = Self { minor: 11 };
     /// 2.12: the first version whose entries name a pool.
     pub const V2_12: Self = Self { minor: 12 };
     /// 2.13: the first version whose settings name `max_round_threshold`.
@@ -157,7 +159,8 @@ impl Compat {
 
     /// Sets the version, if PyTorch is named without one.
     #[must_use]
-    pub(crate) fn or_version(self, version: TorchVersion) -> Self {
+    #[doc(hidden)]
+    pub fn or_version(self, version: TorchVersion) -> Self {
         if self == Self::PyTorch { Self::Version(version) } else { self }
     }
 

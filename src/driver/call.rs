@@ -15,6 +15,8 @@ use super::{
 };
 use crate::ids::{EventId, StreamId};
 
+#[doc(hidden)]
+#[macro_export]
 macro_rules! calls {
     (Driver $then:ident $($with:tt)*) => { $then! { $($with)*
         MakeCurrent make_current() -> ();
@@ -109,10 +111,12 @@ macro_rules! calls {
         List list() -> Vec<ProcessUsage>;
     } };
 }
-pub(super) use calls;
+pub use calls;
 
 /// `forward! { via; calls }` generates the methods of a trait. Each is `via(self, call, act)`, where
 /// `act` calls the method of the same name on its argument.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! forward {
     ($via:expr; $($variant:ident $name:ident(
         $($arg:ident: $type:ty $(as $meaning:ident)?),*
@@ -122,7 +126,7 @@ macro_rules! forward {
         })*
     };
 }
-pub(super) use forward;
+pub use forward;
 
 /// `parts! { then }` passes the accessors of a driver's optional parts to the macro `then`.
 macro_rules! parts {
@@ -147,16 +151,16 @@ macro_rules! enumerate {
     ([] $($variant:ident $name:ident($($signature:tt)*) -> $out:ty;)*) => {
         /// A call to a driver.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Call {
+        pub enum Call {
             $(#[doc = concat!("`", stringify!($name), "`")] $variant,)*
         }
 
         impl Call {
             /// Every call, in the order of the variants.
-            pub(crate) const ALL: [Self; [$(Self::$variant),*].len()] = [$(Self::$variant),*];
+            pub const ALL: [Self; [$(Self::$variant),*].len()] = [$(Self::$variant),*];
 
             /// Returns the method's name.
-            pub(crate) const fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => stringify!($name),)*
                 }
@@ -176,7 +180,7 @@ impl Call {
     /// # Panics
     ///
     /// When no call has that name. Otherwise a misspelt name in a test would never match.
-    pub(crate) fn named(name: &str) -> Self {
+    pub fn named(name: &str) -> Self {
         Self::ALL
             .into_iter()
             .find(|call| call.name() == name)

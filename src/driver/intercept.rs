@@ -11,8 +11,8 @@ use std::os::fd::OwnedFd;
 use super::call::{Call, calls, parts};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
-    Exportable, Fabric, FabricHandle, Ipc, MemoryInfo, MemoryPools, NodeId, Peers, PhysicalId,
-    ProcessUsage, Processes, VirtualMemory,
+    Exportable, Fabric, FabricHandle, HoldsWork, Ipc, MemoryInfo, MemoryPools, NodeId, Peers,
+    PhysicalId, ProcessUsage, Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -129,7 +129,7 @@ fn place<I: Interceptor + ?Sized>(
 /// Returns the error for a part that the inner driver lacks. A caller gets it only if it calls the
 /// method without the accessor, which returns `None` then.
 #[cold]
-pub(super) fn lacking(call: Call) -> DriverError {
+pub fn lacking(call: Call) -> DriverError {
     let message = "the wrapped driver does not have this part";
     DriverError::new(DriverErrorKind::NotSupported, call.name(), 801, message)
 }
@@ -158,6 +158,14 @@ pub struct Parts<'a> {
 pub struct Intercepted<D, I> {
     inner: D,
     interceptor: I,
+}
+
+impl<D, I: Default> Intercepted<D, I> {
+    /// Puts a new interceptor in front of a driver.
+    #[must_use]
+    pub fn new(inner: D) -> Self {
+        Self::with(inner, I::default())
+    }
 }
 
 impl<D, I> Intercepted<D, I> {
@@ -236,35 +244,10 @@ macro_rules! intercept_parts {
 }
 intercept_parts! { Fabric MemoryPools Ipc Peers Capture Processes }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+impl<D: HoldsWork, I: Interceptor> HoldsWork for Intercepted<D, I> {
+    type Gate = D::Gate;
 
-    use super::*;
-    use crate::driver::Sim;
-    use crate::driver::sim::SimOptions;
-
-    /// Counts queries for parts.
-    #[derive(Debug, Default)]
-    struct Asked(AtomicU64);
-
-    impl Interceptor for Asked {
-        fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            parts
-        }
-    }
-
-    #[derive(Debug)]
-    struct Nothing;
-
-    impl Interceptor for Nothing {}
-
-    #[test]
-    fn who_asks_for_one_part_asks_for_no_other() {
-        let inner = Intercepted::with(Sim::new(SimOptions::default()), Asked::default());
-        let driver = Intercepted::with(inner, Nothing);
-        assert!(driver.memory_pools().is_some());
-        assert_eq!(driver.inner().interceptor().0.load(Ordering::Relaxed), 1);
+    fn hold_back(&self, stream: StreamId) -> DriverResult<D::Gate> {
+        self.inner.hold_back(self.interceptor.stream(stream)?)
     }
 }

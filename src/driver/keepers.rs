@@ -6,7 +6,7 @@
 
 /// Number of users of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Keepers {
+pub struct Keepers {
     count: u64,
     /// The release threshold before the first user.
     before_bytes: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Keepers {
 impl Keepers {
     /// Adds a user (`keep`) or removes one. Returns the new count and the threshold to set, if it
     /// changes. Returns `None` if there is no user to remove.
-    pub(crate) fn after(self, keep: bool, now_bytes: u64) -> Option<(Self, Option<u64>)> {
+    pub fn after(self, keep: bool, now_bytes: u64) -> Option<(Self, Option<u64>)> {
         let Self { count, before_bytes } = self;
         match (keep, count) {
             (true, 0) => Some((Self { count: 1, before_bytes: now_bytes }, Some(u64::MAX))),
@@ -29,13 +29,13 @@ impl Keepers {
 
     /// Returns whether there are no users.
     #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
-    pub(crate) fn is_nobody(self) -> bool {
+    pub fn is_nobody(self) -> bool {
         self.count == 0
     }
 }
 
 /// The error message when there is no user to remove.
-pub(crate) const NO_KEEPER: &str = "nobody wants this pool to keep its memory";
+pub const NO_KEEPER: &str = "nobody wants this pool to keep its memory";
 
 #[cfg(test)]
 mod tests {

@@ -19,41 +19,26 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId, ThreadNumber};
 
-mod call;
+#[doc(hidden)]
+pub mod call;
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub mod cuda;
-mod faulty;
-mod free_ranges;
-mod gated;
-mod held;
 mod holders;
-#[cfg(target_os = "linux")]
-pub mod host;
 mod intercept;
-mod keepers;
-mod pool_books;
-mod recorded;
-mod refusal;
-pub mod sim;
+#[doc(hidden)]
+pub mod keepers;
 
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;
-pub use faulty::{FaultPlan, Faults, Faulty};
-#[doc(hidden)]
-pub use gated::{Brake, Gated, Gates, HoldsWork};
-#[doc(hidden)]
-pub use held::Held;
 pub(crate) use holders::name_holders;
-#[cfg(target_os = "linux")]
-pub use host::Host;
-pub use intercept::{Intercepted, Interceptor, Parts};
 #[doc(hidden)]
-pub use recorded::{Recorded, RecordedAddresses, RecordedAnswers};
-pub use sim::Sim;
+pub use intercept::lacking;
+pub use intercept::{Intercepted, Interceptor, Parts};
 
 /// Result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
@@ -520,4 +505,27 @@ pub struct ProcessUsage {
 pub trait Processes: Send + Sync {
     /// Lists all processes that are visible from here.
     fn list(&self) -> DriverResult<Vec<ProcessUsage>>;
+}
+
+/// A driver that can hold back the work of a stream.
+#[doc(hidden)]
+pub trait HoldsWork: Driver {
+    /// A closed gate. Dropping it lets the stream run. The drop neither waits nor fails.
+    type Gate: fmt::Debug + Send + 'static;
+
+    /// Holds back work that is submitted to `stream` from now on. Never waits. Calls that wait for that
+    /// work wait until another thread drops the gate.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the device cannot.
+    fn hold_back(&self, stream: StreamId) -> DriverResult<Self::Gate>;
+}
+
+impl<D: HoldsWork + ?Sized> HoldsWork for Arc<D> {
+    type Gate = D::Gate;
+
+    fn hold_back(&self, stream: StreamId) -> DriverResult<Self::Gate> {
+        (**self).hold_back(stream)
+    }
 }

@@ -44,7 +44,7 @@ pub use view::{DeviceView, DeviceViewMut};
 /// ```
 /// use std::sync::Arc;
 /// use stratalloc::config::{Config, KeyTable};
-/// use stratalloc::driver::Sim;
+/// use stratalloc_sim::Sim;
 /// use stratalloc::handle::Handle;
 /// use stratalloc::ids::StreamId;
 ///
@@ -70,6 +70,7 @@ struct Inner {
 /// ```
 /// use std::sync::Arc;
 /// use stratalloc::prelude::*;
+/// use stratalloc_sim::Sim;
 ///
 /// let allocator = stratalloc::build("backend:native", Arc::new(Sim::default()))?;
 /// let block = allocator.allocate(Request::new(4 << 20, StreamId::DEFAULT))?;
@@ -131,7 +132,7 @@ impl Handle {
     /// ```
     /// use std::sync::Arc;
     /// use stratalloc::config::Config;
-    /// use stratalloc::driver::Sim;
+    /// use stratalloc_sim::Sim;
     /// use stratalloc::handle::Handle;
     /// use stratalloc::ids::StreamId;
     ///

@@ -1,8 +1,5 @@
 //! A typed buffer: values of one type in one block, which is freed when the buffer is dropped.
 
-#[cfg(test)]
-mod tests;
-
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
@@ -213,11 +210,7 @@ impl<T: Pod> DeviceVec<T> {
     /// # Errors
     ///
     /// [`BufferError`] when the allocator does not support streams, or the device refuses.
-    #[cfg_attr(
-        not(any(test, all(feature = "cudarc", target_pointer_width = "64", unix))),
-        expect(dead_code, reason = "only buffers for cudarc are lent")
-    )]
-    pub(super) fn lend(
+    pub fn lend(
         &mut self,
         stream: StreamId,
         alive: Arc<dyn Any + Send + Sync>,

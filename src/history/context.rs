@@ -135,8 +135,10 @@ impl Drop for ClearNames {
 
 /// The two kinds of names that a thread can have.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum NameKind {
+pub enum NameKind {
+    /// A scope.
     Scope,
+    /// A compile context.
     CompileContext,
 }
 
@@ -149,7 +151,8 @@ impl NameKind {
     }
 
     /// Adds a name for the calling thread. It becomes the innermost one.
-    pub(crate) fn push(self, name: &str) {
+    #[doc(hidden)]
+    pub fn push(self, name: &str) {
         // Registers the destructor. A name that is added after the destructor ran is kept until it is
         // popped.
         let _ = CLEAR_NAMES.try_with(|_| ());
@@ -158,7 +161,8 @@ impl NameKind {
     }
 
     /// Removes the calling thread's innermost name; returns false if it has none.
-    pub(crate) fn pop(self) -> bool {
+    #[doc(hidden)]
+    pub fn pop(self) -> bool {
         let had = self.list().with(|names| names.change(|names| names.pop().is_some()));
         NAME_COUNT.set(NAME_COUNT.get() - u32::from(had));
         had

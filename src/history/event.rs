@@ -160,7 +160,8 @@ impl SegmentLayout {
     }
 
     /// Sorts segments by address. The order of two segments at one address is unspecified.
-    pub(crate) fn sort(segments: &mut [Self]) {
+    #[doc(hidden)]
+    pub fn sort(segments: &mut [Self]) {
         segments.sort_unstable_by_key(|segment| segment.address);
     }
 }

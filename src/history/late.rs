@@ -41,8 +41,25 @@ impl History {
     /// Returns true if other threads have late entries. The calling thread's own do not count, because it
     /// cannot wait for them: a stack provider may take a snapshot, and the thread's entry is recorded
     /// only after that.
-    pub(crate) fn any_late(&self) -> bool {
+    #[doc(hidden)]
+    pub fn any_late(&self) -> bool {
         let count = self.late.count.load(Ordering::Acquire);
         count > 0 && count > self.late.here.depth()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_waits_for_the_late_entries_of_others_only() {
+        let history = History::default();
+        std::thread::scope(|scope| {
+            let _late = history.late();
+            assert!(!history.any_late(), "its own");
+            scope.spawn(|| assert!(history.any_late())).join().unwrap();
+        });
+        assert!(!history.any_late());
     }
 }

@@ -39,8 +39,8 @@ mod trackers;
 mod write;
 
 pub(crate) use clock::Moment;
-#[cfg(feature = "ffi")]
-pub(crate) use context::NameKind;
+#[doc(hidden)]
+pub use context::NameKind;
 pub(crate) use record::Listener;
 
 pub use annotations::{Annotation, AnnotationScope};

@@ -500,8 +500,8 @@ impl History {
     }
 
     /// Returns the context of the live block at `address`, if stacks are gathered.
-    #[cfg(feature = "ffi")]
-    pub(crate) fn context_of_block(&self, address: u64) -> Option<Context> {
+    #[doc(hidden)]
+    pub fn context_of_block(&self, address: u64) -> Option<Context> {
         self.shards.iter().find_map(|shard| shard.0.lock().blocks.get(&address).cloned())?.context
     }
 

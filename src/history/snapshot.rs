@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use super::annotations::Annotation;
-#[cfg(feature = "ffi")]
 use super::clock::Moment;
 use super::clock::Operation;
 use super::context::{Context, Gathered};
@@ -61,15 +60,16 @@ pub struct Snapshot {
 impl About {
     /// Returns the configuration without the settings that a replay must not repeat: writing files and
     /// recording.
-    pub(crate) fn config_text(&self) -> String {
+    #[doc(hidden)]
+    pub fn config_text(&self) -> String {
         Config::from_settings(self.config.settings().clone().for_replay()).to_text()
     }
 }
 
 impl History {
     /// Returns the current time of the entries' clock, in microseconds since 1970.
-    #[cfg(feature = "ffi")]
-    pub(crate) fn now_us() -> u64 {
+    #[doc(hidden)]
+    pub fn now_us() -> u64 {
         Moment::now().unix_us()
     }
 

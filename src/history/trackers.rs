@@ -47,7 +47,7 @@ pub type Tracker = Arc<dyn Fn(&Entry) + Send + Sync>;
 
 /// Identifies a tracker, to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TrackerId(pub(crate) u64);
+pub struct TrackerId(#[doc(hidden)] pub u64);
 
 #[derive(Default)]
 pub(super) struct Trackers {

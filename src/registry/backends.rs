@@ -126,8 +126,29 @@ pub(crate) fn device_count(driver: &dyn Driver) -> u32 {
 mod tests {
     use super::*;
     use crate::allocator::DeviceAllocator;
-    use crate::driver::Sim;
-    use crate::driver::sim::SimOptions;
+    use crate::driver::call::{Call, calls, forward};
+    use crate::driver::{CaptureStatus, DeviceInfo, DriverResult, MemoryInfo, lacking};
+    use crate::ids::{DeviceId, EventId, StreamId};
+
+    /// A device that refuses every call.
+    #[derive(Debug)]
+    struct Refuses;
+
+    fn refuse<T>(
+        _: &Refuses,
+        call: Call,
+        _: impl FnOnce(&Refuses) -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        Err(lacking(call))
+    }
+
+    impl Driver for Refuses {
+        fn info(&self) -> DeviceInfo {
+            DeviceInfo { device: DeviceId(0), name: String::new(), driver: "none", total_bytes: 0 }
+        }
+
+        calls! { Driver forward refuse; }
+    }
 
     #[test]
     fn a_row_adds_a_strategy() {
@@ -139,7 +160,7 @@ mod tests {
         let added = row("added", build, "");
         let settings = Settings { backend: "added".to_owned(), ..Settings::default() };
         let made = |rows: &[Backend]| {
-            let driver = Arc::new(Sim::new(SimOptions::default()));
+            let driver = Arc::new(Refuses);
             super::super::strategy(
                 rows,
                 &settings,

@@ -288,7 +288,7 @@ pub fn register(
 /// use std::sync::atomic::{AtomicU64, Ordering};
 /// use stratalloc::allocator::{DeviceAllocator, Request};
 /// use stratalloc::config::Config;
-/// use stratalloc::driver::{Sim, sim::SimOptions};
+/// use stratalloc_sim::{Sim, SimOptions};
 /// use stratalloc::ids::StreamId;
 /// use stratalloc::registry::{self, BuildOptions};
 /// use stratalloc::strategies::plugin::Callbacks;
@@ -353,8 +353,8 @@ pub fn names() -> Vec<String> {
 /// # Errors
 ///
 /// [`BuildError::UnknownBackend`], with all known names.
-#[cfg(any(feature = "cli", feature = "ffi"))]
-pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
+#[doc(hidden)]
+pub fn check_name(name: &str) -> Result<(), BuildError> {
     let known = names();
     if known.iter().any(|one| one == name) {
         return Ok(());

@@ -410,7 +410,8 @@ impl Statistics {
 
     /// Returns the families: the counters kept for each kind of pool. Keys and fields have the same
     /// names.
-    pub(crate) fn families(&self) -> [(&'static str, &PerPool); 9] {
+    #[doc(hidden)]
+    pub fn families(&self) -> [(&'static str, &PerPool); 9] {
         families!(&self)
     }
 }

@@ -165,7 +165,6 @@ impl Core {
     }
 
     /// See [`Switchable::check_update`](super::Switchable::check_update).
-    #[cfg(feature = "ffi")]
     pub(super) fn check_update(&self, text: &str) -> Result<(), SwitchError> {
         self.with_state(|state| {
             let next = state.updated(text)?;

@@ -126,8 +126,8 @@ impl Switchable {
     /// # Errors
     ///
     /// [`SwitchError`].
-    #[cfg(feature = "ffi")]
-    pub(crate) fn check_update(&self, text: &str) -> Result<(), SwitchError> {
+    #[doc(hidden)]
+    pub fn check_update(&self, text: &str) -> Result<(), SwitchError> {
         self.core.check_update(text)
     }
 

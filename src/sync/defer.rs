@@ -2,7 +2,7 @@
 
 /// Calls its function when it is dropped, also when the scope ends with a panic.
 #[must_use = "dropping it calls the function"]
-pub(crate) struct Defer<A: FnMut()>(pub(crate) A);
+pub struct Defer<A: FnMut()>(pub A);
 
 impl<A: FnMut()> Drop for Defer<A> {
     fn drop(&mut self) {

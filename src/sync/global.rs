@@ -5,8 +5,6 @@
 //! locks are of `std`: parking_lot keeps waiting threads in a process-wide table with locks of its own,
 //! and a child could inherit those locked.
 
-#![cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "only the C interface handles forks"))]
-
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -16,7 +14,7 @@ use super::barrier;
 /// The locks of the process, in the order in which a fork takes them. The first one may be held while an
 /// allocator is made. The others are held briefly, and no other lock is taken under them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Rank {
+pub enum Rank {
     TorchDevices,
     Handles,
     Objects,
@@ -31,9 +29,9 @@ pub(crate) enum Rank {
     Warnings,
 }
 
-/// See the [module](self). User code never runs under it.
+/// See the module. User code never runs under it.
 #[derive(Debug)]
-pub(crate) struct Global<T> {
+pub struct Global<T> {
     value: RwLock<T>,
     rank: Rank,
     is_listed: AtomicBool,
@@ -53,20 +51,23 @@ fn listed() -> MutexGuard<'static, List> {
 }
 
 impl<T: Send + Sync + 'static> Global<T> {
-    pub(crate) const fn new(rank: Rank, value: T) -> Self {
+    #[doc(hidden)]
+    pub const fn new(rank: Rank, value: T) -> Self {
         Self { value: RwLock::new(value), rank, is_listed: AtomicBool::new(false) }
     }
 
     /// Locks for reading. A lock that a panic has poisoned is usable.
     #[inline]
-    pub(crate) fn read(&'static self) -> RwLockReadGuard<'static, T> {
+    #[doc(hidden)]
+    pub fn read(&'static self) -> RwLockReadGuard<'static, T> {
         self.list();
         self.value.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks for writing. A lock that a panic has poisoned is usable.
     #[inline]
-    pub(crate) fn lock(&'static self) -> RwLockWriteGuard<'static, T> {
+    #[doc(hidden)]
+    pub fn lock(&'static self) -> RwLockWriteGuard<'static, T> {
         self.list();
         self.value.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,7 +97,7 @@ impl<T: Send + Sync + 'static> Hold for Global<T> {
 
 /// Takes all locks of the process, by rank, until the result is dropped. The calling thread already
 /// holds those of rank `own`.
-pub(crate) fn hold_all(own: Option<Rank>) -> Vec<Box<dyn Any>> {
+pub fn hold_all(own: Option<Rank>) -> Vec<Box<dyn Any>> {
     // Decided before the fork: otherwise the child could wait for a decision that another thread was
     // making.
     let _ = barrier::is_asymmetric();

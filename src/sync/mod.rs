@@ -1,8 +1,8 @@
 //! State that threads share and read without a lock.
 //!
-//! [`Swap`] holds a value that is read at every call and replaced rarely. A reader stores the value's
+//! `Swap` holds a value that is read at every call and replaced rarely. A reader stores the value's
 //! address in its thread's slot (`slots`) with a plain store. The rare writer pays for both sides with a
-//! barrier on all threads (`barrier`). [`Global`] is a process-wide lock. [`Quota`] is a byte limit that
+//! barrier on all threads (`barrier`). [`Global`] is a process-wide lock. `Quota` is a byte limit that
 //! all threads share. [`Defer`] calls a function at the end of a scope. None of these depends on the
 //! type of the value.
 //!
@@ -20,11 +20,12 @@ mod swap;
 #[cfg(feature = "stacks")]
 mod walk;
 
-pub(crate) use defer::Defer;
+#[doc(hidden)]
+pub use defer::Defer;
 pub(crate) use exit::at_exit;
-#[cfg(feature = "ffi")]
-pub(crate) use global::hold_all;
-pub(crate) use global::{Global, Rank};
+pub use global::hold_all;
+#[doc(hidden)]
+pub use global::{Global, Rank};
 pub(crate) use quota::Quota;
 pub(crate) use swap::{All, Read, Swap};
 #[cfg(feature = "stacks")]

@@ -172,7 +172,8 @@ impl Engine {
     ///
     /// [`DriverError`] when an event cannot be queried; its block continues to wait.
     #[cold]
-    pub(crate) fn poll_events(&self) -> Result<(), DriverError> {
+    #[doc(hidden)]
+    pub fn poll_events(&self) -> Result<(), DriverError> {
         self.events.try_poll(&*self.driver, |block| self.pass(block))
     }
 

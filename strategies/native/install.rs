@@ -17,11 +17,11 @@ use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 
 /// A live block of a layout.
 #[derive(Debug)]
-pub(crate) struct Installed {
+pub struct Installed {
     /// Its address in the layout.
-    pub(crate) address: u64,
+    pub address: u64,
     /// The block in this engine.
-    pub(crate) allocation: Allocation,
+    pub allocation: Allocation,
 }
 
 /// The maximum number of unmapped holes in one reservation, because each is searched for.
@@ -35,7 +35,8 @@ impl Engine {
     ///
     /// [`AllocError`] when the driver has not enough memory, or the layout has more streams or parts
     /// than are supported. Memory installed until then stays, free or live, until the engine is dropped.
-    pub(crate) fn install(&self, layout: &[SegmentLayout]) -> Result<Vec<Installed>, AllocError> {
+    #[doc(hidden)]
+    pub fn install(&self, layout: &[SegmentLayout]) -> Result<Vec<Installed>, AllocError> {
         let mut installed = Vec::new();
         for group in groups(layout, self.device.total_bytes) {
             let stream = group[0].stream;
@@ -177,7 +178,7 @@ fn moved(segment: &SegmentLayout, address: u64) -> SegmentLayout {
 
 /// Groups the segments: fixed ones alone, mapped ranges with those of the same reservation, in address
 /// order.
-pub(crate) fn groups(
+pub fn groups(
     layout: &[SegmentLayout],
     device_total_bytes: u64,
 ) -> impl Iterator<Item = Vec<&SegmentLayout>> {

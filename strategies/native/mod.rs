@@ -27,7 +27,6 @@ mod growth;
 mod hints;
 mod imports;
 mod inspect;
-#[cfg(feature = "replay")]
 mod install;
 mod log_lines;
 mod oom;
@@ -43,5 +42,5 @@ mod statistics;
 pub use crate::heap::Broken;
 pub use engine::{Engine, EngineOptions};
 pub use inspect::{Collection, Foresight};
-#[cfg(feature = "replay")]
-pub(crate) use install::groups;
+#[doc(hidden)]
+pub use install::{Installed, groups};

@@ -152,8 +152,8 @@ impl Engine {
 
     /// Serves a request by the last step of the ladder even if a free block would fit. For replays of
     /// requests that had to wait for that block's events. Returns `None` if the step yields no block.
-    #[cfg(feature = "replay")]
-    pub(crate) fn allocate_by_retry(&self, pool: PoolId, request: Request) -> Option<Allocation> {
+    #[doc(hidden)]
+    pub fn allocate_by_retry(&self, pool: PoolId, request: Request) -> Option<Allocation> {
         let mut growth = self.growth.lock();
         let heaps = self.heaps_of(&growth, pool);
         let cell = heaps.iter().find(|cell| cell.stream() == request.stream)?;

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-#[cfg(target_os = "linux")]
-use stratalloc::driver::host::{Host, HostOptions};
-use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
-use stratalloc::driver::{Driver, FaultPlan, Faulty, Held, Sim};
+use stratalloc::driver::Driver;
 use stratalloc::error::DriverErrorKind;
+use stratalloc_sim::{CallCosts, EventMode, SimOptions};
+use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Held, Sim};
+#[cfg(target_os = "linux")]
+use stratalloc_sim::{Host, HostOptions};
 
 /// A device that reports which of its objects are still allocated.
 pub(crate) trait Base: Driver + Sized + 'static {
@@ -82,10 +83,10 @@ impl Base for Host {
     }
 }
 
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 impl Base for super::gpu::Gpu {
     fn with_bytes(total_bytes: u64) -> Self {
-        Self::new(super::gpu::shared().expect("looked for before"), total_bytes)
+        super::gpu::Share::of(super::gpu::shared().expect("looked for before"), total_bytes)
     }
 
     fn finish_all(&self) {
@@ -93,7 +94,7 @@ impl Base for super::gpu::Gpu {
     }
 
     fn held(&self) -> Held {
-        self.held()
+        self.interceptor().held()
     }
 }
 

@@ -10,7 +10,7 @@ use stratalloc::allocator::{
     Sharing,
 };
 use stratalloc::config::{Config, Settings};
-use stratalloc::driver::{Capture, Driver, Sim};
+use stratalloc::driver::{Capture, Driver};
 use stratalloc::error::{AllocError, OutOfMemory};
 use stratalloc::history::{BlockStateName, SegmentLayout};
 use stratalloc::ids::{EventId, PoolId, StreamId};
@@ -19,6 +19,7 @@ use stratalloc::stats::Statistics;
 use stratalloc::strategies::native::Engine;
 use stratalloc::strategies::{MallocAsyncAllocator, Strategy};
 use stratalloc::switch::Switchable;
+use stratalloc_sim::Sim;
 
 use super::base::Base;
 use super::law;

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use stratalloc::driver::{
-    DriverResult, Intercepted, Interceptor, Parts, ProcessUsage, Processes, Sim,
-};
+use stratalloc::driver::{DriverResult, Intercepted, Interceptor, Parts, ProcessUsage, Processes};
+use stratalloc_sim::Sim;
 
 pub(crate) type Crowded = Intercepted<Sim, Others>;
 

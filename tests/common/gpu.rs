@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use stratalloc::conformance::gpu;
-pub(crate) use stratalloc::conformance::part::Part;
-use stratalloc::conformance::skip;
 use stratalloc::driver::{Cuda, Driver};
 use stratalloc::error::DriverError;
 use stratalloc::ids::DeviceId;
 use stratalloc::size::human_bytes;
+use stratalloc_conformance::gpu;
+pub(crate) use stratalloc_conformance::part::{Part, Share};
+use stratalloc_conformance::skip;
 
 /// A part of the GPU.
 pub(crate) type Gpu = Part<Arc<Cuda>>;
@@ -39,7 +39,7 @@ fn unless_absent<T>(error: &DriverError) -> Option<T> {
 
 /// Waits until no other test of this program uses the device. A test that synchronizes the device would
 /// break another test's capture, or wait for work that another test holds back.
-pub(crate) use stratalloc::conformance::gpu::alone;
+pub(crate) use stratalloc_conformance::gpu::alone;
 
 /// Does the same if there is a device; otherwise prints that the test is skipped.
 pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {

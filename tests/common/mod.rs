@@ -9,17 +9,20 @@
 //! - `base`: devices to wrap; `plain`: one without optional parts; `crowded`: one with other processes.
 //! - `racing`: a device on which another thread acts between two calls.
 //! - `threaded`: a device with a per-thread default stream.
-//! - `folder`: temporary files; `stacks`: counted call stacks; `runs`: the number of random histories.
+//! - `folder`: temporary files; `compiled`: libraries in C; `stacks`: counted call stacks.
+//! - `runs`: the number of random histories.
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
 pub(crate) mod base;
 pub(crate) mod bed;
 pub(crate) mod claims;
+#[cfg(target_os = "linux")]
+pub(crate) mod compiled;
 pub(crate) mod crowded;
 pub(crate) mod dice;
 pub(crate) mod folder;
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 pub(crate) mod gpu;
 pub(crate) mod law;
 pub(crate) mod meeting;
@@ -27,12 +30,11 @@ pub(crate) mod plain;
 pub(crate) mod prelude;
 pub(crate) mod racing;
 pub(crate) mod runs;
-#[cfg(feature = "ffi")]
 pub(crate) mod shared_library;
 pub(crate) mod stacks;
 pub(crate) mod threaded;
 
-pub(crate) use stratalloc::conformance::machine;
+pub(crate) use stratalloc_conformance::machine;
 
 /// Returns a command whose environment has no configuration of the allocator.
 pub(crate) fn unconfigured(program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {

@@ -18,13 +18,8 @@ pub(crate) use stratalloc::allocator::{
     SegmentAllocator, Sharing, Token,
 };
 pub(crate) use stratalloc::config::{Compat, Config, KeyTable, Settings};
-pub(crate) use stratalloc::conformance::histories;
-#[cfg(target_os = "linux")]
-pub(crate) use stratalloc::driver::Host;
-pub(crate) use stratalloc::driver::sim::{CallCosts, EventMode, SimOptions};
 pub(crate) use stratalloc::driver::{
-    Capture, CaptureStatus, Driver, DriverResult, FaultPlan, Faulty, Held, Intercepted,
-    Interceptor, Sim,
+    Capture, CaptureStatus, Driver, DriverResult, Intercepted, Interceptor,
 };
 pub(crate) use stratalloc::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, FreeError, HandleError, OutOfMemory,
@@ -46,6 +41,11 @@ pub(crate) use stratalloc::strategies::{
     CpuAllocator, MallocAsyncAllocator, PluggableAllocator, Strategy,
 };
 pub(crate) use stratalloc::switch::{SwitchError, Switchable};
+pub(crate) use stratalloc_conformance::histories;
+#[cfg(target_os = "linux")]
+pub(crate) use stratalloc_sim::Host;
+pub(crate) use stratalloc_sim::{CallCosts, EventMode, SimOptions};
+pub(crate) use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Held, Sim};
 
 pub(crate) use super::base::{Base, Breaks};
 pub(crate) use super::bed::{

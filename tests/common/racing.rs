@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use stratalloc::driver::{Capture, DriverResult, Intercepted, Interceptor, Sim};
+use stratalloc::driver::{Capture, DriverResult, Intercepted, Interceptor};
 use stratalloc::ids::StreamId;
+use stratalloc_sim::Sim;
 
 use super::base::Base;
 

@@ -10,18 +10,32 @@ pub(crate) fn shared_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| match std::env::var_os("STRATALLOC_LIBRARY") {
         Some(path) => path.into(),
-        None => built(std::env::consts::DLL_EXTENSION),
+        None => built("stratalloc", std::env::consts::DLL_EXTENSION),
     })
 }
 
-/// Builds the library and returns its file with this ending.
-pub(crate) fn built(ending: &str) -> PathBuf {
+/// The repository's folder, whichever package these tests belong to.
+pub(crate) fn root() -> &'static Path {
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    above.find(|folder| folder.join("Cargo.lock").exists()).expect("tests run in the repository")
+}
+
+/// Builds the libraries of the workspace and returns the file of one of them with this ending.
+pub(crate) fn built(library: &str, ending: &str) -> PathBuf {
     let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).stderr(Stdio::inherit());
-    // Builds with all features and a test target, so that cargo reuses the library that these tests are
+    cargo.current_dir(root()).stderr(Stdio::inherit());
+    // Builds with all features and a test target, so that cargo reuses the libraries that these tests are
     // linked with and compiles nothing twice.
-    cargo.args(["build", "--package", "stratalloc-ffi", "--package", "stratalloc", "--lib"]);
-    cargo.args(["--test", "descriptors", "--all-features", "--message-format", "json"]);
+    cargo.args(["build", "--lib"]);
+    cargo.args([
+        "--test",
+        "descriptors",
+        "--test",
+        "header",
+        "--all-features",
+        "--message-format",
+        "json",
+    ]);
     // With these variables of the test program, cargo would rebuild everything.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_")) {
@@ -37,7 +51,7 @@ pub(crate) fn built(ending: &str) -> PathBuf {
             let file = Path::new(file.as_str()?);
             (file.extension()? == ending).then(|| file.to_owned())
         })?;
-        message["target"]["name"].as_str().filter(|name| *name == "stratalloc").map(|_| file)
+        message["target"]["name"].as_str().filter(|name| *name == library).map(|_| file)
     });
     made.next_back().expect("the package is a library of that kind")
 }

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
-use stratalloc::driver::{Driver, DriverResult, Held, Intercepted, Interceptor, Sim};
+use stratalloc::driver::{Driver, DriverResult, Intercepted, Interceptor};
 use stratalloc::ids::StreamId;
+use stratalloc_sim::{Held, Sim};
 
 use super::base::Base;
 

@@ -1,7 +1,7 @@
 //! `backend:native`, with one capability that it offers but does not implement.
 
 use stratalloc::allocator::{BaseAllocation, CacheInfo, Place};
-use stratalloc::conformance::configured;
+use stratalloc_conformance::configured;
 
 use crate::common::prelude::*;
 

@@ -1,10 +1,8 @@
 //! Allocators with one defect each; the suite must name the defect.
 
-use stratalloc::conformance::{
-    Device, Failure, Options, Outcome, Property, constructor, run, test,
-};
 use stratalloc::layers::statistics::statistics;
 use stratalloc::stats::Counter;
+use stratalloc_conformance::{Device, Failure, Options, Outcome, Property, constructor, run, test};
 
 use super::bent::{Bend, bent};
 use super::toy::{Defect, misstating, toy};

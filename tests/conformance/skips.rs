@@ -2,8 +2,8 @@
 
 use std::process::Output;
 
-use stratalloc::conformance::gpu::is_absent;
-use stratalloc::conformance::skip::REQUIRE_CUDA;
+use stratalloc_conformance::gpu::is_absent;
+use stratalloc_conformance::skip::REQUIRE_CUDA;
 
 use crate::common::prelude::*;
 

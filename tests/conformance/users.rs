@@ -2,7 +2,7 @@
 
 use std::sync::Once;
 
-use stratalloc::conformance::configured;
+use stratalloc_conformance::configured;
 
 use super::toy::{Defect, toy};
 use crate::common::prelude::*;
@@ -58,15 +58,15 @@ fn closures(driver: Arc<dyn Driver>) -> Constructed {
     Ok(Box::new(PluggableAllocator::new("closures", driver, callbacks, &settings, 1)))
 }
 
-stratalloc::conformance_tests!(registered_type, registered);
-stratalloc::conformance_tests!(closures_over_the_driver, closures);
+stratalloc_conformance::conformance_tests!(registered_type, registered);
+stratalloc_conformance::conformance_tests!(closures_over_the_driver, closures);
 
-#[cfg(all(feature = "pluggable", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 #[test]
 fn a_compiled_library_conforms() {
     use std::path::Path;
     use std::process::Command;
-    use stratalloc::conformance::{Device, Options, Outcome, Property, run, skip};
+    use stratalloc_conformance::{Device, Options, Outcome, Property, run, skip};
 
     if Command::new("cc").arg("--version").output().is_err() {
         skip::skipped("a_compiled_library_conforms", "no C compiler (cc)");

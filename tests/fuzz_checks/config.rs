@@ -10,10 +10,10 @@ use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::{
     Config, ConfigError, ConfigWarning, KeyTable, LayerSetting, Origin, Settings, UserKey,
 };
-use stratalloc::driver::Sim;
-use stratalloc::driver::sim::SimOptions;
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
+use stratalloc_sim::Sim;
+use stratalloc_sim::SimOptions;
 use unicode_width::UnicodeWidthChar;
 
 /// The maximum length of an error message.

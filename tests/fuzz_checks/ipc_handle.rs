@@ -8,11 +8,12 @@
 use std::sync::{Arc, LazyLock};
 
 use stratalloc::allocator::{Allocation, Sharing};
-use stratalloc::driver::host::HostOptions;
-use stratalloc::driver::sim::SimOptions;
-use stratalloc::driver::{Driver, Held, Host, Sim};
+use stratalloc::driver::Driver;
 use stratalloc::sharing::SharedHandle;
 use stratalloc::strategies::native::Engine;
+use stratalloc_sim::HostOptions;
+use stratalloc_sim::SimOptions;
+use stratalloc_sim::{Held, Host, Sim};
 
 use super::sharer;
 

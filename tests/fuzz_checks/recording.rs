@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use stratalloc::config::{Compat, Config, KeyTable, LayerSetting};
-use stratalloc::driver::Sim;
-use stratalloc::driver::sim::{EventMode, SimOptions};
 use stratalloc::error::AllocError;
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc::replay::reader::{Limits, MEMORY_FACTOR, read_bytes};
-use stratalloc::replay::{Op, ReplayError, Trace, TraceError, Workload, run, verify};
+use stratalloc_sim::Sim;
+use stratalloc_sim::{EventMode, SimOptions};
+use stratalloc_tools::replay::reader::{Limits, MEMORY_FACTOR, read_bytes};
+use stratalloc_tools::replay::{Op, ReplayError, Trace, TraceError, Workload, run, verify};
 
 use super::memory::peak_of;
 

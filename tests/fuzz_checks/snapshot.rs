@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 
 use stratalloc::history::{Action, SegmentLayout};
 use stratalloc::ids::PoolId;
-use stratalloc::replay::reader::{Limits, read_bytes};
-use stratalloc::replay::{Trace, TraceEvent};
 use stratalloc::size::PoolKind;
+use stratalloc_tools::replay::reader::{Limits, read_bytes};
+use stratalloc_tools::replay::{Trace, TraceEvent};
 
 use super::recording;
 

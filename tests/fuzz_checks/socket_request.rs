@@ -16,9 +16,9 @@ use rustix::net::{
     SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
 use stratalloc::allocator::Allocation;
-use stratalloc::driver::Sim;
-use stratalloc::driver::sim::SimOptions;
 use stratalloc::strategies::native::Engine;
+use stratalloc_sim::Sim;
+use stratalloc_sim::SimOptions;
 
 use super::sharer::{self, PAGE_BYTES, PAGES_AT, SECRET, SOCKET};
 

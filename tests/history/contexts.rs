@@ -208,7 +208,9 @@ fn stacks_of_the_program_are_held_once_and_begin_where_it_asked() {
         let asked = entries.iter().find(|entry| entry.event.action == Action::Alloc).unwrap();
         let frames = asked.context.as_ref().unwrap().frames();
         let first = &frames[0].function;
-        assert!(first.starts_with("main::") && first.contains("take"), "{conf}: {frames:?}");
+        // Line tables alone give the names of inlined functions without their modules.
+        let is_own = first.starts_with("main::") || first.starts_with("take");
+        assert!(is_own && first.contains("take"), "{conf}: {frames:?}");
         let is_caller = |frame: &Frame| frame.function.ends_with("take_a_thousand");
         assert!(frames.iter().any(is_caller), "{conf}: {frames:?}");
         drop(entries);

@@ -3,9 +3,9 @@
 
 use std::io::{self, Write};
 
-use stratalloc::driver::host::{Host, HostOptions};
 use stratalloc::history::{Context, Format, Snapshot};
-use stratalloc::replay::{Limits, Trace, reader, verify};
+use stratalloc_sim::{Host, HostOptions};
+use stratalloc_tools::replay::{Limits, Trace, reader, verify};
 
 use super::{build, build_over, history, unrecorded};
 use crate::common::prelude::*;

@@ -215,8 +215,7 @@ impl Interceptor for Refusals {
 fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
     // The second refusal comes after the request has released all free segments.
     let refusals = Refusals { left: AtomicU64::new(2), go: Mutex::default() };
-    let options =
-        stratalloc::driver::sim::SimOptions { total_bytes: 40 * MIB, ..Default::default() };
+    let options = stratalloc_sim::SimOptions { total_bytes: 40 * MIB, ..Default::default() };
     let driver = Arc::new(Intercepted::with(Sim::new(options), refusals));
     let allocator = build_over("backend:native", Arc::clone(&driver) as Arc<dyn Driver>);
     history(&allocator).start(&RecordOptions::at_most(1));
@@ -231,4 +230,37 @@ fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
         empties.join().expect("it ends").unwrap();
     });
     assert_eq!(driver.interceptor().left.load(Ordering::SeqCst), 0);
+}
+
+/// A snapshot waits for frees that other threads have not recorded yet. It cannot wait for that of its
+/// own thread.
+#[test]
+fn a_snapshot_inside_a_callback_does_not_wait_for_the_free_that_called_it() {
+    let driver = Arc::new(Sim::new(Default::default()));
+    let engine = Arc::new(Engine::new(driver, &EngineOptions::default()).unwrap());
+    let (waits, calls) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let look = {
+        let (engine, waits) = (Arc::<Engine>::downgrade(&engine), Arc::clone(&waits));
+        let calls = Arc::clone(&calls);
+        move || {
+            let Some(engine) = engine.upgrade() else { return };
+            let recording = engine.control().recording.unwrap();
+            calls.fetch_add(1, Ordering::SeqCst);
+            waits.fetch_add(u64::from(recording.history().any_late()), Ordering::SeqCst);
+            drop(recording.snapshot());
+        }
+    };
+    let gather = look.clone();
+    let history = engine.control().recording.unwrap().history();
+    history.set_stack_provider(Some(Arc::new(move || -> Option<Arc<dyn Stack>> {
+        gather();
+        None
+    })));
+    history.add_tracker(Arc::new(move |_| look()));
+    history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
+    let block = engine.allocate(Request::new(512, StreamId(0))).unwrap();
+    engine.free(block).unwrap();
+    // Two stacks, the entries of their two snapshots, and four entries: segment_alloc, alloc,
+    // free_requested, free_completed.
+    assert_eq!((calls.load(Ordering::SeqCst), waits.load(Ordering::SeqCst)), (8, 0));
 }

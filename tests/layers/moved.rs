@@ -91,10 +91,11 @@ fn guards_are_for_memory_of_the_host_only() {
 mod guards {
     use parking_lot::Mutex;
     use stratalloc::config::Settings;
-    use stratalloc::driver::host::HostOptions;
-    use stratalloc::driver::{Driver, Host};
+    use stratalloc::driver::Driver;
     use stratalloc::layers::guard::{self, Damage, Side};
     use stratalloc::strategies::native::{Engine, EngineOptions};
+    use stratalloc_sim::Host;
+    use stratalloc_sim::HostOptions;
 
     use super::*;
 

@@ -193,7 +193,9 @@ fn a_leaked_buffer_is_told_when_the_process_ends() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert_eq!(said.matches("never given back: 12.06 KiB in 1 block\n").count(), 1, "{said}");
-    assert!(said.contains("old: main::layers::watched::the_place_that_forgets_a_buffer"), "{said}");
+    // Line tables alone give the names of inlined functions without their modules.
+    let said = said.replace("main::layers::watched::", "");
+    assert!(said.contains("old: the_place_that_forgets_a_buffer"), "{said}");
     assert!(!said.contains("stratalloc::"), "frames of the library are cut off: {said}");
 }
 
@@ -219,10 +221,9 @@ fn a_log_has_a_row_for_every_attempt_and_every_free() {
     assert!(rows[1..].iter().all(|row| row[1].len() == 15 && row[0] == rows[1][0]), "{text}");
 }
 
-#[cfg(feature = "replay")]
 #[test]
 fn a_log_of_many_threads_is_read_back_as_what_they_did() {
-    use stratalloc::replay::{self, Limits, Workload, reader};
+    use stratalloc_tools::replay::{self, Limits, Workload, reader};
 
     const THREADS: u64 = 4;
     const STEPS: u64 = 500;

@@ -8,11 +8,11 @@
 //! captures, on a part of its memory.
 
 #[cfg(target_os = "linux")]
-use stratalloc::conformance::part::Part;
+use stratalloc_conformance::part::Share;
 #[cfg(target_os = "linux")]
-use stratalloc::driver::Host;
+use stratalloc_sim::Host;
 
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 use crate::common::gpu;
 #[cfg(target_os = "linux")]
 use crate::common::machine::{HostMachine, RealMachine};
@@ -274,14 +274,14 @@ fn histories_of_three_threads_keep_the_bytes_on_the_host() {
 #[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {
-    check(10, || RealMachine::of(Part::new(Arc::new(Host::with_bytes(2048 * MIB)), PART_BYTES)));
+    check(10, || RealMachine::of(Share::of(Arc::new(Host::with_bytes(2048 * MIB)), PART_BYTES)));
 }
 
-#[cfg(all(feature = "cuda", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_gpu() {
     if let Some(_turn) = gpu::turn() {
         let cuda = gpu::shared().expect("it was there before");
-        check(20, || RealMachine::of(Part::new(cuda.clone(), PART_BYTES)));
+        check(20, || RealMachine::of(Share::of(cuda.clone(), PART_BYTES)));
     }
 }

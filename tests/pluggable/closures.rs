@@ -354,7 +354,7 @@ fn what_was_built_cannot_be_exchanged_at_run_time() {
 #[cfg(target_os = "linux")]
 #[test]
 fn threads_and_streams_keep_their_bytes_on_the_host_device() {
-    use stratalloc::driver::host::{Host, HostOptions};
+    use stratalloc_sim::{Host, HostOptions};
     let host = Arc::new(Host::new(HostOptions::default()));
     let (give, back) = (Arc::clone(&host), Arc::clone(&host));
     let allocate = move |bytes, _, _| give.allocate(bytes).ok();

@@ -3,7 +3,7 @@
 use stratalloc::strategies::plugin::LibraryError;
 
 use super::build;
-use super::library::{compile, conf};
+use crate::common::compiled::{compile, conf};
 use crate::common::prelude::*;
 
 fn refusal(path: &Path) -> LibraryError {

@@ -3,43 +3,15 @@
 use stratalloc::error::AddressFault;
 
 use super::build;
+use crate::common::compiled::{compile, conf};
 use crate::common::prelude::*;
 
 const MAIN: StreamId = StreamId(64);
-
-/// Compiles a library for one test and returns its path and that of its log. Without a compiler it
-/// prints that the test is skipped and returns `None`.
-pub(crate) fn compile(compiler: &str, source: &str, name: &str) -> Option<(PathBuf, PathBuf)> {
-    if Command::new(compiler).arg("--version").output().is_err() {
-        eprintln!("skipped: no C compiler ({compiler})");
-        return None;
-    }
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let process = std::process::id();
-    let library = folder.join(format!("{name}-{process}.so"));
-    let log = folder.join(format!("{name}-{process}.log"));
-    let _ = fs::remove_file(&log);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pluggable").join(source);
-    let done = Command::new(compiler)
-        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"])
-        .arg(format!("-DLOG_PATH=\"{}\"", log.display()))
-        .arg(source)
-        .arg("-o")
-        .arg(&library)
-        .output()
-        .expect("it said its version");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    Some((library, log))
-}
 
 fn heard(log: &Path) -> Vec<String> {
     let text = fs::read_to_string(log).unwrap_or_default();
     let _ = fs::remove_file(log);
     text.lines().map(str::to_owned).collect()
-}
-
-pub(crate) fn conf(library: &Path, functions: &str) -> String {
-    format!("backend:pluggable,library:\"{}\",{functions}", library.display())
 }
 
 #[test]
@@ -166,55 +138,4 @@ fn paths_with_commas_and_colons_are_quoted_and_told_back() {
     let idle = config("library:a.so");
     let row = idle.explain().into_iter().find(|row| row.key == "library").unwrap();
     assert!(row.note.contains("backend:pluggable only"), "{}", row.note);
-}
-
-/// The library for other languages has the symbols that PyTorch loads, so it can be loaded here, too.
-#[cfg(all(feature = "ffi", feature = "cli"))]
-#[test]
-fn our_own_library_can_be_loaded_as_pytorch_loads_it() {
-    let text = conf(
-        crate::common::shared_library::shared_library(),
-        "alloc_fn:stratalloc_torch_malloc,free_fn:stratalloc_torch_free,\
-        init_fn:stratalloc_torch_init,reset_fn:stratalloc_torch_reset",
-    );
-    let mut command = Command::new(env!("CARGO_BIN_EXE_stratalloc"));
-    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces/serve.default.pickle.xz");
-    command.env_remove("ALLOC_CONF").env("STRATALLOC_DEVICE", "sim");
-    let output =
-        command.arg("compare").arg(trace).args(["--json", "--conf", &text]).output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && stderr.is_empty(), "{stderr}");
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(row["ooms"], 0);
-}
-
-#[cfg(feature = "cli")]
-#[test]
-fn the_command_line_compares_a_library_with_others() {
-    let Some((library, _)) = compile("cc", "functions.c", "cli") else { return };
-    let text = conf(&library, "alloc_fn:quiet_alloc,free_fn:quiet_free");
-    let trace = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces/serve.default.pickle.xz");
-    let run =
-        |args: &[&str]| unconfigured(env!("CARGO_BIN_EXE_stratalloc")).args(args).output().unwrap();
-    let output = run(&["compare", trace.to_str().unwrap(), "--json", "--conf", &text]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let row: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(row["ooms"], 0);
-    let bytes = |key: &str| row[key].as_i64().unwrap();
-    assert!(bytes("peak_allocated_bytes") > 1 << 30);
-    // Nothing is cached: only blocks that wait for other streams are held beside live ones.
-    assert!(row["waste"].as_f64().unwrap() < 0.1 && bytes("retries") == 0, "{row}");
-    let explained = run(&["explain", &text]);
-    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
-    assert!(explained.contains("quiet_alloc") && !explained.contains("not registered"));
-    let info = run(&["info"]);
-    assert!(String::from_utf8_lossy(&info.stdout).contains("pluggable"));
-    let missing = conf(Path::new("/no/such.so"), "alloc_fn:f,free_fn:f");
-    let output = run(&["compare", trace.to_str().unwrap(), "--conf", &missing]);
-    assert_eq!(output.status.code(), Some(1));
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(
-        stderr,
-        format!("stratalloc: {}: library /no/such.so: there is no such file\n", trace.display())
-    );
 }

@@ -87,7 +87,7 @@ fn many_pages_come_in_several_answers() {
         eprintln!("skipped: too few descriptors are allowed");
         return;
     }
-    let options = stratalloc::driver::sim::SimOptions::default();
+    let options = stratalloc_sim::SimOptions::default();
     let sim = Arc::new(Sim::new(options));
     let ours = engine(sim.clone(), SHARED);
     let theirs = engine(sim.clone(), SHARED);

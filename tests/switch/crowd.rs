@@ -110,18 +110,18 @@ fn at_rest(scene: &Scene, held: usize, laws: bool) {
 
 #[test]
 fn a_thousand_switches_on_the_simulated_device_lose_nothing() {
-    thousand_switches::<stratalloc::driver::Sim>(&[NATIVE, EXPANDABLE], true);
+    thousand_switches::<stratalloc_sim::Sim>(&[NATIVE, EXPANDABLE], true);
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn a_thousand_switches_on_real_memory_lose_nothing() {
-    thousand_switches::<stratalloc::driver::host::Host>(&[NATIVE, EXPANDABLE], true);
+    thousand_switches::<stratalloc_sim::Host>(&[NATIVE, EXPANDABLE], true);
 }
 
 /// No recount here: blocks cached by a front are allocated for the strategy below, and the layout of the
 /// driver's own pools is unknown.
 #[test]
 fn a_thousand_switches_between_all_kinds_lose_nothing() {
-    thousand_switches::<stratalloc::driver::Sim>(&[NATIVE, ASYNC, FRONT, EXPANDABLE], false);
+    thousand_switches::<stratalloc_sim::Sim>(&[NATIVE, ASYNC, FRONT, EXPANDABLE], false);
 }

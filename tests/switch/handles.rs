@@ -14,7 +14,7 @@ fn used_bytes(driver: &dyn Driver) -> u64 {
 #[cfg(target_os = "linux")]
 #[test]
 fn buffers_from_before_a_switch_keep_their_values_and_go_back_to_their_maker() {
-    use stratalloc::driver::host::{Host, HostOptions};
+    use stratalloc_sim::{Host, HostOptions};
     let driver = Arc::new(Host::new(HostOptions::default()));
     let handle = Handle::build(&Config::default(), driver).expect("the device can do it");
     let values: Vec<u32> = (0..300_000).collect();

@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 30] = [
+const LAYERS: [Layer; 24] = [
     layer("size"),
     layer("ids"),
     Layer { never: &["ids"], ..layer("limit") },
@@ -51,14 +51,6 @@ const LAYERS: [Layer; 30] = [
     layer("registry"),
     layer("switch"),
     layer("handle"),
-    // Uses allocators as a user does: through their trait and the registry.
-    Layer { never: &["heap", "layers", "strategies"], ..layer("conformance") },
-    layer("replay"),
-    layer("analysis"),
-    // Renders the results of analysis and replays. It calls no allocator itself.
-    Layer { never: &["heap", "layers"], ..layer("report") },
-    Layer { never: &["report"], ..layer("ffi") },
-    Layer { never: &["ffi"], ..layer("cli") },
 ];
 
 /// Returns the layer of a file: its folder or its own name under `src/`.
@@ -158,11 +150,11 @@ pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
 pub(crate) fn unsafe_at_home(file: &Source) -> Vec<String> {
     let home = [
         "src/driver/cuda",
-        "src/driver/host",
+        "crates/sim/src/host",
         "strategies/pluggable/plugin",
         "strategies/cpu/system",
         "src/sync",
-        "src/ffi",
+        "crates/ffi/src",
     ];
     let at_home = |home: &str| {
         let rest = file.path.strip_prefix(home);
@@ -250,7 +242,7 @@ fn homeless_unsafe_is_seen() {
     assert_eq!(sees("strategies/native/engine.rs", "let a = unsafe { b() };"), 1);
     assert_eq!(sees("strategies/native/engine.rs", "#![allow(unsafe_code, reason = \"x\")]"), 1);
     assert_eq!(sees("src/driver/hostile.rs", "unsafe impl Send for A {}"), 1);
-    assert_eq!(sees("src/driver/host/mod.rs", "unsafe impl Send for A {}"), 0);
+    assert_eq!(sees("crates/sim/src/host/mod.rs", "unsafe impl Send for A {}"), 0);
     assert_eq!(sees("src/sync.rs", "unsafe impl Send for A {}"), 0);
     assert_eq!(sees("strategies/native/engine.rs", "/// Nothing unsafe here."), 0);
 }

@@ -28,7 +28,7 @@ pub(crate) fn folders() -> Vec<String> {
 /// Returns the top-level folders of the package that `ARCHITECTURE.md` must name, if they exist.
 pub(crate) fn top_folders() -> Vec<String> {
     let known =
-        ["src", "strategies", "tests", "benches", "examples", "include", "python", "docs", "fuzz"];
+        ["src", "strategies", "tests", "benches", "examples", "crates", "python", "docs", "fuzz"];
     let there = known.into_iter().filter(|name| root().join(name).is_dir());
     there.map(|name| format!("{name}/")).collect()
 }

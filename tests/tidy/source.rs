@@ -22,7 +22,9 @@ pub(crate) fn root() -> PathBuf {
 /// Returns every Rust file of the package.
 pub(crate) fn rust_files() -> Vec<Source> {
     let mut files = Vec::new();
-    for folder in ["src", "strategies", "tests", "benches", "examples", "fuzz/fuzz_targets"] {
+    for folder in
+        ["src", "strategies", "crates", "tests", "benches", "examples", "fuzz/fuzz_targets"]
+    {
         collect(&root().join(folder), &mut files);
     }
     assert!(files.len() > 40, "only {} files found", files.len());

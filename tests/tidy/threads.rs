@@ -20,7 +20,7 @@ const DESTROYED: [(&str, &str); 4] = [
     // Frees the cached blocks when the thread ends. Its later calls go to the allocator below.
     ("src/layers/front/local.rs", "LOCAL"),
     // The text of the last error. A call of an ending thread still returns its status.
-    ("src/ffi/guard.rs", "LAST"),
+    ("crates/ffi/src/guard.rs", "LAST"),
 ];
 
 /// Checks that thread-locals have no destructor or are listed, and that `thread::current` is not used.
@@ -81,6 +81,6 @@ fn what_an_ending_thread_has_no_more_is_seen() {
     assert_eq!(sees("src/x.rs", &local("Cell<Option<Box<u64>>>")), 1);
     assert_eq!(sees("src/x.rs", "let a = std::thread::current().id();"), 1);
     let last = "thread_local! {\n    static LAST: RefCell<String> = x;\n}\n";
-    assert_eq!(sees("src/ffi/guard.rs", &format!("{last}LAST.try_with(f);")), 0);
-    assert_eq!(sees("src/ffi/guard.rs", &format!("{last}LAST.with_borrow(f);")), 1);
+    assert_eq!(sees("crates/ffi/src/guard.rs", &format!("{last}LAST.try_with(f);")), 0);
+    assert_eq!(sees("crates/ffi/src/guard.rs", &format!("{last}LAST.with_borrow(f);")), 1);
 }

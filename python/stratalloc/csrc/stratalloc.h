@@ -1,1 +1,1 @@
-../../../include/stratalloc.h
+../../../crates/ffi/include/stratalloc.h

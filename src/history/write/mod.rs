@@ -139,16 +139,16 @@ impl Snapshot {
         })
     }
 
-    #[cfg(feature = "replay")]
+    #[cfg(feature = "gzip")]
     fn write_compressed(&self, format: Format, out: &mut dyn Write) -> io::Result<()> {
         let mut packed = flate2::write::GzEncoder::new(out, flate2::Compression::fast());
         self.write(format, &mut packed)?;
         packed.finish().map(drop)
     }
 
-    #[cfg(not(feature = "replay"))]
+    #[cfg(not(feature = "gzip"))]
     fn write_compressed(&self, _: Format, _: &mut dyn Write) -> io::Result<()> {
-        let why = "this program was built without the feature replay, which compresses";
+        let why = "this program was built without the feature gzip, which compresses";
         Err(io::Error::new(io::ErrorKind::Unsupported, why))
     }
 }

@@ -219,8 +219,7 @@ thread_local! {
 }
 
 /// Leaks this thread's caches after a fork: the child must not call the parent's fronts.
-#[cfg(feature = "ffi")]
-pub(crate) fn forget_all() {
+pub fn forget_all() {
     let _ = LOCAL.try_with(|caches| {
         if let Ok(mut caches) = caches.try_borrow_mut() {
             std::mem::forget(std::mem::take(&mut *caches));

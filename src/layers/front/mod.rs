@@ -38,8 +38,8 @@ use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::Usage;
 use crate::sync::{Global, Rank};
-#[cfg(feature = "ffi")]
-pub(crate) use local::forget_all;
+#[doc(hidden)]
+pub use local::forget_all;
 use local::{Counts, Held, Home, Leaving, STEP_BYTES, bytes_of, class_of};
 
 /// The most streams whose blocks are cached; requests on further streams go to the strategy.

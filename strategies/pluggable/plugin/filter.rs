@@ -56,8 +56,7 @@ unsafe impl Send for StdFunction {}
 ///
 /// `object` is null, or points to a `std::function<bool(cudaStream_t)>` of GNU's C++ library. The object
 /// lives during the call.
-#[cfg_attr(not(feature = "ffi"), expect(dead_code, reason = "PyTorch's symbols are handed one"))]
-pub(crate) unsafe fn copied(object: *const c_void) -> Option<StreamFilter> {
+pub unsafe fn copied(object: *const c_void) -> Option<StreamFilter> {
     // SAFETY: the caller guarantees it.
     let object = unsafe { object.cast::<StdFunction>().as_ref() }?;
     let (manager, invoker) = (object.manager?, object.invoker?);

@@ -19,8 +19,9 @@ use thiserror::Error;
 
 use crate::ids::{DeviceId, PoolId, StreamId};
 
-#[cfg(all(feature = "ffi", target_os = "linux", target_pointer_width = "64"))]
-pub(crate) use filter::copied;
+#[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
+#[doc(hidden)]
+pub use filter::copied;
 #[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
 pub use library::load;
 

@@ -1,0 +1,217 @@
+//! The law of the counters: they equal a recount of allocations and frees. Counters that cannot be
+//! recounted (reserved bytes, segments, events) must at least be possible.
+
+use std::fmt;
+
+use super::Checked;
+use super::bed::{Bed, Step};
+use stratalloc::stats::{Counter, PerPool, Statistics};
+
+/// Checks that counters equal a recount after each step.
+///
+/// The requested bytes and the number of live blocks are known exactly. Blocks that wait for other
+/// streams may count as active while that work runs. An allocator may round sizes up, never down.
+///
+/// # Errors
+///
+/// The counter and its expected value.
+pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checked {
+    let asked = bed.model.requested_bytes();
+    let waiting: u64 = bed.model.freed.iter().map(|freed| freed.bytes).sum();
+    if let Some(cross) = bed.allocator.control().cross_stream {
+        cross.process_events().map_err(|error| error.to_string())?;
+    }
+    let Some(s) = bed.statistics() else { return Ok(()) };
+    possible(&s)?;
+    let (asked, waiting) = (signed(asked), signed(waiting));
+    let blocks = signed(bed.model.live.len() as u64);
+    let most = signed(bed.model.most_live as u64);
+    let counted = s.allocation.all;
+    is(counted.current == blocks, || {
+        format!("{blocks} blocks are live, {} are counted", counted.current)
+    })?;
+    is(counted.peak == most, || {
+        format!("{most} blocks were live at most, {} are counted", counted.peak)
+    })?;
+    let (allocated, active) = (s.allocated_bytes.all.current, s.active_bytes.all.current);
+    let (requested, reserved) = (s.requested_bytes.all.current, s.reserved_bytes.all.current);
+    is(allocated >= asked, || {
+        format!("{asked} bytes were asked for and are live; allocated bytes are {allocated}")
+    })?;
+    is(blocks > 0 || allocated == 0, || {
+        format!("no block is live; allocated bytes are {allocated}")
+    })?;
+    is((asked..=asked + waiting).contains(&requested), || {
+        format!("{asked} bytes are live and {waiting} may wait; requested bytes are {requested}")
+    })?;
+    is(active >= allocated, || format!("{active} bytes active, {allocated} allocated"))?;
+    // On a device that runs its work by itself, more blocks may wait than are known here.
+    let drain = if bed.machine.holds_work() { bed.model.freed.len() as u64 } else { u64::MAX };
+    let actives = s.active.all.current;
+    let most = blocks.saturating_add(signed(drain));
+    is(!is_counted(s.active) || (blocks..=most).contains(&actives), || {
+        format!("{blocks} blocks are live and at most {most} active; {actives} blocks are active")
+    })?;
+    bed.reserved_is_counted |= is_counted(s.reserved_bytes);
+    is(reserved >= active || !bed.reserved_is_counted, || {
+        format!("{active} bytes are active, {reserved} are reserved")
+    })?;
+    nothing_is_made_up(bed, &s)?;
+    if let (Step::PeaksReset, Some(before)) = (step, &bed.before) {
+        // On a device that runs its work by itself, work may have finished since. Counters fall then,
+        // except those of inactive splits.
+        for ((name, counter), (_, before)) in counters(&s).zip(counters(before)) {
+            if name.0.starts_with("inactive") {
+                continue;
+            }
+            let (least, peak, most) = (counter.current, counter.peak, before.current);
+            let fits = (least..=most.max(least)).contains(&peak);
+            is(fits, || format!("{name}.peak is {peak} after a reset at {least} to {most}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the counters when nothing is live and no work runs, and after their resets.
+///
+/// # Errors
+///
+/// The counter and its expected value.
+pub(super) fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
+    let Some(s) = bed.statistics() else { return Ok(()) };
+    for (name, family) in [
+        ("allocation", s.allocation),
+        ("active", s.active),
+        ("allocated_bytes", s.allocated_bytes),
+        ("active_bytes", s.active_bytes),
+        ("requested_bytes", s.requested_bytes),
+    ] {
+        let current = family.all.current;
+        is(current == 0, || format!("nothing is live, {name}.all.current is {current}"))?;
+    }
+    let Some(counters) = bed.allocator.control().counters else { return Ok(()) };
+    counters.reset_peaks();
+    counters.reset_accumulated();
+    let s = counters.statistics();
+    for (name, counter) in self::counters(&s) {
+        let Counter { current, peak, allocated, freed } = counter;
+        is((current, allocated, freed) == (peak, 0, 0), || {
+            format!("{name} after all resets is {counter:?}")
+        })?;
+    }
+    for (name, count) in events(&s) {
+        is(count == 0, || format!("{name} after all resets is {count}"))?;
+    }
+    Ok(())
+}
+
+fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+fn is(holds: bool, what: impl Fn() -> String) -> Checked {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+/// Returns true if an allocator counts this. Allocators that do not count it leave all counters at zero.
+fn is_counted(family: PerPool) -> bool {
+    family != PerPool::default()
+}
+
+/// The name of a counter's field, in two parts.
+#[derive(Clone, Copy)]
+struct Name(&'static str, &'static str);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.0, self.1)
+    }
+}
+
+fn counters(s: &Statistics) -> impl Iterator<Item = (Name, Counter)> {
+    let alone = [
+        (Name("oversize_allocations", ""), s.oversize_allocations),
+        (Name("oversize_segments", ""), s.oversize_segments),
+    ];
+    let of_family = |(name, family): (&'static str, &PerPool)| {
+        [
+            (Name(name, ".all"), family.all),
+            (Name(name, ".large"), family.large),
+            (Name(name, ".small"), family.small),
+        ]
+    };
+    s.families().into_iter().flat_map(of_family).chain(alone)
+}
+
+/// Returns the numbers of events since the start or the last reset.
+fn events(s: &Statistics) -> impl Iterator<Item = (&'static str, i64)> {
+    let known = [
+        ("num_alloc_retries", s.num_alloc_retries),
+        ("num_ooms", s.num_ooms),
+        ("num_oom_rejections", s.num_oom_rejections),
+        ("num_sync_all_streams", s.num_sync_all_streams),
+        ("num_device_alloc", s.num_device_alloc),
+        ("num_device_free", s.num_device_free),
+    ];
+    known.into_iter().chain(s.own.iter().map(|own| (own.name, own.count)))
+}
+
+/// Checks that some sequence of calls could lead to these counters.
+fn possible(s: &Statistics) -> Checked {
+    for (name, counter) in counters(s) {
+        let Counter { current, peak, allocated, freed } = counter;
+        for (part, number) in
+            [("current", current), ("peak", peak), ("allocated", allocated), ("freed", freed)]
+        {
+            is(number >= 0, || format!("{name}.{part} is {number}"))?;
+        }
+        is(peak >= current, || format!("{name}.peak is {peak} at a current {current}"))?;
+        // Some drivers report only what is held, not how many allocations and frees led to it.
+        if matches!(name.0, "reserved_bytes" | "segment") && (allocated, freed) == (0, 0) {
+            continue;
+        }
+        is(current == allocated - freed, || {
+            let left = allocated - freed;
+            format!(
+                "{name}.current is {current}; {allocated} allocated less {freed} freed are {left}"
+            )
+        })?;
+        is(peak <= allocated, || {
+            format!("{name}.peak is {peak}; all that was allocated is {allocated}")
+        })?;
+    }
+    for (name, &PerPool { all, large, small }) in s.families() {
+        // Not every allocator has small and large pools: both are zero then.
+        if (large, small) == Default::default() {
+            continue;
+        }
+        let unequal = |part, all, large, small| {
+            format!("{name}.all.{part} is {all}; large and small have {large} and {small}")
+        };
+        is(all.current == large.current + small.current, || {
+            unequal("current", all.current, large.current, small.current)
+        })?;
+        // A layer that counts in its own units has no sums for blocks that wait for streams below it.
+        if name.starts_with("active") {
+            continue;
+        }
+        is(all.allocated == large.allocated + small.allocated, || {
+            unequal("allocated", all.allocated, large.allocated, small.allocated)
+        })?;
+        is(all.freed == large.freed + small.freed, || {
+            unequal("freed", all.freed, large.freed, small.freed)
+        })?;
+    }
+    for (name, count) in events(s) {
+        is(count >= 0, || format!("{name} is {count}"))?;
+    }
+    is(s.max_split_size >= -1, || format!("max_split_size is {}", s.max_split_size))
+}
+
+/// Checks that no more is reserved than the driver has allocated. Less is allowed: an allocator may not
+/// count all memory below it.
+fn nothing_is_made_up(bed: &Bed<'_>, s: &Statistics) -> Checked {
+    let Some(given_bytes) = bed.given_bytes() else { return Ok(()) };
+    let (bytes, reserved) = (signed(given_bytes), s.reserved_bytes.all.current);
+    is(reserved <= bytes, || format!("{reserved} bytes are reserved; the driver gave out {bytes}"))
+}

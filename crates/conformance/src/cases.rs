@@ -1,0 +1,389 @@
+//! Properties that need a procedure of their own: out of memory, driver failures, limits, bare
+//! addresses.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::bed::{Bed, Step};
+use super::laws;
+use super::leaks;
+use super::report::{Device, Outcome};
+use super::script::{Op, Script};
+use super::search::{self, Broken};
+use super::suite::Case;
+use super::{Checked, Options, accounts};
+use stratalloc::allocator::{Caching, DeviceAllocator, Request};
+use stratalloc::driver::Driver;
+use stratalloc::error::{DriverErrorKind, HandleError};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc_sim::{FaultControl, FaultPlan, Faulty};
+
+/// The number of pieces in which the device's memory is allocated.
+const PIECES: u64 = 32;
+
+/// The reason for not testing out of memory.
+const ENDLESS: &str = "it gives out more than the device has";
+
+/// The most calls of a script that are made to fail, on the simulated device.
+const SIM_FAILURES: u64 = 200;
+
+/// The same on real memory, where each run creates a device with a thread of its own.
+const HOST_FAILURES: u64 = 20;
+
+/// The same on a GPU.
+const GPU_FAILURES: u64 = 8;
+
+impl Case<'_> {
+    pub(super) fn running_out(&self) -> Result<Outcome, Broken> {
+        let piece = self.options.device_bytes / PIECES;
+        let endless = Cell::new(false);
+        self.once(&|bed| {
+            let Some(count) = fill(bed, piece)? else {
+                endless.set(true);
+                return Ok(());
+            };
+            report_has_numbers(bed, piece)?;
+            for _ in 0..2 {
+                bed.hand_everything_back()?;
+                let again = fill(bed, piece)?.unwrap_or(0);
+                if again < count {
+                    return Err(format!("{count} pieces fitted before frees, {again} do after"));
+                }
+            }
+            bed.hand_everything_back()?;
+            // Cached pieces must not prevent the allocation of a larger block.
+            let large = piece * (count / 2).max(1);
+            match bed.allocate(large, bed.streams[0])? {
+                Step::Got => Ok(()),
+                _ => Err(format!("{count} pieces of {piece} were freed; {large} bytes do not fit")),
+            }
+        })?;
+        Ok(if endless.get() {
+            Outcome::NotTested { why: ENDLESS }
+        } else {
+            Outcome::Held { runs: 1 }
+        })
+    }
+
+    pub(super) fn pressure(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.control().hooks.is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no hooks for memory pressure" });
+        }
+        let piece = self.options.device_bytes / PIECES;
+        let endless = Cell::new(false);
+        self.once(&|bed| {
+            let asked = Arc::new(AtomicU64::new(0));
+            let told = Arc::new(AtomicU64::new(0));
+            let Some(hooks) = bed.allocator.control().hooks else { return Ok(()) };
+            let (asks, tells) = (Arc::clone(&asked), Arc::clone(&told));
+            let callback = hooks.add_free_memory_callback(Arc::new(move || {
+                asks.fetch_add(1, Ordering::Relaxed);
+                false
+            }));
+            let observer = hooks.add_oom_observer(Arc::new(move |report| {
+                tells.store(report.requested_bytes, Ordering::Relaxed);
+            }));
+            bed.lines.push("add a callback and an observer".to_owned());
+            if fill(bed, piece)?.is_none() {
+                endless.set(true);
+                return Ok(());
+            }
+            if asked.load(Ordering::Relaxed) == 0 {
+                return Err("no callback was asked to free something".to_owned());
+            }
+            match told.load(Ordering::Relaxed) {
+                told if told == piece => {}
+                told => return Err(format!("{piece} bytes failed, the observer heard of {told}")),
+            }
+            let Some(hooks) = bed.allocator.control().hooks else { return Ok(()) };
+            for hook in [callback, observer] {
+                if !hooks.remove(hook) || hooks.remove(hook) {
+                    return Err("a hook is not removed once and no more than once".to_owned());
+                }
+            }
+            bed.lines.push("remove both".to_owned());
+            bed.hand_everything_back()?;
+            asked.store(0, Ordering::Relaxed);
+            told.store(0, Ordering::Relaxed);
+            fill(bed, piece)?;
+            if asked.load(Ordering::Relaxed) != 0 || told.load(Ordering::Relaxed) != 0 {
+                return Err("a hook that was removed is asked or told".to_owned());
+            }
+            bed.hand_everything_back()
+        })?;
+        Ok(if endless.get() {
+            Outcome::NotTested { why: ENDLESS }
+        } else {
+            Outcome::Held { runs: 1 }
+        })
+    }
+
+    pub(super) fn driver_failures(&self) -> Result<Outcome, Broken> {
+        // Each call of each script fails once: a few short scripts are many runs.
+        let options = Options {
+            scripts: self.options.scripts.div_ceil(2),
+            longest: self.options.longest.min(24),
+            ..self.options.clone()
+        };
+        // A cache is released only when the device's memory runs out, so some scripts run on a small
+        // device.
+        let work = |case: &Case<'_>, small_bytes| case.each_call_fails(small_bytes);
+        Ok(match self.on_a_small_device_too(&options, &work)? {
+            0 => Outcome::NotTested { why: "it makes no call to the driver" },
+            runs => Outcome::Held { runs },
+        })
+    }
+
+    /// Runs scripts in which each driver call fails once. On a device of `small_bytes`, each script ends
+    /// with a request for nearly all of its memory. Returns the number of runs.
+    fn each_call_fails(&self, small_bytes: Option<u64>) -> Result<u64, Broken> {
+        let runs = Cell::new(0);
+        let keep = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
+        // The end of the script takes as many operations again.
+        let longest = self.options.longest / if small_bytes.is_some() { 2 } else { 1 };
+        let options = Options { longest, ..self.options.clone() };
+        search::scripts(&options, keep, &|script| {
+            let pressed = small_bytes.map(|bytes| script.pressed(bytes));
+            let script = pressed.as_ref().unwrap_or(script);
+            let calls = self.with_a_failure(script, None)?;
+            for at in (0..calls).step_by(self.calls_apart(calls)) {
+                for kind in [DriverErrorKind::Other, DriverErrorKind::OutOfMemory] {
+                    let plan = FaultPlan { at, kind, repeat: false, only: None };
+                    self.with_a_failure(script, Some(plan)).map_err(|(what, lines)| {
+                        (format!("driver call {at} fails ({kind:?}): {what}"), lines)
+                    })?;
+                    runs.set(runs.get() + 1);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(runs.get())
+    }
+
+    /// Returns the distance between calls that fail: 1, or more where runs take long.
+    fn calls_apart(&self, calls: u64) -> usize {
+        let most = match self.device {
+            Device::Sim => SIM_FAILURES,
+            Device::Host => HOST_FAILURES,
+            Device::Cuda => GPU_FAILURES,
+        };
+        usize::try_from(calls.div_ceil(most)).unwrap_or(1).max(1)
+    }
+
+    /// Runs a script with a driver that fails as planned; returns the number of driver calls.
+    pub(super) fn with_a_failure(
+        &self,
+        script: &Script,
+        plan: Option<FaultPlan>,
+    ) -> Result<u64, (String, Vec<String>)> {
+        let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+        let before = machine.held();
+        let driver = Arc::new(Faulty::new(machine.driver()));
+        if let Some(plan) = plan {
+            driver.arm(plan);
+        }
+        let (calls, lines) = (Cell::new(0), RefCell::new(Vec::new()));
+        let own = Arc::clone(&driver) as Arc<dyn Driver>;
+        let done = search::on_a_bed(&*machine, own, self.build, &|bed| {
+            bed.faulty = plan.is_some();
+            search::follow(bed, script, &[laws::live_blocks_never_overlap])?;
+            calls.set(driver.counted_calls());
+            driver.disarm();
+            bed.faulty = false;
+            bed.hand_everything_back()?;
+            match bed.allocate(4096, bed.streams[0])? {
+                Step::Got => bed.hand_everything_back()?,
+                _ => return Err("nothing is live, and 4096 bytes do not fit".to_owned()),
+            }
+            accounts::counters_end_at_nothing(bed)?;
+            bed.forget_all()?;
+            lines.borrow_mut().clone_from(&bed.lines);
+            Ok(())
+        });
+        // A constructor may return an error when its driver fails, but must not panic.
+        let refused = |(what, _): &(String, Vec<String>)| {
+            driver.failed_calls() > 0 && what.starts_with(search::NOT_BUILT)
+        };
+        match done {
+            Err(wrong) if !refused(&wrong) => return Err(wrong),
+            _ => {}
+        }
+        leaks::all_came_back(&before, &machine.held()).map_err(|what| (what, lines.take()))?;
+        Ok(calls.get())
+    }
+
+    pub(super) fn limits(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.control().caching.is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
+        }
+        let limit = self.options.device_bytes / 4;
+        let taken = Cell::new(true);
+        self.once(&|bed| {
+            set_limit(bed, Some(limit))?;
+            if with_caching(bed, |caching| Ok(caching.limit_bytes()))? != Some(limit) {
+                taken.set(false);
+                return Ok(());
+            }
+            let piece = self.options.device_bytes / PIECES;
+            let Some(count) = fill(bed, piece)? else {
+                return Err(format!("requests never fail under a limit of {limit} bytes"));
+            };
+            stays_below(bed, limit)?;
+            if bed.model.requested_bytes() > limit {
+                return Err(format!("{count} pieces of {piece} bytes fit into {limit} bytes"));
+            }
+            bed.hand_everything_back()?;
+            set_limit(bed, None)?;
+            match bed.allocate(limit + piece, bed.streams[0])? {
+                Step::Got => {}
+                _ => return Err(format!("no limit any more, {} bytes do not fit", limit + piece)),
+            }
+            with_caching(bed, |caching| {
+                let refuses = |fraction| caching.set_memory_fraction(fraction).is_err();
+                if [-0.1, 1.1, f64::NAN, f64::INFINITY].into_iter().all(refuses) {
+                    return Ok(());
+                }
+                Err("a fraction of the memory that is none was taken".to_owned())
+            })
+        })?;
+        Ok(if taken.get() {
+            Outcome::Held { runs: 1 }
+        } else {
+            Outcome::NotTested { why: "it takes no limit in bytes" }
+        })
+    }
+
+    /// Checks requests for places without memory: a pool that was never created, an address between
+    /// blocks.
+    pub(super) fn strange_places(&self) -> Result<(), Broken> {
+        self.once(&|bed| {
+            let request = Request::new(512, bed.streams[0]);
+            let pool = PoolId::next_user();
+            for (request, place) in [
+                (request.in_pool(pool), format!("in pool {pool}, which nobody made")),
+                (request.at(256), "at address 256, where no block starts".to_owned()),
+            ] {
+                bed.lines.push(format!("allocate 512 bytes {place}"));
+                if let Ok(block) = bed.allocator.allocate(request) {
+                    let start = block.address();
+                    return Err(format!("512 bytes {place}, were handed out at {start:#x}"));
+                }
+            }
+            bed.hand_everything_back()
+        })
+    }
+
+    pub(super) fn bare_addresses(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.control().by_address)? {
+            return Ok(Outcome::NotTested { why: "it offers no bare addresses" });
+        }
+        self.once(&|bed| {
+            let stream = bed.streams[0];
+            bed.allocate(4096, stream)?;
+            let kept = bed.model.live.first().map_or(0, super::model::Live::start);
+            bed.lines
+                .push("bare addresses: allocate, free, and free what does not live".to_owned());
+            let raw = &*bed.allocator;
+            let mut live = vec![(kept, 4096)];
+            for bytes in [1, 512, 4096, 65_536, 1 << 20, 3 << 20] {
+                let asked = bed.allocator.allocate(Request::new(bytes, stream));
+                let start = asked.map_err(|error| format!("{bytes} bytes: {error}"))?.address();
+                let end = start.saturating_add(bytes);
+                if live.iter().any(|&(other, size)| start < other + size && other < end) {
+                    return Err(format!("{bytes} bytes at {start:#x} overlap a live block"));
+                }
+                live.push((start, bytes));
+            }
+            for &(start, bytes) in &live[1..] {
+                let inside = (bytes > 1).then_some(start + bytes / 2);
+                inside.map_or(Ok(()), |at| refuses(raw, at, "inside a block"))?;
+                let freed =
+                    raw.free_raw(start).map_err(|error| format!("a live block: {error}"))?;
+                if freed != bytes {
+                    return Err(format!("of a block of {bytes} bytes free_raw said {freed}"));
+                }
+                refuses(raw, start, "of a block that was freed")?;
+            }
+            for address in [0, 1, u64::MAX] {
+                refuses(raw, address, "of nothing")?;
+            }
+            bed.hand_everything_back()
+        })?;
+        Ok(Outcome::Held { runs: 1 })
+    }
+}
+
+/// Allocates pieces until out of memory, and returns their number. Returns `None` if pieces of twice the
+/// device's size were allocated.
+fn fill(bed: &mut Bed<'_>, piece: u64) -> Result<Option<u64>, String> {
+    let lines = bed.lines.len();
+    let mut count = 0;
+    while count < 2 * PIECES && matches!(bed.allocate(piece, bed.streams[0])?, Step::Got) {
+        laws::live_blocks_never_overlap(bed, &Step::Got)?;
+        count += 1;
+    }
+    bed.lines.truncate(lines);
+    let full = count < 2 * PIECES;
+    let end = if full { ": out of memory then" } else { "" };
+    bed.lines
+        .push(format!("allocate {piece} bytes {count} times on stream {}{end}", bed.streams[0]));
+    Ok(full.then_some(count))
+}
+
+/// Checks that an out-of-memory error has the requested bytes, and that the request changed no counter.
+fn report_has_numbers(bed: &Bed<'_>, piece: u64) -> Checked {
+    let Some(report) = &bed.report else { return Err("there is no report".to_owned()) };
+    if report.requested_bytes != piece {
+        let says = report.requested_bytes;
+        return Err(format!("the error speaks of {says} bytes; asked for were {piece}"));
+    }
+    let counted = bed.statistics().map(|s| s.allocation.all.current);
+    let live = i64::try_from(bed.model.live.len()).unwrap_or(i64::MAX);
+    match counted {
+        Some(counted) if counted != live => {
+            Err(format!("after a request that failed {live} blocks are live, {counted} counted"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn with_caching<T>(
+    bed: &Bed<'_>,
+    work: impl FnOnce(&dyn Caching) -> Result<T, String>,
+) -> Result<T, String> {
+    work(bed.allocator.control().caching.ok_or("the control over cached memory has gone")?)
+}
+
+fn set_limit(bed: &mut Bed<'_>, limit: Option<u64>) -> Checked {
+    bed.lines.push(match limit {
+        Some(bytes) => format!("set the limit to {bytes} bytes"),
+        None => "remove the limit".to_owned(),
+    });
+    with_caching(bed, |caching| {
+        caching.set_limit_bytes(limit);
+        Ok(())
+    })
+}
+
+fn stays_below(bed: &Bed<'_>, limit: u64) -> Checked {
+    let reserved = bed.reserved_bytes();
+    match u64::try_from(reserved) {
+        Ok(reserved) if reserved <= limit => Ok(()),
+        _ => Err(format!("{reserved} bytes are reserved under a limit of {limit}")),
+    }
+}
+
+fn refuses(raw: &dyn DeviceAllocator, address: u64, what: &str) -> Checked {
+    let recorded = raw.record_stream_raw(address, StreamId::DEFAULT);
+    for (call, done) in
+        [("free_raw", raw.free_raw(address).map(drop)), ("record_stream_raw", recorded)]
+    {
+        match done {
+            Err(HandleError::UnknownAddress { address: named }) if named == address => {}
+            Err(error) => return Err(format!("{call} of {address:#x}, {what}: {error}")),
+            Ok(()) => return Err(format!("{call} took the address {address:#x} {what}")),
+        }
+    }
+    Ok(())
+}

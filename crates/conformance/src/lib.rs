@@ -1,0 +1,180 @@
+//! The conformance suite: requirements on every allocator, as tests for any allocator.
+//!
+//! The input is a constructor, as for the registry. The suite uses the allocator through its trait alone
+//! and gets capabilities by their accessors. A capability that an allocator lacks is not tested; the
+//! report lists it. [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests) generates
+//! one test for each property and device. A failure is reported with the shortest sequence of operations
+//! that shows it. Read next: `script` (operations), `bed` (their execution), `laws` (checks after each
+//! operation), `machine` (the devices; `gates` delay their work).
+//!
+//! ```
+//! use std::sync::Arc;
+//! use stratalloc_conformance::{Device, Options, constructor, run};
+//! use stratalloc::config::Settings;
+//! use stratalloc::strategies::plugin::Callbacks;
+//! use stratalloc::strategies::PluggableAllocator;
+//!
+//! // Returns ever higher addresses, never the same one twice, and is never out of memory.
+//! let mine = constructor(|driver| {
+//!     let next = std::sync::atomic::AtomicU64::new(1 << 30);
+//!     let order = std::sync::atomic::Ordering::Relaxed;
+//!     let allocate = move |bytes: u64, _, _| {
+//!         (bytes < 1 << 40).then(|| next.fetch_add(bytes.next_multiple_of(512), order))
+//!     };
+//!     let callbacks = Callbacks::new(allocate, |_, _, _, _| {});
+//!     Ok(Box::new(PluggableAllocator::new("mine", driver, callbacks, &Settings::default(), 1)))
+//! });
+//! let options = Options { scripts: 4, ..Options::default() };
+//! let report = run("mine", &mine, &options)?;
+//! assert_eq!(report.outcomes.iter().filter(|(_, device, _)| *device == Device::Sim).count(), 16);
+//! println!("{report}");
+//! # Ok::<(), stratalloc_conformance::Failure>(())
+//! ```
+//!
+//! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`]; all of it
+//! is released after each script. Without a device, each test that
+//! [`conformance_tests!`](crate::conformance_tests) generated prints that it was skipped to standard
+//! error; `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. A constructor that returns
+//! [`NotSupported`](stratalloc::error::DriverErrorKind::NotSupported) is not tested there. Only some calls of
+//! a script are made to fail on `cuda`. Other programs on the device do not affect the tests while
+//! [`Options::device_bytes`] are free. An empty `CUDA_VISIBLE_DEVICES` hides the device.
+//!
+//! On `sim` work finishes when the suite finishes it or when a call waits for it. An allocator that
+//! waits by polling never returns. Not tested are sharing between processes, peer access and, of private
+//! pools, checkpoints, segment allocators and captures.
+
+mod accounts;
+mod bed;
+mod cases;
+#[cfg(target_os = "linux")]
+mod gates;
+#[cfg(target_os = "linux")]
+#[doc(hidden)]
+pub mod gpu;
+mod laws;
+mod leaks;
+#[doc(hidden)]
+pub mod machine;
+mod model;
+#[cfg(target_os = "linux")]
+#[doc(hidden)]
+pub mod part;
+mod private_pools;
+mod property;
+mod report;
+mod script;
+mod search;
+#[doc(hidden)]
+pub mod skip;
+mod suite;
+mod tests_macro;
+mod threads;
+
+use std::sync::Arc;
+
+use stratalloc::config::Config;
+use stratalloc::driver::Driver;
+use stratalloc::registry::{self, BuildOptions, Constructed};
+
+pub use property::Property;
+pub use report::{Device, Failure, Outcome, Report};
+#[doc(hidden)]
+pub use search::histories;
+pub use suite::{run, test};
+
+/// The result of a check: `Err` describes the violation.
+pub type Checked = Result<(), String>;
+
+/// Builds the allocator under test, each time over a new device.
+pub type Build<'b> = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync + 'b;
+
+/// The extent of the tests. Values too small to test anything are raised to the smallest that do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The number of random scripts for each property on each device; a tenth of it on a GPU.
+    pub scripts: u64,
+    /// The most operations of a script.
+    pub longest: usize,
+    /// The seed of the random numbers. The same seed gives the same scripts.
+    pub seed: u64,
+    /// The memory of the devices, in bytes.
+    pub device_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { scripts: 40, longest: 60, seed: 1, device_bytes: 256 << 20 }
+    }
+}
+
+impl Options {
+    /// Raises values that would test nothing.
+    fn at_least_something(&self) -> Self {
+        Self {
+            scripts: self.scripts.max(1),
+            longest: self.longest.max(2),
+            seed: self.seed,
+            device_bytes: self.device_bytes.max(1 << 20),
+        }
+    }
+
+    /// Reduces the scripts to a tenth, because calls of a real device take long.
+    #[cfg(target_os = "linux")]
+    fn on_a_gpu(&self) -> Self {
+        Self { scripts: self.scripts.div_ceil(10), ..self.clone() }
+    }
+
+    /// Returns the default, with the number of scripts from the variable `CONFORMANCE_RUNS`.
+    ///
+    /// # Errors
+    ///
+    /// When the variable is not a whole number of at least 1.
+    pub fn from_environment() -> Result<Self, String> {
+        let Ok(text) = std::env::var("CONFORMANCE_RUNS") else { return Ok(Self::default()) };
+        match text.parse() {
+            Ok(scripts) if scripts >= 1 => Ok(Self { scripts, ..Self::default() }),
+            _ => {
+                Err(format!("CONFORMANCE_RUNS is {text:?}: expected a whole number of at least 1"))
+            }
+        }
+    }
+}
+
+/// Returns a constructor for a configuration string, with bare addresses if the strategy supports them.
+pub fn configured(text: &str) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync + '_ {
+    move |driver| {
+        let config = Config::parse(text, &registry::key_table())?;
+        let built = registry::build(&config, driver, BuildOptions { raw_addresses: true })?;
+        Ok(Box::new(built))
+    }
+}
+
+/// Returns its argument. Fixes the argument types of a closure written in its place.
+pub fn constructor<F>(build: F) -> F
+where
+    F: Fn(Arc<dyn Driver>) -> Constructed + Sync,
+{
+    build
+}
+
+/// Tests one property and panics with the shortest failing sequence. If the property is not tested,
+/// prints the reason to standard error. Called by the tests of
+/// [`conformance_tests!`](crate::conformance_tests).
+///
+/// # Panics
+///
+/// When the property does not hold, when `CONFORMANCE_RUNS` is not a number, or when there is no CUDA
+/// device and [`skip::REQUIRE_CUDA`] requires one.
+pub fn assert_holds(name: &str, build: &Build<'_>, property: Property, device: Device) {
+    let options = Options::from_environment();
+    let tested = options.and_then(|options| {
+        test(name, build, property, device, &options).map_err(|failure| failure.to_string())
+    });
+    let what = || format!("{name} on {device}: {property}");
+    match tested {
+        Ok(Outcome::Held { .. }) => {}
+        Ok(Outcome::NotTested { why }) => skip::skipped(what(), why),
+        Ok(Outcome::NoDevice { detail }) => skip::for_want_of_a_device(what(), &detail),
+        Err(what) => panic!("{what}"),
+    }
+}

@@ -1,0 +1,282 @@
+//! A device under a test's control: the driver, and control over when its work finishes.
+//!
+//! Tests choose which streams have finished. A machine that cannot hold its work back returns false from
+//! `holds_work`, and some checks are left out. To add a driver to the shadow test, implement
+//! [`Machine`].
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use stratalloc::driver::{Driver, HoldsWork};
+use stratalloc::ids::{EventId, StreamId};
+use stratalloc_sim::{CallCosts, EventMode, SimOptions};
+use stratalloc_sim::{Held, Sim};
+#[cfg(target_os = "linux")]
+use stratalloc_sim::{Host, HostOptions};
+
+use super::Checked;
+#[cfg(target_os = "linux")]
+use super::gates::Gates;
+
+/// A driver, with control over the work that runs on it.
+pub trait Machine: Debug {
+    /// Returns the driver.
+    fn driver(&self) -> Arc<dyn Driver>;
+
+    /// Returns `count` streams to work on.
+    ///
+    /// # Panics
+    ///
+    /// When the device cannot create that many.
+    fn streams(&self, count: usize) -> Vec<StreamId>;
+
+    /// Returns true if events stay unfinished until the test finishes them.
+    fn holds_work(&self) -> bool;
+
+    /// Returns the unfinished events, oldest first. Empty if the machine cannot list them.
+    fn unfinished(&self) -> Vec<(EventId, StreamId)>;
+
+    /// Finishes all work of a stream.
+    fn finish_stream(&self, stream: StreamId);
+
+    /// Finishes one event alone, out of its stream's order. Does nothing if the machine cannot.
+    fn finish_event(&self, _event: EventId) {}
+
+    /// Returns what the device has allocated.
+    fn held(&self) -> Held;
+
+    /// Returns how often a free did not wait for work here, although it would on a real device.
+    fn waits_owed(&self) -> u64 {
+        0
+    }
+
+    /// Writes a pattern into a block, in stream order.
+    ///
+    /// # Errors
+    ///
+    /// When the device refuses.
+    fn write(&self, _address: u64, _bytes: u64, _seed: u64, _stream: StreamId) -> Checked {
+        Ok(())
+    }
+
+    /// Checks that the pattern is still there, in stream order.
+    ///
+    /// # Errors
+    ///
+    /// When it is not, or the device refuses.
+    fn verify(&self, _address: u64, _bytes: u64, _seed: u64, _stream: StreamId) -> Checked {
+        Ok(())
+    }
+
+    /// Submits work on another stream that overwrites a block. The work runs some [steps](Self::step)
+    /// later, or when that stream is waited for through this machine, or after 2 ms.
+    ///
+    /// # Errors
+    ///
+    /// When the device refuses.
+    fn spoil_later(&self, _address: u64, _bytes: u64, _stream: StreamId) -> Checked {
+        Ok(())
+    }
+
+    /// Counts an operation of the test.
+    fn step(&self) {}
+
+    /// Returns the bytes allocated from the device.
+    fn used_bytes(&self) -> u64 {
+        let info = self.driver().memory_info().expect("the machine answers");
+        info.total_bytes - info.free_bytes
+    }
+}
+
+/// The simulated device.
+#[derive(Debug)]
+pub struct SimMachine(pub Arc<Sim>);
+
+impl SimMachine {
+    /// Creates a device of `total_bytes` whose events finish when the test finishes them.
+    pub fn new(total_bytes: u64) -> Self {
+        Self::with_events(total_bytes, EventMode::Manual)
+    }
+
+    /// Creates a device of `total_bytes` with the given event mode.
+    pub fn with_events(total_bytes: u64, event_mode: EventMode) -> Self {
+        Self(Arc::new(Sim::new(SimOptions {
+            total_bytes,
+            event_mode,
+            costs: CallCosts::NONE,
+            ..SimOptions::default()
+        })))
+    }
+}
+
+impl Machine for SimMachine {
+    fn driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.0) as Arc<dyn Driver>
+    }
+
+    fn streams(&self, count: usize) -> Vec<StreamId> {
+        // The default stream, and others whose raw values are not ordered.
+        let created = (1..count).map(|_| self.0.create_stream().expect("streams are free"));
+        let mut streams: Vec<_> = created.collect();
+        streams.insert(count / 2, StreamId::DEFAULT);
+        streams
+    }
+
+    fn holds_work(&self) -> bool {
+        true
+    }
+
+    fn unfinished(&self) -> Vec<(EventId, StreamId)> {
+        self.0.pending_events()
+    }
+
+    fn finish_stream(&self, stream: StreamId) {
+        self.0.complete_stream(stream);
+    }
+
+    fn finish_event(&self, event: EventId) {
+        self.0.complete_event(event);
+    }
+
+    fn held(&self) -> Held {
+        self.0.held()
+    }
+
+    fn waits_owed(&self) -> u64 {
+        self.0.calls("free")
+    }
+}
+
+/// A device with real memory, for a [`RealMachine`].
+#[cfg(target_os = "linux")]
+pub trait Real: HoldsWork + 'static {
+    /// Returns what it has allocated.
+    fn out(&self) -> Held;
+
+    /// Called when the machine and its test end; the device may release what is still allocated.
+    fn take_back(&self) {}
+}
+
+#[cfg(target_os = "linux")]
+impl Real for Host {
+    fn out(&self) -> Held {
+        self.held()
+    }
+}
+
+/// A machine with real memory: work runs by itself, and bytes can be read.
+#[cfg(target_os = "linux")]
+#[derive(Debug)]
+pub struct RealMachine<D: Real> {
+    /// Dropped before the device.
+    gates: Gates<D::Gate>,
+    device: Arc<D>,
+}
+
+/// A machine on host memory.
+#[cfg(target_os = "linux")]
+pub type HostMachine = RealMachine<Host>;
+
+#[cfg(target_os = "linux")]
+impl HostMachine {
+    /// Creates a device of `total_bytes`.
+    pub fn new(total_bytes: u64) -> Self {
+        Self::of(Host::new(HostOptions { total_bytes, ..HostOptions::default() }))
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl<D: Real> RealMachine<D> {
+    /// Creates a machine on `device`, with a thread that opens gates.
+    #[must_use]
+    pub fn of(device: D) -> Self {
+        Self { device: Arc::new(device), gates: Gates::new() }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl<D: Real> Drop for RealMachine<D> {
+    fn drop(&mut self) {
+        self.gates.open_all();
+        self.device.take_back();
+    }
+}
+
+/// The number of bytes at each end of a block that carry a pattern.
+#[cfg(target_os = "linux")]
+const PATTERN_BYTES: u64 = 64;
+
+#[cfg(target_os = "linux")]
+fn pattern(seed: u64, count: u64) -> Vec<u8> {
+    (0..count).map(|n| (seed.wrapping_mul(31).wrapping_add(n) % 251) as u8).collect()
+}
+
+#[cfg(target_os = "linux")]
+impl<D: Real> Machine for RealMachine<D> {
+    fn driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.device) as Arc<dyn Driver>
+    }
+
+    fn streams(&self, count: usize) -> Vec<StreamId> {
+        let created = (1..count).map(|_| self.device.create_stream().expect("streams are free"));
+        std::iter::once(StreamId::DEFAULT).chain(created).collect()
+    }
+
+    fn holds_work(&self) -> bool {
+        false
+    }
+
+    fn unfinished(&self) -> Vec<(EventId, StreamId)> {
+        Vec::new()
+    }
+
+    fn finish_stream(&self, stream: StreamId) {
+        self.gates.open(stream);
+        self.device.synchronize_stream(stream).expect("the stream lives");
+    }
+
+    fn held(&self) -> Held {
+        self.device.out()
+    }
+
+    fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {
+        let gate = self.device.hold_back(stream).map_err(|error| error.to_string())?;
+        // Kept first: the next call may wait for a thread that waits for the work behind this gate.
+        self.gates.keep(stream, gate);
+        let submitted = self.device.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
+        submitted.map_err(|error| error.to_string())
+    }
+
+    fn step(&self) {
+        self.gates.step();
+    }
+
+    fn write(&self, address: u64, bytes: u64, seed: u64, stream: StreamId) -> Checked {
+        let count = bytes.min(PATTERN_BYTES);
+        let pattern = pattern(seed, count);
+        self.gates.open(stream);
+        for at in [address, address + bytes - count] {
+            self.device.copy_from_host(at, &pattern, stream).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    fn verify(&self, address: u64, bytes: u64, seed: u64, stream: StreamId) -> Checked {
+        // If the ends overlap, the pattern written last remains; check only the tail then.
+        let count = bytes.min(PATTERN_BYTES);
+        let mut found = vec![0; usize::try_from(count).expect("it is small")];
+        let ends = if bytes >= 2 * count {
+            vec![address, address + bytes - count]
+        } else {
+            vec![address + bytes - count]
+        };
+        self.gates.open(stream);
+        for at in ends {
+            self.device.copy_to_host(&mut found, at, stream).map_err(|error| error.to_string())?;
+            if found != pattern(seed, count) {
+                return Err(format!("bytes at {at:#x} are not intact"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! The expected state of an allocator, as plain data: live blocks, and work that still uses freed
+//! memory. Calls neither the allocator nor the driver.
+
+use std::collections::BTreeSet;
+
+use stratalloc::allocator::{Allocation, Token};
+use stratalloc::ids::{EventId, OwnerId, StreamId};
+
+/// A live block of the test.
+#[derive(Debug)]
+pub(super) struct Live {
+    /// Its name in printed lines: a running number.
+    pub(super) name: usize,
+    /// The block.
+    pub(super) allocation: Allocation,
+    /// The requested bytes.
+    pub(super) bytes: u64,
+    /// Its own stream.
+    pub(super) stream: StreamId,
+    /// Other streams that use it.
+    pub(super) others: BTreeSet<StreamId>,
+    /// The seed of the pattern written into it; `None` once work of other streams overwrites it.
+    pub(super) seed: Option<u64>,
+}
+
+impl Live {
+    /// Returns the address of its first byte.
+    #[must_use]
+    pub(super) fn start(&self) -> u64 {
+        self.allocation.address()
+    }
+
+    /// Returns the address after the last requested byte.
+    #[must_use]
+    pub(super) fn end(&self) -> u64 {
+        self.start().saturating_add(self.bytes)
+    }
+}
+
+/// A freed block: its handle, and the work that uses its memory.
+#[derive(Clone, Debug)]
+pub(super) struct Freed {
+    /// Its name in printed lines.
+    pub(super) name: usize,
+    /// Its address.
+    pub(super) start: u64,
+    /// The requested bytes.
+    pub(super) bytes: u64,
+    /// The owner of its handle.
+    pub(super) owner: OwnerId,
+    /// The token of its handle.
+    pub(super) token: Token,
+    /// The size in its handle.
+    pub(super) handle_bytes: u64,
+    /// Streams whose work used it, each with an event behind that work. The block's own stream is first.
+    pub(super) uses: Vec<(StreamId, EventId)>,
+    /// Whether all that work counts as finished, because memory was freed to the driver since, which
+    /// waits for the device.
+    pub(super) excused: bool,
+}
+
+impl Freed {
+    /// Returns its handle again, as a program could keep a copy of it.
+    pub(super) fn twin(&self) -> Allocation {
+        Allocation::new(self.start, self.handle_bytes, self.owner, self.token)
+    }
+
+    /// Returns true if it overlaps a range.
+    #[must_use]
+    pub(super) fn touches(&self, start: u64, end: u64) -> bool {
+        self.start < end && start < self.start.saturating_add(self.bytes)
+    }
+}
+
+/// All allocations and frees.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    /// Live blocks of the test.
+    pub(super) live: Vec<Live>,
+    /// Freed blocks whose memory work may still use.
+    pub(super) freed: Vec<Freed>,
+    /// Handles of freed blocks, the latest last.
+    pub(super) stale: Vec<Freed>,
+    /// The number of allocations so far.
+    pub(super) handed_out: usize,
+    /// The most blocks live at once since the last reset of the peaks.
+    pub(super) most_live: usize,
+}
+
+/// The most stale handles that are kept.
+const STALE_MAX: usize = 16;
+
+impl Model {
+    /// Returns the requested bytes of all live blocks.
+    #[must_use]
+    pub(super) fn requested_bytes(&self) -> u64 {
+        self.live.iter().map(|live| live.bytes).sum()
+    }
+
+    /// Records an allocation.
+    pub(super) fn hand_out(&mut self, live: Live) {
+        self.handed_out += 1;
+        self.live.push(live);
+        self.most_live = self.most_live.max(self.live.len());
+    }
+
+    /// Records a free.
+    pub(super) fn retire(&mut self, freed: Freed) {
+        if self.stale.len() == STALE_MAX {
+            self.stale.remove(0);
+        }
+        self.stale.push(Freed { uses: Vec::new(), ..freed.clone() });
+        self.freed.push(freed);
+    }
+}

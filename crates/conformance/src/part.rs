@@ -1,0 +1,435 @@
+//! A small device on a part of a large one, so that tests on a real GPU do not need all of it.
+//!
+//! It counts its allocations, which a real device does not list, and refuses those beyond its size.
+//! Streams may be plain numbers; each gets a stream of the inner device. It has a default memory pool of
+//! its own, so that parts of one device do not affect each other. It has no captures. Everything still
+//! allocated is freed when it is dropped.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::machine::Real;
+use stratalloc::driver::{
+    DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult, Exportable, HoldsWork,
+    Intercepted, Interceptor, MemoryInfo, MemoryPools, Parts, PhysicalId, VirtualMemory,
+};
+use stratalloc::error::{DriverError, DriverErrorKind};
+use stratalloc::ids::{EventId, StreamId};
+use stratalloc_sim::Held;
+
+/// A physical allocation: its size, its references and its mappings.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    bytes: u64,
+    holds: u32,
+    mappings: u32,
+}
+
+/// The mapped bytes, and their physical allocation.
+type Mapping = (u64, PhysicalId);
+
+/// Addresses or handles, with the bytes of each.
+type List = BTreeMap<u64, u64>;
+
+#[derive(Debug, Default)]
+struct Book {
+    segments: List,
+    reservations: List,
+    mapped: BTreeMap<u64, Mapping>,
+    pieces: HashMap<PhysicalId, Piece>,
+    events: List,
+    /// Streams of the inner device, by their numbers here.
+    streams: HashMap<StreamId, StreamId>,
+    /// Pools of the inner device that were created here, including the default one.
+    pools: List,
+    default_pool: Option<DriverPoolId>,
+    /// Allocations from pools.
+    pool_ranges: List,
+}
+
+impl Book {
+    /// Returns the bytes allocated outside pools.
+    fn used_bytes(&self) -> u64 {
+        let pieces = self.pieces.values().map(|piece| piece.bytes);
+        self.segments.values().copied().chain(pieces).sum()
+    }
+
+    /// Adds a reference to a physical allocation.
+    fn hold(&mut self, piece: PhysicalId, bytes: u64) {
+        let fresh = Piece { bytes, holds: 0, mappings: 0 };
+        self.pieces.entry(piece).or_insert(fresh).holds += 1;
+    }
+
+    fn change(&mut self, piece: PhysicalId, change: impl FnOnce(&mut Piece)) {
+        let Some(own) = self.pieces.get_mut(&piece) else { return };
+        change(own);
+        if own.holds == 0 && own.mappings == 0 {
+            self.pieces.remove(&piece);
+        }
+    }
+
+    /// Removes the mappings in a range.
+    ///
+    /// # Errors
+    ///
+    /// The first mapping that the range would cut.
+    fn strike_mappings(
+        &mut self,
+        address: u64,
+        size_bytes: u64,
+    ) -> Result<Vec<(u64, Mapping)>, u64> {
+        let end = address.saturating_add(size_bytes);
+        let inside: Vec<_> = self.mapped.range(address..end).map(|(at, own)| (*at, *own)).collect();
+        if let Some((at, _)) = inside.iter().find(|(at, (bytes, _))| at + bytes > end) {
+            return Err(*at);
+        }
+        for (at, _) in &inside {
+            self.mapped.remove(at);
+        }
+        Ok(inside)
+    }
+}
+
+/// A device of limited size on another one; `D` is a handle of that device.
+pub type Part<D> = Intercepted<D, Share<D>>;
+
+/// The size of a [`Part`], and its allocations.
+#[derive(Debug)]
+pub struct Share<D: Driver> {
+    device: D,
+    total_bytes: u64,
+    book: Mutex<Book>,
+}
+
+fn foreign(call: &'static str, address: u64) -> DriverError {
+    let message = format!("{address:#x} was not given out by this part, or not with this size");
+    DriverError::new(DriverErrorKind::InvalidValue, call, 1, message)
+}
+
+impl<D: Driver> Share<D> {
+    /// Creates a part of a device.
+    #[must_use]
+    pub fn of(device: D, total_bytes: u64) -> Part<D>
+    where
+        D: Clone,
+    {
+        Part::with(device.clone(), Self { device, total_bytes, book: Mutex::default() })
+    }
+
+    /// Returns what it has allocated.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let book = self.book();
+        let pairs = |list: &List| list.iter().map(|(at, bytes)| (*at, *bytes)).collect();
+        Held {
+            segments: pairs(&book.segments),
+            reservations: pairs(&book.reservations),
+            mapped: book.mapped.iter().map(|(at, (bytes, _))| (*at, *bytes)).collect(),
+            pieces: book.pieces.len() as u64,
+            pool_ranges: book.pool_ranges.len() as u64,
+            events: book.events.len() as u64,
+        }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock()
+    }
+
+    /// Returns the bytes allocated from the device, idle memory of pools included. The lock keeps pools
+    /// alive.
+    fn used_bytes(&self) -> DriverResult<u64> {
+        let book = self.book();
+        let usage = |pool: &u64| self.pools().usage(DriverPoolId(*pool));
+        let reserved = |pool| usage(pool).map(|usage| usage.reserved_bytes);
+        let pooled: u64 = book.pools.keys().map(reserved).sum::<DriverResult<_>>()?;
+        Ok(book.used_bytes() + pooled)
+    }
+
+    /// Refuses an allocation beyond the size. Concurrent threads may together exceed it.
+    fn admit(&self, call: &'static str, bytes: u64, used_bytes: u64) -> DriverResult<()> {
+        if used_bytes.checked_add(bytes).is_some_and(|sum| sum <= self.total_bytes) {
+            return Ok(());
+        }
+        let message = format!("{bytes} bytes beside {used_bytes} of {}", self.total_bytes);
+        Err(DriverError::new(DriverErrorKind::OutOfMemory, call, 2, message))
+    }
+
+    fn memory(&self) -> &dyn VirtualMemory {
+        self.device.virtual_memory().expect("announced only when the device has it")
+    }
+
+    fn pools(&self) -> &dyn MemoryPools {
+        self.device.memory_pools().expect("announced only when the device has them")
+    }
+
+    /// Removes an entry, then runs `work`; restores the entry if `work` fails. The entry goes first
+    /// because another thread may get the memory as soon as the device has it.
+    fn strike(
+        &self,
+        call: &'static str,
+        list: fn(&mut Book) -> &mut List,
+        (address, size_bytes): (u64, Option<u64>),
+        work: impl FnOnce() -> DriverResult<()>,
+    ) -> DriverResult<()> {
+        let mut book = self.book();
+        let known = list(&mut book).get(&address).copied();
+        let fits = |bytes: &u64| size_bytes.is_none_or(|size| size == *bytes);
+        let bytes = known.filter(fits).ok_or_else(|| foreign(call, address))?;
+        list(&mut book).remove(&address);
+        drop(book);
+        work().inspect_err(|_| {
+            list(&mut self.book()).insert(address, bytes);
+        })
+    }
+
+    /// Frees everything still allocated, so that an allocator that leaks takes no memory from later
+    /// tests. Waits for the device if there is anything. The part must not be used afterwards.
+    fn give_back(&self) {
+        let book = std::mem::take(&mut *self.book());
+        let inner = &self.device;
+        // Errors are ignored: a device that fails now keeps its memory, and there is no caller to report
+        // to.
+        let out = (book.segments.len(), book.mapped.len(), book.pool_ranges.len());
+        if out != (0, 0, 0) {
+            let _ = inner.synchronize_device();
+        }
+        book.segments.iter().for_each(|(at, bytes)| drop(inner.free(*at, *bytes)));
+        if let Some(memory) = inner.virtual_memory() {
+            book.mapped.iter().for_each(|(at, (bytes, _))| drop(memory.unmap(*at, *bytes)));
+            for (piece, own) in &book.pieces {
+                (0..own.holds).for_each(|_| drop(memory.release(*piece)));
+            }
+            book.reservations.iter().for_each(|(at, bytes)| drop(memory.unreserve(*at, *bytes)));
+        }
+        if let Some(pools) = inner.memory_pools() {
+            let stream = StreamId::DEFAULT;
+            book.pool_ranges.keys().for_each(|at| drop(pools.free_async(*at, stream)));
+            if !book.pool_ranges.is_empty() {
+                let _ = inner.synchronize_stream(stream);
+            }
+            book.pools.keys().for_each(|pool| drop(pools.destroy_pool(DriverPoolId(*pool))));
+        }
+        book.events.keys().for_each(|event| drop(inner.destroy_event(EventId(*event))));
+        book.streams.values().for_each(|stream| drop(inner.destroy_stream(*stream)));
+    }
+}
+
+impl<D: Driver> Drop for Share<D> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+impl<D: HoldsWork + 'static> Real for Part<D> {
+    fn out(&self) -> Held {
+        self.interceptor().held()
+    }
+
+    fn take_back(&self) {
+        self.interceptor().give_back();
+    }
+}
+
+impl<D: Driver> Interceptor for Share<D> {
+    fn info(&self, inner: &dyn Driver) -> DeviceInfo {
+        DeviceInfo { total_bytes: self.total_bytes, ..inner.info() }
+    }
+
+    /// Hides fabric handles, which are not counted here.
+    fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
+        let Parts { virtual_memory, memory_pools, .. } = parts;
+        Parts { virtual_memory, memory_pools, ..Parts::default() }
+    }
+
+    /// Returns the inner device's stream for this number.
+    fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
+        if stream == StreamId::DEFAULT {
+            return Ok(stream);
+        }
+        let mut book = self.book();
+        if let Some(real) = book.streams.get(&stream) {
+            return Ok(*real);
+        }
+        let real = self.device.create_stream()?;
+        book.streams.insert(stream, real);
+        Ok(real)
+    }
+
+    fn is_per_thread_stream(&self, _: &dyn Driver, _: StreamId) -> bool {
+        false
+    }
+
+    fn memory_info(&self, _: &dyn Driver) -> DriverResult<MemoryInfo> {
+        let (used_bytes, total_bytes) = (self.used_bytes()?, self.total_bytes);
+        Ok(MemoryInfo { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes })
+    }
+
+    fn allocate(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
+        self.admit("allocate", size_bytes, self.used_bytes()?)?;
+        let address = inner.allocate(size_bytes)?;
+        self.book().segments.insert(address, size_bytes);
+        Ok(address)
+    }
+
+    fn free(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let act = || inner.free(address, size_bytes);
+        self.strike("free", |book| &mut book.segments, (address, Some(size_bytes)), act)
+    }
+
+    fn create_stream(&self, inner: &dyn Driver) -> DriverResult<StreamId> {
+        let real = inner.create_stream()?;
+        self.book().streams.insert(real, real);
+        Ok(real)
+    }
+
+    fn destroy_stream(&self, inner: &dyn Driver, stream: StreamId) -> DriverResult<()> {
+        let real = self.book().streams.remove(&stream);
+        inner.destroy_stream(real.unwrap_or(stream))
+    }
+
+    fn create_event(&self, inner: &dyn Driver) -> DriverResult<EventId> {
+        let event = inner.create_event()?;
+        self.book().events.insert(event.0, 0);
+        Ok(event)
+    }
+
+    fn destroy_event(&self, inner: &dyn Driver, event: EventId) -> DriverResult<()> {
+        let act = || inner.destroy_event(event);
+        self.strike("destroy_event", |book| &mut book.events, (event.0, None), act)
+    }
+
+    fn reserve(&self, _: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
+        let address = self.memory().reserve(size_bytes)?;
+        self.book().reservations.insert(address, size_bytes);
+        Ok(address)
+    }
+
+    fn unreserve(&self, _: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let act = || self.memory().unreserve(address, size_bytes);
+        self.strike("unreserve", |book| &mut book.reservations, (address, Some(size_bytes)), act)
+    }
+
+    fn create(
+        &self,
+        _: &dyn Driver,
+        size_bytes: u64,
+        exportable: Exportable,
+    ) -> DriverResult<PhysicalId> {
+        self.admit("create", size_bytes, self.used_bytes()?)?;
+        let piece = self.memory().create(size_bytes, exportable)?;
+        self.book().hold(piece, size_bytes);
+        Ok(piece)
+    }
+
+    fn release(&self, _: &dyn Driver, piece: PhysicalId) -> DriverResult<()> {
+        // Removed first, as in `strike`: the id may be reused right after the release.
+        let mut book = self.book();
+        let before = book.pieces.get(&piece).copied();
+        book.change(piece, |piece| piece.holds -= 1);
+        drop(book);
+        self.memory().release(piece).inspect_err(|_| {
+            self.book().pieces.extend(before.map(|own| (piece, own)));
+        })
+    }
+
+    fn map(
+        &self,
+        _: &dyn Driver,
+        address: u64,
+        size_bytes: u64,
+        piece: PhysicalId,
+    ) -> DriverResult<()> {
+        self.memory().map(address, size_bytes, piece)?;
+        let mut book = self.book();
+        book.change(piece, |piece| piece.mappings += 1);
+        book.mapped.insert(address, (size_bytes, piece));
+        Ok(())
+    }
+
+    fn unmap(&self, _: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let struck = self.book().strike_mappings(address, size_bytes);
+        let struck = struck.map_err(|cut| foreign("unmap", cut))?;
+        let done = self.memory().unmap(address, size_bytes);
+        let mut book = self.book();
+        match done {
+            Ok(()) => struck
+                .into_iter()
+                .for_each(|(_, (_, piece))| book.change(piece, |piece| piece.mappings -= 1)),
+            Err(_) => book.mapped.extend(struck),
+        }
+        done
+    }
+
+    fn import(
+        &self,
+        _: &dyn Driver,
+        descriptor: OwnedFd,
+        size_bytes: u64,
+    ) -> DriverResult<PhysicalId> {
+        let piece = self.memory().import(descriptor, size_bytes)?;
+        self.book().hold(piece, size_bytes);
+        Ok(piece)
+    }
+
+    fn default_pool(&self, _: &dyn Driver) -> DriverResult<DriverPoolId> {
+        let mut book = self.book();
+        if let Some(pool) = book.default_pool {
+            return Ok(pool);
+        }
+        let pool = self.pools().create_pool()?;
+        book.pools.insert(pool.0, 0);
+        Ok(*book.default_pool.insert(pool))
+    }
+
+    fn create_pool(&self, _: &dyn Driver) -> DriverResult<DriverPoolId> {
+        let pool = self.pools().create_pool()?;
+        self.book().pools.insert(pool.0, 0);
+        Ok(pool)
+    }
+
+    fn destroy_pool(&self, _: &dyn Driver, pool: DriverPoolId) -> DriverResult<()> {
+        if self.book().default_pool == Some(pool) {
+            return Err(foreign("destroy_pool", pool.0));
+        }
+        let act = || self.pools().destroy_pool(pool);
+        self.strike("destroy_pool", |book| &mut book.pools, (pool.0, None), act)
+    }
+
+    /// Counts allocated bytes only: how far idle memory of a pool serves a request cannot be known.
+    fn allocate_async(
+        &self,
+        _: &dyn Driver,
+        pool: DriverPoolId,
+        bytes: u64,
+        on: StreamId,
+    ) -> DriverResult<u64> {
+        let book = self.book();
+        let used_bytes = book.used_bytes() + book.pool_ranges.values().sum::<u64>();
+        drop(book);
+        self.admit("allocate_async", bytes, used_bytes)?;
+        let address = self.pools().allocate_async(pool, bytes, self.stream(on)?)?;
+        self.book().pool_ranges.insert(address, bytes);
+        Ok(address)
+    }
+
+    fn free_async(&self, _: &dyn Driver, address: u64, on: StreamId) -> DriverResult<()> {
+        let on = self.stream(on)?;
+        let act = || self.pools().free_async(address, on);
+        self.strike("free_async", |book| &mut book.pool_ranges, (address, None), act)
+    }
+
+    /// Returns zeros: no graph is captured on a part.
+    fn graph_usage(&self, _: &dyn Driver) -> DriverResult<DriverPoolUsage> {
+        Ok(DriverPoolUsage::default())
+    }
+
+    fn reset_graph_high_marks(&self, _: &dyn Driver) -> DriverResult<()> {
+        Ok(())
+    }
+
+    fn trim_graphs(&self, _: &dyn Driver) -> DriverResult<()> {
+        Ok(())
+    }
+}

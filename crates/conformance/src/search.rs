@@ -1,0 +1,147 @@
+//! Runs scripts until one fails, and searches for the shortest that still fails.
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use quickcheck::Arbitrary;
+
+use super::bed::{Bed, Step};
+use super::laws::Law;
+use super::machine::Machine;
+use super::script::{Op, Script};
+use super::{Build, Checked, Options};
+use stratalloc::driver::Driver;
+
+/// The prefix of a constructor's error.
+pub(super) const NOT_BUILT: &str = "it was not built: ";
+
+/// The most scripts tried in the search for the shortest.
+const SHRINK_MAX: usize = 3000;
+
+/// A violation, and the operations before it.
+#[derive(Clone, Debug)]
+pub(super) struct Broken {
+    pub(super) what: String,
+    pub(super) lines: Vec<String>,
+    pub(super) seed: u64,
+}
+
+/// Runs one script; an error is the violation and the lines that led to it.
+pub(super) type Trial<'a, O = Op> = &'a dyn Fn(&Script<O>) -> Result<(), (String, Vec<String>)>;
+
+/// Runs random scripts; shortens the first that fails.
+pub(super) fn scripts<O: Arbitrary>(
+    options: &Options,
+    keep: fn(&O) -> bool,
+    trial: Trial<'_, O>,
+) -> Result<(), Broken> {
+    for n in 0..options.scripts {
+        let seed = options.seed.wrapping_add(n);
+        let script = Script::random(seed, options.longest, keep);
+        if let Err(first) = trial(&script) {
+            // A real device may stay broken: if an empty script fails too, its failure has another
+            // cause.
+            let (what, lines) = match trial(&Script::default()) {
+                Err((other, _)) if other != first.0 => first,
+                _ => shortest(script, first, trial),
+            };
+            return Err(Broken { what, lines, seed });
+        }
+    }
+    Ok(())
+}
+
+/// Runs random sequences of a test's own operations, of at most `longest` each.
+///
+/// # Panics
+///
+/// When `run` returns an error or panics; the message has the shortest failing sequence.
+pub fn histories<O: Arbitrary + Debug>(
+    histories: u64,
+    longest: usize,
+    run: impl Fn(&[O]) -> Checked,
+) {
+    // The seed differs on each run; a failing sequence is printed in full.
+    let seed = RandomState::new().hash_one(longest);
+    let options = Options { scripts: histories, longest, seed, ..Options::default() };
+    let found = scripts(&options, |_| true, &|script: &Script<O>| {
+        let lines = || script.ops.iter().map(|op| format!("{op:?}")).collect();
+        guarded(|| run(&script.ops)).map_err(|what| (what, lines()))
+    });
+    if let Err(Broken { what, lines, .. }) = found {
+        panic!("{what}\nafter:\n  {}", lines.join(",\n  "));
+    }
+}
+
+fn shortest<O: Arbitrary>(
+    mut script: Script<O>,
+    mut found: (String, Vec<String>),
+    trial: Trial<'_, O>,
+) -> (String, Vec<String>) {
+    let mut left = SHRINK_MAX;
+    loop {
+        let mut candidates = script.simpler().take(left);
+        let mut tried = 0;
+        let next = candidates.find_map(|simpler| {
+            tried += 1;
+            trial(&simpler).err().map(|wrong| (simpler, wrong))
+        });
+        drop(candidates);
+        left -= tried.min(left);
+        match next {
+            Some((simpler, wrong)) if left > 0 => (script, found) = (simpler, wrong),
+            Some((_, wrong)) => return wrong,
+            None => return found,
+        }
+    }
+}
+
+/// Runs `work` on a new bed. A panic in it is a failure like any other.
+pub(super) fn on_a_bed(
+    machine: &dyn Machine,
+    driver: Arc<dyn Driver>,
+    build: &Build<'_>,
+    work: &dyn Fn(&mut Bed<'_>) -> Checked,
+) -> Result<(), (String, Vec<String>)> {
+    let built = guarded(|| Bed::new(machine, driver, build));
+    let mut bed = built.map_err(|what| (what, Vec::new()))?;
+    match catch_unwind(AssertUnwindSafe(|| work(&mut bed))) {
+        Ok(done) => {
+            let lines = std::mem::take(&mut bed.lines);
+            let gone = guarded(|| {
+                drop(bed);
+                Ok(())
+            });
+            done.and(gone).map_err(|what| (what, lines))
+        }
+        Err(panic) => {
+            let lines = std::mem::take(&mut bed.lines);
+            // Leaked: the allocator may be in any state.
+            std::mem::forget(bed);
+            Err((told(&*panic), lines))
+        }
+    }
+}
+
+/// Runs `work` and converts a panic to an error.
+pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(told(&*panic)))
+}
+
+pub(super) fn told(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("it panicked: {}", text.unwrap_or("with no words"))
+}
+
+/// Runs a script and checks the laws after each step.
+pub(super) fn follow(bed: &mut Bed<'_>, script: &Script, laws: &[Law]) -> Checked {
+    for op in &script.ops {
+        let step = bed.perform(op)?;
+        laws.iter().try_for_each(|law| law(bed, &step))?;
+    }
+    laws.iter().try_for_each(|law| law(bed, &Step::Ended))
+}

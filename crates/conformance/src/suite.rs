@@ -1,0 +1,359 @@
+//! How each property is tested: its laws, operations and devices.
+
+use std::cell::{Cell, RefCell};
+#[cfg(target_os = "linux")]
+use std::error::Error;
+
+use super::bed::Bed;
+#[cfg(target_os = "linux")]
+use super::gpu;
+use super::laws::{self, Law};
+use super::leaks;
+use super::machine::{Machine, SimMachine};
+use super::property::Property;
+use super::report::{Device, Failure, Outcome, Report};
+use super::script::{Op, Script};
+use super::search::{self, Broken};
+use super::{Build, Checked, Options, accounts};
+use stratalloc::allocator::DeviceAllocator;
+#[cfg(target_os = "linux")]
+use stratalloc::error::{DriverError, DriverErrorKind};
+#[cfg(target_os = "linux")]
+use stratalloc::registry::BuildError;
+use stratalloc_sim::EventMode;
+
+/// An allocator and a device to test it on.
+#[derive(Clone, Copy)]
+pub(super) struct Case<'a> {
+    pub(super) build: &'a Build<'a>,
+    pub(super) device: Device,
+    pub(super) options: &'a Options,
+    pub(super) machines: &'a Machines<'a>,
+}
+
+/// Tests on one device. The second argument is the size of the small device. Returns the number of runs.
+pub(super) type OnOneSize<'a> = dyn Fn(&Case<'_>, Option<u64>) -> Result<u64, Broken> + 'a;
+
+/// Creates a new device of the given size.
+pub(super) type Machines<'a> = dyn Fn(u64) -> Result<Box<dyn Machine>, String> + 'a;
+
+impl Case<'_> {
+    /// Creates a new device.
+    pub(super) fn machine(&self) -> Result<Box<dyn Machine>, String> {
+        (self.machines)(self.options.device_bytes)
+    }
+
+    /// Creates a simulated device whose work finishes at once.
+    pub(super) fn sim_at_once(&self) -> SimMachine {
+        SimMachine::with_events(self.options.device_bytes, EventMode::Immediate)
+    }
+
+    /// Calls `question` on a new allocator.
+    pub(super) fn asks<T>(
+        &self,
+        question: impl Fn(&dyn DeviceAllocator) -> T,
+    ) -> Result<T, Broken> {
+        let probed = search::guarded(|| {
+            let machine = self.machine()?;
+            let made = (self.build)(machine.driver());
+            let allocator = made.map_err(|error| format!("{}{error}", search::NOT_BUILT))?;
+            Ok(question(&*allocator))
+        });
+        probed.map_err(|what| Broken { what, lines: Vec::new(), seed: self.options.seed })
+    }
+
+    /// Runs `work` on a new bed.
+    pub(super) fn once(&self, work: &dyn Fn(&mut Bed<'_>) -> Checked) -> Result<(), Broken> {
+        let broken = |(what, lines)| Broken { what, lines, seed: self.options.seed };
+        let machine = self.machine().map_err(|what| broken((what, Vec::new())))?;
+        search::on_a_bed(&*machine, machine.driver(), self.build, work).map_err(broken)
+    }
+
+    /// Runs half of `options.scripts` on the device and the others on one so small that scripts exhaust
+    /// it, if the allocator works there at all. Returns the number of runs.
+    pub(super) fn on_a_small_device_too(
+        &self,
+        options: &Options,
+        work: &OnOneSize<'_>,
+    ) -> Result<u64, Broken> {
+        let device_bytes = options.device_bytes / SMALL_PART;
+        let few = options.scripts / 2;
+        let most = options.scripts - few;
+        let seed = options.seed.wrapping_add(most);
+        let small = Options { scripts: few, seed, device_bytes, ..options.clone() };
+        let small = Case { options: &small, ..*self };
+        // A fault that shows on any device shows on the large one.
+        if few == 0 || small.with_a_failure(&Script::default(), None).is_err() {
+            return work(&Case { options, ..*self }, None);
+        }
+        let large = Options { scripts: most, ..options.clone() };
+        Ok(work(&Case { options: &large, ..*self }, None)? + work(&small, Some(device_bytes))?)
+    }
+
+    /// Runs random scripts, each on a new bed. Returns their number.
+    fn random(
+        &self,
+        keep: fn(&Op) -> bool,
+        work: &dyn Fn(&mut Bed<'_>, &Script) -> Checked,
+    ) -> Result<u64, Broken> {
+        search::scripts(self.options, keep, &|script| {
+            let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+            let work = |bed: &mut Bed<'_>| work(bed, script);
+            search::on_a_bed(&*machine, machine.driver(), self.build, &work)
+        })?;
+        Ok(self.options.scripts)
+    }
+
+    /// Runs random scripts under some laws. With `needs_driver`, the result is "not tested" if memory
+    /// does not come from the driver.
+    fn scripts(
+        &self,
+        keep: fn(&Op) -> bool,
+        laws: &[Law],
+        needs_driver: bool,
+    ) -> Result<Outcome, Broken> {
+        let from_driver = Cell::new(false);
+        let runs = self.random(keep, &|bed, script| {
+            let done = search::follow(bed, script, laws);
+            from_driver.set(from_driver.get() || bed.from_driver == Some(true));
+            done
+        })?;
+        let seen = from_driver.get() || !needs_driver;
+        Ok(if seen { Outcome::Held { runs } } else { Outcome::NotTested { why: ELSEWHERE } })
+    }
+
+    fn test(&self, property: Property) -> Result<Outcome, Broken> {
+        let plain = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
+        match property {
+            Property::LiveBlocksNeverOverlap => {
+                self.scripts(plain, &[laws::live_blocks_never_overlap], false)
+            }
+            Property::BlocksAreAsLargeAsAsked => {
+                self.scripts(plain, &[laws::blocks_are_as_large_as_asked], false)
+            }
+            Property::BytesStayIntact => match self.device {
+                Device::Sim => Ok(Outcome::NotTested { why: "the device has no bytes" }),
+                Device::Host | Device::Cuda => {
+                    self.scripts(plain, &[laws::bytes_stay_intact], true)
+                }
+            },
+            Property::ReuseWaitsForWork => {
+                let streamless = Cell::new(false);
+                let runs = self.random(plain, &|bed, script| {
+                    let done = search::follow(bed, script, &[laws::reuse_waits_for_work]);
+                    streamless.set(streamless.get() || bed.is_streamless());
+                    done
+                })?;
+                let why = "its memory is not the device's and it knows no streams";
+                Ok(if streamless.get() {
+                    Outcome::NotTested { why }
+                } else {
+                    Outcome::Held { runs }
+                })
+            }
+            Property::IllegalRequestsAreRefused => {
+                let keep = |op: &Op| match op {
+                    Op::Misuse { what, .. } => what.is_request(),
+                    _ => matches!(op, Op::Allocate { .. } | Op::Free { .. }),
+                };
+                self.strange_places()?;
+                self.scripts(keep, &[laws::misuse_is_refused], false)
+            }
+            Property::WrongHandlesAreRefused => {
+                let keep = |op: &Op| match op {
+                    Op::Misuse { what, .. } => !what.is_request(),
+                    _ => true,
+                };
+                self.scripts(keep, &[laws::misuse_is_refused], false)
+            }
+            Property::CountersEqualARecount => self.counters(),
+            Property::EmptyingTheCacheKeepsLiveBlocks => self.emptying(),
+            Property::EverythingIsGivenBack => self.giving_back(),
+            Property::RunningOutIsAnError => self.running_out(),
+            Property::PressureHooksAreCalled => self.pressure(),
+            Property::DriverFailuresLoseNothing => self.driver_failures(),
+            Property::LimitsAreRespected => self.limits(),
+            Property::BareAddressesAreChecked => self.bare_addresses(),
+            Property::PrivatePoolsAreApart => self.private_pools(),
+            Property::ThreadsGetBlocksOfTheirOwn => self.threads(),
+        }
+    }
+
+    /// Tests a property on a real device, where a constructor may report that the device lacks a
+    /// feature.
+    #[cfg(target_os = "linux")]
+    fn test_what_can_be(&self, property: Property) -> Result<Outcome, Broken> {
+        let made = search::guarded(|| Ok((self.build)(self.machine()?.driver()).err()));
+        match made {
+            Ok(Some(error)) if lacks(&*error) => Ok(Outcome::NotTested { why: LACKS }),
+            // Other errors are reported by the test itself.
+            _ => self.test(property),
+        }
+    }
+
+    fn counters(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.control().counters.is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no counters" });
+        }
+        let runs = self.on_a_small_device_too(self.options, &|case, _| {
+            case.random(|_| true, &|bed, script| {
+                search::follow(bed, script, &[accounts::counters_equal_a_recount])?;
+                bed.hand_everything_back()?;
+                accounts::counters_end_at_nothing(bed)
+            })
+        })?;
+        Ok(Outcome::Held { runs })
+    }
+
+    fn emptying(&self) -> Result<Outcome, Broken> {
+        if !self.asks(|allocator| allocator.control().caching.is_some())? {
+            return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
+        }
+        let runs =
+            self.random(|op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks), &|bed, script| {
+                search::follow(bed, script, &[laws::live_blocks_are_reachable])?;
+                bed.hand_everything_back()?;
+                bed.perform(&Op::EmptyCache)?;
+                let reserved = bed.reserved_bytes();
+                if reserved == 0 {
+                    return Ok(());
+                }
+                Err(format!(
+                    "nothing is live and the cache is empty; {reserved} bytes are reserved"
+                ))
+            })?;
+        Ok(Outcome::Held { runs })
+    }
+
+    fn giving_back(&self) -> Result<Outcome, Broken> {
+        let from_driver = Cell::new(false);
+        let keep = |op: &Op| !matches!(op, Op::Misuse { .. });
+        search::scripts(self.options, keep, &|script| {
+            // The allocator is dropped once with all blocks freed, and once with live blocks.
+            self.goes(script, true, &from_driver)?;
+            self.goes(script, false, &from_driver)
+        })?;
+        Ok(if from_driver.get() {
+            Outcome::Held { runs: 2 * self.options.scripts }
+        } else {
+            Outcome::NotTested { why: ELSEWHERE }
+        })
+    }
+
+    fn goes(
+        &self,
+        script: &Script,
+        handed_back: bool,
+        from_driver: &Cell<bool>,
+    ) -> Result<(), (String, Vec<String>)> {
+        let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+        let before = machine.held();
+        let lines = RefCell::new(Vec::new());
+        search::on_a_bed(&*machine, machine.driver(), self.build, &|bed| {
+            search::follow(bed, script, &[])?;
+            if handed_back {
+                bed.hand_everything_back()?;
+            }
+            bed.forget_all()?;
+            bed.lines.push(format!("it goes with {} blocks in use", bed.model.live.len()));
+            from_driver.set(from_driver.get() || bed.from_driver == Some(true));
+            lines.borrow_mut().clone_from(&bed.lines);
+            Ok(())
+        })?;
+        leaks::all_came_back(&before, &machine.held()).map_err(|what| (what, lines.take()))
+    }
+}
+
+/// Returns true if a constructor reports that the device lacks a feature.
+#[cfg(target_os = "linux")]
+fn lacks(error: &(dyn Error + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref::<DriverError>() {
+        return error.kind() == DriverErrorKind::NotSupported;
+    }
+    match error.downcast_ref::<BuildError>() {
+        Some(BuildError::Driver(error)) => error.kind() == DriverErrorKind::NotSupported,
+        Some(BuildError::Refused { source, .. }) => lacks(&**source),
+        _ => false,
+    }
+}
+
+/// The small device has this fraction of the device's memory.
+const SMALL_PART: u64 = 8;
+
+/// The reason for not checking memory itself.
+pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
+
+/// The reason for not testing on a device.
+#[cfg(target_os = "linux")]
+const LACKS: &str = "its constructor says that this device lacks what it needs";
+
+/// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
+/// Tests on the CUDA device run one at a time.
+///
+/// # Errors
+///
+/// [`Failure`], with the shortest sequence of operations that shows it.
+pub fn test(
+    name: &str,
+    build: &Build<'_>,
+    property: Property,
+    device: Device,
+    options: &Options,
+) -> Result<Outcome, Failure> {
+    let options = &options.at_least_something();
+    let broken = |Broken { what, lines, seed }| Failure {
+        name: name.to_owned(),
+        property,
+        device,
+        what,
+        lines,
+        seed,
+    };
+    let on = |machines: &Machines<'_>| {
+        Case { build, device, options, machines }.test(property).map_err(broken)
+    };
+    let absent = |what: String| broken(Broken { what, lines: Vec::new(), seed: options.seed });
+    match device {
+        Device::Sim => on(&|bytes| Ok(Box::new(SimMachine::new(bytes)))),
+        #[cfg(target_os = "linux")]
+        Device::Host => on(&|bytes| Ok(Box::new(super::machine::HostMachine::new(bytes)))),
+        #[cfg(not(target_os = "linux"))]
+        Device::Host => Err(absent("the host driver needs Linux".to_owned())),
+        #[cfg(target_os = "linux")]
+        Device::Cuda => {
+            let cuda = match gpu::first() {
+                Ok(cuda) => cuda,
+                Err(error) if gpu::is_absent(&error) => {
+                    return Ok(Outcome::NoDevice { detail: error.to_string() });
+                }
+                Err(error) => return Err(absent(format!("the CUDA device: {error}"))),
+            };
+            let _alone = gpu::alone();
+            let options = &options.on_a_gpu();
+            let machines: &Machines<'_> = &|bytes| Ok(gpu::part(&cuda, bytes));
+            let case = Case { build, device, options, machines };
+            case.test_what_can_be(property).map_err(broken)
+        }
+        #[cfg(not(target_os = "linux"))]
+        Device::Cuda => Err(absent("CUDA devices need Linux and the feature `cuda`".to_owned())),
+    }
+}
+
+/// Tests every property on every device of this system.
+///
+/// # Errors
+///
+/// The first [`Failure`].
+pub fn run(name: &str, build: &Build<'_>, options: &Options) -> Result<Report, Failure> {
+    let mut outcomes = Vec::new();
+    for &device in Device::ALL {
+        for &property in Property::ALL {
+            let outcome = test(name, build, property, device, options)?;
+            outcomes.push((property, device, outcome));
+        }
+    }
+    Ok(Report { name: name.to_owned(), outcomes })
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;

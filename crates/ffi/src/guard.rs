@@ -1,0 +1,294 @@
+//! Error handling of every exported function: a failure becomes a status and a message, and a panic is
+//! caught.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use stratalloc::config::{ConfigError, EnvironmentError};
+use stratalloc::error::{
+    AllocError, DriverError, DriverErrorKind, FractionError, HandleError, PoolError,
+};
+use stratalloc::registry::BuildError;
+use stratalloc::sharing::SharingError;
+use stratalloc::switch::SwitchError;
+
+/// The result of a call. After any other status than `OK` nothing has changed, with one exception. If the
+/// driver fails in a call with several steps, the completed steps remain. `stratalloc_last_error` has the
+/// message for the calling thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Success.
+    Ok = 0,
+    /// A null pointer, text that is not UTF-8, or a number that is out of range.
+    InvalidArgument = 1,
+    /// No allocator, checkpoint, snapshot or shared block has this handle, or it was destroyed.
+    UnknownHandle = 2,
+    /// The configuration string cannot be used.
+    BadConfiguration = 3,
+    /// Neither the cache nor the device can serve the request.
+    OutOfMemory = 4,
+    /// No live block starts at the address.
+    UnknownAddress = 5,
+    /// The pool is unknown, has no user, or has (or lacks) an open scope.
+    BadPool = 6,
+    /// The device, the strategy or this version does not support the call.
+    NotSupported = 7,
+    /// A call of the driver failed.
+    DriverFailed = 8,
+    /// The output does not fit in the buffer.
+    BufferTooSmall = 9,
+    /// A bug in the library. The allocator may be unusable.
+    Internal = 10,
+}
+
+/// A failed call: its status, and the message that `stratalloc_last_error` returns.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) status: Status,
+    pub(super) text: String,
+}
+
+impl Failure {
+    #[cold]
+    pub(super) fn new(status: Status, text: impl Display) -> Self {
+        Self { status, text: text.to_string() }
+    }
+
+    #[cold]
+    pub(super) fn invalid(text: impl Display) -> Self {
+        Self::new(Status::InvalidArgument, text)
+    }
+
+    #[cold]
+    pub(super) fn null(what: &str) -> Self {
+        Self::invalid(format_args!("{what} is null"))
+    }
+
+    #[cold]
+    pub(super) fn lacks(strategy: &str, what: &str) -> Self {
+        Self::new(Status::NotSupported, format_args!("backend:{strategy} has no {what}"))
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs one call. A failure or a panic becomes a status, and its message the thread's last error.
+#[inline]
+pub(super) fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Status> {
+    // Shared state that a panic may leave inconsistent is behind locks that every later call takes, and
+    // the status reports a bug in the library.
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(failure)) => Err(remember(failure)),
+        Err(panic) => Err(remember(panicked(panic))),
+    }
+}
+
+/// [`guard`] for calls without a result.
+#[inline]
+pub(super) fn status(work: impl FnOnce() -> Result<(), Failure>) -> Status {
+    match guard(work) {
+        Ok(()) => Status::Ok,
+        Err(status) => status,
+    }
+}
+
+#[cold]
+fn remember(failure: Failure) -> Status {
+    set_last_error(failure.text);
+    failure.status
+}
+
+#[cold]
+fn panicked(panic: Box<dyn Any + Send>) -> Failure {
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
+    let failure = Failure::new(Status::Internal, format_args!("a defect of the library: {said}"));
+    // Dropping the payload may panic again, and nothing would catch that panic.
+    std::mem::forget(panic);
+    failure
+}
+
+/// Returns the message of the calling thread's last failed call; empty if none has failed.
+pub(super) fn last_error() -> String {
+    LAST.try_with(|last| last.borrow().clone()).unwrap_or_default()
+}
+
+pub(super) fn set_last_error(text: String) {
+    // In a thread that is exiting, the thread-local may be destroyed already.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+}
+
+/// An error type that converts to a [`Failure`].
+trait Fails: Display {
+    fn status(&self) -> Status;
+
+    /// Returns the message.
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl<E: Fails> From<E> for Failure {
+    #[cold]
+    fn from(error: E) -> Self {
+        Self { status: error.status(), text: error.text() }
+    }
+}
+
+impl Fails for AllocError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
+            Self::Pool(error) if matches!(**error, PoolError::NotSupported { .. }) => {
+                Status::NotSupported
+            }
+            Self::Pool(_) => Status::BadPool,
+            Self::ZeroBytes | Self::NoBlockAt { .. } => Status::InvalidArgument,
+            Self::TooLarge { .. } | Self::OutOfMemory(_) | Self::TooManyStreams { .. } => {
+                Status::OutOfMemory
+            }
+            // Among them that a user's strategy returned an illegal address.
+            _ => Status::Internal,
+        }
+    }
+}
+
+impl Fails for HandleError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
+            _ => Status::UnknownAddress,
+        }
+    }
+}
+
+impl Fails for PoolError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
+            Self::NotSupported { .. } => Status::NotSupported,
+            _ => Status::BadPool,
+        }
+    }
+}
+
+impl Fails for DriverError {
+    fn status(&self) -> Status {
+        match self.kind() {
+            DriverErrorKind::OutOfMemory => Status::OutOfMemory,
+            DriverErrorKind::NotSupported => Status::NotSupported,
+            _ => Status::DriverFailed,
+        }
+    }
+}
+
+impl Fails for SharingError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Handle(error) => error.status(),
+            Self::Driver(error) => error.status(),
+            Self::Format(_) | Self::TooManyPages { .. } | Self::OwnProcess => {
+                Status::InvalidArgument
+            }
+            Self::NotExportable { .. } | Self::NotSupported { .. } | Self::PageSize { .. } => {
+                Status::NotSupported
+            }
+            // The process that shared the block has freed it, or does not export it.
+            _ => Status::UnknownAddress,
+        }
+    }
+}
+
+impl Fails for FractionError {
+    fn status(&self) -> Status {
+        Status::InvalidArgument
+    }
+}
+
+impl Fails for BuildError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
+            Self::NotAvailable { .. } => Status::NotSupported,
+            _ => Status::BadConfiguration,
+        }
+    }
+}
+
+impl Fails for SwitchError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Configuration { .. } => Status::BadConfiguration,
+            Self::Build(error) => error.status(),
+            Self::Apply(error) => error.status(),
+            Self::Peer(error) => error.status(),
+            Self::ScopeOpen { .. } | Self::PoolInUse { .. } => Status::BadPool,
+            Self::Lacks { .. } | Self::InStackProvider => Status::NotSupported,
+            Self::TooMany { .. } => Status::OutOfMemory,
+            _ => Status::Internal,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Configuration { text, error } => bad_configuration(text, error).text,
+            other => other.to_string(),
+        }
+    }
+}
+
+impl Fails for EnvironmentError {
+    fn status(&self) -> Status {
+        Status::BadConfiguration
+    }
+
+    fn text(&self) -> String {
+        format!("{self}\n{}", self.error.caret(&self.text))
+    }
+}
+
+/// Returns the failure for a rejected configuration string, with a caret under the error.
+#[cold]
+pub(super) fn bad_configuration(text: &str, error: &ConfigError) -> Failure {
+    let caret = error.caret(text);
+    Failure::new(Status::BadConfiguration, format_args!("configuration: {error}\n{caret}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_status_and_a_text() {
+        for words in ["static", "owned"] {
+            let outcome = status(|| match words {
+                "static" => panic!("static"),
+                other => panic!("{other}"),
+            });
+            assert_eq!(outcome, Status::Internal);
+            assert_eq!(last_error(), format!("a defect of the library: {words}"));
+        }
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("a payload that panics when it is dropped");
+            }
+        }
+        assert_eq!(status(|| std::panic::panic_any(Bomb)), Status::Internal);
+        assert_eq!(last_error(), "a defect of the library: no words");
+    }
+
+    #[test]
+    fn each_thread_has_its_own_last_error() {
+        assert_eq!(status(|| Err(Failure::null("x"))), Status::InvalidArgument);
+        std::thread::spawn(|| assert_eq!(last_error(), "")).join().unwrap();
+        assert_eq!(status(|| Ok(())), Status::Ok);
+        assert_eq!(last_error(), "x is null", "a good call leaves it alone");
+    }
+}

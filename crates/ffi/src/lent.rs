@@ -1,0 +1,128 @@
+//! Callers' functions with their `user` pointers, and the table of objects that callers refer to by
+//! number.
+
+#![expect(unsafe_code, reason = "callers hand us functions and pointers")]
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::gate::{self, Gate};
+use super::guard::{Failure, Status};
+use super::pointers::store;
+use stratalloc::sync::{Global, Rank};
+
+/// Called when the library no longer needs `user`: once, on any thread, with no lock held. It may
+/// allocate and free, and must not unwind. If the call that passes `user` fails, it is not called.
+pub type Release = Option<unsafe extern "C" fn(user: *mut c_void)>;
+
+/// Stops the calls of all functions that were added with `release`, including those of stack sources that
+/// have it; `release` itself is not called any more either. Waits at most `wait_ms` milliseconds for
+/// running calls, and stores in `inside` how many still run then. For interpreters, which call it before
+/// they exit. Must not be called from such a function. Functions that are added later are called.
+///
+/// # Safety
+///
+/// `inside` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_callbacks_end(
+    release: *const c_void,
+    wait_ms: u64,
+    inside: *mut u64,
+) -> Status {
+    // SAFETY: our caller's promise.
+    unsafe {
+        store(inside, "inside", || Ok(gate::close(release.addr(), Duration::from_millis(wait_ms))))
+    }
+}
+
+/// A caller's `user` pointer, with the release function that runs when the last reference is dropped. A
+/// running call holds a reference.
+#[derive(Debug)]
+pub(super) struct Lent {
+    user: *mut c_void,
+    release: Release,
+    gate: Arc<Gate>,
+    is_taken: AtomicBool,
+}
+
+// SAFETY: the interface requires functions that can be called on any thread with this pointer.
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    /// Passes the caller's pointer and its release function to `take`. If `take` fails, the pointer stays
+    /// the caller's.
+    pub(super) fn to<T>(
+        user: *mut c_void,
+        release: Release,
+        take: impl FnOnce(Arc<Self>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let gate = Gate::of(release.map_or(0, |release| release as usize));
+        let lent = Arc::new(Self { user, release, gate, is_taken: AtomicBool::new(true) });
+        take(Arc::clone(&lent)).inspect_err(|_| lent.is_taken.store(false, Ordering::Relaxed))
+    }
+
+    /// Runs `call` with `user`. `None` if `stratalloc_callbacks_end` has stopped the calls.
+    pub(super) fn call<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Option<T> {
+        let _inside = self.gate.enter()?;
+        Some(call(self.user))
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let (Some(release), true) = (self.release, *self.is_taken.get_mut()) {
+            // SAFETY: the caller's function, with the caller's pointer, once.
+            let _ = self.call(|user| unsafe { release(user) });
+        }
+    }
+}
+
+type Objects = BTreeMap<u64, Arc<dyn Any + Send + Sync>>;
+
+static OBJECTS: Global<Objects> = Global::new(Rank::Objects, BTreeMap::new());
+
+/// Stores an object and returns its number. No two objects of any kind have the same number.
+pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    OBJECTS.lock().insert(number, Arc::new(thing));
+    number
+}
+
+/// Returns the object of this kind with the number.
+pub(super) fn find<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
+    known(kind, OBJECTS.read().get(&number).map(Arc::clone))
+}
+
+/// Removes the number. The object is dropped when its last user has dropped it.
+pub(super) fn remove<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
+    let mut all = OBJECTS.lock();
+    // An object of another kind stays.
+    let removed = match all.get(&number) {
+        Some(thing) if thing.is::<T>() => all.remove(&number),
+        _ => None,
+    };
+    drop(all);
+    known(kind, removed)
+}
+
+fn known<T: Any + Send + Sync>(
+    kind: &str,
+    thing: Option<Arc<dyn Any + Send + Sync>>,
+) -> Result<Arc<T>, Failure> {
+    let text = format_args!("there is no such {kind}, or it has gone");
+    let unknown = || Failure::new(Status::UnknownHandle, text);
+    thing.and_then(|thing| thing.downcast().ok()).ok_or_else(unknown)
+}
+
+/// Removes all numbers without dropping the objects.
+pub(super) fn forget_all() {
+    mem::forget(mem::take(&mut *OBJECTS.lock()));
+}

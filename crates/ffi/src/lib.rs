@@ -1,0 +1,52 @@
+//! The library for other languages: a C interface, and the symbols that PyTorch's pluggable allocator
+//! loads.
+//!
+//! Needs the feature `ffi`; no other module depends on this one. Both are built on `Instance`, which
+//! identifies blocks by address. The C interface takes handles: `calls`, `figures`, `text`, `pools`,
+//! `checkpoints`, `sharing`, `history`, `hooks` and `snapshots`. PyTorch's interface is `torch`, and
+//! needs no handle.
+//!
+//! Callers are not trusted. Every function checks its pointers (`pointers`) and runs under `guard`, which
+//! catches panics. A failure becomes a status and the thread's last error. A handle is a number with a
+//! generation (`table`, `lent`); it is looked up under a read lock and never dereferenced. An allocator
+//! stays alive while a call on it runs.
+//!
+//! `lent` holds callers' functions, and `gate` counts the calls of them. `device` opens devices by name,
+//! `messages` writes to the standard error stream, and `fork` keeps the library usable after a fork.
+//!
+//! `tests/header.rs` generates `include/stratalloc.h` from these files, with their doc comments.
+
+mod calls;
+mod checkpoints;
+mod device;
+mod figures;
+mod fork;
+mod gate;
+mod guard;
+mod history;
+mod hooks;
+mod instance;
+mod lent;
+mod messages;
+mod pointers;
+mod pools;
+mod sharing;
+mod snapshots;
+mod table;
+mod text;
+mod torch;
+mod uncached;
+
+pub use calls::*;
+pub use checkpoints::*;
+pub use figures::*;
+pub use guard::Status;
+pub use history::*;
+pub use hooks::*;
+pub use lent::*;
+pub use pools::*;
+pub use sharing::*;
+pub use snapshots::*;
+pub use table::TORCH_HANDLE;
+pub use text::*;
+pub use torch::*;

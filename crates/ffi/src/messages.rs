@@ -1,0 +1,50 @@
+//! Messages on the standard error stream, for failures and warnings that no caller receives.
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::guard;
+use stratalloc::config::Config;
+use stratalloc::sync::{Global, Rank};
+
+/// Maximum number of failures that are written. Later ones are only available from
+/// `stratalloc_last_error`.
+const COMPLAINTS_MAX: u32 = 32;
+/// Maximum number of different warnings that are written; later ones are dropped.
+const WARNINGS_MAX: usize = 32;
+
+fn say(text: &str) {
+    // If the stream is closed, the message is lost.
+    let _ = writeln!(std::io::stderr(), "stratalloc: {text}");
+}
+
+/// Writes the calling thread's last error message.
+#[cold]
+pub(super) fn complain() {
+    static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
+    let more = |n: u32| (n < COMPLAINTS_MAX).then_some(n + 1);
+    if COMPLAINTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+        say(guard::last_error().trim_end());
+    }
+}
+
+/// Writes the warnings of a configuration, about settings that are legal and probably a mistake.
+#[cold]
+pub(super) fn warn(config: &Config) {
+    config.warnings().iter().for_each(warn_once);
+}
+
+static WARNED: Global<Vec<String>> = Global::new(Rank::Warnings, Vec::new());
+
+/// Writes a warning once per process: several devices read the same environment.
+#[cold]
+pub(super) fn warn_once(warning: impl Display) {
+    let text = format!("warning: {warning}");
+    let mut warned = WARNED.lock();
+    if warned.len() < WARNINGS_MAX && !warned.contains(&text) {
+        warned.push(text.clone());
+        drop(warned);
+        say(&text);
+    }
+}

@@ -1,0 +1,188 @@
+//! PyTorch's functions in a separate process per test, with its own environment and standard error
+//! stream.
+
+use std::ptr::{null, null_mut};
+
+use crate::{
+    Status, Text, stratalloc_create, stratalloc_destroy, stratalloc_set_conf, stratalloc_switch,
+    stratalloc_torch_empty_cache, stratalloc_torch_free, stratalloc_torch_handle,
+    stratalloc_torch_init, stratalloc_torch_malloc,
+};
+use stratalloc::registry;
+use stratalloc::strategies::plugin::Callbacks;
+
+use super::{create, last_error, text};
+use super::common::unconfigured;
+
+/// Set in the processes that tests start.
+const PART: &str = "STRATALLOC_TEST_PART";
+
+/// Returns true in a process that a test has started.
+fn is_part() -> bool {
+    std::env::var_os(PART).is_some()
+}
+
+/// Runs one test of this file in a process with these variables and returns what it wrote to the
+/// standard error stream.
+fn alone(test: &str, variables: &[(&str, &str)]) -> String {
+    let mut command = unconfigured(std::env::current_exe().expect("tests are programs"));
+    command.args(["--exact", &format!("alone::{test}"), "--nocapture", "--test-threads=1"]);
+    command.env(PART, test).envs(variables.iter().copied());
+    let output = command.output().expect("this program can be started again");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{test}: {errors}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("1 passed"), "{test} ran: {said}");
+    errors
+}
+
+#[test]
+fn what_is_probably_not_meant_is_said_once() {
+    if !is_part() {
+        let conf = ("ALLOC_CONF", "backend:native");
+        let other = ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync");
+        let said = alone(
+            "what_is_probably_not_meant_is_said_once",
+            &[conf, other, ("STRATALLOC_DEVICE", "sim")],
+        );
+        for words in [
+            "ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ; ALLOC_CONF counts",
+            "max_split_size_mb stands at byte 0 and at byte 21; the last counts",
+            "roundup_power2_divisions stands at byte 0 and at byte 27; the last counts",
+            "garbage_collection_threshold stands at byte 0 and at byte 33; the last counts",
+        ] {
+            let line = format!("stratalloc: warning: {words}\n");
+            assert_eq!(said.matches(&line).count(), 1, "{line}{said}");
+        }
+        assert_eq!(said.matches("warning").count(), 4, "{said}");
+        return;
+    }
+    stratalloc_torch_init(2);
+    for device in [0, 1] {
+        let block = stratalloc_torch_malloc(512, device, null_mut());
+        assert!(!block.is_null());
+        stratalloc_torch_free(block, 512, device, null_mut());
+    }
+    let mut handle = 0;
+    // SAFETY: the text ends with a zero, and the handle's pointer is to a local variable.
+    let made = unsafe { stratalloc_create(null(), c"sim".as_ptr(), &raw mut handle) };
+    assert_eq!(made, Status::Ok);
+    assert_eq!(stratalloc_destroy(handle), Status::Ok);
+    let handle = create("max_split_size_mb:64,max_split_size_mb:128", "sim").unwrap();
+    for _ in 0..2 {
+        let further = c"roundup_power2_divisions:4,roundup_power2_divisions:8";
+        // SAFETY: the text ends with a zero.
+        assert_eq!(unsafe { stratalloc_set_conf(handle, further.as_ptr()) }, Status::Ok);
+        let whole = c"garbage_collection_threshold:0.5,garbage_collection_threshold:0.6";
+        // SAFETY: the text ends with a zero.
+        assert_eq!(unsafe { stratalloc_switch(handle, whole.as_ptr()) }, Status::Ok);
+    }
+    // A refused string returns an error and writes no warning.
+    assert!(create("max_split_size_mb:64,max_split_size_mb:1", "sim").is_err());
+    assert_eq!(stratalloc_destroy(handle), Status::Ok);
+}
+
+#[test]
+fn a_device_that_nobody_uses_is_not_opened_to_be_asked() {
+    if !is_part() {
+        // A device that cannot be opened.
+        let kind = ("STRATALLOC_DEVICE", "gpu");
+        alone("a_device_that_nobody_uses_is_not_opened_to_be_asked", &[kind]);
+        return;
+    }
+    let all = text(3, Text::TorchStatistics).unwrap();
+    assert!(all.contains("\"allocated_bytes.all.peak\":0,"), "{all}");
+    assert!(text(3, Text::TorchSummary).unwrap().contains("hits 0 "));
+    for device in [128, u64::from(u32::MAX), u64::MAX] {
+        let refused = text(device, Text::TorchStatistics);
+        assert_eq!(refused, Err(Status::InvalidArgument), "{device}");
+    }
+    let mut handle = 77;
+    // SAFETY: the pointer is to a local variable.
+    let opened = unsafe { stratalloc_torch_handle(3, &raw mut handle) };
+    assert_eq!((opened, handle), (Status::InvalidArgument, 77));
+}
+
+/// PyTorch starts copies and kernels across devices without informing the allocator.
+#[cfg(target_os = "linux")]
+#[test]
+fn two_devices_use_each_others_memory() {
+    use stratalloc::driver::{Cuda, Driver, Peers};
+    use stratalloc::ids::{DeviceId, StreamId};
+
+    use super::common::gpu;
+
+    if !is_part() {
+        let Some((_alone, cuda)) = gpu::device() else { return };
+        if gpu::second().is_none() {
+            return;
+        }
+        if !Peers::can_access(&*cuda, DeviceId(1)).expect("the driver answers") {
+            return gpu::skip("the second device cannot reach the first");
+        }
+        drop(cuda);
+        for conf in [
+            "backend:native",
+            "expandable_segments:True",
+            "backend:cudaMallocAsync",
+            "backend:cudaMallocAsync,malloc_async_own_pool:True",
+        ] {
+            alone("two_devices_use_each_others_memory", &[("ALLOC_CONF", conf)]);
+        }
+        return;
+    }
+    const BYTES: usize = 4 << 20;
+    let cudas = [0, 1].map(|device| Cuda::open(DeviceId(device)).expect("it was there"));
+    let take = |device| {
+        let block = stratalloc_torch_malloc(BYTES, device, null_mut());
+        assert!(!block.is_null(), "{}", last_error());
+        (device, block)
+    };
+    let blocks = [take(0), take(1), take(0), take(1), take(0)];
+    let stream = StreamId::DEFAULT;
+    for (value, (home, block)) in (1..).zip(blocks) {
+        let address = block.addr() as u64;
+        let home_at = usize::try_from(home).expect("0 or 1");
+        let (home_cuda, other_cuda) = (&cudas[home_at], &cudas[1 - home_at]);
+        other_cuda.fill(address, value, BYTES as u64, stream).unwrap();
+        other_cuda.synchronize_device().unwrap();
+        let mut seen = vec![0; BYTES];
+        home_cuda.copy_to_host(&mut seen, address, stream).unwrap();
+        assert!(seen.iter().all(|byte| *byte == value));
+        let (to, from) = (blocks[1 - home_at], (home, block));
+        let [to, from] = [to, from].map(|(device, block)| {
+            (DeviceId(u32::try_from(device).expect("0 or 1")), block.addr() as u64)
+        });
+        home_cuda.copy_peer(to, from, BYTES as u64, stream).unwrap();
+        home_cuda.synchronize_device().unwrap();
+        other_cuda.copy_to_host(&mut seen, to.1, stream).unwrap();
+        assert!(seen.iter().all(|byte| *byte == value));
+    }
+    for (device, block) in blocks {
+        stratalloc_torch_free(block, BYTES, device, null_mut());
+    }
+}
+
+#[test]
+fn an_empty_cache_that_fails_is_told() {
+    if !is_part() {
+        let variables = [("ALLOC_CONF", "backend:stuck"), ("STRATALLOC_DEVICE", "sim")];
+        let said = alone("an_empty_cache_that_fails_is_told", &variables);
+        let line = "stratalloc: a defect of the library: no such request\n";
+        assert_eq!(said.matches(line).count(), 1, "{said}");
+        return;
+    }
+    assert_eq!(stratalloc_torch_empty_cache(), Status::Ok, "there is nothing to empty");
+    let allocate =
+        |bytes, _, _| if bytes == 666 { panic!("no such request") } else { Some(1 << 20) };
+    let stuck = Callbacks::new(allocate, |_, _, _, _| {}).on_reset(|| panic!("no reset"));
+    registry::register_callbacks("stuck", stuck).unwrap();
+    assert!(stratalloc_torch_malloc(666, 1, null_mut()).is_null());
+    let block = stratalloc_torch_malloc(512, 1, null_mut());
+    assert!(!block.is_null());
+    let all = text(1, Text::TorchStatistics).unwrap();
+    assert!(all.contains("\"allocation.all.current\":1,"), "{all}");
+    stratalloc_torch_free(block, 512, 1, null_mut());
+    assert_eq!(stratalloc_torch_empty_cache(), Status::Internal);
+    assert_eq!(last_error(), "a defect of the library: no reset");
+}

@@ -1,0 +1,150 @@
+//! Texts about allocators: counters, layouts, names and configurations.
+
+#![expect(unsafe_code, reason = "exported names and callers' pointers")]
+
+use std::ffi::{c_char, c_int};
+
+use super::guard::{Failure, Status};
+use super::pointers::write;
+use super::table::{self, Named};
+use super::torch;
+use stratalloc::history::SegmentLayout;
+use stratalloc::registry::key_table;
+use stratalloc::stats::{Measured, Statistics, metrics};
+
+/// A kind of text for `stratalloc_text_write`, and the meaning of its argument `of`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Text {
+    /// Of a handle: the counters as one flat JSON object of integers. The keys are those of
+    /// `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
+    /// those of the strategy's own counters. `backend:cudaMallocAsync` has these:
+    /// `malloc_async.deferred_frees` (frees that wait for the end of a capture),
+    /// `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture had
+    /// ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
+    /// which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after the
+    /// pool was trimmed).
+    Statistics = 0,
+    /// Of a handle: the counters as a table.
+    Summary = 1,
+    /// Of a handle: every segment and block as JSON, in address order. Other threads can make the text
+    /// longer between two calls.
+    Layout = 2,
+    /// Of a handle: the name of the current strategy.
+    Name = 3,
+    /// Of a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
+    Metadata = 4,
+    /// Of a handle: a configuration string for the current settings. It is empty if all equal the
+    /// defaults of PyTorch's allocators.
+    Conf = 5,
+    /// Of a device's ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
+    /// device: an unused one has zeros.
+    TorchStatistics = 6,
+    /// Of a device's ordinal: the same counters as a table.
+    TorchSummary = 7,
+    /// Of a device's ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
+    /// unused one it is the environment's.
+    TorchName = 8,
+    /// Of 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
+    /// scrapes. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a small
+    /// number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, for the metric
+    /// `stratalloc_fragmentation`.
+    Metrics = 9,
+    /// Of 0: the names of all keys that a configuration string can have now, separated by commas.
+    ConfKeys = 10,
+}
+
+/// Writes the text `kind`, a value of `stratalloc_text`, about `of`. `needed`, unless null, is set to the
+/// bytes that the text needs, including the terminating zero. A `size` of 0 stores only that.
+///
+/// # Safety
+///
+/// `size` bytes from `buffer` and `needed` may be written, each unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_text_write(
+    of: u64,
+    kind: u32,
+    buffer: *mut c_char,
+    size: usize,
+    needed: *mut usize,
+) -> Status {
+    // SAFETY: our caller's promise.
+    unsafe { write(buffer, size, needed, || text(of, kind)) }
+}
+
+/// Returns the text of one kind.
+type Maker = fn(of: u64) -> Result<String, Failure>;
+
+const MAKERS: [(Text, Maker); 11] = [
+    (Text::Statistics, |handle| Ok(json(&table::find(handle)?.statistics()))),
+    (Text::Summary, |handle| Ok(table::find(handle)?.statistics().summary())),
+    (Text::Layout, |handle| Ok(layout_json(&table::find(handle)?.caching()?.layout()))),
+    (Text::Name, |handle| Ok(table::find(handle)?.name().to_owned())),
+    (Text::Metadata, |handle| {
+        let metadata = table::find(handle)?.history().metadata();
+        Ok(metadata.map(|text| text.to_string()).unwrap_or_default())
+    }),
+    (Text::Conf, |handle| {
+        let config = table::find(handle)?.in_force().config;
+        Ok(config.to_text_over(torch::default_config()?.settings()))
+    }),
+    (Text::TorchStatistics, |device| Ok(json(&torch::statistics(ordinal(device))?))),
+    (Text::TorchSummary, |device| Ok(torch::statistics(ordinal(device))?.summary())),
+    (Text::TorchName, |device| torch::name_in_force(ordinal(device))),
+    (Text::Metrics, |_| Ok(metrics(&table::all().iter().map(measured).collect::<Vec<_>>()))),
+    (Text::ConfKeys, |_| Ok(key_table().names().collect::<Vec<_>>().join(","))),
+];
+
+fn text(of: u64, kind: u32) -> Result<String, Failure> {
+    let maker = MAKERS.iter().find(|(known, _)| *known as u32 == kind);
+    let unknown = || Failure::invalid(format_args!("no text has kind {kind}"));
+    let (_, make) = maker.ok_or_else(unknown)?;
+    make(of)
+}
+
+/// Returns a device's ordinal; for a number that is too large, -1, which no device has.
+fn ordinal(device: u64) -> c_int {
+    c_int::try_from(device).unwrap_or(-1)
+}
+
+fn measured((number, instance): &(u64, Named)) -> Measured {
+    let cache = instance.caching().and_then(|caching| Ok(caching.cache_info()?));
+    Measured {
+        device: instance.driver.info().device,
+        backend: instance.name().to_owned(),
+        number: *number,
+        statistics: instance.statistics(),
+        fragmentation: cache.ok().map(|info| info.fragmentation()),
+    }
+}
+
+/// Returns the statistics as one flat JSON object, with PyTorch's keys and those of the strategy's own
+/// counters.
+fn json(statistics: &Statistics) -> String {
+    let keys = statistics.keys();
+    // `OwnCounter` limits names to letters, digits, dots and underscores, so nothing needs escaping.
+    let pairs: Vec<String> = keys.iter().map(|(key, value)| format!("{key:?}:{value}")).collect();
+    format!("{{{}}}", pairs.join(","))
+}
+
+fn layout_json(layout: &[SegmentLayout]) -> String {
+    let segments = layout.iter().map(|segment| {
+        let blocks = segment.blocks.iter().map(|block| {
+            format!(
+                r#"{{"address":{},"size":{},"requested_size":{},"state":"{}"}}"#,
+                block.address,
+                block.size_bytes,
+                block.requested_bytes,
+                block.state.name()
+            )
+        });
+        let blocks = blocks.collect::<Vec<_>>().join(",");
+        let SegmentLayout { address, size_bytes, stream, pool, expandable, .. } = segment;
+        let place = format!(r#""address":{address},"total_size":{size_bytes},"stream":{stream}"#);
+        let kind = segment.kind.name();
+        let pool = format!(r#""segment_pool_id":[{},{}]"#, pool.capture, pool.user);
+        let rest = format!(r#""is_expandable":{expandable},"blocks":[{blocks}]"#);
+        format!(r#"{{{place},"segment_type":"{kind}",{pool},{rest}}}"#)
+    });
+    format!("[{}]", segments.collect::<Vec<_>>().join(","))
+}

@@ -1,0 +1,403 @@
+//! PyTorch's allocators: one per device, found by its ordinal without a lock.
+//!
+//! PyTorch does not announce copies between devices. So devices that have an allocator give each other
+//! peer access, under every strategy and before the second device's first block. `peers:none` forbids it.
+
+#![expect(unsafe_code, reason = "what is never freed is read without a lock")]
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use crate::guard::Failure;
+use crate::instance::{InForce, Instance, environment, environment_over, further, parse};
+use crate::messages::warn_once;
+use stratalloc::config::Config;
+use stratalloc::stats::Statistics;
+use stratalloc::sync::{Defer, Global, Rank};
+
+/// PyTorch's own limit.
+const DEVICES_MAX: usize = 128;
+
+/// The kind of device to open; `cuda` if it is not set.
+const VARIABLE: &str = "STRATALLOC_DEVICE";
+
+/// The default of `expandable_segments_ipc`, unless the environment sets it.
+static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
+
+/// A device's allocator once it is created; null before. It is never freed.
+#[derive(Debug)]
+struct Place(AtomicPtr<Instance>);
+
+impl Place {
+    #[inline]
+    fn get(&self) -> Option<&'static Instance> {
+        // SAFETY: null, or leaked by `put`.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }
+    }
+
+    fn put(&self, instance: Instance) -> &'static Instance {
+        let instance: &'static mut Instance = Box::leak(Box::new(instance));
+        self.0.store(instance, Ordering::Release);
+        instance
+    }
+}
+
+/// The allocators of all devices.
+#[derive(Debug)]
+struct Devices {
+    places: [Place; DEVICES_MAX],
+    /// The configuration of allocators that are created later, once a string was applied to all devices;
+    /// `None` stands for the environment's. Locked while an allocator is created or all are changed.
+    opening: Global<Option<Config>>,
+}
+
+static DEVICES: Devices = Devices::new();
+
+thread_local! {
+    /// True while this thread creates or changes allocators: callers' functions run then, and may fork.
+    static IS_OPENING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets [`IS_OPENING`] until the result is dropped.
+fn opening_here() -> Defer<impl FnMut()> {
+    IS_OPENING.set(true);
+    Defer(|| IS_OPENING.set(false))
+}
+
+impl Devices {
+    const fn new() -> Self {
+        let places = [const { Place(AtomicPtr::new(null_mut())) }; DEVICES_MAX];
+        Self { places, opening: Global::new(Rank::TorchDevices, None) }
+    }
+
+    #[inline]
+    fn place(&self, device: c_int) -> Option<&Place> {
+        usize::try_from(device).ok().and_then(|device| self.places.get(device))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &'static Instance> {
+        self.places.iter().filter_map(Place::get)
+    }
+
+    /// Creates a device's allocator. After a failure, the next call tries again. The allocator is
+    /// published only after peer access between its device and the others was enabled.
+    #[cold]
+    fn open(
+        &'static self,
+        device: c_int,
+        make: impl FnOnce(Option<&Config>) -> Result<Instance, Failure>,
+    ) -> Result<&'static Instance, Failure> {
+        let place = self.place(device).ok_or_else(|| none(device))?;
+        let later = self.opening.lock();
+        if let Some(open) = place.get() {
+            return Ok(open);
+        }
+        let instance = {
+            let _here = opening_here();
+            make(later.as_ref())?
+        };
+        for other in self.all() {
+            introduce(other, &instance);
+            introduce(&instance, other);
+        }
+        Ok(place.put(instance))
+    }
+
+    /// Applies a configuration string to all devices, including those that are opened later, or to none.
+    ///
+    /// Everything that can be checked without changes is checked on all devices first. If a driver fails
+    /// afterwards, the devices that were already changed get their former configuration back.
+    #[cold]
+    fn set_conf(
+        &'static self,
+        text: &str,
+        environment: impl FnOnce() -> Result<Config, Failure>,
+    ) -> Result<(), Failure> {
+        let mut later = self.opening.lock();
+        let _here = opening_here();
+        let before = later.clone().map_or_else(environment, Ok)?;
+        let next = further(&before, text)?;
+        for open in self.all() {
+            open.check_conf(text)?;
+        }
+        let mut changed = Vec::new();
+        for open in self.all() {
+            let in_force = open.in_force();
+            if let Err(failure) = open.set_conf(text) {
+                for (instance, before) in changed.into_iter().rev() {
+                    restore(instance, before);
+                }
+                return Err(failure);
+            }
+            changed.push((open, in_force));
+        }
+        *later = Some(next);
+        Ok(())
+    }
+}
+
+fn restore(instance: &Instance, before: InForce) {
+    if let Err(failure) = instance.restore(before) {
+        let device = instance.driver.info().device;
+        let what = "keeps a configuration that others refused";
+        warn_once(format_args!("device {device} {what}: {}", failure.text));
+    }
+}
+
+/// Returns true if the calling thread holds the lock of the list, because it creates or changes
+/// allocators.
+pub(crate) fn is_opening() -> bool {
+    IS_OPENING.get()
+}
+
+/// Removes all allocators without dropping them, after a fork.
+pub(crate) fn forget_all() {
+    DEVICES.places.iter().for_each(|place| place.0.store(null_mut(), Ordering::Relaxed));
+}
+
+/// Lets the device of `other` access the memory of `instance`. Both work without it, so a failure is only
+/// a warning.
+fn introduce(instance: &Instance, other: &Instance) {
+    let devices = [instance, other].map(|instance| instance.driver.info().device);
+    if let Err(failure) = instance.let_in(devices[1]) {
+        let [own, other] = devices;
+        let text = failure.text;
+        warn_once(format_args!("device {other} cannot use the memory of device {own}: {text}"));
+    }
+}
+
+/// Returns the allocator of a device, which is created if there is none yet.
+#[inline]
+pub(super) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
+    match find(device) {
+        Some(open) => Ok(open),
+        None => DEVICES.open(device, |later| open(device, later)),
+    }
+}
+
+/// Returns the allocator of a device, or a failure if it has none.
+#[inline]
+pub(super) fn opened(device: c_int) -> Result<&'static Instance, Failure> {
+    find(device).ok_or_else(|| none(device))
+}
+
+/// Returns the allocator of a device, if it has one.
+#[inline]
+pub(crate) fn find(device: c_int) -> Option<&'static Instance> {
+    DEVICES.place(device).and_then(Place::get)
+}
+
+/// Returns the counters of a device's allocator; zeros if there is none yet. Creates none.
+pub(crate) fn statistics(device: c_int) -> Result<Statistics, Failure> {
+    let place = DEVICES.place(device).ok_or_else(|| none(device))?;
+    Ok(place.get().map_or_else(Statistics::default, |open| open.statistics()))
+}
+
+/// Returns all existing allocators, with the ordinals of their devices.
+pub(crate) fn open_devices() -> impl Iterator<Item = (c_int, &'static Instance)> {
+    (0..).zip(&DEVICES.places).filter_map(|(device, place)| Some((device, place.get()?)))
+}
+
+/// Returns the strategy of a device's allocator; the configured one if there is none yet.
+pub(crate) fn name_in_force(device: c_int) -> Result<String, Failure> {
+    let place = DEVICES.place(device).ok_or_else(|| none(device))?;
+    match place.get() {
+        Some(open) => Ok(open.name().to_owned()),
+        None => {
+            let later = DEVICES.opening.read().clone();
+            let config = later.map_or_else(environment, Ok)?;
+            Ok(config.settings().backend.clone())
+        }
+    }
+}
+
+/// Applies a configuration string to all devices or to none; see [`Devices::set_conf`].
+pub(super) fn set_conf(text: &str) -> Result<(), Failure> {
+    DEVICES.set_conf(text, environment_with_defaults)
+}
+
+#[cold]
+fn none(device: c_int) -> Failure {
+    Failure::invalid(format_args!("device {device} has no allocator"))
+}
+
+#[cold]
+fn open(device: c_int, later: Option<&Config>) -> Result<Instance, Failure> {
+    // A value that is not UTF-8 names no kind of device; the error message contains it.
+    let kind = std::env::var_os(VARIABLE);
+    let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
+    let config = later.cloned().map_or_else(environment_with_defaults, Ok)?;
+    Instance::open_over(defaults(), &config, &format!("{kind}:{device}"))
+}
+
+/// Returns the defaults of PyTorch's allocators, where they differ from the built-in ones.
+fn defaults() -> &'static str {
+    if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" }
+}
+
+/// Returns the default configuration of PyTorch's allocators.
+pub(crate) fn default_config() -> Result<Config, Failure> {
+    parse(defaults())
+}
+
+/// Returns the environment's configuration over the defaults of PyTorch's allocators.
+fn environment_with_defaults() -> Result<Config, Failure> {
+    environment_over(defaults())
+}
+
+/// Sets the default of `expandable_segments_ipc` for allocators that are created later.
+pub(super) fn share_pages(on: bool) {
+    SHARES_PAGES.store(on, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use stratalloc::config::KeyTable;
+    use stratalloc::driver::Driver;
+    use stratalloc::error::DriverErrorKind;
+    use stratalloc::ids::PoolId;
+    use stratalloc::ids::{DeviceId, StreamId};
+    use stratalloc::size::MIB;
+    use stratalloc_sim::SimOptions;
+    use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim};
+
+    /// Three devices: the first two can access each other, and no device can access the last.
+    fn sims() -> [Arc<Sim>; 3] {
+        [(0, 1), (1, 1), (2, 0)].map(|(device, reachable_devices)| {
+            let device = DeviceId(device);
+            let options = SimOptions { device, reachable_devices, ..SimOptions::default() };
+            Arc::new(Sim::new(options))
+        })
+    }
+
+    fn none_open() -> &'static Devices {
+        Box::leak(Box::new(Devices::new()))
+    }
+
+    fn instance(conf: &str, driver: Arc<dyn Driver>) -> Result<Instance, Failure> {
+        Instance::build(&Config::parse(conf, &KeyTable::default()).unwrap(), driver)
+    }
+
+    /// Uses each device in turn, then the first two again.
+    fn use_all(conf: &str, sims: &[Arc<Sim>; 3]) {
+        let seats = none_open();
+        for device in [0, 1, 2, 1, 0] {
+            let sim = Arc::clone(&sims[usize::try_from(device).unwrap()]);
+            let open = seats.open(device, |_| instance(conf, sim)).unwrap();
+            for bytes in [512, 25 * MIB] {
+                open.allocate(bytes, StreamId::DEFAULT).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn devices_that_are_used_open_their_memory_to_each_other() {
+        for conf in ["", "expandable_segments:True", "layers:[statistics],expandable_segments:True"]
+        {
+            let sims = sims();
+            use_all(conf, &sims);
+            for (sim, other) in [(0, 1), (1, 0)] {
+                let (sim, other) = (&sims[sim], DeviceId(other));
+                assert_eq!(sim.mapped_bytes_open_to(other), sim.held().mapped_bytes(), "{conf}");
+                assert_eq!(sim.calls("enable_access"), 1, "{conf}");
+                assert_eq!(sim.mapped_bytes_open_to(DeviceId(2)), 0);
+            }
+            assert_eq!(sims[2].calls("enable_access"), 0, "nobody reaches it");
+        }
+        for conf in ["", "malloc_async_own_pool:True"] {
+            let sims = sims();
+            use_all(&format!("backend:cudaMallocAsync,{conf}"), &sims);
+            let opened = sims.each_ref().map(|sim| sim.calls("open_pool"));
+            assert_eq!(opened, [1, 1, 0], "{conf}");
+        }
+    }
+
+    #[test]
+    fn a_device_alone_and_one_that_is_told_not_to_open_nothing() {
+        let sims = sims();
+        use_all("expandable_segments:True,peers:none", &sims);
+        let alone = none_open();
+        alone.open(0, |_| instance("expandable_segments:True", sims[0].clone())).unwrap();
+        assert_eq!(sims.map(|sim| sim.calls("enable_access")), [0; 3]);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_let_in_does_not_stop_the_allocator() {
+        let sims = sims();
+        let seats = none_open();
+        let conf = "expandable_segments:True";
+        let faulty = Arc::new(Faulty::new(Arc::clone(&sims[0])));
+        seats.open(0, |_| instance(conf, faulty.clone())).unwrap();
+        let only = Some("enable_access");
+        faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
+        let open = seats.open(1, |_| instance(conf, sims[1].clone())).unwrap();
+        open.allocate(512, StreamId::DEFAULT).unwrap();
+        assert_eq!(sims[1].mapped_bytes_open_to(DeviceId(0)), 2 * MIB, "the other way is open");
+        seats.open(0, |_| unreachable!()).unwrap().allocate(512, StreamId::DEFAULT).unwrap();
+        assert_eq!(sims[0].mapped_bytes_open_to(DeviceId(1)), 0);
+    }
+
+    /// Opens two devices; the returned list can open a third.
+    fn two_open(drivers: [Arc<dyn Driver>; 2]) -> &'static Devices {
+        let seats = none_open();
+        for (device, driver) in (0..).zip(drivers) {
+            seats.open(device, |_| instance("", driver)).unwrap();
+        }
+        seats
+    }
+
+    fn told(seats: &Devices) -> Vec<(String, Option<u64>)> {
+        let of = |open: &Instance| {
+            let InForce { config, .. } = open.in_force();
+            (open.name().to_owned(), config.settings().max_split_bytes)
+        };
+        seats.all().map(of).collect()
+    }
+
+    fn nothing() -> Result<Config, Failure> {
+        Ok(Config::default())
+    }
+
+    #[test]
+    fn a_string_that_one_device_refuses_changes_none() {
+        let [first, second, third] = sims();
+        let seats = two_open([first, second]);
+        seats.set_conf("max_split_size_mb:64", nothing).unwrap();
+        let both = vec![("native".to_owned(), Some(64 * MIB)); 2];
+        assert_eq!(told(seats), both);
+        let pool = PoolId { capture: 0, user: 7 };
+        let used = seats.place(1).and_then(Place::get).unwrap();
+        used.pools().unwrap().create_pool(pool, Default::default()).unwrap();
+        let switch = "backend:cudaMallocAsync,max_split_size_mb:200";
+        assert!(seats.set_conf(switch, nothing).is_err(), "a pool of the second has a user");
+        assert_eq!(told(seats), both);
+        let open = seats.open(2, |later| {
+            let config = later.cloned().unwrap();
+            Instance::build(&config, third)
+        });
+        let config = open.unwrap().in_force().config;
+        assert_eq!(config.settings().max_split_bytes, Some(64 * MIB), "the last accepted string");
+    }
+
+    #[test]
+    fn a_driver_that_refuses_late_brings_the_former_configuration_back() {
+        let [first, second, _] = sims();
+        let faulty = Arc::new(Faulty::new(second));
+        let seats = two_open([first, faulty.clone()]);
+        seats.set_conf("max_split_size_mb:64", nothing).unwrap();
+        let before = told(seats);
+        let limited = seats.place(0).and_then(Place::get).unwrap();
+        limited.caching().unwrap().set_limit_bytes(Some(30 * MIB));
+        let only = Some("create_pool");
+        faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
+        let switch = "backend:cudaMallocAsync,malloc_async_own_pool:True";
+        assert!(seats.set_conf(switch, nothing).is_err());
+        assert_eq!(told(seats), before);
+        assert_eq!(limited.caching().unwrap().limit_bytes(), Some(30 * MIB));
+    }
+}

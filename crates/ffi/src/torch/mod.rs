@@ -1,0 +1,247 @@
+//! The functions that PyTorch's pluggable allocator loads: two required ones and eight optional
+//! callbacks.
+//!
+//! One allocator per device, created at its first use from the environment (`devices`). A static array
+//! holds them, so a cache hit costs one load more than in Rust, and takes no lock here. They are never
+//! destroyed, because blocks may outlive everything that could destroy them.
+//!
+//! PyTorch passes a null pointer on without an error, and the callbacks return nothing. So failures are
+//! also written to the standard error stream. PyTorch opens a pool's scope before a capture begins, and
+//! selects the streams with a C++ function, which is copied and called at each request.
+//!
+//! Source of the signatures: PyTorch's `CUDAPluggableAllocator`.
+
+#![expect(unsafe_code, reason = "exported names and callers' pointers")]
+
+mod class;
+mod devices;
+mod settings;
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+use super::calls::{pointer_to, stream_of};
+use super::fork::is_child;
+use super::guard::{Failure, Status, guard, status};
+use super::instance::environment;
+use super::messages::complain;
+use super::pointers::{store, store_any};
+use super::pools::Pool;
+use super::table::TORCH_HANDLE;
+pub use class::*;
+pub(super) use devices::{
+    default_config, find, forget_all, is_opening, name_in_force, open_devices, statistics,
+};
+use devices::{open_device, opened};
+pub use settings::*;
+use stratalloc::allocator::ScopeFilter;
+use stratalloc::strategies::plugin::copied;
+
+/// [`guard`] that also writes failures to the standard error stream.
+#[inline]
+fn reporting<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
+    match guard(work) {
+        Ok(done) => done,
+        Err(_) => {
+            complain();
+            otherwise
+        }
+    }
+}
+
+/// Allocates a block for PyTorch. Returns null for zero bytes, without an error. Returns null and sets
+/// the thread's last error when there is no memory, no such device, or the environment's configuration is
+/// invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead of `cuda`.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_malloc(
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    if size == 0 {
+        return null_mut();
+    }
+    reporting(null_mut(), || {
+        let open = open_device(device)?;
+        pointer_to(open.allocate(size as u64, stream_of(stream))?)
+    })
+}
+
+/// Frees a block for PyTorch. Null is ignored, and so is, in the child of a fork, a block of the
+/// parent's. `size` and `stream` are ignored: the allocator knows them.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_free(
+    pointer: *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) {
+    let _ = (size, stream);
+    if pointer.is_null() {
+        return;
+    }
+    reporting((), || match opened(device) {
+        Ok(open) => open.free(pointer.addr() as u64),
+        // A block of the parent's, whose allocator does not exist here.
+        Err(_) if is_child() => Ok(()),
+        Err(none) => Err(none),
+    });
+}
+
+/// `set_init_fn`: reads the environment, so that an invalid configuration is reported at once.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
+    // Creates no allocator: it would use memory of a device that may stay unused.
+    let _ = device_count;
+    reporting((), || environment().map(|_| ()));
+}
+
+/// `set_reset_fn`: empties the caches of all devices. Waits for them.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_reset() {
+    for (_, open) in open_devices() {
+        reporting((), || Ok(open.caching()?.empty_cache()?));
+    }
+}
+
+/// Calls `stratalloc_history_drop_stack_source` for the allocators of all devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_drop_stack_sources() -> Status {
+    status(|| {
+        for (_, open) in open_devices() {
+            open.history().drop_stack_provider();
+        }
+        Ok(())
+    })
+}
+
+/// `set_memory_fraction_fn`: limits a device's allocator to a fraction of its memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int) {
+    reporting((), || Ok(open_device(device)?.caching()?.set_memory_fraction(fraction)?));
+}
+
+/// `set_base_alloc_fn`: returns the start of the segment that contains `pointer`, and stores the
+/// segment's size. For an unknown pointer it returns the pointer and stores 0. Walks over all segments.
+///
+/// # Safety
+///
+/// `size` may be written, unless it is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_base_allocation(
+    pointer: *mut c_void,
+    size: *mut usize,
+) -> *mut c_void {
+    if pointer.is_null() {
+        return pointer;
+    }
+    reporting(pointer, || {
+        let address = pointer.addr() as u64;
+        let found = open_devices().find_map(|(_, open)| open.base_of(address));
+        let size_bytes = found.map_or(0, |(_, size_bytes)| size_bytes);
+        // SAFETY: our caller's promise.
+        unsafe { store_any(size, usize::try_from(size_bytes).unwrap_or(usize::MAX)) };
+        found.map_or_else(|| Err(not_ours(address)), |(base, _)| pointer_to(base))
+    })
+}
+
+/// `set_record_stream_fn`: announces that work on `stream` uses the block; null is ignored.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
+    if pointer.is_null() {
+        return;
+    }
+    reporting((), || {
+        let address = pointer.addr() as u64;
+        // The callback does not pass the device; only one of them knows the address.
+        for (_, open) in open_devices() {
+            match open.record_stream(address, stream_of(stream)) {
+                Err(failure) if failure.status == Status::UnknownAddress => {}
+                other => return other,
+            }
+        }
+        Err(not_ours(address))
+    });
+}
+
+/// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, with priority over
+/// all scopes that are already open. The filter is copied, and called at each request with the request's
+/// stream, on the requesting thread. An empty filter accepts the calling thread's requests.
+///
+/// # Safety
+///
+/// `filter` is null, or a `std::function<bool(cudaStream_t)>` of GNU's C++ library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_begin_allocate_to_pool(
+    device: c_int,
+    pool: Pool,
+    filter: *mut c_void,
+) {
+    reporting((), || {
+        // SAFETY: our caller's promise.
+        let filter = unsafe { filter_of(filter) };
+        Ok(open_device(device)?.pools()?.open_scope(pool.into(), filter)?)
+    });
+}
+
+/// Returns a scope filter for a C++ filter.
+///
+/// # Safety
+///
+/// As for [`stratalloc_torch_begin_allocate_to_pool`].
+unsafe fn filter_of(filter: *mut c_void) -> ScopeFilter {
+    // SAFETY: our caller's promise.
+    let copied = unsafe { copied(filter) };
+    copied.map_or_else(ScopeFilter::this_thread, ScopeFilter::Where)
+}
+
+/// `set_end_allocate_to_pool_fn`: closes the scope; the pool stays in use until it is released.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
+    reporting((), || Ok(opened(device)?.pools()?.close_scope(pool.into())?));
+}
+
+/// `set_release_pool`: removes a user from a pool. Memory of a pool without users is released whenever
+/// memory is released.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_release_pool(device: c_int, pool: Pool) {
+    reporting((), || Ok(opened(device)?.pools()?.release_pool(pool.into())?));
+}
+
+/// Stores a handle of PyTorch's allocator on a device, for the other calls of this interface. Creates the
+/// allocator if there is none yet. It cannot be destroyed. The handle is `STRATALLOC_TORCH_HANDLE` plus
+/// the device's ordinal; calls find its allocator without a lock.
+///
+/// # Safety
+///
+/// `handle` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64) -> Status {
+    let work = || {
+        let _ = open_device(device)?;
+        Ok(TORCH_HANDLE + u64::try_from(device).unwrap_or_default())
+    };
+    // SAFETY: our caller's promise.
+    unsafe { store(handle, "handle", work) }
+}
+
+/// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns the result. A failure
+/// on one device does not stop the others; the status of the last failure is returned. Waits for the
+/// devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_torch_empty_cache() -> Status {
+    let mut ended = Status::Ok;
+    for (_, open) in open_devices() {
+        let emptied = status(|| Ok(open.caching()?.empty_cache()?));
+        if emptied != Status::Ok {
+            ended = emptied;
+        }
+    }
+    ended
+}
+
+#[cold]
+fn not_ours(address: u64) -> Failure {
+    let text = format_args!("no block of any device is at {address:#x}");
+    Failure::new(Status::UnknownAddress, text)
+}

@@ -1,0 +1,85 @@
+//! Requests with the cache turned off: each is a driver call of its own, as in PyTorch.
+//!
+//! For tools that observe a program's use of device memory: behind a cache they would see one block for
+//! many. Such blocks appear in no counter, history or pool, and no limit applies to them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use stratalloc::driver::{Driver, DriverResult};
+
+/// If one of them is set to any value, allocators that the environment configures start with the cache
+/// off.
+///
+/// Source: PyTorch's `forceUncachedAllocator`.
+const VARIABLES: [&str; 2] = ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"];
+
+/// The uncached blocks of one device.
+#[derive(Debug)]
+pub(super) struct Uncached {
+    driver: Arc<dyn Driver>,
+    is_on: AtomicBool,
+    /// Sizes by address.
+    blocks: Mutex<BTreeMap<u64, u64>>,
+}
+
+/// Returns true if the environment turns caches off.
+pub(super) fn environment_asks() -> bool {
+    VARIABLES.iter().any(|name| std::env::var_os(name).is_some())
+}
+
+impl Uncached {
+    pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
+        Self { driver, is_on: AtomicBool::new(false), blocks: Mutex::default() }
+    }
+
+    /// Returns true if the cache is turned off.
+    #[inline]
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn turn(&self, on: bool) {
+        self.is_on.store(on, Ordering::Relaxed);
+    }
+
+    pub(super) fn allocate(&self, bytes: u64) -> DriverResult<u64> {
+        let address = self.driver.allocate(bytes)?;
+        self.blocks.lock().insert(address, bytes);
+        Ok(address)
+    }
+
+    /// Returns the size of the block that starts at an address.
+    pub(super) fn size_of(&self, address: u64) -> Option<u64> {
+        self.blocks.lock().get(&address).copied()
+    }
+
+    /// Returns the block that contains an address.
+    pub(super) fn around(&self, address: u64) -> Option<(u64, u64)> {
+        let blocks = self.blocks.lock();
+        let (start, size_bytes) = blocks.range(..=address).next_back()?;
+        (address - start < *size_bytes).then_some((*start, *size_bytes))
+    }
+
+    /// Frees a block to the driver, which waits for all work that uses it. `None` for an unknown address.
+    pub(super) fn free(&self, address: u64) -> Option<DriverResult<()>> {
+        let size_bytes = self.blocks.lock().remove(&address)?;
+        let freed = self.driver.free(address, size_bytes);
+        if freed.is_err() {
+            self.blocks.lock().insert(address, size_bytes);
+        }
+        Some(freed)
+    }
+}
+
+impl Drop for Uncached {
+    fn drop(&mut self) {
+        for (address, size_bytes) in std::mem::take(self.blocks.get_mut()) {
+            // If the driver fails, the memory stays with it; no caller could receive the error.
+            let _ = self.driver.free(address, size_bytes);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! A driver that holds back the work of streams until a replay or a test lets it run.
+//!
+//! Streams without work finish at once, so a block that other streams used would be free too early. A
+//! [`Brake`] holds them back: a gate stands in front of each mark until the mark may be reached. `sim`
+//! finishes work on request. [`Gated`] adds gates to a device that really runs the work; on CUDA
+//! the stream waits for a number in pinned memory.
+//!
+//! Every wait ends. A call that waits for the device opens all gates first. Gates that are not
+//! touched for ten seconds open by themselves, which means that a call waits that was expected not to.
+//! The next [`Brake::finish_all`] reports that as an error.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use stratalloc::driver::{DriverResult, HoldsWork};
+use stratalloc::driver::{Intercepted, Interceptor};
+use stratalloc::error::{DriverError, DriverErrorKind};
+use stratalloc::ids::{EventId, StreamId};
+
+/// Controls when the work of streams finishes.
+pub trait Brake: fmt::Debug + Send + Sync {
+    /// Holds back work that is submitted to `stream` from now on. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the device cannot. No work is held back then.
+    fn hold(&self, stream: StreamId) -> DriverResult<()>;
+
+    /// Marks the current end of `stream` and returns the mark's number. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] of the device.
+    fn mark(&self, stream: StreamId) -> DriverResult<u64>;
+
+    /// Lets the work of `stream` run up to a mark, and waits until that point is reached.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] of the device, and when the point is not reached in ten seconds.
+    fn finish_until(&self, stream: StreamId, mark: u64) -> DriverResult<()>;
+
+    /// Lets all work run, and waits for all marks.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] of the device, and when gates opened before their time.
+    fn finish_all(&self) -> DriverResult<()>;
+}
+
+/// How long gates stay closed without activity, and how long a stream may take to reach a mark.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Calls that may wait for work submitted before.
+const WAITING: [&str; 15] = [
+    "free",
+    "synchronize_stream",
+    "synchronize_device",
+    "synchronize_event",
+    "copy_from_host",
+    "copy_to_host",
+    "destroy_stream",
+    "unreserve",
+    "release",
+    "unmap",
+    "destroy_pool",
+    "trim",
+    "close",
+    "open",
+    "enable_access",
+];
+
+/// A gate, or a mark, of a stream.
+#[derive(Debug)]
+struct Held<G> {
+    mark: u64,
+    /// `None` once it is open.
+    gate: Option<G>,
+    /// The event recorded behind the gate, if this is a mark.
+    event: Option<EventId>,
+}
+
+#[derive(Debug)]
+struct GatedWork<G> {
+    held: HashMap<StreamId, VecDeque<Held<G>>>,
+    last_mark: u64,
+    closed: usize,
+    /// Changes whenever gates close or open.
+    activity: u64,
+    /// How often gates opened because there was no activity for too long.
+    forced: u64,
+    ending: bool,
+}
+
+impl<G> GatedWork<G> {
+    fn open_all(&mut self) {
+        for held in self.held.values_mut().flatten() {
+            held.gate = None;
+        }
+        self.closed = 0;
+        self.activity += 1;
+    }
+
+    /// Opens the gates of a stream up to a mark, in order. Returns the events of the marks.
+    fn open_until(&mut self, stream: StreamId, mark: u64) -> Vec<EventId> {
+        let mut events = Vec::new();
+        let Some(lane) = self.held.get_mut(&stream) else { return events };
+        while let Some(mut held) = lane.pop_front_if(|held| held.mark <= mark) {
+            self.closed -= usize::from(held.gate.take().is_some());
+            events.extend(held.event);
+        }
+        self.activity += 1;
+        events
+    }
+}
+
+#[derive(Debug)]
+struct Shared<G> {
+    lanes: Mutex<GatedWork<G>>,
+    /// Signalled when the first gate was closed, or when the driver is dropped.
+    changed: Condvar,
+}
+
+impl<G> Shared<G> {
+    /// Opens all gates after `patience` without activity. Runs on its own thread.
+    fn watch(&self, patience: Duration) {
+        let mut lanes = self.lanes.lock();
+        while !lanes.ending {
+            if lanes.closed == 0 {
+                self.changed.wait(&mut lanes);
+                continue;
+            }
+            let before = lanes.activity;
+            let waited = self.changed.wait_for(&mut lanes, patience);
+            if waited.timed_out() && lanes.activity == before && lanes.closed > 0 {
+                lanes.open_all();
+                lanes.forced += 1;
+            }
+        }
+    }
+}
+
+/// A driver whose work can be held back. It implements [`Brake`].
+pub type Gated<D> = Intercepted<Arc<D>, Gates<D>>;
+
+/// The gates of a [`Gated`] driver. They open when it is dropped.
+#[derive(Debug)]
+pub struct Gates<D: HoldsWork> {
+    driver: Arc<D>,
+    shared: Arc<Shared<D::Gate>>,
+    watchman: Mutex<Option<JoinHandle<()>>>,
+    patience: Duration,
+}
+
+impl<D: HoldsWork> Gates<D> {
+    /// Puts gates before a driver. No work is held back before [`Brake::hold`].
+    #[must_use]
+    pub fn before(inner: D) -> Gated<D> {
+        Self::with_patience(inner, PATIENCE)
+    }
+
+    fn with_patience(inner: D, patience: Duration) -> Gated<D> {
+        let driver = Arc::new(inner);
+        let held = HashMap::new();
+        let lanes =
+            GatedWork { held, last_mark: 0, closed: 0, activity: 0, forced: 0, ending: false };
+        let shared = Arc::new(Shared { lanes: Mutex::new(lanes), changed: Condvar::new() });
+        let watchman = Mutex::new(None);
+        let gates = Gates { driver: Arc::clone(&driver), shared, watchman, patience };
+        Intercepted::with(driver, gates)
+    }
+}
+
+impl<D: HoldsWork> Interceptor for Gates<D> {
+    /// Opens all gates before a call that may wait for work behind them.
+    fn around<T>(
+        &self,
+        call: &'static str,
+        act: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        if WAITING.contains(&call) {
+            let mut lanes = self.lanes();
+            if lanes.closed > 0 {
+                lanes.open_all();
+            }
+        }
+        act()
+    }
+}
+
+impl<D: HoldsWork> Gates<D> {
+    fn lanes(&self) -> MutexGuard<'_, GatedWork<D::Gate>> {
+        self.shared.lanes.lock()
+    }
+
+    fn start_watching(&self) {
+        let mut watchman = self.watchman.lock();
+        if watchman.is_none() {
+            let (shared, patience) = (Arc::clone(&self.shared), self.patience);
+            *watchman = Some(std::thread::spawn(move || shared.watch(patience)));
+        }
+    }
+
+    /// Waits for an event behind open gates, and destroys it. A device may run independent streams one
+    /// after the other. If that delays the event too long, all other gates are opened too.
+    fn reach(&self, event: EventId) -> DriverResult<()> {
+        let begin = Instant::now();
+        while !self.driver.query_event(event)? {
+            if begin.elapsed() > self.patience {
+                let mut lanes = self.lanes();
+                lanes.open_all();
+                lanes.forced += 1;
+                drop(lanes);
+                self.driver.synchronize_event(event)?;
+                break;
+            }
+            std::thread::yield_now();
+        }
+        self.driver.destroy_event(event)
+    }
+}
+
+fn check_forced(times: u64, patience: Duration) -> DriverResult<()> {
+    if times == 0 {
+        return Ok(());
+    }
+    let message = format!(
+        "held work was let go before its time {times} times: the device did not go on within \
+         {patience:?} (CUDA_DEVICE_MAX_CONNECTIONS=32 lets more streams of a GPU run apart)"
+    );
+    Err(DriverError::new(DriverErrorKind::Other, "finish_all", 0, message))
+}
+
+impl<D: HoldsWork> Brake for Gated<D> {
+    fn hold(&self, stream: StreamId) -> DriverResult<()> {
+        let gates = self.interceptor();
+        let gate = gates.driver.hold_back(stream)?;
+        gates.start_watching();
+        let mut lanes = gates.lanes();
+        lanes.last_mark += 1;
+        let held = Held { mark: lanes.last_mark, gate: Some(gate), event: None };
+        lanes.held.entry(stream).or_default().push_back(held);
+        lanes.closed += 1;
+        lanes.activity += 1;
+        if lanes.closed == 1 {
+            gates.shared.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    fn mark(&self, stream: StreamId) -> DriverResult<u64> {
+        let gates = self.interceptor();
+        let event = gates.driver.create_event()?;
+        if let Err(error) = gates.driver.record_event(event, stream) {
+            gates.driver.destroy_event(event)?;
+            return Err(error);
+        }
+        let mut lanes = gates.lanes();
+        lanes.last_mark += 1;
+        let mark = lanes.last_mark;
+        let held = Held { mark, gate: None, event: Some(event) };
+        lanes.held.entry(stream).or_default().push_back(held);
+        Ok(mark)
+    }
+
+    fn finish_until(&self, stream: StreamId, mark: u64) -> DriverResult<()> {
+        let gates = self.interceptor();
+        let events = gates.lanes().open_until(stream, mark);
+        let before = gates.lanes().forced;
+        events.into_iter().map(|event| gates.reach(event)).fold(Ok(()), Result::and)?;
+        let times = gates.lanes().forced - before;
+        check_forced(times, gates.patience)
+    }
+
+    fn finish_all(&self) -> DriverResult<()> {
+        let gates = self.interceptor();
+        let mut lanes = gates.lanes();
+        lanes.open_all();
+        let streams: Vec<_> = lanes.held.keys().copied().collect();
+        let events: Vec<_> =
+            streams.into_iter().flat_map(|stream| lanes.open_until(stream, u64::MAX)).collect();
+        drop(lanes);
+        events.into_iter().map(|event| gates.reach(event)).fold(Ok(()), Result::and)?;
+        let times = std::mem::take(&mut gates.lanes().forced);
+        check_forced(times, gates.patience)
+    }
+}
+
+impl<D: HoldsWork> Drop for Gates<D> {
+    /// Opens all gates.
+    fn drop(&mut self) {
+        let mut lanes = self.lanes();
+        lanes.open_all();
+        lanes.ending = true;
+        let events: Vec<_> =
+            lanes.held.drain().flat_map(|(_, lane)| lane).filter_map(|held| held.event).collect();
+        drop(lanes);
+        self.shared.changed.notify_all();
+        if let Some(watchman) = self.watchman.lock().take() {
+            // It ends without a panic: it only waits and opens gates.
+            let _ = watchman.join();
+        }
+        // A failed call leaks the event. A drop cannot report it.
+        events.into_iter().for_each(|event| drop(self.driver.destroy_event(event)));
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests;

@@ -1,0 +1,73 @@
+//! The counters and settings of a stream-ordered pool, for `sim` and `host`.
+
+use crate::refusal::{Done, invalid};
+use stratalloc::driver::keepers::{Keepers, NO_KEEPER};
+use stratalloc::driver::{DriverPoolId, DriverPoolUsage};
+
+#[derive(Debug, Default)]
+pub(super) struct PoolBooks {
+    /// No call finds the pool any more. It stays until its memory is free.
+    pub(super) destroyed: bool,
+    pub(super) threshold_bytes: u64,
+    keepers: Keepers,
+    pub(super) usage: DriverPoolUsage,
+}
+
+impl PoolBooks {
+    /// Counts allocated bytes.
+    pub(super) fn allocate(&mut self, bytes: u64) {
+        let usage = &mut self.usage;
+        usage.used_bytes += bytes;
+        usage.used_high_bytes = usage.used_high_bytes.max(usage.used_bytes);
+    }
+
+    /// Counts bytes reserved from the device.
+    pub(super) fn grow(&mut self, bytes: u64) {
+        let usage = &mut self.usage;
+        usage.reserved_bytes += bytes;
+        usage.reserved_high_bytes = usage.reserved_high_bytes.max(usage.reserved_bytes);
+    }
+
+    pub(super) fn reset_high_marks(&mut self) {
+        self.usage.used_high_bytes = self.usage.used_bytes;
+        self.usage.reserved_high_bytes = self.usage.reserved_bytes;
+    }
+}
+
+/// The calls of [`MemoryPools`](super::MemoryPools) that use only a pool's books.
+pub(super) trait KeepsPoolBooks {
+    /// Returns the books of a pool that was not destroyed.
+    fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks>;
+
+    fn set_release_threshold(&mut self, pool: DriverPoolId, bytes: u64) -> Done<()> {
+        self.books(pool)?.threshold_bytes = bytes;
+        Ok(())
+    }
+
+    fn release_threshold(&mut self, pool: DriverPoolId) -> Done<u64> {
+        Ok(self.books(pool)?.threshold_bytes)
+    }
+
+    fn keep_memory(&mut self, pool: DriverPoolId, keep: bool) -> Done<()> {
+        let books = self.books(pool)?;
+        let changed = books.keepers.after(keep, books.threshold_bytes);
+        let (keepers, set) = changed.ok_or_else(|| invalid(NO_KEEPER))?;
+        books.keepers = keepers;
+        books.threshold_bytes = set.unwrap_or(books.threshold_bytes);
+        Ok(())
+    }
+
+    /// Does nothing: these devices always reuse memory in the same way.
+    fn allow_reuse(&mut self, pool: DriverPoolId) -> Done<()> {
+        self.books(pool).map(drop)
+    }
+
+    fn usage(&mut self, pool: DriverPoolId) -> Done<DriverPoolUsage> {
+        Ok(self.books(pool)?.usage)
+    }
+
+    fn reset_high_marks(&mut self, pool: DriverPoolId) -> Done<()> {
+        self.books(pool)?.reset_high_marks();
+        Ok(())
+    }
+}

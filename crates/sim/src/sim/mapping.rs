@@ -1,0 +1,345 @@
+//! Virtual memory of the simulated device: reservations, pieces and mappings.
+//!
+//! A piece uses memory of the device from `create` until it is neither referenced nor mapped. Address
+//! space costs nothing. An exported descriptor is one end of a pipe whose other end the piece keeps, so
+//! it identifies the piece while the piece lives. Descriptors from elsewhere are not supported.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+
+use hashbrown::HashMap;
+
+use super::ranges::{AddressSpace, Budget};
+use super::{
+    AddressOrder, Done, GRANULARITY_BYTES, Refusal, Sim, State, check_whole, ensure, invalid,
+    not_supported,
+};
+use crate::Held;
+use stratalloc::driver::call::{calls, forward};
+use stratalloc::driver::{Exportable, Fabric, FabricHandle, PhysicalId, VirtualMemory};
+use stratalloc::error::DriverErrorKind;
+use stratalloc::ids::DeviceId;
+
+/// All reservations, pieces and mappings.
+#[derive(Debug)]
+pub(super) struct Mappings {
+    space: AddressSpace,
+    /// By address; no two overlap.
+    mapped: BTreeMap<u64, Mapping>,
+    pieces: HashMap<PhysicalId, Piece>,
+    last_piece: u64,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    size_bytes: u64,
+    piece: PhysicalId,
+    accessible: bool,
+    /// Other devices that may access it.
+    peers: Vec<DeviceId>,
+}
+
+impl Mapping {
+    fn allow(&mut self, device: DeviceId, own: DeviceId) {
+        if device == own {
+            self.accessible = true;
+        } else if !self.peers.contains(&device) {
+            self.peers.push(device);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Piece {
+    size_bytes: u64,
+    exportable: Exportable,
+    /// Number of references: one for `create` and for each `import`, minus one for each `release`.
+    holds: u32,
+    mappings: u32,
+    exported: Option<Exported>,
+}
+
+#[derive(Debug)]
+struct Exported {
+    reader: PipeReader,
+    /// Never written to: it keeps the pipe open as long as the piece lives.
+    _writer: PipeWriter,
+    identity: FileIdentity,
+}
+
+/// Device and inode.
+type FileIdentity = (u64, u64);
+
+impl Mappings {
+    pub(super) fn new(order: AddressOrder) -> Self {
+        Self {
+            space: AddressSpace::new(0x1000_0000_0000, 0x7000_0000_0000, order),
+            mapped: BTreeMap::new(),
+            pieces: HashMap::new(),
+            last_piece: 0,
+        }
+    }
+
+    /// Returns whether mapped and accessible pieces cover all of these bytes.
+    pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
+        let Some(end) = address.checked_add(size_bytes) else {
+            return false;
+        };
+        let mut at = address;
+        loop {
+            let below = self.mapped.range(..=at).next_back();
+            match below.map(|(start, mapping)| (start + mapping.size_bytes, mapping.accessible)) {
+                Some((stop, true)) if stop > at && stop >= end => return true,
+                Some((stop, true)) if stop > at => at = stop,
+                _ => return false,
+            }
+        }
+    }
+
+    /// Returns the bytes of all mapped pieces that another device may access.
+    pub(super) fn peer_bytes(&self, device: DeviceId) -> u64 {
+        let open = self.mapped.values().filter(|mapping| mapping.peers.contains(&device));
+        open.map(|mapping| mapping.size_bytes).sum()
+    }
+
+    /// Returns the number of references to all pieces.
+    pub(super) fn holds_of_pieces(&self) -> u64 {
+        self.pieces.values().map(|piece| u64::from(piece.holds)).sum()
+    }
+
+    /// Adds reservations, mappings and pieces to `held`.
+    pub(super) fn tell(&self, held: &mut Held) {
+        held.reservations = self.space.live().collect();
+        held.mapped = self.mapped.iter().map(|(start, own)| (*start, own.size_bytes)).collect();
+        held.pieces = self.pieces.len() as u64;
+    }
+
+    fn piece(&mut self, id: PhysicalId) -> Done<&mut Piece> {
+        let held = self.pieces.get_mut(&id).filter(|piece| piece.holds > 0);
+        held.ok_or_else(|| invalid(format!("no piece {} is held", id.0)))
+    }
+
+    fn map(&mut self, address: u64, size_bytes: u64, id: PhysicalId) -> Done<()> {
+        check_whole("address", address, GRANULARITY_BYTES)?;
+        let piece_bytes = self.piece(id)?.size_bytes;
+        let is_whole = size_bytes == piece_bytes;
+        ensure!(is_whole, "a piece of {piece_bytes} bytes cannot be mapped as {size_bytes}");
+        let is_reserved = self.space.holds(address, size_bytes);
+        ensure!(is_reserved, "{size_bytes} bytes at {address:#x} are not all reserved");
+        self.check_unmapped(address, size_bytes)?;
+        self.piece(id)?.mappings += 1;
+        let mapping = Mapping { size_bytes, piece: id, accessible: false, peers: Vec::new() };
+        self.mapped.insert(address, mapping);
+        Ok(())
+    }
+
+    fn check_unmapped(&self, address: u64, size_bytes: u64) -> Done<()> {
+        if let Some((start, mapping)) = self.mapped.range(..address + size_bytes).next_back() {
+            let is_below = start + mapping.size_bytes <= address;
+            ensure!(is_below, "{size_bytes} bytes at {address:#x}: {start:#x} is mapped");
+        }
+        Ok(())
+    }
+
+    /// Returns the starts of the pieces that fill the range exactly.
+    fn whole_pieces(&self, address: u64, size_bytes: u64) -> Done<Vec<u64>> {
+        let mut starts = Vec::new();
+        let mut covered = 0;
+        while covered < size_bytes {
+            let Some(mapping) = self.mapped.get(&(address + covered)) else { break };
+            starts.push(address + covered);
+            covered += mapping.size_bytes;
+        }
+        ensure!(
+            covered == size_bytes && size_bytes > 0,
+            "{size_bytes} bytes at {address:#x} are not whole mapped pieces: the first {} cover \
+             {covered} bytes",
+            starts.len()
+        );
+        Ok(starts)
+    }
+
+    fn unmap(&mut self, starts: &[u64], budget: &mut Budget) {
+        for start in starts {
+            let mapping = self.mapped.remove(start);
+            let id = mapping.expect("whole_pieces found it").piece;
+            let piece = self.pieces.get_mut(&id).expect("mapped pieces exist");
+            piece.mappings -= 1;
+            self.drop_unused(id, budget);
+        }
+    }
+
+    fn drop_unused(&mut self, id: PhysicalId, budget: &mut Budget) {
+        if let Some(piece) = self.pieces.get(&id)
+            && piece.holds == 0
+            && piece.mappings == 0
+        {
+            budget.give(piece.size_bytes);
+            self.pieces.remove(&id);
+        }
+    }
+}
+
+impl State {
+    fn reserve(&mut self, size_bytes: u64) -> Done<u64> {
+        self.pass(self.options.costs.reserve.of(size_bytes));
+        check_whole("size", size_bytes, GRANULARITY_BYTES)?;
+        self.mappings.space.take(size_bytes)
+    }
+
+    fn unreserve(&mut self, address: u64, size_bytes: u64) -> Done<()> {
+        self.pass(self.options.costs.reserve.of(size_bytes));
+        let mappings = &mut self.mappings;
+        mappings.space.check_exact(address, size_bytes)?;
+        mappings.check_unmapped(address, size_bytes)?;
+        mappings.space.give(address, size_bytes)
+    }
+
+    fn create(&mut self, size_bytes: u64, exportable: Exportable) -> Done<PhysicalId> {
+        self.pass(self.options.costs.create.of(size_bytes));
+        check_whole("size", size_bytes, GRANULARITY_BYTES)?;
+        self.budget.check(size_bytes)?;
+        self.budget.take(size_bytes);
+        let mappings = &mut self.mappings;
+        mappings.last_piece += 1;
+        let id = PhysicalId(mappings.last_piece);
+        let piece = Piece { size_bytes, exportable, holds: 1, mappings: 0, exported: None };
+        mappings.pieces.insert(id, piece);
+        Ok(id)
+    }
+
+    fn release(&mut self, piece: PhysicalId) -> Done<()> {
+        let size_bytes = self.mappings.pieces.get(&piece).map_or(0, |p| p.size_bytes);
+        self.pass(self.options.costs.release.of(size_bytes));
+        self.mappings.piece(piece)?.holds -= 1;
+        self.mappings.drop_unused(piece, &mut self.budget);
+        Ok(())
+    }
+
+    fn map(&mut self, address: u64, size_bytes: u64, piece: PhysicalId) -> Done<()> {
+        self.pass(self.options.costs.map.of(size_bytes));
+        self.mappings.map(address, size_bytes, piece)
+    }
+
+    fn set_access(&mut self, address: u64, size_bytes: u64, device: DeviceId) -> Done<()> {
+        let cost_ns = self.options.costs.set_access.of(size_bytes);
+        self.pass(cost_ns);
+        let own = self.options.device;
+        let may_access = device == own || self.peers.contains(&device);
+        ensure!(may_access, "device {device} is neither device {own} nor an enabled peer");
+        let starts = self.mappings.whole_pieces(address, size_bytes)?;
+        self.pass(cost_ns * (starts.len() as u64 - 1));
+        for start in starts {
+            let mapping = self.mappings.mapped.get_mut(&start);
+            mapping.expect("whole_pieces found it").allow(device, own);
+        }
+        Ok(())
+    }
+
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Done<()> {
+        let cost_ns = self.options.costs.unmap.of(size_bytes);
+        self.pass(cost_ns);
+        let starts = self.mappings.whole_pieces(address, size_bytes)?;
+        self.pass(cost_ns * (starts.len() as u64 - 1));
+        self.mappings.unmap(&starts, &mut self.budget);
+        Ok(())
+    }
+
+    /// Returns a descriptor that identifies the piece while the piece is referenced or mapped. Unlike on
+    /// a real device, it does not keep the piece alive.
+    fn export(&mut self, piece: PhysicalId) -> Done<OwnedFd> {
+        self.pass(self.options.costs.export.fixed_ns);
+        let held = self.mappings.piece(piece)?;
+        let may_leave = held.exportable != Exportable::No;
+        ensure!(may_leave, "piece {} was not created exportable", piece.0);
+        let exported = match held.exported.take() {
+            Some(exported) => exported,
+            None => Exported::new().map_err(host_failed)?,
+        };
+        let reader = exported.reader.try_clone().map_err(host_failed);
+        held.exported = Some(exported);
+        Ok(reader?.into())
+    }
+
+    /// Imports a descriptor of this device and adds a reference to its piece. Refuses other descriptors.
+    fn import(&mut self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
+        self.pass(self.options.costs.export.fixed_ns);
+        let identity = identity_of(descriptor).map_err(host_failed)?;
+        let mut pieces = self.mappings.pieces.iter_mut();
+        let found = pieces.find(|(_, piece)| {
+            let exported = piece.exported.as_ref();
+            exported.is_some_and(|exported| exported.identity == identity)
+        });
+        let Some((id, piece)) = found else {
+            let message = "the descriptor is not of a living piece of this simulated device";
+            return Err(not_supported(message));
+        };
+        let own_bytes = piece.size_bytes;
+        ensure!(own_bytes == size_bytes, "the piece has {own_bytes} bytes, not {size_bytes}");
+        piece.holds += 1;
+        Ok(*id)
+    }
+}
+
+impl VirtualMemory for Sim {
+    fn granularity_bytes(&self) -> u64 {
+        GRANULARITY_BYTES
+    }
+
+    fn fabric(&self) -> Option<&dyn Fabric> {
+        self.state.lock().options.fabric.then_some(self as _)
+    }
+
+    calls! { VirtualMemory forward Self::sized; }
+}
+
+/// A handle is the piece's number. Like a descriptor, it does not keep the piece alive.
+impl State {
+    fn export_handle(&mut self, piece: PhysicalId) -> Done<FabricHandle> {
+        self.pass(self.options.costs.export.fixed_ns);
+        let may_leave = self.mappings.piece(piece)?.exportable == Exportable::Fabric;
+        ensure!(may_leave, "piece {} was not created for the fabric", piece.0);
+        let mut handle = [0; 64];
+        handle[..8].copy_from_slice(&piece.0.to_le_bytes());
+        Ok(FabricHandle(handle))
+    }
+
+    fn import_handle(&mut self, handle: &FabricHandle) -> Done<PhysicalId> {
+        self.pass(self.options.costs.export.fixed_ns);
+        let (number, rest) = handle.0.split_first_chunk().expect("it is longer than a number");
+        let id = PhysicalId(u64::from_le_bytes(*number));
+        let found = self.mappings.pieces.get_mut(&id);
+        match found.filter(|piece| piece.exportable == Exportable::Fabric) {
+            Some(piece) if rest.iter().all(|byte| *byte == 0) => {
+                piece.holds += 1;
+                Ok(id)
+            }
+            _ => Err(invalid("the handle is of no living piece of this simulated device")),
+        }
+    }
+}
+
+impl Fabric for Sim {
+    calls! { Fabric forward Self::sized; }
+}
+
+impl Exported {
+    fn new() -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        let identity = identity_of(reader.try_clone()?.into())?;
+        Ok(Self { reader, _writer: writer, identity })
+    }
+}
+
+fn identity_of(descriptor: OwnedFd) -> io::Result<FileIdentity> {
+    let metadata = File::from(descriptor).metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+fn host_failed(error: io::Error) -> Refusal {
+    let code = error.raw_os_error().unwrap_or(0);
+    Refusal::new(DriverErrorKind::Other, Some(code.into()), error.to_string())
+}

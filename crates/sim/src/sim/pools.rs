@@ -1,0 +1,392 @@
+//! Stream-ordered pools of the simulated device, modelled on `cudaMallocAsync`.
+//!
+//! A pool takes memory from the device in steps of 32 MiB and allocates the smallest idle range that
+//! fits. The stream that freed a range may reuse it at once. Other streams may reuse it once the free
+//! has been reached. Where no range fits, the pool moves idle pages to new addresses before it takes
+//! memory. A pool releases idle memory down to its release threshold when a call synchronises, and when
+//! the pool is trimmed. `tests/malloc_async.rs` compares this model with recordings of a real driver.
+//!
+//! Allocations on a captured stream come from memory of graphs, which is no pool. A range that was freed
+//! inside the capture may be reused where the graph orders the new use after the free.
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashSet;
+
+use super::graph::Graphs;
+use super::idle::{Freed, Idle, IdleRanges};
+use super::ranges::{AddressSpace, Budget};
+use super::work::Work;
+use super::{AddressOrder, Done, Sim, State, ensure, invalid, not_supported};
+use crate::pool_books::{KeepsPoolBooks, PoolBooks};
+use stratalloc::driver::call::{calls, forward};
+use stratalloc::driver::{CaptureStatus, DriverPoolId, DriverPoolUsage, MemoryPools, NodeId};
+use stratalloc::ids::{DeviceId, StreamId};
+use stratalloc::size::{MIB, MIN_BLOCK_BYTES, align_up};
+
+/// Memory is taken from the device in multiples of this.
+const STEP_BYTES: u64 = 32 * MIB;
+/// Unit in which memory moves to other addresses.
+const PAGE_BYTES: u64 = 2 * MIB;
+
+/// All pools.
+#[derive(Debug)]
+pub(super) struct Pools {
+    space: AddressSpace,
+    /// The first is the default pool.
+    pools: Vec<Pool>,
+    /// Memory of captured graphs.
+    graphs: Pool,
+    live: BTreeMap<u64, Live>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    size_bytes: u64,
+    home: Home,
+}
+
+/// The origin of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Home {
+    Pool(usize),
+    /// Memory of graphs, allocated in this capture.
+    Graph(u64),
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    books: PoolBooks,
+    /// Start and size. An idle range never spans two segments.
+    segments: BTreeMap<u64, u64>,
+    idle: IdleRanges,
+}
+
+impl Pool {
+    /// Makes ranges usable by any stream once their free has been reached.
+    fn settle(&mut self, work: &Work, graphs: &Graphs, now_ns: u64) {
+        let reached = |freed: Freed| match freed {
+            Freed::On(_, mark) => work.is_finished(mark, now_ns),
+            Freed::At(node) => !graphs.knows(node),
+        };
+        for start in self.idle.reached(reached) {
+            // It is missing if it was coalesced with a neighbour just now.
+            if let Some(Idle { size_bytes, .. }) = self.idle.remove(start) {
+                self.idle.insert(start, Idle { size_bytes, freed: None }, &self.segments);
+            }
+        }
+    }
+
+    /// Allocates from the smallest idle range that fits and that `on` may use after the nodes `behind`.
+    fn take(&mut self, size_bytes: u64, on: StreamId, behind: &HashSet<NodeId>) -> Option<u64> {
+        let start = self.idle.best(size_bytes, on, behind)?;
+        let range = self.idle.remove(start)?;
+        if range.size_bytes > size_bytes {
+            let rest = Idle { size_bytes: range.size_bytes - size_bytes, ..range };
+            self.idle.insert(start + size_bytes, rest, &self.segments);
+        }
+        Some(start)
+    }
+
+    /// Makes a segment with room for `size_bytes` on a stream: from idle pages first, the rest from the
+    /// device.
+    fn grow(
+        &mut self,
+        size_bytes: u64,
+        on: StreamId,
+        space: &mut AddressSpace,
+        budget: &mut Budget,
+    ) -> Done<()> {
+        let whole = align_up(size_bytes, PAGE_BYTES);
+        let moved = self.pages(Some(on)).map(|(_, bytes)| bytes).sum::<u64>().min(whole);
+        let missing = whole - moved;
+        let roomy = align_up(missing, STEP_BYTES);
+        let taken = if roomy <= budget.free_bytes() { roomy } else { missing };
+        budget.check(taken)?;
+        let start = space.take(moved + taken)?;
+        let freed = self.move_pages(moved, on, space);
+        budget.take(taken);
+        self.segments.insert(start, moved + taken);
+        self.idle.insert(start, Idle { size_bytes: moved + taken, freed }, &self.segments);
+        self.books.grow(taken);
+        Ok(())
+    }
+
+    /// Returns the whole pages inside ranges that any stream, or only `on`, may use: start and bytes.
+    fn pages(&self, on: Option<StreamId>) -> impl Iterator<Item = (u64, u64)> {
+        self.idle.usable(on).filter_map(|(size_bytes, start)| {
+            let (first, end) = (align_up(start, PAGE_BYTES), (start + size_bytes) / PAGE_BYTES);
+            let bytes = (end * PAGE_BYTES).checked_sub(first)?;
+            (bytes > 0).then_some((first, bytes))
+        })
+    }
+
+    /// Unmaps so many bytes of idle pages. Returns the latest of their frees that has not been reached
+    /// on all streams.
+    fn move_pages(&mut self, bytes: u64, on: StreamId, space: &mut AddressSpace) -> Option<Freed> {
+        let (mut left, mut latest) = (bytes, None);
+        while left > 0 {
+            let (first, there) = self.pages(Some(on)).next().expect("counted a moment ago");
+            let part = there.min(left);
+            match (self.unmap(first, part, space), &mut latest) {
+                (Some(Freed::On(_, mark)), Some(Freed::On(_, last))) => *last = last.later(mark),
+                (Some(freed), none) => *none = Some(freed),
+                (None, _) => {}
+            }
+            left -= part;
+        }
+        latest
+    }
+
+    /// Unmaps pages of an idle range and of its segment. The segment is split into the parts before and
+    /// after them. Returns the free of the idle range.
+    fn unmap(&mut self, first: u64, bytes: u64, space: &mut AddressSpace) -> Option<Freed> {
+        let end = first + bytes;
+        let (start, range) = self.idle.around(first).expect("idle there");
+        let range_end = start + range.size_bytes;
+        self.idle.remove(start);
+        let (&segment, &size_bytes) = self.segments.range(..=first).next_back().expect("held");
+        let segment_end = segment + size_bytes;
+        self.segments.remove(&segment);
+        for (from, to) in [(segment, first), (end, segment_end)] {
+            if from < to {
+                self.segments.insert(from, to - from);
+            }
+        }
+        for (from, to) in [(start, first), (end, range_end)] {
+            if from < to {
+                self.idle.insert(from, Idle { size_bytes: to - from, ..range }, &self.segments);
+            }
+        }
+        space.give_part(first, bytes);
+        range.freed
+    }
+
+    /// Releases idle pages, of the largest ranges first, while the pool holds more than `keep_bytes`.
+    fn release(&mut self, keep_bytes: u64, space: &mut AddressSpace, budget: &mut Budget) {
+        while self.books.usage.reserved_bytes > keep_bytes {
+            let Some((first, there)) = self.pages(None).next() else { break };
+            let excess = align_up(self.books.usage.reserved_bytes - keep_bytes, STEP_BYTES);
+            let part = there.min(excess);
+            self.unmap(first, part, space);
+            budget.give(part);
+            self.books.usage.reserved_bytes -= part;
+        }
+    }
+}
+
+impl Pools {
+    /// Returns the number of live allocations.
+    pub(super) fn ranges(&self) -> u64 {
+        self.live.len() as u64
+    }
+
+    pub(super) fn new() -> Self {
+        Self {
+            space: AddressSpace::new(0x7000_0000_0000, 0x7f00_0000_0000, AddressOrder::Lowest),
+            pools: vec![Pool::default()],
+            graphs: Pool::default(),
+            live: BTreeMap::new(),
+        }
+    }
+
+    /// Returns whether one allocation contains all of these bytes.
+    pub(super) fn holds(&self, address: u64, size_bytes: u64) -> bool {
+        let below = self.live.range(..=address).next_back();
+        below.is_some_and(|(start, live)| {
+            let end = address.checked_add(size_bytes);
+            end.is_some_and(|end| end <= start + live.size_bytes)
+        })
+    }
+
+    /// Returns the pool that a range comes from, and the addresses of all pools.
+    fn at(&mut self, home: Home) -> (&mut Pool, &mut AddressSpace) {
+        let pool = match home {
+            Home::Pool(index) => &mut self.pools[index],
+            Home::Graph(_) => &mut self.graphs,
+        };
+        (pool, &mut self.space)
+    }
+
+    /// Frees the memory of a graph that was dropped without having run.
+    pub(super) fn graph_is_gone(&mut self, capture: u64) {
+        let of_graph = self.live.extract_if(.., |_, live| live.home == Home::Graph(capture));
+        for (address, Live { size_bytes, .. }) in of_graph {
+            self.graphs.books.usage.used_bytes -= size_bytes;
+            let range = Idle { size_bytes, freed: None };
+            self.graphs.idle.insert(address, range, &self.graphs.segments);
+        }
+    }
+
+    fn index(&self, pool: DriverPoolId) -> Done<usize> {
+        let index = usize::try_from(pool.0).ok();
+        let found = index.filter(|i| self.pools.get(*i).is_some_and(|pool| !pool.books.destroyed));
+        found.ok_or_else(|| invalid(format!("there is no pool {}", pool.0)))
+    }
+}
+
+impl State {
+    fn allocate_async(&mut self, pool: DriverPoolId, bytes: u64, on: StreamId) -> Done<u64> {
+        let index = self.pools.index(pool)?;
+        ensure!(bytes > 0, "0 bytes asked");
+        if bytes > self.budget.total_bytes {
+            return self.budget.check(bytes).map(|()| 0);
+        }
+        self.work.stream(on)?;
+        self.graphs.check_takes_work(on)?;
+        let size_bytes = align_up(bytes, MIN_BLOCK_BYTES);
+        let home = match self.graphs.status(on) {
+            CaptureStatus::Active { capture } => Home::Graph(capture),
+            _ => Home::Pool(index),
+        };
+        let behind = self.graphs.before(on);
+        let (pool, space) = self.pools.at(home);
+        pool.settle(&self.work, &self.graphs, self.now_ns);
+        let address = match pool.take(size_bytes, on, &behind) {
+            Some(address) => address,
+            None => {
+                pool.grow(size_bytes, on, space, &mut self.budget)?;
+                pool.take(size_bytes, on, &behind).expect("just grown for it")
+            }
+        };
+        pool.books.allocate(size_bytes);
+        self.pools.live.insert(address, Live { size_bytes, home });
+        self.submit(on)?;
+        Ok(address)
+    }
+
+    fn free_async(&mut self, address: u64, on: StreamId) -> Done<()> {
+        let live = self.live_at(address)?;
+        let stream = self.work.stream(on)?;
+        self.check_may_free(address, live.home, on)?;
+        let freed = match self.graphs.add_node(on)? {
+            Some((_, node)) => Freed::At(node),
+            None => Freed::On(on, self.work.mark(stream, self.now_ns)),
+        };
+        self.take_back(address, live, freed);
+        Ok(())
+    }
+
+    pub(super) fn free_behind(
+        &mut self,
+        address: u64,
+        on: StreamId,
+        nodes: &[NodeId],
+    ) -> Done<NodeId> {
+        let live = self.live_at(address)?;
+        let capture = self.graphs.check_nodes(on, nodes)?;
+        self.check_may_free(address, live.home, on)?;
+        let node = self.graphs.add_leaf(capture, nodes);
+        self.take_back(address, live, Freed::At(node));
+        Ok(node)
+    }
+
+    fn live_at(&self, address: u64) -> Done<Live> {
+        let live = self.pools.live.get(&address).copied();
+        live.ok_or_else(|| invalid(format!("nothing starts at {address:#x}")))
+    }
+
+    fn take_back(&mut self, address: u64, live: Live, freed: Freed) {
+        self.pools.live.remove(&address);
+        let (pool, _) = self.pools.at(live.home);
+        pool.books.usage.used_bytes -= live.size_bytes;
+        let range = Idle { size_bytes: live.size_bytes, freed: Some(freed) };
+        pool.idle.insert(address, range, &pool.segments);
+        self.release_destroyed(live.home);
+    }
+
+    /// Checks that `on` may free a range. A captured stream frees only allocations of its own capture.
+    /// Other streams free allocations from pools, and those of captures that have ended.
+    fn check_may_free(&self, address: u64, home: Home, on: StreamId) -> Done<()> {
+        match (self.graphs.status(on), home) {
+            (CaptureStatus::None, Home::Pool(_)) => Ok(()),
+            (CaptureStatus::None, Home::Graph(capture)) if !self.graphs.is_open(capture) => Ok(()),
+            (CaptureStatus::Active { capture }, Home::Graph(own)) if own == capture => Ok(()),
+            _ => Err(invalid(format!("{address:#x} and stream {on} are not in the same capture"))),
+        }
+    }
+
+    /// Releases the memory of a destroyed pool whose frees have been reached. The rest is released when
+    /// a call synchronises.
+    fn release_destroyed(&mut self, home: Home) {
+        let (Pool { books, .. }, _) = self.pools.at(home);
+        if books.destroyed && books.usage.used_bytes == 0 {
+            self.give_back(home, 0);
+        }
+    }
+
+    /// Releases idle memory of a pool whose frees have been reached.
+    fn give_back(&mut self, home: Home, keep_bytes: u64) {
+        let (pool, space) = self.pools.at(home);
+        pool.settle(&self.work, &self.graphs, self.now_ns);
+        pool.release(keep_bytes, space, &mut self.budget);
+    }
+
+    /// Releases memory of every pool down to its threshold. Runs after a call has synchronised.
+    pub(super) fn shrink_pools(&mut self) {
+        for index in 0..self.pools.pools.len() {
+            let PoolBooks { usage, threshold_bytes, .. } = self.pools.pools[index].books;
+            if usage.reserved_bytes > threshold_bytes {
+                self.give_back(Home::Pool(index), threshold_bytes);
+            }
+        }
+    }
+
+    fn default_pool(&mut self) -> Done<DriverPoolId> {
+        Ok(DriverPoolId(0))
+    }
+
+    fn create_pool(&mut self) -> Done<DriverPoolId> {
+        let pools = &mut self.pools.pools;
+        pools.push(Pool::default());
+        Ok(DriverPoolId(pools.len() as u64 - 1))
+    }
+
+    fn destroy_pool(&mut self, pool: DriverPoolId) -> Done<()> {
+        ensure!(pool.0 != 0, "the default pool cannot be destroyed");
+        let index = self.pools.index(pool)?;
+        let pool = &mut self.pools.pools[index];
+        pool.books.destroyed = true;
+        pool.books.threshold_bytes = 0;
+        self.release_destroyed(Home::Pool(index));
+        Ok(())
+    }
+
+    fn open_pool(&mut self, pool: DriverPoolId, other: DeviceId) -> Done<()> {
+        self.pools.index(pool)?;
+        ensure!(self.reaches(other), not_supported: "device {other} cannot reach this one");
+        Ok(())
+    }
+
+    fn trim(&mut self, pool: DriverPoolId, keep_bytes: u64) -> Done<()> {
+        let index = self.pools.index(pool)?;
+        self.give_back(Home::Pool(index), keep_bytes);
+        Ok(())
+    }
+
+    fn graph_usage(&mut self) -> Done<DriverPoolUsage> {
+        Ok(self.pools.graphs.books.usage)
+    }
+
+    fn reset_graph_high_marks(&mut self) -> Done<()> {
+        self.pools.graphs.books.reset_high_marks();
+        Ok(())
+    }
+
+    fn trim_graphs(&mut self) -> Done<()> {
+        // All captures share this pool, so any number will do.
+        self.give_back(Home::Graph(0), 0);
+        Ok(())
+    }
+}
+
+impl KeepsPoolBooks for State {
+    fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks> {
+        let index = self.pools.index(pool)?;
+        Ok(&mut self.pools.pools[index].books)
+    }
+}
+
+impl MemoryPools for Sim {
+    calls! { MemoryPools forward Self::call; }
+}

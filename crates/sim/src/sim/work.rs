@@ -1,0 +1,269 @@
+//! Streams and events: which work has been submitted, and which has finished.
+//!
+//! No work runs here. A **mark** is a point of a stream. All marks are numbered in one sequence, so the
+//! progress of a stream is the number up to which it has finished. Marks of one stream finish in order,
+//! except those that a test finishes out of order (`early`). Waits between streams are kept as pairs of
+//! such numbers: finishing a mark also finishes the marks that it waited for.
+
+use hashbrown::HashMap;
+
+use super::{Done, EventMode, Refusal, invalid};
+use stratalloc::driver::NodeId;
+use stratalloc::ids::{EventId, StreamId};
+
+/// A point of a stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    stream: usize,
+    number: u64,
+    /// When it finishes by itself, in `EventMode::After`.
+    ready_ns: u64,
+}
+
+impl Mark {
+    /// Returns the later of two marks of one stream.
+    pub(super) fn later(self, other: Self) -> Self {
+        if other.number > self.number { other } else { self }
+    }
+
+    /// Returns the earlier of two marks of one stream.
+    pub(super) fn earlier(self, other: Self) -> Self {
+        if other.number < self.number { other } else { self }
+    }
+}
+
+/// The state of an event.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Event {
+    /// Never recorded: counts as finished.
+    Fresh,
+    /// Recorded on a running stream.
+    Marked(Mark),
+    /// Recorded on a stream under capture.
+    Captured {
+        /// The capture.
+        capture: u64,
+        /// The node of the record.
+        node: NodeId,
+    },
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Life {
+    #[default]
+    /// Not created here, but named by a call: stream 0, or a handle of a recording.
+    Named,
+    Created,
+    Destroyed,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    id: StreamId,
+    life: Life,
+    /// All marks up to this number have finished.
+    done: u64,
+    /// Marks above `done` that a test finished out of order.
+    early: Vec<u64>,
+    /// When all marks so far finish by themselves.
+    ready_ns: u64,
+    /// Marks after number `.0` wait for mark `.1`. Used in `EventMode::Manual` only.
+    waits: Vec<(u64, Mark)>,
+}
+
+/// All streams and events.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    mode: EventMode,
+    streams: Vec<Stream>,
+    by_id: HashMap<StreamId, usize>,
+    events: HashMap<EventId, Event>,
+    last_mark: u64,
+    last_event: u64,
+    last_stream: u64,
+}
+
+/// Handles of created streams start here, far from the handles of recordings.
+const FIRST_STREAM: u64 = 0x51_0000;
+
+impl Work {
+    pub(super) fn new(mode: EventMode) -> Self {
+        Self { mode, last_stream: FIRST_STREAM, ..Self::default() }
+    }
+
+    /// Returns the number of events that were created and not destroyed.
+    pub(super) fn events_alive(&self) -> u64 {
+        self.events.len() as u64
+    }
+
+    pub(super) fn create_stream(&mut self) -> StreamId {
+        loop {
+            self.last_stream += 1;
+            let id = StreamId(self.last_stream);
+            if !self.by_id.contains_key(&id) {
+                self.add_stream(id, Life::Created);
+                return id;
+            }
+        }
+    }
+
+    pub(super) fn destroy_stream(&mut self, stream: StreamId) -> Done<()> {
+        match self.by_id.get(&stream) {
+            Some(&index) if self.streams[index].life == Life::Created => {
+                self.streams[index].life = Life::Destroyed;
+                Ok(())
+            }
+            _ => Err(invalid(format!("stream {stream} was not created here or is destroyed"))),
+        }
+    }
+
+    fn add_stream(&mut self, id: StreamId, life: Life) -> usize {
+        let index = self.streams.len();
+        self.by_id.insert(id, index);
+        self.streams.push(Stream { id, life, ..Stream::default() });
+        index
+    }
+
+    /// Returns the index of a stream. Adds a stream that is not known yet, and refuses a destroyed one.
+    #[inline]
+    pub(super) fn stream(&mut self, id: StreamId) -> Done<usize> {
+        match self.by_id.get(&id) {
+            Some(&index) if self.streams[index].life == Life::Destroyed => {
+                Err(invalid(format!("stream {id} is destroyed")))
+            }
+            Some(&index) => Ok(index),
+            None => Ok(self.add_stream(id, Life::Named)),
+        }
+    }
+
+    pub(super) fn create_event(&mut self) -> EventId {
+        self.last_event += 1;
+        let id = EventId(self.last_event);
+        self.events.insert(id, Event::Fresh);
+        id
+    }
+
+    pub(super) fn destroy_event(&mut self, event: EventId) -> Done<()> {
+        self.events.remove(&event).map(drop).ok_or_else(|| unknown_event(event))
+    }
+
+    #[inline]
+    pub(super) fn event(&self, event: EventId) -> Done<Event> {
+        let found = self.events.get(&event).copied();
+        found.ok_or_else(|| unknown_event(event))
+    }
+
+    pub(super) fn set_event(&mut self, event: EventId, to: Event) {
+        self.events.insert(event, to);
+    }
+
+    /// Marks the current end of the stream.
+    #[inline]
+    pub(super) fn mark(&mut self, stream: usize, now_ns: u64) -> Mark {
+        self.last_mark += 1;
+        let own = &mut self.streams[stream];
+        if let EventMode::After(ns) = self.mode {
+            own.ready_ns = own.ready_ns.max(now_ns.saturating_add(ns));
+        }
+        Mark { stream, number: self.last_mark, ready_ns: own.ready_ns }
+    }
+
+    #[inline]
+    pub(super) fn is_finished(&self, mark: Mark, now_ns: u64) -> bool {
+        let by_itself = match self.mode {
+            EventMode::Immediate => true,
+            EventMode::Manual => false,
+            EventMode::After(_) => now_ns >= mark.ready_ns,
+        };
+        let stream = &self.streams[mark.stream];
+        by_itself || mark.number <= stream.done || stream.early.contains(&mark.number)
+    }
+
+    /// Makes later marks of `stream` wait for `mark`.
+    pub(super) fn wait(&mut self, stream: usize, mark: Mark, now_ns: u64) {
+        let finished = self.is_finished(mark, now_ns);
+        let position = self.last_mark;
+        let own = &mut self.streams[stream];
+        own.ready_ns = own.ready_ns.max(mark.ready_ns);
+        if self.mode == EventMode::Manual && !finished {
+            own.waits.push((position, mark));
+        }
+    }
+
+    /// Finishes a mark, all marks before it on its stream, and the marks that these waited for. Returns
+    /// when the mark would have finished by itself.
+    pub(super) fn finish(&mut self, mark: Mark) -> u64 {
+        let mut todo = Vec::new();
+        let mut next = Some((mark.stream, mark.number));
+        while let Some((stream, number)) = next {
+            next = todo.pop();
+            let own = &mut self.streams[stream];
+            if number <= own.done {
+                continue;
+            }
+            own.done = number;
+            own.early.retain(|early| *early > number);
+            if own.waits.is_empty() {
+                continue;
+            }
+            let waits = own.waits.extract_if(.., |(position, _)| *position < number);
+            todo.extend(waits.map(|(_, mark)| (mark.stream, mark.number)));
+            next = next.or_else(|| todo.pop());
+        }
+        mark.ready_ns
+    }
+
+    /// Finishes one mark alone. Marks before it stay unfinished.
+    pub(super) fn finish_early(&mut self, mark: Mark) {
+        let stream = &mut self.streams[mark.stream];
+        if mark.number > stream.done && !stream.early.contains(&mark.number) {
+            stream.early.push(mark.number);
+        }
+    }
+
+    /// Finishes all work submitted to a stream so far. Returns when it would have finished by itself.
+    #[inline]
+    pub(super) fn finish_stream(&mut self, stream: usize) -> u64 {
+        // A wait made after the last mark is submitted work too, so finish up to one past the last mark.
+        self.last_mark += 1;
+        let ready_ns = self.streams[stream].ready_ns;
+        self.finish(Mark { stream, number: self.last_mark, ready_ns })
+    }
+
+    /// Returns the number of the last mark.
+    pub(super) fn position(&self) -> u64 {
+        self.last_mark
+    }
+
+    /// Finishes the marks of a stream up to a number.
+    pub(super) fn finish_until(&mut self, stream: usize, number: u64) {
+        self.finish(Mark { stream, number, ready_ns: 0 });
+    }
+
+    /// Finishes all work. Returns when it would have finished by itself.
+    pub(super) fn finish_all(&mut self) -> u64 {
+        let all = 0..self.streams.len();
+        all.map(|stream| self.finish_stream(stream)).max().unwrap_or(0)
+    }
+
+    /// Like [`stream`](Self::stream), but finds destroyed streams too and adds none.
+    pub(super) fn known_stream(&self, id: StreamId) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Returns the unfinished events, in the order in which they were recorded.
+    pub(super) fn pending(&self, now_ns: u64) -> Vec<(EventId, StreamId)> {
+        let marked = self.events.iter().filter_map(|(id, event)| match event {
+            Event::Marked(mark) if !self.is_finished(*mark, now_ns) => Some((*id, *mark)),
+            _ => None,
+        });
+        let mut pending: Vec<_> = marked.collect();
+        pending.sort_unstable_by_key(|(_, mark)| mark.number);
+        let named = pending.into_iter().map(|(id, mark)| (id, self.streams[mark.stream].id));
+        named.collect()
+    }
+}
+
+fn unknown_event(event: EventId) -> Refusal {
+    invalid(format!("event {event} was never created or is destroyed"))
+}

@@ -1,0 +1,58 @@
+//! Simulated devices for replays, and their counters for strategies that count nothing.
+
+use std::sync::Arc;
+
+use stratalloc::allocator::DeviceAllocator;
+use stratalloc::layers;
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::Strategy;
+use stratalloc_sim::Sim;
+use stratalloc_sim::{EventMode, SimOptions};
+
+/// Opens a simulated device of `total_bytes`, or one with an H200's memory. Events finish in
+/// `event_mode`.
+pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Arc<Sim> {
+    let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
+    Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..SimOptions::default() }))
+}
+
+/// Adds the layer `statistics` to a strategy that does not count itself.
+pub(crate) fn counted(strategy: Strategy) -> Strategy {
+    match strategy.control().counters.is_some() {
+        true => strategy,
+        false => Strategy::User(Box::new(layers::statistics::statistics(strategy))),
+    }
+}
+
+/// How often memory was allocated from a device and released to it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Calls {
+    took: u64,
+    gave: u64,
+}
+
+impl Calls {
+    pub(super) fn of(sim: &Sim) -> Self {
+        let calls = |names: [&str; 3]| names.into_iter().map(|name| sim.calls(name)).sum();
+        Self {
+            took: calls(["allocate", "create", "allocate_async"]),
+            gave: calls(["free", "release", "free_async"]),
+        }
+    }
+}
+
+/// Adds what a strategy does not count itself, as the simulated device counted it: the reserved bytes,
+/// and the calls since `before`, failed ones included.
+pub(super) fn add_taken(statistics: &mut Statistics, sim: &Sim, before: Calls) {
+    let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    if statistics.reserved_bytes.all.peak == 0 {
+        statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
+    }
+    // A strategy that counts its calls has counted at least one if it allocated anything.
+    if statistics.num_device_alloc != 0 || statistics.allocation.all.peak == 0 {
+        return;
+    }
+    let now = Calls::of(sim);
+    statistics.num_device_alloc = signed(now.took - before.took);
+    statistics.num_device_free = signed(now.gave - before.gave);
+}

@@ -1,0 +1,150 @@
+//! Figures of a recording that need no replay.
+
+use std::collections::HashMap;
+
+use crate::replay::{Op, Trace, Workload};
+use stratalloc::history::Action;
+
+/// Figures of the recorded program. Bytes, from the first recorded event on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Reserved bytes when the recording began.
+    pub reserved_before_bytes: u64,
+    /// The peak of reserved bytes.
+    pub peak_reserved_bytes: u64,
+    /// The peak of allocated bytes, after rounding; known for exact replays only.
+    pub peak_allocated_bytes: Option<u64>,
+    /// Segments and mapped ranges that were obtained from the device.
+    pub device_allocs: u64,
+    /// Segments and mapped ranges that were released.
+    pub device_frees: u64,
+    /// Requests that failed.
+    pub ooms: u64,
+    /// How often all free segments were released to serve a request; known for exact replays only.
+    pub retries: Option<u64>,
+    /// Microseconds from the first event to the last, in recordings with times.
+    pub duration_us: Option<u64>,
+}
+
+impl Figures {
+    /// Computes the figures from the events and the final layout.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        let mut figures = Self::default();
+        // Backwards from the end, where the layout is known, to the beginning.
+        let mut held: i128 = trace.segments.iter().map(|s| i128::from(s.size_bytes)).sum();
+        let mut peak = held;
+        // If the parts of a file contradict each other, the sum may become negative.
+        let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
+        for event in trace.events.iter().rev() {
+            let bytes = i128::from(event.size_bytes);
+            match event.action {
+                Action::SegmentAlloc | Action::SegmentMap => {
+                    held -= bytes;
+                    figures.device_allocs += 1;
+                }
+                Action::SegmentFree | Action::SegmentUnmap => {
+                    held += bytes;
+                    figures.device_frees += 1;
+                }
+                Action::OutOfMemory => figures.ooms += 1,
+                _ => {}
+            }
+            peak = peak.max(held);
+        }
+        figures.reserved_before_bytes = whole(held);
+        figures.peak_reserved_bytes = whole(peak);
+        let times =
+            || trace.events.iter().map(|event| event.time_us).filter(|time_us| *time_us > 0);
+        figures.duration_us =
+            times().max().zip(times().min()).map(|(last_us, first_us)| last_us - first_us);
+        figures
+    }
+}
+
+/// Returns the peak of live bytes, as requested: no smaller device suffices. Blocks that other streams
+/// still use do not count, because a request that finds no memory waits for those.
+pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
+    let mut bytes_of: HashMap<u32, u64> = HashMap::new();
+    let (mut live, mut peak) = (0_u64, 0_u64);
+    for op in &workload.ops {
+        match *op {
+            Op::Allocate { id, bytes, .. } => {
+                bytes_of.insert(id, bytes);
+                live = live.saturating_add(bytes);
+                peak = peak.max(live);
+            }
+            Op::AllocateInVain { bytes, .. } => peak = peak.max(live.saturating_add(bytes)),
+            Op::Free { id } | Op::FreeInUse { id, .. } => {
+                live = live.saturating_sub(bytes_of.remove(&id).unwrap_or(0));
+            }
+            Op::Finished { .. } | Op::EmptyCache => {}
+        }
+    }
+    peak
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::TraceEvent;
+    use stratalloc::history::SegmentLayout;
+    use stratalloc::ids::{PoolId, StreamId};
+    use stratalloc::size::{MIB, PoolKind};
+
+    fn event(action: Action, address: u64, size_bytes: u64) -> TraceEvent {
+        TraceEvent::new(action, address, size_bytes, StreamId(0))
+    }
+
+    #[test]
+    fn what_was_held_before_is_found_from_the_end() {
+        let segment = SegmentLayout {
+            address: 64 * MIB,
+            size_bytes: 20 * MIB,
+            stream: StreamId(0),
+            kind: PoolKind::Large,
+            pool: PoolId::DEFAULT,
+            expandable: false,
+            blocks: Vec::new(),
+        };
+        let trace = Trace {
+            events: vec![
+                event(Action::SegmentFree, 0, 8 * MIB),
+                event(Action::SegmentAlloc, 32 * MIB, 2 * MIB),
+                event(Action::OutOfMemory, 0, 99 * MIB),
+                event(Action::SegmentFree, 32 * MIB, 2 * MIB),
+            ],
+            segments: vec![segment],
+            ..Trace::default()
+        };
+        let figures = Figures::of(&trace);
+        assert_eq!(figures.reserved_before_bytes, 28 * MIB);
+        assert_eq!(figures.peak_reserved_bytes, 28 * MIB);
+        let counts = (figures.device_allocs, figures.device_frees, figures.ooms);
+        assert_eq!(counts, (1, 2, 1));
+        assert_eq!(figures.duration_us, None);
+    }
+
+    #[test]
+    fn the_time_is_from_the_first_event_that_says_one_to_the_last() {
+        let at = |time_us| TraceEvent { time_us, ..event(Action::Alloc, 0, 512) };
+        let trace = Trace { events: vec![at(0), at(1_000), at(4_500)], ..Trace::default() };
+        assert_eq!(Figures::of(&trace).duration_us, Some(3_500));
+    }
+
+    #[test]
+    fn blocks_that_only_wait_for_others_are_not_needed() {
+        let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
+        let take = |id, bytes| Op::Allocate { id, bytes, stream, pool };
+        let ops = vec![
+            take(0, 10),
+            Op::FreeInUse { id: 0, lane: StreamId(9) },
+            take(1, 6),
+            Op::AllocateInVain { id: 2, bytes: 5, stream },
+            Op::Finished { id: 0 },
+            Op::Free { id: 1 },
+        ];
+        let workload = Workload { ops, blocks: 3, ..Workload::default() };
+        assert_eq!(live_peak_bytes(&workload), 11);
+    }
+}

@@ -1,0 +1,199 @@
+//! The holders of the live bytes at a moment: by recorded stack, by size and by age.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::callers::Callers;
+use super::recording::Recording;
+use crate::replay::StackId;
+use stratalloc::ids::StreamId;
+
+/// A live block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LiveBlock {
+    /// Its number in the workload.
+    pub(super) id: u32,
+    pub(super) requested_bytes: u64,
+    pub(super) stream: StreamId,
+    /// How many requests followed it.
+    pub(super) age_requests: u32,
+}
+
+/// Live blocks of one recorded stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// The recorded stack, in [`Trace::stacks`](crate::replay::Trace::stacks); `None` if the recording
+    /// has none.
+    #[serde(skip)]
+    pub stack: Option<StackId>,
+    /// Whether the blocks lived before the recording began. Their stacks are not recorded.
+    #[serde(skip)]
+    pub lived_before: bool,
+    /// Requested bytes.
+    pub requested_bytes: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// How many requests followed the newest of them.
+    pub newest_requests: u32,
+    /// How many requests followed the oldest of them.
+    pub oldest_requests: u32,
+}
+
+/// Blocks of one size on one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SizeClass {
+    /// Requested bytes of all blocks.
+    pub requested_bytes: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Requested bytes of each block.
+    pub each_bytes: u64,
+    /// The stream.
+    #[serde(serialize_with = "crate::stream_number")]
+    pub stream: StreamId,
+}
+
+/// Blocks of similar age.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AgeClass {
+    /// Requested bytes.
+    pub requested_bytes: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// At most this many requests followed each block; `None` for the oldest class.
+    pub up_to_requests: Option<u32>,
+}
+
+/// The holders of the live bytes at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// Number of live blocks.
+    pub blocks: u64,
+    /// Requested bytes.
+    pub requested_bytes: u64,
+    /// All recorded stacks that hold bytes, largest first. Blocks without a recorded stack follow, and
+    /// last those that lived before the recording began.
+    pub by_stack: Vec<Holder>,
+    /// The sizes that hold most, at most [`Holders::LARGEST`], largest first.
+    pub by_size: Vec<SizeClass>,
+    /// All blocks by age, youngest first; classes without blocks are left out.
+    pub by_age: Vec<AgeClass>,
+}
+
+/// Upper ends of the age classes, in requests.
+const AGES: [u32; 4] = [10, 100, 1_000, 10_000];
+
+impl Holders {
+    /// How many sizes are listed.
+    pub const LARGEST: usize = 10;
+
+    pub(super) fn of(recording: &Recording, live: &[LiveBlock]) -> Self {
+        let seeded = recording.workload.seeded;
+        let stacks: Vec<_> = recording.trace.requests().map(|event| event.stack).collect();
+        let mut holders = Self::default();
+        let mut by_stack: BTreeMap<(Option<StackId>, bool), Holder> = BTreeMap::new();
+        let mut by_size: BTreeMap<(u64, StreamId), u64> = BTreeMap::new();
+        let mut by_age = [AgeClass::default(); AGES.len() + 1];
+        for block in live {
+            let LiveBlock { id, requested_bytes, stream, age_requests } = *block;
+            holders.blocks += 1;
+            holders.requested_bytes = holders.requested_bytes.saturating_add(requested_bytes);
+            let request = id.checked_sub(seeded);
+            let stack = request.and_then(|at| *stacks.get(at as usize)?);
+            let lived_before = request.is_none();
+            let one = Holder {
+                stack,
+                lived_before,
+                blocks: 1,
+                requested_bytes,
+                oldest_requests: age_requests,
+                newest_requests: age_requests,
+            };
+            let known = by_stack.entry((stack, lived_before));
+            known.and_modify(|holder| holder.add(&one)).or_insert(one);
+            *by_size.entry((requested_bytes, stream)).or_default() += 1;
+            let class = AGES.partition_point(|&end| end < age_requests);
+            by_age[class].blocks += 1;
+            by_age[class].requested_bytes += requested_bytes;
+        }
+        holders.by_stack = by_stack.into_values().collect();
+        holders.by_stack.sort_by_key(Holder::order);
+        let sized = by_size.into_iter().map(|((each_bytes, stream), blocks)| {
+            let requested_bytes = each_bytes.saturating_mul(blocks);
+            SizeClass { each_bytes, stream, blocks, requested_bytes }
+        });
+        holders.by_size = sized.collect();
+        holders.by_size.sort_by_key(|class| Reverse(class.requested_bytes));
+        holders.by_size.truncate(Self::LARGEST);
+        let ends = AGES.into_iter().map(Some).chain([None]);
+        let aged = by_age.into_iter().zip(ends);
+        let aged = aged.map(|(class, up_to_requests)| AgeClass { up_to_requests, ..class });
+        holders.by_age = aged.filter(|class| class.blocks > 0).collect();
+        holders
+    }
+
+    /// Returns the code that holds most: at most `most` callers, largest first. Blocks without a
+    /// recorded stack follow, and last those that lived before the recording began.
+    pub(crate) fn by_code(&self, callers: &Callers<'_>, most: usize) -> Vec<CodeHolder> {
+        let mut joined: BTreeMap<(Option<u32>, bool), Holder> = BTreeMap::new();
+        for holder in &self.by_stack {
+            let caller = holder.stack.map(|stack| callers.of_stack(stack));
+            let known = joined.entry((caller, holder.lived_before));
+            known.and_modify(|all| all.add(holder)).or_insert(*holder);
+        }
+        let mut rows: Vec<_> = joined.into_iter().map(|((caller, _), row)| (caller, row)).collect();
+        rows.sort_by_key(|(_, holder)| holder.order());
+        let with_code = rows.iter().filter(|(caller, _)| caller.is_some()).count();
+        rows.drain(most.min(with_code)..with_code);
+        let shown: Vec<u32> = rows.iter().filter_map(|(caller, _)| *caller).collect();
+        let mut labels = callers.labels(&shown).into_iter();
+        let label = |(caller, holder): (Option<u32>, Holder)| {
+            let asked_for_by = match (caller, holder.lived_before) {
+                (Some(_), _) => labels.next().unwrap_or_default(),
+                (None, true) => LIVED_BEFORE.to_owned(),
+                (None, false) => NO_STACK.to_owned(),
+            };
+            CodeHolder { asked_for_by, caller, holder }
+        };
+        rows.into_iter().map(label).collect()
+    }
+}
+
+/// The label of blocks whose requests were not recorded.
+const LIVED_BEFORE: &str = "(lived before the recording began)";
+/// The label of blocks whose requests were recorded without a stack.
+const NO_STACK: &str = "(no stack recorded)";
+
+/// Live blocks of one caller.
+#[derive(Clone, Debug)]
+pub(crate) struct CodeHolder {
+    /// The caller's label.
+    pub(crate) asked_for_by: String,
+    /// The caller's number; `None` if no stack was recorded.
+    pub(crate) caller: Option<u32>,
+    /// All its blocks, with the stack that holds most of them.
+    pub(crate) holder: Holder,
+}
+
+impl Holder {
+    fn add(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
+        self.oldest_requests = self.oldest_requests.max(other.oldest_requests);
+        self.newest_requests = self.newest_requests.min(other.newest_requests);
+    }
+
+    /// Orders rows: those with a stack first, larger ones before smaller ones.
+    fn order(&self) -> (bool, bool, Reverse<u64>) {
+        (self.lived_before, self.stack.is_none(), Reverse(self.requested_bytes))
+    }
+}
+
+/// Returns the recorded stack of the request for a block of the workload. Blocks that lived before the
+/// recording have the first numbers; the others are numbered in the order of the requests.
+pub(super) fn stack_of(recording: &Recording, id: u32) -> Option<StackId> {
+    let request = id.checked_sub(recording.workload.seeded)?;
+    recording.trace.requests().nth(request as usize)?.stack
+}

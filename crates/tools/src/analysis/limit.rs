@@ -1,0 +1,225 @@
+//! Finds the limit under which a recording was made.
+//!
+//! No recording contains its program's limit. But each failed request shows how much memory the device
+//! had free. And each release under pressure, each collection, each failure and each growth was a
+//! comparison with the limit. Two things can limit a program:
+//!
+//! - **The device was full.** A request failed and the device had less free than the request needed.
+//!   Then the reserved and free bytes together are all that the program could have, also on a device that
+//!   other processes share.
+//! - **A memory fraction.** More was free than the request needed. A replay under a guessed limit makes
+//!   the same comparisons. Its first difference shows whether the guess is too high or too low, and a
+//!   bisection finds a limit under which every decision is as recorded.
+
+use super::figures::Figures;
+use super::recording::{Limit, LimitSource};
+use crate::replay::{Misfit, Trace, Until, Verification, started, verify, verify_until};
+use stratalloc::config::{Config, Settings};
+use stratalloc::history::Action;
+use stratalloc::size::{MIB, align_up, fraction_of_limit, segment_bytes};
+
+/// A limit that explains every recorded decision, and the replay that confirmed it.
+pub(super) struct Inferred {
+    pub(super) limit: Limit,
+    pub(super) verification: Verification,
+}
+
+/// The bounds that the failed requests of a recording put on its limit, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Failures {
+    /// Reserved plus free bytes when a request failed because the device was full; the least of all such
+    /// requests. `None` if the device always had more free than the request needed.
+    pub(super) device_bytes: Option<u64>,
+    /// The limit was below this. `None` if no request failed.
+    pub(super) below_bytes: Option<u64>,
+}
+
+impl Failures {
+    /// Computes the bounds from the events. The recorded `settings` decide how much a request needs.
+    pub(super) fn of(trace: &Trace, settings: &Settings, figures: &Figures) -> Self {
+        let mut failures = Self::default();
+        let least = |known: &mut Option<u64>, bytes| {
+            *known = Some(known.map_or(bytes, |known: u64| known.min(bytes)));
+        };
+        let mut reserved_bytes = figures.reserved_before_bytes;
+        for event in &trace.events {
+            let bytes = event.size_bytes;
+            match event.action {
+                Action::SegmentAlloc | Action::SegmentMap => {
+                    reserved_bytes = reserved_bytes.saturating_add(bytes);
+                }
+                Action::SegmentFree | Action::SegmentUnmap => {
+                    reserved_bytes = reserved_bytes.saturating_sub(bytes);
+                }
+                Action::OutOfMemory => {
+                    let (needed_bytes, free_bytes) = (needed_bytes(bytes, settings), event.address);
+                    least(&mut failures.below_bytes, reserved_bytes.saturating_add(needed_bytes));
+                    if free_bytes < needed_bytes {
+                        let device_bytes = reserved_bytes.saturating_add(free_bytes);
+                        least(&mut failures.device_bytes, device_bytes);
+                    }
+                }
+                _ => {}
+            }
+        }
+        failures
+    }
+
+    /// Returns the limit of a recording that no replay repeats exactly: the bytes of the full device, or
+    /// else the peak of reserved bytes, which is the lowest possible limit. `None` if no request failed.
+    pub(super) fn limit(&self, figures: &Figures) -> Option<Limit> {
+        let (ooms, bytes) = (figures.ooms, figures.peak_reserved_bytes);
+        let full = |bytes| Limit { bytes, source: LimitSource::DeviceFull { ooms } };
+        let least = || Limit { bytes, source: self.source(bytes, ooms) };
+        self.device_bytes.map(full).or_else(|| (ooms > 0 && bytes > 0).then(least))
+    }
+
+    /// Returns the source of a limit of `bytes`, after `ooms` failed requests.
+    fn source(&self, bytes: u64, ooms: u64) -> LimitSource {
+        let is_wide = |below: &u64| *below > bytes.saturating_add(bytes / 50);
+        LimitSource::Inferred { ooms, below_bytes: self.below_bytes.filter(is_wide) }
+    }
+}
+
+impl Limit {
+    /// Returns the limit that the failed requests of a recording show, without a replay. `config` is the
+    /// recorded configuration.
+    pub(crate) fn shown_by_failures(trace: &Trace, config: Option<&Config>) -> Option<Self> {
+        let settings = config.map(|config| config.settings().clone()).unwrap_or_default();
+        let figures = Figures::of(trace);
+        Failures::of(trace, &settings, &figures).limit(&figures)
+    }
+}
+
+/// Returns the most bytes that a request of `bytes` takes from the device. A request larger than any
+/// address range needs more than exists.
+fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {
+    if bytes > i64::MAX.unsigned_abs() {
+        return bytes;
+    }
+    let segment = segment_bytes(bytes, settings.large_segment_bytes);
+    match settings.expandable_segments {
+        true => align_up(segment, settings.large_segment_bytes.min(segment)),
+        false => segment,
+    }
+}
+
+/// The result of a replay under a guessed limit.
+enum Guess {
+    Exact,
+    Off(Misfit),
+    Unknown,
+}
+
+/// The kind of limit that a replay uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// The size of the device.
+    Device,
+    /// A memory fraction of a device of this many bytes.
+    Fraction { total_bytes: u64 },
+}
+
+impl Bound {
+    /// Returns the size of the device, and the fraction of it, for a limit of `limit_bytes`.
+    fn room(self, limit_bytes: u64) -> (u64, Option<f64>) {
+        match self {
+            Self::Device => (limit_bytes, None),
+            Self::Fraction { total_bytes } => {
+                (total_bytes, Some(fraction_of_limit(limit_bytes, total_bytes)))
+            }
+        }
+    }
+}
+
+/// Finds the limit of a recording. `config` is the recorded one, with the compatibility of the
+/// recording. Returns `None` if no limit explains all its decisions.
+pub(super) fn infer(
+    trace: &Trace,
+    config: &Config,
+    total_bytes: u64,
+    figures: &Figures,
+    failures: &Failures,
+) -> Option<Inferred> {
+    let search = |bound, most_bytes| {
+        let search = Search { trace, config, bound };
+        let limit_bytes = search.limit_bytes(figures.peak_reserved_bytes, most_bytes)?;
+        let (total_bytes, fraction) = bound.room(limit_bytes);
+        let found = verify(trace, config, total_bytes, fraction).ok()?;
+        let ooms = figures.ooms;
+        let source = match bound {
+            Bound::Device => LimitSource::DeviceFull { ooms },
+            Bound::Fraction { .. } => failures.source(limit_bytes, ooms),
+        };
+        let limit = Limit { bytes: limit_bytes, source };
+        found.is_exact().then_some(Inferred { limit, verification: found })
+    };
+    let on_device = failures.device_bytes.and_then(|bytes| search(Bound::Device, bytes));
+    let most_bytes = failures.device_bytes.unwrap_or(total_bytes);
+    on_device.or_else(|| search(Bound::Fraction { total_bytes }, most_bytes))
+}
+
+/// Replays with limits of one kind.
+struct Search<'a> {
+    trace: &'a Trace,
+    config: &'a Config,
+    bound: Bound,
+}
+
+impl Search<'_> {
+    /// Replays up to the first difference. A release without a recorded address counts as one that was
+    /// not recorded.
+    fn guess(&self, limit_bytes: u64) -> Guess {
+        let (total_bytes, fraction) = self.bound.room(limit_bytes);
+        let until = Until::FirstDifference;
+        match verify_until(self.trace, self.config, total_bytes, fraction, until, &started) {
+            Ok(found) if found.is_exact() => Guess::Exact,
+            Ok(found) => found.limit.map_or(Guess::Unknown, Guess::Off),
+            Err(_) => Guess::Off(Misfit::TooLow),
+        }
+    }
+
+    /// Returns a limit of at most `most_bytes` that explains every decision. If the device was full it
+    /// is the largest such limit, because the recording shows `most_bytes`. Otherwise it is the
+    /// smallest, so that whatever fits under it did fit when the recording was made.
+    fn limit_bytes(&self, peak_reserved_bytes: u64, most_bytes: u64) -> Option<u64> {
+        if self.bound == Bound::Device && matches!(self.guess(most_bytes), Guess::Exact) {
+            return Some(most_bytes);
+        }
+        // Mapped pages may exceed a limit by less than one page.
+        let slack_bytes = 64 * MIB;
+        let mut too_low = peak_reserved_bytes.saturating_sub(slack_bytes) / MIB;
+        let mut too_high = most_bytes.div_ceil(MIB);
+        let exact_mib = loop {
+            let middle = too_low + too_high.checked_sub(too_low)? / 2;
+            if middle == too_low {
+                return None;
+            }
+            match self.guess(middle * MIB) {
+                Guess::Exact => break middle,
+                Guess::Off(Misfit::TooLow) => too_low = middle,
+                Guess::Off(Misfit::TooHigh) => too_high = middle,
+                Guess::Unknown => return None,
+            }
+        };
+        let is_exact = |limit_mib: &u64| matches!(self.guess(*limit_mib * MIB), Guess::Exact);
+        let edge_mib = match self.bound {
+            Bound::Device => last_that_holds(exact_mib, too_high, is_exact),
+            Bound::Fraction { .. } => last_that_holds(exact_mib, too_low, is_exact),
+        };
+        Some(edge_mib * MIB)
+    }
+}
+
+/// Bisects from `holds` towards `fails`. Returns the last number for which the condition was found to
+/// hold.
+fn last_that_holds(mut holds: u64, mut fails: u64, condition: impl Fn(&u64) -> bool) -> u64 {
+    while holds.abs_diff(fails) > 1 {
+        let middle = holds.midpoint(fails);
+        match condition(&middle) {
+            true => holds = middle,
+            false => fails = middle,
+        }
+    }
+    holds
+}

@@ -1,0 +1,52 @@
+//! The data that a recording probably lacks if a replay differs from it.
+
+use super::recording::{Memory, Recording};
+use crate::replay::Verification;
+use stratalloc::config::Config;
+use stratalloc::ids::PoolId;
+
+impl Recording {
+    /// Returns whether the recorded collector acted near a limit that neither the recording shows nor
+    /// the caller sets.
+    #[must_use]
+    pub(crate) fn lacks_collector_limit(&self) -> bool {
+        let collects = |config: &Config| config.settings().garbage_collection_threshold.is_some();
+        self.exact.is_none()
+            && self.memory.fraction.is_none()
+            && self.inferred_limit.is_none()
+            && self.config.as_ref().is_some_and(collects)
+    }
+
+    /// Names the data that the recording probably lacks, and the option that supplies it. `found` is a
+    /// replay that differs from the recording.
+    #[must_use]
+    pub fn probably_lacks(&self, found: &Verification) -> &'static str {
+        let has_private = self.trace.segments.iter().any(|segment| segment.pool != PoolId::DEFAULT);
+        let names_pools = self.trace.events.iter().any(|event| event.says_pool);
+        if self.lacks_collector_limit() {
+            return "the limit near which garbage_collection_threshold acted: --memory-fraction sets it";
+        }
+        if found.limit.is_some() {
+            return match self.memory == Memory::default() {
+                true => {
+                    "the limit of the program's memory: --memory-fraction or --total-memory sets it"
+                }
+                false => {
+                    "its limit, which is not the one that is set: --memory-fraction or --total-memory sets \
+                     another"
+                }
+            };
+        }
+        if has_private && !names_pools {
+            return "the pools of requests, which PyTorch records from 2.12 on: no option supplies them";
+        }
+        if has_private {
+            return "when captures and pools ended, which no entry shows: no option supplies it";
+        }
+        if self.start.is_some() {
+            return "what happened before it began: recording from the start of the program supplies it";
+        }
+        "settings that changed while the program ran, or other rules than those of the replay: --conf sets \
+         both"
+    }
+}

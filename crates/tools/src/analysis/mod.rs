@@ -1,0 +1,68 @@
+//! Analyses a recording: how small a device it runs on under each setting, and which code holds the
+//! memory.
+//!
+//! A [`Recording`] is read once; it holds the requests, the configuration, the limit and the figures.
+//! [`measure`] repeats it in a [`Room`]. [`Need::search`] repeats it on many devices to find the
+//! smallest on which no request fails. [`Picture::take`] classifies the reserved bytes at a moment.
+//! [`Advice::search`] looks for a setting that needs less. Everything runs on the simulated device;
+//! nothing touches a real one, and nothing prints. Calls take milliseconds to a minute of this machine's
+//! processors, and wait for nothing else.
+//!
+//! ```no_run
+//! use stratalloc_tools::analysis::{Memory, Need, Recording, SearchOptions};
+//! use stratalloc::config::{Config, KeyTable};
+//! use stratalloc_tools::replay::{Limits, reader};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let trace = reader::read("snapshot.pickle".as_ref(), &Limits::default())?;
+//! let recorded = Config::parse(&trace.conf, &KeyTable::default()).ok();
+//! let recording = Recording::new(trace, recorded, Memory::default());
+//! let config = Config::parse("expandable_segments:True", &KeyTable::default())?;
+//! let need = Need::search(&recording, &config, &SearchOptions::default())?;
+//! println!("runs from {:?} bytes on", need.needs_bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Read next: `recording`, then `needs`, then `causes`.
+
+mod advice;
+mod callers;
+mod categories;
+mod causes;
+mod device;
+mod figures;
+mod headline;
+mod holders;
+mod limit;
+mod missing;
+mod needs;
+mod recording;
+mod served;
+mod snapshot;
+mod streams;
+mod torch;
+mod trial;
+mod why;
+mod words;
+
+pub use advice::{Advice, AdviceOptions, Tried};
+pub(crate) use callers::{Callers, Compared};
+pub(crate) use categories::Category;
+pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
+pub(crate) use device::{counted, open_sim};
+pub use figures::Figures;
+pub use headline::Headline;
+pub(crate) use headline::with_failed;
+pub(crate) use holders::CodeHolder;
+pub use holders::{AgeClass, Holder, Holders, SizeClass};
+pub use needs::{Cost, Need, SearchOptions};
+pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
+pub use served::advise_on_oom;
+pub(crate) use snapshot::snapshot_of;
+pub use streams::{StreamUse, Streams};
+pub use torch::ForTorch;
+pub use trial::{Room, Trial, fits, measure};
+pub(crate) use trial::{measure_watched, watch, without_files};
+pub(crate) use why::Why;
+pub(crate) use words::{BESIDES, Choice, counted_as, grouped, heap_name, near};

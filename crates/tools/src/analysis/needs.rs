@@ -1,0 +1,362 @@
+//! Finds the smallest device on which a recording runs under a configuration.
+//!
+//! Sizes that suffice are islands: a program can run on a device, fail on a slightly larger one and run
+//! again on a still larger one, because each size leads to other releases at other moments. So a
+//! bisection alone finds some edge, not the last. The search starts from above: down from the bytes
+//! reserved without a limit to the first size that fails, then between that and the next larger one.
+//! Then everything up to a tenth above is tried in fine steps. A failure there moves the edge up, and
+//! the search continues from there. Smaller sizes that suffice by luck are reported and never ranked.
+//! The sizes of one round are tried in parallel on all processors.
+//!
+//! The choice between two equal free blocks depends on their addresses, which a recording does not
+//! contain for another device. So needs that are printed are searched with three orders of addresses
+//! ([`AddressOrder`]), and the largest counts.
+
+use std::collections::BTreeMap;
+
+use rayon::prelude::*;
+
+use super::recording::Recording;
+use super::trial::{Room, fits_in_order, measure, without_files};
+use crate::replay::ReplayError;
+use stratalloc::config::Config;
+use stratalloc::size::MIB;
+use stratalloc_sim::AddressOrder;
+
+/// The need of a recording under one configuration.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Need {
+    /// The smallest device, in bytes, on which no request fails, and on no larger one that was tried: in
+    /// steps of at most 0.5 % up to a tenth above, coarser from there on. Exact to 0.25 % or 2 MiB,
+    /// whichever is larger, for the addresses of the simulated device; the largest need of the address
+    /// orders that were tried. `None` if no device suffices.
+    pub needs_bytes: Option<u64>,
+    /// The need with lucky addresses: the choice between two free blocks of one size depends on their
+    /// addresses, and recordings do not contain those of another device. `None` if all orders need the
+    /// same, or if one order was tried.
+    pub with_luck_bytes: Option<u64>,
+    /// Whether several orders of addresses were tried: see
+    /// [`try_other_addresses`](Self::try_other_addresses).
+    pub all_orders: bool,
+    /// Smaller devices on which it ran by luck, smallest first; on a larger one it fails.
+    pub lucky_bytes: Vec<u64>,
+    /// The peak of reserved bytes without a limit.
+    pub reserved_unlimited_bytes: u64,
+    /// The cost of a run on the smallest device; `None` if no device suffices.
+    pub cost: Option<Cost>,
+    /// How many devices were tried.
+    pub probes: u64,
+}
+
+/// Device calls of a replay.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// How often all free segments were released to serve a request.
+    pub retries: u64,
+    /// Calls that allocated or released memory.
+    pub device_calls: u64,
+    /// Time of the calls on the simulated clock, in nanoseconds.
+    pub device_ns: u64,
+}
+
+/// How thorough [`Need::search`] is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SearchOptions {
+    /// The step from a tenth above the need on, as a share of the size: from 0.005 to 0.1.
+    pub coarse_step: f64,
+    /// Whether smaller sizes are tried as well.
+    pub lucky: bool,
+}
+
+impl Default for SearchOptions {
+    fn default() -> Self {
+        Self { coarse_step: 0.01, lucky: true }
+    }
+}
+
+impl SearchOptions {
+    /// For many configurations of one recording: larger steps where they hardly matter.
+    pub const QUICK: Self = Self { coarse_step: 0.04, lucky: false };
+}
+
+/// The largest step up to a tenth above the need.
+const FINE_STEP: f64 = 0.005;
+/// How far above the need the steps are fine; smaller sizes are tried twice as far below.
+const NEAR: f64 = 0.1;
+/// The largest gap between a size that fails and the need.
+const EXACT: f64 = 0.0025;
+/// All segments and pages are multiples of this, so sizes between two multiples are equivalent.
+const GRAIN_BYTES: u64 = 2 * MIB;
+
+impl Need {
+    /// Searches the need of a configuration. Takes as long as some 30 to 300 replays, on all processors.
+    /// Files that a layer of the configuration names are not written.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when the configuration builds no allocator, or the allocator fails for a reason
+    /// other than memory.
+    pub fn search(
+        recording: &Recording,
+        config: &Config,
+        options: &SearchOptions,
+    ) -> Result<Self, ReplayError> {
+        let config = &without_files(config);
+        let endless = measure(recording, config, Room::Endless, 1)?;
+        let peak = endless.run.statistics.reserved_bytes.all.peak;
+        let mut need =
+            Self { reserved_unlimited_bytes: u64::try_from(peak).unwrap_or(0), ..Self::default() };
+        if endless.run.ooms > 0 {
+            return Ok(need);
+        }
+        let mut search = Search::new(recording, config, options, AddressOrder::Lowest);
+        let found = search.smallest(endless.peak_taken_bytes)?;
+        if let Some(bytes) = found {
+            if options.lucky {
+                search.try_luck(bytes)?;
+            }
+            need.set(recording, config, bytes)?;
+            let below = search.known.range(..bytes).filter(|(_, fits)| **fits);
+            need.lucky_bytes = below.map(|(bytes, _)| *bytes).collect();
+        }
+        need.probes = search.known.len() as u64;
+        Ok(need)
+    }
+
+    /// Returns whether [`try_other_addresses`](Self::try_other_addresses) has nothing left to do.
+    #[must_use]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.all_orders || self.needs_bytes.is_none()
+    }
+
+    /// Searches again on devices that assign rising and falling addresses and reuse none; does nothing
+    /// if that was done before. The largest need becomes the need, and the smallest the one with luck.
+    /// Takes some 40 replays if the needs are equal, otherwise as long as [`search`](Self::search) each.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`search`](Self::search).
+    pub fn try_other_addresses(
+        &mut self,
+        recording: &Recording,
+        config: &Config,
+        options: &SearchOptions,
+    ) -> Result<(), ReplayError> {
+        let Some(first) = self.needs_bytes.filter(|_| !self.is_settled()) else {
+            return Ok(());
+        };
+        let config = &without_files(config);
+        self.all_orders = true;
+        let (mut least, mut most) = (first, Some(first));
+        for order in [AddressOrder::Rising, AddressOrder::Falling] {
+            let mut search = Search::new(recording, config, options, order);
+            let found = search.confirmed(first, self.reserved_unlimited_bytes)?;
+            self.probes += search.known.len() as u64;
+            least = least.min(found.unwrap_or(u64::MAX));
+            most = most.zip(found).map(|(most, found)| most.max(found));
+        }
+        let luck = most.is_none_or(|most| most - least > close(most));
+        self.with_luck_bytes = luck.then_some(least);
+        match most {
+            Some(most) if luck && most > first => self.set(recording, config, most)?,
+            Some(_) => {}
+            // In one of the orders no device suffices.
+            None => (self.needs_bytes, self.cost) = (None, None),
+        }
+        Ok(())
+    }
+
+    /// Sets the need and the cost of a run on that device.
+    fn set(
+        &mut self,
+        recording: &Recording,
+        config: &Config,
+        total_bytes: u64,
+    ) -> Result<(), ReplayError> {
+        let at_need = measure(recording, config, Room::Device { total_bytes }, 1)?;
+        self.cost = Some(Cost {
+            retries: u64::try_from(at_need.run.statistics.num_alloc_retries).unwrap_or(0),
+            device_calls: at_need.device_calls(),
+            device_ns: at_need.device_ns,
+        });
+        self.needs_bytes = Some(total_bytes);
+        Ok(())
+    }
+}
+
+/// Device sizes, and whether the recording runs on them.
+struct Search<'a> {
+    recording: &'a Recording,
+    config: &'a Config,
+    known: BTreeMap<u64, bool>,
+    coarse_step: f64,
+    order: AddressOrder,
+}
+
+impl<'a> Search<'a> {
+    fn new(
+        recording: &'a Recording,
+        config: &'a Config,
+        options: &SearchOptions,
+        order: AddressOrder,
+    ) -> Self {
+        let coarse_step = options.coarse_step.clamp(FINE_STEP, NEAR);
+        Self { recording, config, known: BTreeMap::new(), coarse_step, order }
+    }
+
+    /// Returns the need, starting from the estimate `bytes`. `taken_bytes` is the memory used on an
+    /// endless device.
+    fn confirmed(&mut self, bytes: u64, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
+        let floor = self.floor();
+        let below = bytes.saturating_sub(close(bytes)).max(floor);
+        self.learn(&[below, bytes])?;
+        if self.known[&bytes] && (bytes <= floor || !self.known[&below]) {
+            self.learn(&steps_up(bytes, scaled(bytes, 1.0 + NEAR), FINE_STEP))?;
+            if self.highest_failure().is_none_or(|failed| failed < bytes) {
+                return Ok(Some(bytes));
+            }
+        }
+        self.smallest(taken_bytes.max(bytes))
+    }
+
+    /// Returns the need. `taken_bytes` is the memory used on an endless device.
+    fn smallest(&mut self, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
+        let Some(top) = self.top(up(taken_bytes))? else {
+            return Ok(None);
+        };
+        let Some(mut edge) = self.first_failure(top)? else {
+            return Ok(Some(self.floor()));
+        };
+        loop {
+            let bytes = self.between(edge)?;
+            let near = scaled(bytes, 1.0 + NEAR).min(top);
+            self.learn(&steps_up(bytes, near, FINE_STEP))?;
+            let Some(failed) = self.highest_failure() else {
+                return Ok(Some(bytes));
+            };
+            if failed < bytes {
+                return Ok(Some(bytes));
+            }
+            edge = failed;
+        }
+    }
+
+    /// Returns a size that suffices: the memory used on an endless device, or more for strategies that
+    /// may not use all of a device.
+    fn top(&mut self, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
+        let doubled =
+            std::iter::successors(Some(taken_bytes.max(GRAIN_BYTES)), |b| b.checked_mul(2));
+        for bytes in doubled.take(8) {
+            self.learn(&[bytes])?;
+            if self.known[&bytes] {
+                return Ok(Some(bytes));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the smallest possible device.
+    fn floor(&self) -> u64 {
+        up(self.recording.live_peak_bytes).max(GRAIN_BYTES)
+    }
+
+    /// Steps down from `top` until a size fails.
+    fn first_failure(&mut self, top: u64) -> Result<Option<u64>, ReplayError> {
+        let floor = self.floor();
+        let at_once = rayon::current_num_threads() * 4;
+        let mut sizes = steps_down(top, floor, self.coarse_step);
+        sizes.push(floor);
+        for round in sizes.chunks(at_once.max(1)) {
+            self.learn(round)?;
+            if let Some(failed) = self.highest_failure() {
+                return Ok(Some(failed));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the largest size that failed.
+    fn highest_failure(&self) -> Option<u64> {
+        self.known.iter().rev().find(|(_, fits)| !**fits).map(|(bytes, _)| *bytes)
+    }
+
+    /// Narrows the gap between the largest size that failed and the next larger one that sufficed.
+    fn between(&mut self, mut fails: u64) -> Result<u64, ReplayError> {
+        loop {
+            let mut above = self.known.range(fails + 1..);
+            let suffices = above.next().map(|(bytes, _)| *bytes).expect("the top suffices");
+            if suffices - fails <= close(suffices) {
+                return Ok(suffices);
+            }
+            // As many sizes in parallel as there are processors.
+            let parts = rayon::current_num_threads().clamp(1, 8) as u64 + 1;
+            let gap = suffices - fails;
+            let mut sizes: Vec<u64> =
+                (1..parts).map(|part| up(fails + gap / parts * part)).collect();
+            sizes.retain(|bytes| (fails + 1..suffices).contains(bytes));
+            sizes.dedup();
+            if sizes.is_empty() {
+                return Ok(suffices);
+            }
+            self.learn(&sizes)?;
+            fails = self.highest_failure().unwrap_or(fails);
+        }
+    }
+
+    /// Tries sizes below the need.
+    fn try_luck(&mut self, bytes: u64) -> Result<(), ReplayError> {
+        let lowest = scaled(bytes, 1.0 - 2.0 * NEAR).max(self.floor());
+        self.learn(&steps_down(bytes, lowest, FINE_STEP))
+    }
+
+    /// Repeats the recording on devices of these sizes, unless the result is known.
+    fn learn(&mut self, sizes: &[u64]) -> Result<(), ReplayError> {
+        let unknown: Vec<u64> =
+            sizes.iter().copied().filter(|bytes| !self.known.contains_key(bytes)).collect();
+        let (recording, config, order) = (self.recording, self.config, self.order);
+        let found: Result<Vec<(u64, bool)>, ReplayError> = unknown
+            .into_par_iter()
+            .map(|bytes| Ok((bytes, fits_in_order(recording, config, bytes, order)?)))
+            .collect();
+        self.known.extend(found?);
+        Ok(())
+    }
+}
+
+/// Returns the precision of a need.
+fn close(bytes: u64) -> u64 {
+    scaled(bytes, EXACT).max(GRAIN_BYTES)
+}
+
+/// Rounds up to a multiple of the grain.
+fn up(bytes: u64) -> u64 {
+    bytes.div_ceil(GRAIN_BYTES).saturating_mul(GRAIN_BYTES)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "sizes of devices are far below 2^52, and factors are positive"
+)]
+fn scaled(bytes: u64, factor: f64) -> u64 {
+    (bytes as f64 * factor) as u64
+}
+
+/// Returns sizes above `from` up to `to`, each at most the share `step` above the previous one.
+fn steps_up(from: u64, to: u64, step: f64) -> Vec<u64> {
+    let next = |bytes: &u64| {
+        let further = scaled(*bytes, 1.0 + step) / GRAIN_BYTES * GRAIN_BYTES;
+        Some(further.max(bytes + GRAIN_BYTES)).filter(|next| *next <= to)
+    };
+    std::iter::successors(Some(from), next).skip(1).collect()
+}
+
+/// Returns sizes below `from` down to `to`, each at most the share `step` below the previous one.
+fn steps_down(from: u64, to: u64, step: f64) -> Vec<u64> {
+    let next = |bytes: &u64| {
+        let further = up(scaled(*bytes, 1.0 / (1.0 + step)));
+        Some(further.min(bytes.saturating_sub(GRAIN_BYTES))).filter(|next| *next >= to.max(1))
+    };
+    std::iter::successors(Some(from), next).skip(1).collect()
+}

@@ -1,0 +1,285 @@
+//! A recording, with everything that is computed from it once.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use super::figures::{Figures, live_peak_bytes};
+use super::limit::{Failures, infer};
+use crate::replay::{self, MadeHere, Start, Trace, Verification, Workload};
+use stratalloc::config::Config;
+use stratalloc::history::SegmentLayout;
+use stratalloc::size::{fraction_of_limit, human_bytes, limit_of_fraction};
+use stratalloc_sim::SimOptions;
+
+/// The memory of replays, as far as the caller sets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// Memory of the device, in bytes.
+    pub total_bytes: Option<u64>,
+    /// The share of it that may be reserved, from 0 to 1; 1 means no limit.
+    pub fraction: Option<f64>,
+}
+
+/// A recording: its requests, and the data about the recorded program.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    /// The file's events, final layout and configuration.
+    pub trace: Trace,
+    /// The recorded configuration, if it can be replayed.
+    pub config: Option<Config>,
+    /// The requests, without the recorded allocator's decisions.
+    pub workload: Workload,
+    /// The figures of the file.
+    pub figures: Figures,
+    /// The limit on reserved bytes, if any. A limit set by the caller overrides the one that the
+    /// recording shows.
+    pub limit: Option<Limit>,
+    /// The limit of the recorded program, if the recording shows it. Not searched if the caller sets a
+    /// fraction.
+    pub inferred_limit: Option<Limit>,
+    /// An exact replay of the recorded configuration, if there is one. Its workload is this recording's.
+    pub exact: Option<Verification>,
+    /// The memory before the first event, if the recording begins late and shows it.
+    pub start: Option<Beginning>,
+    /// The peak of live bytes, as requested: no smaller device suffices.
+    pub live_peak_bytes: u64,
+    /// The memory that the caller set.
+    pub memory: Memory,
+}
+
+/// The memory when a recording began.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Beginning {
+    /// Reserved bytes.
+    pub reserved_bytes: u64,
+    /// Requested bytes of live blocks.
+    pub requested_bytes: u64,
+    /// Addresses of the live blocks, in the order of the workload's first operations.
+    pub live_addresses: Vec<u64>,
+    /// The layout under the recorded configuration. Without it, replays start from the live blocks
+    /// alone. The age of a free block is not recorded, so the collector may choose others than it did.
+    pub layout: Option<Vec<SegmentLayout>>,
+}
+
+/// The most bytes that may be reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Limit {
+    /// In bytes.
+    pub bytes: u64,
+    /// The source of the limit.
+    pub source: LimitSource,
+}
+
+/// The source of a limit.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitSource {
+    /// The caller set a fraction of the device.
+    Fraction,
+    /// The caller set the memory of the device.
+    TotalMemory,
+    /// The recording contains it, because this library made it.
+    Recorded,
+    /// The recorded device was full when requests failed; the limit is its reserved plus free bytes
+    /// then.
+    DeviceFull {
+        /// How many requests failed.
+        ooms: u64,
+    },
+    /// The smallest limit under which a replay makes every recorded decision.
+    Inferred {
+        /// How many requests failed; if 0, the recorded releases show the limit.
+        ooms: u64,
+        /// Failed requests show that the limit was below this; set only if it is well above the inferred
+        /// limit.
+        below_bytes: Option<u64>,
+    },
+}
+
+impl Serialize for LimitSource {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for LimitSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requests = |f: &mut fmt::Formatter<'_>, ooms: u64| match ooms {
+            1 => f.write_str("1 request that failed"),
+            ooms => write!(f, "{ooms} requests that failed"),
+        };
+        match *self {
+            Self::Fraction => f.write_str("set as a fraction of the device"),
+            Self::TotalMemory => f.write_str("set as the memory of the device"),
+            Self::Recorded => f.write_str("as recorded"),
+            Self::DeviceFull { ooms } => {
+                f.write_str("the device was full, from what was reserved and free at ")?;
+                requests(f, ooms)
+            }
+            Self::Inferred { ooms: 0, .. } => {
+                f.write_str("inferred: under it a replay makes the recorded releases")
+            }
+            Self::Inferred { ooms, below_bytes } => {
+                f.write_str("inferred from ")?;
+                requests(f, ooms)?;
+                match below_bytes {
+                    Some(bytes) => {
+                        write!(f, "; it was at least that and below {}", human_bytes(bytes))
+                    }
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl Beginning {
+    fn of(trace: &Trace, config: Option<&Config>) -> Option<Self> {
+        let start = Start::of(trace);
+        (!start.is_empty()).then(|| Self {
+            reserved_bytes: start.reserved_bytes(),
+            requested_bytes: start.requested_bytes(),
+            live_addresses: start.blocks.iter().map(|block| block.address).collect(),
+            layout: config.and_then(|config| start.layout(config.settings())),
+        })
+    }
+}
+
+impl Recording {
+    /// Reads the requests of a trace. `config` is the recorded configuration, if it can be replayed.
+    ///
+    /// Repeats the recording, so it takes as long as a replay of every event.
+    #[must_use]
+    pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
+        let is_set = memory != Memory::default();
+        let made_here = trace.made_here.filter(|_| !is_set);
+        let memory = match made_here {
+            Some(MadeHere { total_bytes, .. }) => Memory { total_bytes, ..memory },
+            None => memory,
+        };
+        let total_bytes = total_bytes(&memory);
+        let mut figures = Figures::of(&trace);
+        let mut limit = memory.limit();
+        if let Some(MadeHere { limit_bytes, .. }) = made_here {
+            limit = limit_bytes.map(|bytes| Limit { bytes, source: LimitSource::Recorded });
+        }
+        let recorded_fraction = limit.filter(|limit| limit.source == LimitSource::Recorded);
+        let recorded_fraction = recorded_fraction.map(|l| fraction_of_limit(l.bytes, total_bytes));
+        let fraction = memory.fraction.or(recorded_fraction);
+        let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
+        let settings = own.as_ref().map(|own| own.settings().clone()).unwrap_or_default();
+        let mut failures = Failures::of(&trace, &settings, &figures);
+        // A full device is the limit only if it had less than the recorded limit: other processes used
+        // it, too.
+        failures.device_bytes =
+            failures.device_bytes.filter(|bytes| is_set || limit.is_none_or(|l| *bytes < l.bytes));
+        let exactly = |total_bytes, fraction| {
+            let found = replay::verify(&trace, own.as_ref()?, total_bytes, fraction);
+            found.ok().filter(Verification::is_exact)
+        };
+        let was_full = !is_set && failures.device_bytes.is_some();
+        let mut exact = if was_full { None } else { exactly(total_bytes, fraction) };
+        let (mut workload, mut inferred_limit) = (None, None);
+        if exact.is_none() {
+            // The requests are read under the recorded limit, whatever device the caller sets.
+            let recorded_bytes = total_bytes.max(SimOptions::default().total_bytes);
+            let found = || infer(&trace, own.as_ref()?, recorded_bytes, &figures, &failures);
+            if is_set && let Some(found) = exactly(recorded_bytes, None) {
+                workload = Some(found.workload);
+            } else if let Some(found) = found() {
+                if memory.fraction.is_none() {
+                    exact = Some(found.verification);
+                    inferred_limit = Some(found.limit);
+                } else {
+                    workload = Some(found.verification.workload);
+                }
+            } else if memory.fraction.is_none() {
+                // No replay is exact, as in recordings that begin late.
+                inferred_limit = failures.limit(&figures);
+            }
+            if !is_set {
+                limit = inferred_limit.or(limit);
+            }
+        }
+        if let Some(exact) = &exact {
+            let counters = &exact.statistics;
+            figures.retries = u64::try_from(counters.num_alloc_retries).ok();
+            figures.peak_allocated_bytes = u64::try_from(counters.allocated_bytes.all.peak).ok();
+        }
+        let workload = match &mut exact {
+            Some(exact) => std::mem::take(&mut exact.workload),
+            None => workload.unwrap_or_else(|| Workload::of(&trace, total_bytes)),
+        };
+        let start = Beginning::of(&trace, config.as_ref());
+        let live_peak_bytes = live_peak_bytes(&workload);
+        Self {
+            trace,
+            config,
+            workload,
+            figures,
+            limit,
+            inferred_limit,
+            exact,
+            start,
+            live_peak_bytes,
+            memory,
+        }
+    }
+
+    /// Returns whether the limit was found in the recording.
+    #[must_use]
+    pub fn limit_is_inferred(&self) -> bool {
+        self.limit.is_some_and(|limit| {
+            matches!(limit.source, LimitSource::Inferred { .. } | LimitSource::DeviceFull { .. })
+        })
+    }
+
+    /// Returns the share of a device with `total_bytes` that a replay may reserve; `None` for all of it.
+    #[must_use]
+    pub(crate) fn fraction_of(&self, total_bytes: u64) -> Option<f64> {
+        let limit = self.limit?;
+        match limit.source {
+            LimitSource::Fraction => self.memory.fraction,
+            LimitSource::TotalMemory => None,
+            LimitSource::DeviceFull { .. } if limit.bytes >= total_bytes => None,
+            LimitSource::DeviceFull { .. }
+            | LimitSource::Recorded
+            | LimitSource::Inferred { .. } => Some(fraction_of_limit(limit.bytes, total_bytes)),
+        }
+    }
+
+    /// Returns the layout from which a replay under `config` starts. It exists for the recorded
+    /// configuration only, with any compatibility.
+    #[must_use]
+    pub fn layout_for(&self, config: &Config) -> Option<&[SegmentLayout]> {
+        let (layout, own) = (self.start.as_ref()?.layout.as_deref()?, self.config.as_ref()?);
+        let compat = config.settings().compat;
+        (own.clone().with_compat(compat).settings() == config.settings()).then_some(layout)
+    }
+
+    /// Returns the memory of the replay's device, in bytes: the size that the caller set, the recorded
+    /// program's memory if its device was full, or an H200's.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        match self.limit {
+            Some(Limit { bytes, source: LimitSource::DeviceFull { .. } }) => bytes,
+            _ => total_bytes(&self.memory),
+        }
+    }
+}
+
+fn total_bytes(memory: &Memory) -> u64 {
+    memory.total_bytes.unwrap_or(SimOptions::default().total_bytes)
+}
+
+impl Memory {
+    /// Returns the limit that the caller set.
+    pub(crate) fn limit(&self) -> Option<Limit> {
+        let part = self.fraction.and_then(|part| limit_of_fraction(part, total_bytes(self)));
+        let by_fraction = part.map(|bytes| Limit { bytes, source: LimitSource::Fraction });
+        let by_total =
+            self.total_bytes.map(|bytes| Limit { bytes, source: LimitSource::TotalMemory });
+        by_fraction.or(by_total)
+    }
+}

@@ -1,0 +1,58 @@
+//! The version of PyTorch that settings are for.
+//!
+//! A recording does not contain its version, but its keys and its configuration show the oldest one that
+//! can have made it. Advice contains only keys that this version has, so that a program does not stop at
+//! an unknown key.
+
+use std::fmt;
+
+use super::recording::Recording;
+use stratalloc::config::{Config, TorchVersion};
+
+/// A version of PyTorch and its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForTorch {
+    /// The caller set it.
+    Set(TorchVersion),
+    /// The oldest version that can have made the recording; later than 2.1.
+    Shown(TorchVersion),
+    /// The recording does not show it, and the caller set none: any version from 2.1 on.
+    Unknown,
+}
+
+impl ForTorch {
+    /// Returns the version for a recording; `set` is the one that the caller set.
+    #[must_use]
+    pub fn of(recording: &Recording, set: Option<TorchVersion>) -> Self {
+        if let Some(version) = set {
+            return Self::Set(version);
+        }
+        let conf = recording.config.as_ref().and_then(Config::oldest_torch);
+        let trace = &recording.trace;
+        // Snapshots of this library have the keys of a new version, whatever PyTorch runs.
+        let by_keys = Some(trace.torch_version()).filter(|_| trace.made_here.is_none());
+        let by_keys = by_keys.filter(|version| *version > TorchVersion::V2_11);
+        match conf.max(by_keys) {
+            Some(version) if version > TorchVersion::V2_1 => Self::Shown(version),
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Returns the version whose keys may be used.
+    #[must_use]
+    pub fn version(self) -> TorchVersion {
+        match self {
+            Self::Set(version) | Self::Shown(version) => version,
+            Self::Unknown => TorchVersion::V2_1,
+        }
+    }
+}
+
+impl fmt::Display for ForTorch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Set(version) => write!(f, "PyTorch {version}"),
+            Self::Shown(_) | Self::Unknown => write!(f, "PyTorch {} or later", self.version()),
+        }
+    }
+}

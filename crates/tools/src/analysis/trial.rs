@@ -1,0 +1,232 @@
+//! Runs one replay of a recording on one simulated device.
+
+use std::cell::Cell;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::device::{Calls, add_taken, counted};
+use super::recording::Recording;
+use crate::replay::{self, Manner, ReplayError, Run};
+use stratalloc::allocator::{Allocation, DeviceAllocator};
+use stratalloc::config::Config;
+use stratalloc::driver::Driver;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::Strategy;
+use stratalloc_sim::{AddressOrder, EventMode, SimOptions};
+use stratalloc_sim::{Brake, Sim};
+
+/// The memory of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// The recording's [`limit`](Recording::limit); without one, the memory that the caller set, or an
+    /// H200's.
+    Limited,
+    /// More than any program requests.
+    Endless,
+    /// A device of this many bytes, without a limit below that.
+    Device {
+        /// Memory of the device.
+        total_bytes: u64,
+    },
+}
+
+/// Devices that hardly any recording fills. A larger one costs address space, so it is used second.
+const ENDLESS_BYTES: [u64; 2] = [1 << 38, 1 << 43];
+
+/// The result of a replay.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Counters and times; the counters also of strategies that count nothing themselves.
+    pub run: Run,
+    /// The peak of bytes taken from the device, counted by the strategy or by the device.
+    pub peak_taken_bytes: u64,
+    /// Time of the device calls on the device's own clock, in nanoseconds.
+    pub device_ns: u64,
+}
+
+impl Trial {
+    /// Returns the number of calls that allocated or released device memory.
+    #[must_use]
+    pub fn device_calls(&self) -> u64 {
+        let counters = &self.run.statistics;
+        u64::try_from(counters.num_device_alloc + counters.num_device_free).unwrap_or(0)
+    }
+}
+
+/// Repeats a recording under a configuration `passes` times. All results but the times are those of the
+/// first pass. Files that a layer of the configuration names are written.
+///
+/// # Errors
+///
+/// [`ReplayError`] when the configuration builds no allocator, or the allocator fails for a reason other
+/// than memory.
+pub fn measure(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    passes: u32,
+) -> Result<Trial, ReplayError> {
+    measure_watched(recording, config, room, passes, &|_| ())
+}
+
+/// As [`measure`]; `progress` is called after each pass with the number of passes done.
+pub(crate) fn measure_watched(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    passes: u32,
+    progress: &dyn Fn(u32),
+) -> Result<Trial, ReplayError> {
+    let measure_on = |room| {
+        let (strategy, sim, held) = open_with_start(recording, config, room)?;
+        let strategy = counted(strategy);
+        let begun_ns = Cell::new(0);
+        let ended_ns = Cell::new(0);
+        let before = Cell::new(Calls::default());
+        let manner = Manner {
+            passes,
+            held,
+            progress,
+            begun: &|| {
+                begun_ns.set(sim.elapsed_ns());
+                before.set(Calls::of(&sim));
+            },
+            look: &|statistics: &mut Statistics| {
+                ended_ns.set(sim.elapsed_ns());
+                add_taken(statistics, &sim, before.get());
+            },
+        };
+        let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+        let run = replay::run_as(&recording.workload, &strategy, brake, manner)?;
+        let device_ns = ended_ns.get().saturating_sub(begun_ns.get());
+        Ok(Trial { run, peak_taken_bytes: sim.peak_used_bytes(), device_ns })
+    };
+    if room != Room::Endless {
+        return measure_on(room);
+    }
+    let [large, larger] = ENDLESS_BYTES.map(|total_bytes| Room::Device { total_bytes });
+    let trial = measure_on(large)?;
+    if trial.run.ooms == 0 && trial.run.statistics.num_alloc_retries == 0 {
+        return Ok(trial);
+    }
+    let second = measure_on(larger)?;
+    Ok(if second.run.ooms <= trial.run.ooms { second } else { trial })
+}
+
+/// Returns whether every request of a recording succeeds on a device of `total_bytes`. Stops at the
+/// first failure.
+///
+/// # Errors
+///
+/// The same as [`measure`].
+pub fn fits(recording: &Recording, config: &Config, total_bytes: u64) -> Result<bool, ReplayError> {
+    fits_in_order(recording, config, total_bytes, AddressOrder::Lowest)
+}
+
+/// As [`fits`], on a device that assigns addresses in this order.
+pub(super) fn fits_in_order(
+    recording: &Recording,
+    config: &Config,
+    total_bytes: u64,
+    order: AddressOrder,
+) -> Result<bool, ReplayError> {
+    let (strategy, sim) = open(recording, config, Room::Device { total_bytes }, order)?;
+    replay::is_served(&recording.workload, &strategy, Some(sim))
+}
+
+/// Repeats a recording once. `begun` gets the allocator before the first operation. `look` gets, after
+/// each operation, its index and the bytes taken from the device.
+///
+/// # Errors
+///
+/// The same as [`measure`].
+pub(crate) fn watch(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    begun: &dyn Fn(&Strategy),
+    look: &mut dyn FnMut(usize, &Strategy, u64),
+) -> Result<(), ReplayError> {
+    let (strategy, sim, held) = open_with_start(recording, config, room)?;
+    begun(&strategy);
+    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+    replay::walk(&recording.workload, &strategy, brake, held, |step| {
+        look(step.at, &strategy, sim.used_bytes());
+        ControlFlow::Continue(())
+    })
+}
+
+/// The strategy, its device, and the blocks that already exist, by their numbers in the workload. Blocks
+/// that do not exist yet are allocated first.
+pub(super) type Opened = (Strategy, Arc<Sim>, Vec<(u32, Allocation)>);
+
+/// Opens an allocator on its own device. It starts from the recorded layout if `room` is
+/// [`Room::Limited`] and the layout is known.
+pub(super) fn open_with_start(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+) -> Result<Opened, ReplayError> {
+    let (strategy, sim) = open(recording, config, room, AddressOrder::Lowest)?;
+    let start = recording.start.as_ref().zip(recording.layout_for(config));
+    let Some(((start, layout), engine)) =
+        start.filter(|_| room == Room::Limited).zip(strategy.engine())
+    else {
+        return Ok((strategy, sim, Vec::new()));
+    };
+    let Ok(installed) = engine.install(layout) else {
+        // The layout does not fit; the live blocks alone may.
+        let (strategy, sim) = open(recording, config, room, AddressOrder::Lowest)?;
+        return Ok((strategy, sim, Vec::new()));
+    };
+    let held = installed.into_iter().filter_map(|block| {
+        let id = start.live_addresses.binary_search(&block.address).ok()?;
+        Some((u32::try_from(id).ok()?, block.allocation))
+    });
+    let held = held.collect();
+    Ok((strategy, sim, held))
+}
+
+/// Opens an allocator on its own device.
+fn open(
+    recording: &Recording,
+    config: &Config,
+    room: Room,
+    addresses: AddressOrder,
+) -> Result<(Strategy, Arc<Sim>), ReplayError> {
+    let (total_bytes, fraction) = match room {
+        Room::Endless => (ENDLESS_BYTES[0], None),
+        Room::Device { total_bytes } => (total_bytes, None),
+        Room::Limited => {
+            let total_bytes = recording.total_bytes();
+            (total_bytes, recording.fraction_of(total_bytes))
+        }
+    };
+    let event_mode = EventMode::Manual;
+    let options = SimOptions { total_bytes, event_mode, addresses, ..SimOptions::default() };
+    let sim = Arc::new(Sim::new(options));
+    let driver = Arc::clone(&sim) as Arc<dyn Driver>;
+    let config = &recording.trace.resolved(config);
+    let strategy = registry::build(config, driver, BuildOptions::default())?;
+    if let Some(fraction) = fraction {
+        match strategy.control().caching {
+            // A strategy without a cache has no limit of its own, so the device gets that size.
+            None if recording.limit_is_inferred() => {
+                let bytes = recording.limit.map_or(total_bytes, |limit| limit.bytes);
+                return open(recording, config, Room::Device { total_bytes: bytes }, addresses);
+            }
+            _ => strategy.caching_or_refuse()?.set_memory_fraction(fraction)?,
+        }
+    }
+    Ok((strategy, sim))
+}
+
+/// Returns a configuration whose allocator writes no files, for replays inside an analysis.
+pub(crate) fn without_files(config: &Config) -> Config {
+    let settings = config.settings().clone().for_replay();
+    match settings == *config.settings() {
+        true => config.clone(),
+        false => Config::from_settings(settings),
+    }
+}

@@ -1,0 +1,48 @@
+//! The important moments of a recording, under the recorded configuration.
+
+use super::causes::{Moment, Picture};
+use super::recording::Recording;
+use super::streams::Streams;
+use super::trial::Room;
+use crate::replay::ReplayError;
+use stratalloc::config::Compat;
+
+/// The reserved bytes at the important moments.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Why {
+    pub(crate) streams: Streams,
+    /// The first failed request; without one, the peak of live bytes.
+    pub(crate) main: Option<Picture>,
+    /// The peak of reserved bytes, if it is another moment.
+    pub(crate) reserved: Option<Picture>,
+}
+
+impl Why {
+    /// Returns the moments of a replay of the recorded configuration, or of the default one.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`Picture::take`].
+    pub(crate) fn of(recording: &Recording) -> Result<Self, ReplayError> {
+        let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
+        // Only the recorded device has room for the memory from before the recording.
+        let starts = recording.layout_for(&config).is_some()
+            && recording.figures.peak_reserved_bytes <= recording.total_bytes();
+        let limited = recording.limit.is_some() || starts;
+        let room = if limited { Room::Limited } else { Room::Endless };
+        let take = |moment| Picture::take(recording, &config, room, moment);
+        let main = match take(Moment::FirstFailure)? {
+            Some(failure) => Some(failure),
+            None => take(Moment::PeakLive)?,
+        };
+        let at = main.as_ref().map(|picture| picture.operations);
+        let reserved = take(Moment::PeakReserved)?;
+        let reserved = reserved.filter(|picture| Some(picture.operations) != at);
+        Ok(Self { streams: Streams::of(&recording.workload), main, reserved })
+    }
+
+    /// Returns the moments, the most important one first.
+    pub(crate) fn pictures(&self) -> impl Iterator<Item = &Picture> {
+        self.main.iter().chain(&self.reserved)
+    }
+}

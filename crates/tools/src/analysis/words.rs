@@ -1,0 +1,259 @@
+//! The results of an analysis as sentences; every number in them was replayed.
+
+use std::collections::BTreeMap;
+
+use super::advice::{Advice, Tried};
+use super::causes::HeapCauses;
+use super::causes::{Causes, Moment, Picture};
+use super::needs::Need;
+use super::recording::Recording;
+use super::streams::Streams;
+use super::torch::ForTorch;
+use crate::replay::HostMemory;
+use stratalloc::ids::PoolId;
+use stratalloc::ids::StreamId;
+use stratalloc::size::MIB;
+
+/// Formats a whole number with thousands separators.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Formats a number with its noun: "1 retry", "2 retries".
+pub(crate) fn counted_as(number: u64, one: &str, more: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { more })
+}
+
+/// Formats bytes for tables: whole MiB from 100 MiB on, and tenths below.
+pub(crate) fn near(bytes: u64) -> String {
+    let tenths = (u128::from(bytes) * 10 + u128::from(MIB) / 2) / u128::from(MIB);
+    match u64::try_from(tenths).unwrap_or(u64::MAX) {
+        tenths if bytes < 100 * MIB => format!("{}.{}", tenths / 10, tenths % 10),
+        _ => grouped(bytes.saturating_add(MIB / 2) / MIB),
+    }
+}
+
+/// Formats bytes in whole MiB, rounded up: a device of this size suffices.
+pub(super) fn mib(bytes: u64) -> String {
+    grouped(bytes.div_ceil(MIB))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+pub(super) fn part(bytes: u64, of: u64) -> f64 {
+    if of == 0 { 0.0 } else { bytes as f64 / of as f64 }
+}
+
+impl HostMemory {
+    /// Returns a sentence about the peak and the final size.
+    pub(crate) fn sentence(&self) -> String {
+        format!(
+            "Pinned host memory: {} MiB at most; {} MiB at the end, {} MiB of them live.",
+            mib(self.peak_reserved_bytes),
+            mib(self.reserved_bytes),
+            mib(self.live_bytes)
+        )
+    }
+}
+
+impl Need {
+    /// Formats the need in MiB, and the need with lucky addresses if that is less.
+    pub(crate) fn in_mib(&self) -> String {
+        let needs = self.needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
+        match self.with_luck_bytes {
+            Some(bytes) => format!("{needs} ({} with luck)", mib(bytes)),
+            None => needs,
+        }
+    }
+}
+
+impl Causes {
+    /// Returns the name and the bytes of each cause, in the order of a table.
+    #[must_use]
+    pub fn rows(&self) -> [(&'static str, u64); 6] {
+        [
+            ("requested and live", self.requested_bytes),
+            ("rounding inside live blocks", self.rounding_bytes),
+            ("waiting for other streams", self.waiting_bytes),
+            ("free parts of split segments", self.split_rest_bytes),
+            ("completely free segments", self.idle_segment_bytes),
+            ("kept by the driver's pool", self.driver_bytes),
+        ]
+    }
+}
+
+/// Streams share well enough if the sum of their peaks is below this many times the peak of all
+/// together.
+const APART: f64 = 1.2;
+/// Streams that keep less than this share of the largest stream's bytes are not mentioned.
+const SMALL: f64 = 0.02;
+
+impl Picture {
+    /// Returns a few sentences that explain why so much is reserved.
+    #[must_use]
+    pub fn sentence(&self, streams: &Streams) -> String {
+        let total = self.causes.total_bytes();
+        let free = self.causes.rows()[1..].iter().max_by_key(|(_, bytes)| *bytes).copied();
+        let (name, bytes) = free.unwrap_or(("none", 0));
+        let when = match (self.moment, self.failed) {
+            (Moment::FirstFailure, Some(failed)) => {
+                format!("At the failed request of {} MiB", near(failed.requested_bytes))
+            }
+            (Moment::FirstFailure, None) => "At the failed request".to_owned(),
+            (Moment::PeakLive, _) => "At the peak of live bytes".to_owned(),
+            (Moment::PeakReserved, _) => "At the peak of reserved bytes".to_owned(),
+        };
+        let live = near(self.causes.requested_bytes);
+        let mut text = format!("{when}, {} MiB are reserved and {live} MiB are live", near(total));
+        if bytes > 0 {
+            let share = part(bytes, total) * 100.0;
+            text += &format!("; {} MiB ({share:.0} %) are {name}", near(bytes));
+        }
+        if let (Moment::FirstFailure, Some(largest)) =
+            (self.moment, self.heaps.iter().map(|heap| heap.largest_free_bytes).max())
+        {
+            text += &format!(". The largest free block has {} MiB", near(largest));
+        }
+        text.push('.');
+        // Memory that inactive streams keep shows in the peak of reserved bytes.
+        if self.moment != Moment::PeakLive
+            && let Some(more) = self.streams_apart(streams)
+        {
+            text.push(' ');
+            text += &more;
+        }
+        text
+    }
+
+    /// Returns a sentence if streams keep memory at different times.
+    fn streams_apart(&self, streams: &Streams) -> Option<String> {
+        let mut kept: BTreeMap<StreamId, u64> = BTreeMap::new();
+        for heap in &self.heaps {
+            *kept.entry(heap.stream).or_default() += heap.causes.total_bytes();
+        }
+        let largest = kept.values().copied().max()?;
+        kept.retain(|_, bytes| part(*bytes, largest) >= SMALL);
+        let peaks = streams.sum_of_peaks_bytes();
+        if kept.len() < 2 || part(peaks, streams.peak_live_bytes) < APART {
+            return None;
+        }
+        let (least, most) = (kept.values().min()?, kept.values().max()?);
+        let together = match streams.busy_together {
+            0 | 1 => " and are never busy together",
+            few if few < kept.len() => &format!("; at most {few} of them are busy together"),
+            _ => ", and their peaks come at different times",
+        };
+        Some(format!(
+            "{} streams keep {} to {} MiB each{together}. The peaks of their live memory add up to {} MiB, but \
+             at most {} MiB are live at once.",
+            kept.len(),
+            near(*least),
+            near(*most),
+            near(peaks),
+            near(streams.peak_live_bytes)
+        ))
+    }
+}
+
+impl Moment {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::FirstFailure => "first failure",
+            Self::PeakLive => "peak of live bytes",
+            Self::PeakReserved => "peak of reserved bytes",
+        }
+    }
+}
+
+/// Returns the name of a stream and its pool.
+pub(crate) fn heap_name(heap: &HeapCauses) -> String {
+    let stream = format!("stream {:#x}", heap.stream.0);
+    match heap.pool {
+        PoolId::DEFAULT => stream,
+        PoolId { capture, user } => format!("{stream} pool {capture}.{user}"),
+    }
+}
+
+impl Recording {
+    /// Returns a sentence with the limit on reserved bytes and its source.
+    pub(crate) fn limit_sentence(&self) -> Option<String> {
+        let limit = self.limit?;
+        #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+        let mib = limit.bytes as f64 / MIB as f64;
+        Some(format!("The limit is {mib:.1} MiB: {}.", limit.source))
+    }
+}
+
+/// A setting to make, for one allocator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// The allocator.
+    pub(crate) whose: String,
+    /// The variable and its value.
+    pub(crate) set: String,
+    /// The need of the recording with it.
+    pub(crate) needs: String,
+}
+
+impl Advice {
+    /// Returns the settings for PyTorch's own allocator and for this library's; empty if no setting is
+    /// worth its cost.
+    pub(crate) fn choices(&self, recording: &Recording) -> Vec<Choice> {
+        let both = [self.worth_in_pytorch(recording), self.worth_in_ours(recording)];
+        both.into_iter().flatten().map(|tried| self.choice(tried)).collect()
+    }
+
+    /// Returns how many settings were searched, and how many dropped.
+    pub(crate) fn searched(&self) -> String {
+        let searched = counted_as(self.tried.len() as u64, "setting", "settings");
+        let dropped = match self.passed_over {
+            0 => String::new(),
+            some => {
+                format!(
+                    "; {} dropped because three others were already better",
+                    grouped(some as u64)
+                )
+            }
+        };
+        format!("{searched} searched to the end{dropped}")
+    }
+
+    /// Returns the setting to make for a searched setting.
+    pub(crate) fn choice(&self, tried: &Tried) -> Choice {
+        let (whose, variable, conf) = match tried.for_pytorch() {
+            Some(conf) => (self.torch.to_string(), "PYTORCH_CUDA_ALLOC_CONF", conf),
+            None => ("stratalloc".to_owned(), "ALLOC_CONF", tried.conf.as_str()),
+        };
+        let set = match conf.is_empty() {
+            true => "(nothing to set)".to_owned(),
+            false => format!("{variable}={conf}"),
+        };
+        Choice { whose, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
+    }
+
+    /// Lists the data that the recording lacks, why it matters, and what supplies it.
+    pub(crate) fn unknown(&self, recording: &Recording) -> Vec<&'static str> {
+        let torch = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
+             names a version and adds its keys";
+        let limit = "its memory limit: --total-memory or --memory-fraction sets one";
+        let start = "the code that holds what lived before its first event: call \
+             torch.cuda.memory._record_memory_history() before the program allocates";
+        let all = [
+            (recording.limit.is_none(), limit),
+            (self.torch == ForTorch::Unknown, torch),
+            (recording.start.is_some(), start),
+        ];
+        all.into_iter().filter(|(is_unknown, _)| *is_unknown).map(|(_, what)| what).collect()
+    }
+}
+
+/// Memory that a device needs besides the recorded memory.
+pub(crate) const BESIDES: &str = "A device needs more than that: the CUDA context, loaded kernels, and what NCCL, \
+    cuBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";

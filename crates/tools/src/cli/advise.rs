@@ -1,0 +1,416 @@
+//! `stratalloc advise`: the setting with which a program needs less memory, and the causes of its need.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::analysis::{
+    Advice, AdviceOptions, BESIDES, Callers, Causes, Choice, CodeHolder, Compared, ForTorch,
+    Holders, Picture, Recording, Tried, Why, counted_as, grouped, heap_name, with_failed,
+};
+use crate::replay::{Frame, FrameKind, StackId, Stacks, Trace};
+use crate::report;
+use stratalloc::config::{TorchVersion, shown};
+
+use super::assertion::{Assertion, Verdict, fits};
+use super::outcome::{Outcome, Result, out};
+use super::recordings::{Devices, Recordings, limit_json};
+use super::show::Side::{Left, Right};
+use super::show::{
+    LUCK, NEED_HEADING, emphasised, joined, mib, need_cells, progress, shown_conf, table,
+};
+
+/// Arguments of `advise`.
+#[derive(Args, Debug)]
+pub(crate) struct Advise {
+    #[command(flatten)]
+    recordings: Recordings,
+    /// Try only the settings that help most often: seconds instead of up to a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Compare stacks by all their frames, and print all of them: also those of the unwinder, the allocator,
+    /// the dispatcher, autograd's engine, Python's interpreter and generated wrappers.
+    #[arg(long)]
+    all_frames: bool,
+    /// Version of PyTorch that the settings are for, such as 2.8. Default: the oldest that can have made
+    /// the recording.
+    #[arg(long, value_name = "VERSION")]
+    torch: Option<TorchVersion>,
+    /// Check whether the program fits in this much memory, and name the cheapest setting with which it
+    /// does. The exit code is 1 if it does not fit. Same as --assert "needs<=SIZE".
+    #[arg(long, value_name = "SIZE", value_parser = fits)]
+    fits: Option<Assertion>,
+    /// Check a condition, such as needs<=24GiB or live_peak<20GiB. The exit code is 1 if it does not
+    /// hold. Can be given several times. needs is the smallest need of all settings that are tried.
+    #[arg(long, value_name = "CONDITION")]
+    assert: Vec<Assertion>,
+    /// Print one JSON object per recording.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &Advise) -> Result<Outcome> {
+    args.recordings.each(Devices::Each, &mut |name, trace| advise(args, name, trace))
+}
+
+impl Advise {
+    fn assertions(&self) -> impl Iterator<Item = &Assertion> {
+        self.fits.iter().chain(&self.assert)
+    }
+
+    fn options(&self) -> AdviceOptions {
+        // The strictest condition counts: no other setting is searched if the recorded one meets it.
+        let enough = self.assertions().map(Assertion::enough_bytes);
+        let enough = enough.collect::<Option<Vec<u64>>>();
+        let enough_bytes = enough.and_then(|all| all.into_iter().min());
+        let (quick, torch) = (self.quick, self.torch);
+        AdviceOptions { quick, torch, enough_bytes, ..AdviceOptions::default() }
+    }
+}
+
+fn advise(args: &Advise, name: &str, trace: Trace) -> Result<Outcome> {
+    let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
+    let options = args.options();
+    let bar = progress(1, &format!("trying settings on {}", shown(name)));
+    let mut advice = Advice::search(&recording, &options, &|done, known| {
+        bar.set_length(known as u64);
+        bar.set_position(done as u64);
+    })?;
+    let checks = args.assertions().map(|assertion| assertion.check(&recording, &mut advice));
+    let verdicts: Vec<Verdict> = checks.collect::<Result<_, _>>()?;
+    let outcome = match verdicts.iter().all(|verdict| verdict.holds) {
+        true => Outcome::Good,
+        false => Outcome::Failed,
+    };
+    bar.finish_and_clear();
+    let (why, stacks) = (report::why(&recording)?, &recording.trace.stacks);
+    let compared = if args.all_frames { Compared::AllFrames } else { Compared::Code };
+    let callers = Callers::of(stacks, compared);
+    let (recording, advice, why) = (&recording, &advice, &why);
+    let found = Found { name, recording, advice, why, callers, stacks, compared };
+    if args.json {
+        let mut json = found.json();
+        json["assertions"] = verdicts.iter().map(Verdict::json).collect();
+        writeln!(out(), "{json}")?;
+    } else if verdicts.is_empty() {
+        found.write(&options)?;
+    } else {
+        write_verdicts(name, advice, &verdicts)?;
+    }
+    Ok(outcome)
+}
+
+fn write_verdicts(name: &str, advice: &Advice, verdicts: &[Verdict]) -> io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", shown(name))?;
+    for verdict in verdicts {
+        writeln!(out, "{}", emphasised(&verdict.sentence))?;
+        if let Some(tried) = verdict.to_set() {
+            write_choice(&advice.choice(tried))?;
+        }
+    }
+    writeln!(out)
+}
+
+fn write_choice(Choice { whose, set, needs }: &Choice) -> io::Result<()> {
+    let whose = format!("{whose}:");
+    writeln!(out(), "  {whose:<21} {set}  {needs}")
+}
+
+/// How many settings the table shows.
+const SHOWN: usize = 3;
+
+fn percent(bytes: u64, of: u64) -> String {
+    if of == 0 { "-".to_owned() } else { format!("{:.1}%", bytes as f64 * 100.0 / of as f64) }
+}
+
+/// How many streams and pools the table shows.
+const HEAPS_SHOWN: usize = 8;
+
+/// How many callers are listed.
+const CALLERS_SHOWN: usize = 10;
+
+/// The results for a recording.
+struct Found<'a> {
+    name: &'a str,
+    recording: &'a Recording,
+    advice: &'a Advice,
+    why: &'a Why,
+    callers: Callers<'a>,
+    stacks: &'a Stacks,
+    compared: Compared,
+}
+
+impl Found<'_> {
+    fn write(&self, options: &AdviceOptions) -> io::Result<()> {
+        self.write_advice()?;
+        self.write_tried(options)?;
+        let mut out = out();
+        if let Some(picture) = &self.why.main {
+            self.write_picture(picture)?;
+            if let Some(label) = self.failed_by(picture) {
+                writeln!(out, "The failed request came from {}.\n", shown(&label))?;
+            }
+            self.write_holders(&picture.holders)?;
+            writeln!(out)?;
+        }
+        if let Some(picture) = &self.why.reserved {
+            self.write_picture(picture)?;
+        }
+        let unknown = self.advice.unknown(self.recording);
+        if !unknown.is_empty() {
+            writeln!(out, "The recording does not show:")?;
+        }
+        for what in unknown {
+            writeln!(out, "  - {what}")?;
+        }
+        writeln!(out)
+    }
+
+    /// Returns the code of the failed request.
+    fn failed_by(&self, picture: &Picture) -> Option<String> {
+        let stack = picture.failed?.stack?;
+        Some(self.callers.labels(&[self.callers.of_stack(stack)]).concat())
+    }
+
+    fn write_advice(&self) -> io::Result<()> {
+        let Self { recording, advice, .. } = self;
+        let mut out = out();
+        writeln!(out, "{}", shown(self.name))?;
+        writeln!(out, "{}", emphasised(&advice.sentence_with_holder(recording, self.why)))?;
+        if let Some(limit) = recording.limit_sentence() {
+            writeln!(out, "{limit}")?;
+        }
+        if let Some(host) = &recording.trace.host {
+            writeln!(out, "{}", host.sentence())?;
+        }
+        advice.choices(recording).iter().try_for_each(write_choice)?;
+        writeln!(out)
+    }
+
+    fn write_tried(&self, options: &AdviceOptions) -> io::Result<()> {
+        let Self { recording, advice, .. } = *self;
+        let row = |what: String, tried: &Tried| {
+            need_cells(what, tried.need.in_mib(), &tried.need, recording)
+        };
+        let others = advice.tried.iter().filter(|tried| tried.conf != advice.recorded.conf);
+        let named = advice.headline(recording).choice().map(|choice| choice.conf.as_str());
+        let is_shown = |(at, tried): &(usize, &Tried)| *at < SHOWN || named == Some(&tried.conf);
+        let best = others.enumerate().filter(is_shown);
+        let mut rows: Vec<_> = best.map(|(_, tried)| row(shown_conf(&tried.conf), tried)).collect();
+        let recorded = &advice.recorded;
+        rows.push(row(format!("as recorded: {}", shown_conf(&recorded.conf)), recorded));
+        if let Some(modelled) = &advice.modelled {
+            rows.push(row(format!("{} (a model)", modelled.conf), modelled));
+        }
+        let mut out = out();
+        table(&mut out, &NEED_HEADING, &rows)?;
+        let (searched, failed) = (advice.searched(), with_failed(recording));
+        let live = mib(recording.live_peak_bytes as f64);
+        writeln!(out, "{searched}; live bytes alone: {live} MiB{failed}")?;
+        writeln!(out, "needs: the smallest device size from which on no request fails. {BESIDES}")?;
+        if recording.figures.duration_us.is_some() {
+            writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;
+        }
+        let mut all = advice.tried.iter().chain([&advice.recorded]);
+        if all.any(|tried| tried.need.with_luck_bytes.is_some()) {
+            writeln!(out, "{}", LUCK)?;
+        }
+        if advice.is_cut_short {
+            let seconds = Duration::as_secs(&options.time);
+            writeln!(out, "Not all settings were tried: {seconds} s had passed.")?;
+        }
+        writeln!(out)
+    }
+
+    fn write_picture(&self, picture: &Picture) -> io::Result<()> {
+        let mut out = out();
+        writeln!(out, "{}", picture.sentence(&self.why.streams))?;
+        let total = picture.causes.total_bytes();
+        let mut heading = vec![("MiB reserved", Left), ("all", Right), ("", Right)];
+        let several = if picture.heaps.len() > 1 { HEAPS_SHOWN } else { 0 };
+        let heaps = || picture.heaps.iter().take(several);
+        let names: Vec<String> = heaps().map(heap_name).collect();
+        heading.extend(names.iter().map(|name| (name.as_str(), Right)));
+        let mut rows = Vec::new();
+        for (at, (name, bytes)) in picture.causes.rows().into_iter().enumerate() {
+            if bytes == 0 && name != "requested and live" {
+                continue;
+            }
+            let mut row = vec![name.to_owned(), mib(bytes as f64), percent(bytes, total)];
+            row.extend(heaps().map(|heap| mib(heap.causes.rows()[at].1 as f64)));
+            rows.push(row);
+        }
+        let mut sum = vec!["together".to_owned(), mib(total as f64), percent(total, total)];
+        sum.extend(heaps().map(|heap| mib(heap.causes.total_bytes() as f64)));
+        rows.push(sum);
+        table(&mut out, &heading, &rows)?;
+        writeln!(out)
+    }
+
+    fn write_holders(&self, holders: &Holders) -> io::Result<()> {
+        let mut out = out();
+        let blocks = counted_as(holders.blocks, "block", "blocks");
+        writeln!(out, "Then {blocks} hold {} MiB:", mib(holders.requested_bytes as f64))?;
+        let cells = |bytes: u64, blocks: u64, more: &[String]| {
+            let share = percent(bytes, holders.requested_bytes);
+            [&[mib(bytes as f64), share, grouped(blocks)], more].concat()
+        };
+        let heading = |what| [("MiB", Right), ("", Right), ("blocks", Right), (what, Left)];
+        let has_stacks = holders.by_stack.iter().any(|holder| holder.stack.is_some());
+        if has_stacks {
+            let rows = holders.by_code(&self.callers, CALLERS_SHOWN);
+            let row = |CodeHolder { asked_for_by, holder, .. }: &CodeHolder| {
+                let (newest, oldest) = (holder.newest_requests, holder.oldest_requests);
+                let ago = match newest == oldest {
+                    true => grouped(oldest.into()),
+                    false => format!("{} to {}", grouped(newest.into()), grouped(oldest.into())),
+                };
+                cells(holder.requested_bytes, holder.blocks, &[ago, asked_for_by.clone()])
+            };
+            let [mib, share, blocks, by] = heading("requested by (called by)");
+            let heading = [mib, share, blocks, ("requests ago", Right), by];
+            table(&mut out, &heading, &rows.iter().map(row).collect::<Vec<_>>())?;
+            if self.compared == Compared::AllFrames {
+                self.write_stacks(&rows)?;
+            }
+        }
+        let sizes = holders.by_size.iter().map(|class| {
+            let (each, stream) = (grouped(class.each_bytes), class.stream.0);
+            let each = format!("{each} bytes on stream {stream:#x}");
+            cells(class.requested_bytes, class.blocks, &[each])
+        });
+        let shown = if has_stacks { SHOWN } else { sizes.len() };
+        table(&mut out, &heading("each"), &sizes.take(shown).collect::<Vec<_>>())?;
+        let ages = holders.by_age.iter().map(|class| {
+            let age = match class.up_to_requests {
+                Some(end) => format!("at most {} requests ago", grouped(end.into())),
+                None => "longer ago".to_owned(),
+            };
+            cells(class.requested_bytes, class.blocks, &[age])
+        });
+        table(&mut out, &heading("requested"), &ages.collect::<Vec<_>>())
+    }
+
+    /// Prints all frames of each holder, innermost first.
+    fn write_stacks(&self, rows: &[CodeHolder]) -> io::Result<()> {
+        let mut out = out();
+        for CodeHolder { asked_for_by, holder, .. } in rows {
+            let Some(stack) = holder.stack else { continue };
+            writeln!(out, "{} MiB, {}", mib(holder.requested_bytes as f64), shown(asked_for_by))?;
+            for Frame { file, line, function } in self.stacks.frames(stack) {
+                writeln!(out, "    {}", shown(&format!("{file}:{line} {function}")))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn picture_json(&self, picture: &Picture) -> Value {
+        let mut all = causes_json(&picture.causes);
+        let heaps = picture.heaps.iter().map(|heap| {
+            let mut one = causes_json(&heap.causes);
+            one["stream"] = json!(heap.stream.0);
+            one["pool"] = json!([heap.pool.capture, heap.pool.user]);
+            one["largest_free_bytes"] = json!(heap.largest_free_bytes);
+            one
+        });
+        all["moment"] = json!(picture.moment.name());
+        all["operations"] = json!(picture.operations);
+        all["failed_bytes"] = json!(picture.failed.map(|failed| failed.requested_bytes));
+        all["why"] = json!(picture.sentence(&self.why.streams));
+        all["heaps"] = heaps.collect();
+        all["failed_by"] = json!(self.failed_by(picture));
+        all
+    }
+
+    fn causes_json(&self) -> Option<Value> {
+        let Why { streams, main, reserved } = self.why;
+        let mut causes = self.picture_json(main.as_ref()?);
+        let reserved = reserved.as_ref().or(main.as_ref());
+        causes["peak_reserved"] = json!(reserved.map(|picture| self.picture_json(picture)));
+        causes["live_peak_bytes"] = json!(streams.peak_live_bytes);
+        causes["streams_busy_together"] = json!(streams.busy_together);
+        causes["streams"] = json!(streams.streams);
+        Some(causes)
+    }
+
+    fn holders_json(&self, holders: &Holders) -> Value {
+        let is_shown = |frame: &Frame<'_>| {
+            self.compared == Compared::AllFrames || !matches!(frame.kind(), FrameKind::Runtime(_))
+        };
+        let frames = |stack: StackId| -> Vec<Value> {
+            let frames = self.stacks.frames(stack).filter(is_shown);
+            let frame = |frame: Frame<'_>| json!({"filename": frame.file, "line": frame.line, "name": frame.function});
+            frames.map(frame).collect()
+        };
+        let by_stack = holders.by_code(&self.callers, CALLERS_SHOWN).into_iter().map(|row| {
+            let code = json!({
+                "asked_for_by": row.asked_for_by,
+                "category": row.caller.and_then(|caller| self.callers.category_name(caller)),
+                "lived_before": row.holder.lived_before,
+                "frames": row.holder.stack.map(frames),
+            });
+            joined([json!(row.holder), code])
+        });
+        json!({
+            "requested_bytes": holders.requested_bytes,
+            "blocks": holders.blocks,
+            "by_stack": by_stack.collect::<Vec<_>>(),
+            "by_size": holders.by_size,
+            "by_age": holders.by_age,
+        })
+    }
+
+    fn json(&self) -> Value {
+        let Self { recording, advice, .. } = *self;
+        let holders = self.why.main.as_ref().map(|picture| &picture.holders);
+        let found = json!({
+            "trace": self.name,
+            "sentence": advice.sentence_with_holder(recording, self.why),
+            "headline": advice.headline(recording).name(),
+            "choice": advice.headline(recording).choice().map(tried_json),
+            "torch": match advice.torch {
+                ForTorch::Unknown => None,
+                ForTorch::Set(version) | ForTorch::Shown(version) => Some(version.to_string()),
+            },
+            "set": advice.choices(recording).into_iter().map(|choice| choice.set).collect::<Vec<_>>(),
+            "not_shown": advice.unknown(recording),
+        });
+        let figures = json!({
+            "host": recording.trace.host,
+            "recorded": {
+                "conf": recording.trace.conf,
+                "needs_bytes": advice.recorded.need.needs_bytes,
+                "needs_with_luck_bytes": advice.recorded.need.with_luck_bytes,
+                "duration_ms": recording.figures.duration_us.map(|us| us as f64 / 1e3),
+            },
+            "best": advice.best().map(tried_json),
+            "tried": advice.tried.iter().chain(&advice.modelled).map(tried_json).collect::<Vec<_>>(),
+            "passed_over": advice.passed_over,
+            "causes": self.causes_json(),
+            "holders": holders.map(|holders| self.holders_json(holders)),
+        });
+        joined([found, limit_json(recording), figures])
+    }
+}
+
+fn tried_json(tried: &Tried) -> Value {
+    let cost = tried.need.cost;
+    json!({
+        "conf": tried.conf,
+        "needs_bytes": tried.need.needs_bytes,
+        "needs_with_luck_bytes": tried.need.with_luck_bytes,
+        "all_address_orders": tried.need.all_orders,
+        "device_ms": cost.map(|cost| cost.device_ns as f64 / 1e6),
+        "retries": cost.map(|cost| cost.retries),
+        "device_calls": cost.map(|cost| cost.device_calls),
+        "reserved_unlimited_bytes": tried.need.reserved_unlimited_bytes,
+        "runs_under_limit": tried.runs_under_limit,
+    })
+}
+
+fn causes_json(causes: &Causes) -> Value {
+    joined([json!({"reserved_bytes": causes.total_bytes()}), json!(causes)])
+}

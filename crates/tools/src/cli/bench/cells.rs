@@ -1,0 +1,151 @@
+//! Benchmark cases by name: the allocator that each builds, and the loop that it times.
+
+use stratalloc::handle::Handle;
+use stratalloc::size::{KIB, MIB};
+
+use super::cases::{self, Effort, Raw, Steps, Together, Typed};
+use super::host_memory::{self, TOUCHED};
+use super::loops::Loops;
+use super::{Bench, Built, Shown, What, one};
+
+/// One case.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cell {
+    /// With the allocation's handle.
+    Typed(Steps),
+    /// With the address only.
+    Raw(Steps),
+    /// Through the switchable handle.
+    Handle(Steps),
+    RecordStream,
+    /// Several threads with handles, each on its own stream or all on one.
+    Threads {
+        own_stream: bool,
+    },
+    /// Several threads with addresses, each on its own stream.
+    ThreadsRaw,
+    /// Several threads, each with its own cache of host memory.
+    Guards,
+    /// Writes to this many bytes of host memory, page by page.
+    Touch(u64),
+}
+
+use Cell::{Guards, RecordStream, Threads, ThreadsRaw, Touch};
+use Steps::{Holes, Mix, Pair, Serve, Streams};
+
+impl Cell {
+    /// Returns whether the case is timed with several numbers of threads.
+    pub(super) fn is_crowd(self) -> bool {
+        matches!(self, Threads { .. } | ThreadsRaw | Guards)
+    }
+
+    /// Returns how many streams the case uses besides the default one.
+    fn streams(self, threads: usize) -> usize {
+        match self {
+            Self::Typed(steps) | Self::Raw(steps) | Self::Handle(steps) => steps.streams(),
+            Threads { own_stream: true } | ThreadsRaw => threads,
+            Threads { own_stream: false } | RecordStream => 1,
+            Guards | Touch(_) => 0,
+        }
+    }
+}
+
+/// Cases with handles, before the latencies of single steps.
+pub(super) const FIRST: [(&str, Cell); 14] = [
+    ("pair:512B", Cell::Typed(Pair(512))),
+    ("pair:64KiB", Cell::Typed(Pair(64 * KIB))),
+    ("pair:2MiB", Cell::Typed(Pair(2 * MIB))),
+    ("pair:64MiB", Cell::Typed(Pair(64 * MIB))),
+    ("handle:512B", Cell::Handle(Pair(512))),
+    ("streams:2", Cell::Typed(Streams(2))),
+    ("streams:8", Cell::Typed(Streams(8))),
+    ("streams:128", Cell::Typed(Streams(128))),
+    ("serve:1", Cell::Typed(Serve(1))),
+    ("serve:8", Cell::Typed(Serve(8))),
+    ("serve:128", Cell::Typed(Serve(128))),
+    ("mix:4096live", Cell::Typed(Mix)),
+    ("holes:4096", Cell::Typed(Holes(4096))),
+    ("holes:65536", Cell::Typed(Holes(65_536))),
+];
+
+/// Cases with handles, after the latencies of single steps.
+pub(super) const LAST: [(&str, Cell); 3] = [
+    ("threads:own_stream", Threads { own_stream: true }),
+    ("threads:one_stream", Threads { own_stream: false }),
+    ("record_stream:64KiB", RecordStream),
+];
+
+/// Cases with addresses.
+pub(super) const RAW: [(&str, Cell); 12] = [
+    ("pair_raw:512B", Cell::Raw(Pair(512))),
+    ("pair_raw:64KiB", Cell::Raw(Pair(64 * KIB))),
+    ("pair_raw:2MiB", Cell::Raw(Pair(2 * MIB))),
+    ("pair_raw:64MiB", Cell::Raw(Pair(64 * MIB))),
+    ("streams_raw:2", Cell::Raw(Streams(2))),
+    ("streams_raw:8", Cell::Raw(Streams(8))),
+    ("streams_raw:128", Cell::Raw(Streams(128))),
+    ("serve_raw:1", Cell::Raw(Serve(1))),
+    ("serve_raw:8", Cell::Raw(Serve(8))),
+    ("serve_raw:128", Cell::Raw(Serve(128))),
+    ("mix_raw:4096live", Cell::Raw(Mix)),
+    ("threads_raw:own_stream", ThreadsRaw),
+];
+
+/// Cases of host memory only: threads with their own caches, and touched pages.
+pub(super) fn of_host_memory() -> Vec<(&'static str, Cell)> {
+    let touched = TOUCHED.into_iter().map(|(case, bytes)| (case, Touch(bytes)));
+    [("threads:own_guard", Guards)].into_iter().chain(touched).collect()
+}
+
+/// Returns all cases of one thread on a device.
+pub(super) fn alone() -> impl Iterator<Item = (&'static str, Cell)> {
+    FIRST.into_iter().chain(LAST).chain(RAW).filter(|(_, cell)| !cell.is_crowd())
+}
+
+/// Builds an allocator, or a driver's pool, and returns the time of a step. `None` if it does not
+/// support the case.
+pub(super) fn time(
+    cell: Cell,
+    threads: usize,
+    what: What<'_>,
+    args: &Bench,
+    loops: &Loops,
+    effort: Effort,
+) -> Shown<Together> {
+    let config = match (what, cell) {
+        (What::Allocator(config), _) => config,
+        (What::DriverPool, Cell::Typed(steps)) if !matches!(steps, Holes(_)) => {
+            let (pool, streams) = args.open_pool(steps.streams())?;
+            return Ok(Some(one(steps.time(&pool, &streams, effort))));
+        }
+        (What::DriverPool, Threads { own_stream: true }) => {
+            let (pool, streams) = args.open_pool(threads)?;
+            return Ok(Some(cases::threads(&pool, pool.driver(), threads, &streams)));
+        }
+        (What::DriverPool, _) => return Ok(None),
+    };
+    let settings = config.settings();
+    match cell {
+        Guards | Touch(_) if settings.backend != "cpu" => return Ok(None),
+        Guards => return Ok(Some(host_memory::guards(settings, threads)?)),
+        Touch(bytes) => {
+            return Ok(Some(one(host_memory::touch(&host_memory::own(settings)?, bytes))));
+        }
+        _ => {}
+    }
+    let is_raw = matches!(cell, Cell::Raw(_) | ThreadsRaw);
+    let Built { strategy, driver, streams } = args.build(config, is_raw, cell.streams(threads))?;
+    let raw = || Raw::of(&strategy);
+    Ok(match cell {
+        Cell::Typed(steps) => Some(one((loops.typed)(&Typed(&strategy), steps, &streams, effort))),
+        Cell::Raw(steps) => raw().map(|raw| one((loops.raw)(&raw, steps, &streams, effort))),
+        Cell::Handle(steps) => {
+            let handle = Handle::new(strategy, driver);
+            Some(one((loops.handle)(&Typed(&handle), steps, &streams, effort)))
+        }
+        RecordStream => (loops.record_stream)(&strategy, streams[0], effort).map(one),
+        Threads { .. } => Some((loops.threads)(&Typed(&strategy), &*driver, threads, &streams)),
+        ThreadsRaw => raw().map(|raw| (loops.threads_raw)(&raw, &*driver, threads, &streams)),
+        Guards | Touch(_) => None,
+    })
+}

@@ -1,0 +1,177 @@
+//! `stratalloc explain`: the keys that a string sets, those that differ from their default because of
+//! it, and the others.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::analysis::{counted_as, without_files};
+use stratalloc::config::{Config, ExplainRow, Origin, VARIABLES};
+use stratalloc::driver::Driver;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc_sim::Sim;
+use stratalloc_sim::{EventMode, SimOptions};
+
+use super::outcome::{Outcome, Result, out, tell};
+use super::settings;
+use super::show::{Side, table};
+
+/// Arguments of `explain`.
+#[derive(Args, Debug)]
+pub(crate) struct Explain {
+    /// Configuration string, plain or as an assignment: `PYTORCH_CUDA_ALLOC_CONF=...`. Default: the
+    /// environment's.
+    conf: Option<String>,
+    /// Print every key, not only those that differ from their default.
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &Explain) -> Result<Outcome> {
+    let (source, config) = match &args.conf {
+        Some(text) => {
+            let said = pasted(text);
+            let source = said.variable.map_or("the argument".to_owned(), ToOwned::to_owned);
+            (source, settings::parse("configuration", said.conf)?)
+        }
+        None => {
+            let environment = settings::environment()?;
+            let source = environment.source.map_or("no variable is set", |(variable, _)| variable);
+            (source.to_owned(), environment.config)
+        }
+    };
+    let mut rows = config.explain_with(&settings::keys());
+    let defaults = Config::default().explain_with(&settings::keys());
+    let differs = |row: &ExplainRow| {
+        let default = defaults.iter().find(|default| default.key == row.key);
+        default.is_none_or(|default| default.value != row.value)
+    };
+    // Keys of the string come first, in its order; then other keys that are set; then defaults that
+    // depend on them.
+    rows.sort_by_key(|row| match row.origin {
+        Origin::Text { at } => (0, at),
+        Origin::Code | Origin::Earlier => (1, 0),
+        Origin::Default => (if differs(row) { 2 } else { 3 }, 0),
+    });
+    let is_told = |row: &&ExplainRow| args.all || row.origin != Origin::Default || differs(row);
+    let unbuilt = why_not_built(&config);
+    if args.json {
+        let keys = rows.iter().filter(is_told).map(key_json).collect::<Vec<_>>();
+        let warnings: Vec<_> = config.warnings().iter().map(ToString::to_string).collect();
+        let json = json!({"source": source, "keys": keys, "warnings": warnings, "error": unbuilt});
+        writeln!(out(), "{json}")?;
+        return Ok(if unbuilt.is_none() { Outcome::Good } else { Outcome::Usage });
+    }
+    let mut out = out();
+    writeln!(out, "source: {source}")?;
+    let told: Vec<Vec<String>> = rows.iter().filter(is_told).map(cells).collect();
+    let left = rows.len() - told.len();
+    if told.is_empty() {
+        writeln!(out, "Nothing is set: every key has its default.")?;
+    } else {
+        let names = ["key", "value", "from", "PyTorch", "note"];
+        table(&mut out, &names.map(|name| (name, Side::Left)), &told)?;
+    }
+    if left > 0 {
+        let keys = counted_as(left as u64, "key has its default", "keys have their defaults");
+        writeln!(out, "{keys}: --all shows all.")?;
+    }
+    for warning in config.warnings() {
+        writeln!(out, "warning: {warning}")?;
+    }
+    match unbuilt {
+        None => Ok(Outcome::Good),
+        Some(why) => {
+            tell(format_args!("stratalloc: this cannot be built: {why}"));
+            Ok(Outcome::Usage)
+        }
+    }
+}
+
+fn origin_of(row: &ExplainRow) -> String {
+    match row.origin {
+        Origin::Default => "default".to_owned(),
+        Origin::Text { at } => format!("byte {at}"),
+        Origin::Code => "code".to_owned(),
+        Origin::Earlier => "earlier".to_owned(),
+    }
+}
+
+fn key_json(row: &ExplainRow) -> Value {
+    json!({
+        "key": row.key,
+        "value": row.value,
+        "from": origin_of(row),
+        "pytorch": row.since.map(|since| since.to_string()),
+        "note": row.note,
+        "idle": row.idle,
+    })
+}
+
+fn cells(row: &ExplainRow) -> Vec<String> {
+    let origin = origin_of(row);
+    let since = row.since.map_or_else(|| "-".to_owned(), |since| format!("{since} on"));
+    vec![row.key.clone(), row.value.clone(), origin, since, row.note.clone()]
+}
+
+/// A pasted string.
+struct Pasted<'a> {
+    /// The variable of the assignment.
+    variable: Option<&'a str>,
+    conf: &'a str,
+}
+
+/// Extracts the string from a shell line that sets it.
+fn pasted(text: &str) -> Pasted<'_> {
+    let line = text.trim();
+    let line = line.strip_prefix("export ").unwrap_or(line).trim_start();
+    let Some((name, value)) = line.split_once('=') else {
+        return Pasted { variable: None, conf: text };
+    };
+    if !VARIABLES.contains(&name) {
+        return Pasted { variable: None, conf: text };
+    }
+    let quoted = |quote: char| value.strip_prefix(quote)?.strip_suffix(quote);
+    let conf = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);
+    Pasted { variable: Some(name), conf }
+}
+
+/// Returns the reason why a configuration builds no allocator on a simulated device. The check loads no
+/// code and writes no file. Backends that programs register are skipped, because the device that they
+/// need is unknown.
+fn why_not_built(config: &Config) -> Option<String> {
+    let settings = config.settings();
+    let is_built_in = registry::BUILT_IN.iter().any(|own| own.name == settings.backend);
+    if !is_built_in || settings.pluggable.library.is_some() {
+        return None;
+    }
+    let options = SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() };
+    let driver: Arc<dyn Driver> = Arc::new(Sim::new(options));
+    let built = registry::build(&without_files(config), driver, BuildOptions::default());
+    built.err().map(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_shell_is_understood() {
+        for line in [
+            "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
+            "export PYTORCH_CUDA_ALLOC_CONF=\"max_split_size_mb:64\"",
+            " PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64' ",
+        ] {
+            let said = pasted(line);
+            assert_eq!(said.variable, Some("PYTORCH_CUDA_ALLOC_CONF"), "{line}");
+            assert_eq!(said.conf, "max_split_size_mb:64", "{line}");
+        }
+        let said = pasted("HOME=x");
+        assert_eq!((said.variable, said.conf), (None, "HOME=x"));
+    }
+}

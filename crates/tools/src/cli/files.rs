@@ -1,0 +1,40 @@
+//! Prevents commands from overwriting the recordings that they read.
+
+use std::path::{Path, PathBuf};
+
+use stratalloc::config::{Config, LayerSetting};
+
+use super::outcome::BadWords;
+use super::show::shown_path;
+
+/// Returns the identity of a file, independent of its name; `None` if it does not exist.
+#[cfg(unix)]
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
+/// Returns the canonical path of a file.
+#[cfg(not(unix))]
+fn identity(path: &Path) -> Option<PathBuf> {
+    std::fs::canonicalize(path).ok()
+}
+
+/// Refuses to write a file that is one of the recordings.
+pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadWords> {
+    let Some(file) = identity(written) else {
+        return Ok(());
+    };
+    let is_it = |recording: &&PathBuf| identity(recording).as_ref() == Some(&file);
+    recordings.iter().find(is_it).map_or(Ok(()), |recording| {
+        let (written, recording) = (shown_path(written), shown_path(recording));
+        Err(BadWords(format!("{written} would be written over the recording {recording}")))
+    })
+}
+
+/// Refuses a configuration whose layers write a file that is one of the recordings.
+pub(crate) fn spare_from(config: &Config, recordings: &[PathBuf]) -> Result<(), BadWords> {
+    let mut written = config.settings().layers.iter().filter_map(LayerSetting::written_file);
+    written.try_for_each(|file| spare(recordings, file))
+}

@@ -1,0 +1,156 @@
+//! The command line, as a library: a program that registers its own strategies and calls [`main`] has
+//! every command for them, too.
+//!
+//! One file per subcommand; see `--help`. The benchmark cases are in [`cases`], for benchmarks of other
+//! programs.
+
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+mod advise;
+mod assertion;
+mod bench;
+mod compare;
+mod device;
+mod explain;
+mod files;
+mod info;
+mod outcome;
+mod recordings;
+mod replay;
+mod report;
+mod settings;
+mod show;
+mod table;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+#[doc(hidden)]
+pub use bench::{cases, loops::Loops};
+use outcome::{BadWords, Outcome, is_closed_pipe, tell};
+use settings::BadConf;
+
+/// Device-memory allocators, chosen by one string and measured on recordings of real programs.
+#[derive(Parser)]
+#[command(name = "stratalloc", version, max_term_width = 100)]
+struct Arguments {
+    #[command(flatten)]
+    table: table::TableOptions,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the keys of a configuration, their values and where they come from.
+    Explain(explain::Explain),
+    /// List the devices and strategies of this machine, and their features.
+    Info(info::Info),
+    /// Repeat recordings on an allocator.
+    Replay(replay::Replay),
+    /// Find the setting with which a recorded program needs less memory, and explain its need.
+    Advise(advise::Advise),
+    /// Compare strategies on the same recordings.
+    Compare(compare::Compare),
+    /// Write a page for a browser that shows how memory was used.
+    Report(report::Report),
+    /// Time the hot path, and the floors of this machine.
+    Bench(bench::Bench),
+    /// Print a shell's completion script for this program; write it to where the shell looks for it.
+    Completions(Completions),
+}
+
+/// Arguments of `completions`.
+#[derive(clap::Args)]
+struct Completions {
+    shell: clap_complete::Shell,
+}
+
+impl Completions {
+    fn run(&self) -> io::Result<Outcome> {
+        let mut command = Arguments::command();
+        let name = command.get_name().to_owned();
+        let mut text = Vec::new();
+        clap_complete::generate(self.shell, &mut command, name, &mut text);
+        outcome::out().write_all(&text)?;
+        Ok(Outcome::Good)
+    }
+}
+
+impl Command {
+    /// Makes the command print JSON; returns its name if it prints none.
+    fn print_json(&mut self) -> Result<(), &'static str> {
+        match self {
+            Self::Replay(args) => args.json = true,
+            Self::Advise(args) => args.json = true,
+            Self::Compare(args) => args.json = true,
+            Self::Bench(args) => args.json = true,
+            Self::Explain(args) => args.json = true,
+            Self::Info(args) => args.json = true,
+            Self::Report(_) => return Err("report"),
+            Self::Completions(_) => return Err("completions"),
+        }
+        Ok(())
+    }
+}
+
+/// Runs the command in the program's arguments, on the strategies registered so far. Reads the arguments
+/// and the environment, writes to standard output and errors to standard error. Exits the program itself
+/// if the arguments are invalid, or ask for help.
+///
+/// ```no_run
+/// # use stratalloc::registry;
+/// fn main() -> std::process::ExitCode {
+///     // registry::register("mine", ...) before anything is built.
+///     stratalloc_tools::cli::main()
+/// }
+/// ```
+#[inline]
+#[must_use]
+pub fn main() -> ExitCode {
+    run(&Loops::here())
+}
+
+/// As [`main`], with loops that the caller instantiated.
+#[doc(hidden)]
+#[must_use]
+pub fn run(loops: &Loops) -> ExitCode {
+    stratalloc::diagnostics::log_by_environment();
+    crate::analysis::advise_on_oom();
+    let mut arguments = Arguments::parse();
+    table::set_options(&arguments.table);
+    if arguments.table.format == Some(table::Format::Json)
+        && let Err(command) = arguments.command.print_json()
+    {
+        tell(format_args!("stratalloc: {command} prints no JSON"));
+        return Outcome::Usage.into();
+    }
+    let outcome = match &arguments.command {
+        Command::Explain(args) => explain::run(args),
+        Command::Info(args) => info::run(args),
+        Command::Replay(args) => replay::run(args),
+        Command::Advise(args) => advise::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Report(args) => report::run(args),
+        Command::Bench(args) => bench::run(args, loops),
+        Command::Completions(args) => args.run().map_err(Into::into),
+    };
+    match outcome {
+        Ok(outcome) => match table::missing_column() {
+            Some(name) if outcome == Outcome::Good => {
+                tell(format_args!("stratalloc: --sort: no column is called {name}"));
+                Outcome::Usage.into()
+            }
+            _ => outcome.into(),
+        },
+        Err(error) if is_closed_pipe(&*error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // A string that cannot be used is shown with a caret: a mistake of the user.
+            let bad_words = error.is::<BadConf>() || error.is::<BadWords>();
+            tell(format_args!("stratalloc: {error}"));
+            if bad_words { Outcome::Usage.into() } else { Outcome::Failed.into() }
+        }
+    }
+}

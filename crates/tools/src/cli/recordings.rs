@@ -1,0 +1,259 @@
+//! The recordings that a command reads: files, devices, and the memory of their programs.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::analysis::{Memory, Recording, counted_as};
+use crate::replay::{Limits, ReplayError, Trace, UnknownEntries, reader};
+use stratalloc::config::{Config, Size, shown};
+use stratalloc::history::{BlockStateName, SegmentLayout};
+
+use super::files;
+use super::outcome::{Outcome, Result, each, fraction, one_of_several, tell};
+use super::settings::{self, BadConf};
+use super::show::{mib, progress, shown_path};
+
+/// Arguments of commands that read recordings.
+#[derive(Args, Debug)]
+pub(crate) struct Recordings {
+    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain,
+    /// .xz, .gz or .zst. Standard input: -.
+    #[arg(required = true, value_name = "TRACE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
+    #[arg(long, value_parser = Size::in_bytes)]
+    pub(crate) total_memory: Option<u64>,
+    /// Share of the device's memory that may be reserved. 1 turns off a limit that the recording shows.
+    #[arg(long, value_parser = fraction)]
+    pub(crate) memory_fraction: Option<f64>,
+    /// Device of the recording to use. Default: each one separately; for commands that use only one, the
+    /// device with the most events.
+    #[arg(long)]
+    recorded_device: Option<u32>,
+    /// Refuse recordings that decode to more bytes than this.
+    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
+    max_input: u64,
+}
+
+/// The devices of a recording that are used by default.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Devices {
+    /// The device with the most events.
+    First,
+    /// All devices with events, the one with the most first.
+    Each,
+}
+
+/// Device numbers in a recording are below this.
+const DEVICE_NUMBERS: u32 = 64;
+
+/// Processes one device of a recording; the text is its name.
+type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome> + 'a;
+
+impl Recordings {
+    /// Returns the memory that the user set.
+    pub(crate) fn memory(&self) -> Memory {
+        Memory { total_bytes: self.total_memory, fraction: self.memory_fraction }
+    }
+
+    /// Returns the recording of a trace with its own configuration. If that cannot be used, a note names
+    /// the `lack`.
+    pub(crate) fn recording(&self, name: &str, trace: Trace, lack: &str) -> Recording {
+        let own = settings::recorded(&trace.conf);
+        if let Err(error) = &own {
+            tell(format_args!("note: {}: {lack}: {error}", shown(name)));
+        }
+        let recording = Recording::new(trace, own.ok(), self.memory());
+        tell_start(name, &recording);
+        recording
+    }
+
+    /// Parses `--conf`, before any recording is read.
+    pub(crate) fn parse_conf(&self, text: &str) -> Result<Config> {
+        let config = settings::parse("--conf", text)?;
+        files::spare_from(&config, &self.files)?;
+        settings::tell_idle_keys(&config, self.memory_fraction.is_some());
+        Ok(config)
+    }
+
+    /// Reads each recording and processes each selected device in turn. A file is read once per device,
+    /// so that only one device is held at a time.
+    pub(crate) fn each(&self, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
+        each(&self.files, |path| self.each_device(path, wanted, act))
+    }
+
+    fn each_device(&self, path: &Path, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
+        let device = self.recorded_device;
+        let again = device.is_none() && wanted == Devices::Each;
+        let source = Source::of(path, self.max_input, again)?;
+        let first = self.read(path, &source, device)?;
+        let (name, taken) = (name_of(path), first.device);
+        let mut others = if device.is_none() { first.other_devices } else { 0 };
+        if others == 0 || wanted == Devices::First {
+            if others > 0 {
+                tell(format_args!(
+                    "note: {}: events of device {taken} are taken, {others} more have some: \
+                     --recorded-device N takes another",
+                    shown_path(path)
+                ));
+            }
+            return take(path, act, &name, first);
+        }
+        let count = others + 1;
+        tell(format_args!(
+            "note: {}: events of {count} devices; each is told by itself, --recorded-device N takes one",
+            shown_path(path)
+        ));
+        let mut outcome =
+            one_of_several(take(path, act, &format!("{name} device {taken}"), first))?;
+        for number in (0..DEVICE_NUMBERS).filter(|number| *number != taken) {
+            if others == 0 {
+                break;
+            }
+            // Skip devices without entries.
+            if let Ok(trace) = self.read(path, &source, Some(number)) {
+                others -= 1;
+                let name = format!("{name} device {number}");
+                let done = one_of_several(take(path, act, &name, trace))?;
+                outcome = if done == Outcome::Good { outcome } else { done };
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Reads a recording and shows a progress bar.
+    fn read(&self, path: &Path, source: &Source<'_>, device: Option<u32>) -> Result<Trace> {
+        let name = shown_path(path);
+        let (file, length): (Box<dyn Read + '_>, u64) = match source {
+            Source::File(path) => {
+                let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+                let length = file.metadata().map_or(0, |metadata| metadata.len());
+                (Box::new(file), length)
+            }
+            Source::Kept(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
+            Source::Passing => (Box::new(std::io::stdin().lock()), 0),
+        };
+        let bar = progress(length, &format!("reading {name}"));
+        let limits = Limits { decoded_bytes: self.max_input, device, ..Limits::default() };
+        let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
+        bar.finish_and_clear();
+        if trace.events.is_empty() {
+            let why = format!("{name}: {}", nothing_in(&trace, device));
+            let live =
+                |segment: &SegmentLayout| segment.bytes_in(&[BlockStateName::ActiveAllocated]) > 0;
+            if !trace.segments.iter().any(live) {
+                return Err(why.into());
+            }
+            tell(format_args!("note: only the blocks that lived are taken: {why}"));
+        }
+        Ok(trace)
+    }
+}
+
+/// Processes a recording of the file at `path`; errors of the replay name it.
+fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outcome> {
+    let UnknownEntries { entries, first_action } = &trace.unknown;
+    if *entries > 0 {
+        let ignored = counted_as(*entries, "entry is ignored", "entries are ignored");
+        tell(format_args!(
+            "note: {}: {ignored}: unknown actions, the first {first_action:?}",
+            shown(name)
+        ));
+    }
+    act(name, trace).map_err(|error| {
+        let file = shown_path(path);
+        if error.is::<ReplayError>() {
+            return format!("{file}: {error}").into();
+        }
+        match error.downcast::<BadConf>() {
+            Ok(bad) => Box::new(bad.in_file(&file)),
+            Err(error) => error,
+        }
+    })
+}
+
+/// The source of a recording, which is read once for each device.
+enum Source<'a> {
+    File(&'a Path),
+    /// The bytes of standard input, which can be read only once.
+    Kept(Vec<u8>),
+    /// Standard input, if only one device is read.
+    Passing,
+}
+
+impl<'a> Source<'a> {
+    fn of(path: &'a Path, max_input: u64, again: bool) -> Result<Self> {
+        if path != Path::new("-") {
+            return Ok(Self::File(path));
+        }
+        if !again {
+            return Ok(Self::Passing);
+        }
+        // Input beyond the decoding limit is refused later; no encoding makes a file larger than this.
+        let most = max_input.saturating_add(max_input / 8).saturating_add(1 << 16);
+        let mut kept = Vec::new();
+        std::io::stdin().lock().take(most).read_to_end(&mut kept).map_err(|e| format!("-: {e}"))?;
+        Ok(Self::Kept(kept))
+    }
+}
+
+/// Returns the limit of a recording, and how many of its entries are ignored because their action is
+/// unknown.
+pub(crate) fn limit_json(recording: &Recording) -> Value {
+    json!({
+        "limit_bytes": recording.limit.map(|limit| limit.bytes),
+        "limit_from": recording.limit.map(|limit| limit.source.to_string()),
+        "limit_inferred": recording.limit_is_inferred(),
+        "unknown_entries": recording.trace.unknown.entries,
+    })
+}
+
+/// Prints from which state replays start, for a recording that begins late.
+pub(crate) fn tell_start(name: &str, recording: &Recording) {
+    if recording.lacks_collector_limit() {
+        tell(format_args!(
+            "note: {}: garbage_collection_threshold acts near a limit that the recording does not show: \
+             --memory-fraction sets it",
+            shown(name)
+        ));
+    }
+    let Some(start) = &recording.start else {
+        return;
+    };
+    let (blocks, reserved) = (start.live_addresses.len(), mib(start.reserved_bytes as f64));
+    let (live, name) = (mib(start.requested_bytes as f64), shown(name));
+    let from = match &start.layout {
+        Some(_) => {
+            "replays of the recorded configuration start from that layout, others and the needs from the \
+             live blocks"
+        }
+        None => "where they lay cannot be told, so that replays start from the live blocks alone",
+    };
+    tell(format_args!(
+        "note: {name}: it begins late: {blocks} blocks of {live} MiB lived and {reserved} MiB were reserved \
+         before its first event; {from}"
+    ));
+}
+
+/// Returns a message for a recording without events. `device`: the one that the user selected.
+fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
+    match device {
+        _ if trace.requests_only => "it holds no requests".to_owned(),
+        Some(device) => format!("it holds no events of device {device}; others may have some"),
+        None => "it holds no events: was torch.cuda.memory._record_memory_history on while the \
+                 program ran?"
+            .to_owned(),
+    }
+}
+
+/// Returns the name of a recording: its file's, without the extensions.
+pub(crate) fn name_of(path: &Path) -> String {
+    let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let known = [".xz", ".gz", ".zst", ".pickle", ".json", ".csv"];
+    known
+        .iter()
+        .fold(file, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))
+}

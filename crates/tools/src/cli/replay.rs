@@ -1,0 +1,373 @@
+//! `stratalloc replay`: repeats recordings on an allocator, and verifies its decisions.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::analysis::{
+    Memory, Need, Recording, Room, SearchOptions, counted, counted_as, measure_watched, snapshot_of,
+};
+use crate::replay::{self, Run, Trace, Verification, Workload};
+use stratalloc::config::{Config, shown};
+use stratalloc::ids::StreamId;
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::stats::Statistics;
+
+use super::device::{Device, Opened};
+use super::files;
+use super::outcome::{BadWords, Outcome, Result, out};
+use super::recordings::{Devices, Recordings, limit_json, tell_start};
+use super::settings;
+use super::show::{joined, mib, progress, shown_conf, shown_path};
+
+/// Arguments of `replay`.
+#[derive(Args, Debug)]
+pub(crate) struct Replay {
+    #[command(flatten)]
+    recordings: Recordings,
+    /// Configuration to use. Default: the one in the recording.
+    #[arg(long)]
+    conf: Option<String>,
+    /// Compare every decision with the recorded one. Implies compat:pytorch, except for snapshots of
+    /// stratalloc.
+    #[arg(long)]
+    verify: bool,
+    /// Device: sim, host or cuda:N.
+    #[arg(long, default_value = "sim")]
+    device: Device,
+    /// Number of passes over the recording; all but the first are timed.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    repeat: u32,
+    /// Write the final statistics to this file, as flat JSON with PyTorch's keys.
+    #[arg(long)]
+    stats: Option<PathBuf>,
+    /// Write a snapshot with the final layout and the history of the replay to this file, for PyTorch's
+    /// viewers: a pickle, or JSON if the name ends in .json.
+    #[arg(long)]
+    snapshot: Option<PathBuf>,
+    /// Print one JSON object per line.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &Replay) -> Result<Outcome> {
+    let (stats, snapshot) = (args.stats.is_some(), args.snapshot.is_some());
+    let (several, real) = (args.recordings.files.len() > 1, args.device != Device::Sim);
+    let refused = [
+        (
+            args.verify && real,
+            "--verify needs --device sim: no other answers with recorded addresses",
+        ),
+        (stats && several, "--stats writes the statistics of one trace"),
+        (snapshot && several, "--snapshot writes the snapshot of one trace"),
+        (snapshot && real, "--snapshot needs --device sim"),
+    ];
+    if let Some((_, why)) = refused.into_iter().find(|(is_refused, _)| *is_refused) {
+        return Err(BadWords(why.to_owned()).into());
+    }
+    for file in [&args.stats, &args.snapshot].into_iter().flatten() {
+        files::spare(&args.recordings.files, file)?;
+    }
+    let asked = match &args.conf {
+        Some(text) => Some((text.as_str(), args.recordings.parse_conf(text)?)),
+        None => None,
+    };
+    // Statistics belong to one device.
+    let wanted = if stats || snapshot { Devices::First } else { Devices::Each };
+    args.recordings.each(wanted, &mut |name, trace| replay_one(args, asked.as_ref(), name, trace))
+}
+
+/// A configuration string, and the parsed configuration.
+type Said<'a> = (&'a str, Config);
+
+fn replay_one(
+    args: &Replay,
+    asked: Option<&Said<'_>>,
+    name: &str,
+    trace: Trace,
+) -> Result<Outcome> {
+    let own = settings::recorded(&trace.conf);
+    let recorded_conf = trace.conf.clone();
+    let (text, config) = match asked {
+        Some((text, config)) => (*text, config.clone()),
+        None => (recorded_conf.as_str(), settings::recorded(&trace.conf)?),
+    };
+    let mut recording = Recording::new(trace, own.ok(), args.recordings.memory());
+    tell_start(name, &recording);
+    if args.verify {
+        // The recording was made under the recorded limit, whatever device the user sets.
+        let shown = recording.inferred_limit.filter(|_| recording.exact.is_some());
+        recording.limit = shown.or(recording.limit);
+    }
+    let verification = args.verify.then(|| verify(&mut recording, &config)).transpose()?;
+    let config = match args.verify {
+        true => recording.trace.as_recorded(config),
+        false => config,
+    };
+    // Verification has already compared every decision of one pass; further passes are only timed.
+    let run = match &verification {
+        Some(_) if args.repeat == 1 => None,
+        _ => Some(repeat(args, &config, &recording)?),
+    };
+    let statistics = match (&verification, &run) {
+        (Some(verification), _) => &verification.statistics,
+        (None, Some((run, _))) => &run.statistics,
+        (None, None) => unreachable!("without verification there is a run"),
+    };
+    if let Some(file) = &args.stats {
+        write_statistics(file, statistics)?;
+    }
+    if let Some(file) = &args.snapshot {
+        let saved = snapshot_of(&recording, &config)?.save(file);
+        saved.map_err(|error| format!("{}: {error}", shown_path(file)))?;
+    }
+    // The need does not depend on the limit, and takes many replays.
+    let needed = match args.json && args.device == Device::Sim {
+        true => {
+            let mut need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
+            need.try_other_addresses(&recording, &config, &SearchOptions::QUICK)?;
+            json!({
+                "reserved_unlimited_bytes": need.reserved_unlimited_bytes,
+                "needs_bytes": need.needs_bytes,
+                "needs_with_luck_bytes": need.with_luck_bytes,
+            })
+        }
+        false => Value::Null,
+    };
+    let (repeated, verification) = (run.as_ref(), verification.as_ref());
+    let done = Done { recording: &recording, statistics, repeated, verification };
+    let heading = [name, text, &args.device.to_string()];
+    if args.json {
+        writeln!(out(), "{}", joined([done.json(heading), needed]))?;
+    } else {
+        done.write(heading, args.recordings.memory() != Memory::default())?;
+        write_limit(&recording)?;
+    }
+    let exact = verification.is_none_or(Verification::is_exact);
+    Ok(if exact { Outcome::Good } else { Outcome::Failed })
+}
+
+/// Compares every decision. For the recorded configuration an exact result is reused.
+fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
+    let own = recording.config.as_ref();
+    let same = own.is_some_and(|own| {
+        let as_recorded = |config: &Config| recording.trace.as_recorded(config.clone());
+        as_recorded(own).settings() == as_recorded(config).settings()
+    });
+    if let Some(exact) = recording.exact.take_if(|_| same) {
+        return Ok(exact);
+    }
+    let config = recording.trace.as_recorded(config.clone());
+    let total_bytes = recording.total_bytes();
+    let fraction = recording.fraction_of(total_bytes);
+    let mut found = replay::verify(&recording.trace, &config, total_bytes, fraction)?;
+    recording.workload = std::mem::take(&mut found.workload);
+    Ok(found)
+}
+
+/// The passes over the recording, and the time of the device calls on a simulated device.
+type Repeated = (Run, Option<u64>);
+
+fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repeated> {
+    let bar = progress(args.repeat.into(), "replaying");
+    let done = |passes: u32| bar.set_position(passes.into());
+    let repeated = match args.device {
+        Device::Sim => {
+            let trial = measure_watched(recording, config, Room::Limited, args.repeat, &done)?;
+            (trial.run, Some(trial.device_ns))
+        }
+        Device::Host | Device::Cuda(_) => {
+            let opened = args.device.open(args.recordings.total_memory)?;
+            let workload = &with_real_streams(&recording.workload, &opened)?;
+            let total_bytes = opened.driver.info().total_bytes;
+            let config = &recording.trace.resolved(config);
+            let strategy = registry::build(config, opened.driver, BuildOptions::default())?;
+            if let Some(fraction) = recording.fraction_of(total_bytes) {
+                strategy.caching_or_refuse()?.set_memory_fraction(fraction)?;
+            }
+            let strategy = counted(strategy);
+            (replay::run(workload, &strategy, opened.brake, args.repeat, &done)?, None)
+        }
+    };
+    bar.finish_and_clear();
+    Ok(repeated)
+}
+
+/// Replaces the recording's streams by streams of the device. The default stream stays the same.
+fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload> {
+    let mut workload = workload.clone();
+    if opened.driver.info().driver == "cuda" {
+        let named: Vec<_> =
+            workload.streams().into_iter().filter(|s| *s != StreamId::DEFAULT).collect();
+        let real = opened.streams(named.len().min(REAL_STREAMS_MAX))?;
+        workload.rename_streams(|stream| match named.binary_search(&stream) {
+            Ok(at) => real[at % real.len()],
+            Err(_) => stream,
+        });
+    }
+    Ok(workload)
+}
+
+/// The most streams that are created for a recording; further recorded streams share them.
+const REAL_STREAMS_MAX: usize = 64;
+
+fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
+    let keys: serde_json::Map<String, serde_json::Value> =
+        statistics.keys().into_iter().map(|(key, n)| (key, n.into())).collect();
+    std::fs::write(file, serde_json::to_string_pretty(&keys)? + "\n")
+        .map_err(|error| format!("{}: {error}", shown_path(file)).into())
+}
+
+/// The results: one or several passes, a verification, or both.
+struct Done<'a> {
+    recording: &'a Recording,
+    statistics: &'a Statistics,
+    repeated: Option<&'a Repeated>,
+    verification: Option<&'a Verification>,
+}
+
+impl Done<'_> {
+    /// Returns allocations, frees, failed requests, and seconds.
+    fn counts(&self) -> (u64, u64, u64, f64) {
+        match (self.repeated, self.verification) {
+            (Some((run, _)), _) => (run.allocations, run.frees, run.ooms, run.wall_s),
+            (None, Some(v)) => (v.allocations, v.frees, v.ooms, v.wall_s),
+            (None, None) => Default::default(),
+        }
+    }
+
+    fn ns_per_op(&self) -> f64 {
+        self.repeated.map_or(0.0, |(run, _)| (run.ns_per_op * 10.0).round() / 10.0)
+    }
+
+    fn first_out_of_memory(&self) -> Option<String> {
+        let report = self.repeated?.0.first_out_of_memory.as_ref()?;
+        Some(report.to_string().trim_end().to_owned())
+    }
+
+    /// Returns the data that the recording probably lacks, if something differs.
+    fn probably_lacks(&self) -> Option<&'static str> {
+        let differs = self.verification.filter(|verification| !verification.is_exact())?;
+        Some(self.recording.probably_lacks(differs))
+    }
+
+    fn json(&self, [trace, conf, device]: [&str; 3]) -> Value {
+        let s = self.statistics;
+        let (allocations, frees, ooms, wall_s) = self.counts();
+        let device_ns = self.repeated.and_then(|(_, device_ns)| *device_ns);
+        let run = json!({
+            "trace": trace,
+            "conf": conf,
+            "device": device,
+            "allocations": allocations,
+            "frees": frees,
+            "peak_requested_bytes": s.requested_bytes.all.peak,
+            "peak_allocated_bytes": s.allocated_bytes.all.peak,
+            "peak_reserved_bytes": s.reserved_bytes.all.peak,
+            "device_allocs": s.num_device_alloc,
+            "device_frees": s.num_device_free,
+            "retries": s.num_alloc_retries,
+            "ooms": ooms,
+            "empty_caches_inferred": self.recording.workload.empty_caches,
+            "device_ms": device_ns.map(|ns| ns as f64 / 1e6),
+            "ns_per_op": self.ns_per_op(),
+            "wall_s": wall_s,
+        });
+        let verified = self.verification.map(|v| {
+            json!({
+                "address_mismatches": v.address_mismatches,
+                "segment_mismatches": v.segment_mismatches,
+                "layout_mismatches": v.layout_mismatches,
+                "first_mismatch": v.first_mismatch,
+                "probably_lacks": self.probably_lacks(),
+            })
+        });
+        let recorded = json!({
+            "recorded_ooms": self.recording.figures.ooms,
+            "first_out_of_memory": self.first_out_of_memory(),
+        });
+        joined([run, verified.unwrap_or_default(), recorded, limit_json(self.recording)])
+    }
+
+    fn write(&self, [trace, conf, device]: [&str; 3], room_is_said: bool) -> std::io::Result<()> {
+        let (s, ns_per_op) = (self.statistics, self.ns_per_op());
+        let (allocations, frees, ooms, wall_s) = self.counts();
+        let bytes = |n: i64| mib(n as f64);
+        let mut out = out();
+        writeln!(out, "{}  [{}] on {}", shown(trace), shown_conf(conf), device)?;
+        writeln!(
+            out,
+            "  {}, {}, {} out of memory, {}, {} of empty_cache",
+            counted_as(allocations, "allocation", "allocations"),
+            counted_as(frees, "free", "frees"),
+            ooms,
+            counted_as(s.num_alloc_retries.unsigned_abs(), "retry", "retries"),
+            counted_as(self.recording.workload.empty_caches.into(), "call", "calls")
+        )?;
+        writeln!(
+            out,
+            "  peak MiB: requested {}, allocated {}, reserved {}; device allocations {}, frees {}",
+            bytes(s.requested_bytes.all.peak),
+            bytes(s.allocated_bytes.all.peak),
+            bytes(s.reserved_bytes.all.peak),
+            s.num_device_alloc,
+            s.num_device_free
+        )?;
+        let recorded_ooms = self.recording.figures.ooms;
+        // The replay may have had more memory than the recorded program.
+        if ooms < recorded_ooms && !room_is_said {
+            let times = counted_as(recorded_ooms, "time", "times");
+            writeln!(
+                out,
+                "  the recorded program ran out of memory {times}: --memory-fraction or --total-memory says how \
+                 much it had"
+            )?;
+        }
+        if let Some(report) = self.first_out_of_memory() {
+            writeln!(out, "  first: {}", report.replace('\n', "\n    "))?;
+        }
+        if ns_per_op > 0.0 {
+            writeln!(out, "  {ns_per_op:.1} ns an operation, {wall_s:.2} s in all")?;
+        }
+        if let Some(verified) = self.verification {
+            writeln!(
+                out,
+                "  mismatches: {} addresses, {} segment events, {} segments of the final layout",
+                verified.address_mismatches,
+                verified.segment_mismatches,
+                verified.layout_mismatches
+            )?;
+            if let Some(first) = &verified.first_mismatch {
+                writeln!(out, "  first: {}", shortened(first))?;
+            }
+            if let Some(lacks) = self.probably_lacks() {
+                writeln!(out, "  the recording probably lacks {lacks}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prints the limit that was used, if the user set none.
+fn write_limit(recording: &Recording) -> std::io::Result<()> {
+    match recording.limit.filter(|_| recording.limit_is_inferred()) {
+        Some(limit) => writeln!(
+            out(),
+            "  limit: {} MiB, {}; --memory-fraction 1 turns it off",
+            mib(limit.bytes as f64),
+            limit.source
+        ),
+        None => Ok(()),
+    }
+}
+
+/// Returns the first difference; long lists of events are cut.
+fn shortened(text: &str) -> String {
+    const SHOWN_CHARS: usize = 600;
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{} ... (--json has all of it)", &text[..end]),
+        None => text.to_owned(),
+    }
+}

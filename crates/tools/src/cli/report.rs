@@ -1,0 +1,164 @@
+//! `stratalloc report`: writes one page that shows how memory was used.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::analysis::{AdviceOptions, counted_as};
+use crate::replay::Trace;
+use crate::report::{self, Options, PAGE_BYTES};
+use stratalloc::config::{TorchVersion, shown};
+
+use super::files;
+use super::outcome::{BadWords, Outcome, Result, out, tell};
+use super::recordings::{Devices, Recordings, name_of};
+use super::settings;
+use super::show::{mib, progress, shown_path};
+
+/// Arguments of `report`.
+#[derive(Args, Debug)]
+pub(crate) struct Report {
+    #[command(flatten)]
+    recordings: Recordings,
+    /// File to write; - is standard output. Default: next to the first recording, run.html for
+    /// run.pickle.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Configuration to show besides the best ones. Can be given several times.
+    #[arg(long)]
+    conf: Vec<String>,
+    /// Search settings for recordings of more than a million operations, too: takes minutes.
+    #[arg(long)]
+    needs: bool,
+    /// Try only the settings that help most often: seconds instead of up to a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Version of PyTorch that the settings are for, such as 2.8. Default: the oldest that can have made
+    /// the recording.
+    #[arg(long, value_name = "VERSION")]
+    torch: Option<TorchVersion>,
+}
+
+pub(crate) fn run(args: &Report) -> Result<Outcome> {
+    let output = match &args.output {
+        Some(output) => output.clone(),
+        None => beside(&args.recordings.files)?,
+    };
+    files::spare(&args.recordings.files, &output)?;
+    let settings = args
+        .conf
+        .iter()
+        .map(|text| args.recordings.parse_conf(text).map(|config| (text.clone(), config)));
+    let options = Options {
+        memory: args.recordings.memory(),
+        advice: AdviceOptions { quick: args.quick, torch: args.torch, ..AdviceOptions::default() },
+        needs: args.needs,
+        settings: settings.collect::<Result<_, _>>()?,
+    };
+    let target = Target::open(&output)?;
+    let mut report = report::Report::new(options, args.recordings.files.len());
+    let mut add = |name: &str, trace: Trace| -> Result<Outcome> {
+        let own = settings::recorded(&trace.conf).map_err(|error| error.to_string());
+        if let Err(error) = &own {
+            tell(format_args!("note: {}: shown with PyTorch's default: {error}", shown(name)));
+        }
+        let bar = progress(1, &format!("trying settings on {}", shown(name)));
+        report.add(name, trace, own, &|done, known| {
+            bar.set_length(known as u64);
+            bar.set_position(done as u64);
+        })?;
+        bar.finish_and_clear();
+        Ok(Outcome::Good)
+    };
+    let outcome = args.recordings.each(Devices::Each, &mut add)?;
+    if report.left_out() > 0 {
+        let count = counted_as(report.left_out() as u64, "recording", "recordings");
+        let most = PAGE_BYTES / 1_000_000;
+        tell(format_args!("note: {count} found no room on the page, which has {most} MB at most"));
+    }
+    if report.recordings() == 0 {
+        return Ok(Outcome::Failed);
+    }
+    let page = report.page();
+    let is_printed = target.is_printed();
+    target.write(page.as_bytes())?;
+    if !is_printed {
+        let count = counted_as(report.recordings() as u64, "recording", "recordings");
+        let (size, path) = (mib(page.len() as f64), shown_path(&output));
+        writeln!(out(), "{path}: {count}, {size} MiB; open it in a browser")?;
+    }
+    Ok(outcome)
+}
+
+/// Returns the default path: next to the first recording.
+fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadWords> {
+    let named = recordings.first().filter(|file| *file != Path::new("-"));
+    let named = named.map(|file| file.with_file_name(format!("{}.html", name_of(file))));
+    named.ok_or_else(|| BadWords("standard input has no name: -o names the page".to_owned()))
+}
+
+/// The destination of a page. A file appears only when it is complete.
+enum Target {
+    Printed,
+    /// A temporary file next to the final one.
+    Beside {
+        file: File,
+        path: PathBuf,
+        becomes: PathBuf,
+    },
+    /// An existing device or pipe, which is written directly.
+    Into(File),
+}
+
+impl Target {
+    /// Opens the destination. Fails before any recording is read if the page cannot be written.
+    fn open(output: &Path) -> Result<Self> {
+        if output == Path::new("-") {
+            return Ok(Self::Printed);
+        }
+        let named = |error: io::Error| format!("{}: {error}", shown_path(output));
+        if let Ok(metadata) = fs::metadata(output) {
+            if metadata.is_dir() {
+                return Err(format!("{}: it is a folder", shown_path(output)).into());
+            }
+            if !metadata.is_file() {
+                return Ok(Self::Into(OpenOptions::new().write(true).open(output).map_err(named)?));
+            }
+        }
+        let mut name = std::ffi::OsString::from(".");
+        name.push(
+            output.file_name().ok_or_else(|| format!("{}: no file's name", shown_path(output)))?,
+        );
+        name.push(format!(".{}.part", std::process::id()));
+        let path = output.with_file_name(name);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(named)?;
+        Ok(Self::Beside { file, path, becomes: output.to_owned() })
+    }
+
+    fn is_printed(&self) -> bool {
+        matches!(self, Self::Printed)
+    }
+
+    fn write(mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self {
+            Self::Printed => out().write_all(bytes)?,
+            Self::Into(file) => file.write_all(bytes)?,
+            Self::Beside { file, path, becomes } => {
+                let written = file.write_all(bytes).and_then(|()| fs::rename(path, &*becomes));
+                written.map_err(|error| format!("{}: {error}", shown_path(becomes)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // After the page was written, this file no longer exists.
+        if let Self::Beside { path, .. } = self {
+            let _ = fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The sources of the command line's configurations.
+
+use stratalloc::config::{
+    Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_process, nearest_of,
+};
+use stratalloc::registry::{self, BuildError};
+
+use super::outcome::{BadWords, Result, tell};
+
+/// A configuration string that could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{origin}: {error}\n{}", error.caret(text))]
+pub(crate) struct BadConf {
+    origin: String,
+    text: String,
+    error: Box<ConfigError>,
+}
+
+impl BadConf {
+    fn new(origin: &str, text: &str, error: ConfigError) -> Self {
+        Self { origin: origin.to_owned(), text: text.to_owned(), error: Box::new(error) }
+    }
+
+    /// Adds the name of a recording's file.
+    pub(crate) fn in_file(self, file: &str) -> Self {
+        Self { origin: format!("{file}: {}", self.origin), ..self }
+    }
+}
+
+/// Returns the known keys.
+pub(crate) fn keys() -> KeyTable {
+    stratalloc::registry::key_table()
+}
+
+/// Parses a string; its backend must be known.
+pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
+    let parsed = Config::parse(text, &keys());
+    let known = parsed.and_then(|config| check_backend(text, &config).map(|()| config));
+    known.map_err(|error| BadConf::new(source, text, error))
+}
+
+/// Parses the configuration of a recording. Recordings come from untrusted sources, so their
+/// configuration may neither write files nor load code.
+pub(crate) fn recorded(text: &str) -> Result<Config> {
+    let config = parse("the trace's configuration", text)?;
+    let settings = config.settings();
+    if settings.writes_files() || settings.pluggable.library.is_some() {
+        let why = "the trace's configuration writes a file or loads a library, which only --conf may ask for";
+        return Err(BadWords(why.to_owned()).into());
+    }
+    Ok(config)
+}
+
+/// Returns the configuration of the environment.
+pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
+    let said = from_process(&keys()).map_err(|error| BadConf {
+        origin: error.variable.to_owned(),
+        text: error.text,
+        error: error.error,
+    })?;
+    if let Some((variable, text)) = &said.source
+        && let Err(error) = check_backend(text, &said.config)
+    {
+        return Err(BadConf::new(variable, text, error));
+    }
+    Ok(said)
+}
+
+/// Checks the backend. The library accepts any name, because it may be registered later; here all are
+/// known.
+fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
+    let backend = &config.settings().backend;
+    let Err(BuildError::UnknownBackend { known, .. }) = registry::check_name(backend) else {
+        return Ok(());
+    };
+    let at = match config.origin("backend") {
+        Origin::Text { at } => at,
+        Origin::Default | Origin::Code | Origin::Earlier => 0,
+    };
+    // The name follows the key and a colon, perhaps in quotes.
+    let from = text.get(at..).and_then(|rest| rest.find(':')).map_or(at, |colon| at + colon);
+    let name_at = text.get(from..).and_then(|rest| rest.find(backend.as_str()));
+    let span = Span { at: name_at.map_or(at, |name| from + name), len: backend.len() };
+    let expected = format!("one of {}", known.join(", "));
+    let nearest = nearest_of(backend, known.iter().map(String::as_str));
+    Err(ConfigError { key: "backend".to_owned(), span, expected, nearest })
+}
+
+/// Prints which keys of a string have no effect with its backend. `has_limit`: an option of the command
+/// line sets a limit, which the string does not show.
+pub(crate) fn tell_idle_keys(config: &Config, has_limit: bool) {
+    for row in config.explain_with(&keys()) {
+        if has_limit
+            && row.key == "garbage_collection_threshold"
+            && config.settings().backend == "native"
+        {
+            continue;
+        }
+        if let (Origin::Text { .. }, Some(why)) = (row.origin, row.idle) {
+            tell(format_args!("note: {} does nothing here: {why}", row.key));
+        }
+    }
+}
+
+/// Returns the strings in `given`, or the environment's, or `backend:native`.
+pub(crate) fn confs_or_default(given: &[String]) -> Result<Vec<(String, Config)>, BadConf> {
+    if !given.is_empty() {
+        let parsed = |text: &String| Ok((text.clone(), parse("--conf", text)?));
+        let confs: Vec<_> = given.iter().map(parsed).collect::<Result<_, _>>()?;
+        confs.iter().for_each(|(_, config)| tell_idle_keys(config, false));
+        return Ok(confs);
+    }
+    let environment = environment()?;
+    for warning in environment.config.warnings() {
+        tell(format_args!("warning: {warning}"));
+    }
+    Ok(match environment.source {
+        Some((_, text)) => vec![(text, environment.config)],
+        None => vec![("backend:native".to_owned(), Config::default())],
+    })
+}

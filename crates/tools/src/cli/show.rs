@@ -1,0 +1,113 @@
+//! Formats numbers and names, and shows progress bars on terminals.
+
+use std::io::{self, IsTerminal};
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
+
+pub(crate) use super::table::{Side, table};
+use crate::analysis::{Need, Recording};
+use stratalloc::config::shown;
+
+/// Explains needs with lucky addresses.
+pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size is taken depends on their \
+    addresses; three orders of addresses were replayed, and needs is the largest result";
+
+/// Formats bytes as mebibytes with one decimal.
+pub(crate) fn mib(bytes: f64) -> String {
+    format!("{:.1}", bytes / f64::from(1 << 20))
+}
+
+/// Formats the time of device calls in milliseconds, and as a share of the recorded time.
+fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
+    let (ms, recorded_us) = (device_ns as f64 / 1e6, recorded_us.unwrap_or(0));
+    match recorded_us {
+        0 => format!("{ms:.1}"),
+        us => format!("{ms:.1} ({:.1}%)", ms * 1e5 / us as f64),
+    }
+}
+
+/// Stands for a value that a file or a device does not show.
+pub(crate) const UNKNOWN: &str = "-";
+
+/// Formats a value, if it is known.
+pub(crate) fn told<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
+}
+
+/// The columns of [`need_cells`].
+pub(crate) const NEED_HEADING: [(&str, Side); 6] = [
+    ("configuration", Side::Left),
+    ("needs MiB", Side::Right),
+    ("retries", Side::Right),
+    ("device calls", Side::Right),
+    ("device ms", Side::Right),
+    ("reserved without a limit", Side::Right),
+];
+
+/// Returns the cells for the need of a configuration; `needs` is the formatted need.
+pub(crate) fn need_cells(
+    conf: String,
+    needs: String,
+    need: &Need,
+    recording: &Recording,
+) -> Vec<String> {
+    let (cost, recorded_us) = (need.cost, recording.figures.duration_us);
+    vec![
+        conf,
+        needs,
+        told(cost.map(|cost| cost.retries)),
+        told(cost.map(|cost| cost.device_calls)),
+        told(cost.map(|cost| device_ms(cost.device_ns, recorded_us))),
+        mib(need.reserved_unlimited_bytes as f64),
+    ]
+}
+
+/// Merges objects into one.
+pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
+    let fields = objects.into_iter().filter_map(|object| match object {
+        Value::Object(fields) => Some(fields),
+        _ => None,
+    });
+    fields.flatten().collect()
+}
+
+/// Formats a line in bold on a terminal.
+pub(crate) fn emphasised(text: &str) -> String {
+    let said = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
+    let text = shown(text);
+    match io::stdout().is_terminal() && !said("NO_COLOR") {
+        true => format!("\x1b[1m{text}\x1b[0m"),
+        false => text,
+    }
+}
+
+/// Formats a path without control characters: file names come from untrusted sources.
+pub(crate) fn shown_path(path: &Path) -> String {
+    shown(&path.display().to_string())
+}
+
+/// Formats a configuration string; the empty one gets a name.
+pub(crate) fn shown_conf(conf: &str) -> String {
+    if conf.trim().is_empty() { "(default)".to_owned() } else { shown(conf) }
+}
+
+/// Returns a progress bar on a terminal; in a pipe it is hidden.
+pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
+    let bar = || ProgressBar::new(length).with_message(what.to_owned());
+    on_terminal(bar, "{msg} {wide_bar} {percent}%")
+}
+
+/// Returns a progress message on a terminal; in a pipe it is hidden.
+pub(crate) fn spinner() -> ProgressBar {
+    on_terminal(ProgressBar::new_spinner, "timing {msg}")
+}
+
+fn on_terminal(make: impl FnOnce() -> ProgressBar, template: &str) -> ProgressBar {
+    match (io::stderr().is_terminal(), ProgressStyle::with_template(template)) {
+        (false, _) => ProgressBar::hidden(),
+        (true, Ok(style)) => make().with_style(style),
+        (true, Err(_)) => make(),
+    }
+}

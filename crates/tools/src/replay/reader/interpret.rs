@@ -1,0 +1,287 @@
+//! Builds the snapshot from the values of a file, whatever its syntax.
+//!
+//! It descends only as deep as a snapshot is nested, so cycles end as a mismatch. A value that many
+//! places share is read once per place. Each reading is charged to the budget first, so a small file
+//! cannot expand into a large trace.
+
+use std::cmp::Reverse;
+
+use super::Limits;
+use super::budget::{Budget, OverBudget};
+use super::encoding::Format;
+use super::error::{Failure, Mismatch, PickleProblem};
+use super::fields::{Entry, SHOWN_CHARS, Scalar, needed};
+use super::heap::{Constant, Heap, Items, Record, Value, View};
+use super::parts::{Beside, Parts};
+use super::path::Path;
+use super::stack_reader::StackReader;
+use super::words::Word;
+use crate::replay::{MadeHere, StackId, Trace};
+use stratalloc::config::TorchVersion;
+
+/// Builds a snapshot from the values of a file in the syntax `format`.
+pub(super) fn interpret(
+    mut heap: Heap,
+    format: &Format,
+    limits: &Limits,
+) -> Result<Trace, Failure> {
+    let mut budget = std::mem::replace(&mut heap.budget, Budget::new());
+    budget.decoded_and_dropped(heap.decoded_bytes);
+    let (path, stacks) = (Path::default(), StackReader::default());
+    let beside = Beside::default();
+    let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks, beside };
+    match interpreter.snapshot() {
+        Ok(mut parts) => {
+            parts.stacks = interpreter.stacks.finish();
+            drop(heap);
+            Ok(parts.into_trace(limits))
+        }
+        Err(Stop::Mismatch(mismatch)) => {
+            Err(Failure::Content { path: interpreter.path.to_string(), mismatch })
+        }
+        Err(Stop::OverBudget(e)) => {
+            let (at, path) = (heap.decoded_bytes, interpreter.path.to_string());
+            Err(match format {
+                Format::Json => Failure::Json { at, path, problem: e.to_string() },
+                _ => Failure::Pickle { at, problem: PickleProblem::Memory },
+            })
+        }
+    }
+}
+
+pub(super) struct Interpreter<'h> {
+    heap: &'h Heap,
+    limits: &'h Limits,
+    path: Path,
+    pub(super) budget: Budget,
+    stacks: StackReader,
+    /// Entries without a meaning for memory in the list being read.
+    pub(super) beside: Beside,
+}
+
+/// A device's list of trace entries, ignored ones included.
+struct DeviceList {
+    number: u32,
+    list: Value,
+    len: usize,
+}
+
+pub(super) enum Stop {
+    Mismatch(Mismatch),
+    OverBudget(OverBudget),
+}
+
+impl From<Mismatch> for Stop {
+    fn from(mismatch: Mismatch) -> Self {
+        Self::Mismatch(mismatch)
+    }
+}
+
+impl From<OverBudget> for Stop {
+    fn from(over: OverBudget) -> Self {
+        Self::OverBudget(over)
+    }
+}
+
+impl<'h> Interpreter<'h> {
+    fn snapshot(&mut self) -> Result<Parts, Stop> {
+        let mut parts = Parts::default();
+        let root = self.heap.root;
+        if let View::List(_) = self.heap.view(root) {
+            parts.segments = self.entries(root)?;
+            return Ok(parts);
+        }
+        let record = &self.record("a snapshot: a dictionary, or a list of segments", root)?;
+        let segments = self.at(record, Word::Segments, Self::entries)?;
+        parts.segments = needed(segments, "the key segments")?;
+        self.at(record, Word::AllocatorSettings, |me, settings| me.settings(settings, &mut parts))?;
+        self.at(record, Word::DeviceTraces, |me, devices| me.devices(devices, &mut parts))?;
+        let host_segments = self.at(record, Word::HostSegments, Self::entries)?;
+        parts.host_segments = host_segments.unwrap_or_default();
+        if let Some(events) = self.at(record, Word::HostTraces, Self::entries)? {
+            parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
+            parts.host_events = events;
+        }
+        Ok(parts)
+    }
+
+    fn settings(&mut self, settings: Value, parts: &mut Parts) -> Result<(), Stop> {
+        if self.heap.view(settings) == View::Constant(Constant::None) {
+            return Ok(());
+        }
+        let record = &self.record("a dictionary of settings", settings)?;
+        parts.conf = self.at(record, Word::Conf, Self::conf)?.unwrap_or_default();
+        let limit_bytes = self.field(record, Word::LimitBytes, Scalar::number_or_none)?.flatten();
+        let total_bytes = self.field(record, Word::TotalBytes, Scalar::number)?;
+        let total_bytes = total_bytes.filter(|bytes| *bytes > 0);
+        let is_ours = record[Word::Stratalloc as usize].is_some();
+        parts.made_here = is_ours.then_some(MadeHere { limit_bytes, total_bytes });
+        if record[Word::MaxRoundThreshold as usize].is_some() {
+            parts.torch = Some(TorchVersion::V2_13);
+        }
+        Ok(())
+    }
+
+    /// Returns the configuration string; None means the empty one.
+    fn conf(&mut self, conf: Value) -> Result<String, Stop> {
+        match self.heap.view(conf) {
+            View::Constant(Constant::None) => Ok(String::new()),
+            View::Word(word) => Ok(word.text().to_owned()),
+            View::Text(at) => {
+                let text = self.heap.text(at);
+                self.budget.charge(text.len() as u64)?;
+                // Replacing invalid UTF-8 would take three times its size, and more while the text
+                // grows.
+                let text = str::from_utf8(text);
+                Ok(text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?.to_owned())
+            }
+            _ => Err(self.mismatch("a configuration string or None", conf)),
+        }
+    }
+
+    /// Reads the events of the requested device, or of the device with the most events.
+    fn devices(&mut self, devices: Value, parts: &mut Parts) -> Result<(), Stop> {
+        if self.heap.view(devices) == View::Constant(Constant::None) {
+            return Ok(());
+        }
+        let lists = self.items("a list with a list of trace entries per device", devices)?;
+        let count = lists.len();
+        let mut found: Vec<DeviceList> = Vec::new();
+        for (index, list) in lists.enumerate() {
+            let number = u32::try_from(index).unwrap_or(u32::MAX);
+            if self.limits.device.is_some_and(|wanted| wanted != number) {
+                continue;
+            }
+            self.path.enter_index(index);
+            let len = self.items("a list of trace entries", list)?.len();
+            self.path.leave();
+            if len > 0 {
+                self.budget.room(&mut found, 1)?;
+                found.push(DeviceList { number, list, len });
+            }
+        }
+        if let Some(wanted) = self.limits.device.filter(|&d| d as usize >= count) {
+            return Err(Stop::Mismatch(Mismatch::new(
+                "events of the device that was asked for",
+                format!("{count} devices and no device {wanted}"),
+            )));
+        }
+        self.choose(found, parts)
+    }
+
+    /// Reads the longest lists until no other list could hold more events. A list also contains ignored
+    /// entries, so the longest one need not hold the most events.
+    fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
+        found.sort_by_key(|device| (Reverse(device.len), device.number));
+        parts.other_devices = u32::try_from(found.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        for DeviceList { number, list, len } in found {
+            if len < parts.events.len() {
+                break;
+            }
+            self.path.enter_index(number as usize);
+            self.beside = Beside::default();
+            let events = self.entries(list)?;
+            self.path.leave();
+            let before = parts.device.is_none_or(|chosen| number < chosen);
+            let (more, equal) =
+                (events.len() > parts.events.len(), events.len() == parts.events.len());
+            if more || (equal && before && !events.is_empty()) {
+                parts.events = events;
+                parts.device = Some(number);
+                parts.beside = std::mem::take(&mut self.beside);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the entries of a list.
+    pub(super) fn entries<T: Entry>(&mut self, list: Value) -> Result<Vec<T>, Stop> {
+        let items = self.items("a list of entries", list)?;
+        let mut entries = self.budget.vec_of(items.len())?;
+        for (index, item) in items.enumerate() {
+            self.path.enter_index(index);
+            let record = self.record(T::WHAT, item)?;
+            entries.extend(T::read(self, &record)?);
+            self.path.leave();
+        }
+        Ok(entries)
+    }
+
+    /// Returns the stack of an entry.
+    pub(super) fn stack(&mut self, record: &Record) -> Option<StackId> {
+        self.stacks.read(self.heap, record[Word::Frames as usize]?, &mut self.budget)
+    }
+
+    /// Applies `read` to the value under `key`. Returns `None` if the key is missing.
+    pub(super) fn field<T>(
+        &mut self,
+        record: &Record,
+        key: Word,
+        read: impl FnOnce(Scalar) -> Result<T, Mismatch>,
+    ) -> Result<Option<T>, Stop> {
+        self.at(record, key, |me, value| Ok(read(me.scalar(value))?))
+    }
+
+    /// Applies `read` to the value under `key`. Returns `None` if the key is missing.
+    pub(super) fn at<T>(
+        &mut self,
+        record: &Record,
+        key: Word,
+        read: impl FnOnce(&mut Self, Value) -> Result<T, Stop>,
+    ) -> Result<Option<T>, Stop> {
+        let Some(value) = record[key as usize] else { return Ok(None) };
+        self.path.enter_key(key.text());
+        let found = read(self, value)?;
+        self.path.leave();
+        Ok(Some(found))
+    }
+
+    fn record(&self, expected: &'static str, value: Value) -> Result<Record, Stop> {
+        let record = self.heap.record_of(value);
+        record.ok_or_else(|| self.mismatch(expected, value))
+    }
+
+    fn items(&self, expected: &'static str, value: Value) -> Result<Items<'h>, Stop> {
+        let items = self.heap.items(value);
+        items.ok_or_else(|| self.mismatch(expected, value))
+    }
+
+    fn mismatch(&self, expected: &'static str, found: Value) -> Stop {
+        Stop::Mismatch(self.scalar(found).mismatch(expected))
+    }
+
+    /// Returns a value as a field reads it; unknown texts are cut to [`SHOWN_CHARS`].
+    fn scalar(&self, value: Value) -> Scalar {
+        match self.heap.view(value) {
+            View::Constant(Constant::None) => Scalar::None,
+            View::Constant(Constant::False) => Scalar::Bool(false),
+            View::Constant(Constant::True) => Scalar::Bool(true),
+            View::Constant(Constant::Float) => Scalar::Other("a number that is not whole"),
+            View::Constant(Constant::Bytes) => Scalar::Other("bytes"),
+            View::Constant(Constant::Huge) => Scalar::Other("a number beyond 64 bits"),
+            View::Int(n) => Scalar::Int(n.into()),
+            View::Negative(magnitude) => Scalar::Int(-i128::from(magnitude)),
+            View::Word(word) => Scalar::Word(word),
+            View::Text(at) => {
+                let text = self.heap.text(at);
+                // No character takes more than four bytes.
+                let text = String::from_utf8_lossy(&text[..text.len().min(4 * SHOWN_CHARS)]);
+                let end = text.char_indices().nth(SHOWN_CHARS).map_or(text.len(), |(end, _)| end);
+                Scalar::Text(text[..end].to_owned())
+            }
+            View::Dict(_) => Scalar::Other("a dictionary"),
+            View::List(_) | View::Tuple(_) => {
+                let items = self.heap.items(value);
+                let mut pair = items.filter(|items| items.len() == 2).into_iter().flatten();
+                let mut next = || match self.heap.view(pair.next()?) {
+                    View::Int(n) => Some(n),
+                    _ => None,
+                };
+                match (next(), next()) {
+                    (Some(capture), Some(user)) => Scalar::Pair(capture, user),
+                    _ => Scalar::Other("a list"),
+                }
+            }
+        }
+    }
+}

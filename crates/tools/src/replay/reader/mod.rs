@@ -1,0 +1,107 @@
+//! Reads a recording in any encoding into a [`Trace`].
+//!
+//! Files come from untrusted sources, so every byte is hostile. Nothing is executed, nothing recurses,
+//! no allocation trusts a size in a header, and memory stays below [`MEMORY_FACTOR`] times the decoded
+//! bytes. Layers, from the file inwards: `encoding` decompresses, `input` counts and limits the bytes,
+//! `pickle` and `json` parse the values of a file into a `heap`, and `interpret` builds the snapshot
+//! from them with the fields that `fields` lists. Read next: `heap`, which decides the memory.
+
+mod budget;
+mod encoding;
+mod error;
+mod fields;
+mod heap;
+mod input;
+mod interpret;
+mod json;
+mod parts;
+mod path;
+mod pickle;
+mod rmm;
+mod stack_reader;
+mod words;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+pub use error::{Mismatch, PickleProblem, TraceError};
+
+use self::encoding::Format;
+use self::input::Input;
+use super::Trace;
+use stratalloc::size::GIB;
+
+/// A reader holds at most this many times the decoded bytes of a file, plus a fixed part below 1 MiB.
+pub const MEMORY_FACTOR: u64 = 6;
+
+/// Limits of a reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest file, in bytes after decompression: 4 GiB.
+    pub decoded_bytes: u64,
+    /// How many marks of a pickle may be open at once: 1,000. For JSON the limit is always 128 levels.
+    pub nesting: usize,
+    /// How many values a pickle may push: 2^32.
+    pub values: u64,
+    /// The device whose events are read; if `None`, the device with the most events.
+    pub device: Option<u32>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { decoded_bytes: 4 * GIB, nesting: 1000, values: 1 << 32, device: None }
+    }
+}
+
+/// Reads the recording at `path`: a PyTorch snapshot as pickle (protocol 2 to 5) or JSON, plain or
+/// compressed with xz, gzip or zstd.
+///
+/// It also reads a log of requests in RMM's CSV format, which contains no decisions of an allocator.
+///
+/// The format is detected from the first bytes, not from the name. A bare list is a snapshot of segments
+/// only, without events.
+///
+/// # Errors
+///
+/// [`TraceError`] when the file cannot be read, has none of these formats, is damaged, exceeds a limit,
+/// or lacks a required field.
+pub fn read(path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
+    let name = path.display().to_string();
+    match File::open(path) {
+        Ok(file) => read_bytes(&name, file, limits, None),
+        Err(source) => Err(TraceError::Open { file: name, source }),
+    }
+}
+
+/// Reads a recording from `bytes`; errors use `name` for the file.
+///
+/// `progress` is called from time to time with the number of bytes taken from `bytes`. It counts
+/// compressed bytes, so it can be compared with the size of the file.
+///
+/// # Errors
+///
+/// The same as [`read`].
+pub fn read_bytes(
+    name: &str,
+    bytes: impl Read,
+    limits: &Limits,
+    progress: Option<&dyn Fn(u64)>,
+) -> Result<Trace, TraceError> {
+    let in_file = |e: error::Failure| e.in_file(name);
+    let source = encoding::decoder(bytes, progress, limits.decoded_bytes).map_err(in_file)?;
+    let mut input = Input::new(source, limits.decoded_bytes);
+    let format = encoding::format(&mut input).map_err(in_file)?;
+    let heap = match format {
+        Format::Pickle => pickle::parse(&mut input, limits),
+        Format::Json => json::parse(&mut input),
+        Format::Rmm => return rmm::parse(input).map_err(in_file),
+    };
+    let heap = heap.map_err(in_file)?;
+    // Free the decompressor's window before the trace is built.
+    drop(input);
+    interpret::interpret(heap, &format, limits).map_err(in_file)
+}
+
+#[cfg(test)]
+mod tests;

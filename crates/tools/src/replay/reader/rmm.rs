@@ -1,0 +1,234 @@
+//! Logs of requests in RMM's format, as written by `layers:[log:"PATH"]` and by RMM itself.
+//!
+//! The first line is `Thread,Time,Action,Pointer,Size,Stream`; actions are `allocate`,
+//! `allocate failure` and `free`. Such a log contains requests and no decisions of an allocator, so it
+//! can be replayed but not verified. Rows are held as 24 bytes each until the last one is read. Then the
+//! decompressor is dropped, and the events (two for a free) replace the rows.
+//!
+//! Source of the format: `rmm::mr::logging_resource_adaptor`.
+
+use hashbrown::HashSet;
+
+use super::error::{Failure, Mismatch};
+use super::fields::SHOWN_CHARS;
+use super::input::Input;
+use crate::replay::{Trace, TraceEvent};
+use stratalloc::history::Action;
+use stratalloc::ids::StreamId;
+use stratalloc::size::EIB;
+
+/// The first line of every log.
+const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
+/// The longest line that is accepted; rows of real logs have 50 bytes.
+const LINE_MAX_BYTES: usize = 256;
+/// Rows per chunk; rows are stored in chunks, so that growth moves none of them.
+const CHUNK_ROWS: usize = 4096;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Said {
+    Allocate = 0,
+    Failure = 1,
+    Free = 2,
+}
+
+/// A row, with the action in the two highest bits of the size.
+#[derive(Clone, Copy)]
+struct Row {
+    address: u64,
+    size_and_action: u64,
+    stream: StreamId,
+}
+
+const ACTION_SHIFT: u32 = 62;
+const _: () = assert!(EIB < 1 << ACTION_SHIFT);
+
+impl Row {
+    fn new(action: Said, address: u64, size_bytes: u64, stream: StreamId) -> Self {
+        let size_and_action = size_bytes | (action as u64) << ACTION_SHIFT;
+        Self { address, size_and_action, stream }
+    }
+
+    fn action(&self) -> Said {
+        match self.size_and_action >> ACTION_SHIFT {
+            0 => Said::Allocate,
+            1 => Said::Failure,
+            _ => Said::Free,
+        }
+    }
+
+    /// Adds the row's events.
+    fn tell(&self, events: &mut Vec<TraceEvent>) {
+        let size_bytes = self.size_and_action & ((1 << ACTION_SHIFT) - 1);
+        let Self { address, stream, .. } = *self;
+        let mut push = |action, address| {
+            events.push(TraceEvent::new(action, address, size_bytes, stream));
+        };
+        match self.action() {
+            Said::Allocate => push(Action::Alloc, address),
+            // The address of such an event is the device's free memory, which the log does not contain.
+            Said::Failure => push(Action::OutOfMemory, 0),
+            Said::Free => {
+                push(Action::FreeRequested, address);
+                push(Action::FreeCompleted, address);
+            }
+        }
+    }
+}
+
+/// Rows in the order of the file.
+#[derive(Default)]
+struct Rows {
+    chunks: Vec<Vec<Row>>,
+    events: usize,
+    live: HashSet<u64>,
+}
+
+impl Rows {
+    fn push(&mut self, row: Row) -> Result<(), Mismatch> {
+        match row.action() {
+            Said::Allocate if !self.live.insert(row.address) => {
+                let found = format!("{:#x}, which is live since an earlier row", row.address);
+                return Err(Mismatch::new("the pointer of a new block", found));
+            }
+            Said::Free => {
+                self.live.remove(&row.address);
+            }
+            Said::Allocate | Said::Failure => {}
+        }
+        self.events += if row.action() == Said::Free { 2 } else { 1 };
+        match self.chunks.last_mut() {
+            Some(chunk) if chunk.len() < CHUNK_ROWS => chunk.push(row),
+            _ => {
+                let mut chunk = Vec::with_capacity(CHUNK_ROWS);
+                chunk.push(row);
+                self.chunks.push(chunk);
+            }
+        }
+        Ok(())
+    }
+
+    fn into_events(self) -> Vec<TraceEvent> {
+        drop(self.live);
+        let mut events = Vec::with_capacity(self.events);
+        for chunk in self.chunks {
+            chunk.iter().for_each(|row| row.tell(&mut events));
+        }
+        events
+    }
+}
+
+/// Reads a log to its end. The decompressor is dropped before the events are built.
+pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
+    let mut line = Vec::with_capacity(LINE_MAX_BYTES);
+    let mut rows = Rows::default();
+    let mut number = 1u64;
+    let at_line =
+        |number: u64| move |m| Failure::Content { path: format!("line {number}"), mismatch: m };
+    if !next_line(&mut input, &mut line, number)? || text(&line).map_err(at_line(1))? != HEADER {
+        let found = String::from_utf8_lossy(&line);
+        return Err(at_line(1)(wrong("Thread,Time,Action,Pointer,Size,Stream", &found)));
+    }
+    loop {
+        number += 1;
+        if !next_line(&mut input, &mut line, number)? {
+            break;
+        }
+        // A blank line at the end of a concatenated file is no row.
+        if !line.is_empty() {
+            let row = text(&line).and_then(row).map_err(at_line(number))?;
+            rows.push(row).map_err(at_line(number))?;
+        }
+    }
+    drop(input);
+    Ok(Trace { events: rows.into_events(), requests_only: true, ..Trace::default() })
+}
+
+/// Reads the next line without its end. Returns false at the end of the file.
+fn next_line(input: &mut Input<'_>, line: &mut Vec<u8>, number: u64) -> Result<bool, Failure> {
+    line.clear();
+    let mut any = false;
+    while let Some(byte) = input.next_byte()? {
+        any = true;
+        if byte == b'\n' {
+            break;
+        }
+        if line.len() == LINE_MAX_BYTES {
+            let mismatch = Mismatch::new("a line of at most 256 bytes", "a longer one");
+            return Err(Failure::Content { path: format!("line {number}"), mismatch });
+        }
+        line.push(byte);
+    }
+    if line.last() == Some(&b'\r') {
+        line.pop();
+    }
+    Ok(any)
+}
+
+fn text(line: &[u8]) -> Result<&str, Mismatch> {
+    std::str::from_utf8(line).map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))
+}
+
+/// Quotes and escapes the found text, which may be arbitrary.
+fn wrong(expected: &'static str, found: &str) -> Mismatch {
+    let shown: String = found.chars().take(SHOWN_CHARS).collect();
+    Mismatch::new(expected, format!("{shown:?}"))
+}
+
+fn row(line: &str) -> Result<Row, Mismatch> {
+    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    let &[thread, time, action, pointer, size, stream] = fields.as_slice() else {
+        let shown: String = line.chars().take(SHOWN_CHARS).collect();
+        return Err(Mismatch::new("six fields", format!("{} in {shown:?}", fields.len())));
+    };
+    if thread.is_empty() || !thread.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(wrong("a thread's number", thread));
+    }
+    if !is_time(time) {
+        return Err(wrong("a time as 12:34:56.789000", time));
+    }
+    let action = match action {
+        "allocate" => Said::Allocate,
+        "allocate failure" => Said::Failure,
+        "free" => Said::Free,
+        other => return Err(wrong("allocate, allocate failure or free", other)),
+    };
+    let address = number(pointer).ok_or_else(|| wrong("a pointer", pointer))?;
+    if address == 0 && action != Said::Failure {
+        return Err(wrong("a pointer that is not null", pointer));
+    }
+    let size_bytes: u64 = size.parse().map_err(|_| wrong("a size in bytes", size))?;
+    // A request that failed may have any size; a block has at least one byte.
+    let legal = match action {
+        Said::Allocate => (1..=EIB).contains(&size_bytes),
+        Said::Failure | Said::Free => size_bytes <= EIB,
+    };
+    if !legal {
+        return Err(wrong("a size of at most 1 EiB, not 0 for a new block", size));
+    }
+    let stream = number(stream).ok_or_else(|| wrong("a stream's handle", stream))?;
+    Ok(Row::new(action, address, size_bytes, StreamId(stream)))
+}
+
+/// Returns whether `time` has hours, minutes, seconds and a fraction: `12:34:56.789`. Older versions
+/// write a colon before the fraction.
+fn is_time(time: &str) -> bool {
+    let bytes = time.as_bytes();
+    let digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
+    [0, 1, 3, 4, 6, 7, 9].into_iter().all(digit)
+        && bytes[2] == b':'
+        && bytes[5] == b':'
+        && matches!(bytes[8], b'.' | b':')
+        && bytes[9..].iter().all(u8::is_ascii_digit)
+}
+
+/// Parses a hexadecimal number with `0x` in front, or a decimal one.
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(hex) if hex.bytes().all(|b| b.is_ascii_hexdigit()) => {
+            u64::from_str_radix(hex, 16).ok()
+        }
+        Some(_) => None,
+        None if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
+        None => None,
+    }
+}

@@ -1,0 +1,531 @@
+//! Repeats the requests of a recording on any allocator, and measures the time.
+
+use std::hash::Hash;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::{HashMap, HashSet};
+use thiserror::Error;
+
+use super::workload::{Op, Workload};
+use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
+use stratalloc::driver::DriverResult;
+use stratalloc::error::{
+    AllocError, DriverError, FractionError, HandleError, OutOfMemory, PoolError,
+};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry::BuildError;
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::NoCache;
+use stratalloc_sim::Brake;
+
+/// Why a recording could not be repeated.
+#[non_exhaustive]
+#[derive(Debug, Error)]
+pub enum ReplayError {
+    /// The configuration builds no allocator.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The memory fraction is out of range.
+    #[error(transparent)]
+    Fraction(#[from] FractionError),
+    /// The allocator failed for a reason other than memory.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The allocator refused its own block.
+    #[error("the allocator refused its own block: {0}")]
+    Handle(HandleError),
+    /// The driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The strategy keeps no cache whose memory could be limited.
+    #[error(transparent)]
+    NoCache(#[from] NoCache),
+    /// Only strategies built on the caching engine make comparable decisions.
+    #[error("this strategy makes no decisions that a recording could be compared with")]
+    NotVerifiable,
+    /// More heaps than any program has: each pair of a stream and a pool takes tens of KiB.
+    #[error(
+        "the recording asks for {heaps} pairs of a stream and a pool; at most {HEAPS_MAX} are \
+         repeated"
+    )]
+    TooManyHeaps {
+        /// How many pairs.
+        heaps: usize,
+    },
+    /// A log of requests contains no decisions.
+    #[error("the recording is a log of requests: it can be replayed without --verify")]
+    RequestsOnly,
+    /// The state before the first event cannot be reconstructed.
+    #[error(
+        "{blocks} blocks lived before the recording began, and where they lay cannot be told, so its \
+         decisions cannot be verified; it can be replayed without --verify"
+    )]
+    LiveBefore {
+        /// How many.
+        blocks: usize,
+    },
+}
+
+/// Streams whose work finishes at the recorded moments.
+#[derive(Debug)]
+pub(super) struct LaneWork {
+    brake: Arc<dyn Brake>,
+    /// The lane that each block waits for, and the mark after the block's last use.
+    waiting: HashMap<u64, (StreamId, u64)>,
+}
+
+impl LaneWork {
+    pub(super) fn new(brake: Arc<dyn Brake>) -> Self {
+        Self { brake, waiting: HashMap::new() }
+    }
+
+    /// Returns how many blocks wait for the work of lanes.
+    pub(super) fn pending(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Holds back the lane's work from now on; called before a block that the lane uses is freed.
+    fn hold(&self, lane: StreamId) -> DriverResult<()> {
+        self.brake.hold(lane)
+    }
+
+    /// Records that the block `key` was freed and waits for the lane.
+    pub(super) fn freed(&mut self, lane: StreamId, key: u64) -> DriverResult<()> {
+        self.waiting.insert(key, (lane, self.brake.mark(lane)?));
+        Ok(())
+    }
+
+    /// Finishes the lane's work on the block, and all earlier work of the lane.
+    pub(super) fn finish(&mut self, key: u64) -> DriverResult<()> {
+        match self.waiting.remove(&key) {
+            Some((lane, mark)) => self.brake.finish_until(lane, mark),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets the block `key`, for which an allocator has waited itself.
+    pub(super) fn waited_for(&mut self, key: u64) {
+        self.waiting.remove(&key);
+    }
+
+    fn finish_all(&mut self) -> DriverResult<()> {
+        self.waiting.clear();
+        self.brake.finish_all()
+    }
+}
+
+/// The result of repeating a workload.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// Requests that succeeded in the first pass.
+    pub allocations: u64,
+    /// Blocks that were freed in the first pass, before survivors were freed.
+    pub frees: u64,
+    /// Requests that failed in the first pass.
+    pub ooms: u64,
+    /// The first failure that more memory would have prevented.
+    pub first_out_of_memory: Option<Box<OutOfMemory>>,
+    /// The counters at the end of the first pass, before survivors were freed.
+    pub statistics: Statistics,
+    /// Median nanoseconds per operation (allocate or free) over passes 2 to N; over the first pass if it
+    /// was the only one.
+    pub ns_per_op: f64,
+    /// Seconds for all passes.
+    pub wall_s: f64,
+}
+
+/// How a workload is repeated, and the callbacks.
+pub(crate) struct Manner<'a> {
+    /// Number of passes; at least 1.
+    pub(crate) passes: u32,
+    /// Blocks that already exist, by number; the operations that would allocate them are skipped.
+    pub(crate) held: Vec<(u32, Allocation)>,
+    /// Called once, when all blocks from before the recording exist.
+    pub(crate) begun: &'a dyn Fn(),
+    /// May add to the counters when they are read.
+    pub(crate) look: &'a dyn Fn(&mut Statistics),
+    /// Called after each pass with the number of passes done.
+    pub(crate) progress: &'a dyn Fn(u32),
+}
+
+impl Default for Manner<'_> {
+    /// Returns one pass without callbacks.
+    fn default() -> Self {
+        Self { passes: 1, held: Vec::new(), begun: &|| (), look: &|_| (), progress: &|_| () }
+    }
+}
+
+/// Repeats a workload `passes` times. Survivors are freed after each pass; the cache stays.
+///
+/// With a brake, other streams' work finishes at the recorded moments; without one, when the device
+/// finishes it. `progress` is called after each pass with the number of passes done. Peaks and sums
+/// count from the first recorded event; blocks from before exist by then.
+///
+/// # Errors
+///
+/// [`ReplayError`] when the allocator fails for a reason other than memory. Also before the first
+/// request, when the workload names more streams and pools than programs have.
+pub fn run<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    brake: Option<Arc<dyn Brake>>,
+    passes: u32,
+    progress: &dyn Fn(u32),
+) -> Result<Run, ReplayError> {
+    run_as(workload, allocator, brake, Manner { passes, progress, ..Manner::default() })
+}
+
+/// As [`run`], with all options.
+pub(crate) fn run_as<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    brake: Option<Arc<dyn Brake>>,
+    manner: Manner<'_>,
+) -> Result<Run, ReplayError> {
+    let mut before = if manner.held.is_empty() { workload.seeded as usize } else { 0 };
+    let mut runner = Runner::new(workload, allocator, brake, manner.held)?;
+    let begin = Instant::now();
+    let mut result = Run::default();
+    let mut times = Vec::new();
+    for pass in 0..manner.passes.max(1) {
+        let start = Instant::now();
+        let mut counts = PassCounts::default();
+        let (seeds, ops) = workload.ops.split_at(workload.seeded as usize);
+        if pass > 0 {
+            before = seeds.len();
+        }
+        runner.steps(&seeds[..before], &mut counts)?;
+        if pass == 0 {
+            if let Some(counters) = allocator.control().counters.filter(|_| workload.seeded > 0) {
+                counters.reset_accumulated();
+                counters.reset_peaks();
+            }
+            (manner.begun)();
+        }
+        runner.steps(ops, &mut counts)?;
+        let operations = (counts.allocations + counts.frees + counts.ooms).max(1);
+        #[expect(clippy::cast_precision_loss, reason = "operations are far below 2^52")]
+        times.push(start.elapsed().as_secs_f64() * 1e9 / operations as f64);
+        if pass == 0 {
+            let counters = allocator.control().counters;
+            result.statistics = counters.map(|c| c.statistics()).unwrap_or_default();
+            (manner.look)(&mut result.statistics);
+            result.allocations = counts.allocations;
+            result.frees = counts.frees;
+            result.ooms = counts.ooms;
+            result.first_out_of_memory = runner.first_out_of_memory.take();
+        }
+        runner.free_survivors()?;
+        (manner.progress)(pass + 1);
+    }
+    if times.len() > 1 {
+        times.remove(0);
+    }
+    times.sort_by(f64::total_cmp);
+    result.ns_per_op = times[times.len() / 2];
+    result.wall_s = begin.elapsed().as_secs_f64();
+    Ok(result)
+}
+
+/// Returns whether every request of a workload succeeds. Stops at the first failure; blocks that are
+/// live then are dropped with the allocator.
+///
+/// # Errors
+///
+/// The same as [`run`].
+pub fn is_served<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    brake: Option<Arc<dyn Brake>>,
+) -> Result<bool, ReplayError> {
+    let mut served = true;
+    walk(workload, allocator, brake, Vec::new(), |step| {
+        served = !step.is_failure;
+        if served { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    Ok(served)
+}
+
+/// A finished operation.
+pub(crate) struct Step<'a> {
+    /// Index of the operation.
+    pub(crate) at: usize,
+    /// Whether it was a request that failed.
+    pub(crate) is_failure: bool,
+    /// Live blocks, by number.
+    pub(crate) blocks: &'a [Option<Allocation>],
+}
+
+/// Repeats a workload once and passes each finished operation to `look`, which may stop the replay.
+/// Blocks that are live then are dropped with the allocator. Blocks in `held` already exist. Of the
+/// operations that would allocate them only the last is passed to `look`.
+pub(crate) fn walk<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    brake: Option<Arc<dyn Brake>>,
+    held: Vec<(u32, Allocation)>,
+    mut look: impl FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<(), ReplayError> {
+    let mut counts = PassCounts::default();
+    let before = if held.is_empty() { 0 } else { workload.seeded as usize };
+    let mut runner = Runner::new(workload, allocator, brake, held)?;
+    for (at, &op) in workload.ops.iter().enumerate().skip(before.saturating_sub(1)) {
+        let failures = counts.ooms;
+        if at >= before {
+            runner.step(op, &mut counts)?;
+        }
+        let is_failure = counts.ooms > failures;
+        if look(Step { at, is_failure, blocks: &runner.blocks }).is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The most pairs of a stream and a pool in one workload.
+const HEAPS_MAX: usize = 8192;
+
+/// Refuses more than [`HEAPS_MAX`] different pairs.
+pub(super) fn check_heaps<P: Eq + Hash>(
+    pairs: impl Iterator<Item = (StreamId, P)>,
+) -> Result<(), ReplayError> {
+    let heaps = pairs.collect::<HashSet<_>>().len();
+    if heaps > HEAPS_MAX { Err(ReplayError::TooManyHeaps { heaps }) } else { Ok(()) }
+}
+
+/// Returns the (stream, pool) pairs of all requests.
+fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
+    workload.ops.iter().filter_map(|op| match *op {
+        Op::Allocate { stream, pool, .. } => Some((stream, pool)),
+        Op::AllocateInVain { stream, .. } => Some((stream, PoolId::DEFAULT)),
+        Op::Free { .. } | Op::FreeInUse { .. } | Op::Finished { .. } | Op::EmptyCache => None,
+    })
+}
+
+/// Creates the workload's private pools. They live as long as the allocator.
+pub(super) fn create_pools<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+) -> Result<(), ReplayError> {
+    let Some(pools) = allocator.control().private_pools else {
+        return Ok(());
+    };
+    for &pool in &workload.pools {
+        match pools.create_pool(pool, PoolOptions::default()) {
+            Ok(()) | Err(PoolError::Taken { .. }) => {}
+            Err(error) => return Err(ReplayError::Alloc(error.into())),
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PassCounts {
+    allocations: u64,
+    frees: u64,
+    ooms: u64,
+}
+
+struct Runner<'a, A> {
+    allocator: &'a A,
+    lanes: Option<LaneWork>,
+    blocks: Vec<Option<Allocation>>,
+    first_out_of_memory: Option<Box<OutOfMemory>>,
+}
+
+impl<'a, A: DeviceAllocator> Runner<'a, A> {
+    fn new(
+        workload: &Workload,
+        allocator: &'a A,
+        brake: Option<Arc<dyn Brake>>,
+        held: Vec<(u32, Allocation)>,
+    ) -> Result<Self, ReplayError> {
+        check_heaps(pairs(workload))?;
+        create_pools(workload, allocator)?;
+        let mut blocks: Vec<_> = (0..workload.blocks).map(|_| None).collect();
+        for (id, allocation) in held {
+            blocks[id as usize] = Some(allocation);
+        }
+        let lanes = brake.map(LaneWork::new);
+        Ok(Self { allocator, lanes, blocks, first_out_of_memory: None })
+    }
+
+    fn steps(&mut self, ops: &[Op], counts: &mut PassCounts) -> Result<(), ReplayError> {
+        ops.iter().try_for_each(|&op| self.step(op, counts))
+    }
+
+    #[inline]
+    fn step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
+        match op {
+            Op::Allocate { id, bytes, stream, pool } => {
+                match self.allocate(pool, Request::new(bytes, stream)) {
+                    Ok(allocation) => {
+                        self.blocks[id as usize] = Some(allocation);
+                        counts.allocations += 1;
+                    }
+                    Err(error) => {
+                        self.failed(error)?;
+                        counts.ooms += 1;
+                    }
+                }
+            }
+            Op::Free { id } => {
+                if let Some(allocation) = self.blocks[id as usize].take() {
+                    self.free(allocation)?;
+                    counts.frees += 1;
+                }
+            }
+            _ => self.rarer_step(op, counts)?,
+        }
+        Ok(())
+    }
+
+    /// Operations that are rare in most recordings. A separate function, so that the loop over the
+    /// others keeps its values in registers.
+    #[inline(never)]
+    fn rarer_step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
+        match op {
+            Op::Allocate { .. } | Op::Free { .. } => {}
+            Op::AllocateInVain { bytes, stream, .. } => {
+                match self.allocator.allocate(Request::new(bytes, stream)) {
+                    Ok(allocation) => {
+                        self.free(allocation)?;
+                        counts.allocations += 1;
+                        counts.frees += 1;
+                    }
+                    // A request of zero bytes failed when it was recorded, too.
+                    Err(AllocError::ZeroBytes) => counts.ooms += 1,
+                    Err(error) => {
+                        self.failed(error)?;
+                        counts.ooms += 1;
+                    }
+                }
+            }
+            Op::FreeInUse { id, lane } => {
+                if let Some(allocation) = self.blocks[id as usize].take() {
+                    self.free_in_use(id, lane, allocation)?;
+                    counts.frees += 1;
+                }
+            }
+            Op::Finished { id } => {
+                if let Some(lanes) = &mut self.lanes {
+                    lanes.finish(u64::from(id))?;
+                }
+            }
+            Op::EmptyCache => {
+                if let Some(caching) = self.allocator.control().caching {
+                    caching.empty_cache()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a failed request. Out of memory does not end the replay.
+    #[cold]
+    fn failed(&mut self, error: AllocError) -> Result<(), ReplayError> {
+        match error {
+            AllocError::OutOfMemory(report) => {
+                self.first_out_of_memory.get_or_insert(report);
+                Ok(())
+            }
+            AllocError::TooLarge { .. } => Ok(()),
+            error => Err(error.into()),
+        }
+    }
+
+    /// Allocators without private pools use one pool for all requests.
+    #[inline]
+    fn allocate(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        if pool == PoolId::DEFAULT {
+            return self.allocator.allocate(request);
+        }
+        self.allocate_in(pool, request)
+    }
+
+    #[cold]
+    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        let has_pools = self.allocator.control().private_pools.is_some();
+        self.allocator.allocate(if has_pools { request.in_pool(pool) } else { request })
+    }
+
+    fn free_in_use(
+        &mut self,
+        id: u32,
+        lane: StreamId,
+        allocation: Allocation,
+    ) -> Result<(), ReplayError> {
+        if let Some(lanes) = &self.lanes {
+            lanes.hold(lane)?;
+        }
+        if let Some(cross) = self.allocator.control().cross_stream {
+            cross.record_stream(&allocation, lane).map_err(ReplayError::Handle)?;
+        }
+        self.free(allocation)?;
+        if let Some(lanes) = &mut self.lanes {
+            lanes.freed(lane, u64::from(id))?;
+        }
+        Ok(())
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), ReplayError> {
+        self.allocator.free(allocation).map_err(|error| ReplayError::Handle(error.reason))
+    }
+
+    /// Frees live blocks and finishes all other streams' work, so that every pass starts from the same
+    /// state.
+    fn free_survivors(&mut self) -> Result<(), ReplayError> {
+        for at in 0..self.blocks.len() {
+            if let Some(allocation) = self.blocks[at].take() {
+                self.free(allocation)?;
+            }
+        }
+        if let Some(lanes) = &mut self.lanes {
+            lanes.finish_all()?;
+        }
+        if let Some(cross) = self.allocator.control().cross_stream {
+            cross.process_events()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stratalloc::config::Config;
+    use stratalloc::registry::{self, BuildOptions};
+    use stratalloc_sim::{Sim, SimOptions};
+
+    fn repeat(ops: Vec<Op>) -> Result<Run, ReplayError> {
+        let device = Arc::new(Sim::new(SimOptions::default()));
+        let allocator = registry::build(&Config::default(), device, BuildOptions::default())?;
+        let blocks = u32::try_from(ops.len()).unwrap();
+        let workload = Workload { ops, blocks, ..Workload::default() };
+        run(&workload, &allocator, None, 1, &|_| ())
+    }
+
+    fn allocate(id: u32, bytes: u64, stream: u64) -> Op {
+        Op::Allocate { id, bytes, stream: StreamId(stream), pool: PoolId::DEFAULT }
+    }
+
+    #[test]
+    fn requests_that_no_device_could_serve_are_counted() {
+        let stream = StreamId::DEFAULT;
+        let vain = |id, bytes| Op::AllocateInVain { id, bytes, stream };
+        let run = repeat(vec![vain(0, 0), vain(1, u64::MAX), allocate(2, 1 << 62, 0)]).unwrap();
+        assert_eq!((run.allocations, run.ooms), (0, 3));
+        let error = repeat(vec![allocate(0, 0, 0)]).unwrap_err();
+        assert!(matches!(error, ReplayError::Alloc(AllocError::ZeroBytes)), "{error}");
+    }
+
+    #[test]
+    fn more_streams_than_programs_have_are_refused_before_anything_is_asked() {
+        let one_each = |count: u32| (0..count).map(|id| allocate(id, 512, id.into())).collect();
+        let error = repeat(one_each(8193)).unwrap_err();
+        assert!(matches!(error, ReplayError::TooManyHeaps { heaps: 8193 }), "{error}");
+        assert_eq!(repeat(one_each(100)).unwrap().allocations, 100);
+    }
+}

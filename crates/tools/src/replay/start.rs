@@ -1,0 +1,407 @@
+//! Reconstructs the live and cached memory at the beginning of a recording.
+//!
+//! A recording that begins late, or whose ring buffer dropped the first events, still ends with a
+//! layout. The events are undone from there to the first one: undoing an allocation removes a block,
+//! undoing a free adds a live one, and the same holds for segments. The result is the layout before the
+//! first event. Sizes of blocks that were freed later are not recorded; they follow from the requested
+//! bytes and from where the next block begins.
+//!
+//! A replay under the recorded configuration starts from that layout (`native/install`): its memory is
+//! allocated from the driver again, and blocks keep their places. Replays under other configurations, and
+//! searches for needs, start from the live blocks alone.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::trace::{Trace, TraceEvent};
+use stratalloc::config::Settings;
+use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::{MIB, MIN_BLOCK_BYTES, PoolKind};
+
+/// A block that was live before the first event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// Its address.
+    pub address: u64,
+    /// Requested bytes.
+    pub requested_bytes: u64,
+    /// Its size, if the final layout still contains it.
+    size_bytes: Option<u64>,
+    /// Address of the first block allocated behind this one while it was live: free memory began there.
+    next_free: Option<u64>,
+    /// Its stream.
+    pub stream: StreamId,
+    /// Its pool, if a segment names it.
+    pub pool: PoolId,
+    /// Whether it had been freed already, and waited for other streams.
+    pub draining: bool,
+}
+
+impl LiveBlock {
+    /// Returns its size, if the final layout still contains it.
+    pub(crate) fn size_bytes(&self) -> Option<u64> {
+        self.size_bytes
+    }
+}
+
+/// The memory before the first event.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    /// Live blocks, by address.
+    pub blocks: Vec<LiveBlock>,
+    /// Segments and mapped ranges, by address, without their blocks.
+    held: BTreeMap<u64, SegmentLayout>,
+}
+
+impl Start {
+    /// Undoes all events of a trace, from the last to the first.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        let mut back = Back::from_the_end(trace);
+        trace.events.iter().rev().for_each(|event| back.undo(event));
+        let mut start = Self { blocks: back.blocks.into_values().collect(), held: back.held };
+        for block in &mut start.blocks {
+            let inside = start.held.range(..=block.address).next_back();
+            if let Some((_, held)) = inside.filter(|(at, h)| block.address - **at < h.size_bytes) {
+                block.pool = held.pool;
+            }
+        }
+        start.blocks.sort_unstable_by_key(|block| block.address);
+        start.look_ahead(trace);
+        start
+    }
+
+    /// Finds where free memory began behind blocks of unknown size. An allocation takes the front of a
+    /// free block. So the first allocation behind a block that is still live marks the block's end.
+    fn look_ahead(&mut self, trace: &Trace) {
+        let mut unknown: BTreeMap<u64, usize> = BTreeMap::new();
+        for (i, block) in self.blocks.iter().enumerate().filter(|(_, b)| b.size_bytes.is_none()) {
+            unknown.insert(block.address, i);
+        }
+        for event in &trace.events {
+            if unknown.is_empty() {
+                return;
+            }
+            match event.action {
+                Action::FreeCompleted => {
+                    unknown.remove(&event.address);
+                }
+                Action::Alloc => {
+                    // The last block of the start before this address.
+                    let behind = self.blocks.partition_point(|b| b.address < event.address);
+                    let Some(i) = behind.checked_sub(1) else { continue };
+                    let address = self.blocks[i].address;
+                    let held = self.held.range(..=address).next_back();
+                    let same = held.is_some_and(|(at, held)| event.address - at < held.size_bytes);
+                    if same && unknown.get(&address) == Some(&i) {
+                        unknown.remove(&address);
+                        self.blocks[i].next_free = Some(event.address);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the segments and mapped ranges, by address, without their blocks.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &SegmentLayout> {
+        self.held.values()
+    }
+
+    /// Returns the reserved bytes.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        self.held.values().fold(0, |sum, held| sum.saturating_add(held.size_bytes))
+    }
+
+    /// Returns the requested bytes of all live blocks.
+    #[must_use]
+    pub fn requested_bytes(&self) -> u64 {
+        self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.requested_bytes))
+    }
+
+    /// Returns whether no memory existed: the recording is complete.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.held.is_empty()
+    }
+
+    /// Returns the layout before the first event under the recorded settings. Blocks that waited for
+    /// other streams count as live. `None` if the parts of the recording contradict each other, or if
+    /// memory of private pools existed.
+    #[must_use]
+    pub fn layout(&self, settings: &Settings) -> Option<Vec<SegmentLayout>> {
+        let mut rest = self.blocks.as_slice();
+        let mut segments = Vec::new();
+        let mut last_end = 0;
+        for (&address, held) in &self.held {
+            let end = address.checked_add(held.size_bytes)?;
+            let aligned =
+                [address, held.size_bytes].iter().all(|n| n.is_multiple_of(MIN_BLOCK_BYTES));
+            let empty = held.size_bytes == 0;
+            if empty || address < last_end || !aligned || held.pool != PoolId::DEFAULT {
+                return None;
+            }
+            last_end = end;
+            let inside = rest.partition_point(|block| block.address < end);
+            let (own, others) = rest.split_at(inside);
+            rest = others;
+            let blocks = tiles(own, held, settings)?;
+            segments.push(SegmentLayout { blocks, ..*held });
+        }
+        rest.is_empty().then_some(segments)
+    }
+}
+
+/// Returns the blocks of one segment, live and free, without gaps.
+fn tiles(
+    live: &[LiveBlock],
+    held: &SegmentLayout,
+    settings: &Settings,
+) -> Option<Vec<BlockLayout>> {
+    let mut blocks = Vec::new();
+    let mut at = held.address;
+    let end = held.address + held.size_bytes;
+    for (i, block) in live.iter().enumerate() {
+        let address = block.address;
+        if address < at || !address.is_multiple_of(MIN_BLOCK_BYTES) || block.stream != held.stream {
+            return None;
+        }
+        if address > at {
+            blocks.push(free_block(at, address));
+        }
+        let next = live.get(i + 1).map_or(end, |next| next.address);
+        let room = next.checked_sub(address)?;
+        let rounded = settings.roundup.round(block.requested_bytes.min(room));
+        let size_bytes = block.size_bytes.unwrap_or_else(|| {
+            // Large blocks are split only if more than 1 MiB remains, and oversize blocks never.
+            let whole = held.kind == PoolKind::Large
+                && !held.expandable
+                && (room.saturating_sub(rounded) <= MIB
+                    || settings.max_split_bytes.is_some_and(|most| rounded >= most));
+            let cut = block.next_free.map(|free| free - address).filter(|cut| {
+                (rounded..=rounded.saturating_add(MIB)).contains(cut) && *cut <= room
+            });
+            if whole { room } else { cut.unwrap_or(rounded).min(room) }
+        });
+        if size_bytes == 0 || size_bytes > room || !size_bytes.is_multiple_of(MIN_BLOCK_BYTES) {
+            return None;
+        }
+        blocks.push(BlockLayout {
+            address,
+            size_bytes,
+            requested_bytes: block.requested_bytes.clamp(1, size_bytes),
+            state: BlockStateName::ActiveAllocated,
+        });
+        at = address + size_bytes;
+    }
+    if at < end {
+        blocks.push(free_block(at, end));
+    }
+    Some(blocks)
+}
+
+/// Returns a free block from one address to another.
+pub(crate) fn free_block(address: u64, end: u64) -> BlockLayout {
+    let (size_bytes, state) = (end - address, BlockStateName::Inactive);
+    BlockLayout { address, size_bytes, requested_bytes: 0, state }
+}
+
+/// Returns the address ranges in which pages were ever mapped.
+fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
+    let is_page =
+        |event: &&TraceEvent| matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
+    let events = trace.events.iter().filter(is_page).map(|e| (e.address, e.size_bytes));
+    let held = trace.segments.iter().filter(|segment| segment.expandable);
+    let mut ranges: Vec<_> = events.chain(held.map(|s| (s.address, s.size_bytes))).collect();
+    ranges.sort_unstable();
+    let mut stretches = BTreeMap::new();
+    let mut last = None;
+    for (address, size_bytes) in ranges {
+        let end = address.saturating_add(size_bytes);
+        match &mut last {
+            Some((start, reached)) if address <= *reached => {
+                *reached = end.max(*reached);
+                stretches.insert(*start, *reached);
+            }
+            _ => {
+                last = Some((address, end));
+                stretches.insert(address, end);
+            }
+        }
+    }
+    stretches
+}
+
+/// The state while events are undone.
+struct Back {
+    blocks: HashMap<u64, LiveBlock>,
+    held: BTreeMap<u64, SegmentLayout>,
+    /// Kinds of expandable memory by stream and address, to find the kind of pages that undoing maps
+    /// again.
+    kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
+    /// Contiguous ranges that were ever mapped: start to end. Each lies in one reservation.
+    mapped: BTreeMap<u64, u64>,
+}
+
+impl Back {
+    fn from_the_end(trace: &Trace) -> Self {
+        let (blocks, held, kinds) = Default::default();
+        let mut back = Self { blocks, held, kinds, mapped: ever_mapped(trace) };
+        for segment in &trace.segments {
+            let SegmentLayout { address, stream, kind, pool, expandable, .. } = *segment;
+            back.held.insert(address, SegmentLayout { blocks: Vec::new(), ..*segment });
+            if expandable {
+                back.kinds.insert((stream, address), (kind, pool));
+            }
+            let live = segment.blocks.iter().filter(|b| b.state != BlockStateName::Inactive);
+            for block in live {
+                back.blocks.insert(
+                    block.address,
+                    LiveBlock {
+                        address: block.address,
+                        requested_bytes: block.requested_bytes.max(1),
+                        size_bytes: Some(block.size_bytes),
+                        next_free: None,
+                        stream,
+                        pool,
+                        draining: block.state == BlockStateName::ActivePendingFree,
+                    },
+                );
+            }
+        }
+        back
+    }
+
+    fn undo(&mut self, event: &TraceEvent) {
+        let TraceEvent { action, address, size_bytes, .. } = *event;
+        match action {
+            Action::Alloc => {
+                self.blocks.remove(&address);
+            }
+            Action::FreeRequested => self.live(event).draining = false,
+            Action::FreeCompleted => self.live(event).draining = true,
+            Action::SegmentAlloc => {
+                self.held.remove(&address);
+            }
+            Action::SegmentFree => {
+                let kind = PoolKind::of_segment(size_bytes);
+                self.hold(event.in_segment(kind, event.pool, false));
+            }
+            Action::SegmentMap => self.unmap(address, size_bytes),
+            Action::SegmentUnmap => self.map(event),
+            Action::Snapshot | Action::OutOfMemory => {}
+        }
+    }
+
+    fn hold(&mut self, segment: SegmentLayout) {
+        self.held.insert(segment.address, segment);
+    }
+
+    /// Returns the block of a free that is undone.
+    fn live(&mut self, event: &TraceEvent) -> &mut LiveBlock {
+        self.blocks.entry(event.address).or_insert_with(|| LiveBlock {
+            address: event.address,
+            requested_bytes: event.size_bytes.max(1),
+            size_bytes: None,
+            next_free: None,
+            stream: event.stream,
+            pool: event.pool,
+            draining: false,
+        })
+    }
+
+    /// Removes pages from the mapped range that contains them.
+    fn unmap(&mut self, address: u64, size_bytes: u64) {
+        let end = address.saturating_add(size_bytes);
+        let held_end = |held: &SegmentLayout| held.address.saturating_add(held.size_bytes);
+        let before = self.held.range(..=address).next_back().map(|(_, held)| held.clone());
+        let Some(held) = before.filter(|held| held.expandable && held_end(held) >= end) else {
+            return;
+        };
+        self.held.remove(&held.address);
+        for (from, to) in [(held.address, address), (end, held_end(&held))] {
+            if from < to {
+                self.hold(SegmentLayout { address: from, size_bytes: to - from, ..held.clone() });
+            }
+        }
+        self.kinds.entry((held.stream, address)).or_insert((held.kind, held.pool));
+    }
+
+    /// Adds pages again, and joins them with adjacent ranges of their kind.
+    fn map(&mut self, event: &TraceEvent) {
+        let TraceEvent { address, size_bytes, stream, .. } = *event;
+        let below = self.kinds.range(..=(stream, address)).next_back();
+        let above = self.kinds.range((stream, address)..).next();
+        let near = below.into_iter().chain(above).filter(|((of, _), _)| *of == stream);
+        let stretch = |at| self.mapped.range(..=at).next_back().map(|(start, _)| *start);
+        let nearest = near
+            .map(|((_, at), found)| {
+                ((stretch(*at) != stretch(address), at.abs_diff(address)), *found)
+            })
+            .min_by_key(|(distance, _)| *distance);
+        // A range in the same reservation is preferred: another reservation may follow without a gap.
+        let by_size = match size_bytes.is_multiple_of(20 * MIB) {
+            true => (PoolKind::Large, PoolId::DEFAULT),
+            false => (PoolKind::Small, PoolId::DEFAULT),
+        };
+        let (kind, pool) = nearest.map_or(by_size, |(_, found)| found);
+        let mut held = event.in_segment(kind, pool, true);
+        let joins = |other: &SegmentLayout| {
+            other.expandable && (other.stream, other.kind) == (stream, kind)
+        };
+        if let Some((&at, before)) = self.held.range(..address).next_back()
+            && joins(before)
+            && at.saturating_add(before.size_bytes) == address
+        {
+            held.size_bytes = held.size_bytes.saturating_add(before.size_bytes);
+            held.address = at;
+            self.held.remove(&at);
+        }
+        let end = held.address.saturating_add(held.size_bytes);
+        if let Some(behind) = self.held.get(&end).filter(|behind| joins(behind)) {
+            held.size_bytes = held.size_bytes.saturating_add(behind.size_bytes);
+            self.held.remove(&end);
+        }
+        self.kinds.insert((stream, held.address), (kind, pool));
+        self.hold(held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small reservation begins right behind a large one. The last pages of the large one were
+    /// unmapped, and are closer to the small one than to any range mapped at the end.
+    #[test]
+    fn unmapped_pages_belong_to_the_stretch_that_they_continue() {
+        let (large, small, page) = (1_u64 << 40, (1_u64 << 40) + 400 * MIB, 20 * MIB);
+        let stream = StreamId(0);
+        let event =
+            |action, address, size_bytes| TraceEvent::new(action, address, size_bytes, stream);
+        let segment = |address, size_bytes, kind| SegmentLayout {
+            address,
+            size_bytes,
+            stream,
+            kind,
+            pool: PoolId::DEFAULT,
+            expandable: true,
+            blocks: Vec::new(),
+        };
+        let trace = Trace {
+            events: vec![
+                event(Action::SegmentMap, small, 2 * MIB),
+                event(Action::SegmentMap, large, 19 * page),
+                event(Action::SegmentUnmap, large + page, 8 * page),
+                event(Action::SegmentUnmap, large + 9 * page, 10 * page),
+            ],
+            segments: vec![
+                segment(large, page, PoolKind::Large),
+                segment(small, 2 * MIB, PoolKind::Small),
+            ],
+            ..Trace::default()
+        };
+        assert!(Start::of(&trace).is_empty(), "{:?}", Start::of(&trace).held);
+    }
+}

@@ -1,0 +1,248 @@
+//! A recording in memory: the events of one device, the final layout and the settings.
+//!
+//! Built by the readers from any encoding and checked by them. Addresses and sizes are bytes.
+
+use serde::Serialize;
+
+use super::stacks::{StackId, Stacks};
+use stratalloc::config::{Compat, Config, TorchVersion};
+use stratalloc::history::{Action, BlockStateName, Entry, Event, SegmentLayout, Snapshot};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::PoolKind;
+
+/// One recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// The events of one device, in the order of the allocator's lock.
+    pub events: Vec<TraceEvent>,
+    /// The segments at the end of the recording, in address order.
+    pub segments: Vec<SegmentLayout>,
+    /// The configuration string in force, as recorded.
+    pub conf: String,
+    /// The device whose events these are.
+    pub device: u32,
+    /// How many other devices have entries in the recording, or memory if no device has entries. Their
+    /// data is not here.
+    pub other_devices: u32,
+    /// Whether the recording is a log of requests, without an allocator's decisions.
+    pub requests_only: bool,
+    /// The stacks that events name.
+    pub stacks: Stacks,
+    /// Additional data of snapshots that this library wrote.
+    pub made_here: Option<MadeHere>,
+    /// Entries whose action is unknown. They are not among the events.
+    pub unknown: UnknownEntries,
+    /// The oldest version of PyTorch whose files have these keys.
+    pub torch: Option<TorchVersion>,
+    /// Texts that the program attached to blocks, in order.
+    pub annotations: Vec<Annotation>,
+    /// Pinned host memory, if the recording contains it.
+    pub host: Option<HostMemory>,
+}
+
+/// A text that a program attached to a live block, as `torch.cuda.memory._annotate_tensor` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Annotation {
+    /// How many events precede it.
+    pub events_before: u32,
+    /// Address of the block.
+    pub address: u64,
+    /// The recorded size, in bytes.
+    pub size_bytes: u64,
+    /// The text, cut to 80 characters.
+    pub text: String,
+}
+
+/// Pinned host memory of a recording. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostMemory {
+    /// Allocated from the system at the end of the recording.
+    pub reserved_bytes: u64,
+    /// The part in live blocks.
+    pub live_bytes: u64,
+    /// The peak of the bytes allocated from the system.
+    pub peak_reserved_bytes: u64,
+}
+
+impl HostMemory {
+    /// Computes it from the host's final segments and its entries; `None` if there are neither.
+    pub(super) fn of(segments: &[SegmentLayout], events: &[TraceEvent]) -> Option<Self> {
+        if segments.is_empty() && events.is_empty() {
+            return None;
+        }
+        let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+        let live = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
+        let reserved_bytes = sum(&mut segments.iter().map(|segment| segment.size_bytes));
+        let (mut now, mut peak) = (i128::from(reserved_bytes), i128::from(reserved_bytes));
+        // Backwards from the end: the entries may begin late.
+        for event in events.iter().rev() {
+            match event.action {
+                Action::SegmentAlloc => now -= i128::from(event.size_bytes),
+                Action::SegmentFree => now += i128::from(event.size_bytes),
+                _ => {}
+            }
+            peak = peak.max(now);
+        }
+        Some(Self {
+            reserved_bytes,
+            live_bytes: sum(&mut segments.iter().map(|segment| segment.bytes_in(&live))),
+            peak_reserved_bytes: u64::try_from(peak).unwrap_or(u64::MAX),
+        })
+    }
+}
+
+/// Entries whose action is unknown, as in files of newer versions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnknownEntries {
+    /// Number of entries.
+    pub entries: u64,
+    /// The action of the first of them, cut to 80 characters.
+    pub first_action: String,
+}
+
+impl UnknownEntries {
+    pub(super) fn count(&mut self, action: String) {
+        if self.entries == 0 {
+            self.first_action = action;
+        }
+        self.entries += 1;
+    }
+}
+
+impl Trace {
+    /// Builds a trace from a snapshot, without stacks and without entries of the snapshot action.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot) -> Self {
+        let event = |entry: &Entry| {
+            let Event { action, address, size_bytes, stream, pool } = entry.event;
+            let time_us = entry.time_us();
+            let event = TraceEvent::new(action, address, size_bytes, stream);
+            TraceEvent { pool, says_pool: true, time_us, ..event }
+        };
+        let is_decision = |entry: &&Entry| entry.event.action != Action::Snapshot;
+        let decisions = snapshot.entries.iter().filter(is_decision);
+        let about = &snapshot.about;
+        Self {
+            events: decisions.map(event).collect(),
+            segments: snapshot.segments.iter().map(|segment| segment.layout.clone()).collect(),
+            conf: about.config_text(),
+            device: about.device.0,
+            made_here: Some(MadeHere {
+                limit_bytes: about.limit_bytes,
+                total_bytes: Some(about.total_bytes).filter(|bytes| *bytes > 0),
+            }),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the entries of requests, successful or not.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = &TraceEvent> {
+        self.events.iter().filter(|event| event.is_request())
+    }
+
+    /// Returns the configuration as it acted when the recording was made. PyTorch's recordings follow
+    /// the rules of their version unless `config` names another one; recordings of this library name
+    /// their rules.
+    #[must_use]
+    pub fn as_recorded(&self, config: Config) -> Config {
+        match (self.made_here, config.settings().compat) {
+            (Some(_), _) | (_, Compat::Version(_)) => config,
+            _ => config.with_compat(Compat::PyTorch),
+        }
+    }
+
+    /// Returns the version of PyTorch whose allocator made the recording, as far as the file shows it.
+    /// From 2.12 on entries name a pool, from 2.13 on settings have `max_round_threshold`, and from 2.14
+    /// on there are `host_traces`. Without any of these it is 2.11.
+    #[must_use]
+    pub fn torch_version(&self) -> TorchVersion {
+        let names_pools = || self.events.iter().any(|event| event.says_pool);
+        let least = if names_pools() { TorchVersion::V2_12 } else { TorchVersion::V2_11 };
+        self.torch.unwrap_or(least)
+    }
+
+    /// Returns the configuration with the recording's version in place of `compat:pytorch`.
+    #[must_use]
+    pub(crate) fn resolved(&self, config: &Config) -> Config {
+        let compat = config.settings().compat;
+        match compat.or_version(self.torch_version()) {
+            same if same == compat => config.clone(),
+            named => config.clone().with_compat(named),
+        }
+    }
+}
+
+/// Additional data in snapshots of this library: everything else that its decisions depend on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MadeHere {
+    /// The most bytes that could be reserved.
+    pub limit_bytes: Option<u64>,
+    /// The memory of the device.
+    pub total_bytes: Option<u64>,
+}
+
+/// One entry of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// The kind of event.
+    pub action: Action,
+    /// Address; for `oom` the free bytes of the device.
+    pub address: u64,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// The stream, as a raw handle.
+    pub stream: StreamId,
+    /// The pool; the default one if the recording does not name pools.
+    pub pool: PoolId,
+    /// Whether the recording names the pool.
+    pub says_pool: bool,
+    /// Whether the entry has the label `empty_cache`: an explicit call caused it.
+    pub empty_cache: bool,
+    /// The stack of the caller, in recordings with stacks.
+    pub stack: Option<StackId>,
+    /// Time in microseconds of the recorded machine's clock; 0 if not recorded.
+    pub time_us: u64,
+}
+
+impl TraceEvent {
+    /// Creates an event with default values in all other fields.
+    #[must_use]
+    pub fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
+        Self {
+            action,
+            address,
+            size_bytes,
+            stream,
+            pool: PoolId::DEFAULT,
+            says_pool: false,
+            empty_cache: false,
+            stack: None,
+            time_us: 0,
+        }
+    }
+
+    /// Returns the segment, or the mapped range, of a segment event, without blocks.
+    pub(crate) fn in_segment(
+        &self,
+        kind: PoolKind,
+        pool: PoolId,
+        expandable: bool,
+    ) -> SegmentLayout {
+        let Self { address, size_bytes, stream, .. } = *self;
+        SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks: Vec::new() }
+    }
+
+    /// Returns whether the event is a request for memory.
+    pub(crate) fn is_request(&self) -> bool {
+        matches!(self.action, Action::Alloc | Action::OutOfMemory)
+    }
+
+    /// Returns the pool, if the recording names it.
+    #[must_use]
+    pub fn said_pool(&self) -> Option<PoolId> {
+        self.says_pool.then_some(self.pool)
+    }
+}
+
+// Logs of requests have the shortest rows: a larger event would exceed their reader's limit on memory.
+const _: () = assert!(size_of::<TraceEvent>() <= 56);

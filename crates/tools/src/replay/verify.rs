@@ -1,0 +1,588 @@
+//! Compares the engine's decisions with those of the recorded allocator.
+//!
+//! The recorded requests are sent to an engine whose driver returns the recorded segment addresses.
+//! Everything else is computed and compared: the address of every block, every segment event and every
+//! completion in order, and the final layout. Explicit `empty_cache` calls are inferred from the
+//! engine's state: a release before a request that would not begin with one (`Engine::foresee`) was an
+//! explicit call. A call that released nothing leaves no event and cannot be inferred.
+//!
+//! The moments at which other streams' work finished are an input: they are timing of the recorded
+//! device.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::answers::{heap_of, held, ranges, starts};
+use super::describe;
+use super::run::{LaneWork, ReplayError, check_heaps};
+use super::start::Start;
+use super::trace::{Trace, TraceEvent};
+use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
+use stratalloc::allocator::{
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PoolScope,
+    PrivatePools, Recording, Request, ScopeFilter,
+};
+use stratalloc::config::Config;
+use stratalloc::driver::Driver;
+use stratalloc::error::AllocError;
+use stratalloc::history::{Action, BlockStateName, Event, History, RecordOptions, SegmentLayout};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry::{self, BuildOptions};
+use stratalloc::size::PoolKind;
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::native::{Collection, Engine, Foresight};
+use stratalloc_sim::{EventMode, SimOptions};
+use stratalloc_sim::{Recorded, RecordedAddresses, Sim};
+
+/// The result of comparing recorded and repeated decisions.
+#[derive(Clone, Debug, Default)]
+pub struct Verification {
+    /// Requests that succeeded.
+    pub allocations: u64,
+    /// Blocks that were freed.
+    pub frees: u64,
+    /// Requests that failed.
+    pub ooms: u64,
+    /// Addresses and failures that differ.
+    pub address_mismatches: u64,
+    /// Segment events and completions that differ in order, size, address or stream.
+    pub segment_mismatches: u64,
+    /// Segments of the final layout that differ.
+    pub layout_mismatches: u64,
+    /// A description of the first difference.
+    pub first_mismatch: Option<String>,
+    /// The counters at the end.
+    pub statistics: Statistics,
+    /// The recorded requests, with the inferred calls of `empty_cache`.
+    pub workload: Workload,
+    /// The direction in which the limit is wrong, if the first difference shows it.
+    pub limit: Option<Misfit>,
+    /// Seconds it took.
+    pub wall_s: f64,
+}
+
+/// How a limit differs from the one under which a recording was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// The replay released or failed where the recorded allocator grew.
+    TooLow,
+    /// The replay grew where the recorded allocator released or failed.
+    TooHigh,
+}
+
+impl Verification {
+    /// Returns whether nothing differs.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.address_mismatches + self.segment_mismatches + self.layout_mismatches == 0
+    }
+}
+
+/// Repeats a recording and compares every decision. `memory_fraction` is that of the recorded process.
+/// With `compat:pytorch` the decisions are those of the recording's version.
+///
+/// # Errors
+///
+/// [`ReplayError`] when the recording cannot be repeated: the configuration builds no engine, the state
+/// before the first event is unknown, or it names more streams and pools than programs have.
+pub fn verify(
+    trace: &Trace,
+    config: &Config,
+    total_bytes: u64,
+    memory_fraction: Option<f64>,
+) -> Result<Verification, ReplayError> {
+    verify_recording(trace, config, total_bytes, memory_fraction, &started)
+}
+
+/// As [`verify`], with a history that `start` starts: with stacks, for example. It must record all
+/// entries of all actions.
+///
+/// # Errors
+///
+/// The same as [`verify`].
+pub fn verify_recording(
+    trace: &Trace,
+    config: &Config,
+    total_bytes: u64,
+    memory_fraction: Option<f64>,
+    start: &dyn Fn(&History),
+) -> Result<Verification, ReplayError> {
+    verify_until(trace, config, total_bytes, memory_fraction, Until::End, start)
+}
+
+/// Starts a history that records all entries.
+pub(crate) fn started(history: &History) {
+    history.start(&RecordOptions::default());
+}
+
+/// How far a recording is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// To its end, or as far as the recording has answers.
+    End,
+    /// To the first difference.
+    FirstDifference,
+}
+
+/// As [`verify_recording`], but may stop early.
+pub(crate) fn verify_until(
+    trace: &Trace,
+    config: &Config,
+    total_bytes: u64,
+    memory_fraction: Option<f64>,
+    until: Until,
+    start_history: &dyn Fn(&History),
+) -> Result<Verification, ReplayError> {
+    if trace.requests_only {
+        return Err(ReplayError::RequestsOnly);
+    }
+    check_heaps(trace.events.iter().map(|event| (event.stream, event.said_pool())))?;
+    let config = &trace.resolved(config);
+    let begin = Instant::now();
+    let sim = Arc::new(Sim::new(SimOptions {
+        total_bytes,
+        event_mode: EventMode::Manual,
+        ..SimOptions::default()
+    }));
+    let start = Start::of(trace);
+    let layout = start.layout(config.settings());
+    let layout = layout.ok_or_else(|| ReplayError::LiveBefore { blocks: start.blocks.len() })?;
+    let segments = ranges(trace, Action::SegmentAlloc, held(&layout, false, total_bytes));
+    let addresses = RecordedAddresses {
+        segments: starts(&segments),
+        mappings: ranges(trace, Action::SegmentMap, held(&layout, true, total_bytes)),
+    };
+    let device = Arc::new(addresses.before(Arc::clone(&sim)));
+    let driver = Arc::clone(&device) as Arc<dyn Driver>;
+    let strategy = registry::build(config, driver, BuildOptions::default())?;
+    let engine = strategy.engine().ok_or(ReplayError::NotVerifiable)?;
+    let installed = engine.install(&layout)?;
+    if let Some(fraction) = memory_fraction {
+        engine.set_memory_fraction(fraction)?;
+    }
+    let builder = Builder::new(trace, &start, total_bytes);
+    let mut verifier = Verifier {
+        engine,
+        device: &device,
+        routing_is_capture: config.settings().compat.decisions().routing_is_capture,
+        lanes: LaneWork::new(sim),
+        builder,
+        live: installed.into_iter().map(|block| (block.address, block.allocation)).collect(),
+        pools: HashSet::new(),
+        late: !start.is_empty(),
+        seen: Vec::new(),
+        lost: false,
+        result: Verification::default(),
+    };
+    verifier.free_before(&start)?;
+    if !start.is_empty() {
+        engine.reset_peaks();
+        engine.reset_accumulated();
+    }
+    start_history(engine.history());
+    let mut at = 0;
+    for group in groups(&trace.events) {
+        at += verifier.step(at, group)?;
+        let differs = until == Until::FirstDifference && !verifier.result.is_exact();
+        if verifier.lost || differs {
+            break;
+        }
+    }
+    if until == Until::End || verifier.result.is_exact() {
+        verifier.compare_layout(trace);
+    }
+    let Verifier { mut result, builder, .. } = verifier;
+    result.workload = builder.workload;
+    result.wall_s = begin.elapsed().as_secs_f64();
+    result.statistics = engine.statistics();
+    Ok(result)
+}
+
+struct Verifier<'a> {
+    engine: &'a Engine,
+    device: &'a Recorded<Arc<Sim>>,
+    /// Whether a request to a private pool is made inside a capture scope.
+    routing_is_capture: bool,
+    lanes: LaneWork,
+    builder: Builder,
+    /// Live blocks by recorded address.
+    live: HashMap<u64, Allocation>,
+    /// Private pools that were created.
+    pools: HashSet<PoolId>,
+    /// Whether the recording begins late.
+    late: bool,
+    /// Events of the current operation.
+    seen: Vec<Event>,
+    /// Whether decisions diverged so far that the recording has no further answers.
+    lost: bool,
+    result: Verification,
+}
+
+impl Verifier<'_> {
+    /// Frees the blocks that were waiting for other streams when the recording began.
+    fn free_before(&mut self, start: &Start) -> Result<(), ReplayError> {
+        for id in self.builder.freed_before() {
+            let address = start.blocks[id as usize].address;
+            if let Some(allocation) = self.live.remove(&address) {
+                self.engine.record_stream(&allocation, LANE_BEFORE).map_err(ReplayError::Handle)?;
+                self.engine.free(allocation).map_err(|error| ReplayError::Handle(error.reason))?;
+                self.lanes.freed(LANE_BEFORE, address)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Repeats one group. Returns how many events it has.
+    fn step(&mut self, at: usize, group: Group<'_>) -> Result<usize, ReplayError> {
+        match group {
+            Group::Free { requested, at_once } => {
+                self.free(at, requested, at_once)?;
+                Ok(1 + usize::from(at_once))
+            }
+            Group::Request { events, completions, request } => {
+                let (completed, segments) = events.split_at(completions);
+                self.builder.segments(at + completions, segments);
+                let pool =
+                    request.map_or(PoolId::DEFAULT, |event| self.builder.routing.pool_of(event));
+                self.know(pool)?;
+                let waits = request.filter(|_| completions > 0 && segments.len() > 1);
+                let before = waits.map(|event| self.engine.foresee(pool, asked_by(event)));
+                self.complete(at, completed)?;
+                let is_retry =
+                    request.is_some_and(|event| self.is_retry(before, segments, pool, event));
+                let mut rest = segments;
+                while !is_retry && self.is_explicit(rest, pool, request) {
+                    let taken = self.empty_cache(at, rest)?;
+                    rest = &rest[taken..];
+                }
+                match request {
+                    Some(request) => self.request(at, rest, pool, request, is_retry)?,
+                    None => self.compare(at, "unexplained", &[], rest),
+                }
+                Ok(events.len() + usize::from(request.is_some()))
+            }
+        }
+    }
+
+    fn free(&mut self, at: usize, event: &TraceEvent, at_once: bool) -> Result<(), ReplayError> {
+        self.builder.free(at, event, at_once);
+        let Some(allocation) = self.live.remove(&event.address) else {
+            self.differ(at, || format!("{:#x} was freed and is not live", event.address));
+            self.result.address_mismatches += 1;
+            return Ok(());
+        };
+        let lane = (!at_once).then(|| self.builder.lanes.lane(at));
+        if let Some(lane) = lane {
+            self.engine.record_stream(&allocation, lane).map_err(ReplayError::Handle)?;
+        }
+        self.engine.free(allocation).map_err(|error| ReplayError::Handle(error.reason))?;
+        if let Some(lane) = lane {
+            self.lanes.freed(lane, event.address)?;
+        }
+        self.result.frees += 1;
+        self.take_seen();
+        Ok(())
+    }
+
+    /// Applies the completions at the head of a group one by one, in order.
+    fn complete(&mut self, at: usize, completions: &[TraceEvent]) -> Result<(), ReplayError> {
+        for event in completions {
+            self.builder.finished(event);
+            self.lanes.finish(event.address)?;
+            self.engine.poll_events()?;
+        }
+        let seen = self.take_seen();
+        self.compare(at, "completions", &seen, completions);
+        Ok(())
+    }
+
+    /// Returns whether a request waited for the completions before it because it had found no memory
+    /// (`before`). Then a free block fits by now, yet free segments were released and the request grew.
+    /// No block is pending after such a wait.
+    fn is_retry(
+        &self,
+        before: Option<Foresight>,
+        segments: &[TraceEvent],
+        pool: PoolId,
+        request: &TraceEvent,
+    ) -> bool {
+        let [first, .., last] = segments else {
+            return false;
+        };
+        before == Some(Foresight::Limit(None))
+            && self.lanes.pending() == 0
+            && matches!(first.action, Action::SegmentFree | Action::SegmentUnmap)
+            && matches!(last.action, Action::SegmentAlloc | Action::SegmentMap)
+            && matches!(self.engine.foresee(pool, asked_by(request)), Foresight::Hit(_))
+    }
+
+    /// Returns whether the releases at the head of `rest` belong to an explicit call.
+    fn is_explicit(&self, rest: &[TraceEvent], pool: PoolId, request: Option<&TraceEvent>) -> bool {
+        let Some(first) = rest.first() else {
+            return false;
+        };
+        if !matches!(first.action, Action::SegmentFree | Action::SegmentUnmap) {
+            return false;
+        }
+        if first.empty_cache {
+            return true;
+        }
+        request.is_none_or(|request| {
+            match self.engine.foresee(pool, asked_by(request)) {
+                Foresight::Collect(own) => is_beyond(rest, &own),
+                // At the limit, a request first releases an oversize block; a different first segment
+                // shows a call.
+                Foresight::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
+                Foresight::Hit(_) | Foresight::Grow | Foresight::Refuse => true,
+            }
+        })
+    }
+
+    /// Creates a private pool when a request first names it.
+    fn know(&mut self, pool: PoolId) -> Result<(), ReplayError> {
+        if pool == PoolId::DEFAULT || !self.pools.insert(pool) {
+            return Ok(());
+        }
+        let pools: &dyn PrivatePools = self.engine;
+        let made = pools.create_pool(pool, PoolOptions::default());
+        made.map_err(|error| ReplayError::Alloc(error.into()))
+    }
+
+    /// Returns the engine's result. A request to a private pool that did not grow and that best fit does
+    /// not explain was the restoration of a checkpoint's block. It is placed at the recorded address.
+    fn answer(
+        &self,
+        grew: bool,
+        pool: PoolId,
+        event: &TraceEvent,
+    ) -> Result<Allocation, AllocError> {
+        let request = asked_by(event);
+        if pool == PoolId::DEFAULT {
+            return self.engine.allocate(request);
+        }
+        let pools: &dyn PrivatePools = self.engine;
+        let scope = || PoolScope::open(pools, pool, ScopeFilter::this_thread());
+        let _scope = match self.routing_is_capture && event.said_pool().is_some() {
+            true => Some(scope().map_err(AllocError::from)?),
+            false => None,
+        };
+        let explained = grew || self.engine.foresee(pool, request) == Foresight::Hit(event.address);
+        if !explained && event.action == Action::Alloc {
+            let placed = self.engine.replace(pool, event.stream, event.address, event.size_bytes);
+            if let Some(placed) = placed {
+                return Ok(placed);
+            }
+        }
+        self.engine.allocate(request.in_pool(pool))
+    }
+
+    /// Repeats an explicit call. Returns how many of the recorded events belong to it.
+    fn empty_cache(&mut self, at: usize, rest: &[TraceEvent]) -> Result<usize, ReplayError> {
+        self.builder.empty_cache();
+        self.engine.empty_cache()?;
+        let seen = self.take_seen();
+        // A call that finds nothing to release explains no event; take all events, so that the loop
+        // ends.
+        let taken = if seen.is_empty() { rest.len() } else { seen.len().min(rest.len()) };
+        // If these differ, they belonged to a request, which reached the limit or started the collector.
+        self.suspect(Some(Misfit::TooHigh), |me| {
+            me.compare(at, "empty_cache", &seen, &rest[..taken]);
+        });
+        for event in &rest[..taken] {
+            self.builder.finished(event);
+            self.lanes.waited_for(event.address);
+        }
+        Ok(taken)
+    }
+
+    fn request(
+        &mut self,
+        at: usize,
+        rest: &[TraceEvent],
+        pool: PoolId,
+        event: &TraceEvent,
+        is_retry: bool,
+    ) -> Result<(), ReplayError> {
+        for event in rest {
+            self.builder.finished(event);
+            self.lanes.waited_for(event.address);
+        }
+        self.builder.request(event);
+        let is_small = PoolKind::of(event.size_bytes) == PoolKind::Small;
+        self.device.interceptor().serve(Some(heap_of(event, is_small)));
+        let retried =
+            is_retry.then(|| self.engine.allocate_by_retry(pool, asked_by(event))).flatten();
+        let answer = match retried {
+            Some(allocation) => Ok(allocation),
+            None => self.answer(!rest.is_empty(), pool, event),
+        };
+        let mut seen = self.take_seen();
+        let last = seen.pop();
+        let failed = last.is_some_and(|last| last.action == Action::OutOfMemory);
+        let misfit = misfit(&seen, rest, failed).or_else(|| {
+            match (failed, event.action == Action::OutOfMemory) {
+                (true, false) => Some(Misfit::TooLow),
+                (false, true) => Some(Misfit::TooHigh),
+                _ => None,
+            }
+        });
+        // The recording has no answer for a call of the driver: nothing after it can be compared.
+        if let Err(AllocError::Driver(error)) = &answer {
+            self.suspect(misfit.or(Some(Misfit::TooHigh)), |me| {
+                me.differ(at, || format!("{error}, after {}", describe::done(&seen)));
+            });
+            self.lost = true;
+        }
+        self.suspect(misfit, |me| me.compare(at, "segments", &seen, rest));
+        let same = last.is_some_and(|last| {
+            let address = last.address == event.address || event.action == Action::OutOfMemory;
+            (last.action, last.size_bytes, last.stream)
+                == (event.action, event.size_bytes, event.stream)
+                && address
+        });
+        if !same {
+            self.result.address_mismatches += 1;
+            self.suspect(misfit, |me| {
+                me.differ(at, || {
+                    let (last, event) =
+                        (describe::done(last.as_slice()), describe::recorded(&[*event]));
+                    format!("{last} instead of {event}")
+                });
+            });
+        }
+        match answer {
+            Ok(allocation) if event.action == Action::OutOfMemory => {
+                self.result.ooms += 1;
+                self.engine.free(allocation).map_err(|error| ReplayError::Handle(error.reason))?;
+                self.take_seen();
+            }
+            Ok(allocation) => {
+                self.result.allocations += 1;
+                self.live.insert(event.address, allocation);
+            }
+            Err(AllocError::OutOfMemory(_)) => self.result.ooms += 1,
+            Err(AllocError::Driver(_)) => self.result.address_mismatches += 1,
+            Err(error) => return Err(ReplayError::Alloc(error)),
+        }
+        Ok(())
+    }
+
+    fn take_seen(&mut self) -> Vec<Event> {
+        self.seen.clear();
+        self.engine.history().drain_into(&mut self.seen);
+        std::mem::take(&mut self.seen)
+    }
+
+    /// Compares events. Adjacent completions are compared in any order: an allocator that waits for all
+    /// events goes through the streams in the order of a hash table.
+    fn compare(&mut self, at: usize, what: &str, seen: &[Event], recorded: &[TraceEvent]) {
+        let ours = seen.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
+        let theirs = recorded.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
+        let sorted = |events: &mut Vec<(Action, u64, u64, StreamId)>| {
+            let is_run = |a: &(Action, _, _, _), b: &(Action, _, _, _)| {
+                a.0 == Action::FreeCompleted && b.0 == Action::FreeCompleted
+            };
+            for run in events.chunk_by_mut(is_run) {
+                run.sort_unstable_by_key(|event| event.1);
+            }
+        };
+        let (mut ours, mut theirs): (Vec<_>, Vec<_>) = (ours.collect(), theirs.collect());
+        sorted(&mut ours);
+        sorted(&mut theirs);
+        let equal = ours.iter().zip(&theirs).filter(|(a, b)| a == b).count();
+        let differing = seen.len().max(recorded.len()) - equal;
+        if differing > 0 {
+            self.result.segment_mismatches += differing as u64;
+            self.differ(at, || {
+                format!(
+                    "{what}: {} instead of {}",
+                    describe::done(seen),
+                    describe::recorded(recorded)
+                )
+            });
+        }
+    }
+
+    /// Runs `differ` and, if it finds the first difference, stores the direction of the limit.
+    fn suspect(&mut self, misfit: Option<Misfit>, differ: impl FnOnce(&mut Self)) {
+        let first = self.result.first_mismatch.is_none();
+        differ(self);
+        if first && self.result.first_mismatch.is_some() {
+            self.result.limit = misfit;
+        }
+    }
+
+    fn differ(&mut self, at: usize, how: impl Fn() -> String) {
+        self.result.first_mismatch.get_or_insert_with(|| format!("at event {at}: {}", how()));
+    }
+
+    fn compare_layout(&mut self, trace: &Trace) {
+        let ours = self.engine.layout();
+        let events = trace.events.len();
+        // Of free blocks that existed before the recording the requested size is unknown.
+        let late = self.late;
+        let same = |(a, b): &(&SegmentLayout, &SegmentLayout)| match late {
+            false => a == b,
+            true => without_old_requests(a) == without_old_requests(b),
+        };
+        let pairs = || ours.iter().zip(&trace.segments);
+        let differing =
+            pairs().filter(|pair| !same(pair)).count() + ours.len().abs_diff(trace.segments.len());
+        self.result.layout_mismatches = differing as u64;
+        let first = pairs().find(|pair| !same(pair));
+        if let Some((a, b)) = first {
+            self.differ(events, || {
+                format!("layout: {} instead of {}", describe::layout(a), describe::layout(b))
+            });
+        } else if differing > 0 {
+            self.differ(events, || {
+                format!("layout: {} segments instead of {}", ours.len(), trace.segments.len())
+            });
+        }
+    }
+}
+
+fn asked_by(event: &TraceEvent) -> Request {
+    Request::new(event.size_bytes, event.stream)
+}
+
+/// Returns whether the releases at the head of `rest` cover all free segments, although the collector
+/// would release others or fewer.
+fn is_beyond(rest: &[TraceEvent], collection: &Collection) -> bool {
+    let releases = rest.iter().take_while(|event| event.action == Action::SegmentFree);
+    let addresses: Vec<u64> = releases.map(|event| event.address).collect();
+    let is_own = match collection.suffices {
+        true => addresses == collection.addresses,
+        false => addresses.starts_with(&collection.addresses),
+    };
+    addresses.len() == collection.idle_segments && !is_own
+}
+
+/// Returns the layout without the requested sizes of free blocks.
+fn without_old_requests(segment: &SegmentLayout) -> SegmentLayout {
+    let mut plain = segment.clone();
+    for block in plain.blocks.iter_mut().filter(|b| b.state == BlockStateName::Inactive) {
+        block.requested_bytes = 0;
+    }
+    plain
+}
+
+/// Returns the direction in which the limit is wrong, from the first difference between segment events.
+/// `failed`: the request failed in the end.
+fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfit> {
+    let releases = |action: Action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
+    let key = |at: usize| {
+        let seen = seen.get(at).map(|e| (e.action, e.address, e.size_bytes));
+        (seen, recorded.get(at).map(|e| (e.action, e.address, e.size_bytes)))
+    };
+    let first = (0..seen.len().max(recorded.len())).map(key).find(|(a, b)| a != b)?;
+    let (ours, theirs) = (first.0.map(|e| releases(e.0)), first.1.map(|e| releases(e.0)));
+    match (ours, theirs) {
+        (Some(true), Some(false) | None) => Some(Misfit::TooLow),
+        (Some(false) | None, Some(true)) | (Some(false), None) => Some(Misfit::TooHigh),
+        // Either it could not grow, or it still held what the recorded allocator had released.
+        (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
+        _ => None,
+    }
+}

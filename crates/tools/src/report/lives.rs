@@ -1,0 +1,423 @@
+//! Lifetimes of all blocks and segments of a recording, computed from its events in one pass.
+//!
+//! No replay is needed, so a page shows the recorded events even if no replay repeats them. A moment is
+//! a number of finished events: 0 is before the first, and after the last there is one more. A block or
+//! segment lives at a moment `m` if `born <= m < gone`. Free memory has no rows: it is the part of a
+//! segment that no block covers. Sizes of blocks are not recorded. They follow from the recorded
+//! rounding and from the free range that a block was split from, as in the allocator that made the
+//! recording.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use super::columns::Columns;
+use crate::replay::{LiveBlock, PoolRouting, StackId, Start, Trace, TraceEvent, free_block};
+use stratalloc::config::Settings;
+use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
+
+/// More than any device has; larger numbers are clamped to it, so that sums do not overflow.
+const MOST_BYTES: u64 = 1 << 44;
+/// The end of everything that lives at the end of the recording.
+pub(crate) const NEVER: u32 = u32::MAX;
+
+/// A block from its request until it is free again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    /// The first moment at which it lives; 0 if it lived before the first event.
+    pub(crate) born: u32,
+    /// The first moment after its caller freed it.
+    pub(crate) freed: u32,
+    /// The first moment at which it is free: later than `freed` if it waits for other streams.
+    pub(crate) gone: u32,
+    /// Index of its stream in [`Lives::streams`].
+    pub(crate) stream: u32,
+    /// Index of its pool in [`Lives::pools`].
+    pub(crate) pool: u32,
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) requested_bytes: u64,
+    pub(crate) stack: Option<StackId>,
+}
+
+/// A segment, or a mapped range of one, from the call that obtained it to the one that released it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) born: u32,
+    pub(crate) gone: u32,
+    pub(crate) stream: u32,
+    pub(crate) pool: u32,
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) kind: PoolKind,
+    pub(crate) expandable: bool,
+}
+
+/// A request that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) moment: u32,
+    pub(crate) requested_bytes: u64,
+    pub(crate) stream: u32,
+    pub(crate) stack: Option<StackId>,
+    /// Free bytes of the device, as recorded.
+    pub(crate) device_free_bytes: u64,
+}
+
+/// A peak and its moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Peak {
+    pub(crate) moment: u32,
+    pub(crate) bytes: u64,
+}
+
+/// The lifetimes of a recording.
+#[derive(Debug, Default)]
+pub(crate) struct Lives {
+    /// Number of events: the last moment.
+    pub(crate) events: u32,
+    /// In order of birth.
+    pub(crate) blocks: Vec<Block>,
+    /// In order of birth.
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) failures: Vec<Failure>,
+    pub(crate) streams: Vec<StreamId>,
+    pub(crate) pools: Vec<PoolId>,
+    pub(crate) columns: Columns,
+    /// Of equal peaks the one with most live bytes.
+    pub(crate) peak_reserved: Peak,
+    /// Of equal peaks the first.
+    pub(crate) peak_live: Peak,
+    /// How many requests succeeded.
+    pub(crate) served: u64,
+}
+
+impl Lives {
+    /// Computes the lifetimes from the events. `total_bytes` is the memory of the recorded device.
+    pub(crate) fn of(trace: &Trace, settings: &Settings, total_bytes: u64, columns: usize) -> Self {
+        let events = u32::try_from(trace.events.len()).unwrap_or(NEVER - 1).min(NEVER - 1);
+        let mut walk = Walk {
+            lives: Self { events, columns: Columns::new(columns, events), ..Self::default() },
+            settings,
+            routing: PoolRouting::of(trace, total_bytes),
+            live: BTreeMap::new(),
+            held: BTreeMap::new(),
+            stream_at: HashMap::new(),
+            pool_at: HashMap::new(),
+            live_bytes: 0,
+            reserved_bytes: 0,
+            most: (0, 0),
+        };
+        walk.begin(&Start::of(trace));
+        walk.note(0, 0);
+        for (at, event) in (0..events).zip(&trace.events) {
+            walk.routing.see(at as usize, event);
+            walk.step(at + 1, event);
+            walk.note(at + 1, event.time_us);
+        }
+        walk.lives.columns.finish();
+        walk.lives
+    }
+
+    /// Returns whether a block lived before the first event.
+    pub(crate) fn lived_before(&self, block: &Block) -> bool {
+        block.born == 0 && self.events > 0
+    }
+
+    /// Returns whether the events have times.
+    pub(crate) fn has_times(&self) -> bool {
+        self.columns.end_us > self.columns.begin_us
+    }
+
+    /// Returns the layout at a moment, as a snapshot would contain it.
+    pub(crate) fn layout(&self, moment: u32) -> Vec<SegmentLayout> {
+        let is_there = |born: u32, gone: u32| born <= moment && moment < gone;
+        let mut segments: Vec<Segment> =
+            self.segments.iter().filter(|s| is_there(s.born, s.gone)).copied().collect();
+        segments.sort_unstable_by_key(|segment| segment.address);
+        let mut blocks: Vec<&Block> =
+            self.blocks.iter().filter(|b| is_there(b.born, b.gone)).collect();
+        blocks.sort_unstable_by_key(|block| block.address);
+        let mut layout: Vec<SegmentLayout> = Vec::new();
+        for segment in segments {
+            let stream = self.streams[segment.stream as usize];
+            let pool = self.pools[segment.pool as usize];
+            if let Some(last) = layout.last_mut()
+                && last.expandable
+                && segment.expandable
+                && (last.stream, last.kind, last.pool) == (stream, segment.kind, pool)
+                && last.address + last.size_bytes == segment.address
+            {
+                last.size_bytes += segment.size_bytes;
+                continue;
+            }
+            let Segment { address, size_bytes, kind, expandable, .. } = segment;
+            let blocks = Vec::new();
+            let held =
+                SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks };
+            layout.push(held);
+        }
+        let mut rest = blocks.as_slice();
+        for segment in &mut layout {
+            let before = rest.partition_point(|block| block.address < segment.address);
+            rest = &rest[before..];
+            let end = segment.address.saturating_add(segment.size_bytes);
+            let inside = rest.partition_point(|block| block.address < end);
+            segment.blocks = tiles(&rest[..inside], moment, segment.address, end);
+            rest = &rest[inside..];
+        }
+        layout
+    }
+}
+
+/// Returns the blocks of one segment, live and free, without gaps.
+fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout> {
+    let mut blocks = Vec::new();
+    let mut at = start;
+    for block in live.iter().filter(|block| block.address >= start) {
+        if block.address > at {
+            blocks.push(free_block(at, block.address));
+        }
+        let state = match moment < block.freed {
+            true => BlockStateName::ActiveAllocated,
+            false => BlockStateName::ActivePendingFree,
+        };
+        let Block { address, size_bytes, requested_bytes, .. } = **block;
+        blocks.push(BlockLayout { address, size_bytes, requested_bytes, state });
+        at = at.max(block.address.saturating_add(block.size_bytes));
+    }
+    if at < end {
+        blocks.push(free_block(at, end));
+    }
+    blocks
+}
+
+/// The state while the events are applied.
+struct Walk<'a> {
+    lives: Lives,
+    settings: &'a Settings,
+    routing: PoolRouting,
+    /// Blocks that are not free, by address: their indices in `lives.blocks`.
+    live: BTreeMap<u64, usize>,
+    /// Segments and mapped ranges, by address: their indices in `lives.segments`.
+    held: BTreeMap<u64, usize>,
+    stream_at: HashMap<StreamId, u32>,
+    pool_at: HashMap<PoolId, u32>,
+    live_bytes: u64,
+    reserved_bytes: u64,
+    /// The peak of reserved bytes so far, and the most live bytes at that peak.
+    most: (u64, u64),
+}
+
+/// Returns the index of `item` in `all`, and appends it if it is new.
+fn place<T: Copy + Eq + std::hash::Hash>(
+    all: &mut Vec<T>,
+    known: &mut HashMap<T, u32>,
+    item: T,
+) -> u32 {
+    *known.entry(item).or_insert_with(|| {
+        all.push(item);
+        u32::try_from(all.len() - 1).unwrap_or(0)
+    })
+}
+
+impl Walk<'_> {
+    fn begin(&mut self, start: &Start) {
+        start.held().for_each(|held| self.hold(0, held));
+        let layout = start.layout(self.settings);
+        let sizes: HashMap<u64, u64> = layout
+            .iter()
+            .flatten()
+            .flat_map(|segment| &segment.blocks)
+            .filter(|block| block.state != BlockStateName::Inactive)
+            .map(|block| (block.address, block.size_bytes))
+            .collect();
+        for block in &start.blocks {
+            let LiveBlock { address, requested_bytes, stream, pool, .. } = *block;
+            let known = sizes.get(&address).copied().or(block.size_bytes());
+            self.take(
+                0,
+                &TraceEvent::new(Action::Alloc, address, requested_bytes, stream),
+                pool,
+                known,
+            );
+            if block.draining {
+                self.give(0, block.address);
+            }
+        }
+    }
+
+    fn step(&mut self, moment: u32, event: &TraceEvent) {
+        let TraceEvent { action, address, size_bytes, stream, .. } = *event;
+        match action {
+            Action::Alloc => {
+                let pool = self.routing.pool_of(event);
+                self.lives.served += 1;
+                self.take(moment, event, pool, None);
+            }
+            Action::FreeRequested => self.give(moment, address),
+            Action::FreeCompleted => self.end(moment, address),
+            Action::SegmentAlloc | Action::SegmentMap => {
+                let expandable = action == Action::SegmentMap;
+                let kind = PoolKind::of_segment(size_bytes);
+                let pool = event.said_pool().unwrap_or_else(|| self.routing.pool_at(address));
+                self.hold(moment, &event.in_segment(kind, pool, expandable));
+            }
+            Action::SegmentFree | Action::SegmentUnmap => self.drop(moment, address, size_bytes),
+            Action::Snapshot => {}
+            Action::OutOfMemory => {
+                let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
+                self.lives.failures.push(Failure {
+                    moment,
+                    requested_bytes: size_bytes.min(MOST_BYTES),
+                    stream,
+                    stack: event.stack,
+                    device_free_bytes: address,
+                });
+            }
+        }
+    }
+
+    fn note(&mut self, moment: u32, time_us: u64) {
+        let (live_bytes, reserved_bytes) = (self.live_bytes, self.reserved_bytes);
+        self.lives.columns.see(moment, time_us, live_bytes, reserved_bytes);
+        if live_bytes > self.lives.peak_live.bytes {
+            self.lives.peak_live = Peak { moment, bytes: live_bytes };
+        }
+        if (reserved_bytes, live_bytes) > self.most {
+            self.most = (reserved_bytes, live_bytes);
+            self.lives.peak_reserved = Peak { moment, bytes: reserved_bytes };
+        }
+    }
+
+    /// Adds a block for this request; `size_bytes` is its size, if known.
+    fn take(&mut self, born: u32, request: &TraceEvent, pool: PoolId, size_bytes: Option<u64>) {
+        let TraceEvent { address, stream, stack, .. } = *request;
+        // If the parts of a file contradict each other, a live block may be allocated again.
+        self.end(born, address);
+        let requested_bytes = request.size_bytes.min(MOST_BYTES);
+        let size_bytes = size_bytes.map(|bytes| bytes.min(MOST_BYTES));
+        let size_bytes = size_bytes.unwrap_or_else(|| self.size_of(address, requested_bytes));
+        let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
+        let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
+        self.live.insert(address, self.lives.blocks.len());
+        self.live_bytes = self.live_bytes.saturating_add(requested_bytes);
+        self.lives.blocks.push(Block {
+            born,
+            freed: NEVER,
+            gone: NEVER,
+            stream,
+            pool,
+            address,
+            size_bytes,
+            requested_bytes,
+            stack,
+        });
+    }
+
+    /// Returns the size of the block for a request at an address: the rest of the free range is split
+    /// off or kept.
+    fn size_of(&self, address: u64, requested_bytes: u64) -> u64 {
+        let rounded = self.settings.roundup.round(requested_bytes);
+        let Some((&start, &segment)) = self.held.range(..=address).next_back() else {
+            return rounded;
+        };
+        let segment = &self.lives.segments[segment];
+        let end = start.saturating_add(segment.size_bytes);
+        if segment.expandable || address >= end {
+            return rounded;
+        }
+        let next = self.live.range(address.saturating_add(1)..end).next();
+        let room = next.map_or(end, |(next, _)| *next) - address;
+        let Some(rest) = room.checked_sub(rounded) else {
+            return room;
+        };
+        let is_cut = match segment.kind {
+            PoolKind::Small => rest >= MIN_BLOCK_BYTES,
+            PoolKind::Large => {
+                self.settings.max_split_bytes.is_none_or(|most| rounded < most)
+                    && rest > LARGE_REST_MIN_BYTES
+            }
+        };
+        if is_cut { rounded } else { room }
+    }
+
+    fn give(&mut self, moment: u32, address: u64) {
+        if let Some(&at) = self.live.get(&address) {
+            let block = &mut self.lives.blocks[at];
+            if block.freed == NEVER {
+                block.freed = moment;
+                self.live_bytes = self.live_bytes.saturating_sub(block.requested_bytes);
+            }
+        }
+    }
+
+    fn end(&mut self, moment: u32, address: u64) {
+        self.give(moment, address);
+        if let Some(at) = self.live.remove(&address) {
+            self.lives.blocks[at].gone = moment;
+        }
+    }
+
+    fn hold(&mut self, born: u32, segment: &SegmentLayout) {
+        let SegmentLayout { address, size_bytes, stream, kind, pool, expandable, .. } = *segment;
+        let size_bytes = size_bytes.min(MOST_BYTES).min(u64::MAX - address);
+        if size_bytes == 0 {
+            return;
+        }
+        if self.held.contains_key(&address) {
+            self.drop(born, address, size_bytes);
+        }
+        // Mapped pages have the kind and the pool of the range before them.
+        let beside = self.held.range(..address).next_back().map(|(_, at)| self.lives.segments[*at]);
+        let beside =
+            beside.filter(|s| expandable && s.expandable && s.address + s.size_bytes == address);
+        let kind = beside.map_or(kind, |segment| segment.kind);
+        let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
+        let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
+        self.held.insert(address, self.lives.segments.len());
+        self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
+        let gone = NEVER;
+        let held = Segment { born, gone, stream, pool, address, size_bytes, kind, expandable };
+        self.lives.segments.push(held);
+    }
+
+    /// Removes a range. Parts of mapped ranges that extend beyond it are kept.
+    fn drop(&mut self, moment: u32, address: u64, size_bytes: u64) {
+        let end = address.saturating_add(size_bytes);
+        if end == address {
+            return;
+        }
+        loop {
+            let Some((&start, &at)) = self.held.range(..end).next_back() else {
+                return;
+            };
+            let segment = self.lives.segments[at];
+            let segment_end = start + segment.size_bytes;
+            if segment_end <= address || (start < address && !segment.expandable) {
+                return;
+            }
+            self.held.remove(&start);
+            self.lives.segments[at].gone = moment;
+            self.reserved_bytes = self.reserved_bytes.saturating_sub(segment.size_bytes);
+            if !segment.expandable {
+                if start == address {
+                    return;
+                }
+                continue;
+            }
+            for (from, to) in [(start, address), (end, segment_end)] {
+                if from < to {
+                    let size_bytes = to - from;
+                    self.held.insert(from, self.lives.segments.len());
+                    self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
+                    let rest =
+                        Segment { born: moment, gone: NEVER, address: from, size_bytes, ..segment };
+                    self.lives.segments.push(rest);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Logs of requests contain no decisions: they are replayed, and the page shows the events of that
+//! replay.
+
+use crate::analysis::{Memory, Recording, Room, watch};
+use crate::replay::{ReplayError, Trace, TraceEvent};
+use stratalloc::allocator::{Caching as _, Recording as _};
+use stratalloc::config::{Compat, Config};
+use stratalloc::history::{Action, Event, RecordOptions};
+use stratalloc::strategies::Strategy;
+
+/// Returns the events of a replay of the recorded requests, as a recording.
+pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
+    let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
+    let room = if recording.limit.is_some() { Room::Limited } else { Room::Endless };
+    let mut events: Vec<TraceEvent> = Vec::new();
+    let mut seen: Vec<Event> = Vec::new();
+    let mut segments = Vec::new();
+    let mut requests = recording.trace.requests();
+    let last = recording.workload.ops.len().saturating_sub(1);
+    let mut time_us = 0;
+    let seeded = recording.workload.seeded as usize;
+    let begun = |strategy: &Strategy| {
+        if let Some(engine) = strategy.engine() {
+            engine.history().start(&RecordOptions::default());
+        }
+    };
+    watch(recording, &config, room, &begun, &mut |at, strategy, _| {
+        let Some(engine) = strategy.engine() else { return };
+        engine.history().drain_into(&mut seen);
+        for event in seen.drain(..) {
+            let mut stack = None;
+            if at >= seeded
+                && matches!(event.action, Action::Alloc | Action::OutOfMemory)
+                && let Some(request) = requests.next()
+            {
+                stack = request.stack;
+                time_us = time_us.max(request.time_us);
+            }
+            let Event { action, address, size_bytes, stream, pool } = event;
+            events.push(TraceEvent {
+                pool,
+                says_pool: true,
+                stack,
+                time_us,
+                ..TraceEvent::new(action, address, size_bytes, stream)
+            });
+        }
+        if at == last {
+            segments = engine.layout();
+        }
+    })?;
+    let Trace { conf, device, other_devices, stacks, .. } = &recording.trace;
+    let (conf, stacks) = (conf.clone(), stacks.clone());
+    let (device, other_devices) = (*device, *other_devices);
+    Ok(Trace { events, segments, conf, device, other_devices, stacks, ..Trace::default() })
+}
+
+/// As [`repeated`], for a log that needs no analysis.
+pub(crate) fn repeated_alone(trace: Trace, config: &Option<Config>) -> Result<Trace, ReplayError> {
+    repeated(&Recording::new(trace, config.clone(), Memory::default()))
+}

@@ -1,0 +1,255 @@
+//! Builds one page that shows how recordings used their memory.
+//!
+//! [`lives`] computes the lifetimes of blocks and segments from the events. [`rows`] and [`columns`]
+//! thin them without losing a peak. [`settings`] replays the recording under several settings. [`sheet`]
+//! writes all of it as the data of a page, and `page` is the page itself. The first two sentences come
+//! from [`headline`], the others from `analysis`, which does not depend on pages. Nothing here prints or
+//! writes files.
+//!
+//! Two tables of lifetimes suffice for every moment: the page selects the rows of the moment and needs
+//! no replay. The data is thinned here, not in the browser. `docs/report.md` describes the format of the
+//! data.
+
+mod columns;
+mod headline;
+mod holders;
+mod lives;
+mod logs;
+mod page;
+mod rows;
+mod settings;
+mod sheet;
+mod stacks;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use crate::analysis::{
+    Advice, AdviceOptions, Limit, Memory, Moment, Picture, Recording, Streams, Why, counted_as,
+};
+use crate::replay::{HostMemory, ReplayError, Trace};
+use stratalloc::config::{Compat, Config};
+use stratalloc::history::Action;
+use stratalloc::size::MIB;
+
+use lives::Lives;
+use sheet::Parts;
+use words::{AdviceData, NeedsData, PictureData};
+
+/// The largest size of a page, in bytes.
+pub(crate) const PAGE_BYTES: usize = 10_000_000;
+
+/// Recordings of more operations than this are searched for needs and replayed only on request; logs of
+/// requests are replayed once in any case.
+const OPERATIONS_SEARCHED: usize = 1_000_000;
+
+/// Options of a page.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    /// The memory that the caller set.
+    pub(crate) memory: Memory,
+    pub(crate) advice: AdviceOptions,
+    /// Whether large recordings are searched for needs, too.
+    pub(crate) needs: bool,
+    /// Further settings to show.
+    pub(crate) settings: Vec<(String, Config)>,
+}
+
+/// A page to which recordings are added.
+#[derive(Debug)]
+pub(crate) struct Report {
+    options: Options,
+    /// Bytes available for each file.
+    share_bytes: usize,
+    sheets: Vec<String>,
+    left_out: usize,
+}
+
+impl Report {
+    /// Creates a page for `files` files.
+    pub(crate) fn new(options: Options, files: usize) -> Self {
+        let share_bytes = (PAGE_BYTES - page::frame_bytes() - 64 * 1024) / files.max(1);
+        Self { options, share_bytes, sheets: Vec::new(), left_out: 0 }
+    }
+
+    /// Returns how many recordings the page shows.
+    pub(crate) fn recordings(&self) -> usize {
+        self.sheets.len()
+    }
+
+    /// Returns how many recordings did not fit.
+    pub(crate) fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Adds a recording: one device of a file. `config` is its configuration, or the reason why it
+    /// cannot be replayed. `progress` is called with the number of settings done and known so far.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when a replay fails for a reason other than memory.
+    pub(crate) fn add(
+        &mut self,
+        name: &str,
+        trace: Trace,
+        config: Result<Config, String>,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<(), ReplayError> {
+        let most = self.share_bytes / (trace.other_devices as usize + 1);
+        let options = &self.options;
+        let mut notes = Vec::new();
+        if let Err(error) = &config {
+            notes.push(format!("Shown with PyTorch's default settings: {error}"));
+        }
+        let config = config.ok();
+        notes.extend(trace.host.as_ref().map(HostMemory::sentence));
+        if trace.events.is_empty() {
+            notes.push("The file has no history: only what lived at the end is shown.".to_owned());
+        }
+        if operations(&trace) > OPERATIONS_SEARCHED && !options.needs {
+            // A log of requests has no segment events until it is replayed.
+            let trace =
+                if trace.requests_only { logs::repeated_alone(trace, &config)? } else { trace };
+            let lives = lives_of(&trace, config.as_ref(), &options.memory);
+            notes.extend(began_late(&lives));
+            let (notes, trace, lives, advice) = (&notes, &trace, &lives, &unsearched(&lives));
+            let needs = &NeedsData { missing: Some(UNSEARCHED.to_owned()), ..NeedsData::default() };
+            let limit = limit_of(trace, config.as_ref(), &options.memory);
+            let parts = Parts { name, notes, trace, lives, limit, advice, needs };
+            self.keep(sheet::sheet(&parts, most));
+            return Ok(());
+        }
+        let recording = Recording::new(trace, config, options.memory);
+        let shown = match recording.trace.requests_only {
+            true => {
+                notes.push(
+                    "The file is a log of requests: what is shown is a replay of them.".to_owned(),
+                );
+                Some(logs::repeated(&recording)?)
+            }
+            false => None,
+        };
+        let trace = shown.as_ref().unwrap_or(&recording.trace);
+        let lives = lives_of(trace, recording.config.as_ref(), &options.memory);
+        notes.extend(began_late(&lives));
+        let advice = Advice::search(&recording, &options.advice, progress)?;
+        let mut why = Why::of(&recording)?;
+        as_recorded(&mut why, &recording, &lives);
+        let rows = settings::settings(&recording, &lives, &advice, &options.settings)?;
+        let needs = &NeedsData { missing: None, points: settings::points(&lives), rows };
+        let (notes, lives, limit) = (&notes, &lives, recording.limit);
+        let advice = &AdviceData::of(&recording, &advice, &why);
+        let parts = Parts { name, notes, trace, lives, limit, advice, needs };
+        self.keep(sheet::sheet(&parts, most));
+        Ok(())
+    }
+
+    fn keep(&mut self, sheet: Option<String>) {
+        self.left_out += usize::from(sheet.is_none());
+        self.sheets.extend(sheet);
+    }
+
+    /// Returns the page.
+    pub(crate) fn page(&self) -> String {
+        page::page(&self.sheets)
+    }
+}
+
+const UNSEARCHED: &str = "Settings were not searched, because the recording has more than a million operations: run the command again \
+     with --needs, which takes minutes.";
+
+fn operations(trace: &Trace) -> usize {
+    let is_operation =
+        |action| matches!(action, Action::Alloc | Action::FreeRequested | Action::OutOfMemory);
+    trace.events.iter().filter(|event| is_operation(event.action)).count()
+}
+
+fn lives_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Lives {
+    let config = config.cloned().unwrap_or_default().with_compat(Compat::PyTorch);
+    let default = stratalloc_sim::SimOptions::default().total_bytes;
+    let total_bytes = memory.total_bytes.unwrap_or(0).max(default);
+    Lives::of(trace, config.settings(), total_bytes, sheet::COLUMNS)
+}
+
+fn began_late(lives: &Lives) -> Option<String> {
+    let before = || lives.segments.iter().filter(|segment| segment.born == 0);
+    if lives.events == 0 || before().next().is_none() {
+        return None;
+    }
+    let sizes = before().map(|segment| segment.size_bytes);
+    let reserved = sizes.fold(0, u64::saturating_add);
+    let blocks = lives.blocks.iter().filter(|block| block.born == 0).count() as u64;
+    Some(format!(
+        "It begins late: {} lived and {} MiB were reserved before its first event.",
+        counted_as(blocks, "block", "blocks"),
+        crate::analysis::grouped(reserved.div_ceil(MIB))
+    ))
+}
+
+/// Returns the limit of a recording that is not replayed: the caller's, or the one that its failed
+/// requests show.
+fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<Limit> {
+    memory.limit().or_else(|| match memory.fraction {
+        None => Limit::shown_by_failures(trace, config),
+        Some(_) => None,
+    })
+}
+
+/// Returns the figures of the recorded events, without a replay.
+fn unsearched(lives: &Lives) -> AdviceData {
+    let main = match lives.failures.first() {
+        Some(failure) => {
+            let mut picture = recorded(lives, Moment::FirstFailure, failure.moment);
+            picture.failed = Some(crate::analysis::Failed {
+                requested_bytes: failure.requested_bytes,
+                stream: lives.streams[failure.stream as usize],
+                stack: failure.stack,
+            });
+            picture
+        }
+        None => recorded(lives, Moment::PeakLive, lives.peak_live.moment),
+    };
+    let reserved = recorded(lives, Moment::PeakReserved, lives.peak_reserved.moment);
+    let is_another = reserved.operations != main.operations;
+    let pictures = std::iter::once(main).chain(is_another.then_some(reserved));
+    let pictures = pictures.map(|picture| PictureData::of(&picture, &Streams::default()));
+    AdviceData {
+        sentence: UNSEARCHED.to_owned(),
+        pictures: pictures.collect(),
+        ..AdviceData::default()
+    }
+}
+
+fn recorded(lives: &Lives, which: Moment, moment: u32) -> Picture {
+    Picture::of_layout(&lives.layout(moment), which, moment as usize)
+}
+
+/// Replaces the replayed peaks by the recorded ones, so that a peak has one value. The replayed ones
+/// stay if the caller set the memory, and for a log of requests, which has no decisions.
+fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
+    let is_described = recording.memory != Memory::default();
+    if is_described || recording.trace.requests_only || lives.events == 0 {
+        return;
+    }
+    for picture in why.main.iter_mut().chain(&mut why.reserved) {
+        let moment = match picture.moment {
+            Moment::FirstFailure => continue,
+            Moment::PeakLive => lives.peak_live.moment,
+            Moment::PeakReserved => lives.peak_reserved.moment,
+        };
+        let Picture { causes, heaps, .. } = recorded(lives, picture.moment, moment);
+        (picture.causes, picture.heaps) = (causes, heaps);
+    }
+}
+
+/// Returns the important moments of a recording, with the figures that a page shows.
+///
+/// # Errors
+///
+/// The same as [`Why::of`].
+pub(crate) fn why(recording: &Recording) -> Result<Why, ReplayError> {
+    let mut why = Why::of(recording)?;
+    let lives = lives_of(&recording.trace, recording.config.as_ref(), &recording.memory);
+    as_recorded(&mut why, recording, &lives);
+    Ok(why)
+}

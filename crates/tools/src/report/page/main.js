@@ -1,0 +1,94 @@
+// Selects the recording and the moment that are shown. The address of the page contains both, so a link
+// restores them.
+
+/// Shows a moment, or the nearest one that can be shown.
+function choose(moment) {
+  const { recording } = state;
+  state.moment = shownMoment(recording, moment);
+  state.block = NOTHING;
+  follow();
+  drawTimeline();
+  drawSegments();
+  byId("segments-text").textContent = "";
+  const { live, reserved } = bytesAt(recording, state.moment);
+  byId("timeline-text").textContent = `Chosen: ${when(recording, state.moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved.`;
+  if (state.holders === "now") drawHolders();
+  showAddress();
+}
+
+const address = { written: -Infinity, waits: 0 };
+
+/// Writes the moment into the address, at most a few times a second: browsers refuse more.
+function showAddress() {
+  clearTimeout(address.waits);
+  const rest = address.written + 250 - performance.now();
+  if (rest > 0) { address.waits = setTimeout(showAddress, rest); return; }
+  address.written = performance.now();
+  const which = recordings.length > 1 ? `recording=${recordings.indexOf(state.recording)}&` : "";
+  history.replaceState(null, "", `#${which}moment=${state.moment}`);
+}
+
+/// Returns the recording and the moment in the address, if it has them.
+function addressed() {
+  const named = new URLSearchParams(location.hash.slice(1));
+  const number = (name) => named.has(name) ? Number(named.get(name)) : NaN;
+  const recording = recordings[number("recording")] || (recordings.length === 1 ? recordings[0] : undefined);
+  const moment = number("moment");
+  return recording && Number.isFinite(moment) ? { recording, moment } : {};
+}
+
+/// Returns the moment of the first failure, or else of the peak of live bytes.
+function firstMoment(recording) {
+  const [failure] = recording.failures.list;
+  return failure ? failure[0] : recording.peak_live.moment;
+}
+
+function show(recording, moment = firstMoment(recording)) {
+  Object.assign(state, { recording, from: 0, to: 1, block: NOTHING, wide: 1 });
+  if (!recording.has_times) state.axis = "events";
+  byId("title").textContent = recordings.length > 1 ? "stratalloc report" : `stratalloc report: ${recording.name}`;
+  document.title = `${recording.name}: stratalloc report`;
+  showAdvice();
+  showJumps();
+  showHolders();
+  showNeeds();
+  choose(moment);
+}
+
+function redraw() {
+  drawTimeline();
+  drawSegments();
+  drawFlames(flames.top);
+  drawNeeds();
+}
+
+function begin() {
+  if (!recordings.length) return;
+  const select = byId("recording");
+  recordings.forEach((recording, at) => select.append(element("option", { value: String(at) }, recording.name)));
+  select.addEventListener("change", () => show(recordings[Number(select.value)]));
+  byId("chooser").hidden = recordings.length < 2;
+  setUpTimeline();
+  setUpSegments();
+  setUpNeeds();
+  byId("flames").addEventListener("keydown", flameKeys);
+  const { recording = recordings[0], moment } = addressed();
+  select.value = String(recordings.indexOf(recording));
+  show(recording, moment);
+  // Links to panels do not change the address.
+  document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", (event) => {
+    event.preventDefault();
+    document.querySelector(link.getAttribute("href")).scrollIntoView();
+  }));
+  addEventListener("hashchange", () => {
+    const { recording, moment } = addressed();
+    if (!recording) return;
+    select.value = String(recordings.indexOf(recording));
+    if (recording === state.recording) choose(moment); else show(recording, moment);
+  });
+  let waits = 0;
+  addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(redraw, 60); });
+  scheme.addEventListener("change", () => { showJumps(); showNeeds(); redraw(); });
+}
+
+begin();

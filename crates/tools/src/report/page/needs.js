@@ -1,0 +1,117 @@
+// Shows the need of the recording under other settings, and how much each reserves.
+
+const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.conf || "(default)") + (row.model ? " (a model)" : "");
+
+const withLuck = (row) => row.with_luck == null ? "" : ` (${needed(row.with_luck)} with luck)`;
+
+function showNeeds() {
+  const { needs } = state.recording;
+  const rows = needs.rows;
+  byId("curves").hidden = rows.length === 0;
+  if (!rows.length) {
+    byId("needs-table").replaceChildren(element("p", {}, needs.missing || "Nothing was searched."));
+    return;
+  }
+  const told = (number) => number == null ? "-" : grouped(number);
+  const least = Math.min(...rows.filter((row) => !row.model).map((row) => row.needs ?? Infinity));
+  const best = rows.findIndex((row) => !row.model && row.needs === least);
+  state.strong = new Set(rows.map((row, at) => at).filter((at) => at === best || rows[at].recorded || rows[at].asked));
+  const cells = rows.map((row, at) => ({
+    strong: at === best, act: () => { if (!state.strong.delete(at)) state.strong.add(at); drawNeeds(); },
+    cells: [element("span", { class: "key" }, element("b", { style: { background: hue(at) } }, String(at + 1)), settingName(row)),
+      row.needs == null ? "no device suffices" : needed(row.needs) + withLuck(row), told(row.retries), told(row.device_calls),
+      row.device_ms == null ? "-" : row.device_ms.toFixed(1), bytes(row.reserved_unlimited)],
+  }));
+  byId("needs-table").replaceChildren(table([["configuration", true], ["needs", false], ["retries", false], ["device calls", false],
+    ["device ms", false], ["reserved without a limit", false]], cells));
+  byId("needs-bar").replaceChildren(choice("each", [["at_need", "on the smallest device where it runs"], ["unlimited", "without a limit"]],
+    () => state.curve, (curve) => { state.curve = curve; drawNeeds(); }),
+    choice("height", [["auto", "where they differ"], ["all", "from 0"]], () => state.floor, (floor) => { state.floor = floor; drawNeeds(); }));
+  rows.forEach((row) => { row.curves ||= { at_need: summed(row.at_need), unlimited: summed(row.unlimited) }; });
+  drawNeeds();
+}
+
+/// Dash patterns, so that overlapping curves stay visible.
+const DASHES = [[], [9, 5], [3, 3], [14, 4, 3, 4], [6, 10], [2, 7]];
+
+/// Returns the lowest bytes that are drawn. If the peaks are close together, the part common to all is
+/// cut off.
+function lowestOf(curves) {
+  if (state.floor === "all") return 0;
+  const peaks = curves.filter((curve) => curve.length).map((curve) => Math.max(...curve));
+  const [least, most] = [Math.min(...peaks), Math.max(...peaks)];
+  const below = least - 2 * Math.max(most - least, most / 200);
+  return below > most / 2 ? below : 0;
+}
+
+/// Returns heights of labels next to the ends of the curves, at least `apart` from each other.
+function besides(heights, apart, bottom) {
+  const order = heights.map((y, at) => at).sort((a, b) => heights[a] - heights[b]);
+  const placed = [...heights];
+  order.forEach((at, place) => { if (place) placed[at] = Math.max(placed[at], placed[order[place - 1]] + apart); });
+  order.reverse().forEach((at, place) => { placed[at] = Math.min(placed[at], place ? placed[order[place - 1]] - apart : bottom); });
+  return placed;
+}
+
+function drawNeeds() {
+  const { needs } = state.recording;
+  if (!needs.rows.length) return;
+  const { pen, width, height } = cleared(byId("needs-canvas"));
+  const [left, right, top, bottom] = [76, 40, 10, 24];
+  const inner = width - left - right, tall = height - top - bottom;
+  const curves = needs.rows.map((row) => row.curves[state.curve]);
+  const peak = curves.reduce((all, curve) => curve.reduce((most, number) => Math.max(most, number), all), 1);
+  const lowest = lowestOf(curves);
+  const most = peak + (peak - lowest) / 20;
+  const yOf = (number) => top + tall - Math.max(0, number - lowest) / (most - lowest) * tall;
+  pen.fillStyle = colour("quiet");
+  pen.strokeStyle = colour("line");
+  pen.textAlign = "right";
+  for (const mib of ticks(lowest / 1048576, most / 1048576, 4)) {
+    const y = yOf(mib * 1048576);
+    pen.beginPath(); pen.moveTo(left, y); pen.lineTo(left + inner, y); pen.stroke();
+    pen.fillText(`${grouped(mib)} MiB`, left - 6, y + 4);
+  }
+  pen.textAlign = "center";
+  const { events } = state.recording;
+  for (const at of ticks(0, events, inner / 130)) pen.fillText(grouped(at), left + at / Math.max(1, events) * inner, height - 6);
+  pen.textAlign = "left";
+  pen.fillText("event", 4, height - 6);
+  const last = curves.map((curve) => yOf(curve.length ? curve[curve.length - 1] : 0));
+  const labels = besides(last, 15, top + tall);
+  const order = curves.map((curve, at) => at).sort((a, b) => state.strong.has(a) - state.strong.has(b));
+  for (const at of order) {
+    const curve = curves[at];
+    pen.strokeStyle = pen.fillStyle = hue(at);
+    pen.lineWidth = state.strong.has(at) ? 2.6 : 1.4;
+    pen.globalAlpha = state.strong.has(at) ? 1 : 0.6;
+    pen.setLineDash(DASHES[at % DASHES.length]);
+    pen.beginPath();
+    curve.forEach((number, point) => {
+      pen.lineTo(left + point / needs.points * inner, yOf(number));
+      pen.lineTo(left + (point + 1) / needs.points * inner, yOf(number));
+    });
+    pen.stroke();
+    pen.setLineDash([]);
+    pen.lineWidth = 1;
+    pen.beginPath(); pen.moveTo(left + inner, last[at]); pen.lineTo(left + inner + 16, labels[at]); pen.stroke();
+    pen.fillText(String(at + 1), left + inner + 20, labels[at] + 4);
+  }
+  pen.globalAlpha = 1;
+  byId("needs-text").textContent = lowest > 0 ? `The picture begins at ${bytes(lowest)}.` : "";
+  legend("needs-legend", needs.rows.map((row, at) => [`${at + 1}: ${settingName(row)}`, hue(at)]));
+}
+
+function setUpNeeds() {
+  const canvas = byId("needs-canvas");
+  canvas.addEventListener("pointerleave", () => tip(null, null));
+  canvas.addEventListener("pointermove", (event) => {
+    const { needs, events } = state.recording;
+    if (!needs.rows.length) return;
+    const box = canvas.getBoundingClientRect();
+    const share = Math.max(0, Math.min(0.9999, (event.clientX - box.left - 76) / (box.width - 116)));
+    const point = Math.floor(share * needs.points);
+    const line = (row, at) => { const curve = row.curves[state.curve]; return `${curve.length ? bytes(curve[Math.min(point, curve.length - 1)]) : "-"}  ${at + 1}: ${settingName(row)}`; };
+    tip(event, [`event ${grouped(share * events)}`, ...needs.rows.map(line)]);
+  });
+}

@@ -1,0 +1,333 @@
+// The map of all segments at the chosen moment.
+
+const map = { pieces: [], heaps: [], order: [], width: 0 };
+const ROW = 15, GAP = 3, TITLE = 20;
+
+/// Returns the layout at a moment: heaps, their segments, and the parts of each segment in order.
+function layoutAt(recording, moment) {
+  const { segments, blocks } = recording;
+  const found = aliveAt(segments, moment).map((at) => ({
+    address: segments.address[at], size: segments.size[at], heap: segments.heap[at],
+    large: segments.large[at] === 1, expandable: segments.expandable[at] === 1,
+  })).sort((a, b) => a.address - b.address);
+  const joined = [];
+  for (const segment of found) {
+    const last = joined[joined.length - 1];
+    const goesOn = last && last.expandable && segment.expandable && last.heap === segment.heap && last.large === segment.large;
+    if (goesOn && last.address + last.size === segment.address) last.size += segment.size;
+    else joined.push(segment);
+  }
+  const alive = aliveAt(blocks, moment).sort((a, b) => blocks.address[a] - blocks.address[b]);
+  let next = 0;
+  for (const segment of joined) {
+    const end = segment.address + segment.size;
+    while (next < alive.length && blocks.address[alive[next]] < segment.address) next++;
+    const inside = [];
+    while (next < alive.length && blocks.address[alive[next]] < end) inside.push(alive[next++]);
+    fill(recording, segment, inside, moment);
+  }
+  const heaps = new Map();
+  for (const segment of joined) {
+    const key = `${segment.heap}`;
+    if (!heaps.has(key)) heaps.set(key, { heap: segment.heap, segments: [], size: 0, live: 0, requested: 0, waiting: 0, rest: 0, idle: 0 });
+    const heap = heaps.get(key);
+    heap.segments.push(segment);
+    for (const name of ["size", "live", "requested", "waiting"]) heap[name] += segment[name];
+    heap[segment.used ? "rest" : "idle"] += segment.free;
+  }
+  const all = [...heaps.values()].sort((a, b) => b.size - a.size);
+  all.forEach((heap) => heap.segments.sort((a, b) => b.size - a.size || a.address - b.address));
+  return all;
+}
+
+/// Fills in the parts of a segment: blocks and the free ranges between them.
+function fill(recording, segment, inside, moment) {
+  const { blocks } = recording;
+  Object.assign(segment, { parts: [], live: 0, requested: 0, waiting: 0, free: 0, ranges: 0, largest: 0, used: inside.length > 0 });
+  let at = segment.address;
+  const free = (to) => {
+    if (to <= at) return;
+    segment.parts.push({ from: at, size: to - at, block: NOTHING, state: "free" });
+    segment.free += to - at;
+    segment.ranges++;
+    segment.largest = Math.max(segment.largest, to - at);
+  };
+  for (const block of inside) {
+    const from = blocks.address[block];
+    free(from);
+    const isLive = moment < blocks.freed[block];
+    segment.parts.push({ from, size: blocks.size[block], block, state: isLive ? "live" : "waiting", apart: false });
+    segment[isLive ? "live" : "waiting"] += blocks.size[block];
+    if (isLive) segment.requested += blocks.requested[block];
+    at = Math.max(at, from + blocks.size[block]);
+  }
+  free(segment.address + segment.size);
+  markApart(segment);
+}
+
+/// Marks runs of blocks that are smaller than the free ranges on both sides.
+function markApart(segment) {
+  const { parts } = segment;
+  segment.keepers = [];
+  let before = -1;
+  for (let at = 0; at < parts.length; at++) {
+    if (parts[at].state !== "free") continue;
+    if (before >= 0) {
+      const run = parts.slice(before + 1, at);
+      const size = run.reduce((sum, part) => sum + part.size, 0);
+      if (size < Math.min(parts[before].size, parts[at].size)) {
+        run.forEach((part) => { part.apart = true; });
+        segment.keepers.push({ run, size, before: parts[before].size, behind: parts[at].size });
+      }
+    }
+    before = at;
+  }
+}
+
+function paint(recording, heap, segment, part) {
+  if (state.by === "state") {
+    if (part.state === "free") return colour(segment.used ? "rest" : "idle");
+    if (part.state === "waiting") return colour("waiting");
+    return colour(part.apart ? "apart" : "live");
+  }
+  const [stream, pool] = recording.heaps[heap.heap];
+  const number = state.by === "stream" ? stream : pool * 2 + (segment.large ? 1 : 0);
+  if (part.state === "free") return state.by === "age" ? colour("cached") : hue(number, true);
+  return state.by === "age" ? ageColour(recording, part.block) : hue(number);
+}
+
+/// Returns a colour from young to old, by the number of events.
+function ageColour(recording, block) {
+  const age = Math.max(0, state.moment - recording.blocks.born[block]);
+  const share = recording.blocks.born[block] === 0 ? 1 : Math.log2(age + 1) / Math.log2(recording.events + 2);
+  return `hsl(${50 - 50 * share + (share > 0.5 ? 310 * (share - 0.5) : 0)} 75% ${isDark() ? 68 - 26 * share : 66 - 34 * share}%)`;
+}
+
+function drawSegments() {
+  const { recording, moment } = state;
+  const canvas = byId("segments-canvas");
+  map.heaps = layoutAt(recording, moment);
+  map.order = [];
+  place(canvas.parentElement.clientWidth - 14);
+  const last = map.pieces[map.pieces.length - 1];
+  const { pen } = cleared(canvas, Math.max(60, Math.min(16000, last ? last.y + ROW + 6 : 60)));
+  const colours = new Map();
+  pen.textBaseline = "alphabetic";
+  for (const heap of map.heaps) drawTitle(pen, recording, heap);
+  for (const piece of map.pieces) {
+    const { segment, heap } = piece;
+    const scale = piece.w / piece.size;
+    for (const part of segment.parts) {
+      const from = Math.max(part.from, piece.from), to = Math.min(part.from + part.size, piece.from + piece.size);
+      if (to <= from) continue;
+      const key = `${part.state}${part.apart}${segment.used}${segment.large}${heap.heap}` + (state.by === "age" ? part.block : "");
+      if (!colours.has(key)) colours.set(key, paint(recording, heap, segment, part));
+      pen.fillStyle = colours.get(key);
+      const x = piece.x + (from - piece.from) * scale;
+      const w = (to - from) * scale;
+      if (part.state === "free") pen.fillRect(x, piece.y, w, ROW);
+      else pen.fillRect(x, piece.y, Math.max(w > 3 ? w - 0.6 : w, 1), ROW);
+      if (part.block !== NOTHING && part.block === state.block) outline(pen, x, piece.y, Math.max(w, 2));
+    }
+  }
+  drawFrames(pen, recording);
+  saySegments();
+}
+
+function outline(pen, x, y, w) {
+  pen.strokeStyle = colour("text");
+  pen.lineWidth = 2;
+  pen.strokeRect(x - 1, y - 1, w + 2, ROW + 2);
+  pen.lineWidth = 1;
+}
+
+/// Draws the frames: private pools in their own colour, expandable ranges dashed. Each kind is drawn in
+/// one path.
+function drawFrames(pen, recording) {
+  const kinds = new Map();
+  for (const { x, y, w, segment, heap } of map.pieces) {
+    if (w <= 3) continue;
+    const isPrivate = recording.pools[recording.heaps[heap.heap][1]].private;
+    const kind = `${isPrivate}${segment.expandable}`;
+    if (!kinds.has(kind)) kinds.set(kind, { path: new Path2D(), isPrivate, expandable: segment.expandable });
+    kinds.get(kind).path.rect(x + 0.5, y + 0.5, w - 1, ROW - 1);
+  }
+  for (const { path, isPrivate, expandable } of kinds.values()) {
+    pen.strokeStyle = colour(isPrivate ? "private" : "frame");
+    pen.lineWidth = isPrivate ? 2 : 1;
+    pen.setLineDash(expandable ? [5, 3] : []);
+    pen.stroke(path);
+  }
+  pen.setLineDash([]);
+  pen.lineWidth = 1;
+}
+
+function drawTitle(pen, recording, heap) {
+  const isPrivate = recording.pools[recording.heaps[heap.heap][1]].private;
+  const text = `${heapName(recording, heap.heap)}: ${bytes(heap.size)} reserved, ${bytes(heap.requested)} live`
+    + (heap.idle ? `, ${bytes(heap.idle)} in completely free segments` : "") + (heap.rest ? `, ${bytes(heap.rest)} in free parts of split segments` : "")
+    + (heap.waiting ? `, ${bytes(heap.waiting)} waiting` : "");
+  pen.fillStyle = colour(isPrivate ? "private" : "text");
+  pen.fillText(text, 0, heap.y - 5);
+}
+
+/// Lays out segments side by side in lines; a segment that does not fit continues on the next line.
+function place(width) {
+  map.pieces = [];
+  const total = map.heaps.reduce((sum, heap) => sum + heap.size, 0);
+  const perPixel = Math.max(1, total / (width * 22 * state.wide));
+  let y = TITLE;
+  for (const heap of map.heaps) {
+    heap.y = y;
+    let x = 0;
+    for (const segment of heap.segments) {
+      let from = segment.address;
+      let left = segment.size;
+      if (x > 0 && x + left / perPixel > width && left / perPixel < width / 2) { x = 0; y += ROW + GAP; }
+      while (left > 0) {
+        if (width - x < 4) { x = 0; y += ROW + GAP; }
+        const size = Math.min(left, (width - x) * perPixel);
+        const w = Math.min(width - x, Math.max(3, size / perPixel));
+        map.pieces.push({ x, y, w, from, size, segment, heap });
+        from += size;
+        left -= size;
+        if (left < perPixel) left = 0;
+        x += w + 2;
+        if (map.pieces.length > 40000) return;
+      }
+    }
+    y += ROW + GAP + TITLE;
+  }
+}
+
+function saySegments() {
+  const sum = (name) => map.heaps.reduce((all, heap) => all + heap[name], 0);
+  const count = map.heaps.reduce((all, heap) => all + heap.segments.length, 0);
+  const failure = state.recording.failures.list.find(([moment]) => moment === state.moment);
+  const largest = map.heaps.reduce((most, heap) => heap.segments.reduce((all, segment) => Math.max(all, segment.largest), most), 0);
+  const failed = byId("segments-failed");
+  failed.hidden = !failure;
+  if (failure) {
+    const who = failure[3] >= 0 ? `, requested by ${toldBy(state.recording, failure[3])}` : "";
+    failed.textContent = `A request of ${bytes(failure[1])} on stream ${state.recording.streams[failure[2]]} fails here${who}. The largest free range has ${bytes(largest)}.`;
+  }
+  byId("segments-sums").textContent = `${when(state.recording, state.moment)}: ${state.recording.is_short ? "drawn are " : ""}${plural(count, "segment", "segments")}, `
+    + `${bytes(sum("size"))} reserved, ${bytes(sum("requested"))} live, ${bytes(sum("idle"))} in completely free segments, `
+    + `${bytes(sum("rest"))} in free parts of split segments` + (sum("waiting") ? `, ${bytes(sum("waiting"))} waiting for other streams` : "");
+  showApart();
+  segmentsLegend();
+}
+
+/// Lists the segments whose free memory is fragmented, or that a small live block keeps reserved.
+function showApart() {
+  const { recording } = state;
+  const { blocks } = recording;
+  const rows = [];
+  for (const heap of map.heaps) {
+    for (const segment of heap.segments) {
+      if (!segment.used || segment.free < 1048576 / 2) continue;
+      rows.push({ heap, segment });
+    }
+  }
+  rows.sort((a, b) => b.segment.free - a.segment.free);
+  const cells = rows.slice(0, 8).map(({ heap, segment }) => {
+    const held = segment.parts.filter((part) => part.block !== NOTHING);
+    const keepers = segment.keepers.flatMap((keeper) => keeper.run);
+    const shown = (keepers.length ? keepers : held).reduce((least, part) => !least || part.size < least.size ? part : least, null);
+    const kind = segment.expandable ? "expandable" : segment.large ? "large" : "small";
+    return {
+      cells: [bytes(segment.free), String(segment.ranges), bytes(segment.largest), `${bytes(segment.size)} ${kind}, ${heapName(recording, heap.heap)}`,
+        `${plural(held.length, "block", "blocks")} of ${bytes(segment.live + segment.waiting)}`,
+        `${bytes(blocks.size[shown.block])}, ${toldBy(recording, blocks.stack[shown.block])}`],
+      act: () => chooseBlock(shown.block, true),
+    };
+  });
+  const all = rows.reduce((sum, { segment }) => sum + segment.free, 0);
+  const back = rows.some(({ segment }) => segment.expandable) ? "only whole pages of expandable ranges can be released" : "cannot be released";
+  const said = element("p", { class: "quiet" }, rows.length
+    ? `${plural(rows.length, "segment is", "segments are")} partly used: ${bytes(all)} of free memory in them can only serve requests of their own stream and pool, and ${back}.`
+    : "No partly used segment has more than half a MiB free.");
+  byId("apart").replaceChildren(said, ...(cells.length ? [table([["free", false], ["ranges", false], ["largest range", false],
+    ["segment", true], ["kept by", true], ["the smallest of them, requested by", true]], cells)] : []));
+}
+
+function segmentsLegend() {
+  const { recording } = state;
+  const pairs = map.heaps.map((heap) => recording.heaps[heap.heap]);
+  const each = (place, name, number) => [...new Set(pairs.map((pair) => pair[place]))].slice(0, 24).map((at) => [name(at), hue(number(at))]);
+  const items = {
+    state: [["live", colour("live")], ["live, between larger free ranges", colour("apart")], ["waiting for other streams", colour("waiting")],
+      ["free part of a split segment", colour("rest")], ["completely free segment", colour("idle")]],
+    stream: [...each(0, (at) => `stream ${recording.streams[at]}`, (at) => at), ["free: the same, pale", colour("cached")]],
+    pool: [...each(1, (at) => `${recording.pools[at].name}, large`, (at) => at * 2 + 1), ...each(1, (at) => `${recording.pools[at].name}, small`, (at) => at * 2)],
+    age: [["young", ageColourAt(0)], ["older", ageColourAt(0.5)], ["oldest", ageColourAt(1)], ["free", colour("cached")]],
+  }[state.by];
+  const frames = [];
+  if (map.heaps.some((heap) => heap.segments.some((segment) => segment.expandable))) frames.push(["expandable range", "transparent", `dashed ${colour("frame")}`]);
+  if (pairs.some(([, pool]) => recording.pools[pool].private)) frames.push(["private pool", "transparent", `solid ${colour("private")}`]);
+  legend("segments-legend", [...items, ...frames]);
+}
+
+const ageColourAt = (share) => `hsl(${50 - 50 * share + (share > 0.5 ? 310 * (share - 0.5) : 0)} 75% ${isDark() ? 68 - 26 * share : 66 - 34 * share}%)`;
+
+/// Returns the segment and its part at a point.
+function partAt(x, y) {
+  const piece = map.pieces.find((piece) => x >= piece.x && x < piece.x + piece.w + 1 && y >= piece.y && y < piece.y + ROW);
+  if (!piece) return null;
+  const scale = piece.size / piece.w;
+  const from = piece.from + (x - 1 - piece.x) * scale, to = piece.from + (x + 1 - piece.x) * scale;
+  const near = piece.segment.parts.filter((part) => part.from < to && part.from + part.size > from);
+  return { ...piece, part: near.find((part) => part.block !== NOTHING && part.size < scale * 2) || near[near.length >> 1] || piece.segment.parts[0] };
+}
+
+function partLines({ segment, heap, part }) {
+  const { recording, moment } = state;
+  const kind = (segment.expandable ? "expandable " : "") + (segment.large ? "large" : "small");
+  const own = `in a ${kind} segment of ${bytes(segment.size)}, ${heapName(recording, heap.heap)}: `
+    + (segment.free ? `${bytes(segment.free)} free in ${plural(segment.ranges, "range", "ranges")}` : "nothing free");
+  if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "a part of a split segment" : "the whole segment"}`, own];
+  const keeper = segment.keepers.find((keeper) => keeper.run.includes(part));
+  const apart = keeper ? [`separates free ranges of ${bytes(keeper.before)} and ${bytes(keeper.behind)}`] : [];
+  return [...blockTip(recording, part.block, moment), ...apart, own];
+}
+
+function chooseBlock(block, show) {
+  state.block = block;
+  drawSegments();
+  const said = byId("segments-text");
+  if (block === NOTHING) { said.textContent = ""; return; }
+  said.textContent = blockLines(state.recording, block, state.moment).join("; ");
+  const piece = map.pieces.find(({ from, size }) => from <= state.recording.blocks.address[block] && state.recording.blocks.address[block] < from + size);
+  const scroll = byId("segments-scroll");
+  if (show && piece && (piece.y < scroll.scrollTop || piece.y > scroll.scrollTop + scroll.clientHeight - ROW)) scroll.scrollTop = piece.y - 60;
+}
+
+function stepBlock(steps) {
+  if (!map.order.length) map.order = map.heaps.flatMap((heap) => heap.segments.flatMap((segment) => segment.parts.filter((part) => part.block !== NOTHING).map((part) => part.block)));
+  const { order } = map;
+  if (!order.length) return;
+  const at = order.indexOf(state.block);
+  const next = at < 0 ? 0 : Math.max(0, Math.min(order.length - 1, at + steps));
+  const kept = order;
+  chooseBlock(order[next], true);
+  map.order = kept;
+}
+
+function setUpSegments() {
+  const canvas = byId("segments-canvas");
+  byId("segments-bar").append(
+    choice("colour by", [["state", "state"], ["stream", "stream"], ["pool", "pool"], ["age", "age"]], () => state.by, (by) => { state.by = by; drawSegments(); }),
+    element("span", { class: "group" }, press("+", "larger", () => { state.wide = Math.min(64, state.wide * 2); drawSegments(); }),
+      press("−", "smaller", () => { state.wide = Math.max(0.5, state.wide / 2); drawSegments(); })),
+    element("span", { class: "group" }, press("◀ moment", "the moment before", () => stepMoment(-1)), press("moment ▶", "the next moment", () => stepMoment(1))),
+  );
+  const under = (event) => { const box = canvas.getBoundingClientRect(); return partAt(event.clientX - box.left, event.clientY - box.top); };
+  canvas.addEventListener("pointermove", (event) => { const found = under(event); tip(event, found && partLines(found)); });
+  canvas.addEventListener("pointerleave", () => tip(null, null));
+  canvas.addEventListener("click", (event) => { const found = under(event); chooseBlock(found ? found.part.block : NOTHING, false); });
+  canvas.addEventListener("keydown", (event) => {
+    const acts = { ArrowRight: () => stepBlock(1), ArrowLeft: () => stepBlock(-1), ArrowDown: () => stepBlock(20), ArrowUp: () => stepBlock(-20),
+      Escape: () => chooseBlock(NOTHING, false), "+": () => { state.wide = Math.min(64, state.wide * 2); drawSegments(); }, "-": () => { state.wide = Math.max(0.5, state.wide / 2); drawSegments(); } };
+    if (acts[event.key] && !event.ctrlKey && !event.altKey && !event.metaKey) { event.preventDefault(); acts[event.key](); }
+  });
+}

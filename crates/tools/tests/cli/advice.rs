@@ -1,0 +1,280 @@
+//! Results of `advise` on all shipped recordings: no headline contradicts its table, a need has one
+//! value in all outputs, and a line to paste has only keys that the given version of PyTorch accepts.
+
+use super::made::{MIB, Made};
+use super::*;
+use crate::common::prelude::*;
+
+/// Returns all shipped recordings in the full size. Otherwise it returns three that are searched
+/// quickly: two without a limit, and one whose limit some settings help with.
+fn names() -> Vec<String> {
+    let some = [SHORT, "2.12.1.default", "unet.frac045"];
+    match runs(1) {
+        1 => some.map(str::to_owned).to_vec(),
+        _ => all_names(),
+    }
+}
+
+fn all_names() -> Vec<String> {
+    let entries = std::fs::read_dir(shared_library::root().join("tests/traces"))
+        .expect("recordings are shipped");
+    let file =
+        |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+    let name = |file: String| file.strip_suffix(".pickle.xz").map(ToOwned::to_owned);
+    let mut names: Vec<String> = entries.filter_map(file).filter_map(name).collect();
+    names.sort();
+    assert!(names.len() >= 18, "{names:?}");
+    names
+}
+
+fn json(args: &[&str]) -> Value {
+    run(args).json()
+}
+
+fn bytes(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(u64::MAX)
+}
+
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().unwrap_or_else(|| panic!("{value} is no list"))
+}
+
+/// Checks that the headline agrees with the table of settings that were tried.
+fn agrees(name: &str, told: &Value) {
+    let (sentence, set) = (word(&told["sentence"]), list(&told["set"]));
+    let tried = list(&told["tried"]);
+    let before = bytes(&told["recorded"]["needs_bytes"]);
+    let recorded = format!("{},compat:pytorch", word(&told["recorded"]["conf"]));
+    let recorded =
+        tried.iter().find(|tried| word(&tried["conf"]) == recorded.trim_start_matches(','));
+    let fails = recorded.expect("it was tried")["runs_under_limit"] == false;
+    let model = |tried: &Value| tried["conf"] == "backend:cudaMallocAsync";
+    let least =
+        tried.iter().filter(|tried| !model(tried)).map(|tried| bytes(&tried["needs_bytes"]));
+    let least = least.min().expect("there is one");
+    match word(&told["headline"]) {
+        "worth it" => {
+            let choice = &told["choice"];
+            let needs = bytes(&choice["needs_bytes"]);
+            assert!(sentence.starts_with("Set ") || sentence.starts_with("Use "), "{sentence}");
+            assert!(tried.contains(choice), "{name}: {choice} is in the table");
+            assert!(needs <= before - before / 50 || fails, "{name}: {sentence}");
+            assert_ne!(choice["runs_under_limit"], false, "{name}: {sentence}");
+            assert!(!set.is_empty(), "{name}");
+        }
+        "not worth it" => {
+            assert!(sentence.starts_with("No setting is worth its cost: "), "{name}: {sentence}");
+            assert!(set.is_empty() && !fails, "{name}: {sentence}");
+            let saves_much = least < before - before / 50;
+            assert_eq!(saves_much, sentence.contains(" but its device calls "), "{sentence}");
+        }
+        "cannot help" => {
+            assert!(sentence.starts_with("No setting "), "{name}: {sentence}");
+            assert!(sentence.contains(" Largest holder: "), "{name}: {sentence}");
+            let runs = |tried: &Value| !model(tried) && tried["runs_under_limit"] == true;
+            assert!(set.is_empty() && !tried.iter().any(runs), "{name}: {sentence}");
+        }
+        other => panic!("{name}: {other}"),
+    }
+}
+
+/// Returns the need of the recorded configuration from the data of a page.
+fn need_on_page(page: &str) -> u64 {
+    let [data] = &super::report::recordings(page)[..] else { panic!("one recording") };
+    let rows = list(&data["needs"]["rows"]);
+    let recorded = rows.iter().find(|row| row["recorded"] == true).expect("there is one");
+    bytes(&recorded["needs"])
+}
+
+const VERSIONS: [&str; 7] = ["2.4", "2.6", "2.8", "2.10", "2.11", "2.13", "2.15"];
+
+/// Returns the options of the search: all settings in the full size or for a short recording, else
+/// `--quick`.
+fn search_of(name: &str) -> &'static [&'static str] {
+    let is_short = name == SHORT;
+    if runs(1) > 1 || is_short { &[] } else { &["--quick"] }
+}
+
+const SHORT: &str = "cudagraph.default";
+
+/// Checks that the line to paste has only keys that this version accepts. Returns how many
+/// configurations of PyTorch's own allocator with the newest key were tried.
+fn has_keys_of(version: &str, name: &str, told: &Value) -> usize {
+    assert_eq!(told["torch"], version);
+    for set in list(&told["set"]) {
+        if let Some(conf) = word(set).strip_prefix("PYTORCH_CUDA_ALLOC_CONF=") {
+            let config = Config::parse(conf, &KeyTable::default()).expect("there is one");
+            assert!(
+                config.is_accepted_by(version.parse().expect("a version")),
+                "{name} {version}: {conf}"
+            );
+        }
+    }
+    let is_new = |tried: &&Value| {
+        let conf = word(&tried["conf"]);
+        conf.contains("large_segment_size_mb") && conf.ends_with("compat:pytorch")
+    };
+    list(&told["tried"]).iter().filter(is_new).count()
+}
+
+/// Runs each recording once, with the oldest version, and with the quick settings unless the recording
+/// is short.
+#[test]
+fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
+    let folder = Folder::new("advice");
+    let page = folder.path("page.html");
+    let version = VERSIONS[0];
+    for name in names() {
+        let path = &trace(&name);
+        let search = search_of(&name);
+        let told = json(&[&["advise", path, "--torch", version, "--json"][..], search].concat());
+        agrees(&name, &told);
+        assert_eq!(has_keys_of(version, &name, &told), 0, "{name}");
+        let needs = &told["recorded"]["needs_bytes"];
+        let recorded = told["recorded"]["conf"].as_str().unwrap();
+        let comma = if recorded.is_empty() { "" } else { "," };
+        let conf = format!("{recorded}{comma}compat:pytorch");
+        let compared = json(&["compare", path, "--conf", &conf, "--json"]);
+        assert_eq!(&compared["needs_bytes"], needs, "{name}");
+        if search.is_empty() {
+            // `report` repeats the search. All recordings are checked only in the full size.
+            ok(&["report", path, "--torch", version, "-o", &page]);
+            let page = std::fs::read_to_string(&page).unwrap();
+            assert_eq!(need_on_page(&page), bytes(needs), "{name}");
+        }
+    }
+}
+
+/// Two versions on a short recording; all versions on all recordings in the full size.
+#[test]
+fn every_key_of_the_line_to_paste_is_one_that_the_version_has() {
+    for name in names().into_iter().filter(|name| search_of(name).is_empty()) {
+        let versions = if runs(1) > 1 { &VERSIONS[..] } else { &["2.8", "2.15"] };
+        for &version in versions {
+            let path = &trace(&name);
+            let told = json(&["advise", path, "--torch", version, "--json"]);
+            let newest = has_keys_of(version, &name, &told);
+            let has_it = ["2.11", "2.13", "2.15"].contains(&version);
+            assert!(has_it || newest == 0, "{name} {version}");
+            assert!(!has_it || name != SHORT || newest > 0, "{version}");
+        }
+    }
+}
+
+#[test]
+fn the_version_is_named_beside_the_line_and_its_absence_with_the_option() {
+    let path = &trace("multistream.default");
+    let printed = |more: &[&str]| {
+        let args = [&["advise", "--quick", path][..], more].concat();
+        run(&args).stdout
+    };
+    let set = printed(&["--torch", "2.8"]);
+    assert!(set.contains("\n  PyTorch 2.8:  ") && !set.contains("its version"), "{set}");
+    let unknown = printed(&[]);
+    assert!(unknown.contains("\n  PyTorch 2.1 or later: "), "{unknown}");
+    assert!(unknown.contains("\nThe recording does not show:\n"), "{unknown}");
+    assert!(unknown.contains("  - its version of PyTorch: ") && unknown.contains("--torch 2.11"));
+    assert!(unknown.contains("  - its memory limit: --total-memory"), "{unknown}");
+    for command in ["advise", "compare", "report"] {
+        let refused = run(&[command, path, "--torch", "1.13"]);
+        assert_eq!(refused.code, Some(2), "{command}");
+    }
+}
+
+/// A key that the version lacks is compared only if it was requested explicitly.
+#[test]
+fn compare_has_only_keys_of_the_version() {
+    let path = &trace(SHORT);
+    let compared = |more: &[&str]| {
+        let output = run(&[&["compare", path, "--json"][..], more].concat());
+        (output.stdout, output.stderr)
+    };
+    let new = "large_segment_size_mb";
+    assert!(!compared(&["--torch", "2.8"]).0.contains(new));
+    assert!(compared(&["--torch", "2.11"]).0.contains(new));
+    let conf = ["--torch", "2.8", "--conf", "large_segment_size_mb:64"];
+    let (stdout, stderr) = compared(&conf);
+    assert!(stdout.contains(new), "{stdout}");
+    let note = "note: PyTorch 2.8 does not accept large_segment_size_mb:64\n";
+    assert_eq!(stderr, note);
+}
+
+#[test]
+fn the_version_is_taken_from_a_recording_that_shows_it() {
+    let path = &trace("2.12.1.default");
+    let told = json(&["advise", "--quick", "--json", path]);
+    assert_eq!(told["torch"], "2.12");
+    let not_shown = told["not_shown"].to_string();
+    assert!(!not_shown.contains("version"), "{not_shown}");
+    // The recorded configuration has a key of PyTorch 2.6.
+    let path = &trace("unet.frac045");
+    let told = json(&["advise", "--quick", "--json", path]);
+    assert_eq!((&told["torch"], &told["not_shown"]), (&"2.6".into(), &Value::Array(Vec::new())));
+}
+
+#[test]
+fn whether_a_program_fits_is_answered_with_the_cheapest_setting_and_by_the_exit_code() {
+    let path = &trace("2.12.1.default");
+    let said = |more: &[&str]| {
+        let output = run(&[&["advise", "--quick", path][..], more].concat());
+        (output.code, output.stdout)
+    };
+    let (code, told) = said(&["--fits", "4GiB"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("\nYes: the recording needs 3,230 MiB as it is; "), "{told}");
+    assert!(!told.contains("ALLOC_CONF"), "{told}");
+    let (code, told) = said(&["--fits", "3200MiB"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(
+        told.contains("\nYes: with the setting below the recording needs 3,080 MiB; "),
+        "{told}"
+    );
+    assert!(told.contains("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32"), "{told}");
+    let (code, told) = said(&["--fits", "3000MiB"]);
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("\nNo: the least need of ") && !told.contains("ALLOC_CONF"), "{told}");
+    for (condition, code) in
+        [("needs>700MiB", 0), ("live_peak >= 4000MiB", 1), ("peak<1GiB", 2), ("needs=1GiB", 2)]
+    {
+        assert_eq!(said(&["--assert", condition]).0, Some(code), "{condition}");
+    }
+    let conditions = ["--fits", "3200MiB", "--assert", "live_peak<1MiB", "--json"];
+    let output = run(&[&["advise", "--quick", path][..], &conditions].concat());
+    assert_eq!(output.code, Some(1));
+    let told = output.json();
+    let (fits, live) = (&told["assertions"][0], &told["assertions"][1]);
+    assert_eq!((&fits["assertion"], &fits["holds"]), (&"needs<=3200MiB".into(), &true.into()));
+    assert!(bytes(&fits["needs_bytes"]) <= 3200 * MIB && fits["is_recorded"] == false, "{fits}");
+    assert_eq!((&live["holds"], &live["conf"]), (&false.into(), &Value::Null));
+}
+
+#[test]
+fn live_bytes_beyond_the_limit_name_the_excess_and_the_largest_holder() {
+    let mut made = Made::default();
+    for at in 1..=3_u64 {
+        made.segment(at << 30, 40 * MIB);
+        made.alloc(at << 30, 40 * MIB);
+    }
+    made.out_of_memory(40 * MIB, 10 * MIB);
+    let folder = Folder::new("beyond");
+    let file = folder.file("beyond.json", &made.json());
+    let told = json(&["advise", "--quick", "--json", &file]);
+    assert_eq!(
+        told["sentence"],
+        "No setting can help: the live bytes alone (160 MiB, with the request that failed) exceed the limit \
+         (130 MiB) by 30 MiB. Largest holder: 120 MiB in 3 blocks of 41,943,040 bytes."
+    );
+    assert_eq!((&told["headline"], &told["choice"]), (&"cannot help".into(), &Value::Null));
+    assert!(told["set"].as_array().unwrap().is_empty());
+    let printed = run(&["advise", "--quick", &file]).stdout;
+    assert!(!printed.contains("ALLOC_CONF="), "{printed}");
+    assert!(
+        printed.contains("live bytes alone: 160.0 MiB, with the request that failed\n"),
+        "{printed}"
+    );
+    assert!(printed.contains("A device needs more than that: the CUDA context"), "{printed}");
+}

@@ -1,0 +1,230 @@
+// Uses the page as a reader would and reports the results. The test appends this script to a copy of a
+// page.
+"use strict";
+
+function answerOf(act) {
+  // Takes the best of five rounds, or stops at the first quick one: other programs run on the machine
+  // too.
+  let best = Infinity;
+  for (let round = 0; round < 5 && best > 50; round++) {
+    const begin = performance.now();
+    act();
+    // Reading a pixel forces the browser to draw the canvas now.
+    for (const canvas of document.querySelectorAll("canvas")) canvas.getContext("2d").getImageData(0, 0, 1, 1);
+    best = Math.min(best, performance.now() - begin);
+  }
+  return best;
+}
+
+function coloursOf(id) {
+  const canvas = byId(id);
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const colours = new Set();
+  for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 0) colours.add(data[at] << 16 | data[at + 1] << 8 | data[at + 2]);
+  return colours.size;
+}
+
+const picture = (id) => byId(id).toDataURL();
+
+function point(canvas, type, x, y) {
+  const box = canvas.getBoundingClientRect();
+  canvas.dispatchEvent(new PointerEvent(type, { clientX: box.left + x, clientY: box.top + y, bubbles: true, pointerId: 1 }));
+}
+
+const key = (canvas, name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+const tipText = () => byId("tip").hidden ? "" : byId("tip").textContent;
+
+/// Points at a block of the map, one with a stack if there is one.
+function hoverBlock(recording) {
+  const found = [];
+  for (const piece of map.pieces) {
+    for (const part of piece.segment.parts) {
+      if (part.block === NOTHING || part.from < piece.from || part.from >= piece.from + piece.size) continue;
+      const x = piece.x + (part.from + Math.min(part.size, piece.from + piece.size - part.from) / 2 - piece.from) * piece.w / piece.size;
+      const wide = part.size * piece.w / piece.size;
+      found.push({ x, y: piece.y + 7, block: part.block, wide, rank: (recording.blocks.stack[part.block] >= 0 ? 1e12 : 0) + wide });
+    }
+  }
+  found.sort((a, b) => b.rank - a.rank);
+  if (!found.length) return null;
+  point(byId("segments-canvas"), "pointermove", found[0].x, found[0].y);
+  const stack = recording.blocks.stack[found[0].block];
+  const frames = framesOf(recording, stack);
+  const text = tipText();
+  point(byId("segments-canvas"), "pointerleave", 0, 0);
+  return { text, hasSize: text.includes(exactly(recording.blocks.size[found[0].block])), hasStack: text.startsWith(toldBy(recording, stack)), frames: frames.length };
+}
+
+function hoverArea() {
+  const canvas = byId("timeline-canvas");
+  const tall = canvas.clientHeight - timeline.top - timeline.bottom;
+  let below = 0;
+  const column = timeline.shown.length ? timeline.shown[0].from : -1;
+  for (const { at, from, to } of timeline.shown) {
+    if (column < from || column >= to) continue;
+    const size = state.recording.blocks.requested[at];
+    point(canvas, "pointermove", timeline.left + column + 0.5, timeline.top + tall - (below + size / 2) / timeline.most * tall);
+    const text = tipText();
+    point(canvas, "pointerleave", 0, 0);
+    return text.includes(exactly(size)) && text.includes("stream ") && text.includes("age: ") && text.includes("pool");
+  }
+  return null;
+}
+
+/// Returns whether an address with a moment shows that moment.
+function followsAddress(recording, moment) {
+  const which = recordings.length > 1 ? `recording=${recordings.indexOf(recording)}&` : "";
+  history.replaceState(null, "", `#${which}moment=${moment}`);
+  dispatchEvent(new Event("hashchange"));
+  return state.moment === moment;
+}
+
+/// Searches the flame graph for its largest frame, and shows all frames for a while.
+function useFlames(recording) {
+  const search = document.querySelector("#holders-bar input");
+  const find = (text) => { search.value = text; search.dispatchEvent(new Event("input")); };
+  const [largest] = [...flames.root.children.values()].sort((a, b) => b.bytes - a.bytes);
+  find(largest ? largest.name : "");
+  const found = byId("flames").querySelectorAll(".found").length;
+  const sum = byId("flames-found").textContent;
+  const rows = () => byId("holders-table").querySelectorAll("tbody tr").length;
+  find("");
+  const everyRow = rows();
+  find(holdersNow(recording).by_stack ? toldBy(recording, holdersNow(recording).list[0][0]) : "stream");
+  const rowsFound = rows();
+  find("no code has this name");
+  const isEmpty = rows() === 0 && byId("holders-table").textContent.includes("No holder has this text.");
+  find("");
+  const names = () => byId("holders").textContent + [...byId("flames").children].map((button) => button.getAttribute("aria-label")).join(" ");
+  const own = names();
+  const all = document.querySelector('#holders-bar button[data-value="all"]');
+  all?.click();
+  const shown = names();
+  document.querySelector('#holders-bar button[data-value="own"]')?.click();
+  return { found, sum, own, tip: flameTip(), rowsFound: rowsFound > 0 && rowsFound <= everyRow, isEmpty, all: all ? shown : null, high: byId("flames").clientHeight <= innerHeight,
+    first: byId("holders-table").querySelector("tbody tr")?.textContent ?? "", same: names() === own };
+}
+
+/// Points at a library frame under a frame of the program. Returns whether the first line of its tip
+/// names the program's frame.
+function flameTip() {
+  const callerOf = (node) => node && (node.own ? node : callerOf(node.parent));
+  const button = [...byId("flames").children].find(({ node }) => !node.own && callerOf(node));
+  if (!button) return null;
+  point(button, "pointermove", 1, 1);
+  const first = byId("tip").firstChild.textContent;
+  point(button, "pointerleave", 1, 1);
+  return first.endsWith(callerOf(button.node).name);
+}
+
+/// Presses the copy button of the line to paste.
+function copyLine() {
+  const button = document.querySelector("#set .copy");
+  if (!button) return null;
+  let copied = "";
+  document.execCommand = (name) => { copied = name === "copy" ? String(getSelection()) : ""; return true; };
+  button.click();
+  delete document.execCommand;
+  getSelection().removeAllRanges();
+  return copied === document.querySelector("#set code").textContent && button.textContent === "copied";
+}
+
+/// Shows the curves from zero, and one of them dimmed.
+function useNeeds(recording) {
+  if (!recording.needs.rows.length) return null;
+  const curves = recording.needs.rows.map((row) => row.curves.at_need);
+  const [before, lowest] = [picture("needs-canvas"), lowestOf(curves)];
+  const press = (value) => document.querySelector(`#needs-bar button[data-value="${value}"]`).click();
+  press("all");
+  const fromZero = picture("needs-canvas") !== before || lowest === 0;
+  press("auto");
+  const row = byId("needs-table").querySelector("tbody tr");
+  row.click();
+  const dimmed = picture("needs-canvas") !== before;
+  row.click();
+  const heights = besides([10, 10, 250], 15, 250);
+  return fromZero && dimmed && picture("needs-canvas") === before && heights.join() === "10,25,250";
+}
+
+/// Returns the elements that are wider than the window. Tables and flame graphs scroll on their own.
+function tooWide() {
+  const isInside = (node) => node.closest(".table, #flames, #tip");
+  const wide = [...document.querySelectorAll("body *")].filter((node) => !isInside(node) && node.getBoundingClientRect().right > innerWidth + 0.5);
+  const names = wide.map((node) => `${node.tagName} ${node.id} ${node.className}: ${node.textContent.slice(0, 40)}`);
+  return document.documentElement.scrollWidth > innerWidth ? [...names, "the page"] : names;
+}
+
+function exercise(recording) {
+  const said = { name: recording.name, events: recording.events, moments: recording.moments?.length ?? recording.events + 1 };
+  said.panels = ["timeline", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
+  said.sentence = byId("sentence").textContent;
+  said.causes = byId("causes").textContent;
+  said.unknown = byId("unknown").textContent;
+  said.timelineColours = coloursOf("timeline-canvas");
+  said.segmentsColours = coloursOf("segments-canvas");
+  said.flames = byId("flames").children.length;
+  said.holders = byId("holders-table").querySelectorAll("tbody tr").length;
+  said.needs = byId("needs-table").textContent;
+  said.curves = recording.needs.rows.length ? coloursOf("needs-canvas") : null;
+  said.block = hoverBlock(recording);
+  said.area = hoverArea();
+  said.start = state.moment;
+  said.opensAt = state.moment === (recording.failures.list[0]?.[0] ?? recording.peak_live.moment);
+  said.address = location.hash;
+  said.flamesUsed = useFlames(recording);
+  said.copied = copyLine();
+  said.needsUsed = useNeeds(recording);
+  said.tooWide = tooWide();
+  said.followsAddress = followsAddress(recording, recording.events) && followsAddress(recording, said.start);
+  const before = picture("segments-canvas");
+  const third = Math.floor(recording.events / 3);
+  choose(shownMoment(recording, third) === said.start ? recording.events : third);
+  said.otherMoment = state.moment;
+  said.otherMap = picture("segments-canvas") !== before;
+  const timelineCanvas = byId("timeline-canvas");
+  key(timelineCanvas, "Home");
+  key(timelineCanvas, "ArrowRight");
+  said.keyMoment = state.moment;
+  key(timelineCanvas, "+");
+  said.zoomed = state.to - state.from < 1;
+  key(timelineCanvas, "0");
+  key(timelineCanvas, "p");
+  said.peakShown = state.moment === recording.peak_reserved.moment;
+  said.sums = byId("segments-sums").textContent;
+  key(byId("segments-canvas"), "ArrowRight");
+  said.keyBlock = state.block !== NOTHING && byId("segments-text").textContent.length > 10;
+  const { moments, events } = recording;
+  const some = [0.1, 0.35, 0.6, 0.85, 1].map((share) => moments ? moments[Math.floor(share * (moments.length - 1))] : Math.floor(share * events));
+  said.answers = {
+    moment: Math.max(...some.map((moment) => answerOf(() => choose(moment)))),
+    zoom: answerOf(() => { zoom(0.3); }), pan: answerOf(() => look(state.from + 0.05)), all: answerOf(() => look(0, 1)),
+    colours: Math.max(...["stream", "pool", "age", "state"].map((by) => answerOf(() => { state.by = by; drawSegments(); }))),
+    hover: answerOf(() => point(timelineCanvas, "pointermove", 300, 200)),
+    hoverMap: answerOf(() => point(byId("segments-canvas"), "pointermove", 100, 30)),
+    holders: answerOf(() => drawHolders()),
+  };
+  point(timelineCanvas, "pointerleave", 0, 0);
+  state.holders = "now";
+  choose(recording.peak_live.moment);
+  said.holdersNow = byId("flames").children.length;
+  return said;
+}
+
+const said = { load: performance.now(), width: innerWidth, dark: isDark(), recordings: [] };
+try {
+  const select = byId("recording");
+  recordings.forEach((recording, at) => {
+    select.value = String(at);
+    const begin = performance.now();
+    if (at > 0) select.dispatchEvent(new Event("change"));
+    const shown = performance.now() - begin;
+    said.recordings.push({ ...exercise(recording), shown });
+  });
+} catch (error) {
+  problems.push(`the test: ${error.stack}`);
+}
+said.problems = problems;
+said.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
+said.images = document.querySelectorAll("img, iframe, object, embed, link").length;
+said.chooser = !byId("chooser").hidden;
+parent.postMessage("RESULT" + JSON.stringify(said).replace(/[&<>]/g, (sign) => "\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0")) + "TLUSER", "*");
