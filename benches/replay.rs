@@ -9,8 +9,7 @@ use std::sync::Arc;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc_sim::Sim;
-use stratalloc_sim::{EventMode, SimOptions};
+use stratalloc_sim::{EventMode, Sim, SimOptions};
 use stratalloc_tools::replay::{Limits, Workload, reader, run};
 
 const BUILT_IN: [&str; 2] = ["backend:native", "backend:native,max_split_size_mb:256"];

@@ -12,8 +12,7 @@ use stratalloc::config::{Config, KeyTable};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{GIB, MIB};
-use stratalloc_sim::Host;
-use stratalloc_sim::HostOptions;
+use stratalloc_sim::{Host, HostOptions};
 
 const DESCRIPTORS_MAX: usize = 256;
 

@@ -21,8 +21,7 @@ use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{GIB, MIB, TIB};
 use stratalloc::strategies::plugin::Callbacks;
 use stratalloc::strategies::{PluggableAllocator, Strategy};
-use stratalloc_sim::Sim;
-use stratalloc_sim::{CallCosts, EventMode, SimOptions};
+use stratalloc_sim::{CallCosts, EventMode, Sim, SimOptions};
 
 thread_local! {
     static TAKEN: Cell<u64> = const { Cell::new(0) };

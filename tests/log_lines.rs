@@ -9,8 +9,7 @@ use stratalloc::config::{Config, KeyTable};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::BuildOptions;
 use stratalloc::switch::Switchable;
-use stratalloc_sim::Sim;
-use stratalloc_sim::SimOptions;
+use stratalloc_sim::{Sim, SimOptions};
 
 const MIB: u64 = 1 << 20;
 

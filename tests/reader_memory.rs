@@ -12,8 +12,7 @@ use stratalloc::config::Config;
 use stratalloc::history::{Format, RecordOptions};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc_sim::Sim;
-use stratalloc_sim::SimOptions;
+use stratalloc_sim::{Sim, SimOptions};
 use stratalloc_tools::replay::reader::{Limits, MEMORY_FACTOR, read, read_bytes};
 use stratalloc_tools::replay::{Trace, TraceError};
 

@@ -10,8 +10,7 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
-use stratalloc_sim::Sim;
-use stratalloc_sim::{EventMode, SimOptions};
+use stratalloc_sim::{EventMode, Sim, SimOptions};
 use stratalloc_tools::replay::{Limits, Trace, Workload, reader, run};
 
 use super::{Case, Rounds, STEPS};

@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
 use crate::allocator::{Caching, Counters, DeviceAllocator};
 use crate::config::{LayerSetting, Settings};
 use crate::driver::{Driver, may_be_captured};
-use crate::layers;
-use crate::registry;
 use crate::stats::Statistics;
 use crate::strategies::Strategy;
 use crate::sync::{All, Global, Rank};
+use crate::{layers, registry};
 
 /// One allocator: current first, then retired, then dropped.
 #[derive(Debug)]

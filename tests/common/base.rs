@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use stratalloc::driver::Driver;
 use stratalloc::error::DriverErrorKind;
-use stratalloc_sim::{CallCosts, EventMode, SimOptions};
-use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Held, Sim};
+use stratalloc_sim::{
+    CallCosts, EventMode, FaultControl, FaultPlan, Faulty, Held, Sim, SimOptions,
+};
 #[cfg(target_os = "linux")]
 use stratalloc_sim::{Host, HostOptions};
 

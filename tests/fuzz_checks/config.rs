@@ -12,8 +12,7 @@ use stratalloc::config::{
 };
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc_sim::Sim;
-use stratalloc_sim::SimOptions;
+use stratalloc_sim::{Sim, SimOptions};
 use unicode_width::UnicodeWidthChar;
 
 /// The maximum length of an error message.

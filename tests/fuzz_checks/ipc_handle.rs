@@ -11,9 +11,7 @@ use stratalloc::allocator::{Allocation, Sharing};
 use stratalloc::driver::Driver;
 use stratalloc::sharing::SharedHandle;
 use stratalloc::strategies::native::Engine;
-use stratalloc_sim::HostOptions;
-use stratalloc_sim::SimOptions;
-use stratalloc_sim::{Held, Host, Sim};
+use stratalloc_sim::{Held, Host, HostOptions, Sim, SimOptions};
 
 use super::sharer;
 

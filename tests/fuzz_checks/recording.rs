@@ -6,8 +6,7 @@ use std::sync::Arc;
 use stratalloc::config::{Compat, Config, KeyTable, LayerSetting};
 use stratalloc::error::AllocError;
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc_sim::Sim;
-use stratalloc_sim::{EventMode, SimOptions};
+use stratalloc_sim::{EventMode, Sim, SimOptions};
 use stratalloc_tools::replay::reader::{Limits, MEMORY_FACTOR, read_bytes};
 use stratalloc_tools::replay::{Op, ReplayError, Trace, TraceError, Workload, run, verify};
 

@@ -17,8 +17,7 @@ use rustix::net::{
 };
 use stratalloc::allocator::Allocation;
 use stratalloc::strategies::native::Engine;
-use stratalloc_sim::Sim;
-use stratalloc_sim::SimOptions;
+use stratalloc_sim::{Sim, SimOptions};
 
 use super::sharer::{self, PAGE_BYTES, PAGES_AT, SECRET, SOCKET};
 

@@ -94,8 +94,7 @@ mod guards {
     use stratalloc::driver::Driver;
     use stratalloc::layers::guard::{self, Damage, Side};
     use stratalloc::strategies::native::{Engine, EngineOptions};
-    use stratalloc_sim::Host;
-    use stratalloc_sim::HostOptions;
+    use stratalloc_sim::{Host, HostOptions};
 
     use super::*;
 

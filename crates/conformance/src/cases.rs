@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bed::{Bed, Step};
-use super::laws;
-use super::leaks;
 use super::report::{Device, Outcome};
 use super::script::{Op, Script};
 use super::search::{self, Broken};
 use super::suite::Case;
 use super::{Checked, Options, accounts};
+use super::{laws, leaks};
 use stratalloc::allocator::{Caching, DeviceAllocator, Request};
 use stratalloc::driver::Driver;
 use stratalloc::error::{DriverErrorKind, HandleError};

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use stratalloc::driver::{Driver, HoldsWork};
 use stratalloc::ids::{EventId, StreamId};
-use stratalloc_sim::{CallCosts, EventMode, SimOptions};
-use stratalloc_sim::{Held, Sim};
+use stratalloc_sim::{CallCosts, EventMode, Held, Sim, SimOptions};
 #[cfg(target_os = "linux")]
 use stratalloc_sim::{Host, HostOptions};
 

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-use super::Checked;
-use super::leaks;
 use super::report::{Device, Outcome};
 use super::search::{self, Broken};
 use super::suite::Case;
+use super::{Checked, leaks};
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::error::AllocError;
 use stratalloc::ids::StreamId;

@@ -7,10 +7,9 @@ use stratalloc::driver::Driver;
 #[cfg(unix)]
 use stratalloc::error::DriverErrorKind;
 use stratalloc::ids::DeviceId;
-use stratalloc_sim::Sim;
-use stratalloc_sim::SimOptions;
 #[cfg(target_os = "linux")]
 use stratalloc_sim::{Host, HostOptions};
+use stratalloc_sim::{Sim, SimOptions};
 
 /// Opens `sim`, `host` (each with an optional `:N` for an ordinal) or `cuda:N`.
 pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {

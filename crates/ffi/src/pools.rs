@@ -340,8 +340,7 @@ mod tests {
     use stratalloc::driver::{Capture, Driver};
     use stratalloc::error::DriverErrorKind;
     use stratalloc::registry::build;
-    use stratalloc_sim::SimOptions;
-    use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim};
+    use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim, SimOptions};
 
     /// Closing a scope calls the driver if a block that other streams use was freed during the capture.
     #[test]

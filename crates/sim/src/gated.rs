@@ -18,8 +18,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use stratalloc::driver::{DriverResult, HoldsWork};
-use stratalloc::driver::{Intercepted, Interceptor};
+use stratalloc::driver::{DriverResult, HoldsWork, Intercepted, Interceptor};
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::{EventId, StreamId};
 

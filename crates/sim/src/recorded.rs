@@ -11,8 +11,7 @@ use std::ops::Range;
 use parking_lot::Mutex;
 
 use stratalloc::driver::call::Call;
-use stratalloc::driver::{Driver, DriverResult, VirtualMemory};
-use stratalloc::driver::{Intercepted, Interceptor, lacking};
+use stratalloc::driver::{Driver, DriverResult, Intercepted, Interceptor, VirtualMemory, lacking};
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::DeviceId;
 

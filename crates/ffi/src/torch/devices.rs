@@ -263,8 +263,7 @@ mod tests {
     use stratalloc::ids::PoolId;
     use stratalloc::ids::{DeviceId, StreamId};
     use stratalloc::size::MIB;
-    use stratalloc_sim::SimOptions;
-    use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim};
+    use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim, SimOptions};
 
     /// Three devices: the first two can access each other, and no device can access the last.
     fn sims() -> [Arc<Sim>; 3] {

@@ -1,8 +1,7 @@
 //! Work stays held back until it may run, and every wait ends.
 
 use super::*;
-use crate::Host;
-use crate::HostOptions;
+use crate::{Host, HostOptions};
 use stratalloc::driver::{Driver, Exportable};
 use stratalloc::size::MIB;
 

@@ -39,9 +39,9 @@ use pools::Pools;
 use span::{Part, Span};
 use stratalloc::driver::call::{Call, calls, forward};
 use stratalloc::driver::{
-    CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools,
+    CaptureStatus, DeviceInfo, Driver, DriverResult, HoldsWork, MemoryInfo, MemoryPools,
+    ProcessUsage, Processes, VirtualMemory,
 };
-use stratalloc::driver::{HoldsWork, ProcessUsage, Processes, VirtualMemory};
 use stratalloc::ids::{DeviceId, EventId, StreamId};
 use virtual_memory::Space;
 pub use work::Gate;

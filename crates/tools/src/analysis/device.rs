@@ -6,8 +6,7 @@ use stratalloc::allocator::DeviceAllocator;
 use stratalloc::layers;
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
-use stratalloc_sim::Sim;
-use stratalloc_sim::{EventMode, SimOptions};
+use stratalloc_sim::{EventMode, Sim, SimOptions};
 
 /// Opens a simulated device of `total_bytes`, or one with an H200's memory. Events finish in
 /// `event_mode`.

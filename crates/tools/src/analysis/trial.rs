@@ -13,8 +13,7 @@ use stratalloc::driver::Driver;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
-use stratalloc_sim::{AddressOrder, EventMode, SimOptions};
-use stratalloc_sim::{Brake, Sim};
+use stratalloc_sim::{AddressOrder, Brake, EventMode, Sim, SimOptions};
 
 /// The memory of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

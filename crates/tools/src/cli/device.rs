@@ -10,9 +10,7 @@ use stratalloc::driver::Driver;
 use stratalloc::driver::HoldsWork;
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::StreamId;
-use stratalloc_sim::Brake;
-use stratalloc_sim::EventMode;
-use stratalloc_sim::Gates;
+use stratalloc_sim::{Brake, EventMode, Gates};
 #[cfg(target_os = "linux")]
 use stratalloc_sim::{Host, HostOptions};
 

@@ -11,8 +11,7 @@ use crate::analysis::{counted_as, without_files};
 use stratalloc::config::{Config, ExplainRow, Origin, VARIABLES};
 use stratalloc::driver::Driver;
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc_sim::Sim;
-use stratalloc_sim::{EventMode, SimOptions};
+use stratalloc_sim::{EventMode, Sim, SimOptions};
 
 use super::outcome::{Outcome, Result, out, tell};
 use super::settings;

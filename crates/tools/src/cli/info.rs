@@ -136,8 +136,7 @@ fn parts(driver: &dyn Driver) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use stratalloc::error::DriverErrorKind;
-    use stratalloc_sim::SimOptions;
-    use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim};
+    use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim, SimOptions};
 
     use super::*;
 

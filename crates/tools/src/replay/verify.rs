@@ -32,8 +32,7 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::PoolKind;
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::native::{Collection, Engine, Foresight};
-use stratalloc_sim::{EventMode, SimOptions};
-use stratalloc_sim::{Recorded, RecordedAddresses, Sim};
+use stratalloc_sim::{EventMode, Recorded, RecordedAddresses, Sim, SimOptions};
 
 /// The result of comparing recorded and repeated decisions.
 #[derive(Clone, Debug, Default)]
