@@ -1,11 +1,11 @@
 //! The table of driver calls: all methods of the driver's traits that can fail.
 //!
-//! `calls! { Trait then with.. }` passes the calls of one trait to the macro `then`, after the tokens
-//! `with..`. All code that needs a list of the calls is generated from it. An entry is the variant of
-//! [`Call`] and the signature. In `stream: StreamId as stream`, `as stream` names the method of an
-//! interceptor that translates the argument. A file that uses the table imports the types of the
-//! signatures. Methods that cannot fail (`info`, `granularity_bytes`, the accessors of parts) are not in
-//! it.
+//! `calls! { Trait then with.. }` expands to `then! { with.. entries }`, with one entry for each call of
+//! the trait. All code that needs a list of the calls is generated this way. An entry is a variant of
+//! [`Call`] followed by the method's signature. `stream: StreamId as stream` means: an interceptor
+//! translates this argument with its method `stream`. A file that uses the table imports the types of
+//! the signatures. Methods that cannot fail (`info`, `granularity_bytes`, the accessors of parts) are not
+//! in the table.
 
 use std::sync::Arc;
 

@@ -20,8 +20,8 @@ pub(super) const INVALID_HANDLE: u32 = 400;
 const GONE: [i64; 3] = [1, 201, 709];
 
 impl Cuda {
-    /// Records `event` behind the work submitted to `stream` so far, if the stream belongs to another
-    /// context. Otherwise returns the error `refused` of the first attempt.
+    /// Records `event` after the work submitted to `stream` so far, if the stream belongs to another
+    /// context. Otherwise returns `refused`, the error of the first attempt.
     #[cold]
     pub(super) fn record_across(
         &self,

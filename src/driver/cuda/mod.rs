@@ -104,7 +104,8 @@ pub struct Cuda {
     captures_expected: AtomicUsize,
     /// Primary contexts of other devices, by the driver's device handles.
     others: Mutex<Vec<(i32, u64)>>,
-    /// Stream for recording events behind streams of other contexts. Created at the first use.
+    /// Stream that waits for streams of other contexts, so that an event of this context can be recorded
+    /// after their work (see `across`). Created at the first use.
     bridge: Mutex<Option<u64>>,
 }
 
