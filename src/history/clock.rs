@@ -54,8 +54,8 @@ impl Moment {
         })
     }
 
-    /// Returns the current time for an entry that is not recorded. Entries of the operation before and
-    /// after it still share a timestamp.
+    /// Returns the current time, for an entry that is passed to trackers only and not recorded. Does not
+    /// change the thread's last timestamp, so the recorded entries of one operation still share a time.
     pub(super) fn passing() -> Self {
         let last = LAST.get();
         let now = Self::now();

@@ -1,4 +1,6 @@
 //! The entries of a history at one moment, merged by timestamp.
+//!
+//! `record` stores the entries of a shard as a list of arrays, called chunks.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,8 +15,8 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Joins chunks. Each one is in order; an entry that was recorded late may belong into the chunk
-    /// before.
+    /// Collects the chunks of one shard. Each chunk is sorted by timestamp. If a chunk has an entry that
+    /// is older than the last one of the previous chunk, the two are merged into one sorted chunk.
     pub(super) fn new(chunks: impl Iterator<Item = Arc<Vec<Entry>>>) -> Self {
         let mut own = Self { chunks: Vec::new() };
         for chunk in chunks {
@@ -48,7 +50,7 @@ impl Row {
 #[derive(Clone, Debug, Default)]
 pub struct Entries {
     rows: Vec<Row>,
-    /// How many of the oldest entries are skipped.
+    /// The number of oldest entries that iteration skips.
     passed_over: usize,
     len: usize,
     dropped: u64,

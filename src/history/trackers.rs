@@ -51,7 +51,7 @@ pub struct TrackerId(#[doc(hidden)] pub u64);
 
 #[derive(Default)]
 pub(super) struct Trackers {
-    /// The region of threads that are calling trackers.
+    /// A thread is inside this region while it calls trackers.
     running: Region,
     any: AtomicBool,
     next: AtomicU64,
@@ -67,8 +67,8 @@ impl fmt::Debug for Trackers {
 }
 
 thread_local! {
-    /// Entries that this thread has to deliver, each with the region of its history. Empty outside of
-    /// operations.
+    /// Entries of the current operation that trackers have not been called with yet. The number is the
+    /// id of `running`, which identifies the history. Empty between operations.
     static KEPT: Lasting<Vec<(u64, Entry)>> = const { Lasting::new(Vec::new()) };
 }
 
