@@ -210,7 +210,7 @@ impl PeerAccess for Switchable {
                 .control()
                 .peer_access
                 .ok_or_else(|| lacks(strategy, "enable_peer_access"))?;
-            // The current one last: a peer that it admits has been admitted by all others.
+            // The current allocator comes last. If it gives a peer access, all retired ones have done so.
             for retired in
                 all[1..].iter().filter_map(|retired| retired.strategy.control().peer_access)
             {

@@ -216,8 +216,8 @@ impl Core {
         }
     }
 
-    /// Drops a retired allocator if it has drained. Returns it if it has drained but cannot be dropped
-    /// yet.
+    /// Drops a retired allocator if it has drained. Returns it if a call is using it or a scope is open,
+    /// so that it cannot be dropped yet.
     fn try_let_go(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
         let still = self.hold_scopes_off();
         if still.is_some() {
@@ -267,7 +267,7 @@ impl Core {
         self.generations.all().iter().any(others)
     }
 
-    /// Returns true if no block of it is live or waits for other streams.
+    /// Returns true if it has drained: no block of it is live or waits for other streams.
     fn has_drained(&self, old: &Generation) -> bool {
         let (live, waiting) = old.await_frees();
         if live == 0 {
@@ -305,8 +305,8 @@ impl Core {
         self.spread_limit();
     }
 
-    /// Checks the retired allocators that may have drained since the last check. One thread checks at a
-    /// time; a thread that comes during a check leaves the work to that thread.
+    /// Drops the retired allocators that have drained, among those for which a check is requested. One
+    /// thread checks at a time. A call during a check makes that thread check again, and returns at once.
     #[cold]
     pub(super) fn look_again(&self) {
         if self.looks.fetch_add(1, Ordering::SeqCst) > 0 {

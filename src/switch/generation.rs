@@ -20,7 +20,7 @@ pub(super) struct Generation {
     /// Whether it reserves from the driver's default memory pool, which other allocators use too.
     shares_pool: bool,
     retired: AtomicBool,
-    /// The number of further frees until the next check whether it has drained.
+    /// A check whether it has drained follows after this number of further frees.
     look_in: AtomicI64,
     /// Whether a check is requested: it may have drained, or a call prevented its drop.
     pub(super) wants_look: AtomicBool,
@@ -128,8 +128,8 @@ impl Generation {
             let frees = (live / 8).max(1);
             self.look_in.store(frees, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            // Frees before the store did not decrement the counter. At least `frees` live blocks must
-            // remain.
+            // Frees before the store did not decrement the new value. If fewer than `frees` live blocks
+            // remain, it would never reach 0. So the number of live blocks is read again.
             let (now, waiting) = count();
             if now >= frees || now == live {
                 return (now, waiting);

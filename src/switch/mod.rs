@@ -1,14 +1,15 @@
 //! Replacing the allocator while the program runs.
 //!
 //! [`Switchable`] is a [`DeviceAllocator`] over the **current** allocator and the **retired** ones that
-//! still have live blocks. New requests go to the current one. A block is freed by the allocator that
-//! made it: every allocator refuses foreign blocks, so the current one is tried first, then the retired
-//! ones. The next allocator is built and checked before the switch, so a failed switch changes nothing.
+//! still have live blocks. Each of them is a `Generation`. New requests go to the current one. A block is
+//! freed by the allocator that made it: every allocator refuses foreign blocks, so the current one is
+//! tried first, then the retired ones. The next allocator is built and checked before the switch, so a
+//! failed switch changes nothing.
 //!
-//! A retired allocator is dropped when its last block is freed, no call is using it, no scope is open
-//! and the driver accepts its memory. While a private pool has users nothing is switched: a CUDA graph
-//! may use the pool's addresses. Read next: `core`, then `crate::sync` for how a call finds the current
-//! allocator.
+//! A retired allocator has **drained** when none of its blocks is live or waits for a stream. It is then
+//! dropped, as soon as no call is using it, no scope is open and the driver accepts its memory. While a
+//! private pool has users nothing is switched: a CUDA graph may use the pool's addresses. Read next:
+//! `core`, then `crate::sync` for how a call finds the current allocator.
 
 mod capabilities;
 mod core;
