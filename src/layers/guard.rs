@@ -51,8 +51,9 @@ pub enum Damage {
         block: Block,
         /// The side of the damaged guard.
         side: Side,
-        /// The distance of the nearest overwritten byte from the block's start or end (0: the adjacent
-        /// byte behind it).
+        /// The distance of the nearest overwritten byte. Before the block, it is counted back from the
+        /// block's start (1: the byte just before it). Behind the block, it is counted from the block's
+        /// end (0: the byte just after it).
         nearest_bytes: u64,
         /// The number of bytes that differ.
         count: u64,

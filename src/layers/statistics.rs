@@ -30,7 +30,8 @@ pub fn statistics<A: DeviceAllocator>(inner: A) -> Counted<A> {
     Watched::new(inner, Count::default())
 }
 
-/// Returns what callers hold plus the freed blocks that wait for other streams below.
+/// Returns the counters of live blocks, plus freed blocks that still wait for streams in the allocator
+/// below.
 fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> PerPool {
     let add = |held: &mut Counter, active: &Counter, allocated: &Counter| {
         let waiting = (active.current - allocated.current).max(0);

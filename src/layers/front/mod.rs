@@ -100,8 +100,9 @@ struct Shared<A> {
     /// The index of this front's cache in each thread's list.
     index: usize,
     classes: u32,
-    /// The number of marked blocks, readable without the lock.
+    /// The length of `marks`, readable without the lock.
     marked: AtomicUsize,
+    /// Addresses of live blocks that `record_stream` has marked.
     marks: Mutex<HashSet<u64>>,
     phase: Mutex<Phase>,
     /// The owner of handles of the allocator below.
@@ -341,7 +342,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         })
     }
 
-    /// Marks a block; returns true if it was not marked before.
+    /// Marks a block as used by another stream, so that its free bypasses the cache. Returns true if it
+    /// was not marked before.
     fn mark(&self, address: u64) -> bool {
         let mut marks = self.marks.lock();
         let new = marks.insert(address);
