@@ -1,10 +1,10 @@
 //! Graph captures: blocks that are freed while one is active.
 //!
 //! While a graph is captured, no event is queried or recorded and nothing is released for its streams.
-//! So a block that other streams used and that is freed during the capture is **deferred**: it drains
-//! until the capture ends. Uses that were recorded inside the capture end with it; earlier uses get
-//! their events then. Settling a deferred block means to record these events, or to free the block if it
-//! needs none.
+//! So a block that other streams used and that is freed during the capture is **deferred**: it waits
+//! until the capture ends. Then an event is recorded for each use from before the capture. A use inside
+//! the capture needs no event, because it is part of the graph. Settling a deferred block means to record
+//! these events, or to free the block if it needs none.
 //!
 //! With `graph_capture_record_stream_reuse` a deferred block may be reused inside the capture. When it
 //! is freed, the last graph nodes of all its streams are noted. It is free as soon as the end of its own
@@ -271,15 +271,15 @@ impl Engine {
     fn is_of_another_thread(&self, block: &Deferred) -> bool {
         block.thread.is_some_and(|thread| thread != ThreadNumber::current())
             && block.uses.iter().any(|by| {
-                // Other uses from inside the capture end with it.
+                // Other uses inside the capture are part of the graph and need no event.
                 self.driver.is_per_thread_stream(by.stream)
                     && (!by.captured || by.stream == block.stream)
             })
     }
 
-    /// Settles the picked deferred blocks that the calling thread can settle. Uses from inside the
-    /// capture have ended with it; the remaining uses get events. A use by the block's own per-thread
-    /// stream remains, because work submitted after the capture is not announced.
+    /// Settles the picked deferred blocks that the calling thread can settle. Records events for the uses
+    /// from before the capture. The block's own per-thread default stream gets an event even if its use
+    /// was captured, because `record_stream` is not called for work submitted to it after the capture.
     ///
     /// The list stays locked: a block that is neither in it nor among the events would be treated as in
     /// use.

@@ -61,8 +61,8 @@ impl Engine {
         idle.into_iter().partition(|candidate| age(candidate) as f64 >= average)
     }
 
-    /// Returns what the collector would release now. `None` if the threshold is not exceeded or no
-    /// segment is free. Changes nothing.
+    /// Returns the segments that the garbage collector would release now. `None` if the threshold is not
+    /// exceeded or no segment is free. Changes nothing.
     pub(super) fn foresee_collection(&self, growth: &Growth) -> Option<Collection> {
         let wanted = growth.collectable_bytes();
         let cells = self.heaps.of_default_pool();

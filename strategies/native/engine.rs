@@ -319,7 +319,7 @@ impl Engine {
         self.history.push_all(cell.number.into(), &events);
     }
 
-    /// Makes a drained block free.
+    /// Counts one passed event of a draining block, and makes the block free if it was the last.
     #[inline]
     pub(super) fn complete(&self, cell: &HeapCell, slot: Slot) {
         let mut state = cell.lock();

@@ -1,6 +1,7 @@
 //! Blocks that wait for other streams.
 //!
-//! Freeing such a block records one event per stream and returns. Every later allocation queries the
+//! Freeing such a block records one event per stream and returns. The block is then **draining**: it is
+//! no longer live, and it becomes free when its events have passed. Every later allocation queries the
 //! events of each stream, oldest first, and stops at the first that has not completed (`event_queue`).
 //!
 //! Source: PyTorch's `record_stream` rules.

@@ -57,7 +57,8 @@ impl Held {
         Self { page_bytes, ..Self::default() }
     }
 
-    /// Adds any heap. `releases` is true if free memory of its pool is released before a request fails.
+    /// Adds the figures of one heap, called for every heap of the device. `releases` is true if free memory
+    /// of its pool is released before a request fails.
     pub(super) fn add_heap(&mut self, heap: &Heap, releases: bool, requested_bytes: u64) {
         self.requested_bytes += requested_bytes;
         if let Some(page_bytes) = self.page_bytes {
@@ -66,7 +67,7 @@ impl Held {
         }
     }
 
-    /// Adds the segments of the request's own heap.
+    /// Adds the figures that are needed from the request's own heap only.
     pub(super) fn add_cut_segments(&mut self, heap: &Heap) {
         for head in heap.segment_heads() {
             let view = heap.view(head);
@@ -84,7 +85,7 @@ impl Held {
     }
 }
 
-/// Returns how many bytes the heap would keep reserved if its segments were expandable, with the same
+/// Returns the bytes that the heap would keep reserved if its segments were expandable, with the same
 /// layout.
 fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
     let mut kept = [0; 2];
@@ -209,7 +210,7 @@ impl Why<'_> {
         })
     }
 
-    /// Explains that the request's own stream has enough memory, but not in one piece.
+    /// Explains that the request's own stream has enough free memory, but not contiguous.
     fn pieces(&self) -> Option<String> {
         if self.held.fits_now {
             let why = if self.growth.is_exact() {
@@ -241,7 +242,7 @@ impl Why<'_> {
         })
     }
 
-    /// Returns what helps against free pieces between live blocks.
+    /// Returns advice against fragmentation: free blocks between live blocks.
     fn remedy(&self) -> String {
         let (held, rounded) = (self.held, self.report.rounded_bytes);
         if self.may_be_joined().is_some() {

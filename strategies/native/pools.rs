@@ -265,7 +265,7 @@ impl Engine {
                 continue;
             }
             for cell in cells {
-                // From here on, requests with a stale heap number fail.
+                // A thread that looked up this heap earlier now gets an error from `lock_at`.
                 let policy = cell.lock().policy;
                 cell.move_to(Home { pool: PoolId::NOBODY, stream: cell.stream() }, policy);
                 growth.pools.spare.push(cell.number);

@@ -112,8 +112,8 @@ impl Engine {
         if self.counts_as_captured() {
             return Ok(Err(refusal));
         }
-        // Draining blocks may still serve the request if enough is reserved, for example above a lowered
-        // limit.
+        // Blocks that wait for events may serve the request, if the reserved bytes suffice for it. That is
+        // possible even above the limit, if the limit was lowered.
         let may_drain = self.attention.any_event() && plan.rounded_bytes <= growth.reserved_bytes();
         if is_hopeless && !may_drain {
             return Ok(Err(refusal));

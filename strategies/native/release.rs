@@ -16,7 +16,8 @@ use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::PoolKind;
 
-/// A free segment, as it was when it was found.
+/// A free segment that may be released. `block` is a copy: another thread may have allocated from the
+/// segment since.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate<'a> {
     pub(super) cell: &'a HeapCell,
