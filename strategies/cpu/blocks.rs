@@ -29,11 +29,11 @@ pub(super) enum State {
     Idle,
 }
 
-/// A slot, and which of its successive allocations is meant.
+/// Identifies one allocation: a slot, and a generation number that detects stale handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) slot: u32,
-    /// Incremented each time the slot's block is freed.
+    /// The generation of the slot: incremented each time its block is freed.
     pub(super) life: u64,
 }
 
@@ -186,7 +186,8 @@ impl Blocks {
         bin
     }
 
-    /// Returns true if the slot holds that block in this state, and in that life if one is given.
+    /// Returns true if the slot has a block at `address` in this state. If `life` is given, the slot's
+    /// generation must equal it.
     #[inline]
     fn is(&self, slot: u32, address: u64, life: Option<u64>, state: State) -> bool {
         self.slots.get(slot as usize).is_some_and(|own| {
@@ -201,8 +202,8 @@ impl Blocks {
         there.then(|| self.slots[slot as usize].bytes)
     }
 
-    /// Frees a live block. Returns its size, stream and new life, or `None` if that block is not live in
-    /// the slot.
+    /// Frees a live block. Returns its size, its stream and the slot's new generation, or `None` if that
+    /// block is not live in the slot.
     #[inline]
     pub(super) fn take_back(
         &mut self,

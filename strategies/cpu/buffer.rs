@@ -11,15 +11,16 @@ use crate::allocator::Request;
 use crate::error::AllocError;
 use crate::ids::StreamId;
 
-/// Bytes of host memory. Dropping it returns the block to its instance, on any thread and even after the
-/// instance's allocator was dropped. Without an instance, the block is released to the system.
+/// Bytes of host memory. Dropping it frees the block to the [`CpuAllocator`](super::CpuAllocator) that
+/// allocated it, on any thread, even after that allocator was dropped. A block that was allocated
+/// directly from the system is released to the system.
 pub struct CpuBuffer {
     /// `None` only during the drop.
     block: Option<SystemBlock>,
     home: Option<(Arc<Core>, Place)>,
 }
 
-/// The alignment of blocks without an instance.
+/// The alignment of blocks that are allocated directly from the system.
 ///
 /// Source: PyTorch's `alloc_cpu`.
 const ALIGNMENT_BYTES: u64 = 64;

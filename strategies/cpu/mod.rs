@@ -437,7 +437,8 @@ impl Core {
     fn serve_lent(&self, request: Request) -> Result<(Handed, SystemBlock), AllocError> {
         loop {
             let handed = self.serve(request)?;
-            // A second free of the block's previous life, by address, may happen in between.
+            // In between, another thread may free the same address a second time by mistake. `lend` then
+            // fails, and the request starts again.
             if let Some(block) = self.blocks.lock().lend(handed.place, handed.address) {
                 return Ok((handed, block));
             }

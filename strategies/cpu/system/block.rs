@@ -151,7 +151,7 @@ impl SystemBlock {
         Some(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) })
     }
 
-    /// Marks the bytes as unknown, because they may have been written by address.
+    /// Marks the contents as unknown, because a caller that has the address may have written to them.
     pub(crate) fn mark_touched(&mut self) {
         self.content = Content::Unknown;
     }
