@@ -164,8 +164,8 @@ impl MallocAsyncAllocator {
         Ok(false)
     }
 
-    /// Frees a block in the driver outside of captures, after all streams that use it. Uses inside
-    /// captures have ended with those.
+    /// Frees a block in the driver, not as part of a capture, in stream order after all work that uses it.
+    /// Captured work needs no wait: its captures have ended.
     fn give_to_driver(&self, block: &Live<Block>) -> Result<(), DriverError> {
         if block.uses().iter().any(|by| by.capture.is_none()) {
             return self.free_after_all(block);

@@ -97,8 +97,8 @@ struct Joins {
 enum Note {
     /// A free waits for the end of a capture, because the capture did not allocate the block.
     DeferredFree,
-    /// A block of a captured graph was freed after the capture had ended. The graph can be launched
-    /// again only after its memory was freed.
+    /// A block that was allocated in a capture was freed outside of it, after the capture had ended. CUDA
+    /// does not launch the graph again before all memory that the graph allocated is freed.
     FreeAfterCapture,
     /// A block's own stream was recorded, which has no effect.
     OwnStreamRecorded,

@@ -58,7 +58,8 @@ impl Pools {
         if entry.users == 0 { Err(PoolError::Released { pool: id }) } else { Ok(entry) }
     }
 
-    /// Returns the driver pools whose free memory other requests may use.
+    /// Returns the driver pools that have users and the option `use_on_oom`. They are trimmed before a
+    /// request to another pool fails.
     pub(super) fn opted_in(&self) -> Vec<DriverPoolId> {
         let opted = |entry: &&Entry| entry.users > 0 && entry.use_on_oom;
         self.entries.iter().filter(opted).filter_map(|entry| entry.driver_pool).collect()
@@ -211,7 +212,8 @@ impl MallocAsyncAllocator {
         pools.into_iter().try_for_each(act)
     }
 
-    /// Calls `act` for the pools whose free memory a request may use, besides the main one.
+    /// Calls `act` for the pools that are trimmed before the request fails, besides the main one: pools
+    /// with `use_on_oom`, pools without users, and the request's own pool.
     pub(super) fn on_helping_pools(
         &self,
         route: &Route,

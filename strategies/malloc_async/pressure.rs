@@ -84,13 +84,13 @@ impl MallocAsyncAllocator {
         taken.map(obtained).map_err(Refusal::Driver)
     }
 
-    /// Retries after the first refusal: frees deferred blocks and calls the callbacks; then waits, trims
-    /// and tries once more.
+    /// Retries a request that was refused. The first retry comes after freeing deferred blocks and
+    /// calling the free-memory callbacks, the second after waiting for streams and trimming the pool.
     ///
     /// # Errors
     ///
-    /// [`AllocError`]: the report if memory was refused, even if another call failed after that, unless
-    /// the device or the pool was lost.
+    /// [`AllocError::OutOfMemory`] if the limit or the driver refused the memory. A different error of a
+    /// later call does not replace it, unless the device or the pool was lost.
     #[cold]
     pub(super) fn climb(
         &self,
