@@ -45,7 +45,7 @@ typedef enum {
 
 // A kind of text for `stratalloc_text_write`, and the meaning of its argument `of`.
 typedef enum {
-  // Of a handle: the counters as one flat JSON object of integers. The keys are those of
+  // `of` is a handle: the counters as one flat JSON object of integers. The keys are those of
   // `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
   // those of the strategy's own counters. `backend:cudaMallocAsync` has these:
   // `malloc_async.deferred_frees` (frees that wait for the end of a capture),
@@ -54,32 +54,32 @@ typedef enum {
   // which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after the
   // pool was trimmed).
   STRATALLOC_TEXT_STATISTICS = 0,
-  // Of a handle: the counters as a table.
+  // `of` is a handle: the counters as a table.
   STRATALLOC_TEXT_SUMMARY = 1,
-  // Of a handle: every segment and block as JSON, in address order. Other threads can make the text
+  // `of` is a handle: every segment and block as JSON, in address order. Other threads can make the text
   // longer between two calls.
   STRATALLOC_TEXT_LAYOUT = 2,
-  // Of a handle: the name of the current strategy.
+  // `of` is a handle: the name of the current strategy.
   STRATALLOC_TEXT_NAME = 3,
-  // Of a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
+  // `of` is a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
   STRATALLOC_TEXT_METADATA = 4,
-  // Of a handle: a configuration string for the current settings. It is empty if all equal the
+  // `of` is a handle: a configuration string for the current settings. It is empty if all equal the
   // defaults of PyTorch's allocators.
   STRATALLOC_TEXT_CONF = 5,
-  // Of a device's ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
+  // `of` is a device ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
   // device: an unused one has zeros.
   STRATALLOC_TEXT_TORCH_STATISTICS = 6,
-  // Of a device's ordinal: the same counters as a table.
+  // `of` is a device ordinal: the same counters as a table.
   STRATALLOC_TEXT_TORCH_SUMMARY = 7,
-  // Of a device's ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
+  // `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
   // unused one it is the environment's.
   STRATALLOC_TEXT_TORCH_NAME = 8,
-  // Of 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
+  // `of` is 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
   // scrapes. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a small
   // number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, for the metric
   // `stratalloc_fragmentation`.
   STRATALLOC_TEXT_METRICS = 9,
-  // Of 0: the names of all keys that a configuration string can have now, separated by commas.
+  // `of` is 0: the names of all keys that a configuration string can have now, separated by commas.
   STRATALLOC_TEXT_CONF_KEYS = 10,
 } stratalloc_text;
 
@@ -920,7 +920,7 @@ void *stratalloc_torch_malloc(size_t size,
                               void *stream);
 
 // Frees a block for PyTorch. Null is ignored, and so is, in the child of a fork, a block of the
-// parent's. `size` and `stream` are ignored: the allocator knows them.
+// parent's. `size` and `stream` are ignored: the allocator has stored them.
 void stratalloc_torch_free(void *pointer, size_t size, int device, void *stream);
 
 // `set_init_fn`: reads the environment, so that an invalid configuration is reported at once.

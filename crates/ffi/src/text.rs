@@ -16,7 +16,7 @@ use stratalloc::stats::{Measured, Statistics, metrics};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Text {
-    /// Of a handle: the counters as one flat JSON object of integers. The keys are those of
+    /// `of` is a handle: the counters as one flat JSON object of integers. The keys are those of
     /// `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
     /// those of the strategy's own counters. `backend:cudaMallocAsync` has these:
     /// `malloc_async.deferred_frees` (frees that wait for the end of a capture),
@@ -25,32 +25,32 @@ pub enum Text {
     /// which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after the
     /// pool was trimmed).
     Statistics = 0,
-    /// Of a handle: the counters as a table.
+    /// `of` is a handle: the counters as a table.
     Summary = 1,
-    /// Of a handle: every segment and block as JSON, in address order. Other threads can make the text
+    /// `of` is a handle: every segment and block as JSON, in address order. Other threads can make the text
     /// longer between two calls.
     Layout = 2,
-    /// Of a handle: the name of the current strategy.
+    /// `of` is a handle: the name of the current strategy.
     Name = 3,
-    /// Of a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
+    /// `of` is a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
     Metadata = 4,
-    /// Of a handle: a configuration string for the current settings. It is empty if all equal the
+    /// `of` is a handle: a configuration string for the current settings. It is empty if all equal the
     /// defaults of PyTorch's allocators.
     Conf = 5,
-    /// Of a device's ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
+    /// `of` is a device ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
     /// device: an unused one has zeros.
     TorchStatistics = 6,
-    /// Of a device's ordinal: the same counters as a table.
+    /// `of` is a device ordinal: the same counters as a table.
     TorchSummary = 7,
-    /// Of a device's ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
+    /// `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
     /// unused one it is the environment's.
     TorchName = 8,
-    /// Of 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
+    /// `of` is 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
     /// scrapes. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a small
     /// number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, for the metric
     /// `stratalloc_fragmentation`.
     Metrics = 9,
-    /// Of 0: the names of all keys that a configuration string can have now, separated by commas.
+    /// `of` is 0: the names of all keys that a configuration string can have now, separated by commas.
     ConfKeys = 10,
 }
 

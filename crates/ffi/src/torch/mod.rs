@@ -68,7 +68,7 @@ pub extern "C" fn stratalloc_torch_malloc(
 }
 
 /// Frees a block for PyTorch. Null is ignored, and so is, in the child of a fork, a block of the
-/// parent's. `size` and `stream` are ignored: the allocator knows them.
+/// parent's. `size` and `stream` are ignored: the allocator has stored them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_free(
     pointer: *mut c_void,
@@ -153,7 +153,7 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
     }
     reporting((), || {
         let address = pointer.addr() as u64;
-        // The callback does not pass the device; only one of them knows the address.
+        // PyTorch does not pass the device, so each allocator is tried. Only one has this block.
         for (_, open) in open_devices() {
             match open.record_stream(address, stream_of(stream)) {
                 Err(failure) if failure.status == Status::UnknownAddress => {}
