@@ -59,7 +59,7 @@ pub(super) struct Bed<'m> {
     pub(super) streams: Vec<StreamId>,
     /// The expected state.
     pub(super) model: Model,
-    /// Whether the driver may fail on purpose.
+    /// Whether faults are injected into driver calls.
     pub(super) faulty: bool,
     /// Whether memory comes from the driver; `None` before the first block.
     pub(super) from_driver: Option<bool>,
@@ -153,7 +153,7 @@ impl<'m> Bed<'m> {
     ///
     /// # Errors
     ///
-    /// An error that is not about memory, unless the driver fails on purpose.
+    /// When the request fails for another reason than lack of memory and no faults are injected.
     pub(super) fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Step, String> {
         let name = self.model.handed_out;
         let asked = format!("allocate {bytes} bytes on stream {stream}");
@@ -209,7 +209,7 @@ impl<'m> Bed<'m> {
     ///
     /// # Errors
     ///
-    /// When the free is refused, unless the driver fails on purpose.
+    /// When the free is refused and no faults are injected.
     pub(super) fn free(&mut self, at: usize) -> Result<Step, String> {
         let mut live = self.model.live.swap_remove(at);
         self.lines.push(format!("free block {}", live.name));
@@ -375,7 +375,8 @@ impl<'m> Bed<'m> {
             }
             _ => false,
         };
-        // An allocator that forwards a call to one of several may look the block up by its address.
+        // For `record_stream`, an unknown address is also a right answer: an allocator over several others
+        // may look up by address which of them has the block.
         let unknown = HandleError::UnknownAddress { address }.to_string();
         let recorded = recorded.filter(|done| {
             done.as_ref().err().is_none_or(|refused| refused.to_string() != unknown)
@@ -402,7 +403,7 @@ impl<'m> Bed<'m> {
         }
     }
 
-    /// Records an event behind all work submitted to a stream so far.
+    /// Records an event on a stream, after all work submitted to it so far.
     fn mark(&self, stream: StreamId) -> Result<EventId, String> {
         let event = self.device.create_event().map_err(own)?;
         self.device.record_event(event, stream).map_err(own)?;

@@ -18,7 +18,7 @@ use stratalloc::error::{DriverErrorKind, HandleError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc_sim::{FaultControl, FaultPlan, Faulty};
 
-/// The number of pieces in which the device's memory is allocated.
+/// The number of blocks that fill the device's memory.
 const PIECES: u64 = 32;
 
 /// The reason for not testing out of memory.
@@ -51,7 +51,7 @@ impl Case<'_> {
                 }
             }
             bed.hand_everything_back()?;
-            // Cached pieces must not prevent the allocation of a larger block.
+            // Small cached blocks must not prevent the allocation of a larger block.
             let large = piece * (count / 2).max(1);
             match bed.allocate(large, bed.streams[0])? {
                 Step::Got => Ok(()),
@@ -313,8 +313,8 @@ impl Case<'_> {
     }
 }
 
-/// Allocates pieces until out of memory, and returns their number. Returns `None` if pieces of twice the
-/// device's size were allocated.
+/// Allocates blocks of `piece` bytes until out of memory, and returns their number. Returns `None` if
+/// blocks of twice the device's size were allocated.
 fn fill(bed: &mut Bed<'_>, piece: u64) -> Result<Option<u64>, String> {
     let lines = bed.lines.len();
     let mut count = 0;

@@ -22,10 +22,10 @@ pub(super) fn all_came_back(before: &Held, after: &Held) -> Checked {
     }
 }
 
-/// The name of a kind of range, with starts and bytes.
+/// The name of a kind of range, and the start and size in bytes of each range.
 type Ranges = (&'static str, Vec<(u64, u64)>);
 
-/// The ranges and counts that the first has and the second has not.
+/// The ranges and counts that the first value contains and the second lacks.
 struct Beside<'h>(&'h Held, &'h Held);
 
 impl Beside<'_> {

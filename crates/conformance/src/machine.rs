@@ -41,7 +41,7 @@ pub trait Machine: Debug {
     /// Finishes one event alone, out of its stream's order. Does nothing if the machine cannot.
     fn finish_event(&self, _event: EventId) {}
 
-    /// Returns what the device has allocated.
+    /// Returns the memory that the device has allocated.
     fn held(&self) -> Held;
 
     /// Returns how often a free did not wait for work here, although it would on a real device.
@@ -149,7 +149,7 @@ impl Machine for SimMachine {
 /// A device with real memory, for a [`RealMachine`].
 #[cfg(target_os = "linux")]
 pub trait Real: HoldsWork + 'static {
-    /// Returns what it has allocated.
+    /// Returns the memory that the device has allocated.
     fn out(&self) -> Held;
 
     /// Called when the machine and its test end; the device may release what is still allocated.

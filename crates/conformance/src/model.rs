@@ -52,7 +52,8 @@ pub(super) struct Freed {
     pub(super) token: Token,
     /// The size in its handle.
     pub(super) handle_bytes: u64,
-    /// Streams whose work used it, each with an event behind that work. The block's own stream is first.
+    /// Streams whose work used it, each with an event recorded after that work. The block's own stream is
+    /// first.
     pub(super) uses: Vec<(StreamId, EventId)>,
     /// Whether all that work counts as finished, because memory was freed to the driver since, which
     /// waits for the device.

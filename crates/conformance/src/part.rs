@@ -118,7 +118,7 @@ impl<D: Driver> Share<D> {
         Part::with(device.clone(), Self { device, total_bytes, book: Mutex::default() })
     }
 
-    /// Returns what it has allocated.
+    /// Returns the memory allocated from this part of the device.
     #[must_use]
     pub fn held(&self) -> Held {
         let book = self.book();
