@@ -45,7 +45,7 @@ pub struct Verification {
     pub ooms: u64,
     /// Addresses and failures that differ.
     pub address_mismatches: u64,
-    /// Segment events and completions that differ in order, size, address or stream.
+    /// Segment events and `FreeCompleted` events that differ in order, size, address or stream.
     pub segment_mismatches: u64,
     /// Segments of the final layout that differ.
     pub layout_mismatches: u64,
@@ -284,7 +284,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Applies the completions at the head of a group one by one, in order.
+    /// Applies the `FreeCompleted` events at the start of a group one by one, in order.
     fn complete(&mut self, at: usize, completions: &[TraceEvent]) -> Result<(), ReplayError> {
         for event in completions {
             self.builder.finished(event);
@@ -580,7 +580,8 @@ fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfi
     match (ours, theirs) {
         (Some(true), Some(false) | None) => Some(Misfit::TooLow),
         (Some(false) | None, Some(true)) | (Some(false), None) => Some(Misfit::TooHigh),
-        // Either it could not grow, or it still held what the recorded allocator had released.
+        // The replay did not grow where the recorded allocator did. Either the limit refused it, or the
+        // replay still held memory that the recorded allocator had released.
         (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
         _ => None,
     }

@@ -3,6 +3,9 @@
 //! Events become operations: allocations, frees, frees while other streams still use the block, the
 //! completion of those streams' work, and explicit calls of `empty_cache`. Such calls leave no event of
 //! their own and are inferred. Blocks from before the recording are allocated first.
+//!
+//! Recordings do not name the streams that delay a free. **Lanes** replace them: a lane is a made-up
+//! stream, and frees that wait for the same lane complete in order.
 
 use std::collections::{HashMap, HashSet};
 
@@ -44,11 +47,10 @@ pub enum Op {
     FreeInUse {
         /// Its number.
         id: u32,
-        /// The stream that uses it. Recordings do not name it; each lane is one that finishes its work
-        /// in order.
+        /// The lane that stands for the stream that uses it.
         lane: StreamId,
     },
-    /// Finishes the other stream's work on a block.
+    /// Finishes the work that a [`FreeInUse`](Self::FreeInUse) waits for, so that the block becomes free.
     Finished {
         /// The block's number.
         id: u32,
@@ -58,7 +60,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns the stream of a request, or the one that a free waits for.
+    /// Returns the stream of a request, or the lane that a free waits for.
     fn stream(&mut self) -> Option<&mut StreamId> {
         match self {
             Self::Allocate { stream, .. } | Self::AllocateInVain { stream, .. } => Some(stream),
@@ -89,12 +91,12 @@ pub struct Workload {
 pub(super) enum Group<'a> {
     /// A free; the block became free at once or later.
     Free { requested: &'a TraceEvent, at_once: bool },
-    /// Completions, segment events, and the request that caused them. Without a request an explicit
-    /// `empty_cache` caused them.
+    /// `FreeCompleted` events, segment events, and the request that caused them. Without a request an
+    /// explicit `empty_cache` caused them.
     Request {
-        /// Completions and segment events.
+        /// `FreeCompleted` events and segment events.
         events: &'a [TraceEvent],
-        /// How many completions are at the head of `events`.
+        /// Number of `FreeCompleted` events at the start of `events`.
         completions: usize,
         request: Option<&'a TraceEvent>,
     },
@@ -129,7 +131,7 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
 
 /// The most lanes of a recording.
 const LANES_MAX: usize = 4096;
-/// The lane of blocks that were freed before the recording began and became free during it.
+/// The lane of blocks whose free was requested before the recording and completed during it.
 pub(super) const LANE_BEFORE: StreamId = StreamId(u64::MAX - LANES_MAX as u64);
 
 /// Lanes that finish in order: the fewest streams that can explain when each block became free.

@@ -1,7 +1,7 @@
 //! A stream of the decoded bytes: counted, limited, never held as a whole.
 //!
-//! Both parsers read from here. So one place knows the offset for messages, and one place stops a
-//! decompression bomb at [`Limits::decoded_bytes`](super::Limits::decoded_bytes).
+//! Both parsers read from it. It counts the offset for error messages, and stops a decompression bomb
+//! at [`Limits::decoded_bytes`](super::Limits::decoded_bytes).
 
 use std::io::{self, Read};
 
