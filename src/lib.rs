@@ -28,27 +28,27 @@
 //!
 //! - [`config`]: the configuration string and the environment variables that hold it.
 //! - [`handle`]: typed buffers; [`allocator`]: untyped blocks and the interface of an allocator.
-//! - [`driver`]: devices; `sim` and `host` need no GPU.
-//! - [`registry`]: strategies by name, including user-defined ones; `conformance` tests them.
+//! - [`driver`]: the interface of devices, and CUDA's.
+//! - [`registry`]: strategies by name, including user-defined ones.
 //! - [`layers`]: limits, logs and leak reports around any strategy.
 //! - [`switch`]: replaces the strategy while blocks are live.
-//! - `analysis` and `replay`: evaluate recordings of real programs.
+//!
+//! Other packages build on this one: `stratalloc-sim` has devices for machines without a GPU,
+//! `stratalloc-conformance` tests user-defined strategies, `stratalloc-tools` evaluates recordings of real
+//! programs and has the command line, `stratalloc-ffi` is the library for C and PyTorch.
 //!
 //! # Features
 //!
 //! | feature | contents |
 //! |---|---|
-//! | `cli` (default) | the command line; implies `analysis`, `cuda` and `pluggable` |
-//! | `cuda` | CUDA devices; libcuda is loaded at run time, so building needs no toolkit |
+//! | `cuda` (default) | CUDA devices; libcuda is loaded at run time, so building needs no toolkit |
 //! | `cudarc` | buffers that cudarc's functions accept as their own slices |
 //! | `cuda-dynamic` | `cudarc` with CUDA 12.9, loaded at run time |
 //! | `pluggable` | `backend:pluggable`: allocation functions from a shared library |
-//! | `stacks` | call stacks of the program for the history and `layers:[track]`; also in `ffi` |
+//! | `stacks` | call stacks of the program for the history and `layers:[track]` |
+//! | `metrics` | the counters as text for Prometheus |
+//! | `gzip` | compressed snapshots |
 //! | `tracepoints` | static tracepoints at `malloc` and `free`, for bpftrace and other tools |
-//! | `replay`, `analysis` | reads and replays recordings; finds the memory that a program needs |
-//! | `conformance` | tests that every allocator must pass |
-//! | `ffi` | the C interface and the symbols that PyTorch loads |
-//! | `mimalloc` | adds mimalloc to the results of `bench --conf backend:cpu` |
 
 pub mod allocator;
 pub mod blocks;

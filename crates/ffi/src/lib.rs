@@ -1,8 +1,7 @@
 //! The library for other languages: a C interface, and the symbols that PyTorch's pluggable allocator
 //! loads.
 //!
-//! Needs the feature `ffi`; no other module depends on this one. Both are built on `Instance`, which
-//! identifies blocks by address. The C interface takes handles: `calls`, `figures`, `text`, `pools`,
+//! Both are built on `Instance`, which identifies blocks by address. The C interface takes handles: `calls`, `figures`, `text`, `pools`,
 //! `checkpoints`, `sharing`, `history`, `hooks` and `snapshots`. PyTorch's interface is `torch`, and
 //! needs no handle.
 //!

@@ -118,7 +118,7 @@ impl Snapshot {
     /// # Errors
     ///
     /// Any error of the file system; [`io::ErrorKind::Unsupported`] for a compressed file without the
-    /// feature `replay`, which contains the compression.
+    /// feature `gzip`, which contains the compression.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         if path.is_dir() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "is a directory"));

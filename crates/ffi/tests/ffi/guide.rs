@@ -45,13 +45,15 @@ fn the_program_in_c_compiles_with_its_line_and_runs() {
     }
     let folder = folder("guide-c");
     std::fs::write(folder.join("prog.c"), source).expect("there is room");
-    std::fs::create_dir_all(folder.join("target")).expect("there is room");
+    for inner in ["target", "crates/ffi"] {
+        std::fs::create_dir_all(folder.join(inner)).expect("there is room");
+    }
     let library = shared_library().parent().expect("files lie in folders");
     let link = |to: &Path, name: &str| {
         std::os::unix::fs::symlink(to, folder.join(name)).expect("links can be made");
     };
     link(library, "target/dist");
-    link(&Path::new(env!("CARGO_MANIFEST_DIR")).join("include"), "include");
+    link(&Path::new(env!("CARGO_MANIFEST_DIR")).join("include"), "crates/ffi/include");
     let mut said = String::new();
     for line in lines {
         said = good(Command::new("sh").args(["-c", line]).current_dir(&folder));
