@@ -1,9 +1,9 @@
 //! The library for other languages: a C interface, and the symbols that PyTorch's pluggable allocator
 //! loads.
 //!
-//! Both are built on `Instance`, which identifies blocks by address. The C interface takes handles: `calls`, `figures`, `text`, `pools`,
-//! `checkpoints`, `sharing`, `history`, `hooks` and `snapshots`. PyTorch's interface is `torch`, and
-//! needs no handle.
+//! Both are built on `Instance`, which identifies blocks by address. The C interface takes handles:
+//! `calls`, `figures`, `text`, `pools`, `checkpoints`, `sharing`, `history`, `hooks` and `snapshots`.
+//! PyTorch's interface is `torch`, and needs no handle.
 //!
 //! Callers are not trusted. Every function checks its pointers (`pointers`) and runs under `guard`, which
 //! catches panics. A failure becomes a status and the thread's last error. A handle is a number with a
