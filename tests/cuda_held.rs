@@ -12,8 +12,7 @@ mod common;
 use std::sync::Arc;
 
 use stratalloc::allocator::{Caching, DeviceAllocator, Request};
-use stratalloc::config::KeyTable;
-use stratalloc::config::{Config, Settings};
+use stratalloc::config::{Config, KeyTable, Settings};
 use stratalloc::driver::{Cuda, Driver, ProcessUsage};
 use stratalloc::error::{AllocError, DriverErrorKind};
 use stratalloc::ids::{DeviceId, StreamId};

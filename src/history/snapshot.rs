@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use super::annotations::Annotation;
-use super::clock::Moment;
-use super::clock::Operation;
+use super::clock::{Moment, Operation};
 use super::context::{Context, Gathered};
 use super::entries::Entries;
 use super::event::{Action, BlockStateName, Event, SegmentLayout};

@@ -22,12 +22,11 @@
 //! Threads do not wait for trackers of other threads, with one exception. A request that would otherwise
 //! fail waits, because the range that is being announced may serve it.
 
-use std::fmt;
-use std::mem;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::{fmt, mem};
 
 use parking_lot::{Mutex, RwLock};
 

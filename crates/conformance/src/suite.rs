@@ -5,16 +5,14 @@ use std::cell::{Cell, RefCell};
 use std::error::Error;
 
 use super::bed::Bed;
-#[cfg(target_os = "linux")]
-use super::gpu;
 use super::laws::{self, Law};
-use super::leaks;
 use super::machine::{Machine, SimMachine};
 use super::property::Property;
 use super::report::{Device, Failure, Outcome, Report};
 use super::script::{Op, Script};
 use super::search::{self, Broken};
-use super::{Build, Checked, Options, accounts};
+#[cfg(target_os = "linux")]
+use super::{Build, Checked, Options, accounts, gpu, leaks};
 use stratalloc::allocator::DeviceAllocator;
 #[cfg(target_os = "linux")]
 use stratalloc::error::{DriverError, DriverErrorKind};

@@ -7,10 +7,9 @@ use std::ffi::c_void;
 
 use super::calls::{pointer_to, stream_to};
 use super::guard::{Failure, Status, status};
-use super::lent;
 use super::pointers::store;
 use super::pools::Pool;
-use super::table;
+use super::{lent, table};
 use stratalloc::allocator::PoolCheckpoint;
 
 /// The blocks of a pool at one moment. An opaque handle: never dereferenced.

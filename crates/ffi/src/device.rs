@@ -8,8 +8,7 @@ use stratalloc::driver::Driver;
 use stratalloc::error::DriverErrorKind;
 use stratalloc::ids::DeviceId;
 #[cfg(target_os = "linux")]
-use stratalloc_sim::{Host, HostOptions};
-use stratalloc_sim::{Sim, SimOptions};
+use stratalloc_sim::{Host, HostOptions, Sim, SimOptions};
 
 /// Opens `sim`, `host` (each with an optional `:N` for an ordinal) or `cuda:N`.
 pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {

@@ -6,9 +6,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::calls::{pointer_to, stream_of, stream_to};
 use super::guard::{Failure, Status, status};
-use super::lent;
 use super::pointers::{Place, read_any, store_any, write_all};
-use super::table;
+use super::{lent, table};
 use stratalloc::allocator::Imported;
 use stratalloc::ids::DeviceId;
 use stratalloc::sharing::SharedHandle;

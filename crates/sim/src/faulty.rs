@@ -7,9 +7,8 @@
 
 use parking_lot::Mutex;
 
-use stratalloc::driver::DriverResult;
 use stratalloc::driver::call::Call;
-use stratalloc::driver::{Intercepted, Interceptor};
+use stratalloc::driver::{DriverResult, Intercepted, Interceptor};
 use stratalloc::error::{DriverError, DriverErrorKind};
 
 /// The calls that fail, and their error.

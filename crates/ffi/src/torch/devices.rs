@@ -260,8 +260,7 @@ mod tests {
     use stratalloc::config::KeyTable;
     use stratalloc::driver::Driver;
     use stratalloc::error::DriverErrorKind;
-    use stratalloc::ids::PoolId;
-    use stratalloc::ids::{DeviceId, StreamId};
+    use stratalloc::ids::{DeviceId, PoolId, StreamId};
     use stratalloc::size::MIB;
     use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim, SimOptions};
 

@@ -5,9 +5,8 @@
 //! behaviour. `unsafe` code is only here and in `space`, which maps physical pieces into ranges.
 #![expect(unsafe_code, reason = "mapping memory, and seeing it as bytes")]
 
-use std::io;
-use std::ptr;
 use std::sync::atomic::AtomicU8;
+use std::{io, ptr};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 

@@ -3,15 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::advice::{Advice, Tried};
-use super::causes::HeapCauses;
-use super::causes::{Causes, Moment, Picture};
+use super::causes::{Causes, HeapCauses, Moment, Picture};
 use super::needs::Need;
 use super::recording::Recording;
 use super::streams::Streams;
 use super::torch::ForTorch;
 use crate::replay::HostMemory;
-use stratalloc::ids::PoolId;
-use stratalloc::ids::StreamId;
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 
 /// Formats a whole number with thousands separators.

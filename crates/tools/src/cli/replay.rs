@@ -16,11 +16,10 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 
 use super::device::{Device, Opened};
-use super::files;
 use super::outcome::{BadWords, Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json, tell_start};
-use super::settings;
 use super::show::{joined, mib, progress, shown_conf, shown_path};
+use super::{files, settings};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]

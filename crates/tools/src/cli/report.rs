@@ -11,11 +11,10 @@ use crate::replay::Trace;
 use crate::report::{self, Options, PAGE_BYTES};
 use stratalloc::config::{TorchVersion, shown};
 
-use super::files;
 use super::outcome::{BadWords, Outcome, Result, out, tell};
 use super::recordings::{Devices, Recordings, name_of};
-use super::settings;
 use super::show::{mib, progress, shown_path};
+use super::{files, settings};
 
 /// Arguments of `report`.
 #[derive(Args, Debug)]

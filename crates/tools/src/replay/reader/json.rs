@@ -3,8 +3,7 @@
 //! `serde_json` limits nesting to 128 levels. Values under keys that are not read are skipped.
 
 use std::cell::Cell;
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
