@@ -28,10 +28,10 @@ const MIB: u64 = 1 << 20;
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let size = UserKey::whole("arena_mb", 1..=1 << 20, "MiB that a step may take");
     Registration::new("arena", |driver, settings| {
-        let said = settings.extra.iter().find(|(key, _)| key == "arena_mb");
-        arena(driver, said.map_or(Ok(64), |(_, mib)| mib.parse())?)
+        let size = settings.extra.iter().find(|(key, _)| key == "arena_mb");
+        arena(driver, size.map_or(Ok(64), |(_, mib)| mib.parse())?)
     })
-    .about("front to back, and anew each step")
+    .about("front to back, reset at each step")
     .key(size)
     .register()?;
     if std::env::args().len() > 1 {

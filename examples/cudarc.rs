@@ -69,7 +69,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     // SAFETY: the vendor's library; its initialisers are safe to run in any process.
     if !unsafe { is_culib_present() } {
-        return Err("this example needs cuBLAS: put libcublas.so where the loader looks".into());
+        return Err(
+            "this example needs cuBLAS: put libcublas.so on the loader's search path".into()
+        );
     }
     let config = from_environment(&KeyTable::default(), |name| std::env::var(name).ok())?.config;
     let handle = Handle::build(&config, cuda)?;

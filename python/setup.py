@@ -19,11 +19,11 @@ def cargo(*words):
     options = ["--profile", "dist", "--config", 'profile.dist.strip="debuginfo"']
     command = ["cargo", "build", *options, "--message-format=json-render-diagnostics", *words]
     try:
-        said = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+        output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     except FileNotFoundError:
         sys.exit("stratalloc is built with Rust, and there is no cargo: see https://rustup.rs")
     made = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         artifact = json.loads(line)
         if artifact["reason"] == "compiler-artifact":
             made.setdefault(artifact["target"]["name"], []).extend(artifact["filenames"])

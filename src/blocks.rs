@@ -26,10 +26,10 @@ use crate::stats::{Statistics, signed};
 pub struct Blocks {
     owner: OwnerId,
     state: Mutex<State>,
-    give: Box<Give>,
+    free: Box<FreeFn>,
 }
 
-type Give = dyn Fn(u64, u64) -> Result<(), DriverError> + Send + Sync;
+type FreeFn = dyn Fn(u64, u64) -> Result<(), DriverError> + Send + Sync;
 
 #[derive(Default)]
 struct State {
@@ -45,11 +45,11 @@ impl fmt::Debug for Blocks {
 }
 
 impl Blocks {
-    /// Returns an empty table. `give` frees the memory of a block, given its address and its size in
+    /// Returns an empty table. `free` frees the memory of a block, given its address and its size in
     /// bytes. It is called once for each block, with no lock held.
     #[must_use]
-    pub fn new(give: impl Fn(u64, u64) -> Result<(), DriverError> + Send + Sync + 'static) -> Self {
-        Self { owner: OwnerId::next(), state: Mutex::default(), give: Box::new(give) }
+    pub fn new(free: impl Fn(u64, u64) -> Result<(), DriverError> + Send + Sync + 'static) -> Self {
+        Self { owner: OwnerId::next(), state: Mutex::default(), free: Box::new(free) }
     }
 
     /// Serves a request from memory at the address that `take` returns; `take` receives the number of
@@ -73,7 +73,7 @@ impl Blocks {
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         }
         let (serial, _) = state.live.enter(address, bytes);
-        state.statistics.handed_out(PoolKind::of(bytes), signed(bytes));
+        state.statistics.count_alloc(PoolKind::of(bytes), signed(bytes));
         Ok(Allocation::new(address, bytes, self.owner, Token::numbered(serial)))
     }
 
@@ -112,14 +112,14 @@ impl Blocks {
     /// at once.
     fn remove(&self, name: BlockName) -> Result<u64, HandleError> {
         let block = self.state.lock().live.take(name)?;
-        let bytes = block.kept;
-        let given = (self.give)(name.address, bytes);
+        let bytes = block.value;
+        let freed = (self.free)(name.address, bytes);
         let mut state = self.state.lock();
-        if let Err(error) = given {
+        if let Err(error) = freed {
             state.live.put_back(block);
             return Err(error.into());
         }
-        state.statistics.given_back(PoolKind::of(bytes), signed(bytes));
+        state.statistics.count_free(PoolKind::of(bytes), signed(bytes));
         Ok(bytes)
     }
 
@@ -156,7 +156,7 @@ impl Drop for Blocks {
     fn drop(&mut self) {
         for block in self.state.get_mut().live.drain() {
             // A drop cannot return an error: memory that cannot be freed leaks.
-            let _ = (self.give)(block.address, block.kept);
+            let _ = (self.free)(block.address, block.value);
         }
     }
 }
@@ -252,15 +252,15 @@ mod tests {
         assert!(report.driver.is_some());
         assert_eq!(blocks.statistics().num_ooms, 1);
         let alone = AllocError::from(failed(DriverErrorKind::OutOfMemory)).to_string();
-        assert!(alone.starts_with("out of memory on device 0.\nThe driver said: "), "{alone}");
+        assert!(alone.starts_with("out of memory on device 0.\nDriver error: "), "{alone}");
         let lost = |_| Err(failed(DriverErrorKind::DeviceLost));
         assert!(matches!(blocks.allocate(request(1), lost), Err(AllocError::Driver(_))));
     }
 
     #[test]
-    fn a_block_that_is_not_taken_back_stays_live_and_a_drop_tries_again() {
-        let (works, given) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-        let (own, list) = (Arc::clone(&works), Arc::clone(&given));
+    fn a_block_that_is_not_freed_stays_live_and_a_drop_tries_again() {
+        let (works, freed) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (own, list) = (Arc::clone(&works), Arc::clone(&freed));
         let blocks = Blocks::new(move |address, bytes| {
             list.lock().push((address, bytes));
             let works = own.load(Ordering::Relaxed);
@@ -272,6 +272,6 @@ mod tests {
         assert_eq!((blocks.len(), blocks.statistics().allocation.all.freed), (1, 0));
         works.store(true, Ordering::Relaxed);
         drop(blocks);
-        assert_eq!(*given.lock(), [(512, 100), (512, 100)]);
+        assert_eq!(*freed.lock(), [(512, 100), (512, 100)]);
     }
 }

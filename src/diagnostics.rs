@@ -28,7 +28,7 @@ thread_local! {
 
 /// Passes the operation's queued lines to the logger when dropped. Created before the first lock is
 /// taken.
-#[must_use = "lines are kept while this lives"]
+#[must_use = "lines are queued until this is dropped"]
 pub(crate) struct Lines(PhantomData<*const ()>);
 
 /// Opens an operation. The lines of nested operations are logged when the outermost one ends.

@@ -128,7 +128,7 @@ pub enum AllocError {
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
     /// The allocator has heaps for the maximum number of streams already.
-    #[error("stream {stream} would be number {limit} plus one: too many streams")]
+    #[error("too many streams: stream {stream} exceeds the limit of {limit}; reuse streams")]
     TooManyStreams {
         /// The stream of the request.
         stream: StreamId,
@@ -149,7 +149,7 @@ pub enum AllocError {
         stream: StreamId,
     },
     /// A user's allocation function returned an unusable address.
-    #[error("the user's function answered {requested_bytes} bytes with {address:#x}, {fault}")]
+    #[error("the user's function returned {address:#x} for {requested_bytes} bytes, {fault}")]
     BadAddress {
         /// The returned address.
         address: u64,
@@ -202,17 +202,17 @@ const _: () = assert!(size_of::<Result<u64, HandleError>>() <= 3 * size_of::<usi
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AddressFault {
     /// A live block has this address. The user's free function is not called with it.
-    #[error("where a block lives that it handed out before")]
+    #[error("the address of a live block")]
     Live,
     /// It is not a multiple of the alignment that kernels rely on. The block was freed with the user's
     /// function.
-    #[error("which is no multiple of {alignment_bytes}")]
+    #[error("which is not a multiple of {alignment_bytes}")]
     Misaligned {
         /// The required alignment in bytes.
         alignment_bytes: u64,
     },
     /// The end of the block would exceed 64 bits. The block was freed with the user's function.
-    #[error("from where it would not end within 64 bits")]
+    #[error("where the block would end beyond 64 bits")]
     PastTheEnd,
 }
 
@@ -236,7 +236,7 @@ pub enum PoolError {
         pool: PoolId,
     },
     /// The pool has no users any more.
-    #[error("pool {pool} has no user any more")]
+    #[error("pool {pool} has no users left")]
     Released {
         /// The pool.
         pool: PoolId,
@@ -381,7 +381,7 @@ impl fmt::Display for LiveBytes {
         let (held, oldest) = (human_bytes(self.bytes), self.oldest.as_secs_f64());
         let (blocks, plural) = (self.blocks, if self.blocks == 1 { "block" } else { "blocks" });
         let no_frames = self.frames.is_empty();
-        let asked = if no_frames { "nobody knows who asked" } else { &self.frames.join(" < ") };
+        let asked = if no_frames { "unknown call stack" } else { &self.frames.join(" < ") };
         write!(f, "{held} in {blocks} {plural}, up to {oldest:.1} s old: {asked}")
     }
 }
@@ -447,7 +447,7 @@ impl fmt::Display for OutOfMemory {
             let (asked, all) = (h(self.requested_bytes), h(total));
             writeln!(f, "out of memory on device {}: tried to allocate {asked}.", self.device)?;
             let why = "no setting makes room for this request";
-            return writeln!(f, "The device has {all} in all: {why}.");
+            return writeln!(f, "The device has {all} in total: {why}.");
         }
         write!(f, "out of memory on device {}", self.device)?;
         // A report that was made from a driver error alone has no request.
@@ -462,18 +462,18 @@ impl fmt::Display for OutOfMemory {
         }
         writeln!(f, ".")?;
         if let (Some(free), Some(total)) = (self.device_free_bytes, self.device_total_bytes) {
-            writeln!(f, "The device has {} in all, of which {} is free.", h(total), h(free))?;
+            writeln!(f, "The device has {} in total, of which {} is free.", h(total), h(free))?;
         }
-        let knows_cache = self.reserved_bytes > 0;
+        let has_cache = self.reserved_bytes > 0;
         let held = h(self.allocated_bytes);
         match self.limit_bytes.map(h) {
-            Some(limit) if knows_cache || self.allocated_bytes == 0 => {
+            Some(limit) if has_cache || self.allocated_bytes == 0 => {
                 writeln!(f, "This allocator may reserve {limit}.")?;
             }
             Some(limit) => writeln!(f, "Callers may hold {limit} and hold {held}.")?,
             None => {}
         }
-        if knows_cache {
+        if has_cache {
             writeln!(
                 f,
                 "It holds {}: {held} allocated, {} cached in large and {} in small pools, {} waiting \
@@ -489,18 +489,18 @@ impl fmt::Display for OutOfMemory {
         }
         if self.cached_private_bytes > 0 {
             let private = h(self.cached_private_bytes);
-            writeln!(f, "Of what is cached, {private} is in private pools (of graphs, say).")?;
+            writeln!(f, "Private pools hold {private} of the cached memory.")?;
         }
         for free in &self.free {
             writeln!(f, "{free}")?;
         }
         if self.free.is_empty() && self.cached_large_bytes + self.cached_small_bytes > 0 {
-            writeln!(f, "Where the cached memory lies is known to the driver only.")?;
-        } else if self.free.is_empty() && knows_cache {
+            writeln!(f, "The driver does not report the layout of the cached memory.")?;
+        } else if self.free.is_empty() && has_cache {
             writeln!(f, "No block is free.")?;
         }
         if let Some(driver) = &self.driver {
-            writeln!(f, "The driver said: {driver}.")?;
+            writeln!(f, "Driver error: {driver}.")?;
         }
         for holder in &self.holders {
             let this = if holder.is_this_process() { " (this one)" } else { "" };
@@ -539,7 +539,7 @@ impl fmt::Display for FreeRanges {
         match self.between_blocks {
             0 => f.write_str("."),
             1 => write!(f, ", beside a block in use of {}.", h(self.between_bytes)),
-            n => write!(f, ", beside {n} blocks in use of {} in all.", h(self.between_bytes)),
+            n => write!(f, ", beside {n} blocks in use of {} in total.", h(self.between_bytes)),
         }
     }
 }
@@ -549,12 +549,12 @@ impl fmt::Display for FreeRanges {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum HandleError {
     /// The handle belongs to another allocator.
-    #[error("the allocation belongs to allocator {}, not to {}", owner.number(), asked.number())]
+    #[error("the allocation belongs to allocator {}, not to {}", owner.number(), called.number())]
     Foreign {
         /// The allocator that allocated the block.
         owner: OwnerId,
         /// The allocator that was called.
-        asked: OwnerId,
+        called: OwnerId,
     },
     /// The block was freed before; its memory may already belong to another block.
     #[error("the allocation at {address:#x} was freed before")]

@@ -99,7 +99,7 @@ impl<T: Copy> EventQueue<T> {
                 Err(error) => Err(error),
             };
             if let Err(error) = failed {
-                self.give_back(&recorded);
+                self.return_unused(&recorded);
                 return Err(error);
             }
         }
@@ -121,7 +121,7 @@ impl<T: Copy> EventQueue<T> {
     }
 
     /// Returns unused events for reuse.
-    pub(crate) fn give_back(&self, recorded: &[(EventId, StreamId)]) {
+    pub(crate) fn return_unused(&self, recorded: &[(EventId, StreamId)]) {
         self.queues.lock().spare.extend(recorded.iter().map(|(event, _)| *event));
     }
 

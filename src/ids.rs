@@ -47,7 +47,7 @@ impl PoolId {
     pub const DEFAULT: Self = Self { capture: 0, user: 0 };
 
     /// The id of no pool: that of empty heaps that wait for a pool.
-    pub(crate) const NOBODY: Self = Self { capture: u64::MAX, user: u64::MAX };
+    pub(crate) const NONE: Self = Self { capture: u64::MAX, user: u64::MAX };
 
     /// Returns an id for a user's pool that no other pool of this process has.
     #[must_use]

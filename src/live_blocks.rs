@@ -52,7 +52,7 @@ pub(crate) struct Live<T> {
     pub(crate) address: u64,
     pub(crate) serial: u64,
     /// The data that the allocator keeps for it.
-    pub(crate) kept: T,
+    pub(crate) value: T,
 }
 
 impl<T> Live<T> {
@@ -68,7 +68,7 @@ impl<T> Deref for Live<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        &self.kept
+        &self.value
     }
 }
 
@@ -103,9 +103,9 @@ impl<T> LiveBlocks<T> {
     /// Adds a block with a new serial number. Returns that number, and the block it replaced at this
     /// address.
     #[inline]
-    pub(crate) fn enter(&mut self, address: u64, kept: T) -> (u64, Option<Live<T>>) {
+    pub(crate) fn enter(&mut self, address: u64, value: T) -> (u64, Option<Live<T>>) {
         let serial = self.next_serial();
-        (serial, self.put_back(Live { address, serial, kept }))
+        (serial, self.put_back(Live { address, serial, value }))
     }
 
     /// Adds a block that was removed, unchanged. Returns the block it replaced at this address.
@@ -147,7 +147,7 @@ impl<T> LiveBlocks<T> {
     #[inline]
     pub(crate) fn find_mut(&mut self, name: BlockName) -> Result<&mut T, HandleError> {
         let found = self.get_mut(name.address).filter(|live| live.has(name.serial));
-        found.map(|live| &mut live.kept).ok_or_else(|| name.missing())
+        found.map(|live| &mut live.value).ok_or_else(|| name.missing())
     }
 
     /// Removes the block with this name.
@@ -160,15 +160,15 @@ impl<T> LiveBlocks<T> {
         self.take_if(name.address, |live| live.has(name.serial)).ok_or_else(|| name.missing())
     }
 
-    /// Removes the block at an address if `is_meant` returns true for it.
+    /// Removes the block at an address if `is_wanted` returns true for it.
     #[inline]
     pub(crate) fn take_if(
         &mut self,
         address: u64,
-        is_meant: impl FnOnce(&Live<T>) -> bool,
+        is_wanted: impl FnOnce(&Live<T>) -> bool,
     ) -> Option<Live<T>> {
         let found = self.table.find_entry(hash_of(address), |live| live.address == address).ok()?;
-        is_meant(found.get()).then(|| found.remove().0)
+        is_wanted(found.get()).then(|| found.remove().0)
     }
 
     /// Gives the block at an address a new serial number: existing handles to it become stale.
@@ -176,7 +176,7 @@ impl<T> LiveBlocks<T> {
         let serial = self.next_serial();
         let live = self.get_mut(address)?;
         live.serial = serial;
-        Some((serial, &mut live.kept))
+        Some((serial, &mut live.value))
     }
 
     /// Returns the number of blocks.
@@ -250,17 +250,17 @@ mod tests {
         let (second, _) = blocks.enter(0x100, "second");
         let stale = blocks.take(handle(first)).unwrap_err();
         assert_eq!(stale, HandleError::Stale { address: 0x100 });
-        assert_eq!(blocks.take(handle(second)).unwrap().kept, "second");
+        assert_eq!(blocks.take(handle(second)).unwrap().value, "second");
         let gone = blocks.take(BlockName::at(0x100)).unwrap_err();
         assert_eq!(gone, HandleError::UnknownAddress { address: 0x100 });
     }
 
     #[test]
-    fn a_block_whose_address_is_handed_out_again_is_returned() {
+    fn a_block_whose_address_is_allocated_again_is_returned() {
         let mut blocks = LiveBlocks::default();
         let (gone, _) = blocks.enter(0x100, 5);
         let (_, lost) = blocks.enter(0x100, 6);
-        assert_eq!(lost.map(|live| (live.serial, live.kept)), Some((gone, 5)));
+        assert_eq!(lost.map(|live| (live.serial, live.value)), Some((gone, 5)));
         assert!(blocks.find_mut(handle(gone)).is_err());
     }
 

@@ -31,7 +31,7 @@ pub(crate) struct Scopes<P> {
     captures: AtomicUsize,
     /// The number of open scopes that the driver was notified of. Never greater than the driver's own
     /// count.
-    told: AtomicU64,
+    announced: AtomicU64,
     /// The newest is last.
     open: RwLock<Arc<Vec<Arc<Scope<P>>>>>,
 }
@@ -40,11 +40,11 @@ pub(crate) struct Scopes<P> {
 struct Scope<P> {
     pool: PoolId,
     filter: ScopeFilter,
-    kept: P,
+    data: P,
     /// The thread that opened it. A capture in the scope runs on this thread.
     thread: ThreadNumber,
     is_captures: AtomicBool,
-    is_told: bool,
+    is_announced: bool,
 }
 
 /// A scope that was closed. Dropping it drops its filter, which may be a user's: drop it without holding
@@ -71,7 +71,7 @@ impl<P> Scopes<P> {
             driver,
             count: AtomicUsize::new(0),
             captures: AtomicUsize::new(0),
-            told: AtomicU64::new(0),
+            announced: AtomicU64::new(0),
             open: RwLock::default(),
         }
     }
@@ -100,24 +100,24 @@ impl<P> Scopes<P> {
     }
 
     /// Returns true if other allocators over the same driver have scopes open.
-    pub(crate) fn any_elsewhere(&self) -> bool {
+    pub(crate) fn any_in_other_allocators(&self) -> bool {
         let Some(capture) = self.driver.capture() else { return false };
         // If the driver cannot report the number, a capture may be active.
-        capture.expected().map_or(true, |expected| expected > self.told.load(Ordering::SeqCst))
+        capture.expected().map_or(true, |expected| expected > self.announced.load(Ordering::SeqCst))
     }
 
     /// Opens a scope that takes precedence over all others. The caller has checked that its pool has
     /// none.
-    pub(crate) fn open(&self, pool: PoolId, filter: ScopeFilter, kept: P) {
+    pub(crate) fn open(&self, pool: PoolId, filter: ScopeFilter, data: P) {
         // If the notification fails, the driver behaves as without it.
-        let told = self.driver.capture().map(|capture| capture.expect_captures(true));
-        let is_told = matches!(told, Some(Ok(())));
-        self.told.fetch_add(u64::from(is_told), Ordering::SeqCst);
+        let announced = self.driver.capture().map(|capture| capture.expect_captures(true));
+        let is_announced = matches!(announced, Some(Ok(())));
+        self.announced.fetch_add(u64::from(is_announced), Ordering::SeqCst);
         let is_captures = matches!(filter, ScopeFilter::Capture(_));
         self.captures.fetch_add(usize::from(is_captures), Ordering::Relaxed);
         let thread = ThreadNumber::current();
         let is_captures = AtomicBool::new(is_captures);
-        let scope = Arc::new(Scope { pool, filter, kept, thread, is_captures, is_told });
+        let scope = Arc::new(Scope { pool, filter, data, thread, is_captures, is_announced });
         Arc::make_mut(&mut *self.open.write()).push(scope);
         self.count.fetch_add(1, Ordering::Relaxed);
     }
@@ -134,8 +134,8 @@ impl<P> Scopes<P> {
         // Set the flag, so that a request routed at the same time does not count the scope again.
         let was_captures = scope.is_captures.swap(true, Ordering::Relaxed);
         self.captures.fetch_sub(usize::from(was_captures), Ordering::Relaxed);
-        if scope.is_told {
-            self.told.fetch_sub(1, Ordering::SeqCst);
+        if scope.is_announced {
+            self.announced.fetch_sub(1, Ordering::SeqCst);
             // This undoes a notification that succeeded.
             let _ = self.driver.capture().map(|capture| capture.expect_captures(false));
         }
@@ -155,7 +155,7 @@ impl<P: Clone> Scopes<P> {
     /// Returns the data of the open scope of a pool.
     pub(crate) fn of(&self, pool: PoolId) -> Option<P> {
         let open = self.open.read();
-        open.iter().find(|scope| scope.pool == pool).map(|scope| scope.kept.clone())
+        open.iter().find(|scope| scope.pool == pool).map(|scope| scope.data.clone())
     }
 
     /// Routes a request on a stream to the newest scope that accepts it.
@@ -179,7 +179,7 @@ impl<P: Clone> Scopes<P> {
             let was_captures = scope.is_captures.swap(true, Ordering::Relaxed);
             self.captures.fetch_add(usize::from(!was_captures), Ordering::Relaxed);
         }
-        Ok(Routed { to: scope.map(|scope| scope.kept.clone()), status })
+        Ok(Routed { to: scope.map(|scope| scope.data.clone()), status })
     }
 }
 

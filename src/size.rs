@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_in_bytes_comes_back_from_its_fraction() {
+    fn a_limit_in_bytes_equals_that_of_its_fraction() {
         for total_bytes in [GIB, 150_109_880_320, 1 << 45] {
             for limit_bytes in [0, 1, 20 * MIB, 6442 * MIB + 1, total_bytes - 1] {
                 let limit_bytes = limit_bytes.min(total_bytes - 1);

@@ -137,9 +137,9 @@ fn released_blocks_can_be_freed_by_hand_and_taken_back() {
     assert_eq!(live_blocks(&handle), 0);
 }
 
-struct Told(Arc<AtomicBool>);
+struct SetOnDrop(Arc<AtomicBool>);
 
-impl Drop for Told {
+impl Drop for SetOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -152,7 +152,7 @@ fn foreign_memory_is_kept_and_never_freed() {
     let block = handle.take_on(1024, ON);
     let gone = Arc::new(AtomicBool::new(false));
     let adopt = |address, len| {
-        let keeps = Box::new(Told(Arc::clone(&gone)));
+        let keeps = Box::new(SetOnDrop(Arc::clone(&gone)));
         DeviceVec::<u32>::adopt(&handle, address, len, ON, keeps)
     };
     let vec = adopt(block.address(), 256).unwrap();

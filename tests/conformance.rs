@@ -42,12 +42,12 @@ stratalloc_conformance::conformance_tests!(switched, |driver| {
 });
 
 #[test]
-fn sizes_that_nothing_can_have_are_refused_before_any_driver_is_asked() {
+fn impossible_sizes_are_refused_before_any_driver_call() {
     for backend in ["native", "cudaMallocAsync", "cpu"] {
         let own =
             configured(&format!("backend:{backend}"))(Arc::new(Sim::with_bytes(GIB))).unwrap();
-        assert!(matches!(own.ask(0, HOME), Err(AllocError::ZeroBytes)), "{backend}");
-        let huge = own.ask(u64::MAX, HOME).unwrap_err().to_string();
+        assert!(matches!(own.try_allocate(0, HOME), Err(AllocError::ZeroBytes)), "{backend}");
+        let huge = own.try_allocate(u64::MAX, HOME).unwrap_err().to_string();
         let wanted = AllocError::TooLarge { requested_bytes: u64::MAX }.to_string();
         assert_eq!(huge, wanted, "{backend}");
     }

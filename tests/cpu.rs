@@ -17,7 +17,7 @@ struct Counted {
     memory: SystemMemory,
     held: AtomicI64,
     held_bytes: AtomicI64,
-    asked: AtomicU64,
+    calls: AtomicU64,
     most_bytes: AtomicI64,
 }
 
@@ -27,7 +27,7 @@ impl Counted {
             memory: SystemMemory::default(),
             held: AtomicI64::new(0),
             held_bytes: AtomicI64::new(0),
-            asked: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
             most_bytes: AtomicI64::new(i64::MAX),
         })
     }
@@ -39,8 +39,8 @@ impl Counted {
 
 impl Source for Counted {
     fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        let size = i64::try_from(size_bytes).expect("tests ask for little");
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let size = i64::try_from(size_bytes).expect("tests allocate little");
         if self.held_bytes.load(Ordering::SeqCst) + size > self.most_bytes.load(Ordering::SeqCst) {
             let message = format!("no memory for {size_bytes} bytes");
             return Err(DriverError::new(DriverErrorKind::OutOfMemory, "test", 12, message));
@@ -51,9 +51,9 @@ impl Source for Counted {
         Ok(block)
     }
 
-    fn give(&self, block: SystemBlock) {
+    fn release(&self, block: SystemBlock) {
         self.held.fetch_sub(1, Ordering::SeqCst);
-        let size = i64::try_from(block.size_bytes()).expect("tests ask for little");
+        let size = i64::try_from(block.size_bytes()).expect("tests allocate little");
         self.held_bytes.fetch_sub(size, Ordering::SeqCst);
         drop(block);
     }

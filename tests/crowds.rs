@@ -1,8 +1,8 @@
 //! Many threads use one allocator, on shared streams and on their own, and free each other's blocks.
 //!
 //! `crowds/hammer.rs` has the work of each thread. Every block is claimed while it is live, so a byte
-//! allocated twice is detected at once. When no thread runs, the laws of `common::law` hold and every
-//! counter equals its recount. `crowds/hooks.rs` has the callbacks and observers.
+//! allocated twice is detected at once. When no thread runs, the invariants of `common::invariants`
+//! hold and every counter equals its recount. `crowds/hooks.rs` has the callbacks and observers.
 
 mod hammer;
 mod hooks;
@@ -41,9 +41,9 @@ fn blocks_used_by_other_streams_come_back_only_when_a_background_thread_has_fini
         let mut scene = Scene::new(64 << 30, EventMode::Manual, 3);
         scene.crosses = true;
         let done = hammer_on(&scene, &vec![scene.streams.clone(); threads], |over| {
-            let mut dice = Dice::new(99);
+            let mut rng = Rng::new(99);
             while !over.load(SeqCst) {
-                let stream = scene.streams[dice.below(scene.streams.len())];
+                let stream = scene.streams[rng.below(scene.streams.len())];
                 let moment = scene.machine.0.submitted();
                 scene.claims.pass(stream, moment);
                 scene.machine.0.complete_until(stream, moment);
@@ -61,37 +61,37 @@ fn under_pressure(threads: usize, settings: Settings) {
     scene.may_fail = true;
     scene.resets_peaks = settings.expandable_segments;
     let done = hammer_on(&scene, &vec![scene.streams.clone(); threads], |over| {
-        let mut dice = Dice::new(7);
+        let mut rng = Rng::new(7);
         let caching = scene.strategy.caching();
         let counters = scene.strategy.counters();
         let engine = scene.strategy.engine().expect("the native strategy has an engine");
         while !over.load(SeqCst) {
-            match dice.below(11) {
+            match rng.below(11) {
                 0 => caching.empty_cache().expect("the driver works"),
-                1 => caching.set_limit_bytes(Some([40, 90, 150][dice.below(3)] * MIB)),
+                1 => caching.set_limit_bytes(Some([40, 90, 150][rng.below(3)] * MIB)),
                 2 => caching.set_limit_bytes(None),
                 3 => caching.set_memory_fraction(0.7).expect("it is a fraction"),
                 4 => {
-                    let max_split_bytes = [None, Some(24 * MIB)][dice.below(2)];
-                    let expandable_segments = dice.below(2) == 0;
+                    let max_split_bytes = [None, Some(24 * MIB)][rng.below(2)];
+                    let expandable_segments = rng.below(2) == 0;
                     let other =
                         Settings { max_split_bytes, expandable_segments, ..settings.clone() };
                     caching.apply(&Config::from_settings(other)).expect("the device can do it");
                 }
                 5 => engine.check().expect("every heap keeps its invariants at any moment"),
-                6 => crate::common::law::check_layout(&caching.layout())
+                6 => crate::common::invariants::check_layout(&caching.layout())
                     .expect("layouts always tile"),
                 7 => drop(caching.cache_info().expect("the driver works")),
                 8 => counters.reset_accumulated(),
                 9 if scene.resets_peaks => counters.reset_peaks(),
                 _ => {
                     // Each heap is read at a different moment, so only single values can be checked.
-                    let told = counters.statistics();
-                    assert!(told.reserved_bytes.all.current <= 160 << 20);
-                    assert!(told.num_ooms >= 0 && told.allocation.all.peak >= 0);
+                    let stats = counters.statistics();
+                    assert!(stats.reserved_bytes.all.current <= 160 << 20);
+                    assert!(stats.num_ooms >= 0 && stats.allocation.all.peak >= 0);
                 }
             }
-            scene.machine.0.complete_stream(scene.streams[dice.below(3)]);
+            scene.machine.0.complete_stream(scene.streams[rng.below(3)]);
             thread::yield_now();
         }
         caching.set_limit_bytes(None);
@@ -124,21 +124,21 @@ fn peaks_are_exact_when_threads_take_turns() {
             for me in 0..threads {
                 let (scene, turn) = (&scene, &turn);
                 scope.spawn(move || {
-                    let mut dice = Dice::new(me as u64 + 1);
+                    let mut rng = Rng::new(me as u64 + 1);
                     let mut held = Vec::new();
                     for _ in 0..800 {
-                        let bytes = 1 + dice.below(200 * 1024) as u64;
+                        let bytes = 1 + rng.below(200 * 1024) as u64;
                         let signed = |n: u64| i64::try_from(n).expect("it is small");
                         let change = [1, signed(bytes.div_ceil(512) * 512), signed(bytes)];
-                        let stream = scene.streams[dice.below(3)];
-                        let frees = dice.below(2) == 0 && !held.is_empty();
-                        let (now, peak) = &mut *turn.lock().expect("nobody has panicked");
+                        let stream = scene.streams[rng.below(3)];
+                        let frees = rng.below(2) == 0 && !held.is_empty();
+                        let (now, peak) = &mut *turn.lock().expect("no thread has panicked");
                         let (change, sign) = if frees {
-                            let (block, change) = held.swap_remove(dice.below(held.len()));
+                            let (block, change) = held.swap_remove(rng.below(held.len()));
                             scene.strategy.give(block);
                             (change, -1)
                         } else {
-                            let block = scene.strategy.ask(bytes, stream);
+                            let block = scene.strategy.try_allocate(bytes, stream);
                             held.push((block.expect("there is room"), change));
                             (change, 1)
                         };
@@ -150,9 +150,9 @@ fn peaks_are_exact_when_threads_take_turns() {
                 });
             }
         });
-        let told = scene.strategy.stats();
-        let (now, peak) = turn.into_inner().expect("nobody has panicked");
-        let families = [told.allocation, told.allocated_bytes, told.requested_bytes];
+        let stats = scene.strategy.stats();
+        let (now, peak) = turn.into_inner().expect("no thread has panicked");
+        let families = [stats.allocation, stats.allocated_bytes, stats.requested_bytes];
         assert_eq!(families.map(|family| family.all.current), now);
         assert_eq!(families.map(|family| family.all.peak), peak);
         assert_eq!(families.map(|family| family.small.peak), peak);
@@ -195,9 +195,9 @@ fn overlapping_growth_never_passes_the_limit() {
             done.into_iter().for_each(|done| done.expect("no worker panics"));
             watch.join().expect("the limit held");
         });
-        let told = scene.strategy.stats();
-        assert!(told.reserved_bytes.all.peak <= 90 << 20, "not even for a moment");
-        assert_eq!(told.num_ooms, i64::try_from(failures.into_inner()).expect("few"));
+        let stats = scene.strategy.stats();
+        assert!(stats.reserved_bytes.all.peak <= 90 << 20, "not even for a moment");
+        assert_eq!(stats.num_ooms, i64::try_from(failures.into_inner()).expect("few"));
         scene.check();
     }
 }
@@ -226,13 +226,14 @@ fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, 
             let (strategy, begin) = (&strategy, &begin);
             scope.spawn(move || {
                 begin.wait();
-                strategy.ask(20 * MIB, StreamId(stream)).is_ok()
+                strategy.try_allocate(20 * MIB, StreamId(stream)).is_ok()
             })
         });
         threads.map(|thread| thread.join().expect("no thread panics"))
     });
     let engine = strategy.engine().expect("the native strategy has an engine");
-    crate::common::law::check_all(engine, machine.used_bytes()).expect("the laws hold at rest");
+    crate::common::invariants::check_all(engine, machine.used_bytes())
+        .expect("the invariants hold at rest");
     let served = served.into_iter().filter(|served| *served).count();
     (driver.interceptor().most_inside(), served, machine.used_bytes())
 }

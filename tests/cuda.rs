@@ -132,10 +132,10 @@ fn random_histories_keep_every_byte() {
         let strategy = strategy(&cuda, conf);
         let streams = [StreamId::DEFAULT, cuda.create_stream().unwrap()];
         let mut held: Vec<(Allocation, u8, StreamId)> = Vec::new();
-        let mut dice = 12345_u64;
+        let mut rng = 12345_u64;
         for step in 0..600_u64 {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let roll = dice >> 33;
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let roll = rng >> 33;
             if roll % 100 < 55 && held.len() < 60 {
                 let bytes = [512, 3 * KIB, 700 * KIB, 2 * MIB, 11 * MIB][(roll % 5) as usize];
                 let stream = streams[(roll % 2) as usize];
@@ -288,7 +288,7 @@ fn a_limit_and_the_device_end_in_reports() {
         let caching: &dyn Caching = engine(&strategy);
         caching.set_limit_bytes(Some(256 * MIB));
         let held: Vec<_> = (0..4).map(|_| strategy.take_on(60 * MIB, StreamId::DEFAULT)).collect();
-        match strategy.ask(60 * MIB, StreamId::DEFAULT) {
+        match strategy.try_allocate(60 * MIB, StreamId::DEFAULT) {
             Err(AllocError::OutOfMemory(report)) => {
                 assert_eq!(report.limit_bytes, Some(256 * MIB));
                 assert!(report.device_free_bytes.unwrap() > 256 * MIB);
@@ -299,7 +299,7 @@ fn a_limit_and_the_device_end_in_reports() {
         strategy.give(strategy.take_on(240 * MIB, StreamId::DEFAULT));
         caching.set_limit_bytes(None);
         let total = cuda.info().total_bytes;
-        match strategy.ask(total - total % 512, StreamId::DEFAULT) {
+        match strategy.try_allocate(total - total % 512, StreamId::DEFAULT) {
             Err(AllocError::OutOfMemory(report)) => println!("{report}"),
             other => panic!("{other:?}"),
         }
@@ -409,9 +409,9 @@ fn a_block_is_shared_between_two_processes() {
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&other.stdout).into_owned()
+        let stderr = String::from_utf8_lossy(&other.stdout).into_owned()
             + &String::from_utf8_lossy(&other.stderr);
-        assert!(other.status.success(), "{conf}: {told}");
+        assert!(other.status.success(), "{conf}: {stderr}");
         assert!(holds(&cuda, block.address(), 3 * MIB, 78, StreamId::DEFAULT), "{conf}");
         pair.into_iter().for_each(|block| strategy.give(block));
     }

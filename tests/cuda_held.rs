@@ -19,14 +19,14 @@ use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::MIB;
 use stratalloc::strategies::MallocAsyncAllocator;
-use stratalloc_sim::{Brake, Gates};
+use stratalloc_sim::{Gates, WorkGate};
 
 use common::gpu::{device, has_free, skip};
 
 /// Work held back on a stream finishes when it is released, whatever other streams do. A call that waits
 /// for the device releases it.
 #[test]
-fn held_back_work_finishes_when_it_is_let_go() {
+fn held_back_work_finishes_when_it_is_released() {
     let Some((_alone, cuda)) = device() else { return };
     let gated = Gates::before(Arc::clone(&cuda));
     let [first, second] = [0, 1].map(|_| cuda.create_stream().unwrap());
@@ -106,7 +106,7 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
 fn the_process_list_grows_with_what_is_taken() {
     let Some((_alone, cuda)) = device() else { return };
     let Some(processes) = cuda.processes() else {
-        return skip("no management library, or it does not know the device");
+        return skip("no management library, or it does not list the device");
     };
     let before = match processes.list() {
         Err(error) if error.kind() == DriverErrorKind::NotSupported => {
@@ -192,11 +192,11 @@ fn events_of_the_engine_break_no_capture_of_another_thread() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             for _ in 0..1000 {
-                streams.process_events().expect("the event can be asked for");
+                streams.process_events().expect("the event can be queried");
             }
         });
     });
-    Capture::end(&*cuda, StreamId(captured.cu_stream() as u64)).expect("nobody broke it");
+    Capture::end(&*cuda, StreamId(captured.cu_stream() as u64)).expect("the capture is intact");
     drop(scope);
 }
 
@@ -233,6 +233,6 @@ fn memory_that_goes_back_breaks_no_capture_of_another_thread() {
                 assert_eq!(stats().memory_reserved(), 0, "{conf}");
             });
         });
-        Capture::end(&*cuda, StreamId(captured.cu_stream() as u64)).expect("nobody broke it");
+        Capture::end(&*cuda, StreamId(captured.cu_stream() as u64)).expect("the capture is intact");
     }
 }

@@ -28,7 +28,7 @@ macro_rules! on_every_device {
 
 on_every_device! {
     a_segment_grows_in_place_and_large_requests_join_small_holes
-    empty_cache_unmaps_whole_free_pages_and_gives_address_space_back
+    empty_cache_unmaps_whole_free_pages_and_unreserves_address_space
     a_block_freed_for_another_stream_keeps_its_pages_until_its_work_is_done
     pages_of_a_stream_that_is_gone_go_back
     an_allocator_that_goes_waits_for_work_on_its_pages
@@ -36,12 +36,12 @@ on_every_device! {
     the_limit_binds_whole_pages
     the_collector_works_beside_expandable_segments
     oversize_rules_do_not_leak_reserved_memory
-    a_device_without_virtual_memory_refuses_and_says_why
+    a_device_without_virtual_memory_refuses_with_the_reason
 }
 
-type Bed<D> = BedOn<Faulty<Arc<D>>>;
+type Fixture<D> = FixtureOn<Faulty<Arc<D>>>;
 
-impl<D: Base> Bed<D> {
+impl<D: Base> Fixture<D> {
     fn apply(&self, conf: &str) {
         self.engine().apply(&config(conf)).expect("it has virtual memory");
     }
@@ -58,101 +58,101 @@ impl<D: Base> Bed<D> {
 const ON: &str = "expandable_segments:True";
 
 fn a_segment_grows_in_place_and_large_requests_join_small_holes<D: Base>() {
-    let bed = Bed::<D>::new(1 << 30, ON);
-    let first = bed.take(30 * MIB);
-    let second = bed.take(30 * MIB);
+    let fixture = Fixture::<D>::new(1 << 30, ON);
+    let first = fixture.take(30 * MIB);
+    let second = fixture.take(30 * MIB);
     assert_eq!(second.address(), first.address() + 30 * MIB, "one range, no gap");
-    assert_eq!(bed.stats().reserved_bytes.all.current, 60 << 20);
-    bed.give(first);
-    bed.give(second);
-    let joined = bed.take(60 * MIB);
-    assert_eq!(bed.stats().num_device_alloc, 2, "nothing more was mapped");
-    bed.give(joined);
-    assert_eq!(bed.stats().segment.all.current, 0, "pages are no segments");
-    bed.check();
+    assert_eq!(fixture.stats().reserved_bytes.all.current, 60 << 20);
+    fixture.give(first);
+    fixture.give(second);
+    let joined = fixture.take(60 * MIB);
+    assert_eq!(fixture.stats().num_device_alloc, 2, "nothing more was mapped");
+    fixture.give(joined);
+    assert_eq!(fixture.stats().segment.all.current, 0, "pages are no segments");
+    fixture.check();
 }
 
 #[test]
 fn rests_are_cut_off_down_to_512_bytes() {
-    let bed = Bed::<Sim>::new(1 << 30, ON);
-    let block = bed.take(20 * MIB - 512);
-    let free = bed.stats().free_blocks;
+    let fixture = Fixture::<Sim>::new(1 << 30, ON);
+    let block = fixture.take(20 * MIB - 512);
+    let free = fixture.stats().free_blocks;
     assert_eq!(free, 1);
-    bed.give(block);
+    fixture.give(block);
 }
 
-fn empty_cache_unmaps_whole_free_pages_and_gives_address_space_back<D: Base>() {
-    let bed = Bed::<D>::new(1 << 30, ON);
-    let blocks: Vec<_> = (0..4).map(|_| bed.take(20 * MIB)).collect();
+fn empty_cache_unmaps_whole_free_pages_and_unreserves_address_space<D: Base>() {
+    let fixture = Fixture::<D>::new(1 << 30, ON);
+    let blocks: Vec<_> = (0..4).map(|_| fixture.take(20 * MIB)).collect();
     let mut blocks = blocks.into_iter();
     let (a, b, c, d) = (blocks.next(), blocks.next(), blocks.next(), blocks.next());
     for block in [b, d].into_iter().flatten() {
-        bed.give(block);
+        fixture.give(block);
     }
-    bed.engine().empty_cache().expect("the driver works");
-    assert_eq!(bed.used_bytes(), 40 * MIB);
-    bed.check();
-    let again = bed.take(20 * MIB);
+    fixture.engine().empty_cache().expect("the driver works");
+    assert_eq!(fixture.used_bytes(), 40 * MIB);
+    fixture.check();
+    let again = fixture.take(20 * MIB);
     let first = a.as_ref().map(Allocation::address);
     assert_eq!(Some(again.address()), first.map(|at| at + 20 * MIB), "the lowest gap");
     for block in [a, c, Some(again)].into_iter().flatten() {
-        bed.give(block);
+        fixture.give(block);
     }
-    bed.engine().empty_cache().expect("the driver works");
-    assert!(bed.device.held().is_nothing(), "{:?}", bed.device.held());
-    assert_eq!(bed.used_bytes(), 0);
+    fixture.engine().empty_cache().expect("the driver works");
+    assert!(fixture.device.held().is_nothing(), "{:?}", fixture.device.held());
+    assert_eq!(fixture.used_bytes(), 0);
 }
 
 fn a_block_freed_for_another_stream_keeps_its_pages_until_its_work_is_done<D: Base>() {
-    let bed = Bed::<D>::new(1 << 30, ON);
-    let block = bed.take(20 * MIB);
-    bed.engine().record_stream(&block, StreamId(9)).expect("it is live");
-    bed.give(block);
-    assert_eq!(bed.stats().active.all.current, 1);
-    bed.engine().empty_cache().expect("it waits for the work");
-    assert_eq!(bed.used_bytes(), 0);
+    let fixture = Fixture::<D>::new(1 << 30, ON);
+    let block = fixture.take(20 * MIB);
+    fixture.engine().record_stream(&block, StreamId(9)).expect("it is live");
+    fixture.give(block);
+    assert_eq!(fixture.stats().active.all.current, 1);
+    fixture.engine().empty_cache().expect("it waits for the work");
+    assert_eq!(fixture.used_bytes(), 0);
 }
 
 fn an_allocator_that_goes_waits_for_work_on_its_pages<D: Base>() {
-    let bed = Bed::<D>::new(1 << 30, ON);
-    let block = bed.take_on(40 * MIB, StreamId(64));
+    let fixture = Fixture::<D>::new(1 << 30, ON);
+    let block = fixture.take_on(40 * MIB, StreamId(64));
     for byte in 0..20 {
-        let own = bed.device.fill(block.address(), byte, 10 * MIB, StreamId(64));
-        let other = bed.device.fill(block.address() + 20 * MIB, byte, MIB, StreamId(128));
+        let own = fixture.device.fill(block.address(), byte, 10 * MIB, StreamId(64));
+        let other = fixture.device.fill(block.address() + 20 * MIB, byte, MIB, StreamId(128));
         own.and(other).expect("the block is live");
     }
-    bed.end().expect("nothing is left");
+    fixture.end().expect("nothing is left");
 }
 
 /// The pages may still be in use, so releasing them synchronizes the device.
 fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
-    let bed = Bed::<D>::new(1 << 30, ON);
-    let gone = bed.device.create_stream().expect("it has streams");
-    let (first, second) = (bed.take_on(30 * MIB, gone), bed.take(30 * MIB));
-    bed.device.fill(first.address(), 1, 30 * MIB, gone).expect("it takes work");
-    [first, second].into_iter().for_each(|block| bed.give(block));
-    bed.device.destroy_stream(gone).expect("it is ours");
-    bed.engine().empty_cache().expect("it waits for the device");
-    assert_eq!(bed.used_bytes(), 0);
-    bed.give(bed.take(1000 * MIB));
-    bed.check();
+    let fixture = Fixture::<D>::new(1 << 30, ON);
+    let gone = fixture.device.create_stream().expect("it has streams");
+    let (first, second) = (fixture.take_on(30 * MIB, gone), fixture.take(30 * MIB));
+    fixture.device.fill(first.address(), 1, 30 * MIB, gone).expect("it takes work");
+    [first, second].into_iter().for_each(|block| fixture.give(block));
+    fixture.device.destroy_stream(gone).expect("it is ours");
+    fixture.engine().empty_cache().expect("it waits for the device");
+    assert_eq!(fixture.used_bytes(), 0);
+    fixture.give(fixture.take(1000 * MIB));
+    fixture.check();
 }
 
 /// Fixed and expandable segments share one limit. Memory pressure releases both.
 fn both_kinds_of_segments_share_a_limit<D: Base>() {
-    let bed = Bed::<D>::new(1 << 30, "max_split_size_mb:40");
-    bed.engine().set_limit_bytes(Some(120 * MIB));
-    let fixed = bed.take(40 * MIB);
-    bed.apply("max_split_size_mb:40,expandable_segments:True");
-    let grown = bed.take(40 * MIB);
-    bed.apply("max_split_size_mb:40,expandable_segments:False");
-    let more = bed.take(40 * MIB);
-    bed.fail(40 * MIB, HOME);
+    let fixture = Fixture::<D>::new(1 << 30, "max_split_size_mb:40");
+    fixture.engine().set_limit_bytes(Some(120 * MIB));
+    let fixed = fixture.take(40 * MIB);
+    fixture.apply("max_split_size_mb:40,expandable_segments:True");
+    let grown = fixture.take(40 * MIB);
+    fixture.apply("max_split_size_mb:40,expandable_segments:False");
+    let more = fixture.take(40 * MIB);
+    fixture.fail(40 * MIB, HOME);
     for block in [fixed, grown, more] {
-        bed.give(block);
+        fixture.give(block);
     }
-    bed.give(bed.take(120 * MIB));
-    bed.check();
+    fixture.give(fixture.take(120 * MIB));
+    fixture.check();
 }
 
 /// Growth is by whole pages, so it can exceed the missing bytes. PyTorch may pass the limit by one page.
@@ -161,17 +161,17 @@ fn the_limit_binds_whole_pages<D: Base>() {
         let letter = format!("expandable_segments:True,large_segment_size_mb:{large_mib}");
         let limit_bytes = 55 * MIB;
         let filled = |conf: &str| {
-            let bed = Bed::<D>::new(1024 * MIB, conf);
-            bed.engine().set_limit_bytes(Some(limit_bytes));
+            let fixture = Fixture::<D>::new(1024 * MIB, conf);
+            fixture.engine().set_limit_bytes(Some(limit_bytes));
             let mut live = Vec::new();
-            while let Ok(block) = bed.ask(11 * MIB, StreamId(0)) {
+            while let Ok(block) = fixture.try_allocate(11 * MIB, StreamId(0)) {
                 live.push(block);
             }
-            bed.check();
-            let reserved = bed.stats().memory_reserved().unsigned_abs();
-            let released = bed.stats().num_device_free;
-            live.into_iter().for_each(|block| bed.give(block));
-            bed.end().expect("nothing is left");
+            fixture.check();
+            let reserved = fixture.stats().memory_reserved().unsigned_abs();
+            let released = fixture.stats().num_device_free;
+            live.into_iter().for_each(|block| fixture.give(block));
+            fixture.end().expect("nothing is left");
             (reserved, released)
         };
         let (reserved, released) = filled(&letter);
@@ -186,41 +186,41 @@ fn the_limit_binds_whole_pages<D: Base>() {
 #[test]
 fn a_block_above_a_lowered_limit_is_waited_for() {
     for (conf, is_over) in [("", false), ("", true), (ON, false), (ON, true)] {
-        let bed = Bed::<Sim>::new(1 << 30, conf);
-        let block = bed.take(30 * MIB);
-        bed.engine().record_stream(&block, StreamId(9)).expect("it is live");
-        bed.give(block);
-        bed.engine().set_limit_bytes(Some(10 * MIB));
+        let fixture = Fixture::<Sim>::new(1 << 30, conf);
+        let block = fixture.take(30 * MIB);
+        fixture.engine().record_stream(&block, StreamId(9)).expect("it is live");
+        fixture.give(block);
+        fixture.engine().set_limit_bytes(Some(10 * MIB));
         if is_over {
-            bed.device.finish_all();
+            fixture.device.finish_all();
         }
-        bed.give(bed.take(30 * MIB));
-        bed.check();
+        fixture.give(fixture.take(30 * MIB));
+        fixture.check();
     }
 }
 
 /// Garbage collection releases fixed segments. Memory pressure unmaps the pages that remain.
 fn the_collector_works_beside_expandable_segments<D: Base>() {
-    let bed = Bed::<D>::new(1 << 30, "garbage_collection_threshold:0.5");
-    bed.engine().set_limit_bytes(Some(120 * MIB));
-    let fixed = bed.take(40 * MIB);
-    bed.apply("garbage_collection_threshold:0.5,expandable_segments:True");
-    let grown = bed.take(40 * MIB);
-    bed.give(fixed);
-    bed.give(grown);
-    bed.give(bed.take(80 * MIB));
-    bed.check();
+    let fixture = Fixture::<D>::new(1 << 30, "garbage_collection_threshold:0.5");
+    fixture.engine().set_limit_bytes(Some(120 * MIB));
+    let fixed = fixture.take(40 * MIB);
+    fixture.apply("garbage_collection_threshold:0.5,expandable_segments:True");
+    let grown = fixture.take(40 * MIB);
+    fixture.give(fixed);
+    fixture.give(grown);
+    fixture.give(fixture.take(80 * MIB));
+    fixture.check();
 }
 
 fn oversize_rules_do_not_leak_reserved_memory<D: Base>() {
     let reserved = |conf: &str| {
-        let bed = Bed::<D>::new(64 << 30, conf);
-        let hole = bed.take(100 * MIB);
-        let _wall = bed.take(5 * MIB);
-        bed.give(hole);
-        let _small: Vec<_> = (0..3).map(|_| bed.take(30 * MIB)).collect();
-        bed.check();
-        bed.stats().memory_reserved() >> 20
+        let fixture = Fixture::<D>::new(64 << 30, conf);
+        let hole = fixture.take(100 * MIB);
+        let _wall = fixture.take(5 * MIB);
+        fixture.give(hole);
+        let _small: Vec<_> = (0..3).map(|_| fixture.take(30 * MIB)).collect();
+        fixture.check();
+        fixture.stats().memory_reserved() >> 20
     };
     assert_eq!(reserved(ON), 120);
     assert_eq!(reserved("expandable_segments:True,max_split_size_mb:64"), 120);
@@ -232,62 +232,62 @@ fn oversize_rules_do_not_leak_reserved_memory<D: Base>() {
 fn an_oversize_fixed_block_does_not_hide_an_expandable_one() {
     let conf = "max_split_size_mb:20,expandable_segments:True";
     for (fixed_mib, compat) in [(24, false), (24, true), (12, false), (12, true)] {
-        let bed = Bed::<Sim>::new(1 << 30, "");
+        let fixture = Fixture::<Sim>::new(1 << 30, "");
         // A fixed block that is refused as oversize: larger than the free expandable one, or smaller.
-        bed.give(bed.take(fixed_mib.max(20) * MIB));
-        bed.apply(conf);
-        let wall = bed.take(MIB + 512);
-        let more = (fixed_mib == 12).then(|| bed.take(30 * MIB));
+        fixture.give(fixture.take(fixed_mib.max(20) * MIB));
+        fixture.apply(conf);
+        let wall = fixture.take(MIB + 512);
+        let more = (fixed_mib == 12).then(|| fixture.take(30 * MIB));
         if let Some(more) = more {
-            bed.give(more);
+            fixture.give(more);
         }
-        let reserved = bed.stats().memory_reserved();
-        bed.apply(if compat {
+        let reserved = fixture.stats().memory_reserved();
+        fixture.apply(if compat {
             "max_split_size_mb:20,expandable_segments:True,compat:pytorch"
         } else {
             conf
         });
-        bed.engine().set_limit_bytes(Some(1));
-        let found = bed.ask(2 * MIB, StreamId(0));
+        fixture.engine().set_limit_bytes(Some(1));
+        let found = fixture.try_allocate(2 * MIB, StreamId(0));
         assert_eq!(found.is_ok(), !compat, "{fixed_mib} MiB: {found:?}");
-        assert!(compat || bed.stats().memory_reserved() == reserved, "a hit");
-        bed.check();
-        found.into_iter().chain([wall]).for_each(|block| bed.give(block));
+        assert!(compat || fixture.stats().memory_reserved() == reserved, "a hit");
+        fixture.check();
+        found.into_iter().chain([wall]).for_each(|block| fixture.give(block));
     }
 }
 
 #[test]
 fn a_first_touch_of_a_gibibyte_takes_at_most_sixty_map_calls_and_a_steady_state_none() {
-    let bed = Bed::<Sim>::new(8 << 30, ON);
-    bed.give(bed.take(1 << 30));
-    assert!(bed.device.inner().calls("map") <= 60, "{}", bed.device.inner().calls("map"));
-    let before = bed.device.inner().total_calls();
-    (0..1000).for_each(|_| bed.give(bed.take(1 << 30)));
-    assert_eq!(bed.device.inner().total_calls(), before);
+    let fixture = Fixture::<Sim>::new(8 << 30, ON);
+    fixture.give(fixture.take(1 << 30));
+    assert!(fixture.device.inner().calls("map") <= 60, "{}", fixture.device.inner().calls("map"));
+    let before = fixture.device.inner().total_calls();
+    (0..1000).for_each(|_| fixture.give(fixture.take(1 << 30)));
+    assert_eq!(fixture.device.inner().total_calls(), before);
 }
 
 #[test]
-fn a_request_larger_than_the_reserve_says_which_key_to_raise() {
+fn a_request_larger_than_the_reserve_names_the_key_to_raise() {
     let settings = Settings {
         expandable_segments: true,
         expandable_reserve: Some(Reserve::Bytes(64 * MIB)),
         ..Settings::default()
     };
-    let bed = Bed::<Sim>::new(1 << 30, ON);
-    bed.engine().apply(&Config::from_settings(settings)).expect("it has virtual memory");
-    let report = bed.fail(100 * MIB, HOME).to_string();
+    let fixture = Fixture::<Sim>::new(1 << 30, ON);
+    fixture.engine().apply(&Config::from_settings(settings)).expect("it has virtual memory");
+    let report = fixture.fail(100 * MIB, HOME).to_string();
     assert!(report.contains("expandable_segments_reserve"), "{report}");
-    let blocks: Vec<_> = (0..4).map(|_| bed.take(40 * MIB)).collect();
+    let blocks: Vec<_> = (0..4).map(|_| fixture.take(40 * MIB)).collect();
     assert_eq!(
-        bed.device.inner().calls("reserve"),
+        fixture.device.inner().calls("reserve"),
         2,
         "80 MiB each, in pages: a further one when full"
     );
-    blocks.into_iter().for_each(|block| bed.give(block));
-    bed.check();
+    blocks.into_iter().for_each(|block| fixture.give(block));
+    fixture.check();
 }
 
-fn a_device_without_virtual_memory_refuses_and_says_why<D: Base>() {
+fn a_device_without_virtual_memory_refuses_with_the_reason<D: Base>() {
     let driver = plain(Arc::new(D::with_bytes(1 << 30)));
     let config = config(ON);
     let refused = registry::build(&config, Arc::clone(&driver) as _, BuildOptions::default());

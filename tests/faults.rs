@@ -2,8 +2,8 @@
 //!
 //! A run without failures counts the workload's driver calls. Then the workload runs once for each call
 //! and each kind of error with that call failing, and once more with every call failing from there on.
-//! After each step with a failure the laws of `common::law` hold and every live block is still live.
-//! After the workload everything can be freed and the allocator works as before.
+//! After each step with a failure the invariants of `common::invariants` hold and every live block is
+//! still live. After the workload everything can be freed and the allocator works as before.
 
 use crate::common::prelude::*;
 
@@ -90,18 +90,18 @@ const WORKLOAD: &[Step] = {
 /// An allocator over a driver that fails on demand, and the live blocks.
 #[derive(Debug)]
 struct Bench {
-    bed: BedOn<Faulty<Arc<Sim>>>,
+    fixture: FixtureOn<Faulty<Arc<Sim>>>,
     held: Vec<Option<Allocation>>,
 }
 
 impl Bench {
     fn new(settings: &Settings) -> Self {
         let held = (0..WORKLOAD.len()).map(|_| None).collect();
-        Self { bed: BedOn::with(DEVICE_BYTES, settings.clone()), held }
+        Self { fixture: FixtureOn::with(DEVICE_BYTES, settings.clone()), held }
     }
 
     fn driver(&self) -> &Faulty<Arc<Sim>> {
-        &self.bed.device
+        &self.fixture.device
     }
 
     /// Performs a step, checks the kind of its failure, and returns whether it failed.
@@ -109,14 +109,14 @@ impl Bench {
         let failures = self.driver().failed_calls();
         let failed = match step {
             Step::Allocate(name, bytes, stream) => {
-                let made = self.bed.ask(bytes, stream);
+                let made = self.fixture.try_allocate(bytes, stream);
                 made.map(|allocation| self.held[name] = Some(allocation)).map_err(|e| e.to_string())
             }
             Step::TooMuch(bytes, stream) => {
-                match self.bed.ask(bytes, stream) {
+                match self.fixture.try_allocate(bytes, stream) {
                     // An allocation that failed earlier left room, so this one may succeed.
                     Ok(made) if self.driver().failed_calls() > 0 => {
-                        self.bed.free(made).map_err(|error| error.to_string())
+                        self.fixture.free(made).map_err(|error| error.to_string())
                     }
                     Ok(made) => return Err(format!("{made:?} cannot be")),
                     Err(AllocError::OutOfMemory(_)) => Ok(()),
@@ -129,7 +129,7 @@ impl Bench {
                     return Ok(false);
                 };
                 // `record_stream` calls no driver, so it never fails.
-                self.bed
+                self.fixture
                     .cross_stream()
                     .record_stream(allocation, stream)
                     .map_err(|e| e.to_string())?;
@@ -139,10 +139,12 @@ impl Bench {
                 self.driver().inner().complete_stream(stream);
                 Ok(())
             }
-            Step::Process => self.bed.cross_stream().process_events().map_err(|e| e.to_string()),
-            Step::Empty => self.bed.caching().empty_cache().map_err(|e| e.to_string()),
+            Step::Process => {
+                self.fixture.cross_stream().process_events().map_err(|e| e.to_string())
+            }
+            Step::Empty => self.fixture.caching().empty_cache().map_err(|e| e.to_string()),
             Step::Limit(limit) => {
-                self.bed.caching().set_limit_bytes(limit);
+                self.fixture.caching().set_limit_bytes(limit);
                 Ok(())
             }
         };
@@ -165,7 +167,7 @@ impl Bench {
             return Ok(Ok(()));
         };
         if name % 2 == 1 {
-            let freed = self.bed.free_raw(allocation.address());
+            let freed = self.fixture.free_raw(allocation.address());
             return match freed {
                 Ok(_) => Ok(Ok(())),
                 Err(HandleError::Driver(error)) => {
@@ -175,7 +177,7 @@ impl Bench {
                 Err(other) => Err(other.to_string()),
             };
         }
-        match self.bed.free(allocation) {
+        match self.fixture.free(allocation) {
             Ok(()) => Ok(Ok(())),
             Err(refused) => {
                 ensure!(matches!(refused.reason, HandleError::Driver(_)), "{}", refused.reason);
@@ -185,13 +187,13 @@ impl Bench {
         }
     }
 
-    /// Checks the laws, and that every held block is live.
+    /// Checks the invariants, and that every held block is live.
     fn check(&self) -> Result<Vec<SegmentLayout>, String> {
-        let layout = self.bed.checked()?;
+        let layout = self.fixture.checked()?;
         let held = self.held.iter().flatten().map(|a| (a.address(), a.size_bytes()));
         let mut held: Vec<_> = held.collect();
         held.sort_unstable();
-        ensure_eq!(law::live_blocks(&layout), held, "live blocks");
+        ensure_eq!(invariants::live_blocks(&layout), held, "live blocks");
         Ok(layout)
     }
 
@@ -210,18 +212,18 @@ impl Bench {
     /// Disarms the faults, then frees everything and runs the same workload again.
     fn recover(&mut self) -> Checked {
         self.driver().disarm();
-        self.bed.caching().set_limit_bytes(None);
+        self.fixture.caching().set_limit_bytes(None);
         self.driver().inner().complete_all();
         for name in 0..self.held.len() {
             self.free(name)??;
         }
         self.check()?;
         self.driver().inner().complete_all();
-        self.bed.caching().empty_cache().map_err(|error| error.to_string())?;
+        self.fixture.caching().empty_cache().map_err(|error| error.to_string())?;
         self.check()?;
-        ensure_eq!(self.bed.reserved_bytes(), 0, "reserved after everything was freed");
+        ensure_eq!(self.fixture.reserved_bytes(), 0, "reserved after everything was freed");
         self.run_workload()?;
-        let statistics = self.bed.stats();
+        let statistics = self.fixture.stats();
         ensure!(statistics.allocation.all.current > 0, "the workload leaves blocks");
         Ok(())
     }
@@ -265,14 +267,14 @@ fn fail_each_call(repeat: bool) {
         for (kind, at) in KINDS.into_iter().flat_map(|kind| (0..calls).map(move |at| (kind, at))) {
             let mut bench = Bench::new(&settings);
             bench.driver().arm(FaultPlan { at, kind, repeat, only: None });
-            let told = bench.run_workload().and_then(|()| {
+            let output = bench.run_workload().and_then(|()| {
                 ensure!(bench.driver().failed_calls() > 0, "the call never came");
                 bench.recover()
             });
-            if let Err(wrong) = told {
+            if let Err(wrong) = output {
                 panic!("{way}, {kind:?} at call {at}, repeat {repeat}: {wrong}");
             }
-            let driver = Arc::clone(&bench.bed.device);
+            let driver = Arc::clone(&bench.fixture.device);
             drop(bench);
             assert_eq!(all_returned(&driver), (0, 0), "{way}, {kind:?} at call {at}");
         }
@@ -299,19 +301,19 @@ fn an_allocator_that_goes_keeps_only_what_the_driver_refuses_to_take() {
     for (way, settings) in ways().into_iter().filter(|(_, s)| !s.expandable_segments) {
         let mut bench = Bench::new(&settings);
         bench.run_workload().expect("nothing fails");
-        let layout = bench.check().expect("the laws hold");
+        let layout = bench.check().expect("the invariants hold");
         let segments = layout.len() as u64;
-        let total = law::reserved_bytes(&layout);
+        let total = invariants::reserved_bytes(&layout);
         for at in 0..segments {
             let mut bench = Bench::new(&settings);
             bench.run_workload().expect("nothing fails");
-            let driver = Arc::clone(&bench.bed.device);
+            let driver = Arc::clone(&bench.fixture.device);
             driver.fail_call(at, Some("free"));
             drop(bench);
             let kept = layout[usize::try_from(at).expect("few segments")].size_bytes;
             assert_eq!(all_returned(&driver), (kept, 0), "{way}: free {at} refused");
         }
-        let driver = Arc::clone(&bench.bed.device);
+        let driver = Arc::clone(&bench.fixture.device);
         let kind = DriverErrorKind::DeviceLost;
         driver.arm(FaultPlan { at: 0, kind, repeat: true, only: None });
         drop(bench);
@@ -326,7 +328,7 @@ fn an_allocator_that_goes_keeps_only_the_pages_the_driver_refuses_to_take() {
         for at in 0..2 {
             let mut bench = Bench::new(&settings);
             bench.run_workload().expect("nothing fails");
-            let driver = Arc::clone(&bench.bed.device);
+            let driver = Arc::clone(&bench.fixture.device);
             driver.fail_call(at, Some(only));
             drop(bench);
             assert_eq!(driver.failed_calls(), 1, "{only} {at} is called");
@@ -369,7 +371,7 @@ fn an_event_that_cannot_be_queried_keeps_its_block_waiting() {
     assert_eq!(bench.perform(Step::Allocate(1, 512, A)), Ok(true), "the request is refused");
     bench.check().expect("the block drains");
     assert_eq!(bench.perform(Step::Allocate(1, 3 * MIB, A)), Ok(false));
-    let layout = bench.check().expect("the laws hold");
+    let layout = bench.check().expect("the invariants hold");
     assert_eq!(layout.len(), 1, "the block came back and was used again");
 }
 
@@ -378,16 +380,21 @@ fn a_segment_that_the_driver_refuses_to_take_back_is_used_and_freed_by_address_a
     let mut bench = Bench::new(&Settings::default());
     bench.perform(Step::Allocate(0, 3 * MIB, A)).expect("nothing fails yet");
     bench.perform(Step::Free(0)).expect("nothing fails yet");
-    let before = bench.check().expect("the laws hold");
+    let before = bench.check().expect("the invariants hold");
     bench.driver().fail_call(0, Some("free"));
     assert_eq!(bench.perform(Step::Empty), Ok(true), "the release is refused");
-    assert_eq!(bench.check().expect("the laws hold"), before, "the segment is back as it was");
+    assert_eq!(
+        bench.check().expect("the invariants hold"),
+        before,
+        "the segment is back as it was"
+    );
     let calls = bench.driver().inner().calls("allocate");
-    let address = bench.bed.ask(2 * MIB, A).map(|b| b.address()).expect("a block is cached");
+    let address =
+        bench.fixture.try_allocate(2 * MIB, A).map(|b| b.address()).expect("a block is cached");
     assert_eq!(bench.driver().inner().calls("allocate"), calls, "no new segment");
-    bench.bed.record_stream_raw(address, B).expect("it is live");
-    bench.bed.free_raw(address).expect("it is found by its address");
+    bench.fixture.record_stream_raw(address, B).expect("it is live");
+    bench.fixture.free_raw(address).expect("it is found by its address");
     bench.driver().inner().complete_all();
     assert_eq!(bench.perform(Step::Empty), Ok(false), "now it goes");
-    assert_eq!(bench.bed.used_bytes(), 0);
+    assert_eq!(bench.fixture.used_bytes(), 0);
 }

@@ -4,7 +4,7 @@
 //! stream. Only on the wrapper does the allocator reuse the block while another stream still writes to
 //! it.
 
-use stratalloc_sim::{Brake, Gates};
+use stratalloc_sim::{Gates, WorkGate};
 
 use crate::common::prelude::*;
 
@@ -90,9 +90,9 @@ fn replayed(name: &str, held_back: bool) -> stratalloc_tools::replay::Run {
     let conf = config(&trace.conf);
     let host = Host::with_bytes(4096 * MIB);
     let gated = Arc::new(Gates::before(host));
-    let brake = held_back.then(|| Arc::clone(&gated) as Arc<dyn Brake>);
+    let work_gate = held_back.then(|| Arc::clone(&gated) as Arc<dyn WorkGate>);
     let allocator = registry::build(&conf, gated, BuildOptions::default()).expect("it can");
-    let run = stratalloc_tools::replay::run(&workload, &allocator, brake, 2, &|_| {});
+    let run = stratalloc_tools::replay::run(&workload, &allocator, work_gate, 2, &|_| {});
     run.expect("nothing fails")
 }
 
@@ -105,7 +105,7 @@ fn a_recording_replays_in_real_memory() {
 /// A recording of several streams reserves the recorded bytes, because blocks used by other streams stay
 /// unavailable as long as in the recording.
 #[test]
-fn held_back_work_keeps_blocks_away_as_long_as_the_recording_says() {
+fn held_back_work_keeps_blocks_unavailable_until_the_recorded_completion() {
     for (name, reserved) in
         [("multistream.default", 2_187_329_536), ("multistream.expandable", 1_558_183_936)]
     {

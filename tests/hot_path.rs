@@ -80,9 +80,9 @@ struct Draw {
     bytes: u64,
 }
 
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn roll(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -112,10 +112,10 @@ impl Dice {
 
 /// Returns the draws: half of the blocks are below 60 KB, one in forty above 8 MB.
 fn mix() -> Vec<Draw> {
-    let mut dice = Dice(0x5EED_51DE);
+    let mut rng = Rng(0x5EED_51DE);
     let mut draw = |_| Draw {
-        place: usize::try_from(dice.roll() % LIVE as u64).unwrap_or(0),
-        bytes: dice.lognormal_bytes(11.0, 2.5),
+        place: usize::try_from(rng.roll() % LIVE as u64).unwrap_or(0),
+        bytes: rng.lognormal_bytes(11.0, 2.5),
     };
     (0..DRAWS).map(&mut draw).collect()
 }
@@ -231,7 +231,7 @@ fn the_counters_of_this_program_see_an_allocation() {
 /// Returns the bytes of bookkeeping for each block, as counted by the engine.
 fn bytes_per_block(strategy: &Strategy) -> f64 {
     let (bytes, blocks) = strategy.engine().expect("native has an engine").metadata();
-    assert!(blocks >= LIVE, "{blocks} blocks are too few to tell");
+    assert!(blocks >= LIVE, "{blocks} blocks are too few to compare");
     #[expect(clippy::cast_precision_loss, reason = "both are far below 2^53")]
     let each = bytes as f64 / blocks as f64;
     each
@@ -267,7 +267,10 @@ fn the_bookkeeping_that_the_engine_counts_is_what_the_heap_of_the_program_holds(
     let per_block = |bytes: i64| bytes / i64::try_from(blocks).unwrap();
     assert!(per_block(grown) <= 128, "{grown} bytes for {blocks} blocks");
     let apart = grown - counted;
-    assert!((0..=i64::try_from(MIB / 4).unwrap()).contains(&apart), "{grown} held, {counted} told");
+    assert!(
+        (0..=i64::try_from(MIB / 4).unwrap()).contains(&apart),
+        "{grown} held, {counted} counted"
+    );
     drop(live);
 }
 
@@ -281,8 +284,8 @@ fn memory_stays_flat_over_millions_of_random_operations() {
     let mut live = fill(&strategy, &draws);
     replace(&strategy, &mut live, &draws, LONG_STEPS / 10);
     let warm = heap().1;
-    let mut dice = Dice(0x5EED_1046);
-    let mut index = |len: usize| usize::try_from(dice.roll() % len as u64).unwrap();
+    let mut rng = Rng(0x5EED_1046);
+    let mut index = |len: usize| usize::try_from(rng.roll() % len as u64).unwrap();
     for tenth in 1..10 {
         for _ in 0..LONG_STEPS / 10 {
             let draw = Draw { place: index(LIVE), bytes: draws[index(DRAWS)].bytes };
@@ -296,7 +299,7 @@ fn memory_stays_flat_over_millions_of_random_operations() {
 #[test]
 fn blocks_that_other_streams_use_leave_nothing_behind() {
     let (sim, strategy) = native(TIB, true, EventMode::Manual);
-    let cross = strategy.control().cross_stream.expect("native knows other streams");
+    let cross = strategy.control().cross_stream.expect("native supports other streams");
     let mut live: Vec<Option<Allocation>> = (0..64).map(|_| None).collect();
     let mut round = || {
         for place in &mut live {

@@ -18,17 +18,17 @@ use crate::common::prelude::*;
 #[cfg(target_os = "linux")]
 use crate::common::machine::HostMachine;
 
-type Bed = BedOn<Sim, MallocAsyncAllocator>;
+type Fixture = FixtureOn<Sim, MallocAsyncAllocator>;
 
-impl Bed {
+impl Fixture {
     fn allocated(&self) -> (i64, i64, i64) {
         let s = self.allocator.statistics();
         (s.allocation.all.current, s.allocated_bytes.all.current, s.active_bytes.all.current)
     }
 }
 
-fn sim(mib: u64) -> Bed {
-    Bed::new(mib * MIB, "")
+fn sim(mib: u64) -> Fixture {
+    Fixture::new(mib * MIB, "")
 }
 
 /// Returns the strategy's own counter of this name.
@@ -40,35 +40,35 @@ pub(crate) fn note(allocator: &MallocAsyncAllocator, name: &str) -> i64 {
 
 #[test]
 fn requests_are_passed_on_as_they_are_and_the_driver_reuses_them_in_order() {
-    let bed = sim(256);
-    let first = bed.take(MIB + 1);
+    let fixture = sim(256);
+    let first = fixture.take(MIB + 1);
     assert_eq!(first.size_bytes(), MIB + 1);
     let address = first.address();
-    assert_eq!(bed.allocated(), (1, 1_048_577, 1_048_577));
-    bed.give(first);
-    assert_eq!(bed.allocated(), (0, 0, 0));
-    let second = bed.take(MIB + 1);
+    assert_eq!(fixture.allocated(), (1, 1_048_577, 1_048_577));
+    fixture.give(first);
+    assert_eq!(fixture.allocated(), (0, 0, 0));
+    let second = fixture.take(MIB + 1);
     assert_eq!(second.address(), address);
-    let s = bed.statistics();
+    let s = fixture.statistics();
     assert_eq!(s.reserved_bytes.all.current, 32 << 20);
     assert_eq!(
         (s.allocation.all.allocated, s.allocation.all.freed, s.allocation.all.peak),
         (2, 1, 1)
     );
-    bed.give(second);
+    fixture.give(second);
 }
 
 #[test]
 fn memory_stays_in_the_pool_over_a_wait_and_goes_when_the_cache_is_emptied() {
-    let bed = sim(256);
-    bed.give(bed.take(64 * MIB));
-    bed.device.synchronize_device().unwrap();
-    assert_eq!(bed.statistics().reserved_bytes.all.current, 64 << 20);
-    bed.empty_cache();
-    let s = bed.statistics();
+    let fixture = sim(256);
+    fixture.give(fixture.take(64 * MIB));
+    fixture.device.synchronize_device().unwrap();
+    assert_eq!(fixture.statistics().reserved_bytes.all.current, 64 << 20);
+    fixture.empty_cache();
+    let s = fixture.statistics();
     assert_eq!((s.reserved_bytes.all.current, s.reserved_bytes.all.peak), (0, 64 << 20));
-    bed.reset_peaks();
-    assert_eq!(bed.statistics().reserved_bytes.all.peak, 0);
+    fixture.reset_peaks();
+    assert_eq!(fixture.statistics().reserved_bytes.all.peak, 0);
 }
 
 #[test]
@@ -101,13 +101,13 @@ fn two_allocators_on(machine: &impl Machine) {
     assert_eq!(
         pools.release_threshold(pool).expect("it works"),
         u64::MAX,
-        "the second still wants it all"
+        "the second still keeps it all"
     );
     assert_eq!(pools.usage(pool).expect("it works").reserved_bytes, 64 * MIB);
     drop(second);
     assert_eq!(pools.release_threshold(pool).expect("it works"), 7 * MIB, "as the first found it");
     assert_eq!(pools.usage(pool).expect("it works").reserved_bytes, 0);
-    assert!(pools.keep_memory(pool, false).is_err(), "nobody is left");
+    assert!(pools.keep_memory(pool, false).is_err(), "no user is left");
 }
 
 #[test]
@@ -120,92 +120,92 @@ fn allocators_that_share_a_pool_leave_it_as_the_first_found_it() {
 #[test]
 fn a_pool_of_its_own_shares_nothing_with_the_default_pool() {
     let settings = Settings { malloc_async_own_pool: true, ..Settings::default() };
-    let bed = Bed::with(256 * MIB, settings);
-    let block = bed.take(MIB);
-    let driver = &bed.device;
+    let fixture = Fixture::with(256 * MIB, settings);
+    let block = fixture.take(MIB);
+    let driver = &fixture.device;
     assert_eq!(driver.usage(driver.default_pool().unwrap()).unwrap().reserved_bytes, 0);
-    assert_eq!(bed.statistics().reserved_bytes.all.current, 32 << 20);
-    bed.give(block);
-    let Bed { device, allocator } = bed;
+    assert_eq!(fixture.statistics().reserved_bytes.all.current, 32 << 20);
+    fixture.give(block);
+    let Fixture { device, allocator } = fixture;
     drop(allocator);
     assert_eq!(device.used_bytes(), 0);
 }
 
 #[test]
 fn the_limit_refuses_without_asking_the_driver() {
-    let bed = sim(256);
-    bed.set_limit_bytes(Some(10 * MIB));
-    let block = bed.take(6 * MIB);
-    let asked = bed.device.calls("allocate_async");
-    let report = bed.fail(5 * MIB, HOME);
-    assert_eq!(bed.device.calls("allocate_async"), asked);
+    let fixture = sim(256);
+    fixture.set_limit_bytes(Some(10 * MIB));
+    let block = fixture.take(6 * MIB);
+    let calls = fixture.device.calls("allocate_async");
+    let report = fixture.fail(5 * MIB, HOME);
+    assert_eq!(fixture.device.calls("allocate_async"), calls);
     assert_eq!((report.limit_bytes, report.allocated_bytes), (Some(10 * MIB), 6 * MIB));
     assert_eq!(report.driver, None);
     assert!(report.to_string().contains("raise the memory fraction"), "{report}");
-    bed.give(block);
-    bed.give(bed.take(10 * MIB));
-    assert_eq!(bed.statistics().num_ooms, 1);
-    assert!(bed.set_memory_fraction(1.5).is_err());
-    bed.set_memory_fraction(0.5).unwrap();
-    assert_eq!(bed.limit_bytes(), Some(128 * MIB));
-    bed.set_memory_fraction(1.0).unwrap();
-    assert_eq!(bed.limit_bytes(), None);
+    fixture.give(block);
+    fixture.give(fixture.take(10 * MIB));
+    assert_eq!(fixture.statistics().num_ooms, 1);
+    assert!(fixture.set_memory_fraction(1.5).is_err());
+    fixture.set_memory_fraction(0.5).unwrap();
+    assert_eq!(fixture.limit_bytes(), Some(128 * MIB));
+    fixture.set_memory_fraction(1.0).unwrap();
+    assert_eq!(fixture.limit_bytes(), None);
 }
 
 #[test]
 fn a_configured_fraction_is_a_limit_from_the_start() {
     let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
-    let bed = Bed::with(256 * MIB, settings);
-    assert_eq!(bed.limit_bytes(), Some(64 * MIB));
+    let fixture = Fixture::with(256 * MIB, settings);
+    assert_eq!(fixture.limit_bytes(), Some(64 * MIB));
     // Settings built by hand may be out of range. They then set no limit, with every backend.
     let settings = Settings { per_process_memory_fraction: -1.0, ..Settings::default() };
-    let bed = Bed::with(256 * MIB, settings);
-    assert_eq!(bed.limit_bytes(), None);
+    let fixture = Fixture::with(256 * MIB, settings);
+    assert_eq!(fixture.limit_bytes(), None);
 }
 
 #[test]
 fn a_refusal_is_tried_again_after_waiting_and_trimming() {
-    let bed = sim(128);
-    let (a, b) = (bed.device.create_stream().unwrap(), StreamId::DEFAULT);
-    bed.give(bed.take_on(64 * MIB, a));
+    let fixture = sim(128);
+    let (a, b) = (fixture.device.create_stream().unwrap(), StreamId::DEFAULT);
+    fixture.give(fixture.take_on(64 * MIB, a));
     // The free on stream a is still pending, so b can use the memory only after a wait.
-    let block = bed.take_on(96 * MIB, b);
-    assert_eq!(note(&bed, "trims_that_helped"), 1);
-    assert_eq!(bed.statistics().num_alloc_retries, 1);
-    bed.give(block);
+    let block = fixture.take_on(96 * MIB, b);
+    assert_eq!(note(&fixture, "trims_that_helped"), 1);
+    assert_eq!(fixture.statistics().num_alloc_retries, 1);
+    fixture.give(block);
 }
 
 #[test]
 fn pytorchs_letter_waits_for_the_streams_own_work_only() {
     let settings = Settings { compat: Compat::PyTorch, ..Settings::default() };
-    let bed = Bed::with(128 * MIB, settings);
-    let other = bed.device.create_stream().unwrap();
-    bed.give(bed.take_on(64 * MIB, other));
-    bed.fail(96 * MIB, HOME);
-    bed.device.complete_stream(other);
-    bed.give(bed.take(96 * MIB));
+    let fixture = Fixture::with(128 * MIB, settings);
+    let other = fixture.device.create_stream().unwrap();
+    fixture.give(fixture.take_on(64 * MIB, other));
+    fixture.fail(96 * MIB, HOME);
+    fixture.device.complete_stream(other);
+    fixture.give(fixture.take(96 * MIB));
 }
 
 #[test]
 fn the_report_of_a_failure_has_the_numbers_and_observers_see_it() {
-    let bed = sim(128);
+    let fixture = sim(128);
     let seen = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&seen);
-    bed.hooks().add_oom_observer(Arc::new(move |report| {
+    fixture.hooks().add_oom_observer(Arc::new(move |report| {
         assert_eq!(report.requested_bytes, 100 * MIB);
         count.fetch_add(1, Ordering::Relaxed);
     }));
-    let kept = bed.take(64 * MIB);
-    bed.history().start(&RecordOptions::at_most(16));
-    let report = bed.fail(100 * MIB, HOME);
+    let kept = fixture.take(64 * MIB);
+    fixture.history().start(&RecordOptions::at_most(16));
+    let report = fixture.fail(100 * MIB, HOME);
     assert_eq!(seen.load(Ordering::Relaxed), 1);
     assert_eq!((report.allocated_bytes, report.reserved_bytes), (64 * MIB, 64 * MIB));
     assert_eq!(report.device_total_bytes, Some(128 * MIB));
     assert_eq!(report.driver.as_ref().unwrap().kind(), DriverErrorKind::OutOfMemory);
     let mut events = Vec::new();
-    bed.history().drain_into(&mut events);
+    fixture.history().drain_into(&mut events);
     assert!(events.iter().any(|event| event.action == Action::OutOfMemory));
-    bed.give(kept);
+    fixture.give(kept);
 }
 
 #[test]
@@ -228,64 +228,64 @@ fn free_memory_callbacks_are_asked_before_anything_is_waited_for() {
 
 #[test]
 fn a_block_that_other_streams_use_waits_for_all_of_them() {
-    let bed = sim(256);
-    let driver = &bed.device;
+    let fixture = sim(256);
+    let driver = &fixture.device;
     let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
-    let block = bed.take_on(32 * MIB, a);
+    let block = fixture.take_on(32 * MIB, a);
     let address = block.address();
-    bed.record_stream(&block, b).unwrap();
-    bed.record_stream(&block, a).unwrap();
-    assert_eq!(note(&bed, "own_stream_recorded"), 1);
-    bed.reset_accumulated();
-    assert_eq!(note(&bed, "own_stream_recorded"), 0);
-    bed.give(block);
+    fixture.record_stream(&block, b).unwrap();
+    fixture.record_stream(&block, a).unwrap();
+    assert_eq!(note(&fixture, "own_stream_recorded"), 1);
+    fixture.reset_accumulated();
+    assert_eq!(note(&fixture, "own_stream_recorded"), 0);
+    fixture.give(block);
     // Neither stream is ordered after the work on b.
     for stream in [a, b] {
-        let other = bed.take_on(32 * MIB, stream);
+        let other = fixture.take_on(32 * MIB, stream);
         assert_ne!(other.address(), address);
-        bed.give(other);
+        fixture.give(other);
     }
     driver.complete_stream(b);
     driver.complete_stream(a);
     driver.synchronize_device().unwrap();
-    let again = bed.take_on(32 * MIB, b);
-    assert_eq!(again.address(), address, "the lowest range is free for everybody now");
-    bed.give(again);
+    let again = fixture.take_on(32 * MIB, b);
+    assert_eq!(again.address(), address, "the lowest range is free for all streams now");
+    fixture.give(again);
 }
 
 #[test]
 fn captures_are_asked_for_no_more_than_once_for_each_stream_while_no_scope_is_open() {
-    let bed = sim(256);
-    let driver = &bed.device;
+    let fixture = sim(256);
+    let driver = &fixture.device;
     let [a, b] = [0, 1].map(|_| driver.create_stream().unwrap());
-    bed.give(bed.take_on(MIB, a));
+    fixture.give(fixture.take_on(MIB, a));
     assert_eq!(driver.calls("capture_status"), 0);
-    let used = bed.take_on(MIB, a);
-    bed.record_stream(&used, b).unwrap();
-    bed.give(used);
+    let used = fixture.take_on(MIB, a);
+    fixture.record_stream(&used, b).unwrap();
+    fixture.give(used);
     assert_eq!(driver.calls("capture_status"), 2, "when they are joined");
-    assert_eq!(bed.allocated(), (0, 0, 0));
+    assert_eq!(fixture.allocated(), (0, 0, 0));
 }
 
 #[test]
 fn threads_together_do_not_pass_the_limit() {
-    let bed = sim(256);
+    let fixture = sim(256);
     for limit_mib in [1, 7, 32] {
-        bed.set_limit_bytes(Some(limit_mib * MIB));
+        fixture.set_limit_bytes(Some(limit_mib * MIB));
         let meet = std::sync::Barrier::new(4);
         let held: Vec<Allocation> = std::thread::scope(|threads| {
             let take = || -> Vec<Allocation> {
                 meet.wait();
                 let request = Request::new(MIB, StreamId::DEFAULT);
-                (0..limit_mib).filter_map(|_| bed.allocate(request).ok()).collect()
+                (0..limit_mib).filter_map(|_| fixture.allocate(request).ok()).collect()
             };
             let all: Vec<_> = (0..4).map(|_| threads.spawn(take)).collect();
             all.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
         assert_eq!(held.len() as u64, limit_mib, "as many as fit and no more");
-        held.into_iter().for_each(|block| bed.give(block));
-        bed.set_limit_bytes(None);
-        bed.give(bed.take(64 * MIB));
+        held.into_iter().for_each(|block| fixture.give(block));
+        fixture.set_limit_bytes(None);
+        fixture.give(fixture.take(64 * MIB));
     }
 }
 
@@ -294,37 +294,37 @@ fn threads_together_do_not_pass_the_limit() {
 fn bytes_that_another_stream_still_reads_stay_intact() {
     let machine = HostMachine::new(256 * MIB);
     let driver = machine.driver();
-    let bed = MallocAsyncAllocator::new(machine.driver(), &Settings::default()).unwrap();
+    let fixture = MallocAsyncAllocator::new(machine.driver(), &Settings::default()).unwrap();
     let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
-    let target = bed.take_on(MIB, b);
+    let target = fixture.take_on(MIB, b);
     for round in 0..50 {
-        let source = bed.take_on(MIB, a);
+        let source = fixture.take_on(MIB, a);
         machine.write(source.address(), MIB, round, a).unwrap();
         // Stream b is held back and then copies. Before that the source is freed and other requests
         // allocate.
         machine.spoil_later(target.address(), 64, b).unwrap();
         driver.copy(target.address(), source.address(), MIB, b).unwrap();
-        bed.record_stream(&source, b).unwrap();
-        bed.give(source);
-        let other = bed.take_on(MIB, a);
+        fixture.record_stream(&source, b).unwrap();
+        fixture.give(source);
+        let other = fixture.take_on(MIB, a);
         driver.fill(other.address(), 0xAA, MIB, a).unwrap();
-        bed.give(other);
+        fixture.give(other);
         machine.verify(target.address(), MIB, round, b).unwrap();
     }
-    bed.give(target);
+    fixture.give(target);
 }
 
 #[test]
 fn the_largest_request_that_fits_is_found_and_costs_nothing_afterwards() {
-    let bed = sim(256);
-    let kept = bed.take(32 * MIB);
-    let info = bed.cache_info().unwrap();
+    let fixture = sim(256);
+    let kept = fixture.take(32 * MIB);
+    let info = fixture.cache_info().unwrap();
     assert_eq!(info.device_free_bytes, 224 * MIB);
     assert_eq!(info.largest_cached_bytes, 224 * MIB);
-    assert_eq!(bed.statistics().reserved_bytes.all.current, 32 << 20);
-    bed.set_limit_bytes(Some(48 * MIB));
-    assert_eq!(bed.cache_info().unwrap().largest_cached_bytes, 16 * MIB);
-    bed.give(kept);
+    assert_eq!(fixture.statistics().reserved_bytes.all.current, 32 << 20);
+    fixture.set_limit_bytes(Some(48 * MIB));
+    assert_eq!(fixture.cache_info().unwrap().largest_cached_bytes, 16 * MIB);
+    fixture.give(kept);
 }
 
 #[test]
@@ -339,19 +339,19 @@ fn what_was_tried_goes_back_although_its_free_is_refused() {
     allocator.empty_cache().unwrap();
     assert_eq!(sim.used_bytes(), 0);
     let active = allocator.statistics().active;
-    assert_eq!((active.all.current, active.all.allocated), (0, 0), "nobody asked for it");
+    assert_eq!((active.all.current, active.all.allocated), (0, 0), "nothing requested it");
 }
 
 #[test]
 fn the_largest_request_counts_what_the_pool_holds_idle() {
-    let bed = sim(128);
-    let (kept, idle) = (bed.take(64 * MIB), bed.take(24 * MIB));
-    bed.give(idle);
-    bed.device.synchronize_device().unwrap();
-    let info = bed.cache_info().unwrap();
+    let fixture = sim(128);
+    let (kept, idle) = (fixture.take(64 * MIB), fixture.take(24 * MIB));
+    fixture.give(idle);
+    fixture.device.synchronize_device().unwrap();
+    let info = fixture.cache_info().unwrap();
     // The driver can move idle pages next to new ones, so both together serve one request.
     assert_eq!((info.device_free_bytes, info.largest_cached_bytes), (32 * MIB, 64 * MIB));
-    bed.give(kept);
+    fixture.give(kept);
 }
 
 #[test]

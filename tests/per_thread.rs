@@ -12,9 +12,9 @@ use stratalloc_sim::RecordedAddresses;
 use crate::common::prelude::*;
 use crate::common::threaded::{OWN, Threaded, threaded};
 
-type Bed = BedOn<Threaded>;
+type Fixture = FixtureOn<Threaded>;
 
-impl Bed {
+impl Fixture {
     /// Allocates a block and submits work on it to `stream`.
     #[track_caller]
     fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
@@ -34,7 +34,7 @@ impl Bed {
 
     /// Allocates a block, frees it at once, and returns its address.
     #[track_caller]
-    fn look(&self, bytes: u64, stream: StreamId) -> u64 {
+    fn probe(&self, bytes: u64, stream: StreamId) -> u64 {
         let block = self.take(bytes, stream);
         let address = block.address();
         self.give(block);
@@ -53,23 +53,23 @@ impl Bed {
 fn a_block_changes_threads_only_when_the_freeing_threads_work_is_done() {
     for conf in BOTH {
         for bytes in [512, 3 * MIB] {
-            let bed = Bed::new(ROOMY, conf);
-            let address = bed.look(bytes, OWN);
+            let fixture = Fixture::new(ROOMY, conf);
+            let address = fixture.probe(bytes, OWN);
             let size = i64::try_from(bytes).unwrap();
-            assert_eq!(bed.live_and_draining(), (0, size), "{conf}: it waits");
-            let other = elsewhere(|| bed.take(bytes, OWN));
+            assert_eq!(fixture.live_and_draining(), (0, size), "{conf}: it waits");
+            let other = on_new_thread(|| fixture.take(bytes, OWN));
             assert_ne!(other.address(), address, "{conf}: work runs on it still");
-            assert_eq!(bed.live_and_draining(), (size, size));
-            bed.device.interceptor().finish_own();
-            let third = elsewhere(|| bed.take(bytes, OWN));
-            assert_eq!(third.address(), address, "{conf}: nobody works on it any more");
-            bed.check();
-            bed.give(other);
-            bed.give(third);
-            bed.device.inner().complete_all();
-            bed.empty_cache();
-            assert_eq!(bed.live_and_draining(), (0, 0));
-            bed.check();
+            assert_eq!(fixture.live_and_draining(), (size, size));
+            fixture.device.interceptor().finish_own();
+            let third = on_new_thread(|| fixture.take(bytes, OWN));
+            assert_eq!(third.address(), address, "{conf}: no work uses it any more");
+            fixture.check();
+            fixture.give(other);
+            fixture.give(third);
+            fixture.device.inner().complete_all();
+            fixture.empty_cache();
+            assert_eq!(fixture.live_and_draining(), (0, 0));
+            fixture.check();
         }
     }
 }
@@ -77,254 +77,255 @@ fn a_block_changes_threads_only_when_the_freeing_threads_work_is_done() {
 #[test]
 fn a_free_waits_for_the_stream_of_the_thread_that_frees() {
     for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let block = bed.take(MIB, OWN);
+        let fixture = Fixture::new(ROOMY, conf);
+        let block = fixture.take(MIB, OWN);
         let address = block.address();
         // The first thread's work is done, as if the block was passed to the other thread after a
         // synchronization.
-        bed.device.interceptor().finish_own();
-        let finish = elsewhere(|| {
-            bed.give(bed.worked(block, OWN));
-            bed.device.interceptor().stream(OWN).unwrap()
+        fixture.device.interceptor().finish_own();
+        let finish = on_new_thread(|| {
+            fixture.give(fixture.worked(block, OWN));
+            fixture.device.interceptor().stream(OWN).unwrap()
         });
-        bed.device.interceptor().finish_own();
-        assert_ne!(bed.look(MIB, OWN), address, "{conf}: the second thread's work runs still");
-        bed.device.inner().complete_stream(finish);
-        assert_eq!(bed.look(MIB, OWN), address, "{conf}");
-        bed.check();
+        fixture.device.interceptor().finish_own();
+        assert_ne!(fixture.probe(MIB, OWN), address, "{conf}: the second thread's work runs still");
+        fixture.device.inner().complete_stream(finish);
+        assert_eq!(fixture.probe(MIB, OWN), address, "{conf}");
+        fixture.check();
     }
 }
 
 #[test]
 fn one_threads_work_does_not_hold_back_what_another_freed_later() {
-    let bed = Bed::new(ROOMY, "");
-    let first = bed.look(MIB, OWN);
-    let second = elsewhere(|| {
-        let second = bed.look(MIB, OWN);
-        bed.device.interceptor().finish_own();
+    let fixture = Fixture::new(ROOMY, "");
+    let first = fixture.probe(MIB, OWN);
+    let second = on_new_thread(|| {
+        let second = fixture.probe(MIB, OWN);
+        fixture.device.interceptor().finish_own();
         second
     });
     assert_ne!(first, second);
-    assert_eq!(bed.look(MIB, OWN), second, "its own work is done");
-    bed.check();
+    assert_eq!(fixture.probe(MIB, OWN), second, "its own work is done");
+    fixture.check();
 }
 
 #[test]
 fn a_request_that_needs_the_memory_waits_for_the_other_threads_work() {
     for conf in BOTH {
-        let bed = Bed::new(20 * MIB, conf);
-        let address = bed.look(20 * MIB, OWN);
-        let other = elsewhere(|| bed.take(20 * MIB, OWN));
+        let fixture = Fixture::new(20 * MIB, conf);
+        let address = fixture.probe(20 * MIB, OWN);
+        let other = on_new_thread(|| fixture.take(20 * MIB, OWN));
         assert_eq!(other.address(), address, "{conf}");
-        assert_eq!(bed.device.inner().calls("synchronize_event"), 1, "{conf}");
-        bed.give(other);
+        assert_eq!(fixture.device.inner().calls("synchronize_event"), 1, "{conf}");
+        fixture.give(other);
         // A request on another stream gets the memory after it was released to the device.
-        let stream = bed.device.create_stream().unwrap();
-        elsewhere(|| bed.look(20 * MIB, stream));
-        bed.check();
+        let stream = fixture.device.create_stream().unwrap();
+        on_new_thread(|| fixture.probe(20 * MIB, stream));
+        fixture.check();
     }
 }
 
 #[test]
 fn blocks_that_are_found_by_address_and_blocks_at_an_address_obey_too() {
     for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let raw = &bed;
-        let address = bed.ask(MIB, OWN).map(|b| b.address()).unwrap();
-        bed.device.fill(address, 1, MIB, OWN).unwrap();
+        let fixture = Fixture::new(ROOMY, conf);
+        let raw = &fixture;
+        let address = fixture.try_allocate(MIB, OWN).map(|b| b.address()).unwrap();
+        fixture.device.fill(address, 1, MIB, OWN).unwrap();
         raw.free_raw(address).unwrap();
-        assert_ne!(elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by address");
-        bed.device.inner().complete_all();
-        bed.process_events();
-        let there = bed.allocate(Request::new(MIB, OWN).at(address)).unwrap();
-        bed.give(bed.worked(there, OWN));
-        assert_ne!(elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: at an address");
-        bed.check();
+        assert_ne!(on_new_thread(|| fixture.probe(MIB, OWN)), address, "{conf}: by address");
+        fixture.device.inner().complete_all();
+        fixture.process_events();
+        let there = fixture.allocate(Request::new(MIB, OWN).at(address)).unwrap();
+        fixture.give(fixture.worked(there, OWN));
+        assert_ne!(on_new_thread(|| fixture.probe(MIB, OWN)), address, "{conf}: at an address");
+        fixture.check();
     }
 }
 
 #[test]
 fn a_private_pool_keeps_threads_apart_too() {
     for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let pools = bed.private_pools();
+        let fixture = Fixture::new(ROOMY, conf);
+        let pools = fixture.private_pools();
         let pool = PoolId::next_user();
         pools.create_pool(pool, PoolOptions::default()).unwrap();
-        let take = || bed.worked(bed.take_in(pool, MIB, OWN), OWN);
+        let take = || fixture.worked(fixture.take_in(pool, MIB, OWN), OWN);
         let block = take();
         let address = block.address();
-        bed.give(block);
-        let other = elsewhere(take);
+        fixture.give(block);
+        let other = on_new_thread(take);
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
-        bed.device.interceptor().finish_own();
-        let third = elsewhere(take);
+        fixture.device.interceptor().finish_own();
+        let third = on_new_thread(take);
         assert_eq!(third.address(), address, "{conf}");
-        bed.give(other);
-        bed.give(third);
+        fixture.give(other);
+        fixture.give(third);
         // The scope routes the requests to the pool.
         let scope = PoolScope::open(pools, pool, ScopeFilter::Stream(OWN)).unwrap();
-        bed.device.inner().complete_all();
-        let address = bed.look(MIB, OWN);
-        assert_ne!(elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: in a scope");
+        fixture.device.inner().complete_all();
+        let address = fixture.probe(MIB, OWN);
+        assert_ne!(on_new_thread(|| fixture.probe(MIB, OWN)), address, "{conf}: in a scope");
         drop(scope);
-        bed.check();
+        fixture.check();
     }
 }
 
 #[test]
 fn a_pool_that_helps_the_default_one_out_keeps_threads_apart_too() {
-    let bed = Bed::new(20 * MIB, "");
-    let pools = bed.private_pools();
+    let fixture = Fixture::new(20 * MIB, "");
+    let pools = fixture.private_pools();
     let pool = PoolId::next_user();
     let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
     pools.create_pool(pool, options).unwrap();
-    bed.give(bed.take_in(pool, 20 * MIB, OWN));
-    bed.process_events();
-    bed.device.inner().complete_all();
-    bed.process_events();
-    bed.give(bed.take(20 * MIB, OWN));
-    assert_eq!(bed.live_and_draining(), (0, 20 << 20), "work runs on it still");
-    bed.check();
+    fixture.give(fixture.take_in(pool, 20 * MIB, OWN));
+    fixture.process_events();
+    fixture.device.inner().complete_all();
+    fixture.process_events();
+    fixture.give(fixture.take(20 * MIB, OWN));
+    assert_eq!(fixture.live_and_draining(), (0, 20 << 20), "work runs on it still");
+    fixture.check();
 }
 
 #[test]
 fn what_is_freed_inside_its_capture_waits_for_the_end() {
     for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let pools = bed.private_pools();
-        let eager = bed.take(MIB, OWN);
-        let capture = Capture::begin(&*bed.device, OWN).unwrap();
+        let fixture = Fixture::new(ROOMY, conf);
+        let pools = fixture.private_pools();
+        let eager = fixture.take(MIB, OWN);
+        let capture = Capture::begin(&*fixture.device, OWN).unwrap();
         let pool = PoolId::next_capture();
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
-        let first = bed.look(MIB, OWN);
-        assert_ne!(bed.look(MIB, OWN), first, "{conf}: nothing passes in a capture");
+        let first = fixture.probe(MIB, OWN);
+        assert_ne!(fixture.probe(MIB, OWN), first, "{conf}: nothing passes in a capture");
         // Other threads' per-thread streams are not captured, so their blocks are reused as usual.
-        let (before, stream) =
-            elsewhere(|| (bed.look(MIB, OWN), bed.device.interceptor().stream(OWN).unwrap()));
-        bed.device.inner().complete_stream(stream);
-        assert_eq!(elsewhere(|| bed.look(MIB, OWN)), before, "{conf}");
+        let (before, stream) = on_new_thread(|| {
+            (fixture.probe(MIB, OWN), fixture.device.interceptor().stream(OWN).unwrap())
+        });
+        fixture.device.inner().complete_stream(stream);
+        assert_eq!(on_new_thread(|| fixture.probe(MIB, OWN)), before, "{conf}");
         // Work from before the capture belongs to no graph.
         let address = eager.address();
-        bed.give(eager);
-        Capture::end(&*bed.device, OWN).unwrap();
+        fixture.give(eager);
+        Capture::end(&*fixture.device, OWN).unwrap();
         let graph = scope.finish();
-        assert_ne!(elsewhere(|| bed.look(MIB, OWN)), address, "{conf}: by another thread");
-        assert_ne!(bed.look(MIB, OWN), address, "{conf}: its work runs still");
-        bed.device.interceptor().finish_own();
-        assert_eq!(bed.look(MIB, OWN), address, "{conf}");
+        assert_ne!(on_new_thread(|| fixture.probe(MIB, OWN)), address, "{conf}: by another thread");
+        assert_ne!(fixture.probe(MIB, OWN), address, "{conf}: its work runs still");
+        fixture.device.interceptor().finish_own();
+        assert_eq!(fixture.probe(MIB, OWN), address, "{conf}");
         drop(graph);
-        bed.device.inner().complete_all();
-        bed.empty_cache();
-        bed.check();
+        fixture.device.inner().complete_all();
+        fixture.empty_cache();
+        fixture.check();
     }
 }
 
 #[test]
 fn what_a_thread_does_after_its_capture_is_waited_for_when_the_free_is_put_off() {
-    let bed = Bed::new(ROOMY, "");
-    let pools = bed.private_pools();
-    let [user, captured] = [0; 2].map(|_| bed.device.create_stream().unwrap());
+    let fixture = Fixture::new(ROOMY, "");
+    let pools = fixture.private_pools();
+    let [user, captured] = [0; 2].map(|_| fixture.device.create_stream().unwrap());
     let begin = |stream, pool| {
-        let capture = Capture::begin(&*bed.device, stream).unwrap();
+        let capture = Capture::begin(&*fixture.device, stream).unwrap();
         PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap()
     };
     let pool = PoolId::next_capture();
     let scope = begin(OWN, pool);
-    let result = bed.take(MIB, OWN);
-    Capture::end(&*bed.device, OWN).unwrap();
+    let result = fixture.take(MIB, OWN);
+    Capture::end(&*fixture.device, OWN).unwrap();
     let graph = scope.finish();
     let address = result.address();
-    bed.record(&result, user);
-    let result = bed.worked(bed.worked(result, user), OWN);
+    fixture.record(&result, user);
+    let result = fixture.worked(fixture.worked(result, user), OWN);
     let scope = begin(captured, PoolId::next_capture());
-    bed.give(result);
-    Capture::end(&*bed.device, captured).unwrap();
+    fixture.give(result);
+    Capture::end(&*fixture.device, captured).unwrap();
     drop(scope.finish());
-    let process = || bed.process_events();
+    let process = || fixture.process_events();
     let there = || {
         process();
-        let block = bed.take_in(pool, MIB, OWN);
+        let block = fixture.take_in(pool, MIB, OWN);
         (block.address() == address, block)
     };
     process();
-    bed.device.inner().complete_stream(user);
+    fixture.device.inner().complete_stream(user);
     let (reused, first) = there();
     assert!(!reused, "its own work runs still");
-    bed.device.interceptor().finish_own();
+    fixture.device.interceptor().finish_own();
     let (reused, second) = there();
     assert!(reused);
-    [first, second].into_iter().for_each(|block| bed.give(block));
+    [first, second].into_iter().for_each(|block| fixture.give(block));
     drop(graph);
-    bed.check();
+    fixture.check();
 }
 
 #[test]
 fn what_a_checkpoint_brings_back_obeys_too() {
     for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let pools = bed.private_pools();
-        let capture = Capture::begin(&*bed.device, OWN).unwrap();
+        let fixture = Fixture::new(ROOMY, conf);
+        let pools = fixture.private_pools();
+        let capture = Capture::begin(&*fixture.device, OWN).unwrap();
         let pool = PoolId::next_capture();
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
-        let result = bed.take(MIB, OWN);
-        Capture::end(&*bed.device, OWN).unwrap();
+        let result = fixture.take(MIB, OWN);
+        Capture::end(&*fixture.device, OWN).unwrap();
         let graph = scope.finish();
-        let checkpoint = bed.checkpoints().checkpoint(pool).unwrap();
+        let checkpoint = fixture.checkpoints().checkpoint(pool).unwrap();
         let address = result.address();
         // Restores twice: restored blocks must not prevent the next restore.
         assert_eq!(
-            bed.checkpoints().restore(&checkpoint).unwrap().freed[0].address,
+            fixture.checkpoints().restore(&checkpoint).unwrap().freed[0].address,
             address,
             "{conf}"
         );
-        let mut restored = bed.checkpoints().restore(&checkpoint).unwrap();
+        let mut restored = fixture.checkpoints().restore(&checkpoint).unwrap();
         let again = restored.live.pop().expect("it was live");
-        bed.give(bed.worked(again, OWN));
-        let take = || bed.take_in(pool, MIB, OWN);
-        let other = elsewhere(take);
+        fixture.give(fixture.worked(again, OWN));
+        let take = || fixture.take_in(pool, MIB, OWN);
+        let other = on_new_thread(take);
         assert_ne!(other.address(), address, "{conf}: work runs on it still");
-        bed.device.interceptor().finish_own();
-        let third = elsewhere(take);
+        fixture.device.interceptor().finish_own();
+        let third = on_new_thread(take);
         assert_eq!(third.address(), address, "{conf}");
-        [other, third].into_iter().for_each(|block| bed.give(block));
+        [other, third].into_iter().for_each(|block| fixture.give(block));
         drop(graph);
-        bed.check();
+        fixture.check();
     }
 }
 
 #[test]
 fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
-    let bed = Bed::new(ROOMY, "expandable_segments:True");
-    let pools = bed.private_pools();
-    elsewhere(|| {
-        let capture = Capture::begin(&*bed.device, OWN).unwrap();
+    let fixture = Fixture::new(ROOMY, "expandable_segments:True");
+    let pools = fixture.private_pools();
+    on_new_thread(|| {
+        let capture = Capture::begin(&*fixture.device, OWN).unwrap();
         let filter = ScopeFilter::Capture(capture);
         let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
-        bed.look(MIB, OWN);
-        Capture::end(&*bed.device, OWN).unwrap();
+        fixture.probe(MIB, OWN);
+        Capture::end(&*fixture.device, OWN).unwrap();
         drop(scope.finish());
     });
     // A launch of the graph may still run, on a stream that only its thread can name.
-    bed.device.interceptor().take_order();
-    bed.empty_cache();
-    assert_eq!(bed.device.interceptor().take_order(), ["synchronize_device", "unmap"]);
-    bed.check();
+    fixture.device.interceptor().take_order();
+    fixture.empty_cache();
+    assert_eq!(fixture.device.interceptor().take_order(), ["synchronize_device", "unmap"]);
+    fixture.check();
 }
 
 #[test]
 fn use_by_a_threads_own_stream_of_another_streams_block_is_waited_for() {
-    let bed = Bed::new(ROOMY, "");
-    let stream = bed.device.create_stream().unwrap();
-    let block = bed.take(MIB, stream);
+    let fixture = Fixture::new(ROOMY, "");
+    let stream = fixture.device.create_stream().unwrap();
+    let block = fixture.take(MIB, stream);
     let address = block.address();
-    bed.record(&block, OWN);
-    bed.give(bed.worked(block, OWN));
-    bed.device.inner().complete_stream(stream);
-    assert_ne!(elsewhere(|| bed.look(MIB, stream)), address);
-    bed.device.interceptor().finish_own();
-    bed.device.inner().complete_stream(stream);
-    assert_eq!(elsewhere(|| bed.look(MIB, stream)), address);
-    bed.check();
+    fixture.record(&block, OWN);
+    fixture.give(fixture.worked(block, OWN));
+    fixture.device.inner().complete_stream(stream);
+    assert_ne!(on_new_thread(|| fixture.probe(MIB, stream)), address);
+    fixture.device.interceptor().finish_own();
+    fixture.device.inner().complete_stream(stream);
+    assert_eq!(on_new_thread(|| fixture.probe(MIB, stream)), address);
+    fixture.check();
 }
 
 #[test]
@@ -345,14 +346,14 @@ fn on_a_device_without_such_a_stream_the_number_is_a_plain_one() {
     let sim = Arc::new(stratalloc_sim::Sim::new(Default::default()));
     assert!(!sim.is_per_thread_stream(OWN));
     let strategy = build(&Config::default(), sim.clone(), BuildOptions::default()).unwrap();
-    let look = || {
+    let probe = || {
         let block = strategy.take_on(MIB, OWN);
         let address = block.address();
         strategy.give(block);
         address
     };
-    let first = look();
-    assert_eq!(elsewhere(look), first);
+    let first = probe();
+    assert_eq!(on_new_thread(probe), first);
     assert_eq!(sim.calls("record_event"), 0);
 }
 
@@ -379,7 +380,7 @@ fn a_gpus_per_thread_stream_is_one() {
     );
     let strategy = build(&Config::default(), cuda.clone(), BuildOptions::default()).unwrap();
     let take = || strategy.take_on(512, OWN);
-    let elsewhere = || elsewhere(take);
+    let elsewhere = || on_new_thread(take);
     // The segment exists already, so no device call is needed while work is held back.
     let block = take();
     let address = block.address();

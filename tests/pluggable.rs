@@ -32,7 +32,7 @@ fn build(text: &str) -> Result<Strategy, BuildError> {
 /// A user's functions: they return made-up addresses, record each call, and fail beyond `most_bytes`.
 #[derive(Debug, Default)]
 struct User {
-    said: Mutex<Vec<String>>,
+    calls: Mutex<Vec<String>>,
     live_bytes: AtomicU64,
     most_bytes: AtomicU64,
     next: AtomicU64,
@@ -46,13 +46,13 @@ impl User {
         Arc::new(user)
     }
 
-    fn say(&self, word: String) {
-        self.said.lock().push(word);
+    fn record_call(&self, word: String) {
+        self.calls.lock().push(word);
     }
 
     /// Returns the calls recorded since the last query.
-    fn heard(&self) -> Vec<String> {
-        std::mem::take(&mut self.said.lock())
+    fn take_calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock())
     }
 
     fn callbacks(self: &Arc<Self>) -> Callbacks {
@@ -63,11 +63,11 @@ impl User {
                 a.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
                 return None;
             }
-            a.say(format!("alloc {bytes} {stream}"));
+            a.record_call(format!("alloc {bytes} {stream}"));
             Some(a.next.fetch_add(bytes.next_multiple_of(512), Ordering::Relaxed))
         };
         let free = move |_, bytes, _, stream| {
-            f.say(format!("free {bytes} {stream}"));
+            f.record_call(format!("free {bytes} {stream}"));
             f.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
         };
         Callbacks::new(allocate, free)

@@ -1,12 +1,12 @@
 //! Random histories of private pools: scopes, captures, checkpoints, segment allocators, deferred frees,
 //! switching between kinds of segments, limits, and driver calls that fail.
 //!
-//! After every step each law of `common/law.rs` holds, and exactly the allocated blocks are live. A
-//! block freed while another stream's work on it was pending is not reused before a wait for that work.
-//! Memory that a graph allocated in a pool stays there while the pool has users. A capture without a
-//! scope makes no request fail. At the end nothing remains: no pool, no memory, no mapping, no address
-//! space, and the pools' segment allocators have all their memory back. Captures run on `sim` only.
-//! `failing` makes each driver call of one history fail.
+//! After every step each invariant of `common/invariants.rs` holds, and exactly the allocated blocks
+//! are live. A block freed while another stream's work on it was pending is not reused before a wait
+//! for that work. Memory that a graph allocated in a pool stays there while the pool has users. A
+//! capture without a scope makes no request fail. At the end nothing remains: no pool, no memory, no
+//! mapping, no address space, and the pools' segment allocators have all their memory back. Captures
+//! run on `sim` only. `failing` makes each driver call of one history fail.
 
 mod failing;
 mod ops;
@@ -51,7 +51,7 @@ struct Mine {
 }
 
 struct History<D> {
-    bed: BedOn<Faulty<Arc<D>>>,
+    fixture: FixtureOn<Faulty<Arc<D>>>,
     base: Arc<D>,
     own: Arc<Own>,
     segments: Segments,
@@ -73,7 +73,7 @@ struct History<D> {
     waiting: Vec<(u64, u64, Option<u64>)>,
 }
 
-fn told<T>(result: Result<T, PoolError>) -> Result<Option<T>, String> {
+fn unless_refused<T>(result: Result<T, PoolError>) -> Result<Option<T>, String> {
     match result {
         Ok(value) => Ok(Some(value)),
         // A call that is illegal at this moment, or a planned failure, returns an error and changes
@@ -86,12 +86,12 @@ impl<D: Base> History<D> {
     fn new(segments: Segments) -> Self {
         let expandable_segments = segments.expandable(true);
         let settings = Settings { expandable_segments, ..Settings::default() };
-        let bed = BedOn::<Faulty<Arc<D>>>::with(512 * MIB, settings);
-        let base = Arc::clone(bed.device.inner());
+        let fixture = FixtureOn::<Faulty<Arc<D>>>::with(512 * MIB, settings);
+        let base = Arc::clone(fixture.device.inner());
         let [a, b, c] = [0; 3].map(|_| base.create_stream().expect("streams are free"));
         let streams = [StreamId::DEFAULT, a, b, c];
         Self {
-            bed,
+            fixture,
             base,
             own: Arc::default(),
             segments,
@@ -109,7 +109,7 @@ impl<D: Base> History<D> {
     }
 
     fn engine(&self) -> &Engine {
-        self.bed.engine()
+        self.fixture.engine()
     }
 
     fn pool(&self, pick: u8) -> Option<PoolId> {
@@ -147,7 +147,7 @@ impl<D: Base> History<D> {
         let block = match made {
             Ok(block) => block,
             Err(AllocError::Driver(error)) if error.kind() == DriverErrorKind::CaptureActive => {
-                ensure!(self.is_captured(stream), "somebody's capture failed a request: {error}");
+                ensure!(self.is_captured(stream), "a capture elsewhere failed a request: {error}");
                 return Ok(());
             }
             Err(AllocError::OutOfMemory(_) | AllocError::Driver(_) | AllocError::Pool(_)) => {
@@ -159,7 +159,7 @@ impl<D: Base> History<D> {
         let waits = self.base.waits();
         for (from, to, then) in &self.waiting {
             let early = waits.is_some() && waits == *then && start < *to && *from < end;
-            ensure!(!early, "{start:#x} was handed out while work on it was unfinished");
+            ensure!(!early, "{start:#x} was allocated while work on it was unfinished");
         }
         for (of, from, to) in &self.graphs {
             let is_graphs = *of != pool && start < *to && *from < end;
@@ -180,7 +180,7 @@ impl<D: Base> History<D> {
     fn give(&mut self, at: usize) -> Checked {
         let Mine { block, used_elsewhere } = self.held.swap_remove(at);
         let range = (block.address(), block.address() + block.size_bytes(), self.base.waits());
-        match self.bed.free(block) {
+        match self.fixture.free(block) {
             Ok(()) if used_elsewhere => self.waiting.push(range),
             Ok(()) => {}
             Err(refused) => self.held.push(Mine { block: refused.allocation, used_elsewhere }),
@@ -189,7 +189,7 @@ impl<D: Base> History<D> {
     }
 
     fn use_elsewhere(&mut self, at: usize, stream: StreamId) -> Checked {
-        let others = self.bed.cross_stream();
+        let others = self.fixture.cross_stream();
         // Uses inside a capture end with it or at a join, so only uses outside are tracked here.
         let captured = self.is_captured(stream);
         let mine = &mut self.held[at];
@@ -208,7 +208,8 @@ impl<D: Base> History<D> {
         let Some(at) = usize::from(pick).checked_rem(self.checkpoints.len()) else {
             return Ok(());
         };
-        let Some(restored) = told(self.engine().checkpoints().restore(&self.checkpoints[at]))?
+        let Some(restored) =
+            unless_refused(self.engine().checkpoints().restore(&self.checkpoints[at]))?
         else {
             return Ok(());
         };
@@ -217,7 +218,7 @@ impl<D: Base> History<D> {
             std::mem::take(&mut self.held).into_iter().partition(freed);
         self.held = rest;
         for mine in stale {
-            ensure!(self.bed.free(mine.block).is_err(), "an old handle was taken");
+            ensure!(self.fixture.free(mine.block).is_err(), "an old handle was taken");
         }
         for block in restored.live {
             self.held.push(Mine { block, used_elsewhere: false });
@@ -225,7 +226,7 @@ impl<D: Base> History<D> {
         Ok(())
     }
 
-    fn begin(&mut self, pool: u8, told: bool, here: bool) -> Checked {
+    fn begin(&mut self, pool: u8, announced: bool, here: bool) -> Checked {
         let (None, Some(pool)) = (self.capture, self.pool(pool)) else {
             return Ok(());
         };
@@ -236,10 +237,10 @@ impl<D: Base> History<D> {
         let begin = || graphs.begin(self.streams[1]);
         let begun = match here {
             true => begin(),
-            false => elsewhere(begin),
+            false => on_new_thread(begin),
         };
         let filter = ScopeFilter::Capture(begun.map_err(|error| error.to_string())?);
-        if !told {
+        if !announced {
             self.capture = Some(PoolId::DEFAULT);
             return Ok(());
         }
@@ -280,15 +281,15 @@ impl<D: Base> History<D> {
         if !self.pools.contains(&pool) {
             self.graphs.retain(|(of, _, _)| *of != pool);
         }
-        told(self.engine().private_pools().close_scope(pool))?;
-        told(self.engine().private_pools().release_pool(pool)).map(drop)
+        unless_refused(self.engine().private_pools().close_scope(pool))?;
+        unless_refused(self.engine().private_pools().release_pool(pool)).map(drop)
     }
 
     fn step(&mut self, op: Op) -> Checked {
         let stream = |n: u8| self.streams[usize::from(n) % 4];
         match op {
             Op::Take { bytes, stream: n } => {
-                let made = self.bed.ask(bytes, stream(n));
+                let made = self.fixture.try_allocate(bytes, stream(n));
                 self.took(made, stream(n), self.routed(stream(n)))?;
             }
             Op::TakeIn { pool, bytes, stream: n } => {
@@ -323,14 +324,14 @@ impl<D: Base> History<D> {
                 if let Some(at) = usize::from(pool).checked_rem(self.pools.len()) {
                     let pool = self.pools.swap_remove(at);
                     self.close(pool)?;
-                    told(self.engine().private_pools().release_pool(pool)).map(drop)?;
+                    unless_refused(self.engine().private_pools().release_pool(pool)).map(drop)?;
                     self.checkpoints.retain(|checkpoint| checkpoint.pool != pool);
                     self.graphs.retain(|(of, _, _)| *of != pool);
                 }
             }
             Op::Empty { pool } => {
                 if let Some(pool) = self.pool(pool) {
-                    told(self.engine().private_pools().empty_pool(pool)).map(drop)?;
+                    unless_refused(self.engine().private_pools().empty_pool(pool)).map(drop)?;
                 }
             }
             Op::OpenThread { pool } => self.open(pool, ScopeFilter::this_thread())?,
@@ -344,14 +345,15 @@ impl<D: Base> History<D> {
             }
             Op::Checkpoint { pool } => {
                 if let Some(pool) = self.pool(pool)
-                    && let Some(taken) = told(self.engine().checkpoints().checkpoint(pool))?
+                    && let Some(taken) =
+                        unless_refused(self.engine().checkpoints().checkpoint(pool))?
                 {
                     self.checkpoints.truncate(3);
                     self.checkpoints.insert(0, taken);
                 }
             }
             Op::Restore { pick } => self.restore(pick)?,
-            Op::Begin { pool, told, here } => self.begin(pool, told, here)?,
+            Op::Begin { pool, announced, here } => self.begin(pool, announced, here)?,
             Op::Fork if self.capture.is_some() => {
                 self.after(self.streams[1], self.streams[2])?;
                 self.forked = true;
@@ -376,7 +378,7 @@ impl<D: Base> History<D> {
                 if let Err(error) = self.engine().empty_cache() {
                     let capture = error.kind() == DriverErrorKind::CaptureActive;
                     let is_ours = self.capture.is_some() && self.began_here;
-                    ensure!(!capture || is_ours, "somebody's capture keeps the cache: {error}");
+                    ensure!(!capture || is_ours, "a capture elsewhere keeps the cache: {error}");
                 }
             }
             Op::Switch { expandable, max_split, collect, reuse, compat } => {
@@ -395,7 +397,7 @@ impl<D: Base> History<D> {
                 let caching: &dyn Caching = self.engine();
                 caching.set_limit_bytes(mib.map(|mib| u64::from(mib) * 2 * MIB));
             }
-            Op::Fault { after, lost } => self.bed.device.arm(FaultPlan {
+            Op::Fault { after, lost } => self.fixture.device.arm(FaultPlan {
                 at: after.into(),
                 kind: if lost { DriverErrorKind::Other } else { DriverErrorKind::OutOfMemory },
                 repeat: false,
@@ -411,15 +413,16 @@ impl<D: Base> History<D> {
             return Ok(());
         }
         self.scopes.retain(|(of, _)| *of != pool);
-        if told(self.engine().private_pools().close_scope(pool))?.is_some() {
-            told(self.engine().private_pools().release_pool(pool)).map(drop)?;
+        if unless_refused(self.engine().private_pools().close_scope(pool))?.is_some() {
+            unless_refused(self.engine().private_pools().release_pool(pool)).map(drop)?;
         }
         Ok(())
     }
 
     fn open(&mut self, pool: u8, filter: ScopeFilter) -> Checked {
         if let Some(pool) = self.pool(pool)
-            && told(self.engine().private_pools().open_scope(pool, filter.clone()))?.is_some()
+            && unless_refused(self.engine().private_pools().open_scope(pool, filter.clone()))?
+                .is_some()
         {
             self.scopes.push((pool, filter));
         }
@@ -428,12 +431,12 @@ impl<D: Base> History<D> {
 
     fn check(&self) -> Checked {
         let own = self.own.out_bytes.load(Ordering::Relaxed);
-        let used = self.bed.used_bytes() - self.engine().unreleased_bytes() + own;
-        let segments = law::check_all(self.engine(), used)?;
+        let used = self.fixture.used_bytes() - self.engine().unreleased_bytes() + own;
+        let segments = invariants::check_all(self.engine(), used)?;
         let ours = self.held.iter().map(|m| (m.block.address(), m.block.size_bytes()));
         let mut ours: Vec<_> = ours.collect();
         ours.sort_unstable();
-        ensure_eq!(ours, law::live_blocks(&segments), "live blocks, ours and in segments");
+        ensure_eq!(ours, invariants::live_blocks(&segments), "live blocks, ours and in segments");
         for (pool, start, end) in &self.graphs {
             let layout = self
                 .engine()
@@ -448,12 +451,12 @@ impl<D: Base> History<D> {
 
     /// Frees everything, or drops the allocator while blocks are live.
     fn end(mut self, keeps: bool) -> Checked {
-        self.bed.device.disarm();
+        self.fixture.device.disarm();
         self.end_capture()?;
         self.graphs.clear();
         for pool in std::mem::take(&mut self.pools) {
-            told(self.engine().private_pools().close_scope(pool))?;
-            while told(self.engine().private_pools().release_pool(pool))?.is_some() {}
+            unless_refused(self.engine().private_pools().close_scope(pool))?;
+            while unless_refused(self.engine().private_pools().release_pool(pool))?.is_some() {}
         }
         if keeps {
             // A planned failure may have prevented this call when a scope was closed.
@@ -484,10 +487,10 @@ impl<D: Base> History<D> {
     }
 
     fn gone(self) -> Checked {
-        let Self { base, bed, own, .. } = self;
-        drop(bed);
+        let Self { base, fixture, own, .. } = self;
+        drop(fixture);
         ensure_eq!(own.out_bytes.load(Ordering::Relaxed), 0, "bytes of the pools' own allocator");
-        ensure_eq!(base.held(), Held::default(), "what the device still has out");
+        ensure_eq!(base.held(), HeldResources::default(), "what the device still has out");
         Ok(())
     }
 }

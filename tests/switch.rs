@@ -63,9 +63,9 @@ fn register<T: Clone + Debug + Send + Sync + 'static>(
 }
 
 /// A switchable allocator on a simulated device.
-type Bed = BedOn<Sim, Switchable>;
+type Fixture = FixtureOn<Sim, Switchable>;
 
-impl Bed {
+impl Fixture {
     #[track_caller]
     fn switch(&self, conf: &str) {
         self.allocator.switch(conf).expect("a good string");

@@ -27,9 +27,9 @@ impl Case {
             Self::Replay { name, operations } => {
                 let replay = Replay::new(name);
                 Prepared::new(move || {
-                    let brake = Some(Arc::clone(&replay.device) as _);
+                    let work_gate = Some(Arc::clone(&replay.device) as _);
                     let passes = rounds.count();
-                    let run = run(&replay.workload, &replay.strategy, brake, passes, &|_| {});
+                    let run = run(&replay.workload, &replay.strategy, work_gate, passes, &|_| {});
                     let run = run.expect(FITS);
                     assert_eq!(run.allocations + run.frees + run.ooms, operations, "{name}");
                 })
@@ -68,7 +68,8 @@ impl Case {
                 let (strategy, device) = strategy("backend:native", false);
                 let other = StreamId(0x10);
                 Prepared::new(move || {
-                    let cross = strategy.control().cross_stream.expect("the engine knows streams");
+                    let cross =
+                        strategy.control().cross_stream.expect("the engine supports streams");
                     for _ in 0..steps {
                         let request = Request::new(64 * KIB, StreamId::DEFAULT);
                         let block = strategy.allocate(request).expect(FITS);

@@ -33,23 +33,23 @@ def _run(arguments):
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
     parser.add_argument("program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     from . import install
 
     try:
-        install(said.library, said.conf)
+        install(options.library, options.conf)
     except (Error, LibraryError) as error:
         return _refused(error)
     # As Python itself does: sets the program's arguments, and its folder as the first on the path.
-    sys.argv = [said.program, *said.arguments]
-    if said.module:
+    sys.argv = [options.program, *options.arguments]
+    if options.module:
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(said.program, run_name="__main__", alter_sys=True)
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
     else:
-        if not os.path.isfile(said.program):
-            return _refused(f"there is no program {said.program}")
-        sys.path[0] = os.path.dirname(os.path.abspath(said.program))
-        runpy.run_path(said.program, run_name="__main__")
+        if not os.path.isfile(options.program):
+            return _refused(f"there is no program {options.program}")
+        sys.path[0] = os.path.dirname(os.path.abspath(options.program))
+        runpy.run_path(options.program, run_name="__main__")
     return 0
 
 

@@ -81,8 +81,8 @@ def _all(executor, paths, function, *arguments):
 def _json_of(command, *arguments):
     done = subprocess.run([command, *arguments], capture_output=True, text=True)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise LibraryError(said[0])
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise LibraryError(lines[0])
     return [json.loads(line) for line in done.stdout.splitlines() if line]
 
 

@@ -16,11 +16,11 @@ _NAME = "stratalloc.exe" if sys.platform == "win32" else "stratalloc"
 def find():
     """Returns the program's path: named by ``STRATALLOC_COMMAND``, in the package, beside the library, or on
     the path."""
-    said = os.environ.get(VARIABLE)
-    if said:
-        if not os.path.isfile(said):
-            raise LibraryError(f"{VARIABLE}: there is no program {said}")
-        return os.path.abspath(said)
+    path = os.environ.get(VARIABLE)
+    if path:
+        if not os.path.isfile(path):
+            raise LibraryError(f"{VARIABLE}: there is no program {path}")
+        return os.path.abspath(path)
     folders = [pathlib.Path(__file__).parent / "bin"]
     library = os.environ.get(_library.VARIABLE)
     if library:

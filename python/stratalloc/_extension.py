@@ -56,19 +56,19 @@ class _Refused(Unavailable):
     """The object does not fit this version of PyTorch. The message is the reason."""
 
     def __init__(self, reason, compiler=None):
-        super().__init__(reason if compiler is None else f"a compiler that builds it: {compiler} says {reason}")
+        super().__init__(reason if compiler is None else f"a compiler that builds it: {compiler} reports {reason}")
         self.reason = reason
 
 
 def find(torch):
     """Returns the path of the object for this PyTorch; ``None`` if the user has disabled it."""
-    said = os.environ.get(VARIABLE)
-    if said == PLUGGABLE:
+    chosen = os.environ.get(VARIABLE)
+    if chosen == PLUGGABLE:
         return None
-    if said:
-        if not os.path.isfile(said):
-            raise LibraryError(f"{VARIABLE}: there is no file {said}")
-        return os.path.abspath(said)
+    if chosen:
+        if not os.path.isfile(chosen):
+            raise LibraryError(f"{VARIABLE}: there is no file {chosen}")
+        return os.path.abspath(chosen)
     if _is_known(torch):
         return _built(torch)
     try:
@@ -183,8 +183,8 @@ def _try(made, home):
 
 
 def _compiler():
-    said = shlex.split(os.environ.get("CXX", ""))
-    names = [said] if said else [["c++"], ["g++"], ["clang++"]]
+    command = shlex.split(os.environ.get("CXX", ""))
+    names = [command] if command else [["c++"], ["g++"], ["clang++"]]
     for name in names:
         if shutil.which(name[0]):
             return name
@@ -220,8 +220,8 @@ def _cuda_includes(home):
 def _run(command):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr[-300:]]
-        raise _Refused(_pure(done.stderr) or said[0].strip(), command[0])
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr[-300:]]
+        raise _Refused(_pure(done.stderr) or errors[0].strip(), command[0])
 
 
 def _pure(errors):

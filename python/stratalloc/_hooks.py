@@ -46,13 +46,13 @@ def _add(library, handle, kind, function):
     return id.value
 
 
-def add_tracker(library, handle, told):
-    callable_for(told, "told")
+def add_tracker(library, handle, function):
+    callable_for(function, "told")
 
-    def tell(_, entry):
+    def call(_, entry):
         entry = entry.contents
-        text = lambda said: said.decode(errors="replace") if said is not None else ""  # noqa: E731
-        told(
+        text = lambda raw: raw.decode(errors="replace") if raw is not None else ""  # noqa: E731
+        function(
             {
                 "action": _ACTIONS[entry.action],
                 "addr": entry.address,
@@ -65,25 +65,25 @@ def add_tracker(library, handle, told):
             }
         )
 
-    return _add(library, handle, "tracker", Tracker(tell))
+    return _add(library, handle, "tracker", Tracker(call))
 
 
-def add_oom_observer(library, handle, told):
-    callable_for(told, "told")
+def add_oom_observer(library, handle, function):
+    callable_for(function, "told")
 
-    def tell(_, *numbers):
-        told(*numbers)
+    def call(_, *numbers):
+        function(*numbers)
 
-    return _add(library, handle, "oom_observer", OomObserver(tell))
+    return _add(library, handle, "oom_observer", OomObserver(call))
 
 
-def add_free_memory_callback(library, handle, asked):
-    callable_for(asked, "asked")
+def add_free_memory_callback(library, handle, function):
+    callable_for(function, "asked")
 
-    def ask(_):
-        return 1 if asked() else 0
+    def call(_):
+        return 1 if function() else 0
 
-    return _add(library, handle, "free_memory_callback", FreeMemoryCallback(ask))
+    return _add(library, handle, "free_memory_callback", FreeMemoryCallback(call))
 
 
 class Checkpoint:

@@ -103,11 +103,11 @@ def _find(path):
         if not os.path.isfile(path):
             raise LibraryError(f"there is no library {path}")
         return os.path.abspath(path)
-    said = os.environ.get(VARIABLE)
-    if said:
-        if not os.path.isfile(said):
-            raise LibraryError(f"{VARIABLE}: there is no library {said}")
-        return os.path.abspath(said)
+    path = os.environ.get(VARIABLE)
+    if path:
+        if not os.path.isfile(path):
+            raise LibraryError(f"{VARIABLE}: there is no library {path}")
+        return os.path.abspath(path)
     beside = pathlib.Path(__file__).with_name(_NAME)
     if beside.is_file():
         return str(beside)

@@ -111,7 +111,7 @@ def _extension_for(torch):
         return _extension.find(torch)
     except _extension.Unavailable as missing:
         warnings.warn(
-            f"torch.cuda's memory functions will not know this allocator, because the object for them "
+            f"torch.cuda's memory functions will not see this allocator, because the object for them "
             f"cannot be compiled; missing: {missing}",
             RuntimeWarning,
             stacklevel=3,
@@ -132,9 +132,9 @@ def _as_class(loaded, extension, version):
         # ones.
         raise LibraryError(f"{extension} is not for this PyTorch: it is for {built_for().decode()}, not {version}")
     function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
-    said = ctypes.create_string_buffer(4096)
-    if function(os.fsencode(loaded.path), said, len(said)) != 0:
-        raise LibraryError(f"PyTorch refuses another allocator: {said.value.decode(errors='replace')}")
+    message = ctypes.create_string_buffer(4096)
+    if function(os.fsencode(loaded.path), message, len(message)) != 0:
+        raise LibraryError(f"PyTorch refuses another allocator: {message.value.decode(errors='replace')}")
     return CUDAAllocator(extension, dll)
 
 

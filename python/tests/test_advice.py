@@ -62,7 +62,7 @@ class Sweep(unittest.TestCase):
         with self.assertRaises(ValueError):
             stratalloc.sweep([])
 
-    def test_a_program_asks_about_itself(self):
+    def test_a_program_gets_advice_about_itself(self):
         written = []
 
         def dump(path, device):
@@ -71,9 +71,9 @@ class Sweep(unittest.TestCase):
         running = mock.Mock(__version__="2.8.1+cu128")
         with mock.patch.object(_advice._torch, "dump_snapshot", dump), mock.patch.dict(sys.modules, torch=running):
             with mock.patch.object(_advice, "_json_of", lambda *words: [json.dumps(words)]):
-                told = json.loads(stratalloc.advise(1, quick=False))
-        self.assertEqual(told[1:5], ["advise", "--json", "--torch", "2.8.1+cu128"])
-        self.assertEqual((written[0][0], written[0][1]), (told[-1], 1))
+                arguments = json.loads(stratalloc.advise(1, quick=False))
+        self.assertEqual(arguments[1:5], ["advise", "--json", "--torch", "2.8.1+cu128"])
+        self.assertEqual((written[0][0], written[0][1]), (arguments[-1], 1))
 
 
 if __name__ == "__main__":

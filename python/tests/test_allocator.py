@@ -38,7 +38,7 @@ class Use(unittest.TestCase):
                 allocator.switch("backend:native,expandable_segments:True")
                 b = allocator.allocate(1 << 20)
                 with self.assertRaises(Error):
-                    allocator.switch("backend:nobodys")
+                    allocator.switch("backend:no_such")
                 self.assertEqual(allocator.memory_stats()["allocation.all.current"], 2)
                 allocator.free(a)
                 with self.assertRaises(Error):
@@ -161,28 +161,28 @@ class Libraries(unittest.TestCase):
         command = [sys.executable, "-c", f"import stratalloc\n{code}"]
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
-    def test_a_missing_library_is_said(self):
-        said = self.attempt("stratalloc.Allocator()", STRATALLOC_LIBRARY="/no/such.so")
-        self.assertIn("LibraryError: STRATALLOC_LIBRARY: there is no library", said.stderr)
-        said = self.attempt("stratalloc.Allocator(library='/no/such.so')")
-        self.assertIn("LibraryError: there is no library /no/such.so", said.stderr)
+    def test_a_missing_library_is_reported(self):
+        done = self.attempt("stratalloc.Allocator()", STRATALLOC_LIBRARY="/no/such.so")
+        self.assertIn("LibraryError: STRATALLOC_LIBRARY: there is no library", done.stderr)
+        done = self.attempt("stratalloc.Allocator(library='/no/such.so')")
+        self.assertIn("LibraryError: there is no library /no/such.so", done.stderr)
 
     def test_something_else_is_no_library(self):
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
             file.write(b"no library")
             file.flush()
-            said = self.attempt("stratalloc.Allocator()", STRATALLOC_LIBRARY=file.name)
-        self.assertIn("LibraryError", said.stderr)
-        self.assertIn("cannot be loaded", said.stderr)
+            done = self.attempt("stratalloc.Allocator()", STRATALLOC_LIBRARY=file.name)
+        self.assertIn("LibraryError", done.stderr)
+        self.assertIn("cannot be loaded", done.stderr)
 
     def test_another_version_is_refused(self):
         code = "from stratalloc import _library\n_library.__version__ = '9.9.9'\nstratalloc.Allocator()"
-        said = self.attempt(code)
-        self.assertRegex(said.stderr, "LibraryError: .* is version .*, and this package is 9.9.9")
+        done = self.attempt(code)
+        self.assertRegex(done.stderr, "LibraryError: .* is version .*, and this package is 9.9.9")
 
     def test_without_a_configuration_the_environment_decides(self):
-        said = self.attempt("stratalloc.Allocator()", ALLOC_CONF="nonsense:1")
-        self.assertIn("ALLOC_CONF: nonsense", said.stderr)
+        done = self.attempt("stratalloc.Allocator()", ALLOC_CONF="nonsense:1")
+        self.assertIn("ALLOC_CONF: nonsense", done.stderr)
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ class Exit(unittest.TestCase):
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             self.assertEqual(os.read(process.stdout.fileno(), 6), b"exits ")
-            said, errors = process.communicate(b"x", timeout=60)
-        self.assertEqual((process.returncode, said), (0, b"left"), errors)
+            output, errors = process.communicate(b"x", timeout=60)
+        self.assertEqual((process.returncode, output), (0, b"left"), errors)
 
     def test_it_waits_for_a_thread_inside_each_callback(self):
         for add in (

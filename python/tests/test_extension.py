@@ -208,7 +208,7 @@ class Installing(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done
 
-    def test_without_it_one_warning_says_what_is_missing(self):
+    def test_without_it_one_warning_names_what_is_missing(self):
         done = self.good(
             """
 ours = stratalloc.install()
@@ -326,12 +326,12 @@ class CommandLine(unittest.TestCase):
         done = self.run_module("run", "-m", "own_module", "-x")
         self.assertEqual((done.returncode, done.stdout), (0, "['-x']\n"), done.stderr)
 
-    def test_what_cannot_run_is_said(self):
+    def test_what_cannot_run_is_reported(self):
         done = self.run_module("run", "nowhere.py")
         self.assertEqual((done.returncode, done.stderr), (2, "stratalloc: there is no program nowhere.py\n"))
-        done = self.run_module("run", "--conf", "nobodys:1", "nowhere.py")
+        done = self.run_module("run", "--conf", "no_such:1", "nowhere.py")
         self.assertEqual(done.returncode, 2)
-        self.assertIn("nobodys", done.stderr)
+        self.assertIn("no_such", done.stderr)
 
     def test_other_words_are_the_command_lines(self):
         if os.name == "nt":
@@ -373,10 +373,10 @@ class Class(unittest.TestCase):
 
     def extension(self, home):
         """Returns the object for this PyTorch, built once for both tests, as ``install`` builds it."""
-        said = runpy.run_path(str(home / "version.py"))
-        version = types.SimpleNamespace(git_version=said["git_version"])
+        names = runpy.run_path(str(home / "version.py"))
+        version = types.SimpleNamespace(git_version=names["git_version"])
         torch = types.SimpleNamespace(
-            __file__=str(home / "__init__.py"), __version__=said["__version__"], version=version, _C=None
+            __file__=str(home / "__init__.py"), __version__=names["__version__"], version=version, _C=None
         )
         with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(self.folder)}):
             try:
@@ -386,7 +386,7 @@ class Class(unittest.TestCase):
                     self.skip(f"no {missing}")
                 raise
 
-    def test_every_function_does_what_it_says(self):
+    def test_every_function_works(self):
         home = self.torch()
         extension = self.extension(home)
         (cuda,) = _extension._cuda_includes(home)
@@ -394,7 +394,7 @@ class Class(unittest.TestCase):
         command = ["sh", str(script), home, cuda, os.environ["STRATALLOC_LIBRARY"], extension]
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("every function did what it says", done.stdout)
+        self.assertIn("every function worked", done.stdout)
 
     def test_pytorch_itself_runs_over_it(self):
         # An interpreter with the dependencies of PyTorch's wheel, except CUDA's libraries.
@@ -419,7 +419,7 @@ class Class(unittest.TestCase):
         print(done.stdout, file=sys.stderr)
         self.assertEqual(done.returncode, 0, done.stderr)
         for conf in configurations:
-            self.assertIn(f"calls did what they say under {conf or 'the defaults'}", done.stdout)
+            self.assertIn(f"calls worked under {conf or 'the defaults'}", done.stdout)
 
 
 if __name__ == "__main__":

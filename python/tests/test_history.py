@@ -49,10 +49,10 @@ class History(unittest.TestCase):
             allocator.record_memory_history()
             with allocator.annotate("step </script> 1"):
                 allocator.free(allocator.allocate(512))
-            said = allocator.snapshot()["external_annotations"]
-            self.assertEqual([one["name"] for one in said], ["step </script> 1"] * 2)
-            self.assertEqual([one["stage"] for one in said], ["START", "END"])
-            self.assertLessEqual(said[0]["time_us"], said[1]["time_us"])
+            annotations = allocator.snapshot()["external_annotations"]
+            self.assertEqual([one["name"] for one in annotations], ["step </script> 1"] * 2)
+            self.assertEqual([one["stage"] for one in annotations], ["START", "END"])
+            self.assertLessEqual(annotations[0]["time_us"], annotations[1]["time_us"])
 
     def test_the_ring_forgets_the_oldest(self):
         with Allocator("", "sim") as allocator:
@@ -67,7 +67,7 @@ class History(unittest.TestCase):
             actions = [entry["action"] for entry in allocator.snapshot()["device_traces"][0]]
             self.assertEqual(actions, ["alloc", "free_completed"])
 
-    def test_stacks_are_held_once_and_given_back(self):
+    def test_stacks_are_held_once_and_released(self):
         with Allocator("", "sim") as allocator:
             allocator.record_memory_history()
             for _ in range(100):
@@ -164,7 +164,7 @@ class History(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
 
-    def test_what_is_never_given_back_is_told_with_the_python_code_that_asked(self):
+    def test_a_leak_is_reported_with_the_python_code_that_allocated(self):
         program = (
             "import stratalloc\n"
             "own = stratalloc.Allocator('layers:[track]', 'sim')\n"
@@ -177,7 +177,7 @@ class History(unittest.TestCase):
                 [sys.executable, "-c", program + ending], capture_output=True, text=True
             )
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(done.stderr.count("never given back: 6.00 MiB in 3 blocks\n"), 1)
+            self.assertEqual(done.stderr.count("never freed: 6.00 MiB in 3 blocks\n"), 1)
             self.assertIn("s old: session (<string>:3) < <module> (<string>:4)", done.stderr)
 
 

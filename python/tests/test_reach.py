@@ -118,17 +118,17 @@ class Pools(unittest.TestCase):
 
 
 class Hooks(unittest.TestCase):
-    def test_a_tracker_hears_until_it_is_removed(self):
+    def test_a_tracker_is_called_until_it_is_removed(self):
         with Allocator("", "sim") as allocator:
             entries = []
 
-            def told(entry):
+            def tracker_function(entry):
                 entries.append(entry)
                 # A tracker gets no entries for its own blocks, but for the segment that they need.
                 if entry["action"] == "alloc":
                     allocator.free(allocator.allocate(512))
 
-            tracker = allocator.add_tracker(told)
+            tracker = allocator.add_tracker(tracker_function)
             self.assertFalse(allocator.recording)
             allocator.record_memory_history(context=None)
             self.assertTrue(allocator.recording)
@@ -147,25 +147,25 @@ class Hooks(unittest.TestCase):
             with self.assertRaisesRegex(Error, "nothing was added"):
                 allocator.remove_tracker(tracker)
 
-    def test_failures_are_told_and_pressure_asks(self):
+    def test_failures_and_pressure_call_the_functions(self):
         before = len(_hooks._held)
         with Allocator("", "sim") as allocator:
-            told, asked = [], []
-            observer = allocator.add_oom_observer(lambda *numbers: told.append(numbers))
-            callback = allocator.add_free_memory_callback(lambda: asked.append(1))
+            reports, calls = [], []
+            observer = allocator.add_oom_observer(lambda *numbers: reports.append(numbers))
+            callback = allocator.add_free_memory_callback(lambda: calls.append(1))
             allocator.switch("expandable_segments:True")
             _, total = allocator.memory_info()
             with self.assertRaises(OutOfMemoryError):
                 allocator.allocate(1 << 50)
-            self.assertEqual([(device, asked, of) for device, asked, of, _ in told], [(0, 1 << 50, total)])
-            self.assertGreaterEqual(len(asked), 1)
+            self.assertEqual([(device, size, of) for device, size, of, _ in reports], [(0, 1 << 50, total)])
+            self.assertGreaterEqual(len(calls), 1)
             allocator.remove_oom_observer(observer)
             allocator.remove_free_memory_callback(callback)
             self.assertEqual(len(_hooks._held), before)
-            asked.clear()
+            calls.clear()
             with self.assertRaises(OutOfMemoryError):
                 allocator.allocate(1 << 50)
-            self.assertEqual((len(told), asked), (1, []))
+            self.assertEqual((len(reports), calls), (1, []))
             allocator.add_oom_observer(print)
         self.assertEqual(len(_hooks._held), before, "what is not removed goes with the allocator")
 
@@ -181,7 +181,7 @@ class Hooks(unittest.TestCase):
     def test_trackers_come_and_go_while_threads_work(self):
         with Allocator("", "sim") as allocator:
             allocator.record_memory_history(context=None, max_entries=100)
-            heard = []
+            streams = []
 
             def work(stream):
                 for _ in range(300):
@@ -191,12 +191,12 @@ class Hooks(unittest.TestCase):
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
-                tracker = allocator.add_tracker(lambda entry: heard.append(entry["stream"]))
+                tracker = allocator.add_tracker(lambda entry: streams.append(entry["stream"]))
                 allocator.remove_tracker(tracker)
                 gc.collect()
                 # Otherwise this loop keeps the interpreter lock from the other threads for minutes.
                 time.sleep(0.001)
-            self.assertTrue(set(heard) <= {1, 2, 3})
+            self.assertTrue(set(streams) <= {1, 2, 3})
             self.assertEqual(allocator.usage()["allocated"], 0)
 
     def test_a_program_that_ends_with_hooks_ends_well(self):

@@ -135,10 +135,10 @@ newest = ours.alloc(1 << 20, 1, None)
 assert len({old, new, newest}) == 3
 assert stratalloc.memory_stats(1)["allocation.all.current"] == 3
 try:
-    stratalloc.switch("backend:nobodys", device=1)
+    stratalloc.switch("backend:no_such", device=1)
     raise AssertionError("it switched to nothing")
 except stratalloc.Error as error:
-    assert "nobodys" in str(error)
+    assert "no_such" in str(error)
 for block in (old, new, newest):
     ours.free(block, 1 << 20, 1, None)
 assert stratalloc.memory_stats(1)["allocation.all.current"] == 0
@@ -191,7 +191,7 @@ except stratalloc.Error as error: assert error.status == 8, error
 else: raise AssertionError
 """)
 
-    def test_a_strategys_own_counters_are_told(self):
+    def test_a_strategys_own_counters_are_shown(self):
         done = self.good("""
 ours = stratalloc.install(conf="backend:cudaMallocAsync,backend:cudaMallocAsync")
 block = ours.alloc(1 << 20, 0, 7)
@@ -200,7 +200,7 @@ record(ours.allocator().set["set_record_stream_fn"])(block, 7)
 assert stratalloc.memory_stats()["malloc_async.own_stream_recorded"] == 1
 assert "malloc_async.own_stream_recorded 1" in stratalloc.memory_summary()
 """)
-        self.assertEqual(done.stderr.count("stratalloc: warning: backend stands at byte 0 and"), 1)
+        self.assertEqual(done.stderr.count("stratalloc: warning: backend is set at byte 0 and"), 1)
 
     def test_null_comes_with_a_reason(self):
         done = self.good("""
@@ -210,7 +210,7 @@ assert "out of memory on device 0" in stratalloc.last_error()
 """)
         self.assertIn("stratalloc: out of memory on device 0", done.stderr)
 
-    def test_too_late_is_said(self):
+    def test_too_late_is_reported(self):
         self.good("""
 state.initialized = True
 refused("CUDA is in use already", stratalloc.install)
@@ -275,10 +275,10 @@ del torch, stratalloc
 
     def test_the_packages_own(self):
         under, whole, alone = self.examples("python/README.md")
-        said = self.run_all(under + whole)
-        self.assertIn("native (", said)
-        self.assertEqual(said.splitlines()[0], str(4 << 20))
-        self.assertIn("allocated_bytes", said)
+        output = self.run_all(under + whole)
+        self.assertIn("native (", output)
+        self.assertEqual(output.splitlines()[0], str(4 << 20))
+        self.assertIn("allocated_bytes", output)
         self.run_all("import stratalloc\n" + alone)
 
     def test_the_projects(self):
@@ -290,10 +290,10 @@ del torch, stratalloc
         recording = str(ROOT / "tests/traces/cudagraph.default.pickle.xz")
         use = "import torch\nblock = torch.ones(1 << 20, device='cuda')\n"
         names = f"paths, executor = [{recording!r}], None\n"
-        said = self.run_all(
+        output = self.run_all(
             install + "stratalloc.record_memory_history()\n" + use + calls + names + advice
         )
-        self.assertIn("cudagraph.default", said)
+        self.assertIn("cudagraph.default", output)
 
     def test_the_history(self):
         (record,) = self.examples("docs/history.md")
@@ -335,7 +335,7 @@ assert stratalloc.memory_stats()["reserved_bytes.all.current"] == 0
 
 
 class NoPyTorch(unittest.TestCase):
-    def test_its_absence_is_said(self):
+    def test_its_absence_is_reported(self):
         done = run("import sys; sys.modules['torch'] = None\nimport stratalloc; stratalloc.install()")
         self.assertIn("LibraryError: PyTorch cannot be imported", done.stderr)
 

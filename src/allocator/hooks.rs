@@ -105,13 +105,13 @@ impl Hooks {
 
     /// Logs that a request failed, and calls each observer with the report. Allocators call this with no
     /// lock held.
-    pub fn tell_out_of_memory(&self, report: &OutOfMemory) {
+    pub fn notify_out_of_memory(&self, report: &OutOfMemory) {
         self.show(&self.observers, report);
     }
 
     /// Logs that a request was rejected, and calls each observer of rejections with the report.
     /// Allocators call this with no lock held.
-    pub fn tell_oom_rejection(&self, report: &OutOfMemory) {
+    pub fn notify_oom_rejection(&self, report: &OutOfMemory) {
         self.show(&self.rejection_observers, report);
     }
 

@@ -139,7 +139,7 @@ impl Token {
 ///
 /// It cannot be copied, so a block cannot be freed twice by accident. It has no `Drop`: dropping it leaks
 /// the block until its allocator is dropped. The typed buffers of `handle` free their block when dropped.
-#[must_use = "dropping an allocation leaks its block until the allocator goes"]
+#[must_use = "dropping an allocation leaks its block until the allocator is dropped"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Allocation {
     address: u64,
@@ -176,17 +176,17 @@ impl Allocation {
         self.owner
     }
 
-    /// Returns an error unless the block belongs to the allocator `asked`.
+    /// Returns an error unless the block belongs to the allocator `called`.
     ///
     /// # Errors
     ///
     /// [`HandleError::Foreign`].
     #[inline]
-    pub const fn check_owner(&self, asked: OwnerId) -> Result<(), HandleError> {
-        if self.owner.number() == asked.number() {
+    pub const fn check_owner(&self, called: OwnerId) -> Result<(), HandleError> {
+        if self.owner.number() == called.number() {
             return Ok(());
         }
-        Err(HandleError::Foreign { owner: self.owner, asked })
+        Err(HandleError::Foreign { owner: self.owner, called })
     }
 
     /// Returns the token of its allocator.

@@ -123,7 +123,7 @@ pub trait PrivatePools: Send + Sync {
     /// the options, as `cudaMallocAsync` does not support `no_split`.
     fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
         let _ = options;
-        Err(PoolError::NotSupported { pool, what: "other options for a pool that is there" })
+        Err(PoolError::NotSupported { pool, what: "other options for an existing pool" })
     }
 
     /// Adds a user.

@@ -55,7 +55,7 @@ pub trait Sharing: Send + Sync {
 ///
 /// Dropping the last one waits for all work of the device and unmaps the pages. If the driver refuses,
 /// unmapping is retried later.
-#[must_use = "the block is unmapped when this goes"]
+#[must_use = "the block is unmapped when this is dropped"]
 #[derive(Debug)]
 pub struct Imported {
     address: u64,

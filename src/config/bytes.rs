@@ -77,7 +77,7 @@ pub(super) fn size(key: &str, text: &str, span: Span) -> Result<u64, ConfigError
     match Size::parse(text) {
         Some(Size { bytes, has_unit: true }) if bytes > 0 => Ok(bytes),
         Some(Size { has_unit: false, .. }) => {
-            let what = format!("{RANGE}; a number alone does not say what it counts");
+            let what = format!("{RANGE}; a number needs a unit");
             Err(ConfigError::new(key, span, what))
         }
         _ => Err(ConfigError::new(key, span, RANGE)),
@@ -85,7 +85,7 @@ pub(super) fn size(key: &str, text: &str, span: Span) -> Result<u64, ConfigError
 }
 
 /// Formats bytes so that [`size`] can parse them.
-pub(crate) fn told(bytes: u64) -> String {
+pub(crate) fn to_text(bytes: u64) -> String {
     let fits = |unit: u64| bytes > 0 && bytes.is_multiple_of(unit);
     // TiB is left out, so that existing strings, which use GiB, stay the same.
     let unit = UNITS[1..].iter().find(|(_, _, unit)| fits(*unit));
@@ -98,7 +98,7 @@ mod tests {
     use crate::config::{Config, KeyTable};
 
     #[test]
-    fn every_way_to_say_a_size_is_read() {
+    fn every_form_of_a_size_is_parsed() {
         for (text, bytes) in [
             ("32GiB", 32 * GIB),
             ("40G", 40 * GIB),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_in_mib_take_units_and_layers_want_one() {
+    fn keys_in_mib_accept_units_and_layers_require_one() {
         let parse = |text: &str| Config::parse(text, &KeyTable::default());
         let split = |text: &str| parse(text).unwrap().settings().max_split_bytes;
         assert_eq!(split("max_split_size_mb:1GiB"), Some(GIB));
@@ -130,14 +130,14 @@ mod tests {
         assert_eq!(split("max_split_size_mb:32"), Some(32 * MIB));
         let error = parse("layers:[limit:8]").unwrap_err();
         assert_eq!(error.span.at, 14);
-        assert!(error.expected.ends_with("a number alone does not say what it counts"), "{error}");
+        assert!(error.expected.ends_with("a number needs a unit"), "{error}");
     }
 
     #[test]
-    fn what_is_told_is_read_back() {
+    fn written_sizes_can_be_parsed() {
         for bytes in [1, 1000, 4096, 3 * MIB, 8 * GIB, 2 * TIB, EIB] {
             let at = Span { at: 0, len: 0 };
-            assert_eq!(size("layers", &told(bytes), at).unwrap(), bytes);
+            assert_eq!(size("layers", &to_text(bytes), at).unwrap(), bytes);
         }
     }
 }

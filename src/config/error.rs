@@ -38,8 +38,8 @@ impl ConfigError {
     }
 
     /// Adds the word of `known` that is most similar to the text as a suggestion, if any is similar.
-    pub(super) fn or_nearest(mut self, said: &str, known: &[&str]) -> Self {
-        self.nearest = nearest_of(said, known.iter().copied());
+    pub(super) fn or_nearest(mut self, given: &str, known: &[&str]) -> Self {
+        self.nearest = nearest_of(given, known.iter().copied());
         self
     }
 
@@ -143,11 +143,11 @@ impl fmt::Display for ConfigWarning {
             Self::Repeated { key, earlier_at, last_at } => {
                 write!(
                     f,
-                    "{key} stands at byte {earlier_at} and at byte {last_at}; the last counts"
+                    "{key} is set at byte {earlier_at} and at byte {last_at}; the last value is used"
                 )
             }
             Self::Disagreement { used, ignored } => {
-                write!(f, "{used} and {ignored} are both set and differ; {used} counts")
+                write!(f, "{used} and {ignored} are both set and differ; {used} is used")
             }
         }
     }

@@ -57,9 +57,9 @@ impl Config {
             let (value, origin) = (value.unwrap_or("unset").to_owned(), self.origin(key.name()));
             ExplainRow::new(key.name(), value, origin, key.meaning(), idle)
         });
-        let undeclared = settings.extra.iter().filter(|(key, _)| !table.knows(key));
+        let undeclared = settings.extra.iter().filter(|(key, _)| !table.contains(key));
         let undeclared = undeclared.map(|(key, value)| {
-            let meaning = "handed to the strategy that knows it";
+            let meaning = "passed to the strategy that declares it";
             ExplainRow::new(key, value.clone(), self.origin(key), meaning, None)
         });
         built_in.chain(declared).chain(undeclared).collect()
@@ -74,9 +74,9 @@ impl Config {
     /// Returns a string with the same meaning for a reader with these defaults.
     #[doc(hidden)]
     pub fn to_text_over(&self, defaults: &Settings) -> String {
-        let told = BUILT_IN.iter().filter(|key| (key.differs)(&self.settings, defaults));
+        let set = BUILT_IN.iter().filter(|key| (key.differs)(&self.settings, defaults));
         let mut parts: Vec<String> =
-            told.map(|key| format!("{}:{}", key.name, (key.show)(&self.settings))).collect();
+            set.map(|key| format!("{}:{}", key.name, (key.show)(&self.settings))).collect();
         parts.extend(self.settings.extra.iter().map(|(key, value)| {
             // A value with a double quote can only be a list. All others are quoted: a word may look like
             // an unclosed list.
@@ -100,7 +100,7 @@ fn idle(settings: &Settings, key: &Key) -> Option<String> {
         return (key.idle)(settings).map(str::to_owned);
     }
     if !is_built_in(backend) {
-        return Some("as its strategy reads it".to_owned());
+        return Some("its strategy reads it".to_owned());
     }
     let own: Vec<_> = key.backends.iter().map(|name| format!("backend:{name}")).collect();
     Some(format!("{} only", own.join(" and ")))

@@ -119,7 +119,7 @@ impl KeyTable {
     /// Adds a key of a user-defined strategy. A name that is already known keeps its first meaning.
     #[must_use]
     pub fn with(mut self, key: UserKey) -> Self {
-        if !self.knows(key.name()) {
+        if !self.contains(key.name()) {
             self.extra.push(key);
         }
         self
@@ -140,7 +140,7 @@ impl KeyTable {
 
     /// Returns true if a key or an alias has this name.
     #[must_use]
-    pub(crate) fn knows(&self, name: &str) -> bool {
+    pub(crate) fn contains(&self, name: &str) -> bool {
         self.look_up(name).is_some()
     }
 

@@ -112,11 +112,11 @@ const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
 
 /// Returns the syntax of all layers.
 fn all_layers() -> String {
-    LAYERS.map(|(_, said, _)| said).join(", ")
+    LAYERS.map(|(_, syntax, _)| syntax).join(", ")
 }
 
 /// The parameters of a layer, which follow its name.
-enum Said<'v, 't> {
+enum Parameters<'v, 't> {
     Nothing,
     Word(&'v Token<'t>),
     List(&'v [Token<'t>]),
@@ -141,8 +141,8 @@ pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, 
         if name.kind != Kind::Word {
             return Err(ConfigError::new(key, name.span, all_layers()));
         }
-        let (said, more) = said(key, more)?;
-        found.push(layer(key, name, &said)?);
+        let (parameters, more) = parameters(key, more)?;
+        found.push(layer(key, name, &parameters)?);
         rest = match more {
             [] => &[],
             [comma] if comma.kind == Kind::Comma => {
@@ -158,13 +158,13 @@ pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, 
 }
 
 /// Parses the parameters of a layer; also returns the tokens after them.
-fn said<'v, 't>(
+fn parameters<'v, 't>(
     key: &str,
     rest: &'v [Token<'t>],
-) -> Result<(Said<'v, 't>, &'v [Token<'t>]), ConfigError> {
+) -> Result<(Parameters<'v, 't>, &'v [Token<'t>]), ConfigError> {
     match rest {
         [colon, word, more @ ..] if colon.kind == Kind::Colon && word.is_word() => {
-            Ok((Said::Word(word), more))
+            Ok((Parameters::Word(word), more))
         }
         [colon, open, more @ ..] if colon.kind == Kind::Colon && open.kind == Kind::Open => {
             // The whole list is closed, so this bracket is too.
@@ -178,43 +178,49 @@ fn said<'v, 't>(
                 depth == 0
             });
             let end = end.ok_or_else(|| ConfigError::new(key, open.span, "a closing bracket"))?;
-            Ok((Said::List(&more[..end]), &more[end + 1..]))
+            Ok((Parameters::List(&more[..end]), &more[end + 1..]))
         }
         [colon, ..] if colon.kind == Kind::Colon => {
             Err(ConfigError::new(key, colon.span, "a value for this layer"))
         }
-        rest => Ok((Said::Nothing, rest)),
+        rest => Ok((Parameters::Nothing, rest)),
     }
 }
 
-fn layer(key: &str, name: &Token<'_>, said: &Said<'_, '_>) -> Result<LayerSetting, ConfigError> {
-    Ok(match (name.text, said) {
-        ("limit", Said::Word(word)) => LayerSetting::Limit { bytes: size(key, word)? },
-        ("statistics", Said::Nothing) => LayerSetting::Statistics,
-        ("track", Said::Nothing) => LayerSetting::Track,
-        ("guard", Said::Nothing) => LayerSetting::Guard,
-        ("log", Said::Word(path)) => {
+fn layer(
+    key: &str,
+    name: &Token<'_>,
+    parameters: &Parameters<'_, '_>,
+) -> Result<LayerSetting, ConfigError> {
+    Ok(match (name.text, parameters) {
+        ("limit", Parameters::Word(word)) => LayerSetting::Limit { bytes: size(key, word)? },
+        ("statistics", Parameters::Nothing) => LayerSetting::Statistics,
+        ("track", Parameters::Nothing) => LayerSetting::Track,
+        ("guard", Parameters::Nothing) => LayerSetting::Guard,
+        ("log", Parameters::Word(path)) => {
             if path.text.is_empty() || path.text.contains('\0') {
                 return Err(ConfigError::new(key, path.span, "the path of a file"));
             }
             LayerSetting::Log { path: path.text.to_owned() }
         }
-        ("fault", Said::List(tokens)) => fault(key, name, tokens)?,
-        ("oom_retry", Said::Word(times)) => {
+        ("fault", Parameters::List(tokens)) => fault(key, name, tokens)?,
+        ("oom_retry", Parameters::Word(times)) => {
             let legal = times.text.parse().ok().filter(|n| (1..=RETRIES_MAX).contains(n));
             let what = format!("a whole number from 1 to {RETRIES_MAX}");
             let times = legal.ok_or_else(|| ConfigError::new(key, times.span, what))?;
             LayerSetting::OomRetry { times }
         }
-        ("align", Said::Word(word)) => {
+        ("align", Parameters::Word(word)) => {
             let bytes = size(key, word)?;
             if !bytes.is_power_of_two() || bytes > ALIGN_MAX_BYTES {
                 return Err(ConfigError::new(key, word.span, "a power of two up to 1GiB"));
             }
             LayerSetting::Align { bytes }
         }
-        ("front", Said::Nothing) => LayerSetting::Front { block_max_bytes: FRONT_DEFAULT_BYTES },
-        ("front", Said::Word(word)) => {
+        ("front", Parameters::Nothing) => {
+            LayerSetting::Front { block_max_bytes: FRONT_DEFAULT_BYTES }
+        }
+        ("front", Parameters::Word(word)) => {
             let block_max_bytes = size(key, word)?;
             if !(512..=FRONT_MAX_BYTES).contains(&block_max_bytes) {
                 return Err(ConfigError::new(key, word.span, "a size from 512B to 1MiB"));
@@ -271,13 +277,14 @@ impl LayerSetting {
     #[doc(hidden)]
     pub fn text(&self) -> String {
         match self {
-            Self::Limit { bytes } => format!("limit:{}", bytes::told(*bytes)),
+            Self::Limit { bytes } => format!("limit:{}", bytes::to_text(*bytes)),
             Self::Statistics => "statistics".to_owned(),
             Self::Track => "track".to_owned(),
             Self::Log { path } => format!("log:\"{path}\""),
             Self::Fault(fault) => {
                 let call = fault.call.map(|call| format!("call:{call}"));
-                let above = fault.above_bytes.map(|bytes| format!("above:{}", bytes::told(bytes)));
+                let above =
+                    fault.above_bytes.map(|bytes| format!("above:{}", bytes::to_text(bytes)));
                 // A fault layer needs a selector. `probability:0` is one, although it matches no request.
                 let chosen = call.is_some() || above.is_some();
                 let chance = (fault.probability > 0.0 || !chosen)
@@ -288,10 +295,12 @@ impl LayerSetting {
                 format!("fault:[{}]", parts.join(","))
             }
             Self::OomRetry { times } => format!("oom_retry:{times}"),
-            Self::Align { bytes } => format!("align:{}", bytes::told(*bytes)),
+            Self::Align { bytes } => format!("align:{}", bytes::to_text(*bytes)),
             Self::Guard => "guard".to_owned(),
             Self::Front { block_max_bytes: FRONT_DEFAULT_BYTES } => "front".to_owned(),
-            Self::Front { block_max_bytes } => format!("front:{}", bytes::told(*block_max_bytes)),
+            Self::Front { block_max_bytes } => {
+                format!("front:{}", bytes::to_text(*block_max_bytes))
+            }
         }
     }
 }

@@ -26,7 +26,7 @@ mod versions;
 mod tests;
 
 pub use bytes::Size;
-pub(crate) use bytes::told as told_size;
+pub(crate) use bytes::to_text as size_text;
 pub use environment::{
     EnvironmentError, FromEnvironment, VARIABLES, from_environment, from_process,
 };
@@ -78,10 +78,10 @@ impl Config {
     pub fn from_settings(settings: Settings) -> Self {
         let settings = settings.in_range();
         let (defaults, extra) = (Settings::default(), settings.extra.iter());
-        let said = BUILT_IN.iter().filter(|key| (key.differs)(&settings, &defaults));
-        let built_in = said.map(|key| key.name.to_owned());
-        let said = built_in.chain(extra.map(|(key, _)| key.clone()));
-        let origins = said.map(|key| (key, Origin::Code)).collect();
+        let set = BUILT_IN.iter().filter(|key| (key.differs)(&settings, &defaults));
+        let built_in = set.map(|key| key.name.to_owned());
+        let set = built_in.chain(extra.map(|(key, _)| key.clone()));
+        let origins = set.map(|key| (key, Origin::Code)).collect();
         Self { settings, origins, warnings: Vec::new() }
     }
 
@@ -152,7 +152,7 @@ impl Config {
     /// Returns the origin of a key's value.
     #[must_use]
     pub fn origin(&self, key: &str) -> Origin {
-        let said = self.origins.iter().find(|(known, _)| known == key);
-        said.map_or(Origin::Default, |(_, origin)| *origin)
+        let set = self.origins.iter().find(|(known, _)| known == key);
+        set.map_or(Origin::Default, |(_, origin)| *origin)
     }
 }

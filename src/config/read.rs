@@ -312,13 +312,13 @@ impl<'v, 't> Reader<'v, 't> {
         if !self.value.is_list {
             return Err(self.wrong(self.value.span));
         }
-        let mut said = Vec::new();
+        let mut entries = Vec::new();
         for (class, size) in pairs(self.key, self.value, self.range)? {
-            said.push((class.text, reserve(self, size)?));
+            entries.push((class.text, reserve(self, size)?));
         }
         // Of equal names, the last one is kept, at its position.
         let mut seen = HashSet::new();
-        let last = said.into_iter().rev().filter(|(class, _)| seen.insert(*class));
+        let last = entries.into_iter().rev().filter(|(class, _)| seen.insert(*class));
         let mut found: Vec<_> = last.map(|(class, size)| (class.to_owned(), size)).collect();
         found.reverse();
         Ok(found)

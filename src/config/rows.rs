@@ -114,9 +114,9 @@ keys! {
         "new pages may be shared with other processes; each costs a descriptor on some devices";
     expandable_segments_handle_type => expandable_segments_handle_type: HANDLE_TYPE, NATIVE,
         idle(needs_expandable),
-        "the kind of handle by which pages leave; unspecified: fabric where the device has it";
+        "the kind of handle by which pages are shared; unspecified: fabric if the device supports it";
     release_lock_on_cudamalloc => release_lock_on_device_allocate: FLAG, NATIVE, since(2),
-        also(&["release_lock_on_hipmalloc"]), "other misses go on while one waits for the driver";
+        also(&["release_lock_on_hipmalloc"]), "other misses continue while one waits for the driver";
     graph_capture_record_stream_reuse => graph_capture_record_stream_reuse: FLAG, NATIVE, since(9),
         "blocks that were used by other streams are reused inside a graph capture";
     per_process_memory_fraction => per_process_memory_fraction: FRACTION, BUILT_IN_BACKENDS, since(10),
@@ -180,10 +180,10 @@ keys! {
         "called when a private pool has no users left";
     cpu_alignment => cpu.alignment_bytes: ALIGNMENT, CPU, fixed(), "where blocks start";
     cpu_cached_max_mb => cpu.cached_max_bytes: MIB_AT_MOST, CPU,
-        "more idle memory than this goes back to the system";
-    cpu_trim_age_s => cpu.trim_age: AGE, CPU, "memory idle for longer goes back to the system";
+        "idle memory above this size is released to the system";
+    cpu_trim_age_s => cpu.trim_age: AGE, CPU, "memory idle for longer is released to the system";
     cpu_stop_caching_on_oom => cpu.stop_caching_on_oom: FLAG, CPU,
-        "freed memory goes back to the system once that had no memory for a request";
+        "freed memory is released to the system after the system ran out of memory once";
     cpu_huge_pages => cpu.huge_pages: FLAG, CPU, fixed(), "transparent huge pages from 2 MiB on";
     cpu_zero_fill => cpu.zero_fill: FLAG, CPU, "every block starts as zeros";
     cpu_junk_fill => cpu.junk_fill: FLAG, CPU, "every block starts as the pattern 0x7fedbeef";

@@ -256,15 +256,15 @@ fn carets_are_counted_in_columns() {
 #[test]
 fn errors_repeat_nothing_that_a_terminal_would_obey() {
     let text = format!("layers:[a\u{1b}[2J{}:[", "x".repeat(10_000));
-    let said = parse(&text).unwrap_err().to_string();
-    assert!(!said.contains(char::is_control) && said.len() < 200, "{said:?}");
+    let message = parse(&text).unwrap_err().to_string();
+    assert!(!message.contains(char::is_control) && message.len() < 200, "{message:?}");
     let text = "layers:[a\u{1b}:,b]";
-    let said = parse(text).unwrap_err().to_string();
-    assert_eq!(said, "layers: expected a value for this layer (byte 10)");
+    let message = parse(text).unwrap_err().to_string();
+    assert_eq!(message, "layers: expected a value for this layer (byte 10)");
 }
 
 #[test]
-fn users_words_that_look_like_lists_are_told_back_as_words() {
+fn users_words_that_look_like_lists_are_written_as_words() {
     let word = UserKey::one_of("mine_mode", &["[slow]"], "a word");
     let table =
         KeyTable::default().with(UserKey::anything("mine_any", "its strategy reads it")).with(word);
@@ -294,12 +294,12 @@ fn what_a_text_does_not_mention_is_reset_or_sticks() {
 }
 
 #[test]
-fn what_code_says_is_told_from_what_is_the_default() {
-    let said =
+fn a_value_set_by_code_is_distinguished_from_the_default() {
+    let given =
         Settings { expandable_segments: true, compat: Compat::Default, ..Settings::default() };
-    let config = Config::from_settings(said).with_compat(Compat::Default);
+    let config = Config::from_settings(given).with_compat(Compat::Default);
     assert_eq!(config.origin("expandable_segments"), Origin::Code);
-    assert_eq!(config.origin("compat"), Origin::Code, "said, although it is the default");
+    assert_eq!(config.origin("compat"), Origin::Code, "set, although it is the default");
     assert_eq!(config.origin("backend"), Origin::Default);
     let larger = Settings { large_segment_bytes: 64 * MIB, ..Settings::default() };
     let config_of_larger = Config::from_settings(larger);
@@ -318,7 +318,7 @@ fn what_code_says_is_told_from_what_is_the_default() {
 #[test]
 fn keys_that_are_read_once_take_another_allocator() {
     let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "mine"];
-    for (said, whose) in [
+    for (given, backends) in [
         ("layers:[track]", &all[..]),
         ("layers:[limit:8GiB]", &all[..]),
         ("malloc_async_own_pool:True", &["cudaMallocAsync", "mine"]),
@@ -331,10 +331,10 @@ fn keys_that_are_read_once_take_another_allocator() {
     ] {
         for backend in all {
             let built = settings(&format!("backend:{backend}"));
-            let other = settings(&format!("backend:{backend},{said}"));
+            let other = settings(&format!("backend:{backend},{given}"));
             assert!(built.is_built_alike(&built));
             let alike = built.is_built_alike(&other);
-            assert_eq!(alike, !whose.contains(&backend), "backend:{backend}, {said}");
+            assert_eq!(alike, !backends.contains(&backend), "backend:{backend}, {given}");
         }
     }
     let functions = BUILT_IN.iter().filter(|key| key.backends == ["pluggable"]);
@@ -349,7 +349,7 @@ fn keys_that_are_read_once_take_another_allocator() {
 }
 
 #[test]
-fn what_code_says_is_not_taken_for_something_else_that_reads_alike() {
+fn values_set_by_code_are_not_read_as_others_with_the_same_text() {
     let log = |path: &str| LayerSetting::Log { path: path.to_owned() };
     let layers = |layers| Settings { layers, ..Settings::default() };
     let one = layers(vec![log("a\",track,log:\"b")]);
@@ -385,7 +385,7 @@ fn the_last_of_repeated_keys_counts_and_is_warned_about() {
 }
 
 #[test]
-fn users_keys_are_handed_on_as_text() {
+fn users_keys_are_passed_on_as_text() {
     let table = KeyTable::default()
         .with(UserKey::anything("wrappers", "its strategy reads it"))
         .with(UserKey::anything("arena_file", "its strategy reads it"));
@@ -455,7 +455,7 @@ fn layers_stand_in_the_order_given_and_mistakes_are_shown_in_place() {
 }
 
 #[test]
-fn settings_far_from_the_defaults_are_told_back_as_they_are() {
+fn settings_far_from_the_defaults_are_written_as_they_are() {
     for text in [
         "large_segment_size_mb:64",
         "max_non_split_rounding_mb:20",
@@ -497,7 +497,7 @@ fn the_first_variable_that_is_set_counts() {
 }
 
 #[test]
-fn what_has_no_effect_is_said() {
+fn settings_without_effect_are_noted() {
     let config = parse(
         "max_non_split_rounding_mb:30,pinned_num_register_threads:2,\
          garbage_collection_threshold:0.5,expandable_segments_reserve:0.5",
@@ -528,11 +528,11 @@ fn oversize_rules_have_no_effect_in_expandable_segments_unless_pytorchs_letter_c
 }
 
 #[test]
-fn explanations_say_of_each_key_whose_it_is() {
-    let said = "graph_capture_record_stream_reuse:True,per_process_memory_fraction:0.5,compat:pytorch,\
+fn explanations_name_the_backends_of_each_key() {
+    let given = "graph_capture_record_stream_reuse:True,per_process_memory_fraction:0.5,compat:pytorch,\
                 malloc_async_own_pool:True,cpu_zero_fill:True,roundup_power2_divisions:4";
     let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "mine"];
-    for (key, whose) in [
+    for (key, backends) in [
         ("graph_capture_record_stream_reuse", &all[..1]),
         ("roundup_power2_divisions", &all[..1]),
         ("compat", &all[..2]),
@@ -541,11 +541,11 @@ fn explanations_say_of_each_key_whose_it_is() {
         ("per_process_memory_fraction", &all[..4]),
     ] {
         for backend in all {
-            let config = Config::parse(&format!("backend:{backend},{said}"), &KeyTable::default());
+            let config = Config::parse(&format!("backend:{backend},{given}"), &KeyTable::default());
             let rows = config.unwrap().explain();
             let note = &rows.iter().find(|row| row.key == key).unwrap().note;
             let acts = !note.contains("not in effect");
-            assert_eq!(acts, whose.contains(&backend), "backend:{backend}, {key}: {note}");
+            assert_eq!(acts, backends.contains(&backend), "backend:{backend}, {key}: {note}");
         }
     }
 }
@@ -578,7 +578,7 @@ quickcheck::quickcheck! {
 fn check_any(text: &str) -> bool {
     match parse(text) {
         Ok(config) => {
-            let again = parse(&config.to_text()).expect("what is told back can be read");
+            let again = parse(&config.to_text()).expect("written text can be read");
             assert_eq!(again.settings(), config.settings());
         }
         Err(error) => {

@@ -89,8 +89,8 @@ macro_rules! calls {
         CanAccess can_access(other: DeviceId) -> bool;
         EnableAccess enable_access(other: DeviceId) -> ();
         CopyPeer copy_peer(
-            to: (DeviceId, u64) as place,
-            from: (DeviceId, u64) as place,
+            to: (DeviceId, u64) as device_address,
+            from: (DeviceId, u64) as device_address,
             size_bytes: u64,
             stream: StreamId as stream
         ) -> ();

@@ -43,7 +43,7 @@ fn held_by_others(report: &OutOfMemory) -> Option<String> {
     let which = match other.filter(|_| this.is_some()) {
         Some(other) if other.used_bytes > beside => {
             let bytes = human_bytes(other.used_bytes);
-            format!("process {} has {bytes}, the most of them", other.process)
+            format!("process {} has the largest share, {bytes}", other.process)
         }
         _ if beside > others / 2 => {
             "look for other allocators and libraries in this process".to_owned()

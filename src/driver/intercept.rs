@@ -43,8 +43,8 @@ macro_rules! translated {
     ($self:ident $inner:ident $arg:ident stream) => {
         $self.stream($arg)?
     };
-    ($self:ident $inner:ident $arg:ident place) => {
-        place($self, $inner, $arg)
+    ($self:ident $inner:ident $arg:ident device_address) => {
+        device_address($self, $inner, $arg)
     };
 }
 
@@ -117,7 +117,7 @@ fn fabric(inner: &dyn Driver) -> Option<&dyn Fabric> {
 }
 
 /// Translates an address of this interceptor's device. Addresses of other devices do not change.
-fn place<I: Interceptor + ?Sized>(
+fn device_address<I: Interceptor + ?Sized>(
     interceptor: &I,
     inner: &dyn Driver,
     (device, address): (DeviceId, u64),
@@ -130,7 +130,7 @@ fn place<I: Interceptor + ?Sized>(
 /// method without the accessor, which returns `None` then.
 #[cold]
 pub fn lacking(call: Call) -> DriverError {
-    let message = "the wrapped driver does not have this part";
+    let message = "the wrapped driver lacks this part";
     DriverError::new(DriverErrorKind::NotSupported, call.name(), 801, message)
 }
 

@@ -31,7 +31,7 @@ pub mod cuda;
 mod holders;
 mod intercept;
 #[doc(hidden)]
-pub mod keepers;
+pub mod pool_users;
 
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;
@@ -268,7 +268,7 @@ pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<
     if !expects_captures(driver) {
         return driver.synchronize_device();
     }
-    let message = "a capture is under way, and would break";
+    let message = "a capture is active, and the call would break it";
     Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
 }
 

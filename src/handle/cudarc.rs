@@ -17,7 +17,7 @@ use bytemuck::Pod;
 use cudarc::driver::{CudaSlice, CudaStream, DeviceSlice};
 
 use super::{BufferError, DeviceVec, Handle};
-use crate::driver::cuda::{CudaVec, is_on, settled, stream_of};
+use crate::driver::cuda::{CudaVec, is_on, stream_of, with_address};
 
 impl Handle {
     /// Allocates a buffer of zeros for cudarc on one of its streams.
@@ -109,7 +109,7 @@ impl<T: Pod + Send + Sync> DeviceVec<T> {
     /// the device fails. cudarc frees the buffer then.
     pub fn from_cuda_slice(handle: &Handle, slice: CudaSlice<T>) -> Result<Self, BufferError> {
         handle.check_stream(slice.stream())?;
-        let (address, slice) = settled(slice)?;
+        let (address, slice) = with_address(slice)?;
         let (len, stream) = (slice.len(), stream_of(slice.stream()));
         Self::adopt(handle, address, len, stream, Box::new(slice))
     }

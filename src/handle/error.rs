@@ -36,15 +36,13 @@ pub enum BufferError {
         to: usize,
     },
     /// The allocator does not support streams, so use of the block on another stream cannot be announced.
-    #[error("backend:{backend} does not follow streams")]
+    #[error("backend:{backend} does not support other streams")]
     NoStreams {
         /// The allocator's name.
         backend: String,
     },
     /// The stream belongs to another device, or to a context other than the device's primary one.
-    #[error(
-        "the stream belongs to another context than the primary one of {driver} device {device}"
-    )]
+    #[error("the stream does not belong to the primary context of {driver} device {device}")]
     OtherDevice {
         /// The device of the buffer's handle.
         device: DeviceId,

@@ -37,7 +37,7 @@ struct Lent {
 }
 
 /// The memory of a buffer, as returned by [`DeviceVec::release`].
-#[must_use = "dropping it leaks the block until the allocator goes, or lets go of foreign memory"]
+#[must_use = "dropping it leaks the block until the allocator is dropped, or frees foreign memory"]
 pub enum Released {
     /// The buffer had no memory.
     Nothing,

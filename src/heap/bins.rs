@@ -186,7 +186,7 @@ mod tests {
     }
 
     quickcheck::quickcheck! {
-        fn the_set_knows_the_lanes_of_a_size(bins: Vec<u16>, ask: u16) -> bool {
+        fn the_set_finds_the_lanes_of_a_size(bins: Vec<u16>, ask: u16) -> bool {
             let (mut set, ask) = (BinSet::default(), ask as usize % LANED_BINS);
             let bins: BTreeSet<_> = bins.into_iter().map(|bin| bin as usize % LANED_BINS).collect();
             bins.iter().for_each(|bin| set.insert(*bin));

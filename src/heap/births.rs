@@ -16,7 +16,7 @@ pub(super) struct Births {
 impl Births {
     /// Records that the block at `slot` became free at `clock`.
     pub(super) fn note(&mut self, slot: Slot, clock: u64) {
-        let (chunk, at) = place_of(slot);
+        let (chunk, at) = chunk_of(slot);
         while self.chunks.len() <= chunk {
             self.chunks.push(Box::new([0; CHUNK_SLOTS]));
         }
@@ -25,7 +25,7 @@ impl Births {
 
     /// Returns the time at which the free block at `slot` became free.
     pub(super) fn of(&self, slot: Slot) -> u64 {
-        let (chunk, at) = place_of(slot);
+        let (chunk, at) = chunk_of(slot);
         self.chunks.get(chunk).map_or(0, |chunk| chunk[at])
     }
 
@@ -35,6 +35,6 @@ impl Births {
     }
 }
 
-fn place_of(slot: Slot) -> (usize, usize) {
+fn chunk_of(slot: Slot) -> (usize, usize) {
     (slot.0 as usize / CHUNK_SLOTS, slot.0 as usize % CHUNK_SLOTS)
 }

@@ -87,7 +87,7 @@ impl SplitChange {
 
 /// A block that was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HandOut {
+pub(crate) struct AllocatedBlock {
     pub(crate) id: BlockId,
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
@@ -147,16 +147,16 @@ impl Heap {
     /// Allocates the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and splits
     /// off the remainder if the rules allow it. `clock` is the time at which the remainder became free.
     #[inline(always)]
-    pub(crate) fn hand_out(
+    pub(crate) fn allocate(
         &mut self,
         slot: Slot,
         rounded_bytes: u64,
         requested_bytes: u64,
         rules: &FitRules,
         clock: impl FnOnce() -> u64,
-    ) -> HandOut {
+    ) -> AllocatedBlock {
         let whole = *self.slab.get(slot);
-        debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are handed out");
+        debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are allocated");
         debug_assert!(whole.size_bytes >= rounded_bytes);
         let rest_bytes = whole.size_bytes - rounded_bytes;
         let index = &mut self.free[whole.kind.index()];
@@ -166,8 +166,8 @@ impl Heap {
         {
             let id = self.cut_front(slot, &whole, rounded_bytes, requested_bytes);
             let mut rest_key = whole.key.wrapping_add(rounded_bytes);
-            if self.order.takes_care() {
-                self.cut_with_care(id.slot, slot, whole.key);
+            if self.order.updates_on_hit() {
+                self.update_keys_of_split(id.slot, slot, whole.key);
                 self.order.note_birth(slot, clock());
                 rest_key = self.slab.get(slot).key;
             }
@@ -197,7 +197,7 @@ impl Heap {
             starts.insert(&mut self.slab, front, whole.address);
         }
         let id = BlockId { slot: front, generation };
-        HandOut { id, address: whole.address, size_bytes, kind: whole.kind, inactive }
+        AllocatedBlock { id, address: whole.address, size_bytes, kind: whole.kind, inactive }
     }
 
     /// Splits `front_bytes` off the front of the block at `slot`, which is in no index; `whole` is a
@@ -264,7 +264,7 @@ impl Heap {
     /// Returns true if other streams use the live block at `slot`.
     #[inline]
     #[must_use]
-    pub(crate) fn is_used_elsewhere(&self, slot: Slot) -> bool {
+    pub(crate) fn is_used_by_other_streams(&self, slot: Slot) -> bool {
         !self.slab.get(slot).links[0].is_none()
     }
 
@@ -303,7 +303,7 @@ impl Heap {
     /// the time at which it became free. Its id is stale from now on.
     #[inline(always)]
     pub(crate) fn free(&mut self, slot: Slot, clock: impl FnOnce() -> u64) -> Completed {
-        debug_assert!(!self.is_used_elsewhere(slot), "blocks in use elsewhere drain first");
+        debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
         let mut done = *self.slab.get(slot);
         self.retire(slot, &mut done);
         self.make_free(slot, &done, clock)
@@ -312,7 +312,7 @@ impl Heap {
     /// Retires the live block at `slot`: increments the generation in the copy, which the caller stores.
     #[inline(always)]
     fn retire(&mut self, slot: Slot, block: &mut Block) {
-        debug_assert!(block.state == BlockState::Live, "only live blocks are taken back");
+        debug_assert!(block.state == BlockState::Live, "only live blocks are freed");
         if let Some(starts) = &mut self.starts {
             starts.remove(&mut self.slab, slot, block);
         }
@@ -332,24 +332,24 @@ impl Heap {
         let mut inactive = SplitChange::default();
         let (mut address, mut size_bytes) = (done.address, done.size_bytes);
         let (mut previous, mut next, mut key) = (done.previous, done.next, done.key);
-        if let Some(gone) = self.take_free(previous, &mut inactive) {
-            address = gone.address;
-            size_bytes += gone.size_bytes;
-            key = gone.key;
-            previous = gone.previous;
+        if let Some(removed) = self.take_free(previous, &mut inactive) {
+            address = removed.address;
+            size_bytes += removed.size_bytes;
+            key = removed.key;
+            previous = removed.previous;
             if !previous.is_none() {
                 self.slab.get_mut(previous).next = slot;
             }
         }
-        if let Some(gone) = self.take_free(next, &mut inactive) {
-            size_bytes += gone.size_bytes;
-            next = gone.next;
+        if let Some(removed) = self.take_free(next, &mut inactive) {
+            size_bytes += removed.size_bytes;
+            next = removed.next;
             if !next.is_none() {
                 self.slab.get_mut(next).previous = slot;
             }
         }
-        if self.order.takes_care() {
-            key = self.free_with_care(slot, done.key, key, clock());
+        if self.order.updates_on_hit() {
+            key = self.key_of_freed(slot, done.key, key, clock());
         }
         let block = self.slab.get_mut(slot);
         block.address = address;
@@ -382,20 +382,20 @@ impl Heap {
         if neighbour.is_none() || self.slab.get(neighbour).state != BlockState::Free {
             return None;
         }
-        let gone = self.slab.vacate(neighbour);
-        self.free[gone.kind.index()].remove(&mut self.slab, neighbour, &gone);
+        let removed = self.slab.vacate(neighbour);
+        self.free[removed.kind.index()].remove(&mut self.slab, neighbour, &removed);
         inactive.count -= 1;
-        inactive.bytes -= signed(gone.size_bytes);
-        Some(gone)
+        inactive.bytes -= signed(removed.size_bytes);
+        Some(removed)
     }
 
     /// Joins a neighbour into the block at `slot`. Neither is in an index. The neighbour's slot is
     /// vacated.
     pub(super) fn join(&mut self, slot: Slot, neighbour: Slot) {
-        let gone = self.slab.get(neighbour);
-        let (address, size_bytes) = (gone.address, gone.size_bytes);
-        let key = self.joined_key(gone.key, self.slab.get(slot).key);
-        let (before, behind) = (gone.previous, gone.next);
+        let removed = self.slab.get(neighbour);
+        let (address, size_bytes) = (removed.address, removed.size_bytes);
+        let key = self.joined_key(removed.key, self.slab.get(slot).key);
+        let (before, behind) = (removed.previous, removed.next);
         let block = self.slab.get_mut(slot);
         block.size_bytes += size_bytes;
         if block.previous == neighbour {
@@ -474,16 +474,16 @@ impl Heap {
 
     /// Removes a segment that is one free block.
     pub(crate) fn remove_segment(&mut self, slot: Slot) -> Segment {
-        let gone = self.slab.vacate(slot);
-        debug_assert!(gone.state == BlockState::Free, "only idle segments leave");
-        debug_assert!(!gone.is_split(), "only whole segments leave");
-        self.free[gone.kind.index()].remove(&mut self.slab, slot, &gone);
+        let removed = self.slab.vacate(slot);
+        debug_assert!(removed.state == BlockState::Free, "only idle segments are removed");
+        debug_assert!(!removed.is_split(), "only whole segments are removed");
+        self.free[removed.kind.index()].remove(&mut self.slab, slot, &removed);
         Segment {
-            address: gone.address,
-            size_bytes: gone.size_bytes,
-            kind: gone.kind,
-            requested_bytes: gone.requested_bytes,
-            key: gone.key,
+            address: removed.address,
+            size_bytes: removed.size_bytes,
+            kind: removed.kind,
+            requested_bytes: removed.requested_bytes,
+            key: removed.key,
             birth: self.order.birth_of(slot),
         }
     }

@@ -208,7 +208,7 @@ impl Heap {
             gaps.insert(whole.address + run.size_bytes, run.slot);
             self.slab.get_mut(run.slot).requested_bytes = 0;
             let front = self.cut_front(run.slot, &whole, run.size_bytes, whole.requested_bytes);
-            self.cut_with_care(front.slot, run.slot, whole.key);
+            self.update_keys_of_split(front.slot, run.slot, whole.key);
             self.swap_ages(front.slot, run.slot);
             front.slot
         } else {
@@ -272,8 +272,8 @@ impl Heap {
         let (previous, next) = (self.slab.get(slot).previous, self.slab.get(slot).next);
         for neighbour in [previous, next] {
             if !neighbour.is_none() && self.slab.get(neighbour).state == BlockState::Unmapped {
-                let gone = self.slab.get(neighbour).address;
-                self.expandable.gaps[kind.index()].remove(&gone);
+                let removed = self.slab.get(neighbour).address;
+                self.expandable.gaps[kind.index()].remove(&removed);
                 self.join(slot, neighbour);
             }
         }
@@ -286,7 +286,7 @@ impl Heap {
     fn cut_off(&mut self, slot: Slot, front_bytes: u64) -> Slot {
         let whole = *self.slab.get(slot);
         let front = self.cut_front(slot, &whole, front_bytes, 0).slot;
-        self.cut_with_care(front, slot, whole.key);
+        self.update_keys_of_split(front, slot, whole.key);
         front
     }
 

@@ -26,7 +26,7 @@ mod edit;
 mod expand;
 mod index;
 mod order;
-mod place;
+mod segment_range;
 mod slab;
 mod starts;
 mod tree;
@@ -37,10 +37,10 @@ mod tests;
 
 pub(crate) use block::{BlockId, BlockState, BlockView, Slot};
 pub use check::Broken;
-pub(crate) use edit::{Completed, FitRules, HandOut, SplitChange};
+pub(crate) use edit::{AllocatedBlock, Completed, FitRules, SplitChange};
 pub(crate) use expand::{Growing, PageRun, Reservation};
 pub(crate) use order::TieRule;
-pub(crate) use place::Place;
+pub(crate) use segment_range::SegmentRange;
 
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 use expand::Expandable;

@@ -54,7 +54,7 @@ pub(crate) enum TieRule {
 pub(super) struct Order {
     rule: TieRule,
     /// True if the rule is [`TieRule::BlockAge`] or birth times are recorded.
-    takes_care: bool,
+    updates_on_hit: bool,
     /// The next position or number.
     next: u64,
     /// The times at which blocks became free, if the collector is enabled.
@@ -63,14 +63,14 @@ pub(super) struct Order {
 
 impl Order {
     pub(super) fn of(rule: TieRule) -> Self {
-        Self { rule, takes_care: rule == TieRule::BlockAge, next: 0, births: None }
+        Self { rule, updates_on_hit: rule == TieRule::BlockAge, next: 0, births: None }
     }
 
-    /// Returns true if the slow paths [`Heap::cut_with_care`] and [`Heap::free_with_care`] must be
+    /// Returns true if the slow paths [`Heap::update_keys_of_split`] and [`Heap::key_of_freed`] must be
     /// taken.
     #[inline(always)]
-    pub(super) fn takes_care(&self) -> bool {
-        self.takes_care
+    pub(super) fn updates_on_hit(&self) -> bool {
+        self.updates_on_hit
     }
 
     fn numbers_blocks(&self) -> bool {
@@ -126,8 +126,8 @@ impl Heap {
     pub(crate) fn set_tie_rule(&mut self, rule: TieRule) {
         if self.order.rule != rule {
             let births = self.order.births.take();
-            let takes_care = births.is_some() || rule == TieRule::BlockAge;
-            self.order = Order { births, takes_care, ..Order::of(rule) };
+            let updates_on_hit = births.is_some() || rule == TieRule::BlockAge;
+            self.order = Order { births, updates_on_hit, ..Order::of(rule) };
             self.assign_keys(|heap, head| heap.slab.get(head).address);
         }
     }
@@ -135,13 +135,13 @@ impl Heap {
     /// Starts to record the times at which blocks become free.
     pub(crate) fn keep_births(&mut self) {
         self.order.births.get_or_insert_default();
-        self.order.takes_care = true;
+        self.order.updates_on_hit = true;
     }
 
     /// Corrects the keys under `BlockAge` after the front of a block with the key `whole` was split off.
     #[cold]
     #[inline(never)]
-    pub(super) fn cut_with_care(&mut self, front: Slot, rest: Slot, whole: u64) {
+    pub(super) fn update_keys_of_split(&mut self, front: Slot, rest: Slot, whole: u64) {
         if self.order.numbers_blocks() {
             self.slab.get_mut(front).key = self.order.number();
             self.slab.get_mut(rest).key = whole;
@@ -152,7 +152,7 @@ impl Heap {
     /// the block itself. Under the other rules it is `joined`, the key after joining its neighbours.
     #[cold]
     #[inline(never)]
-    pub(super) fn free_with_care(&mut self, slot: Slot, own: u64, joined: u64, clock: u64) -> u64 {
+    pub(super) fn key_of_freed(&mut self, slot: Slot, own: u64, joined: u64, clock: u64) -> u64 {
         self.order.note_birth(slot, clock);
         if self.order.numbers_blocks() { own } else { joined }
     }

@@ -75,13 +75,13 @@ impl Slab {
     pub(super) fn vacate(&mut self, slot: Slot) -> Block {
         let vacant = self.vacant;
         let block = self.get_mut(slot);
-        let gone = *block;
+        let removed = *block;
         debug_assert!(block.state != BlockState::Vacant, "a slot is vacated once");
         block.state = BlockState::Vacant;
         block.links[0] = vacant;
         self.vacant = slot;
         self.occupied -= 1;
-        gone
+        removed
     }
 
     #[cold]
@@ -134,14 +134,14 @@ impl Slab {
 
 /// Returns the chunk of a slot beyond the array, and the index within it.
 #[inline]
-fn place_of(slot: Slot) -> (usize, usize) {
+fn chunk_of(slot: Slot) -> (usize, usize) {
     let behind = (slot.0 as usize).wrapping_sub(NEAR_BLOCKS);
     (behind / CHUNK_BLOCKS, behind % CHUNK_BLOCKS)
 }
 
 #[inline(always)]
 fn far(chunks: &[Chunk], slot: Slot) -> Option<&Block> {
-    let (chunk, at) = place_of(slot);
+    let (chunk, at) = chunk_of(slot);
     Some(&chunks.get(chunk)?[at])
 }
 
@@ -151,7 +151,7 @@ fn at_mut<'s>(near: &'s mut [Block], chunks: &'s mut [Chunk], slot: Slot) -> &'s
     if let Some(block) = near.get_mut(slot.0 as usize) {
         return block;
     }
-    let (chunk, at) = place_of(slot);
+    let (chunk, at) = chunk_of(slot);
     match chunks.get_mut(chunk) {
         Some(chunk) => &mut chunk[at],
         None => no_such_slot(),
@@ -183,7 +183,7 @@ mod tests {
             let (slot, block) = slab.occupy();
             block.address = n.into();
             block.state = BlockState::Live;
-            assert_eq!(slot, Slot(n), "places are taken in order");
+            assert_eq!(slot, Slot(n), "slots are taken in order");
         }
         assert_eq!((slab.len(), slab.slots()), (count as usize, count as usize));
         assert!((0..count).all(|n| slab.get(Slot(n)).address == u64::from(n)));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_before_the_first_block_is_no_slot() {
+    fn a_slot_of_an_empty_slab_is_invalid() {
         let slab = Slab::default();
         assert!([0, 1, 255, 16_384].iter().all(|n| slab.try_get(Slot(*n)).is_none()));
     }

@@ -12,13 +12,13 @@ fn small_heap() -> Heap {
     heap
 }
 
-fn take(heap: &mut Heap, bytes: u64) -> HandOut {
+fn take(heap: &mut Heap, bytes: u64) -> AllocatedBlock {
     let slot = heap.best_fit(PoolKind::Small, bytes, &FitRules::NONE).unwrap();
-    heap.hand_out(slot, bytes, bytes, &FitRules::NONE, || 0)
+    heap.allocate(slot, bytes, bytes, &FitRules::NONE, || 0)
 }
 
 #[test]
-fn the_front_is_handed_out_and_the_rest_stays_free() {
+fn the_front_is_allocated_and_the_rest_stays_free() {
     let mut heap = small_heap();
     let out = take(&mut heap, 512);
     assert_eq!((out.address, out.size_bytes), (SEGMENT, 512));
@@ -74,7 +74,7 @@ fn large_rests_of_one_mebibyte_are_not_cut_off() {
     for (segment, pieces) in [(3 * MIB, 1), (3 * MIB + 512, 2)] {
         let mut heap = Heap::new(false, TieRule::Address);
         let slot = heap.add_segment(PoolKind::Large, SEGMENT, segment, 0);
-        heap.hand_out(slot, 2 * MIB, 2 * MIB, &FitRules::NONE, || 0);
+        heap.allocate(slot, 2 * MIB, 2 * MIB, &FitRules::NONE, || 0);
         assert_eq!(heap.block_count(), pieces);
     }
 }

@@ -51,9 +51,9 @@ impl Uses {
             return Slot(slot);
         }
         let slot = self.vacant;
-        let place = &mut self.entries[slot.0 as usize];
-        self.vacant = place.next;
-        *place = entry;
+        let vacant = &mut self.entries[slot.0 as usize];
+        self.vacant = vacant.next;
+        *vacant = entry;
         slot
     }
 

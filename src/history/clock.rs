@@ -26,7 +26,7 @@ thread_local! {
     /// The last timestamp of this thread; `thread` is 0 until there is one.
     static LAST: Cell<Moment> = const { Cell::new(Moment { time_ns: 0, thread: 0, step: 0 }) };
     /// Whether the next entry belongs to the same operation as the last one.
-    static GOES_ON: Cell<bool> = const { Cell::new(false) };
+    static CONTINUES: Cell<bool> = const { Cell::new(false) };
     /// The number of open (nested) operations on this thread.
     static OPEN: Cell<u32> = const { Cell::new(0) };
 }
@@ -66,10 +66,10 @@ impl Moment {
     /// Returns the timestamp of an entry. Entries for memory that one request takes from the driver or
     /// releases to it share a time with the request's own entry.
     pub(super) fn of(action: Action) -> Self {
-        let goes_on = GOES_ON.get();
-        GOES_ON.set(action.is_segment() && OPEN.get() > 0);
+        let continues = CONTINUES.get();
+        CONTINUES.set(action.is_segment() && OPEN.get() > 0);
         let belongs = action.is_segment() || matches!(action, Action::Alloc | Action::OutOfMemory);
-        if !goes_on || !belongs {
+        if !continues || !belongs {
             return Self::now();
         }
         LAST.with(|last| {
@@ -105,7 +105,7 @@ pub(crate) struct Operation(());
 impl Operation {
     pub(super) fn begin() -> Self {
         OPEN.set(OPEN.get() + 1);
-        GOES_ON.set(false);
+        CONTINUES.set(false);
         Self(())
     }
 
@@ -118,6 +118,6 @@ impl Operation {
 impl Drop for Operation {
     fn drop(&mut self) {
         OPEN.set(OPEN.get().saturating_sub(1));
-        GOES_ON.set(false);
+        CONTINUES.set(false);
     }
 }

@@ -97,12 +97,12 @@ pub struct Context(Arc<Parts>);
 #[derive(Debug)]
 struct Parts {
     stack: Option<Arc<dyn Stack>>,
-    said: Said,
+    labels: Labels,
 }
 
 /// The parts of a context besides the stack.
 #[derive(Clone, Debug, Default)]
-struct Said {
+struct Labels {
     /// Names of scopes, the innermost last.
     scopes: Vec<Arc<str>>,
     compile_context: Option<Arc<str>>,
@@ -192,7 +192,7 @@ impl Context {
             file: "scope".into(),
             line: 0,
         };
-        let mut frames: Vec<_> = self.0.said.scopes.iter().rev().map(named).collect();
+        let mut frames: Vec<_> = self.0.labels.scopes.iter().rev().map(named).collect();
         frames.extend(self.0.stack.as_ref().map(frames_of).unwrap_or_default());
         frames
     }
@@ -206,27 +206,27 @@ impl Context {
     /// Returns the name of the compiled region.
     #[must_use]
     pub fn compile_context(&self) -> Option<&str> {
-        self.0.said.compile_context.as_deref()
+        self.0.labels.compile_context.as_deref()
     }
 
     /// Returns the metadata that was [set](History::set_metadata) when the context was gathered.
     #[must_use]
     pub fn metadata(&self) -> Option<&str> {
-        self.0.said.metadata.as_deref()
+        self.0.labels.metadata.as_deref()
     }
 
     /// Returns a number that identifies the frames. Contexts with the same stack and no scopes have the
     /// same number. After the context is dropped, the number may be reused.
     pub(super) fn frames_number(&self) -> usize {
         match &self.0.stack {
-            Some(stack) if self.0.said.scopes.is_empty() => number_of(stack),
+            Some(stack) if self.0.labels.scopes.is_empty() => number_of(stack),
             _ => Arc::as_ptr(&self.0) as usize,
         }
     }
 
     /// Returns a key for the frames. Contexts with equal keys have equal frames, while they are alive.
-    pub(super) fn asked(&self) -> (Option<usize>, Vec<Arc<str>>) {
-        (self.0.stack.as_ref().map(number_of), self.0.said.scopes.clone())
+    pub(super) fn frames_key(&self) -> (Option<usize>, Vec<Arc<str>>) {
+        (self.0.stack.as_ref().map(number_of), self.0.labels.scopes.clone())
     }
 
     /// Returns a copy with the frames of its stack looked up. `known` holds the frames that were looked
@@ -237,7 +237,7 @@ impl Context {
             Arc::clone(names.or_insert_with(|| Arc::new(Names(frames_of(stack))))) as _
         };
         let stack = self.0.stack.as_ref().map(look_up);
-        Self(Arc::new(Parts { stack, said: self.0.said.clone() }))
+        Self(Arc::new(Parts { stack, labels: self.0.labels.clone() }))
     }
 
     /// Returns the context of entries that the calling thread records now.
@@ -350,7 +350,7 @@ impl Sources {
 
     /// Returns true if the calling thread's entries have nothing but a stack in their context.
     #[inline]
-    pub(super) fn is_silent(&self) -> bool {
+    pub(super) fn has_no_labels(&self) -> bool {
         NAME_COUNT.get() == 0 && !self.has_metadata.load(Ordering::Relaxed)
     }
 
@@ -360,19 +360,21 @@ impl Sources {
             catch_unwind(AssertUnwindSafe(|| provider.gather())).unwrap_or_default()
         });
         let metadata = self.metadata();
-        let mut said = Said { metadata, ..Said::default() };
+        let mut labels = Labels { metadata, ..Labels::default() };
         if NAME_COUNT.get() > 0 {
-            said.scopes = SCOPES.with(|names| names.read(<[_]>::to_vec));
-            said.compile_context = COMPILE_CONTEXT.with(|names| names.read(|n| n.last().cloned()));
+            labels.scopes = SCOPES.with(|names| names.read(<[_]>::to_vec));
+            labels.compile_context =
+                COMPILE_CONTEXT.with(|names| names.read(|n| n.last().cloned()));
         }
-        let says =
-            said.metadata.is_some() || said.compile_context.is_some() || !said.scopes.is_empty();
-        (stack.is_some() || says).then(|| Context(Arc::new(Parts { stack, said })))
+        let has_labels = labels.metadata.is_some()
+            || labels.compile_context.is_some()
+            || !labels.scopes.is_empty();
+        (stack.is_some() || has_labels).then(|| Context(Arc::new(Parts { stack, labels })))
     }
 }
 
 /// The context of this thread's entries, until dropped.
-#[must_use = "entries have the context while this lives"]
+#[must_use = "entries have the context until this is dropped"]
 pub(crate) struct Gathered<'a> {
     history: &'a History,
     /// The previous context.
@@ -395,7 +397,7 @@ impl<'a> Gathered<'a> {
     #[cold]
     fn gather(history: &'a History, with_stack: bool) -> Option<Self> {
         let mut context = None;
-        if with_stack || !history.sources.is_silent() {
+        if with_stack || !history.sources.has_no_labels() {
             // A provider is running: its own requests and frees get no context.
             if GATHERS.replace(true) {
                 return None;
@@ -416,7 +418,7 @@ impl Drop for Gathered<'_> {
         drop(Context::replace(self.before.take()));
         // Inside another operation a lock may be held.
         if !Operation::is_open() {
-            self.history.trackers.tell();
+            self.history.trackers.notify();
         }
         self.history.release();
     }

@@ -68,7 +68,7 @@ impl Action {
 
     /// Returns true for a free, and for memory that is released to the driver or unmapped.
     #[must_use]
-    pub const fn gives_back(self) -> bool {
+    pub const fn is_release(self) -> bool {
         matches!(
             self,
             Self::FreeRequested | Self::FreeCompleted | Self::SegmentFree | Self::SegmentUnmap

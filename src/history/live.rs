@@ -74,7 +74,7 @@ pub(super) struct Leaks(Mutex<Option<LeakReporter>>);
 
 impl fmt::Debug for Leaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leaks").field("told", &self.0.lock().is_some()).finish()
+        f.debug_struct("Leaks").field("has_reporter", &self.0.lock().is_some()).finish()
     }
 }
 
@@ -135,7 +135,7 @@ impl History {
     }
 
     /// Calls the [reporter](Self::report_leaks) with the live blocks, if there are any.
-    pub(crate) fn tell_leaks(&self) {
+    pub(crate) fn report_leaks_at_end(&self) {
         // The reporter is user code: it must run without the lock.
         let Some(reporter) = self.leaks.0.lock().take() else { return };
         let live = self.live();
@@ -161,8 +161,8 @@ impl History {
                 oldest: now.since(holder.moment),
                 frames: Vec::new(),
             };
-            let asked = holder.context.as_ref().map(Context::asked);
-            let known = by_context.entry(asked);
+            let key = holder.context.as_ref().map(Context::frames_key);
+            let known = by_context.entry(key);
             let (all, _) = known.or_insert_with(|| (LiveBytes::default(), holder.context));
             add(all, &live);
         }
@@ -175,21 +175,21 @@ impl History {
             let frames = context.as_ref().map(Context::frames).unwrap_or_default();
             add(by_frames.entry(frames).or_default(), &live);
         }
-        let told = by_frames.into_iter().map(|(frames, live)| LiveBytes {
+        let listed = by_frames.into_iter().map(|(frames, live)| LiveBytes {
             frames: frames.iter().take(frames_max).map(Frame::to_string).collect(),
             ..live
         });
-        let mut told: Vec<_> = told.collect();
-        told.sort_by(|a, b| (Reverse(a.bytes), &a.frames).cmp(&(Reverse(b.bytes), &b.frames)));
+        let mut listed: Vec<_> = listed.collect();
+        listed.sort_by(|a, b| (Reverse(a.bytes), &a.frames).cmp(&(Reverse(b.bytes), &b.frames)));
         let others = small.into_iter().map(|(live, _)| live).collect();
         self.release();
-        (told, others)
+        (listed, others)
     }
 }
 
 impl Drop for History {
     fn drop(&mut self) {
-        self.tell_leaks();
+        self.report_leaks_at_end();
     }
 }
 

@@ -82,8 +82,8 @@ pub struct History {
     /// For each shard, the time of the last entry of its first full chunk.
     oldest: Box<[AtomicU64]>,
     /// Chunks and contexts whose last references these may be. They are dropped when no lock is held.
-    gone: Mutex<Gone>,
-    any_gone: AtomicBool,
+    removed: Mutex<Removed>,
+    any_removed: AtomicBool,
     /// True if any entry ever had a context. Until then, dropping a chunk drops no context.
     has_contexts: AtomicBool,
     pub(super) sources: Sources,
@@ -99,7 +99,7 @@ pub struct History {
 
 /// Entries and contexts that were removed under a lock.
 #[derive(Debug, Default)]
-struct Gone {
+struct Removed {
     chunks: Vec<Arc<Vec<Entry>>>,
     contexts: Vec<Context>,
 }
@@ -120,8 +120,8 @@ impl Default for History {
             filled: AtomicU64::new(0),
             shards: (0..SHARDS).map(|_| Alone::default()).collect(),
             oldest: (0..SHARDS).map(|_| AtomicU64::new(u64::MAX)).collect(),
-            gone: Mutex::default(),
-            any_gone: AtomicBool::new(false),
+            removed: Mutex::default(),
+            any_removed: AtomicBool::new(false),
             has_contexts: AtomicBool::new(false),
             sources: Sources::default(),
             trackers: Trackers::default(),
@@ -173,7 +173,7 @@ impl History {
         for shard in &self.shards {
             let Shard { blocks, segments, .. } = &mut *shard.0.lock();
             let holders = mem::take(blocks).into_values().chain(mem::take(segments).into_values());
-            self.bury(None, holders.filter_map(|holder| holder.context));
+            self.drop_later(None, holders.filter_map(|holder| holder.context));
         }
     }
 
@@ -199,8 +199,8 @@ impl History {
             let chunks = full.len() + usize::from(open.capacity() > 0);
             self.chunks.fetch_sub(chunks, Ordering::Relaxed);
             drop(shard);
-            full.into_iter().for_each(|chunk| self.bury(Some(chunk), None));
-            self.bury(Some(Arc::new(open)), None);
+            full.into_iter().for_each(|chunk| self.drop_later(Some(chunk), None));
+            self.drop_later(Some(Arc::new(open)), None);
         }
         self.dropped.store(0, Ordering::Relaxed);
         self.annotations.clear();
@@ -327,7 +327,7 @@ impl History {
                 self.has_contexts.store(true, Ordering::Relaxed);
             }
             if shard.open.len() == shard.open.capacity() {
-                shard = self.make_room(number, shard);
+                shard = self.grow_open_chunk(number, shard);
             }
             let open = &mut shard.open;
             if open.is_empty() {
@@ -353,7 +353,7 @@ impl History {
     /// run unlocked. `from` is the level from which on such operations gather stacks.
     #[inline]
     pub(crate) fn is_plain(&self, from: StackLevel) -> bool {
-        self.stacks() < from && self.sources.is_silent() && !self.trackers.any()
+        self.stacks() < from && self.sources.has_no_labels() && !self.trackers.any()
     }
 
     /// Opens an operation. Until the result is dropped, consecutive entries of segments share a
@@ -364,7 +364,7 @@ impl History {
 
     /// Makes room for an entry in the open chunk. Appends the full chunk to the shard's list, and drops
     /// the oldest chunk of all shards if the budget is spent.
-    fn make_room<'a>(
+    fn grow_open_chunk<'a>(
         &'a self,
         number: usize,
         mut shard: MutexGuard<'a, Shard>,
@@ -407,24 +407,24 @@ impl History {
             self.chunks.fetch_sub(1, Ordering::Relaxed);
             self.dropped.fetch_add(chunk.len() as u64, Ordering::Relaxed);
             match self.has_contexts.load(Ordering::Relaxed) {
-                true => self.bury(Some(chunk), None),
+                true => self.drop_later(Some(chunk), None),
                 false => room = Arc::try_unwrap(chunk).ok(),
             }
         }
-        self.tell_oldest(number, &shard);
+        self.update_oldest(number, &shard);
         drop(shard);
         room.iter_mut().for_each(Vec::clear);
         Some(room)
     }
 
-    fn tell_oldest(&self, number: usize, shard: &Shard) {
+    fn update_oldest(&self, number: usize, shard: &Shard) {
         let last = shard.full.front().and_then(|chunk| chunk.last());
         self.oldest[number]
             .store(last.map_or(u64::MAX, |last| last.moment.time_ns()), Ordering::Relaxed);
     }
 
     fn is_empty_now(&self, number: usize, shard: &Shard) {
-        self.tell_oldest(number, shard);
+        self.update_oldest(number, shard);
         self.filled.fetch_and(!(1_u64 << number), Ordering::Relaxed);
     }
 
@@ -440,7 +440,7 @@ impl History {
             | Action::SegmentUnmap => segments,
             _ => return,
         };
-        let gone = match action {
+        let removed = match action {
             Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => {
                 let context = context.cloned();
                 of.insert(address, Holder { moment, size_bytes, context })
@@ -449,33 +449,38 @@ impl History {
             _ if of.get(&address).is_some_and(|holder| holder.moment > moment) => None,
             _ => of.remove(&address),
         };
-        self.bury(None, gone.and_then(|holder| holder.context));
+        self.drop_later(None, removed.and_then(|holder| holder.context));
     }
 
     /// Keeps a chunk and contexts whose last reference this may be, until no lock is held.
-    fn bury(&self, chunk: Option<Arc<Vec<Entry>>>, contexts: impl IntoIterator<Item = Context>) {
+    fn drop_later(
+        &self,
+        chunk: Option<Arc<Vec<Entry>>>,
+        contexts: impl IntoIterator<Item = Context>,
+    ) {
         let mut contexts = contexts.into_iter().peekable();
         if chunk.is_none() && contexts.peek().is_none() {
             return;
         }
-        let mut gone = self.gone.lock();
-        gone.chunks.extend(chunk);
-        gone.contexts.extend(contexts);
-        self.any_gone.store(true, Ordering::Release);
+        let mut removed = self.removed.lock();
+        removed.chunks.extend(chunk);
+        removed.contexts.extend(contexts);
+        self.any_removed.store(true, Ordering::Release);
     }
 
-    /// Drops what was [buried](Self::bury). Holds no lock while it drops contexts, which runs user code.
+    /// Drops what was [deferred](Self::drop_later). Holds no lock while it drops contexts, which runs
+    /// user code.
     #[inline]
     pub(crate) fn release(&self) {
-        if !self.any_gone.load(Ordering::Acquire) {
+        if !self.any_removed.load(Ordering::Acquire) {
             return;
         }
-        let gone = {
-            let mut gone = self.gone.lock();
-            self.any_gone.store(false, Ordering::Relaxed);
-            mem::take(&mut *gone)
+        let removed = {
+            let mut removed = self.removed.lock();
+            self.any_removed.store(false, Ordering::Relaxed);
+            mem::take(&mut *removed)
         };
-        drop(gone);
+        drop(removed);
     }
 
     /// Gathers the context of a request, for entries of this thread until the result is dropped. Holds no
@@ -517,11 +522,11 @@ impl History {
             let Shard { blocks, segments, .. } = &mut *shard.0.lock();
             for (at, moment, context) in renamed {
                 if let Some(holder) = blocks.get_mut(&at).filter(|now| now.moment == moment) {
-                    self.bury(None, holder.context.replace(context));
+                    self.drop_later(None, holder.context.replace(context));
                 }
             }
             let segments = mem::take(segments).into_values();
-            self.bury(None, segments.filter_map(|holder| holder.context));
+            self.drop_later(None, segments.filter_map(|holder| holder.context));
         }
         self.release();
     }
@@ -556,7 +561,7 @@ pub(super) fn wants_context(stacks: StackLevel, action: Action) -> bool {
         // Without stacks the context has only names.
         StackLevel::Never | StackLevel::OfFrees => true,
         StackLevel::OfLiveBlocks => false,
-        StackLevel::OfAllocations => !action.gives_back(),
+        StackLevel::OfAllocations => !action.is_release(),
     }
 }
 

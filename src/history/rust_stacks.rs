@@ -26,7 +26,7 @@ const SHARDS: usize = 16;
 /// was unloaded in the meantime are not found.
 #[derive(Debug, Default)]
 pub struct RustStacks {
-    known: Arc<Known>,
+    table: Arc<StackTable>,
 }
 
 /// The stacks of one shard, by their addresses.
@@ -34,7 +34,7 @@ type ByAddresses = HashMap<Arc<[usize]>, Weak<Addresses>>;
 
 /// All live stacks.
 #[derive(Debug, Default)]
-struct Known {
+struct StackTable {
     hasher: DefaultHashBuilder,
     shards: [Mutex<ByAddresses>; SHARDS],
 }
@@ -42,7 +42,7 @@ struct Known {
 #[derive(Debug)]
 struct Addresses {
     addresses: Arc<[usize]>,
-    known: Arc<Known>,
+    table: Arc<StackTable>,
 }
 
 impl RustStacks {
@@ -55,7 +55,7 @@ impl RustStacks {
     /// Returns the number of different stacks that are alive.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.known.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.table.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 }
 
@@ -66,11 +66,11 @@ impl StackProvider for RustStacks {
             addresses.push(address);
             addresses.len() < ADDRESSES_MAX
         });
-        (!addresses.is_empty()).then(|| self.known.stack(&addresses) as Arc<dyn Stack>)
+        (!addresses.is_empty()).then(|| self.table.stack(&addresses) as Arc<dyn Stack>)
     }
 }
 
-impl Known {
+impl StackTable {
     fn shard(&self, addresses: &[usize]) -> &Mutex<ByAddresses> {
         let [low, ..] = self.hasher.hash_one(addresses).to_le_bytes();
         &self.shards[usize::from(low) % SHARDS]
@@ -85,7 +85,7 @@ impl Known {
         }
         // An entry whose stack is being dropped may still be in the table: it is replaced.
         let key = known.map_or_else(|| addresses.into(), |(key, _)| Arc::clone(key));
-        let new = Arc::new(Addresses { addresses: Arc::clone(&key), known: Arc::clone(self) });
+        let new = Arc::new(Addresses { addresses: Arc::clone(&key), table: Arc::clone(self) });
         shard.insert(key, Arc::downgrade(&new));
         new
     }
@@ -93,7 +93,7 @@ impl Known {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        let mut shard = self.known.shard(&self.addresses).lock();
+        let mut shard = self.table.shard(&self.addresses).lock();
         // The entry may already belong to a newer, equal stack.
         if shard.get(&self.addresses).is_some_and(|held| held.strong_count() == 0) {
             shard.remove(&self.addresses);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_between_this_library_and_the_runtime() {
+    fn frames_of_this_library_and_the_runtime_are_omitted() {
         let functions = [
             "backtrace::backtrace::trace_unsynchronized",
             "<stratalloc::history::rust_stacks::RustStacks as stratalloc::history::StackProvider>::gather",
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn files_tell_where_names_are_short() {
+    fn files_distinguish_short_names() {
         let own = concat!(env!("CARGO_MANIFEST_DIR"), "/src/handle/mod.rs");
         let files = [
             ("trace", "/cargo/registry/backtrace-0.3.77/src/backtrace/mod.rs"),

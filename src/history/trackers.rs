@@ -153,7 +153,7 @@ impl Trackers {
     }
 
     /// Calls the trackers with the entries that this thread kept. No lock is held.
-    pub(super) fn tell(&self) {
+    pub(super) fn notify(&self) {
         if self.any() && !self.running.is_here() {
             let entries = self.take_kept();
             self.call(entries);
@@ -165,10 +165,10 @@ impl Trackers {
             let mut entries = self.take_kept();
             entries.push(entry);
             self.call(entries);
-        } else if entry.event.action.gives_back() && self.forget(entry.event.address) {
+        } else if entry.event.action.is_release() && self.forget(entry.event.address) {
             // The range was also taken during this tracker call, so neither is announced.
         } else {
-            if !entry.event.action.gives_back() {
+            if !entry.event.action.is_release() {
                 self.unannounced.lock().push(range_of(&entry.event));
             }
             self.push(entry);

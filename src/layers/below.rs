@@ -30,12 +30,16 @@ pub(super) trait Above: Send + Sync {
         self.inner().control().cross_stream.expect(PRESENT)
     }
 
-    /// Calls `ask` with the handle that the allocator below made.
-    fn seen<R>(&self, allocation: &Allocation, ask: impl FnOnce(&Allocation) -> R) -> R
+    /// Calls `call` with the handle that the allocator below made.
+    fn with_handle_below<R>(
+        &self,
+        allocation: &Allocation,
+        call: impl FnOnce(&Allocation) -> R,
+    ) -> R
     where
         Self: Sized,
     {
-        ask(self.below(allocation).as_ref().unwrap_or(allocation))
+        call(self.below(allocation).as_ref().unwrap_or(allocation))
     }
 }
 
@@ -72,6 +76,6 @@ impl<L: Above> Caching for L {
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        self.seen(allocation, |below| self.cache().base_allocation(below))
+        self.with_handle_below(allocation, |below| self.cache().base_allocation(below))
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Fails the k-th request, each request with a probability, or each above a size. The random numbers
 //! depend only on a seed and the number of the request, so a single-threaded program fails at the same
-//! places every time. A failed request returns out of memory and never reaches the allocator below.
+//! changed every time. A failed request returns out of memory and never reaches the allocator below.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,15 +57,15 @@ impl Watch for Faults {
         let why = if chosen == Some(call) {
             format!("it is request number {call}")
         } else if above_bytes.is_some_and(|above| request.bytes > above) {
-            format!("it asks for more than {} bytes", above_bytes.unwrap_or_default())
+            format!("it is larger than {} bytes", above_bytes.unwrap_or_default())
         } else if probability > 0.0 && chance(seed, call) < probability {
-            format!("a chance of {probability} met request number {call}")
+            format!("request number {call} was chosen with probability {probability}")
         } else {
             return below.allocate(request);
         };
         self.injected.fetch_add(1, Ordering::Relaxed);
         let report = OutOfMemory {
-            hints: vec![format!("layers:[fault] refused this on purpose: {why}")],
+            hints: vec![format!("layers:[fault] failed the request on purpose: {why}")],
             ..OutOfMemory::of(request.bytes, request.stream)
         };
         Err(out_of_memory(below, report))

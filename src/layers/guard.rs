@@ -123,7 +123,7 @@ pub fn guard_to<A: DeviceAllocator>(
 
 /// As [`guard_to`], with damage written to the standard error stream.
 pub fn guard<A: DeviceAllocator>(inner: A, driver: Arc<dyn Driver>) -> Guarded<A> {
-    guard_to(inner, driver, Box::new(|damage| super::say(damage)))
+    guard_to(inner, driver, Box::new(|damage| super::write_stderr(damage)))
 }
 
 impl<A: DeviceAllocator> Shifted<A, Guard> {
@@ -134,13 +134,13 @@ impl<A: DeviceAllocator> Shifted<A, Guard> {
 }
 
 impl Guard {
-    fn tell(&self, damage: &Damage) {
+    fn report_damage(&self, damage: &Damage) {
         self.damaged.fetch_add(1, Ordering::Relaxed);
         (self.report)(damage);
     }
 
     /// Returns the damage of the guard at `start`, if any.
-    fn look(
+    fn damage_of(
         &self,
         block: &Block,
         side: Side,
@@ -149,9 +149,9 @@ impl Guard {
     ) -> Result<Option<Damage>, DriverError> {
         let mut bytes = [0; GUARD_LEN];
         self.driver.copy_to_host(&mut bytes, start, on)?;
-        let places = (0..).zip(bytes).filter(|(_, byte)| *byte != GUARD);
-        let places: Vec<(u64, u8)> = places.collect();
-        let (Some(first), Some(last)) = (places.first(), places.last()) else {
+        let changed = (0..).zip(bytes).filter(|(_, byte)| *byte != GUARD);
+        let changed: Vec<(u64, u8)> = changed.collect();
+        let (Some(first), Some(last)) = (changed.first(), changed.last()) else {
             return Ok(None);
         };
         let nearest_bytes = match side {
@@ -162,7 +162,7 @@ impl Guard {
             block: *block,
             side,
             nearest_bytes,
-            count: places.len() as u64,
+            count: changed.len() as u64,
             address: start + first.0,
             found: first.1,
         }))
@@ -171,19 +171,19 @@ impl Guard {
     fn check(&self, block: &Block, below: u64, used_by: &[StreamId]) -> Result<(), DriverError> {
         let wait = |stream: &StreamId| self.driver.synchronize_stream(*stream);
         // A stream may have been destroyed before the block is freed; its work may still be running.
-        let own_is_gone = wait(&block.stream).is_err();
-        if own_is_gone || used_by.iter().any(|stream| wait(stream).is_err()) {
+        let own_is_destroyed = wait(&block.stream).is_err();
+        if own_is_destroyed || used_by.iter().any(|stream| wait(stream).is_err()) {
             self.driver.synchronize_device()?;
         }
-        let on = if own_is_gone { StreamId::DEFAULT } else { block.stream };
+        let on = if own_is_destroyed { StreamId::DEFAULT } else { block.stream };
         let end = block.address + block.size_bytes;
         for (side, start) in [(Side::Before, below), (Side::Behind, end)] {
-            if let Some(damage) = self.look(block, side, start, on)? {
-                self.tell(&damage);
+            if let Some(damage) = self.damage_of(block, side, start, on)? {
+                self.report_damage(&damage);
             }
         }
         self.driver.fill(block.address, FREED, block.size_bytes, on)?;
-        if own_is_gone { wait(&on) } else { Ok(()) }
+        if own_is_destroyed { wait(&on) } else { Ok(()) }
     }
 }
 
@@ -205,9 +205,9 @@ impl Placement for Guard {
         unless_captured(self.driver.synchronize_stream(stream))
     }
 
-    fn leaving(&self, block: &Block, below: u64, used_by: &[StreamId]) {
+    fn freeing(&self, block: &Block, below: u64, used_by: &[StreamId]) {
         if let Err(error) = self.check(block, below, used_by) {
-            self.tell(&Damage::Unread { block: *block, error });
+            self.report_damage(&Damage::Unread { block: *block, error });
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::watch::{Watch, Watched, out_of_memory};
 use crate::allocator::{DeviceAllocator, Request};
-use crate::config::told_size;
+use crate::config::size_text;
 use crate::error::{AllocError, AllocResult, OutOfMemory};
 use crate::sync::Quota;
 
@@ -16,31 +16,31 @@ pub(crate) type Limited<A> = Watched<A, Limit>;
 /// The limit and the bytes that callers hold.
 #[derive(Debug)]
 pub struct Limit {
-    held: Quota,
+    quota: Quota,
 }
 
 /// Returns `inner` with at most `limit_bytes` in callers' hands.
 pub fn limit<A: DeviceAllocator>(inner: A, limit_bytes: u64) -> Limited<A> {
-    Watched::new(inner, Limit { held: Quota::new(limit_bytes) })
+    Watched::new(inner, Limit { quota: Quota::new(limit_bytes) })
 }
 
 /// The bytes of a request in progress. Dropped only if the allocator below panics.
 struct Charge<'l> {
-    held: &'l Quota,
+    quota: &'l Quota,
     bytes: u64,
 }
 
 impl Drop for Charge<'_> {
     #[cold]
     fn drop(&mut self) {
-        self.held.give(self.bytes);
+        self.quota.put_back(self.bytes);
     }
 }
 
 impl Limit {
     /// Returns the bytes that callers hold, including requests in progress. Exact when no call overlaps.
     pub fn held_bytes(&self) -> u64 {
-        self.held.held_bytes()
+        self.quota.held_bytes()
     }
 
     #[cold]
@@ -52,11 +52,11 @@ impl Limit {
         below: &A,
     ) -> AllocError {
         let hint = format!(
-            "layers:[limit:{}] refused this; the allocator below was not asked",
-            told_size(self.held.limit_bytes())
+            "layers:[limit:{}] refused the request; the allocator below was not called",
+            size_text(self.quota.limit_bytes())
         );
         let report = OutOfMemory {
-            limit_bytes: Some(self.held.limit_bytes()),
+            limit_bytes: Some(self.quota.limit_bytes()),
             allocated_bytes: held_bytes,
             hints: vec![hint],
             ..OutOfMemory::of(request.bytes, request.stream)
@@ -68,14 +68,14 @@ impl Limit {
 impl Watch for Limit {
     #[inline]
     fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
-        if let Err(held_bytes) = self.held.take(request.bytes) {
+        if let Err(held_bytes) = self.quota.take(request.bytes) {
             return Err(self.refuse(request, held_bytes, below));
         }
-        let charge = Charge { held: &self.held, bytes: request.bytes };
+        let charge = Charge { quota: &self.quota, bytes: request.bytes };
         let mut answer = below.allocate(request);
         std::mem::forget(charge);
         if let Err(error) = answer {
-            self.held.give(request.bytes);
+            self.quota.put_back(request.bytes);
             answer = Err(error);
         }
         answer
@@ -83,10 +83,10 @@ impl Watch for Limit {
 
     #[inline]
     fn freed(&self, size_bytes: u64) {
-        self.held.give(size_bytes);
+        self.quota.put_back(size_bytes);
     }
 
     fn revived(&self, size_bytes: u64) {
-        self.held.force(size_bytes);
+        self.quota.force(size_bytes);
     }
 }

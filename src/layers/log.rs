@@ -103,7 +103,7 @@ impl Log {
             return;
         };
         if let Err(error) = write(file) {
-            super::say(format_args!("{}: logging ends: {error}", self.path.display()));
+            super::write_stderr(format_args!("{}: logging ends: {error}", self.path.display()));
             *sink = Sink::Broken(error);
         }
     }
@@ -128,7 +128,7 @@ impl Log {
         self.row(action, block.address, block.size_bytes, block.stream);
     }
 
-    fn took(&self, block: Block, made: &Allocation) {
+    fn record_live(&self, block: Block, made: &Allocation) {
         self.block("allocate", &block);
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
         let record = Record { block, handle: (made.owner(), made.token()), number };
@@ -136,10 +136,10 @@ impl Log {
         let _ = self.live.lock(block.address).enter(block.address, record);
     }
 
-    /// Removes the block at `address` if `is_meant` is true of it, and writes its `free` row.
-    fn gone(&self, address: u64, is_meant: impl FnOnce(&Record) -> bool) -> Option<Live<Record>> {
-        let gone = self.live.lock(address).take_if(address, |live| is_meant(live));
-        gone.inspect(|gone| self.block("free", &gone.block))
+    /// Removes the block at `address` if `is_block` is true of it, and writes its `free` row.
+    fn remove(&self, address: u64, is_block: impl FnOnce(&Record) -> bool) -> Option<Live<Record>> {
+        let removed = self.live.lock(address).take_if(address, |live| is_block(live));
+        removed.inspect(|removed| self.block("free", &removed.block))
     }
 }
 
@@ -148,7 +148,9 @@ impl Watch for Log {
         let answer = below.allocate(request);
         let Request { bytes: size_bytes, stream, .. } = request;
         match &answer {
-            Ok(made) => self.took(Block { address: made.address(), size_bytes, stream }, made),
+            Ok(made) => {
+                self.record_live(Block { address: made.address(), size_bytes, stream }, made)
+            }
             Err(_) => self.row("allocate failure", 0, size_bytes, stream),
         }
         answer
@@ -156,8 +158,8 @@ impl Watch for Log {
 
     fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         // A stale handle, or one of another allocator, may have the same address.
-        let is_meant = |record: &Record| block.handle.is_none_or(|handle| record.handle == handle);
-        let Some(record) = self.gone(block.address, is_meant) else { return free() };
+        let is_block = |record: &Record| block.handle.is_none_or(|handle| record.handle == handle);
+        let Some(record) = self.remove(block.address, is_block) else { return free() };
         free().inspect_err(|_| {
             self.block("allocate", &record.block);
             self.live.lock(block.address).put_back(record);
@@ -173,7 +175,7 @@ impl Watch for Log {
         let restored = restore()?;
         for freed in &restored.freed {
             // A block allocated since the restore began is a different one.
-            let _ = self.gone(freed.address, |record| record.number < before);
+            let _ = self.remove(freed.address, |record| record.number < before);
         }
         for made in &restored.live {
             let (address, size_bytes) = (made.address(), made.size_bytes());
@@ -181,7 +183,7 @@ impl Watch for Log {
                 |start: u64, size: u64| (start..start.saturating_add(size)).contains(&address);
             let segment = checkpoint.segments.iter().find(|s| inside(s.address, s.size_bytes));
             let stream = segment.map(|segment| segment.stream).unwrap_or_default();
-            self.took(Block { address, size_bytes, stream }, made);
+            self.record_live(Block { address, size_bytes, stream }, made);
         }
         Ok(restored)
     }

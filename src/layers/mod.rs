@@ -49,6 +49,6 @@ pub use stack::{LayerError, wrap};
 pub use watch::{Freeing, Watch, Watched};
 
 /// Writes a line to the standard error stream; a failure to write is ignored.
-fn say(line: impl Display) {
+fn write_stderr(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "stratalloc: {line}");
 }

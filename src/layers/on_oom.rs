@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_say_process_device_and_number() {
+    fn paths_contain_process_device_and_number() {
         let report = OutOfMemory::default();
         let process = std::process::id();
         assert_eq!(

@@ -29,7 +29,7 @@ pub fn record<A: DeviceAllocator>(inner: A, history: Arc<History>) -> Watched<A,
 
 impl Record {
     #[cold]
-    fn handed_out(&self, request: Request, answer: &mut Result<Allocation, AllocError>) {
+    fn allocated(&self, request: Request, answer: &mut Result<Allocation, AllocError>) {
         let pool = match request.place {
             Place::Pool(pool) => pool,
             Place::Anywhere | Place::Address(_) => PoolId::DEFAULT,
@@ -55,7 +55,7 @@ impl Record {
     /// may have allocated the address.
     #[cold]
     fn freed<T, E>(&self, address: u64, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let _asks = self.history.of_free();
+        let _context = self.history.of_free();
         let moment = self.history.moment();
         let known = self.live.lock().remove(&address);
         let answer = free();
@@ -77,10 +77,10 @@ impl Record {
 impl Watch for Record {
     #[inline]
     fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
-        let _asks = self.history.of_request();
+        let _context = self.history.of_request();
         let mut answer = below.allocate(request);
         if self.history.is_on() {
-            self.handed_out(request, &mut answer);
+            self.allocated(request, &mut answer);
         }
         answer
     }
@@ -105,9 +105,9 @@ impl<A: DeviceAllocator> Recording for Watched<A, Record> {
     fn snapshot(&self) -> Snapshot {
         let caching = self.below().control().caching;
         let limit_bytes = caching.and_then(Caching::limit_bytes);
-        let told = caching.map(Caching::layout);
+        let layout = caching.map(Caching::layout);
         let live = self.live.lock();
-        let segments = told.unwrap_or_else(|| live.values().map(alone).collect());
+        let segments = layout.unwrap_or_else(|| live.values().map(alone).collect());
         let captured = self.history.capture();
         drop(live);
         self.history.snapshot_of(segments, captured, limit_bytes)

@@ -50,7 +50,7 @@ pub trait Placement: fmt::Debug + Send + Sync {
     fn placed(&self, block: &Block, below_address: u64) -> Result<(), DriverError>;
 
     /// Called before the block is freed. `used_by` holds the streams whose use was announced.
-    fn leaving(&self, block: &Block, below_address: u64, used_by: &[StreamId]) {
+    fn freeing(&self, block: &Block, below_address: u64, used_by: &[StreamId]) {
         let _ = (block, below_address, used_by);
     }
 }
@@ -111,14 +111,14 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
 
     /// Frees the block with this handle or address; returns its requested bytes.
     fn leave(&self, name: BlockName) -> Result<u64, HandleError> {
-        let Live { address, serial, kept } = self.table.lock().take(name)?;
-        let Placed { below, block, used_by } = kept;
-        self.place.leaving(&block, below.address(), &used_by);
+        let Live { address, serial, value } = self.table.lock().take(name)?;
+        let Placed { below, block, used_by } = value;
+        self.place.freeing(&block, below.address(), &used_by);
         match self.inner.free(below) {
             Ok(()) => Ok(block.size_bytes),
             Err(FreeError { reason, allocation: below }) => {
-                let kept = Placed { below, block, used_by };
-                self.table.lock().put_back(Live { address, serial, kept });
+                let value = Placed { below, block, used_by };
+                self.table.lock().put_back(Live { address, serial, value });
                 Err(reason)
             }
         }

@@ -68,7 +68,7 @@ pub fn wrap(
             LayerSetting::Guard => {
                 let name = driver.info().driver;
                 if name != "host" {
-                    let why = "only memory of the host can be looked at whenever a block is freed";
+                    let why = "only host memory can be checked whenever a block is freed";
                     return Err(LayerError::NotHere { layer: "guard", why, driver: name });
                 }
                 Box::new(guard::guard(inner, Arc::clone(driver)))

@@ -51,7 +51,7 @@ fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> Per
 
 impl Count {
     fn taken(&self, size_bytes: u64) {
-        self.own.lock().handed_out(PoolKind::of(size_bytes), signed(size_bytes));
+        self.own.lock().count_alloc(PoolKind::of(size_bytes), signed(size_bytes));
     }
 }
 
@@ -71,7 +71,7 @@ impl Watch for Count {
 
     #[inline]
     fn freed(&self, size_bytes: u64) {
-        self.own.lock().given_back(PoolKind::of(size_bytes), signed(size_bytes));
+        self.own.lock().count_free(PoolKind::of(size_bytes), signed(size_bytes));
     }
 
     fn revived(&self, size_bytes: u64) {

@@ -30,7 +30,7 @@ pub fn track_to<A: DeviceAllocator + 'static>(
 /// As [`track_to`], with leaks written to the standard error stream, also at process exit.
 pub fn track<A: DeviceAllocator + 'static>(inner: A) -> Box<dyn DeviceAllocator> {
     static IS_HOOKED: AtomicBool = AtomicBool::new(false);
-    let report = |live: &_| super::say(format_args!("never given back: {live}"));
+    let report = |live: &_| super::write_stderr(format_args!("never freed: {live}"));
     let (inner, history) = tracked(Box::new(inner), Box::new(report));
     let mut all = TRACKED.lock();
     all.retain(|(_, known)| known.strong_count() > 0 && known.as_ptr() != Arc::as_ptr(&history));
@@ -51,7 +51,7 @@ extern "C" fn report_at_exit() {
             let tracked_here = all.iter().filter(|(process, _)| *process == own);
             tracked_here.filter_map(|(_, history)| history.upgrade()).collect()
         };
-        histories.iter().for_each(|history| history.tell_leaks());
+        histories.iter().for_each(|history| history.report_leaks_at_end());
     });
 }
 

@@ -70,7 +70,7 @@ fn cpu(build: Build<'_>) -> Result<Strategy, BuildError> {
     let info = build.driver.info();
     if !matches!(info.driver, "host" | "sim") {
         let message = format!(
-            "backend:cpu gives out memory of the host, which {}:{} does not take for its own",
+            "backend:cpu allocates host memory, which {}:{} cannot use as device memory",
             info.driver, info.device
         );
         return Err(DriverError::new(DriverErrorKind::NotSupported, "build", 0, message).into());

@@ -86,7 +86,7 @@ pub struct BuildOptions {
 #[derive(Debug, Error)]
 pub enum BuildError {
     /// `backend:` names an unknown strategy.
-    #[error("backend:{name} is not known here; known are {}", known.join(", "))]
+    #[error("unknown backend:{name}; known backends: {}", known.join(", "))]
     UnknownBackend {
         /// The unknown name.
         name: String,
@@ -102,7 +102,7 @@ pub enum BuildError {
         error: ConfigError,
     },
     /// This system, or this build of the library, does not support it.
-    #[error("{what} is not available here")]
+    #[error("{what} is not available in this build or on this system")]
     NotAvailable {
         /// The key and value.
         what: String,
@@ -142,20 +142,21 @@ pub enum RegisterError {
     #[error("an allocator is already registered as {0}")]
     Taken(String),
     /// The name is already registered, and an allocator was built by it.
-    #[error("{0} is in use: an allocator by that name was built, and it cannot be exchanged")]
+    #[error("{0} is in use: an allocator by that name was built, so it cannot be replaced")]
     InUse(String),
     /// A configuration used the name before it was registered.
-    #[error("backend:{0} was asked for before it was registered; register before the first use")]
+    #[error("backend:{0} was used before it was registered; register it before the first use")]
     TooLate(String),
     /// The name is invalid: expected letters, digits, `_` and `-`, beginning with a letter.
     #[error(
-        "{0:?} is no name: expected at most 64 letters, digits, _ and -, beginning with a letter"
+        "{0:?} is not a valid name: expected at most 64 letters, digits, _ and -, beginning \
+         with a letter"
     )]
     BadName(String),
     /// The key lacks the strategy's prefix, or has a character that keys may not have.
     #[error(
-        "{key:?} is no key of {name}: expected at most 64 small letters, digits and _, beginning \
-         with {prefix}"
+        "{key:?} is not a valid key of {name}: expected at most 64 small letters, digits and _, \
+         beginning with {prefix}"
     )]
     BadKey {
         /// The strategy.
@@ -166,7 +167,7 @@ pub enum RegisterError {
         prefix: String,
     },
     /// The key already has a meaning.
-    #[error("the key {key} of {name} is known already")]
+    #[error("the key {key} of {name} is already defined")]
     KeyTaken {
         /// The strategy.
         name: String,
@@ -253,7 +254,7 @@ fn check_keys(own: &Registered, names: &Names) -> Result<(), RegisterError> {
             let (name, key) = (name.clone(), text.to_owned());
             return Err(RegisterError::BadKey { name, key, prefix });
         }
-        if table.knows(text) {
+        if table.contains(text) {
             return Err(RegisterError::KeyTaken { name: name.clone(), key: text.to_owned() });
         }
         table = table.with(key.clone());
@@ -363,7 +364,7 @@ pub fn check_name(name: &str) -> Result<(), BuildError> {
 }
 
 /// Returns the constructor of a registered name. The name can no longer be registered afterwards.
-fn settle(name: &str) -> Option<Constructor> {
+fn mark_used(name: &str) -> Option<Constructor> {
     let mut names = NAMES.lock();
     if let Some(own) = names.registered.iter_mut().find(|own| own.name == name) {
         own.used = true;
@@ -432,7 +433,7 @@ fn layered(
         return Ok(strategy);
     }
     if settings.backend == "cpu" && settings.layers.contains(&LayerSetting::Guard) {
-        let why = "backend:cpu takes its memory from the system, and the device cannot look at it";
+        let why = "backend:cpu allocates from the system, and the device cannot access that memory";
         let driver = driver.info().driver;
         return Err(LayerError::NotHere { layer: "guard", why, driver }.into());
     }
@@ -458,7 +459,7 @@ fn strategy(
     if let Some(backend) = built_in.iter().find(|backend| backend.name == name) {
         return (backend.build)(Build { driver, settings, options, history });
     }
-    let Some(make) = settle(name) else {
+    let Some(make) = mark_used(name) else {
         return Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() });
     };
     match make(driver, settings) {

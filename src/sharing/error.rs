@@ -20,7 +20,7 @@ pub enum FormatError {
     #[error("these bytes are not a shared handle")]
     Magic,
     /// The version of the handle is not supported.
-    #[error("the shared handle has version {version}; this library knows version {known} only")]
+    #[error("the shared handle has version {version}; this library supports only version {known}")]
     Version {
         /// Version of the handle.
         version: u16,
@@ -28,13 +28,13 @@ pub enum FormatError {
         known: u16,
     },
     /// The kind of memory is not supported.
-    #[error("the shared handle is of kind {kind}, which is unknown")]
+    #[error("the shared handle has the unknown kind {kind}")]
     Kind {
         /// Kind in the handle.
         kind: u8,
     },
     /// The handle has no pages, or too many.
-    #[error("the shared handle names {pages} pages; 1 to {most} are legal")]
+    #[error("the shared handle has {pages} pages; expected 1 to {most}")]
     PageCount {
         /// Number of pages in the handle.
         pages: u64,
@@ -60,8 +60,8 @@ pub enum FormatError {
         /// The first such byte.
         at: usize,
     },
-    /// The checksum is wrong: bytes were changed or lost on the way.
-    #[error("the shared handle's checksum does not match: bytes were changed or lost on the way")]
+    /// The checksum is wrong: bytes were changed or lost.
+    #[error("the shared handle's checksum does not match: its bytes were changed or lost")]
     Checksum,
 }
 
@@ -99,10 +99,10 @@ pub enum SharingError {
         most: u64,
     },
     /// The handle is of a plain allocation of this process, which already has an address here.
-    #[error("the handle is of this very process: use the block's own address")]
+    #[error("the handle is of this process: use the block's own address")]
     OwnProcess,
     /// The process that shared the block, or its allocator, has ended.
-    #[error("process {process}, which shared the block, is gone")]
+    #[error("process {process}, which shared the block, has ended")]
     ExporterGone {
         /// Process id.
         process: u32,
@@ -110,7 +110,7 @@ pub enum SharingError {
     /// No process listens on the handle's socket, though the exporter may still run. Its allocator has
     /// ended, or it is in another network namespace, such as another container.
     #[error(
-        "process {process} cannot be asked for the block: its allocator has ended, or is in another \
+        "process {process} cannot be reached: its allocator has ended, or is in another \
          network namespace"
     )]
     Unreachable {
@@ -125,13 +125,13 @@ pub enum SharingError {
         process: u32,
     },
     /// The exporter has unmapped a page of the block since it was shared.
-    #[error("page {page} of the shared block is gone: its owner has released it")]
+    #[error("the owner of the shared block has released its page {page}")]
     PageGone {
         /// Index of the page in the handle.
         page: usize,
     },
     /// A process of another user listens on the exporter's socket.
-    #[error("user {user} answers in place of process {process}")]
+    #[error("a process of user {user} listens in place of process {process}")]
     ForeignUser {
         /// Id of that user.
         user: u32,
@@ -164,7 +164,7 @@ pub enum SharingError {
         seconds: u64,
     },
     /// The exporter's answer is invalid.
-    #[error("the answer of process {process} makes no sense: {why}")]
+    #[error("the answer of process {process} is invalid: {why}")]
     BadAnswer {
         /// Process id.
         process: u32,

@@ -26,7 +26,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::packet::{Answer, AskedPages, CHUNK_PAGES, REQUEST_BYTES_MAX};
+use super::packet::{Answer, CHUNK_PAGES, PageRequest, REQUEST_BYTES_MAX};
 use super::{PageEntry, ProcessMark, Random, SharingError};
 
 /// Maximum number of open connections. Further ones wait in the system's queue.
@@ -126,7 +126,7 @@ fn random() -> Result<Random, SharingError> {
 
 /// Returns device and inode of a descriptor's file.
 pub(super) fn file_of(descriptor: impl AsFd) -> Result<(u64, u64), SharingError> {
-    let refuse = |error: Errno| SharingError::system("look at a descriptor", error);
+    let refuse = |error: Errno| SharingError::system("stat a descriptor", error);
     let stat = fstat(descriptor).map_err(refuse)?;
     Ok((stat.st_dev, stat.st_ino))
 }
@@ -168,14 +168,16 @@ impl Server {
             let listens = connections.len() < CONNECTIONS_MAX && paused_until.is_none();
             let until = connections.iter().map(|connection| connection.until).chain(paused_until);
             let wait = until.min().map(|until| until.saturating_duration_since(now));
-            let Some((ready, is_asked)) = self.wait(&connections, listens, wait) else { return };
+            let Some((ready, has_new_connection)) = self.wait(&connections, listens, wait) else {
+                return;
+            };
             // In descending order, so that `swap_remove` does not move the remaining ones.
             for at in (0..connections.len()).rev().filter(|at| ready[*at]) {
                 let connection = connections.swap_remove(at);
                 // A failed send affects only the client, which has gone away or does not read.
                 let _ = self.answer(&connection.socket);
             }
-            if is_asked && !self.accept(&mut connections) {
+            if has_new_connection && !self.accept(&mut connections) {
                 paused_until = Some(Instant::now() + PAUSE);
             }
         }
@@ -245,20 +247,20 @@ impl Server {
     }
 
     fn look_up(&self, bytes: &[u8]) -> (Answer, Vec<Arc<OwnedFd>>) {
-        let Some(asked) = AskedPages::from_bytes(bytes) else {
+        let Some(request) = PageRequest::from_bytes(bytes) else {
             return (Answer::Malformed, Vec::new());
         };
         // Compare all bytes, so that the time does not depend on how many match.
-        let pairs = asked.secret.iter().zip(&self.secret);
+        let pairs = request.secret.iter().zip(&self.secret);
         if pairs.fold(0, |differ, (theirs, ours)| differ | (theirs ^ ours)) != 0 {
             return (Answer::Refused, Vec::new());
         }
         let table = self.table.lock();
-        let mut found = Vec::with_capacity(asked.identities.len());
-        for (page, identity) in (0..).zip(&asked.identities) {
+        let mut found = Vec::with_capacity(request.identities.len());
+        for (page, identity) in (0..).zip(&request.identities) {
             match table.get(identity) {
                 Some(descriptor) => found.push(Arc::clone(descriptor)),
-                None => return (Answer::Gone(page), Vec::new()),
+                None => return (Answer::Released(page), Vec::new()),
             }
         }
         let count = u32::try_from(found.len()).expect("a request names few pages");

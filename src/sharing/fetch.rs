@@ -19,7 +19,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 
 use super::exporter::{file_of, socket_name, socket_of_packets};
-use super::packet::{ANSWER_BYTES, Answer, AskedPages, CHUNK_PAGES};
+use super::packet::{ANSWER_BYTES, Answer, CHUNK_PAGES, PageRequest};
 use super::{PageEntry, PagesShare, SharingError};
 
 /// Time limit of each step.
@@ -40,17 +40,17 @@ impl<'h> Fetch<'h> {
     /// Returns the descriptors of the next pages, or `None` after the last page.
     pub(crate) fn next_pages(&mut self) -> Result<Option<Vec<OwnedFd>>, SharingError> {
         let rest = &self.share.pages[self.next..];
-        let asked = &rest[..rest.len().min(CHUNK_PAGES)];
-        if asked.is_empty() {
+        let wanted = &rest[..rest.len().min(CHUNK_PAGES)];
+        if wanted.is_empty() {
             return Ok(None);
         }
-        let descriptors = self.ask(asked)?;
-        for (page, (descriptor, entry)) in (self.next..).zip(descriptors.iter().zip(asked)) {
+        let descriptors = self.request(wanted)?;
+        for (page, (descriptor, entry)) in (self.next..).zip(descriptors.iter().zip(wanted)) {
             if file_of(descriptor)? != (entry.device, entry.inode) {
                 return Err(SharingError::WrongDescriptor { page });
             }
         }
-        self.next += asked.len();
+        self.next += wanted.len();
         Ok(Some(descriptors))
     }
 
@@ -59,11 +59,11 @@ impl<'h> Fetch<'h> {
     }
 
     /// Requests these pages over the socket.
-    fn ask(&self, pages: &[PageEntry]) -> Result<Vec<OwnedFd>, SharingError> {
+    fn request(&self, pages: &[PageEntry]) -> Result<Vec<OwnedFd>, SharingError> {
         let socket = socket_of_packets(SocketFlags::empty())?;
         for direction in [Timeout::Send, Timeout::Recv] {
             sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))
-                .map_err(|error| SharingError::system("limit the time of a socket", error))?;
+                .map_err(|error| SharingError::system("set a socket's timeout", error))?;
         }
         let name = socket_name(&self.share.socket)?;
         match patiently(patience(), || connect(&socket, &name)) {
@@ -79,32 +79,32 @@ impl<'h> Fetch<'h> {
         }
         // A process of another user could have bound this name to collect secrets.
         let peer = sockopt::socket_peercred(&socket)
-            .map_err(|error| SharingError::system("learn who answers", error))?;
+            .map_err(|error| SharingError::system("read the peer's credentials", error))?;
         if peer.uid != geteuid() {
             let (user, process) = (peer.uid.as_raw(), self.exporter());
             return Err(SharingError::ForeignUser { user, process });
         }
         let identities = pages.iter().map(|page| page.identity).collect();
-        let asked = AskedPages { secret: self.share.secret, identities };
-        let asked = asked.to_bytes();
-        patiently(patience(), || send(&socket, &asked, SendFlags::NOSIGNAL))
-            .map_err(|error| self.lost("ask the exporter", error))?;
-        self.hear(&socket, pages.len())
+        let request = PageRequest { secret: self.share.secret, identities };
+        let request = request.to_bytes();
+        patiently(patience(), || send(&socket, &request, SendFlags::NOSIGNAL))
+            .map_err(|error| self.lost("send the request to the exporter", error))?;
+        self.receive(&socket, pages.len())
     }
 
     /// Reads the answer.
-    fn hear(&self, socket: &OwnedFd, wanted: usize) -> Result<Vec<OwnedFd>, SharingError> {
+    fn receive(&self, socket: &OwnedFd, wanted: usize) -> Result<Vec<OwnedFd>, SharingError> {
         let process = self.exporter();
         let mut bytes = [0; ANSWER_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(CHUNK_PAGES))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
-        let hear = || {
+        let receive = || {
             let mut parts = [IoSliceMut::new(&mut bytes)];
             recvmsg(socket, &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC)
                 .map(|got| (got.bytes, got.flags))
         };
-        let (count, flags) =
-            patiently(patience(), hear).map_err(|error| self.lost("hear the exporter", error))?;
+        let (count, flags) = patiently(patience(), receive)
+            .map_err(|error| self.lost("receive the exporter's answer", error))?;
         // Take the descriptors first: those that are not returned are closed.
         let descriptors: Vec<OwnedFd> = beside
             .drain()
@@ -115,30 +115,34 @@ impl<'h> Fetch<'h> {
             .flatten()
             .collect();
         if count == 0 {
-            return Err(self.lost("hear the exporter", Errno::CONNRESET));
+            return Err(self.lost("receive the exporter's answer", Errno::CONNRESET));
         }
         match Answer::from_bytes(&bytes[..count.min(bytes.len())]) {
             Some(Answer::Pages(count)) => {
                 if flags.contains(ReturnFlags::CTRUNC) {
-                    let message = "more of them than this process may have".to_owned();
-                    return Err(SharingError::System { step: "take descriptors", message });
+                    let message = "this process has reached its limit of open files".to_owned();
+                    return Err(SharingError::System { step: "receive descriptors", message });
                 }
                 if descriptors.len() != wanted || usize::try_from(count) != Ok(wanted) {
-                    let why = "it has another number of descriptors than was asked for";
+                    let why = "wrong number of descriptors";
                     return Err(SharingError::BadAnswer { process, why });
                 }
                 Ok(descriptors)
             }
             Some(Answer::Refused) => Err(SharingError::Refused { process }),
-            Some(Answer::Gone(page)) => {
+            Some(Answer::Released(page)) => {
                 let page = usize::try_from(page).ok().filter(|page| *page < wanted);
-                let page = page.ok_or(SharingError::BadAnswer { process, why: "no such page" })?;
+                let page = page.ok_or(SharingError::BadAnswer {
+                    process,
+                    why: "it names a page that was not requested",
+                })?;
                 Err(SharingError::PageGone { page: self.next + page })
             }
-            Some(Answer::Malformed) => {
-                Err(SharingError::BadAnswer { process, why: "it did not understand the request" })
-            }
-            None => Err(SharingError::BadAnswer { process, why: "it is no answer" }),
+            Some(Answer::Malformed) => Err(SharingError::BadAnswer {
+                process,
+                why: "it rejected the request as malformed",
+            }),
+            None => Err(SharingError::BadAnswer { process, why: "unknown format" }),
         }
     }
 

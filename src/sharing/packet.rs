@@ -17,7 +17,7 @@ pub(super) const ANSWER_BYTES: usize = 8;
 
 /// A request for pages, by their identities.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct AskedPages {
+pub(super) struct PageRequest {
     pub(super) secret: Random,
     pub(super) identities: Vec<u64>,
 }
@@ -30,12 +30,12 @@ pub(super) enum Answer {
     /// The secret is wrong.
     Refused,
     /// This page of the request is no longer shared.
-    Gone(u32),
+    Released(u32),
     /// The request is invalid.
     Malformed,
 }
 
-impl AskedPages {
+impl PageRequest {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let count = u32::try_from(self.identities.len()).unwrap_or(u32::MAX);
         let mut bytes = Vec::with_capacity(HEAD_BYTES + self.identities.len() * 8);
@@ -68,7 +68,7 @@ impl Answer {
         let (status, number) = match self {
             Self::Pages(count) => (0u32, count),
             Self::Refused => (1, 0),
-            Self::Gone(page) => (2, page),
+            Self::Released(page) => (2, page),
             Self::Malformed => (3, 0),
         };
         let mut bytes = [0; ANSWER_BYTES];
@@ -84,7 +84,7 @@ impl Answer {
         Some(match status {
             0 => Self::Pages(number),
             1 => Self::Refused,
-            2 => Self::Gone(number),
+            2 => Self::Released(number),
             3 => Self::Malformed,
             _ => return None,
         })
@@ -96,21 +96,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_come_back_as_they_were_and_everything_else_is_refused() {
+    fn packets_are_decoded_unchanged_and_everything_else_is_rejected() {
         for count in [1, 2, CHUNK_PAGES] {
-            let asked = AskedPages { secret: [7; 16], identities: (0..count as u64).collect() };
-            let bytes = asked.to_bytes();
+            let request = PageRequest { secret: [7; 16], identities: (0..count as u64).collect() };
+            let bytes = request.to_bytes();
             assert!(bytes.len() <= REQUEST_BYTES_MAX);
-            assert_eq!(AskedPages::from_bytes(&bytes), Some(asked));
+            assert_eq!(PageRequest::from_bytes(&bytes), Some(request));
             for len in 0..bytes.len() {
-                assert_eq!(AskedPages::from_bytes(&bytes[..len]), None);
+                assert_eq!(PageRequest::from_bytes(&bytes[..len]), None);
             }
         }
         for count in [0, CHUNK_PAGES as u64 + 1] {
-            let asked = AskedPages { secret: [7; 16], identities: (0..count).collect() };
-            assert_eq!(AskedPages::from_bytes(&asked.to_bytes()), None);
+            let request = PageRequest { secret: [7; 16], identities: (0..count).collect() };
+            assert_eq!(PageRequest::from_bytes(&request.to_bytes()), None);
         }
-        for answer in [Answer::Pages(9), Answer::Refused, Answer::Gone(3), Answer::Malformed] {
+        for answer in [Answer::Pages(9), Answer::Refused, Answer::Released(3), Answer::Malformed] {
             assert_eq!(Answer::from_bytes(&answer.to_bytes()), Some(answer));
         }
         assert_eq!(Answer::from_bytes(&[9; 8]), None);

@@ -53,7 +53,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_process_is_known_by_its_number_and_its_start() {
+    fn a_process_is_identified_by_its_id_and_its_start() {
         let own = ProcessMark::own();
         assert!(own.started > 0 && own.is_own() && own.may_live());
         assert!(!ProcessMark { started: own.started + 1, ..own }.may_live());

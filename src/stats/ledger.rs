@@ -5,14 +5,14 @@
 //! hit reduces it. Only a heap that passes a limit takes the ledger's lock, and takes what it lacks from
 //! the spare of other heaps, by `try_lock`. If that does not suffice, the peak rises.
 //!
-//! The ledger lists the heaps that may have spare, and checks (*looks at*) them in that order. A heap
-//! that was not used since its last look, or has too little spare, gives all of it. It leaves the list
+//! The ledger lists the heaps that may have spare, and checks them in that order. A heap
+//! that was not used since its last check, or has too little spare, gives all of it. It leaves the list
 //! until it is used again. Any other heap shares its spare evenly, and the search ends there. So each
-//! look except the last of a search is paid for by an operation of the heap that is looked at.
+//! check except the last of a search is paid for by an operation of the heap that is checked.
 //!
 //! Therefore the cost of an operation does not depend on the number of heaps. A thread that cycles over
-//! any number of streams looks at one heap for each pair of allocate and free (`ledger/tests.rs` counts
-//! the looks). Sharing also keeps concurrent threads from taking all spare from each other in turn.
+//! any number of streams checks one heap for each pair of allocate and free (`ledger/tests.rs` counts
+//! the checks). Sharing also keeps concurrent threads from taking all spare from each other in turn.
 //!
 //! Peaks are exact if calls do not overlap. A heap that another call has locked counts at its limit. So a
 //! peak is never too low; it is too high by at most the spare of such heaps, for each call that found
@@ -22,12 +22,12 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::lanes::{CLASSES, HeapCounters, Lanes, Spare};
+use super::heap_counters::{CLASSES, CounterValues, HeapCounters, Spare};
 
 /// Access of the ledger to the heaps of a device.
 pub(crate) trait Heaps {
-    /// Calls `look` with the counters of a heap. Returns `None` if the heap is locked.
-    fn try_look<R>(&self, heap: u32, look: impl FnOnce(&mut HeapCounters) -> R) -> Option<R>;
+    /// Calls `read` with the counters of a heap. Returns `None` if the heap is locked.
+    fn with_counters<R>(&self, heap: u32, read: impl FnOnce(&mut HeapCounters) -> R) -> Option<R>;
 }
 
 /// The peaks of one device.
@@ -38,7 +38,7 @@ pub(crate) struct Ledger {
 
 #[derive(Debug, Default)]
 struct State {
-    peak: [Lanes; CLASSES],
+    peak: [CounterValues; CLASSES],
     /// The heaps that may have spare. Each heap stores whether it is listed.
     listed: VecDeque<u32>,
 }
@@ -46,14 +46,14 @@ struct State {
 impl Ledger {
     /// Returns the peaks of each kind of pool and of both together.
     #[must_use]
-    pub(crate) fn peaks(&self) -> [Lanes; CLASSES] {
+    pub(crate) fn peaks(&self) -> [CounterValues; CLASSES] {
         self.state.lock().peak
     }
 
     /// Lists heap `own` if it is not listed, and makes its limits cover its current values. A heap that is
     /// listed already has passed one. The caller holds the heap's lock. Does not wait for other heaps.
     #[cold]
-    pub(crate) fn settle<H: Heaps>(&self, own: u32, counters: &mut HeapCounters, heaps: &H) {
+    pub(crate) fn raise_limits<H: Heaps>(&self, own: u32, counters: &mut HeapCounters, heaps: &H) {
         let state = &mut *self.state.lock();
         if counters.enter_list() {
             // Reserves space for all heaps up to this one, so that the list does not grow on a hit.
@@ -101,7 +101,7 @@ impl State {
                 self.listed.push_back(heap);
                 continue;
             }
-            match heaps.try_look(heap, |other| counters.take_spare(other)) {
+            match heaps.with_counters(heap, |other| counters.take_spare(other)) {
                 Some(Spare::Shared { is_left }) => {
                     if is_left {
                         self.listed.push_back(heap);

@@ -135,19 +135,19 @@ fn sums(statistics: &Statistics) -> Vec<(&'static str, &'static str, i64)> {
         ("ooms", "Requests that failed for lack of memory", statistics.num_ooms),
         (
             "oom_rejections",
-            "Requests that were refused before the driver was asked",
+            "Requests that were refused before the driver was called",
             statistics.num_oom_rejections,
         ),
         ("alloc_retries", "Requests that emptied the cache", statistics.num_alloc_retries),
         ("sync_all_streams", "Waits for all streams' events", statistics.num_sync_all_streams),
         (
             "device_allocs",
-            "Segments taken from the driver, or ranges mapped",
+            "Segments allocated from the driver, or ranges mapped",
             statistics.num_device_alloc,
         ),
         (
             "device_frees",
-            "Segments given back to the driver, or ranges unmapped",
+            "Segments released to the driver, or ranges unmapped",
             statistics.num_device_free,
         ),
     ];
@@ -158,15 +158,15 @@ fn sums(statistics: &Statistics) -> Vec<(&'static str, &'static str, i64)> {
 
 fn help_of(key: &str) -> &'static str {
     match key {
-        "active" => "Blocks in callers' hands or waiting for other streams",
-        "active_bytes" => "Blocks in callers' hands or waiting for other streams, in bytes",
-        "allocated_bytes" => "Blocks in callers' hands, in bytes",
-        "allocation" => "Blocks in callers' hands",
+        "active" => "Blocks allocated or waiting for other streams",
+        "active_bytes" => "Blocks allocated or waiting for other streams, in bytes",
+        "allocated_bytes" => "Allocated blocks, in bytes",
+        "allocation" => "Allocated blocks",
         "inactive_split" => "Free blocks that are not whole segments",
         "inactive_split_bytes" => "Free blocks that are not whole segments, in bytes",
-        "requested_bytes" => "What callers asked for, of active blocks, in bytes",
-        "reserved_bytes" => "What is held from the driver, in bytes",
-        _ => "Segments held from the driver",
+        "requested_bytes" => "Requested bytes of active blocks",
+        "reserved_bytes" => "Bytes reserved from the driver",
+        _ => "Segments reserved from the driver",
     }
 }
 

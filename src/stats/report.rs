@@ -274,14 +274,14 @@ impl Statistics {
 
     /// Counts an allocated block of `bytes`.
     #[inline]
-    pub(crate) fn handed_out(&mut self, kind: PoolKind, bytes: i64) {
+    pub(crate) fn count_alloc(&mut self, kind: PoolKind, bytes: i64) {
         self.allocation.increase(kind, 1);
         self.allocated_bytes.increase(kind, bytes);
     }
 
     /// Counts a freed block of `bytes`.
     #[inline]
-    pub(crate) fn given_back(&mut self, kind: PoolKind, bytes: i64) {
+    pub(crate) fn count_free(&mut self, kind: PoolKind, bytes: i64) {
         self.allocation.decrease(kind, 1);
         self.allocated_bytes.decrease(kind, bytes);
     }
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strategys_own_counters_are_told_behind_pytorchs() {
+    fn a_strategys_own_counters_are_listed_after_pytorchs() {
         let own = vec![
             OwnCounter { name: "mine.never", count: 0 },
             OwnCounter { name: "mine.rare", count: 3 },

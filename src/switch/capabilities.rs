@@ -29,7 +29,7 @@ fn lacks(strategy: &Strategy, call: &'static str) -> DriverError {
     DriverError::new(DriverErrorKind::NotSupported, call, 0, message)
 }
 
-fn nobodys(allocation: &Allocation) -> HandleError {
+fn unknown_block(allocation: &Allocation) -> HandleError {
     HandleError::UnknownAddress { address: allocation.address() }
 }
 
@@ -37,15 +37,15 @@ impl Switchable {
     /// Calls the current allocator, and the retired ones unless a scope is open. Retired allocators have
     /// no record of the scope; if they waited for the device or queried events, a stream capture would
     /// break.
-    fn ask_undisturbed<R>(&self, ask: impl Fn(&Strategy) -> R) -> Vec<R> {
-        let mut answers = vec![self.core.call(|generation| ask(&generation.strategy))];
+    fn call_outside_scopes<R>(&self, call: impl Fn(&Strategy) -> R) -> Vec<R> {
+        let mut answers = vec![self.core.call(|generation| call(&generation.strategy))];
         if self.core.generations.retired() > 0
-            && let Some(_still) = self.core.hold_scopes_off()
+            && let Some(_no_scopes) = self.core.hold_scopes_off()
         {
-            let retired = self.core.each(|g| g.is_retired().then(|| ask(&g.strategy)));
+            let retired = self.core.each(|g| g.is_retired().then(|| call(&g.strategy)));
             answers.extend(retired.into_iter().flatten());
         }
-        self.core.left();
+        self.core.retry_blocked_drop();
         answers
     }
 
@@ -56,7 +56,7 @@ impl Switchable {
         share: impl Fn(&dyn Sharing) -> Result<SharedHandle, SharingError>,
     ) -> Result<SharedHandle, SharingError> {
         let found =
-            self.core.ask(|generation| match share(generation.strategy.control().sharing?) {
+            self.core.find_map(|generation| match share(generation.strategy.control().sharing?) {
                 Err(SharingError::Handle(reason)) if is_unknown(&reason) => None,
                 answer => Some(answer),
             });
@@ -66,35 +66,35 @@ impl Switchable {
 
 impl CrossStream for Switchable {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
-        let found = self.core.ask_maker(|strategy| {
+        let found = self.core.call_maker(|strategy| {
             of_maker(strategy.control().cross_stream?.record_stream(allocation, stream))
         });
-        found.unwrap_or_else(|| Err(nobodys(allocation)))
+        found.unwrap_or_else(|| Err(unknown_block(allocation)))
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        let processed = self.ask_undisturbed(|strategy| {
+        let processed = self.call_outside_scopes(|strategy| {
             strategy.control().cross_stream.map_or(Ok(()), CrossStream::process_events)
         });
-        self.core.look_at_all();
+        self.core.check_all_retired();
         processed.into_iter().collect()
     }
 }
 
 impl Caching for Switchable {
     fn empty_cache(&self) -> Result<(), DriverError> {
-        let emptied = self.ask_undisturbed(|strategy| {
+        let emptied = self.call_outside_scopes(|strategy| {
             strategy.control().caching.map_or(Ok(()), Caching::empty_cache)
         });
-        self.core.look_at_all();
-        self.core.spread_limit();
+        self.core.check_all_retired();
+        self.core.update_limit();
         emptied.into_iter().collect()
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
         self.core.with_state(|state| {
             state.limit_bytes = limit_bytes;
-            self.core.spread(state);
+            self.core.set_current_limit(state);
         })
     }
 
@@ -107,7 +107,7 @@ impl Caching for Switchable {
             caching.set_memory_fraction(fraction)?;
             state.limit_bytes = caching.limit_bytes();
             drop(current);
-            self.core.spread(state);
+            self.core.set_current_limit(state);
             Ok(())
         })
     }
@@ -140,7 +140,7 @@ impl Caching for Switchable {
     fn layout(&self) -> Vec<SegmentLayout> {
         let all = self
             .core
-            .ask_all(|g| g.strategy.control().caching.map(Caching::layout).unwrap_or_default());
+            .call_all(|g| g.strategy.control().caching.map(Caching::layout).unwrap_or_default());
         let mut layout: Vec<_> = all.into_iter().flatten().collect();
         SegmentLayout::sort(&mut layout);
         layout
@@ -149,8 +149,8 @@ impl Caching for Switchable {
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         let base =
             |strategy: &Strategy| of_maker(strategy.control().caching?.base_allocation(allocation));
-        let found = self.core.ask(|generation| base(&generation.strategy));
-        found.unwrap_or_else(|| Err(nobodys(allocation)))
+        let found = self.core.find_map(|generation| base(&generation.strategy));
+        found.unwrap_or_else(|| Err(unknown_block(allocation)))
     }
 }
 
@@ -160,7 +160,7 @@ impl Expandable for Switchable {
             strategy.control().expandable.map(Expandable::expandable_segments)
         };
         let all =
-            self.core.ask_all(|generation| segments(&generation.strategy).unwrap_or_default());
+            self.core.call_all(|generation| segments(&generation.strategy).unwrap_or_default());
         let mut all: Vec<_> = all.into_iter().flatten().collect();
         all.sort_by_key(|segment| segment.address);
         all
@@ -259,7 +259,7 @@ impl Recording for Switchable {
         let parts = self.core.history.operation();
         let retired = self.core.each(|g| g.is_retired().then(|| of(&g.strategy)).flatten());
         let now = self.core.call(|generation| of(&generation.strategy)).unwrap_or_default();
-        self.core.left();
+        self.core.retry_blocked_drop();
         drop(parts);
         let whole = retired.into_iter().flatten().fold(now, Snapshot::with_segments_of);
         self.core.history.note_snapshot(&whole);

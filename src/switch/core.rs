@@ -53,12 +53,12 @@ pub(super) struct Core {
     pub(super) scope_gate: RwLock<()>,
     /// Bytes held by allocators that are being dropped. They count against the limit until the drop has
     /// ended.
-    pub(super) going_bytes: AtomicU64,
+    pub(super) dropping_bytes: AtomicU64,
     /// True if a retired allocator has drained but could not be dropped: a call was using it or a scope
     /// was open.
-    pub(super) stuck: AtomicBool,
+    pub(super) drop_blocked: AtomicBool,
     /// Checks of retired allocators requested since a thread began to check; 0 if no thread is checking.
-    pub(super) looks: AtomicUsize,
+    pub(super) check_requests: AtomicUsize,
 }
 
 /// The state that must not change while an allocator is put in force.
@@ -110,9 +110,9 @@ impl Core {
                 ledger: Mutex::default(),
                 open_scopes: AtomicUsize::new(0),
                 scope_gate: RwLock::new(()),
-                going_bytes: AtomicU64::new(0),
-                stuck: AtomicBool::new(false),
-                looks: AtomicUsize::new(0),
+                dropping_bytes: AtomicU64::new(0),
+                drop_blocked: AtomicBool::new(false),
+                check_requests: AtomicUsize::new(0),
             }
         })
     }
@@ -145,11 +145,11 @@ impl Core {
             let (device, before) = (self.driver.info().device, old.strategy.name());
             format!("switched from backend:{before} to backend:{name} (device {device})")
         });
-        if let Some(_still) = self.hold_scopes_off() {
-            old.give_idle_back();
+        if let Some(_no_scopes) = self.hold_scopes_off() {
+            old.release_idle();
         }
-        self.want_look(old);
-        self.spread_limit();
+        self.request_check(old);
+        self.update_limit();
         Ok(true)
     }
 
@@ -197,7 +197,7 @@ impl Core {
     }
 
     /// Applies a configuration that fits the current allocator, `caching`. A memory fraction that `next`
-    /// sets (see `tells_fraction`) becomes the limit, as if set by a call. An older fraction is
+    /// sets (see `sets_fraction`) becomes the limit, as if set by a call. An older fraction is
     /// ignored: a call may have changed the limit since.
     pub(super) fn apply(
         &self,
@@ -206,9 +206,9 @@ impl Core {
         next: Config,
         is_complete: bool,
     ) -> Result<(), DriverError> {
-        let told = tells_fraction(&next, is_complete);
+        let sets_limit = sets_fraction(&next, is_complete);
         caching.apply(&next)?;
-        if told {
+        if sets_limit {
             let fraction = next.settings().per_process_memory_fraction;
             if let Err(refused) = caching.set_memory_fraction(fraction) {
                 // Restores the configuration in force, which could be applied before. An error here is
@@ -220,7 +220,7 @@ impl Core {
                 return Err(DriverError::new(kind, "apply", 0, refused.to_string()));
             }
             state.limit_bytes = caching.limit_bytes();
-            self.spread(state);
+            self.set_current_limit(state);
         }
         state.put(next);
         Ok(())
@@ -257,7 +257,7 @@ impl Core {
         state.carry_over(&next.strategy)?;
         let caching = next.strategy.control().caching;
         let own = caching.and_then(Caching::limit_bytes);
-        if tells_fraction(&config, edition.is_none()) {
+        if sets_fraction(&config, edition.is_none()) {
             state.limit_bytes = own;
         } else if config.origin(FRACTION) == Origin::Default {
             state.limit_bytes = state.limit_bytes.or(own);
@@ -274,7 +274,7 @@ impl Core {
         old.retire();
         drop(ledger);
         if state.limit_bytes.is_some() {
-            self.spread(&state);
+            self.set_current_limit(&state);
         }
         Ok(Some(old))
     }
@@ -293,10 +293,10 @@ impl Core {
     /// checked.
     #[inline(always)]
     pub(super) fn leave(&self, generation: Read<'_, Generation>) -> bool {
-        let left = generation.name();
+        let replaced = generation.name();
         let was_replaced = generation.leave();
         if was_replaced {
-            self.look_at_left(left);
+            self.check_replaced(replaced);
         }
         was_replaced
     }
@@ -304,32 +304,33 @@ impl Core {
     /// Runs `act` with the state locked. `act` must not keep a reference to a generation.
     pub(super) fn with_state<R>(&self, act: impl FnOnce(&mut SwitchState) -> R) -> R {
         let answer = act(&mut self.state.lock());
-        self.left();
+        self.retry_blocked_drop();
         answer
     }
 
-    /// Calls `ask` on each generation, the current one first, and returns the results. Checks no retired
-    /// allocator, so `state` may be held; without `state`, call [`left`](Self::left) afterwards.
-    pub(super) fn each<R>(&self, mut ask: impl FnMut(&Generation) -> R) -> Vec<R> {
-        self.generations.all().iter().map(|generation| ask(generation)).collect()
+    /// Calls `call` on each generation, the current one first, and returns the results. Checks no retired
+    /// allocator, so `state` may be held; without `state`, call
+    /// [`retry_blocked_drop`](Self::retry_blocked_drop) afterwards.
+    pub(super) fn each<R>(&self, mut call: impl FnMut(&Generation) -> R) -> Vec<R> {
+        self.generations.all().iter().map(|generation| call(generation)).collect()
     }
 
-    /// Calls `ask` on one generation after the other, the current one first, until one returns a value.
+    /// Calls `call` on one generation after the other, the current one first, until one returns a value.
     /// The caller must hold no lock.
-    pub(super) fn ask<R>(&self, mut ask: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
-        let answer = self.generations.all().iter().find_map(|generation| ask(generation));
-        self.left();
+    pub(super) fn find_map<R>(&self, mut call: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
+        let answer = self.generations.all().iter().find_map(|generation| call(generation));
+        self.retry_blocked_drop();
         answer
     }
 
     /// As [`each`](Self::each), for callers that hold no lock.
-    pub(super) fn ask_all<R>(&self, ask: impl FnMut(&Generation) -> R) -> Vec<R> {
-        let answers = self.each(ask);
-        self.left();
+    pub(super) fn call_all<R>(&self, call: impl FnMut(&Generation) -> R) -> Vec<R> {
+        let answers = self.each(call);
+        self.retry_blocked_drop();
         answers
     }
 
-    /// As [`ask`](Self::ask), for frees.
+    /// As [`find_map`](Self::find_map), for frees.
     pub(super) fn free_by<R>(&self, mut free: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
         // References to the other generations are released once one has freed the block.
         let freed = self.generations.all().into_iter().find_map(|generation| {
@@ -337,17 +338,17 @@ impl Core {
             Some((generation, answer))
         });
         let answer = freed.map(|(generation, answer)| {
-            self.freed_of(generation);
+            self.after_free_by(generation);
             answer
         });
-        self.left();
+        self.retry_blocked_drop();
         answer
     }
 
-    /// Calls `ask` on the current allocator, then on all, until one returns a value.
-    pub(super) fn ask_maker<R>(&self, ask: impl Fn(&Strategy) -> Option<R>) -> Option<R> {
-        let current = self.call(|generation| ask(&generation.strategy));
-        current.or_else(|| self.ask(|generation| ask(&generation.strategy)))
+    /// Calls `call` on the current allocator, then on all, until one returns a value.
+    pub(super) fn call_maker<R>(&self, call: impl Fn(&Strategy) -> Option<R>) -> Option<R> {
+        let current = self.call(|generation| call(&generation.strategy));
+        current.or_else(|| self.find_map(|generation| call(&generation.strategy)))
     }
 }
 
@@ -357,7 +358,7 @@ fn lacks(strategy: &Strategy, what: &'static str) -> SwitchError {
 
 /// Returns true if a configuration sets a memory fraction. A complete configuration sets every key that
 /// any string named. One that updates the configuration in force sets only the keys that are new.
-fn tells_fraction(config: &Config, is_complete: bool) -> bool {
+fn sets_fraction(config: &Config, is_complete: bool) -> bool {
     match config.origin(FRACTION) {
         Origin::Text { .. } | Origin::Code => true,
         Origin::Earlier => is_complete,

@@ -31,7 +31,7 @@ use crate::sync::{All, Defer, Read};
 
 /// The most allocators in turn that may refuse one request because each was replaced during the attempt.
 /// It ends the loop if a callback switches on every call.
-const ASKS_MAX: usize = 64;
+const ATTEMPTS_MAX: usize = 64;
 
 /// A request that an allocator has refused.
 #[derive(Debug)]
@@ -89,25 +89,25 @@ impl Core {
         mut refusal: Refusal,
         take: &impl Fn(&Generation) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
-        let (mut counted, mut may_make_room, mut asks) = (0, true, 0);
+        let (mut counted, mut may_make_room, mut attempts) = (0, true, 0);
         loop {
             let Refusal { error, is_retired, is_silent } = refusal;
             let AllocError::OutOfMemory(mut report) = error else {
-                self.ledger.lock().rescue(counted);
+                self.ledger.lock().hide_refusals(counted);
                 return Err(error);
             };
-            let was_told = hooks::was_refused();
-            counted += i64::from(was_told || is_silent);
-            asks += 1;
-            let was_replaced = is_retired && asks < ASKS_MAX;
+            let was_notified = hooks::was_refused();
+            counted += i64::from(was_notified || is_silent);
+            attempts += 1;
+            let was_replaced = is_retired && attempts < ATTEMPTS_MAX;
             let again =
                 was_replaced || (std::mem::take(&mut may_make_room) && self.make_room(request));
             if !again {
-                self.ledger.lock().rescue((counted - 1).max(0));
+                self.ledger.lock().hide_refusals((counted - 1).max(0));
                 self.explain(&mut report);
-                self.left();
-                if was_told || is_silent {
-                    self.hooks.tell_out_of_memory(&report);
+                self.retry_blocked_drop();
+                if was_notified || is_silent {
+                    self.hooks.notify_out_of_memory(&report);
                 }
                 return Err(AllocError::OutOfMemory(report));
             }
@@ -116,7 +116,7 @@ impl Core {
             match self.after_take(generation, taken) {
                 Err(again) => refusal = again,
                 Ok(taken) => {
-                    self.ledger.lock().rescue(counted);
+                    self.ledger.lock().hide_refusals(counted);
                     return Ok(taken);
                 }
             }
@@ -129,8 +129,8 @@ impl Core {
         if retired > 0 {
             let held = human_bytes(self.sum_of_retired(Generation::held_bytes));
             report.hints.push(format!(
-                "{retired} allocators that were switched away from hold {held}, for blocks that live or \
-                 because the driver did not take it back"
+                "{retired} replaced allocators hold {held}, for live blocks, or \
+                 because the driver failed to release it"
             ));
         }
     }
@@ -149,18 +149,18 @@ impl Core {
         let figures = [Generation::held_bytes, Generation::reserved_bytes];
         let before = figures.map(|figure| self.sum_of_retired(figure));
         {
-            let Some(_still) = self.hold_scopes_off() else { return false };
+            let Some(_no_scopes) = self.hold_scopes_off() else { return false };
             self.each(|generation| {
                 if generation.is_retired() {
-                    generation.give_idle_back();
+                    generation.release_idle();
                 }
             });
         }
-        self.look_at_all();
-        self.spread_limit();
+        self.check_all_retired();
+        self.update_limit();
         let now = figures.map(|figure| self.sum_of_retired(figure));
         let has_room = now[0] < before[0] || now[1] < before[1];
-        self.left();
+        self.retry_blocked_drop();
         has_room
     }
 
@@ -168,21 +168,21 @@ impl Core {
     /// then calls the users' callbacks. Returns true if a callback freed something.
     pub(super) fn before_growing(&self) -> bool {
         if self.generations.retired() > 0
-            && let Some(still) = self.hold_scopes_off()
+            && let Some(no_scopes) = self.hold_scopes_off()
         {
-            let mut gave = false;
+            let mut released = false;
             self.each(|generation| {
-                if generation.is_retired() && generation.is_due.load(Ordering::Relaxed) {
-                    generation.give_idle_back();
-                    gave = true;
+                if generation.is_retired() && generation.needs_release.load(Ordering::Relaxed) {
+                    generation.release_idle();
+                    released = true;
                 }
             });
-            drop(still);
-            if gave {
-                self.look_again();
-                self.spread_limit();
+            drop(no_scopes);
+            if released {
+                self.run_requested_checks();
+                self.update_limit();
             }
-            self.left();
+            self.retry_blocked_drop();
         }
         self.hooks.free_some_memory()
     }
@@ -206,21 +206,21 @@ impl Core {
     }
 
     /// Drops a retired allocator if it has drained; otherwise arranges for a later check.
-    fn look_at(&self, old: Arc<Generation>) {
-        if let Some(old) = self.try_let_go(old) {
-            // A call was using it. Calls that end from now on see `stuck` and check again; calls that
+    fn check_drained(&self, old: Arc<Generation>) {
+        if let Some(old) = self.try_drop(old) {
+            // A call was using it. Calls that end from now on see `drop_blocked` and check again; calls that
             // ended earlier are seen by this second attempt.
-            self.stuck.store(true, Ordering::SeqCst);
+            self.drop_blocked.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            self.try_let_go(old);
+            self.try_drop(old);
         }
     }
 
     /// Drops a retired allocator if it has drained. Returns it if a call is using it or a scope is open,
     /// so that it cannot be dropped yet.
-    fn try_let_go(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
-        let still = self.hold_scopes_off();
-        if still.is_some() {
+    fn try_drop(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
+        let no_scopes = self.hold_scopes_off();
+        if no_scopes.is_some() {
             // On an error the blocks keep waiting for their events.
             let _ = old.strategy.control().cross_stream.map(CrossStream::process_events);
         }
@@ -228,36 +228,37 @@ impl Core {
         if !old.is_retired() || !drained {
             return None;
         }
-        if still.is_none() {
+        if no_scopes.is_none() {
             return Some(old);
         }
         // A drop would leak the memory that the driver refuses now, so the drop waits for a later check.
-        let kept = |old: &Generation| !old.give_idle_back() || old.is_captures(&*self.driver);
+        let kept =
+            |old: &Generation| !old.release_idle() || old.holds_captured_memory(&*self.driver);
         if !self.leaves_pool_to_others(&old) && kept(&old) {
-            old.wants_look.store(true, Ordering::SeqCst);
+            old.check_requested.store(true, Ordering::SeqCst);
             return None;
         }
         let mut ledger = self.ledger.lock();
         // Added before the allocator leaves the list: its bytes may count twice for a moment, but never
         // zero times.
         let held = old.held_bytes();
-        self.going_bytes.fetch_add(held, Ordering::SeqCst);
-        let going = Defer(|| _ = self.going_bytes.fetch_sub(held, Ordering::SeqCst));
-        let gone = match self.generations.let_go(old, |old| self.has_drained(old)) {
-            Ok(gone) => gone,
+        self.dropping_bytes.fetch_add(held, Ordering::SeqCst);
+        let dropping = Defer(|| _ = self.dropping_bytes.fetch_sub(held, Ordering::SeqCst));
+        let removed = match self.generations.take_retired(old, |old| self.has_drained(old)) {
+            Ok(removed) => removed,
             Err(old) => return Some(old),
         };
-        let mut last = gone.statistics();
-        if self.generations.all().iter().any(|living| living.shares_with(&gone)) {
+        let mut last = removed.statistics();
+        if self.generations.all().iter().any(|living| living.shares_with(&removed)) {
             // The reserved bytes of the shared driver pool are counted with an allocator that remains.
             last.reserved_bytes = PerPool::default();
         }
-        ledger.gone(&last);
+        ledger.add_dropped(&last);
         drop(ledger);
-        drop(gone);
-        drop(going);
-        drop(still);
-        self.spread_limit();
+        drop(removed);
+        drop(dropping);
+        drop(no_scopes);
+        self.update_limit();
         None
     }
 
@@ -272,65 +273,70 @@ impl Core {
         let (live, waiting) = old.await_frees();
         if live == 0 {
             // No further free will trigger a check, so the next miss or release must.
-            old.is_due.store(true, Ordering::Relaxed);
-            old.wants_look.store(true, Ordering::SeqCst);
+            old.needs_release.store(true, Ordering::Relaxed);
+            old.check_requested.store(true, Ordering::SeqCst);
         }
         live == 0 && waiting == 0
     }
 
     /// Checks all retired allocators, the oldest first.
-    pub(super) fn look_at_all(&self) {
-        self.each(|old| old.wants_look.store(true, Ordering::SeqCst));
-        self.look_again();
+    pub(super) fn check_all_retired(&self) {
+        self.each(|old| old.check_requested.store(true, Ordering::SeqCst));
+        self.run_requested_checks();
     }
 
     /// Checks one allocator, and the others for which a check was requested.
-    pub(super) fn want_look(&self, old: Arc<Generation>) {
-        old.wants_look.store(true, Ordering::SeqCst);
+    pub(super) fn request_check(&self, old: Arc<Generation>) {
+        old.check_requested.store(true, Ordering::SeqCst);
         drop(old);
-        self.look_again();
+        self.run_requested_checks();
     }
 
     /// Checks an allocator that was replaced during a call. The call may have allocated or freed one of
     /// its blocks, or may have prevented its drop.
     #[cold]
     #[inline(never)]
-    pub(super) fn look_at_left(&self, left: *const Generation) {
+    pub(super) fn check_replaced(&self, left: *const Generation) {
         let all = self.generations.all();
         if let Some(left) = all.iter().find(|one| std::ptr::eq(Arc::as_ptr(one), left)) {
-            left.wants_look.store(true, Ordering::SeqCst);
+            left.check_requested.store(true, Ordering::SeqCst);
         }
         drop(all);
-        self.look_again();
-        self.spread_limit();
+        self.run_requested_checks();
+        self.update_limit();
     }
 
     /// Drops the retired allocators that have drained, among those for which a check is requested. One
     /// thread checks at a time. A call during a check makes that thread check again, and returns at once.
     #[cold]
-    pub(super) fn look_again(&self) {
-        if self.looks.fetch_add(1, Ordering::SeqCst) > 0 {
+    pub(super) fn run_requested_checks(&self) {
+        if self.check_requests.fetch_add(1, Ordering::SeqCst) > 0 {
             return;
         }
         // Also ends the turn if dropping an allocator panics.
-        let turn = Defer(|| self.looks.store(0, Ordering::SeqCst));
-        let mut asked = 1;
+        let turn = Defer(|| self.check_requests.store(0, Ordering::SeqCst));
+        let mut requests = 1;
         loop {
-            self.look_once();
-            match self.looks.compare_exchange(asked, 0, Ordering::SeqCst, Ordering::SeqCst) {
+            self.check_requested_once();
+            match self.check_requests.compare_exchange(
+                requests,
+                0,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            ) {
                 Ok(_) => return std::mem::forget(turn),
-                Err(more) => asked = more,
+                Err(more) => requests = more,
             }
         }
     }
 
-    fn look_once(&self) {
-        self.stuck.store(false, Ordering::SeqCst);
+    fn check_requested_once(&self) {
+        self.drop_blocked.store(false, Ordering::SeqCst);
         let mut all = self.generations.all();
         while all.len() > 1 {
-            let wanted = |old: &Arc<_>| Generation::wants_look_now(old);
+            let wanted = |old: &Arc<_>| Generation::take_check_request(old);
             if let Some(old) = all.pop().filter(wanted) {
-                self.look_at(old);
+                self.check_drained(old);
             }
         }
     }
@@ -338,20 +344,20 @@ impl Core {
     /// Called when the calling thread has released its references to generations. Retries a drop that
     /// such a reference prevented.
     #[inline]
-    pub(super) fn left(&self) {
-        // Either this load sees `stuck`, or the second attempt of `look_at` sees that the reference is
-        // gone.
+    pub(super) fn retry_blocked_drop(&self) {
+        // Either this load sees `drop_blocked`, or the second attempt of `check_drained` sees that the
+        // reference is gone.
         fence(Ordering::SeqCst);
-        if self.stuck.load(Ordering::SeqCst) && self.no_scope() {
-            self.look_again();
+        if self.drop_blocked.load(Ordering::SeqCst) && self.no_scope() {
+            self.run_requested_checks();
         }
     }
 
     /// Records that a block of `old` was freed; checks `old` if it is time.
-    pub(super) fn freed_of(&self, old: Arc<Generation>) {
-        if old.is_retired() && old.freed_one() {
-            old.is_due.store(true, Ordering::Relaxed);
-            self.want_look(old);
+    pub(super) fn after_free_by(&self, old: Arc<Generation>) {
+        if old.is_retired() && old.count_free() {
+            old.needs_release.store(true, Ordering::Relaxed);
+            self.request_check(old);
         }
     }
 
@@ -362,31 +368,34 @@ impl Core {
     }
 
     /// Recomputes the current allocator's share of the limit.
-    pub(super) fn spread_limit(&self) {
+    pub(super) fn update_limit(&self) {
         let state = self.state.lock();
         if state.limit_bytes.is_some() {
-            self.spread(&state);
+            self.set_current_limit(&state);
         }
         drop(state);
-        self.left();
+        self.retry_blocked_drop();
     }
 
     /// Sets the current allocator's limit to the total limit less the bytes held by retired allocators
     /// and by those being dropped. Neither grow.
-    pub(super) fn spread(&self, state: &SwitchState) {
+    pub(super) fn set_current_limit(&self, state: &SwitchState) {
         let all = self.generations.all();
         let retired: u64 = all[1..].iter().map(|retired| retired.held_bytes()).sum();
-        let others = retired + self.going_bytes.load(Ordering::SeqCst);
+        let others = retired + self.dropping_bytes.load(Ordering::SeqCst);
         if let Some(caching) = all[0].strategy.control().caching {
-            caching.set_limit_bytes(left_of(state.limit_bytes, others));
+            caching.set_limit_bytes(limit_less(state.limit_bytes, others));
         }
     }
 
     /// Returns the limit of the next allocator: the total limit less the bytes that all present ones
     /// hold.
     pub(super) fn limit_of_next(&self, limit_bytes: Option<u64>) -> Option<u64> {
-        let going = self.going_bytes.load(Ordering::SeqCst);
-        left_of(limit_bytes, self.each(Generation::held_bytes).into_iter().sum::<u64>() + going)
+        let dropping = self.dropping_bytes.load(Ordering::SeqCst);
+        limit_less(
+            limit_bytes,
+            self.each(Generation::held_bytes).into_iter().sum::<u64>() + dropping,
+        )
     }
 
     /// Runs `act` on the counters of all living allocators and the sums of the dropped ones.
@@ -398,7 +407,7 @@ impl Core {
             let mut ledger = self.ledger.lock();
             act(&mut ledger, &self.generations.all())
         };
-        self.left();
+        self.retry_blocked_drop();
         answer
     }
 
@@ -410,6 +419,6 @@ impl Core {
 }
 
 /// Returns the part of the limit that the others' bytes leave.
-fn left_of(limit_bytes: Option<u64>, others: u64) -> Option<u64> {
+fn limit_less(limit_bytes: Option<u64>, others: u64) -> Option<u64> {
     limit_bytes.map(|limit| limit.saturating_sub(others))
 }

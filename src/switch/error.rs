@@ -39,7 +39,7 @@ pub enum SwitchError {
         pool: PoolId,
     },
     /// The new allocator lacks a capability that callers of the current one rely on.
-    #[error("backend:{name} has no {what}, which callers of this allocator count on")]
+    #[error("backend:{name} has no {what}, which this allocator must have")]
     Lacks {
         /// The name of the new allocator.
         name: String,
@@ -47,14 +47,14 @@ pub enum SwitchError {
         what: &'static str,
     },
     /// The new allocator cannot give access to a peer device that has access to the current one.
-    #[error("a peer cannot be let in: {0}")]
+    #[error("enabling peer access failed: {0}")]
     Peer(#[source] DriverError),
     /// A stack provider of the history called for a switch on its own thread. Releasing the old
     /// allocator's memory would call the provider again.
     #[error("a stack provider is running on this thread; switch when it has returned")]
     InStackProvider,
     /// Too many allocators wait for their last blocks.
-    #[error("{limit} allocators still have live blocks, and no more may")]
+    #[error("{limit} replaced allocators still have live blocks; free some of them first")]
     TooMany {
         /// The number of waiting allocators, which is also the largest number allowed.
         limit: usize,

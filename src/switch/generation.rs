@@ -21,11 +21,11 @@ pub(super) struct Generation {
     shares_pool: bool,
     retired: AtomicBool,
     /// A check whether it has drained follows after this number of further frees.
-    look_in: AtomicI64,
+    frees_until_check: AtomicI64,
     /// Whether a check is requested: it may have drained, or a call prevented its drop.
-    pub(super) wants_look: AtomicBool,
+    pub(super) check_requested: AtomicBool,
     /// Whether an eighth of its blocks was freed since idle memory was last released.
-    pub(super) is_due: AtomicBool,
+    pub(super) needs_release: AtomicBool,
 }
 
 impl Generation {
@@ -46,9 +46,9 @@ impl Generation {
             strategy,
             shares_pool: registry::shares_pool(settings),
             retired: AtomicBool::new(false),
-            look_in: AtomicI64::new(0),
-            wants_look: AtomicBool::new(false),
-            is_due: AtomicBool::new(false),
+            frees_until_check: AtomicI64::new(0),
+            check_requested: AtomicBool::new(false),
+            needs_release: AtomicBool::new(false),
         }
     }
 
@@ -111,8 +111,8 @@ impl Generation {
     }
 
     /// Counts a free; returns true when it is time for a check.
-    pub(super) fn freed_one(&self) -> bool {
-        self.look_in.fetch_sub(1, Ordering::AcqRel) <= 1
+    pub(super) fn count_free(&self) -> bool {
+        self.frees_until_check.fetch_sub(1, Ordering::AcqRel) <= 1
     }
 
     /// Schedules the next check for when an eighth of the live blocks has been freed. Returns the number
@@ -126,7 +126,7 @@ impl Generation {
         let (mut live, _) = count();
         loop {
             let frees = (live / 8).max(1);
-            self.look_in.store(frees, Ordering::SeqCst);
+            self.frees_until_check.store(frees, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             // Frees before the store did not decrement the new value. If fewer than `frees` live blocks
             // remain, it would never reach 0. So the number of live blocks is read again.
@@ -139,8 +139,8 @@ impl Generation {
     }
 
     /// Returns true if a check is requested, and clears the request. The caller must then check.
-    pub(super) fn wants_look_now(&self) -> bool {
-        self.wants_look.swap(false, Ordering::SeqCst)
+    pub(super) fn take_check_request(&self) -> bool {
+        self.check_requested.swap(false, Ordering::SeqCst)
     }
 
     /// Returns true if both reserve from the driver's default memory pool.
@@ -150,18 +150,18 @@ impl Generation {
 
     /// Releases idle memory. May wait. Returns false if the driver refused some of it; a later call
     /// tries again.
-    pub(super) fn give_idle_back(&self) -> bool {
-        self.is_due.store(false, Ordering::Relaxed);
+    pub(super) fn release_idle(&self) -> bool {
+        self.needs_release.store(false, Ordering::Relaxed);
         let refused =
             self.strategy.control().caching.is_some_and(|caching| caching.empty_cache().is_err());
         if refused {
-            self.is_due.store(true, Ordering::Relaxed);
+            self.needs_release.store(true, Ordering::Relaxed);
         }
         !refused
     }
 
     /// Returns true if a stream under capture may use memory it holds; that memory is released later.
-    pub(super) fn is_captures(&self, driver: &dyn Driver) -> bool {
+    pub(super) fn holds_captured_memory(&self, driver: &dyn Driver) -> bool {
         let layout = self.strategy.control().caching.map(Caching::layout).unwrap_or_default();
         layout.iter().any(|segment| may_be_captured(driver, segment.stream))
     }

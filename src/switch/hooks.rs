@@ -35,7 +35,7 @@ pub(super) fn attach(strategy: &Strategy, core: &Weak<Core>) {
     // A rejection is final: memory of retired allocators is not considered.
     hooks.add_oom_rejection_observer(Arc::new(move |report| {
         if let Some(core) = own.upgrade() {
-            core.hooks.tell_oom_rejection(report);
+            core.hooks.notify_oom_rejection(report);
         }
     }));
 }

@@ -10,31 +10,31 @@ use crate::stats::{Counter, PerPool, Statistics, Usage};
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     /// Sums of dropped allocators, and their peaks since the last switch.
-    gone: Statistics,
+    dropped: Statistics,
     /// Requests that an allocator refused and that succeeded on a retry.
-    rescued: i64,
+    hidden_refusals: i64,
 }
 
 impl Ledger {
     /// Returns the sum of all counters, given those of each living allocator. `max_split_size` is taken
     /// from the first.
     pub(super) fn sum(&self, all: &[Statistics]) -> Statistics {
-        let mut sum = self.gone.clone();
+        let mut sum = self.dropped.clone();
         for one in all {
             add(&mut sum, one);
         }
-        sum.num_ooms = (sum.num_ooms - self.rescued).max(0);
+        sum.num_ooms = (sum.num_ooms - self.hidden_refusals).max(0);
         sum.max_split_size = all.first().map_or(-1, |current| current.max_split_size);
         sum
     }
 
     /// As [`sum`](Self::sum), for the counters of [`Usage`].
     pub(super) fn add_usage(&self, all: Usage) -> Usage {
-        Usage::of(&self.gone).plus(all)
+        Usage::of(&self.dropped).plus(all)
     }
 
     /// Adds the last counters of an allocator that is being dropped.
-    pub(super) fn gone(&mut self, last: &Statistics) {
+    pub(super) fn add_dropped(&mut self, last: &Statistics) {
         let mut last = last.clone();
         // Its cached segments were released in the drop.
         last.num_device_free += last.segment.all.current;
@@ -47,27 +47,27 @@ impl Ledger {
             counter.freed = counter.freed.wrapping_add(counter.current.min(unfreed));
             counter.current = 0;
         }
-        add(&mut self.gone, &last);
+        add(&mut self.dropped, &last);
     }
 
     /// Counts refusals that no caller has seen.
-    pub(super) fn rescue(&mut self, refusals: i64) {
-        self.rescued += refusals;
+    pub(super) fn hide_refusals(&mut self, refusals: i64) {
+        self.hidden_refusals += refusals;
     }
 
     /// Resets the peaks.
     pub(super) fn reset_peaks(&mut self) {
-        counters(&mut self.gone).into_iter().for_each(|counter| counter.peak = 0);
+        counters(&mut self.dropped).into_iter().for_each(|counter| counter.peak = 0);
     }
 
     /// Resets the sums.
     pub(super) fn reset_accumulated(&mut self) {
-        let mut ended = std::mem::take(&mut self.gone);
-        for (kept, ended) in counters(&mut self.gone).into_iter().zip(counters(&mut ended)) {
+        let mut ended = std::mem::take(&mut self.dropped);
+        for (kept, ended) in counters(&mut self.dropped).into_iter().zip(counters(&mut ended)) {
             // Peaks are not sums.
             kept.peak = ended.peak;
         }
-        self.rescued = 0;
+        self.hidden_refusals = 0;
     }
 }
 

@@ -169,29 +169,29 @@ impl Switchable {
         freed: Result<(), FreeError>,
     ) -> Result<(), FreeError> {
         self.core.leave(generation);
-        freed.or_else(|refused| self.free_elsewhere(refused))
+        freed.or_else(|refused| self.free_in_retired(refused))
     }
 
     /// Frees a block that the current allocator has refused.
     #[cold]
-    fn free_elsewhere(&self, refused: FreeError) -> Result<(), FreeError> {
+    fn free_in_retired(&self, refused: FreeError) -> Result<(), FreeError> {
         if !is_unknown(&refused.reason) {
             return Err(refused);
         }
         let FreeError { reason, allocation } = refused;
-        let mut asked = Some(allocation);
+        let mut unfreed = Some(allocation);
         // The maker of a live block is in this list, even if it became the current allocator just now.
         let freed = self.core.free_by(|generation| {
-            let refused = generation.strategy.free(asked.take()?);
+            let refused = generation.strategy.free(unfreed.take()?);
             match refused {
                 Err(error) if is_unknown(&error.reason) => {
-                    asked = Some(error.allocation);
+                    unfreed = Some(error.allocation);
                     None
                 }
                 answer => Some(answer),
             }
         });
-        match (freed, asked) {
+        match (freed, unfreed) {
             (Some(answer), _) => answer,
             (None, Some(allocation)) => Err(FreeError { reason, allocation }),
             (None, None) => Ok(()),
@@ -230,7 +230,7 @@ impl Deref for CurrentStrategy {
 impl Drop for CurrentStrategy {
     fn drop(&mut self) {
         drop(self.held.take());
-        self.core.left();
+        self.core.retry_blocked_drop();
     }
 }
 
@@ -273,7 +273,7 @@ impl DeviceAllocator for Switchable {
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         let record = |strategy: &Strategy| of_maker(strategy.record_stream_raw(address, stream));
-        self.core.ask_maker(record).unwrap_or(Err(HandleError::UnknownAddress { address }))
+        self.core.call_maker(record).unwrap_or(Err(HandleError::UnknownAddress { address }))
     }
 
     fn usage(&self) -> Usage {
@@ -302,7 +302,7 @@ impl DeviceAllocator for Switchable {
         let of = |generation: &Generation| own.also_in(&generation.strategy.control());
         let mut control = self.core.call(of);
         if self.core.generations.retired() > 0 {
-            control = self.core.ask_all(of).into_iter().fold(control, Control::or);
+            control = self.core.call_all(of).into_iter().fold(control, Control::or);
         }
         Control {
             counters: Some(self),

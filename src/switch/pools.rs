@@ -22,7 +22,7 @@ impl Core {
     }
 
     /// Removes one entry for `pool` from a list when the result is dropped.
-    fn strike_later(
+    fn remove_on_drop(
         &self,
         pool: PoolId,
         list: fn(&mut SwitchState) -> &mut Vec<PoolId>,
@@ -39,24 +39,24 @@ impl Core {
 }
 
 impl Switchable {
-    fn ask_pool<R>(
+    fn with_pool<R>(
         &self,
         pool: PoolId,
-        ask: impl FnOnce(&dyn PrivatePools) -> Result<R, PoolError>,
+        call: impl FnOnce(&dyn PrivatePools) -> Result<R, PoolError>,
     ) -> Result<R, PoolError> {
         self.core.call(|current| match current.strategy.control().private_pools {
-            Some(pools) => ask(pools),
+            Some(pools) => call(pools),
             None => Err(PoolError::Unknown { pool }),
         })
     }
 
-    fn ask_checkpoints<R>(
+    fn with_checkpoints<R>(
         &self,
         pool: PoolId,
-        ask: impl FnOnce(&dyn Checkpoints) -> Result<R, PoolError>,
+        call: impl FnOnce(&dyn Checkpoints) -> Result<R, PoolError>,
     ) -> Result<R, PoolError> {
         self.core.call(|current| match current.strategy.control().checkpoints {
-            Some(checkpoints) => ask(checkpoints),
+            Some(checkpoints) => call(checkpoints),
             None => Err(PoolError::NotSupported { pool, what: "checkpoints" }),
         })
     }
@@ -70,14 +70,14 @@ impl Switchable {
         let mut state = self.core.state.lock();
         state.opening.push(pool);
         self.core.count_scopes(&state);
-        Ok(self.core.strike_later(pool, |state| &mut state.opening))
+        Ok(self.core.remove_on_drop(pool, |state| &mut state.opening))
     }
 
     /// Closes a scope on the allocator that opened it. The scope counts as closed even after an error:
     /// the allocator has then ended it, or never had it.
     fn close_at_maker(&self, pool: PoolId) -> Result<(), PoolError> {
-        let _closing = self.core.strike_later(pool, |state| &mut state.scopes);
-        self.ask_pool(pool, |pools| pools.close_scope(pool))
+        let _closing = self.core.remove_on_drop(pool, |state| &mut state.scopes);
+        self.with_pool(pool, |pools| pools.close_scope(pool))
     }
 }
 
@@ -95,15 +95,15 @@ impl PrivatePools for Switchable {
     }
 
     fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
-        self.ask_pool(pool, |pools| pools.set_pool_options(pool, options))
+        self.with_pool(pool, |pools| pools.set_pool_options(pool, options))
     }
 
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        self.ask_pool(pool, |pools| pools.retain_pool(pool))
+        self.with_pool(pool, |pools| pools.retain_pool(pool))
     }
 
     fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        self.ask_pool(pool, |pools| pools.release_pool(pool))
+        self.with_pool(pool, |pools| pools.release_pool(pool))
     }
 
     fn pool_users(&self, pool: PoolId) -> Option<u32> {
@@ -113,7 +113,7 @@ impl PrivatePools for Switchable {
     /// Waits until retired allocators have released the memory that they are releasing now.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         let opening = self.announce(pool)?;
-        let opened = self.ask_pool(pool, |pools| pools.open_scope(pool, filter));
+        let opened = self.with_pool(pool, |pools| pools.open_scope(pool, filter));
         if opened.is_ok() {
             let mut state = self.core.state.lock();
             state.scopes.push(pool);
@@ -121,34 +121,34 @@ impl PrivatePools for Switchable {
             drop(state);
             drop(opening);
         }
-        self.core.left();
+        self.core.retry_blocked_drop();
         opened
     }
 
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
         let closed = self.close_at_maker(pool);
         if self.core.generations.retired() > 0 {
-            self.core.look_at_all();
+            self.core.check_all_retired();
         }
-        self.core.left();
+        self.core.retry_blocked_drop();
         closed
     }
 
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        self.ask_pool(pool, |pools| pools.empty_pool(pool))
+        self.with_pool(pool, |pools| pools.empty_pool(pool))
     }
 
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError> {
-        self.ask_pool(pool, |pools| pools.pool_layout(pool))
+        self.with_pool(pool, |pools| pools.pool_layout(pool))
     }
 }
 
 impl Checkpoints for Switchable {
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
-        self.ask_checkpoints(pool, |pools| pools.checkpoint(pool))
+        self.with_checkpoints(pool, |pools| pools.checkpoint(pool))
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
-        self.ask_checkpoints(checkpoint.pool, |pools| pools.restore(checkpoint))
+        self.with_checkpoints(checkpoint.pool, |pools| pools.restore(checkpoint))
     }
 }

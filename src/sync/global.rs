@@ -21,7 +21,7 @@ pub enum Rank {
     Gates,
     Backends,
     StrategyNames,
-    FrontPlaces,
+    FrontIndices,
     Tracked,
     Adviser,
     CpuBlocks,

@@ -73,14 +73,14 @@ impl Quota {
         if self.change_part(|free| free.checked_sub(bytes)) {
             return Ok(());
         }
-        self.take_of_rest(bytes)
+        self.take_from_rest(bytes)
     }
 
     /// Returns bytes that were taken.
     #[inline]
-    pub(crate) fn give(&self, bytes: u64) {
+    pub(crate) fn put_back(&self, bytes: u64) {
         if !self.change_part(|free| self.as_part(free, bytes)) {
-            self.give_to_rest(bytes);
+            self.return_to_rest(bytes);
         }
     }
 
@@ -121,7 +121,7 @@ impl Quota {
 
     #[cold]
     #[inline(never)]
-    fn take_of_rest(&self, bytes: u64) -> Result<(), u64> {
+    fn take_from_rest(&self, bytes: u64) -> Result<(), u64> {
         let mut out = self.out_bytes.lock();
         let with =
             |sum: u64, more: u64| sum.checked_add(more).filter(|sum| *sum <= self.limit_bytes);
@@ -136,21 +136,21 @@ impl Quota {
         }
         let taken = with(*out, bytes).ok_or(*out);
         *out = taken.unwrap_or(*out);
-        self.look_for_plenty(*out);
+        self.check_scarcity(*out);
         taken.map(drop)
     }
 
     #[cold]
     #[inline(never)]
-    fn give_to_rest(&self, bytes: u64) {
+    fn return_to_rest(&self, bytes: u64) {
         let mut out = self.out_bytes.lock();
-        let mut back = bytes;
+        let mut returned = bytes;
         self.change_part(|free| {
-            back += free - free / 2;
+            returned += free - free / 2;
             Some(free / 2)
         });
-        *out = out.saturating_sub(back);
-        self.look_for_plenty(*out);
+        *out = out.saturating_sub(returned);
+        self.check_scarcity(*out);
     }
 
     /// Takes all parts back and forbids further changes to them. Waits for threads in the middle of a
@@ -171,7 +171,7 @@ impl Quota {
     }
 
     /// Ends scarcity if enough is free. The caller holds the lock.
-    fn look_for_plenty(&self, out: u64) {
+    fn check_scarcity(&self, out: u64) {
         let free = self.limit_bytes.saturating_sub(out);
         if free >= self.limit_bytes / PLENTY_SHARE && self.is_scarce.load(Ordering::Relaxed) {
             self.is_scarce.store(false, Ordering::Release);
@@ -195,17 +195,17 @@ mod tests {
         assert_eq!((quota.take(1), quota.held_bytes()), (Err(1000), 1000));
         quota.force(50);
         assert_eq!((quota.take(0), quota.held_bytes()), (Err(1050), 1050));
-        quota.give(650);
+        quota.put_back(650);
         assert_eq!((quota.take(600), quota.held_bytes()), (Ok(()), 1000));
     }
 
     #[test]
-    fn what_one_thread_keeps_free_is_there_for_another() {
+    fn free_bytes_of_one_thread_are_available_to_another() {
         let (quota, turn) = (Quota::new(1 << 20), Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 quota.take(100).unwrap();
-                quota.give(100);
+                quota.put_back(100);
                 assert!(*quota.out_bytes.lock() > 0, "the thread keeps a part");
                 turn.wait();
                 turn.wait();
@@ -219,7 +219,7 @@ mod tests {
             assert_eq!(quota.take(1 << 20), Ok(()));
             turn.wait();
             turn.wait();
-            quota.give(1 << 20);
+            quota.put_back(1 << 20);
             turn.wait();
         });
         assert_eq!(quota.held_bytes(), 1);
@@ -249,7 +249,7 @@ mod tests {
                             let bytes = taken.pop().unwrap_or(0);
                             own -= bytes;
                             held.fetch_sub(bytes, Ordering::SeqCst);
-                            quota.give(bytes);
+                            quota.put_back(bytes);
                             fills = taken.is_empty();
                         } else if own + bytes > share_bytes {
                             fills = false;
@@ -264,7 +264,7 @@ mod tests {
                         }
                     }
                     held.fetch_sub(own, Ordering::SeqCst);
-                    taken.iter().for_each(|bytes| quota.give(*bytes));
+                    taken.iter().for_each(|bytes| quota.put_back(*bytes));
                 });
             }
         });

@@ -13,7 +13,7 @@ use super::{Global, Rank, barrier};
 /// The address that one thread reads. Aligned so that no two slots share a cache line.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(super) struct Slot {
+pub(super) struct HazardSlot {
     reading: AtomicPtr<()>,
     pub(super) asymmetric: bool,
     /// Unique. The lowest numbers are used first.
@@ -21,19 +21,19 @@ pub(super) struct Slot {
 }
 
 #[derive(Debug)]
-struct Slots {
-    all: Vec<&'static Slot>,
+struct HazardSlots {
+    all: Vec<&'static HazardSlot>,
     /// Slots of threads that have ended. A slot may still hold an address: of a leaked read, or of one
     /// that is dropped later in the thread's end. Such a slot is reused only once it is empty.
-    unused: Vec<&'static Slot>,
+    unused: Vec<&'static HazardSlot>,
 }
 
-static SLOTS: Global<Slots> =
-    Global::new(Rank::Slots, Slots { all: Vec::new(), unused: Vec::new() });
+static SLOTS: Global<HazardSlots> =
+    Global::new(Rank::Slots, HazardSlots { all: Vec::new(), unused: Vec::new() });
 
 thread_local! {
     /// The thread's slot, once it has one. Without a destructor, so reading it takes one load.
-    static OWN: Cell<Option<&'static Slot>> = const { Cell::new(None) };
+    static OWN: Cell<Option<&'static HazardSlot>> = const { Cell::new(None) };
     static RETURN: Return = const { Return };
 }
 
@@ -48,32 +48,32 @@ impl Drop for Return {
 
 /// Returns the calling thread's slot; `None` if the slot is in use or the thread is ending.
 #[inline]
-pub(super) fn idle() -> Option<&'static Slot> {
+pub(super) fn idle() -> Option<&'static HazardSlot> {
     match OWN.get() {
-        Some(slot) => slot.is_silent().then_some(slot),
+        Some(slot) => slot.is_empty().then_some(slot),
         None => take(),
     }
 }
 
 /// Returns the calling thread's slot; `None` if the thread is ending.
 #[inline]
-pub(super) fn own() -> Option<&'static Slot> {
+pub(super) fn own() -> Option<&'static HazardSlot> {
     OWN.get().or_else(take)
 }
 
 /// Assigns a slot to the calling thread; returns `None` if the thread is ending.
 #[cold]
-fn take() -> Option<&'static Slot> {
+fn take() -> Option<&'static HazardSlot> {
     RETURN.try_with(|_| ()).ok()?;
     let asymmetric = barrier::is_asymmetric();
     let mut slots = SLOTS.lock();
-    let silent = slots.unused.iter().rposition(|slot| slot.is_silent());
-    let slot = match silent {
+    let empty = slots.unused.iter().rposition(|slot| slot.is_empty());
+    let slot = match empty {
         Some(at) => slots.unused.swap_remove(at),
         None => {
             let reading = AtomicPtr::new(null_mut());
-            let slot: &'static Slot =
-                Box::leak(Box::new(Slot { reading, asymmetric, number: slots.all.len() }));
+            let slot: &'static HazardSlot =
+                Box::leak(Box::new(HazardSlot { reading, asymmetric, number: slots.all.len() }));
             slots.all.push(slot);
             slot
         }
@@ -82,29 +82,29 @@ fn take() -> Option<&'static Slot> {
     Some(slot)
 }
 
-impl Slot {
+impl HazardSlot {
     /// Returns true if the slot is empty. After its thread has ended, only the next owner fills it
     /// again.
     #[inline]
-    fn is_silent(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.reading.load(Ordering::Relaxed).is_null()
     }
 
     /// Announces that the thread reads `at`; null means nothing. Only called by the slot's own thread.
     #[inline]
-    pub(super) fn say(&self, at: *mut ()) {
+    pub(super) fn announce(&self, at: *mut ()) {
         self.reading.store(at, Ordering::Release);
     }
 
     /// Announces that the thread reads nothing. Its earlier reads are ordered before this store.
     #[inline]
-    pub(super) fn hush(&self) {
+    pub(super) fn clear(&self) {
         self.reading.store(null_mut(), Ordering::Release);
     }
 }
 
 /// Returns true if any thread announces that it reads `at`. Reads of threads that have ended their
 /// announcement happen before this call returns.
-pub(super) fn anyone_reads(at: *mut ()) -> bool {
+pub(super) fn is_read(at: *mut ()) -> bool {
     SLOTS.read().all.iter().any(|slot| slot.reading.load(Ordering::Acquire) == at)
 }

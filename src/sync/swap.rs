@@ -2,7 +2,7 @@
 //!
 //! A read stores the value's address in the thread's slot and checks that the value is still the current
 //! one. This needs no lock and no reference count (a counted pair of calls takes 20 ns on an AMD EPYC,
-//! this about 4). A replaced value stays until `let_go` takes it out, which succeeds only while no
+//! this about 4). A replaced value stays until `take_retired` takes it out, which succeeds only while no
 //! thread reads it. A read inside a read, and a read of a thread that is ending, takes a counted
 //! reference instead.
 
@@ -15,15 +15,15 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use super::barrier;
-use super::slots::{self, Slot};
+use super::slots::{self, HazardSlot};
 
 /// See the [module](self).
 pub(crate) struct Swap<T> {
     current: AtomicPtr<T>,
-    kept: RwLock<Kept<T>>,
+    kept: RwLock<Values<T>>,
 }
 
-struct Kept<T> {
+struct Values<T> {
     current: Arc<T>,
     /// The newest first.
     retired: Vec<Retired<T>>,
@@ -32,7 +32,7 @@ struct Kept<T> {
 struct Retired<T> {
     value: Arc<T>,
     /// Whether every read that began before the replacement is visible in the slots.
-    settled: bool,
+    reads_visible: bool,
 }
 
 /// The current value, then the replaced ones from the newest to the oldest.
@@ -42,7 +42,7 @@ pub(crate) type All<T> = SmallVec<[Arc<T>; 4]>;
 pub(crate) struct Read<'s, T> {
     at: *const T,
     /// The slot that announces `at`; without one, `held` keeps the value alive.
-    slot: Option<&'static Slot>,
+    slot: Option<&'static HazardSlot>,
     held: Option<Arc<T>>,
     swap: &'s Swap<T>,
 }
@@ -54,16 +54,16 @@ impl<T> Deref for Read<'_, T> {
     fn deref(&self) -> &T {
         // SAFETY: `at` came from an `Arc`. Either `held` is that one, or `kept` holds it: `at` was
         // current after `slot` announced it, so a later `replace` orders its store before any later scan
-        // of the slots (`barrier`). Only `let_go` takes values out of `kept`, and it leaves a value that
-        // a slot announces. The slot holds `at` until this is dropped, because a read inside this read
-        // gets no slot. The swap is borrowed until then, so `kept` is not dropped either.
+        // of the slots (`barrier`). Only `take_retired` takes values out of `kept`, and it leaves a
+        // value that a slot announces. The slot holds `at` until this is dropped, because a read inside
+        // this read gets no slot. The swap is borrowed until then, so `kept` is not dropped either.
         unsafe { &*self.at }
     }
 }
 
 impl<T> Read<'_, T> {
     /// Ends the read; returns true if the value was replaced before that. Then this read may have
-    /// prevented a [`Swap::let_go`]. If this returns false, it did not and will not.
+    /// prevented a [`Swap::take_retired`]. If this returns false, it did not and will not.
     #[inline(always)]
     pub(crate) fn leave(self) -> bool {
         let (swap, at) = (self.swap, self.at);
@@ -86,7 +86,7 @@ impl<T> Drop for Read<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            slot.hush();
+            slot.clear();
         }
     }
 }
@@ -96,7 +96,7 @@ impl<T: Send + Sync> Swap<T> {
     pub(crate) fn new(value: T) -> Self {
         let current = Arc::new(value);
         let at = Arc::as_ptr(&current).cast_mut();
-        let kept = RwLock::new(Kept { current, retired: Vec::new() });
+        let kept = RwLock::new(Values { current, retired: Vec::new() });
         Self { current: AtomicPtr::new(at), kept }
     }
 
@@ -109,7 +109,7 @@ impl<T: Send + Sync> Swap<T> {
         };
         let mut at = self.current.load(Ordering::Acquire);
         loop {
-            slot.say(at.cast());
+            slot.announce(at.cast());
             barrier::light(slot.asymmetric);
             let now = self.current.load(Ordering::Acquire);
             if now == at {
@@ -160,27 +160,31 @@ impl<T: Send + Sync> Swap<T> {
         self.current.store(Arc::as_ptr(&next).cast_mut(), Ordering::SeqCst);
         let old = std::mem::replace(&mut kept.current, next);
         let value = Arc::clone(&old);
-        kept.retired.insert(0, Retired { value, settled: barrier::heavy() });
+        kept.retired.insert(0, Retired { value, reads_visible: barrier::heavy() });
         old
     }
 
-    /// Takes a replaced value out if no thread reads it, no other reference exists and `may_go` returns
-    /// true. `may_go` runs under this swap's lock, while no new read of the value can begin.
+    /// Takes a replaced value out if no thread reads it, no other reference exists and `may_take` returns
+    /// true. `may_take` runs under this swap's lock, while no new read of the value can begin.
     ///
     /// # Errors
     ///
     /// `old`, which stays where it was.
-    pub(crate) fn let_go(&self, old: Arc<T>, may_go: impl FnOnce(&T) -> bool) -> Result<T, Arc<T>> {
+    pub(crate) fn take_retired(
+        &self,
+        old: Arc<T>,
+        may_take: impl FnOnce(&T) -> bool,
+    ) -> Result<T, Arc<T>> {
         let mut kept = self.kept.write();
         let Some(at) = kept.retired.iter().position(|r| Arc::ptr_eq(&r.value, &old)) else {
             return Err(old);
         };
         let entry = &mut kept.retired[at];
-        entry.settled = entry.settled || barrier::heavy();
+        entry.reads_visible = entry.reads_visible || barrier::heavy();
         let address = Arc::as_ptr(&old).cast_mut().cast();
         // References are made under the lock only: two are `old` and the one in the list.
-        let alone = entry.settled && Arc::strong_count(&old) == 2;
-        if !alone || slots::anyone_reads(address) || !may_go(&old) {
+        let alone = entry.reads_visible && Arc::strong_count(&old) == 2;
+        if !alone || slots::is_read(address) || !may_take(&old) {
             return Err(old);
         }
         drop(kept.retired.remove(at));
@@ -216,29 +220,29 @@ mod tests {
     struct Marked {
         value: u64,
         twice: u64,
-        gone: Arc<AtomicUsize>,
+        drops: Arc<AtomicUsize>,
     }
 
     impl Marked {
-        fn new(value: u64, gone: &Arc<AtomicUsize>) -> Self {
-            Self { value, twice: value * 2, gone: Arc::clone(gone) }
+        fn new(value: u64, drops: &Arc<AtomicUsize>) -> Self {
+            Self { value, twice: value * 2, drops: Arc::clone(drops) }
         }
     }
 
     impl Drop for Marked {
         fn drop(&mut self) {
             self.twice = u64::MAX;
-            self.gone.fetch_add(1, Ordering::SeqCst);
+            self.drops.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     #[test]
     fn a_value_that_is_read_stays_until_the_read_has_ended() {
-        let gone = Arc::default();
-        let swap = Swap::new(Marked::new(1, &gone));
+        let drops = Arc::default();
+        let swap = Swap::new(Marked::new(1, &drops));
         swap.with(|first| {
-            let old = swap.replace(Marked::new(2, &gone));
-            assert!(swap.let_go(old, |_| true).is_err(), "this thread reads it");
+            let old = swap.replace(Marked::new(2, &drops));
+            assert!(swap.take_retired(old, |_| true).is_err(), "this thread reads it");
             assert_eq!(
                 swap.with(|second| second.value),
                 2,
@@ -247,17 +251,17 @@ mod tests {
             assert_eq!(first.twice, 2);
         });
         let old = swap.all().pop().unwrap();
-        assert_eq!(gone.load(Ordering::SeqCst), 0);
+        assert_eq!(drops.load(Ordering::SeqCst), 0);
         let held = Arc::clone(&old);
-        let old = swap.let_go(old, |_| true).expect_err("somebody holds it");
+        let old = swap.take_retired(old, |_| true).expect_err("another reference exists");
         drop(held);
-        let old = swap.let_go(old, |_| false).expect_err("it may not");
-        drop(swap.let_go(old, |_| true).expect("nobody is left"));
-        assert_eq!((gone.load(Ordering::SeqCst), swap.retired()), (1, 0));
+        let old = swap.take_retired(old, |_| false).expect_err("it may not");
+        drop(swap.take_retired(old, |_| true).expect("no reference is left"));
+        assert_eq!((drops.load(Ordering::SeqCst), swap.retired()), (1, 0));
     }
 
     #[test]
-    fn a_read_that_its_thread_has_leaked_keeps_its_value_for_ever() {
+    fn a_leaked_read_keeps_its_value() {
         // Leaked too: the slot keeps its address, and no other test's swap may reuse that
         // address.
         let swap: &'static Swap<u32> = Box::leak(Box::new(Swap::new(1)));
@@ -270,7 +274,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| swap.with(|value| assert_eq!(*value, 2))).join().unwrap();
         });
-        assert!(swap.let_go(old, |_| true).is_err(), "somebody may still use it");
+        assert!(swap.take_retired(old, |_| true).is_err(), "it may still be in use");
         assert_eq!(swap.retired(), 1);
     }
 
@@ -307,14 +311,14 @@ mod tests {
             scope.spawn(|| swap.with(|value| assert_eq!(*value, 1))).join().unwrap();
         });
         let old = swap.replace(2);
-        let old = swap.let_go(old, |_| true).expect_err("the thread reads it");
+        let old = swap.take_retired(old, |_| true).expect_err("the thread reads it");
         end_it.send(()).unwrap();
         thread.join().unwrap();
-        assert_eq!(swap.let_go(old, |_| true).ok(), Some(1));
+        assert_eq!(swap.take_retired(old, |_| true).ok(), Some(1));
     }
 
     #[test]
-    fn who_leaves_is_told_whether_the_value_was_replaced() {
+    fn the_end_of_a_read_returns_whether_the_value_was_replaced() {
         let swap = Swap::new(1);
         assert!(!swap.read().leave());
         let read = swap.read();
@@ -330,13 +334,13 @@ mod tests {
         let panics = std::panic::AssertUnwindSafe(|| swap.with(|_| panic!("as planned")));
         assert!(std::panic::catch_unwind(panics).is_err());
         let old = swap.replace(2);
-        assert_eq!(swap.let_go(old, |_| true).ok(), Some(1));
+        assert_eq!(swap.take_retired(old, |_| true).ok(), Some(1));
     }
 
     #[test]
-    fn readers_never_see_a_value_that_has_gone() {
-        let gone = Arc::default();
-        let swap = Swap::new(Marked::new(0, &gone));
+    fn readers_never_see_a_dropped_value() {
+        let drops = Arc::default();
+        let swap = Swap::new(Marked::new(0, &drops));
         const ROUNDS: u64 = 2000;
         std::thread::scope(|scope| {
             // Dropped when the loop below ends, also by a panic.
@@ -357,14 +361,14 @@ mod tests {
                 });
             }
             for value in 1..=ROUNDS {
-                let mut old = swap.replace(Marked::new(value, &gone));
-                while let Err(again) = swap.let_go(old, |_| true) {
+                let mut old = swap.replace(Marked::new(value, &drops));
+                while let Err(again) = swap.take_retired(old, |_| true) {
                     old = again;
                     std::thread::yield_now();
                 }
             }
             drop(running);
         });
-        assert_eq!(gone.load(Ordering::SeqCst), usize::try_from(ROUNDS).unwrap());
+        assert_eq!(drops.load(Ordering::SeqCst), usize::try_from(ROUNDS).unwrap());
     }
 }

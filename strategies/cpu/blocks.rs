@@ -31,7 +31,7 @@ pub(super) enum State {
 
 /// Identifies one allocation: a slot, and a generation number that detects stale handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BlockId {
     pub(super) slot: u32,
     /// The generation of the slot: incremented each time its block is freed.
     pub(super) life: u64,
@@ -39,13 +39,13 @@ pub(super) struct Place {
 
 /// An allocated block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Handed {
+pub(super) struct AllocatedBlock {
     pub(super) address: u64,
-    pub(super) place: Place,
+    pub(super) id: BlockId,
 }
 
 /// A block that was removed, and its stream.
-pub(super) type Gone = (SystemBlock, StreamId);
+pub(super) type RemovedBlock = (SystemBlock, StreamId);
 
 #[derive(Debug)]
 struct Slot {
@@ -115,7 +115,7 @@ impl Blocks {
 
     /// Allocates the last freed block of this size.
     #[inline]
-    pub(super) fn reuse(&mut self, bytes: u64, stream: StreamId) -> Option<Handed> {
+    pub(super) fn reuse(&mut self, bytes: u64, stream: StreamId) -> Option<AllocatedBlock> {
         let bin = *self.by_size.get(&bytes)?;
         let slot = self.bins[bin as usize].top;
         if slot == NONE {
@@ -123,14 +123,14 @@ impl Blocks {
         }
         self.unlink(slot);
         self.counters.hits += 1;
-        self.counters.handed_out(PoolKind::of(bytes), bytes.cast_signed());
+        self.counters.count_alloc(PoolKind::of(bytes), bytes.cast_signed());
         let own = self.at(slot);
         (own.state, own.stream) = (State::Live, stream);
-        Some(Handed { address: own.address, place: Place { slot, life: own.life } })
+        Some(AllocatedBlock { address: own.address, id: BlockId { slot, life: own.life } })
     }
 
     /// Adds a new block, which is allocated.
-    pub(super) fn enter(&mut self, block: SystemBlock, stream: StreamId) -> Handed {
+    pub(super) fn enter(&mut self, block: SystemBlock, stream: StreamId) -> AllocatedBlock {
         let (address, bytes) = (block.address(), block.size_bytes());
         let bin = self.bin_of(bytes);
         self.bins[bin as usize].blocks += 1;
@@ -161,10 +161,10 @@ impl Blocks {
             }
         };
         self.counters.misses += 1;
-        self.counters.handed_out(PoolKind::of(bytes), bytes.cast_signed());
+        self.counters.count_alloc(PoolKind::of(bytes), bytes.cast_signed());
         self.counters.segment.increase(PoolKind::of(bytes), 1);
         self.counters.reserved_bytes.increase(PoolKind::of(bytes), bytes.cast_signed());
-        Handed { address, place: Place { slot, life } }
+        AllocatedBlock { address, id: BlockId { slot, life } }
     }
 
     fn bin_of(&mut self, bytes: u64) -> u32 {
@@ -205,7 +205,7 @@ impl Blocks {
     /// Frees a live block. Returns its size, its stream and the slot's new generation, or `None` if that
     /// block is not live in the slot.
     #[inline]
-    pub(super) fn take_back(
+    pub(super) fn free(
         &mut self,
         slot: u32,
         address: u64,
@@ -238,7 +238,7 @@ impl Blocks {
         self.newest = slot;
         self.counters.free_blocks += 1;
         self.idle_bytes += bytes;
-        self.counters.given_back(PoolKind::of(bytes), bytes.cast_signed());
+        self.counters.count_free(PoolKind::of(bytes), bytes.cast_signed());
         Some((bytes, stream, self.slots[slot as usize].life))
     }
 
@@ -269,35 +269,35 @@ impl Blocks {
     }
 
     /// Moves the block out of a live slot, so that its caller owns it.
-    pub(super) fn lend(&mut self, place: Place, address: u64) -> Option<SystemBlock> {
-        if !self.is(place.slot, address, Some(place.life), State::Live) {
+    pub(super) fn lend(&mut self, id: BlockId, address: u64) -> Option<SystemBlock> {
+        if !self.is(id.slot, address, Some(id.life), State::Live) {
             return None;
         }
-        let own = self.at(place.slot);
+        let own = self.at(id.slot);
         own.state = State::Lent;
         own.block.take()
     }
 
     /// Puts a lent block back; it is live again.
-    pub(super) fn restore(&mut self, place: Place, block: SystemBlock) {
-        let own = self.at(place.slot);
-        debug_assert!(own.state == State::Lent && own.life == place.life);
+    pub(super) fn restore(&mut self, id: BlockId, block: SystemBlock) {
+        let own = self.at(id.slot);
+        debug_assert!(own.state == State::Lent && own.life == id.life);
         own.state = State::Live;
         own.block = Some(block);
     }
 
     /// Removes a live block without freeing its memory.
-    pub(super) fn forget(&mut self, slot: u32, address: u64) -> Option<Gone> {
+    pub(super) fn forget(&mut self, slot: u32, address: u64) -> Option<RemovedBlock> {
         if !self.is(slot, address, None, State::Live) {
             return None;
         }
         let bytes = self.at(slot).bytes;
-        self.counters.given_back(PoolKind::of(bytes), bytes.cast_signed());
+        self.counters.count_free(PoolKind::of(bytes), bytes.cast_signed());
         self.vacate(slot)
     }
 
     /// Empties a slot whose block is in no list.
-    fn vacate(&mut self, slot: u32) -> Option<Gone> {
+    fn vacate(&mut self, slot: u32) -> Option<RemovedBlock> {
         self.vacant.push(slot);
         let own = self.at(slot);
         own.state = State::Vacant;
@@ -314,20 +314,20 @@ impl Blocks {
         block.map(|block| (block, stream))
     }
 
-    /// Removes the block that has been free longest, if both tests return true. `may_go` receives its
-    /// address; `goes` receives the time of its free and the sum of free bytes.
+    /// Removes the block that has been free longest, if both tests return true. `may_release` receives its
+    /// address; `should_evict` receives the time of its free and the sum of free bytes.
     pub(super) fn evict(
         &mut self,
-        may_go: impl FnOnce(u64) -> bool,
-        goes: impl FnOnce(u64, u64) -> bool,
-    ) -> Option<Gone> {
+        may_release: impl FnOnce(u64) -> bool,
+        should_evict: impl FnOnce(u64, u64) -> bool,
+    ) -> Option<RemovedBlock> {
         let slot = self.oldest;
         if slot == NONE {
             return None;
         }
         let idle_bytes = self.idle_bytes;
         let own = self.at(slot);
-        if !goes(own.freed_at_ns, idle_bytes) || !may_go(own.address) {
+        if !should_evict(own.freed_at_ns, idle_bytes) || !may_release(own.address) {
             return None;
         }
         self.unlink(slot);
@@ -341,7 +341,7 @@ impl Blocks {
         address: u64,
         life: u64,
         most_bytes: u64,
-    ) -> Option<Gone> {
+    ) -> Option<RemovedBlock> {
         if !self.is(slot, address, Some(life), State::Idle) || self.at(slot).bytes <= most_bytes {
             return None;
         }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::blocks::Place;
+use super::blocks::BlockId;
 use super::system::{Fill, Source, SystemBlock, SystemMemory};
 use super::{Core, current};
 use crate::allocator::Request;
@@ -17,7 +17,7 @@ use crate::ids::StreamId;
 pub struct CpuBuffer {
     /// `None` only during the drop.
     block: Option<SystemBlock>,
-    home: Option<(Arc<Core>, Place)>,
+    owner: Option<(Arc<Core>, BlockId)>,
 }
 
 /// The alignment of blocks that are allocated directly from the system.
@@ -38,7 +38,7 @@ impl CpuBuffer {
             None => {
                 Request::new(bytes, StreamId::DEFAULT).check_size()?;
                 let block = SystemMemory::default().take(bytes, ALIGNMENT_BYTES)?;
-                Ok(Self { block: Some(block), home: None })
+                Ok(Self { block: Some(block), owner: None })
             }
         }
     }
@@ -55,12 +55,12 @@ impl CpuBuffer {
     }
 
     pub(super) fn of(core: &Arc<Core>, bytes: u64) -> Result<Self, AllocError> {
-        let (handed, block) = core.serve_lent(Request::new(bytes, StreamId::DEFAULT))?;
-        Ok(Self { block: Some(block), home: Some((Arc::clone(core), handed.place)) })
+        let (allocated, block) = core.serve_lent(Request::new(bytes, StreamId::DEFAULT))?;
+        Ok(Self { block: Some(block), owner: Some((Arc::clone(core), allocated.id)) })
     }
 
     fn block(&mut self) -> &mut SystemBlock {
-        self.block.as_mut().expect("the block is here until the buffer goes")
+        self.block.as_mut().expect("the block is present until the drop")
     }
 
     /// Returns its address.
@@ -94,9 +94,9 @@ impl CpuBuffer {
 impl Drop for CpuBuffer {
     fn drop(&mut self) {
         if let Some(block) = self.block.take()
-            && let Some((core, place)) = &self.home
+            && let Some((core, id)) = &self.owner
         {
-            core.take_back_lent(*place, block);
+            core.free_lent(*id, block);
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::system::memory_info;
-use super::{Core, CpuAllocator, Place, fill_of, place_of};
+use super::{BlockId, Core, CpuAllocator, fill_of, id_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, Recording,
     Request,
@@ -19,8 +19,8 @@ impl DeviceAllocator for CpuAllocator {
     #[inline(never)]
     fn allocate(&self, request: Request) -> AllocResult {
         request.plain()?;
-        let handed = self.core.serve(request)?;
-        Ok(self.core.allocation(handed, request.bytes))
+        let allocated = self.core.serve(request)?;
+        Ok(self.core.allocation(allocated, request.bytes))
     }
 
     #[inline(never)]
@@ -59,7 +59,7 @@ impl Caching for CpuAllocator {
     /// Releases every free block to the system, and makes the C library release its own free memory.
     fn empty_cache(&self) -> Result<(), DriverError> {
         self.core.release_all();
-        self.core.source.release_kept();
+        self.core.source.release_cached();
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl Caching for CpuAllocator {
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         let address = allocation.address();
         allocation.check_owner(self.core.owner)?;
-        let Place { slot, life } = place_of(allocation.token());
+        let BlockId { slot, life } = id_of(allocation.token());
         let live = self.core.blocks.lock().live_bytes_at(slot, address, Some(life));
         let size_bytes = live.ok_or(HandleError::Stale { address })?;
         Ok(BaseAllocation { address, size_bytes, expandable: false })

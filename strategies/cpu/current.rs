@@ -37,14 +37,14 @@ impl CpuCachingGuard {
 impl Drop for CpuCachingGuard {
     fn drop(&mut self) {
         // Instances are dropped after the list was stored back, because their drop may use it.
-        let gone = CURRENT.with(|stack| {
+        let removed = CURRENT.with(|stack| {
             stack.change(|stack| {
                 // Absent if an outer guard was dropped first.
                 let at = stack.iter().rposition(|(number, _)| *number == self.number);
                 at.map(|at| stack.split_off(at))
             })
         });
-        drop(gone);
+        drop(removed);
     }
 }
 

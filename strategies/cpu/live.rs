@@ -39,9 +39,9 @@ fn shard(address: u64) -> &'static Global<Map> {
 /// The owner of an address.
 pub(super) enum Owner {
     /// The calling instance.
-    Asker(u32),
+    Caller(u32),
     Other(Arc<Core>, u32),
-    Nobody,
+    Unknown,
 }
 
 /// Adds an address that was allocated from the system.
@@ -62,13 +62,13 @@ pub(super) fn leave(address: u64, core: &Core) {
 
 /// Returns the owner of the block at this address.
 #[inline]
-pub(super) fn find(address: u64, asker: Option<&Core>) -> Owner {
+pub(super) fn find(address: u64, caller: Option<&Core>) -> Owner {
     let shard = shard(address).read();
     let Some(entry) = shard.as_ref().and_then(|entries| entries.get(&address)) else {
-        return Owner::Nobody;
+        return Owner::Unknown;
     };
-    if asker.is_some_and(|asker| std::ptr::eq(asker, entry.core.as_ptr())) {
-        return Owner::Asker(entry.slot);
+    if caller.is_some_and(|caller| std::ptr::eq(caller, entry.core.as_ptr())) {
+        return Owner::Caller(entry.slot);
     }
-    entry.core.upgrade().map_or(Owner::Nobody, |core| Owner::Other(core, entry.slot))
+    entry.core.upgrade().map_or(Owner::Unknown, |core| Owner::Other(core, entry.slot))
 }

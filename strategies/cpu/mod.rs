@@ -23,9 +23,9 @@ mod blocks;
 mod buffer;
 mod capabilities;
 mod current;
-mod give_back;
 mod live;
 mod pressure;
+mod release;
 pub mod system;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -45,7 +45,7 @@ use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
 use crate::tracepoints;
 
-use blocks::{Blocks, Handed, Place};
+use blocks::{AllocatedBlock, BlockId, Blocks};
 use live::Owner;
 
 pub use buffer::CpuBuffer;
@@ -95,7 +95,7 @@ struct Core {
     blocks: Mutex<Blocks>,
     /// Held shared while a block is being released to the system, and exclusively to wait until none is.
     /// Locked before `blocks`. Trackers run under it, so it is not locked inside a tracker.
-    giving: RwLock<()>,
+    releasing: RwLock<()>,
     /// A reference to itself, set once its allocator was dropped and while it has live blocks.
     retired: Mutex<Option<Arc<Core>>>,
     hooks: Hooks,
@@ -176,7 +176,7 @@ impl CpuAllocator {
             stops_caching: AtomicBool::new(false),
             ran_out: AtomicBool::new(false),
             blocks: Mutex::default(),
-            giving: RwLock::default(),
+            releasing: RwLock::default(),
             retired: Mutex::default(),
             hooks: Hooks::new(),
             history,
@@ -205,7 +205,7 @@ impl CpuAllocator {
 
     /// Removes a live block because other code will free its memory. Call it before the memory is freed:
     /// afterwards the system may have given the address to another instance. Returns the memory: pass it
-    /// to the source's [`give`](Source::give) to release it, or to `std::mem::forget` if its new owner
+    /// to the source's [`release`](Source::release) to release it, or to `std::mem::forget` if its new owner
     /// frees it. The owner then calls the C library's `free` below 1 MiB, and `munmap` from 1 MiB on.
     ///
     /// # Errors
@@ -226,7 +226,7 @@ impl CpuAllocator {
     /// [`HandleError::UnknownAddress`]; nothing has changed then.
     pub fn free_or(&self, address: u64, foreign: impl FnOnce(u64)) -> Result<(), HandleError> {
         match live::find(address, Some(&self.core)) {
-            Owner::Nobody => {
+            Owner::Unknown => {
                 foreign(address);
                 Ok(())
             }
@@ -254,17 +254,17 @@ impl Drop for CpuAllocator {
     fn drop(&mut self) {
         *self.core.retired.lock() = Some(Arc::clone(&self.core));
         self.core.blocks.lock().retired = true;
-        self.core.wind_up();
+        self.core.release_retired();
     }
 }
 
-fn token_of(place: Place) -> Token {
+fn token_of(id: BlockId) -> Token {
     #[expect(clippy::cast_possible_truncation, reason = "cut into two halves")]
-    Token([place.slot, place.life as u32, (place.life >> 32) as u32])
+    Token([id.slot, id.life as u32, (id.life >> 32) as u32])
 }
 
-fn place_of(Token([slot, low, high]): Token) -> Place {
-    Place { slot, life: u64::from(low) | u64::from(high) << 32 }
+fn id_of(Token([slot, low, high]): Token) -> BlockId {
+    BlockId { slot, life: u64::from(low) | u64::from(high) << 32 }
 }
 
 fn is_old(freed_at_ns: u64, now_ns: u64, age_ns: u64) -> bool {
@@ -336,8 +336,8 @@ impl Core {
     }
 
     #[inline]
-    fn serve(&self, request: Request) -> Result<Handed, AllocError> {
-        let _asks = self.history.of_request();
+    fn serve(&self, request: Request) -> Result<AllocatedBlock, AllocError> {
+        let _context = self.history.of_request();
         match self.reuse(request) {
             Some(found) => {
                 self.filled(found);
@@ -349,7 +349,7 @@ impl Core {
 
     /// Serves a request from the cache.
     #[inline]
-    fn reuse(&self, request: Request) -> Option<Handed> {
+    fn reuse(&self, request: Request) -> Option<AllocatedBlock> {
         let Request { bytes, stream, .. } = request;
         let mut blocks = self.blocks.lock();
         let found = blocks.reuse(bytes, stream)?;
@@ -358,7 +358,7 @@ impl Core {
     }
 
     #[cold]
-    fn miss(&self, request: Request) -> Result<Handed, AllocError> {
+    fn miss(&self, request: Request) -> Result<AllocatedBlock, AllocError> {
         request.check_size()?;
         if self.trim_age_ns.load(Ordering::Relaxed) != UNLIMITED {
             self.trim(TRIM_STEP);
@@ -372,17 +372,17 @@ impl Core {
     }
 
     /// Allocates a new block from the source.
-    fn take(&self, request: Request) -> Result<Handed, Refusal> {
+    fn take(&self, request: Request) -> Result<AllocatedBlock, Refusal> {
         let Request { bytes, stream, .. } = request;
         let charge = self.limit.charge(bytes).ok_or(Refusal::Limit)?;
         self.check_can_be_filled(bytes).map_err(Refusal::System)?;
         let block = self.source.take(bytes, self.alignment_bytes).map_err(Refusal::System)?;
         let (address, got) = (block.address(), block.size_bytes());
         if got != bytes || !address.is_multiple_of(self.alignment_bytes) {
-            self.source.give(block);
+            self.source.release(block);
             let aligned = self.alignment_bytes;
             let message = format!(
-                "the source gave {got} bytes at {address:#x} for {bytes} bytes aligned to {aligned}"
+                "the source returned {got} bytes at {address:#x} for {bytes} bytes aligned to {aligned}"
             );
             let kind = DriverErrorKind::InvalidValue;
             return Err(Refusal::System(DriverError::new(kind, "take", 0, message)));
@@ -390,12 +390,12 @@ impl Core {
         self.announce(Action::SegmentAlloc, address, bytes, stream);
         let mut blocks = self.blocks.lock();
         charge.keep();
-        let handed = blocks.enter(block, stream);
-        self.record(Action::SegmentAlloc, handed.address, bytes, stream);
-        self.record(Action::Alloc, handed.address, bytes, stream);
+        let allocated = blocks.enter(block, stream);
+        self.record(Action::SegmentAlloc, allocated.address, bytes, stream);
+        self.record(Action::Alloc, allocated.address, bytes, stream);
         drop(blocks);
-        live::enter(handed.address, Weak::clone(&self.me), handed.place.slot);
-        Ok(handed)
+        live::enter(allocated.address, Weak::clone(&self.me), allocated.id.slot);
+        Ok(allocated)
     }
 
     /// Checks that a block to be filled is available. Linux overcommits large blocks, and kills programs
@@ -418,45 +418,45 @@ impl Core {
     /// Writes the initial contents of a block. The block is out of its slot during the fill, so a free
     /// of its address fails.
     #[inline]
-    fn filled(&self, handed: Handed) {
+    fn filled(&self, allocated: AllocatedBlock) {
         if let Some(fill) = FILLS[self.fill.load(Ordering::Relaxed)] {
-            self.fill(handed, fill);
+            self.fill(allocated, fill);
         }
     }
 
     #[cold]
-    fn fill(&self, handed: Handed, fill: Fill) {
-        let lent = self.blocks.lock().lend(handed.place, handed.address);
+    fn fill(&self, allocated: AllocatedBlock, fill: Fill) {
+        let lent = self.blocks.lock().lend(allocated.id, allocated.address);
         if let Some(mut block) = lent {
             block.fill(fill);
-            self.blocks.lock().restore(handed.place, block);
+            self.blocks.lock().restore(allocated.id, block);
         }
     }
 
     /// Serves a request and moves the block out of its slot, so that its caller owns it.
-    fn serve_lent(&self, request: Request) -> Result<(Handed, SystemBlock), AllocError> {
+    fn serve_lent(&self, request: Request) -> Result<(AllocatedBlock, SystemBlock), AllocError> {
         loop {
-            let handed = self.serve(request)?;
+            let allocated = self.serve(request)?;
             // In between, another thread may free the same address a second time by mistake. `lend` then
             // fails, and the request starts again.
-            if let Some(block) = self.blocks.lock().lend(handed.place, handed.address) {
-                return Ok((handed, block));
+            if let Some(block) = self.blocks.lock().lend(allocated.id, allocated.address) {
+                return Ok((allocated, block));
             }
         }
     }
 
     /// Frees a lent block.
-    fn take_back_lent(&self, place: Place, block: SystemBlock) {
+    fn free_lent(&self, id: BlockId, block: SystemBlock) {
         let address = block.address();
         let age = self.trim_age_ns.load(Ordering::Relaxed);
         let now_ns = if age == UNLIMITED { 0 } else { self.now_ns() };
         let mut blocks = self.blocks.lock();
-        blocks.restore(place, block);
-        self.free_locked(blocks, (place.slot, address, Some(place.life)), (now_ns, age));
+        blocks.restore(id, block);
+        self.free_locked(blocks, (id.slot, address, Some(id.life)), (now_ns, age));
     }
 
-    fn allocation(&self, handed: Handed, bytes: u64) -> Allocation {
-        Allocation::new(handed.address, bytes, self.owner, token_of(handed.place))
+    fn allocation(&self, allocated: AllocatedBlock, bytes: u64) -> Allocation {
+        Allocation::new(allocated.address, bytes, self.owner, token_of(allocated.id))
     }
 
     /// Frees a block of this instance by its handle.
@@ -464,8 +464,8 @@ impl Core {
     fn free(&self, allocation: &Allocation) -> Result<(), HandleError> {
         let address = allocation.address();
         allocation.check_owner(self.owner)?;
-        let place = place_of(allocation.token());
-        let freed = self.free_slot(place.slot, address, Some(place.life));
+        let id = id_of(allocation.token());
+        let freed = self.free_slot(id.slot, address, Some(id.life));
         freed.map(drop).ok_or(HandleError::Stale { address })
     }
 
@@ -477,9 +477,9 @@ impl Core {
         act: impl FnOnce(&Self, u32) -> Option<R>,
     ) -> Result<R, HandleError> {
         let done = match live::find(address, Some(self)) {
-            Owner::Asker(slot) => act(self, slot),
+            Owner::Caller(slot) => act(self, slot),
             Owner::Other(core, slot) => act(&core, slot),
-            Owner::Nobody => None,
+            Owner::Unknown => None,
         };
         done.ok_or(HandleError::UnknownAddress { address })
     }
@@ -493,7 +493,7 @@ impl Core {
     /// Frees a live block. Returns `None` if it is not live in the slot.
     #[inline]
     fn free_slot(&self, slot: u32, address: u64, life: Option<u64>) -> Option<u64> {
-        let _asks = self.history.of_free();
+        let _context = self.history.of_free();
         let age = self.trim_age_ns.load(Ordering::Relaxed);
         let now_ns = if age == UNLIMITED { 0 } else { self.now_ns() };
         self.free_locked(self.blocks.lock(), (slot, address, life), (now_ns, age))
@@ -506,13 +506,13 @@ impl Core {
         (slot, address, life): (u32, u64, Option<u64>),
         (now_ns, age): (u64, u64),
     ) -> Option<u64> {
-        let (bytes, stream, life) = blocks.take_back(slot, address, life, now_ns)?;
+        let (bytes, stream, life) = blocks.free(slot, address, life, now_ns)?;
         self.record(Action::FreeRequested, address, bytes, stream);
         self.record(Action::FreeCompleted, address, bytes, stream);
         let retired = blocks.retired;
         drop(blocks);
         if retired {
-            self.wind_up();
+            self.release_retired();
         } else if age != UNLIMITED || self.cached_max_bytes.load(Ordering::Relaxed) != UNLIMITED {
             self.after_free((slot, address, life), now_ns, age);
         }

@@ -4,7 +4,7 @@
 //! last time; report the failure.
 
 use super::system::memory_info;
-use super::{Core, Handed, Refusal};
+use super::{AllocatedBlock, Core, Refusal};
 use crate::allocator::Request;
 use crate::error::{AllocError, FreeRanges, OutOfMemory};
 use crate::history::Action;
@@ -25,7 +25,7 @@ impl Core {
         &self,
         request: Request,
         refusal: Refusal,
-    ) -> Result<Handed, AllocError> {
+    ) -> Result<AllocatedBlock, AllocError> {
         if matches!(about_memory(refusal)?, Refusal::System(_)) {
             self.has_run_out();
         }
@@ -36,8 +36,8 @@ impl Core {
         }
         self.release_all();
         // Includes memory that other threads are releasing.
-        self.wait_for_giving();
-        self.source.release_kept();
+        self.wait_for_releases();
+        self.source.release_cached();
         self.blocks.lock().counters.num_alloc_retries += 1;
         let refusal = match self.try_again(request) {
             Ok(found) => return Ok(found),
@@ -48,13 +48,13 @@ impl Core {
         self.blocks.lock().counters.num_ooms += 1;
         self.record(Action::OutOfMemory, free, request.bytes, request.stream);
         self.history.explain(&mut report);
-        self.hooks.tell_out_of_memory(&report);
+        self.hooks.notify_out_of_memory(&report);
         Err(AllocError::OutOfMemory(Box::new(report)))
     }
 
     /// Allocates a block that a callback or another thread has freed, or else requests one from the
     /// system.
-    fn try_again(&self, request: Request) -> Result<Handed, Refusal> {
+    fn try_again(&self, request: Request) -> Result<AllocatedBlock, Refusal> {
         self.reuse(request).map_or_else(|| self.take(request), Ok)
     }
 
@@ -84,7 +84,8 @@ impl Core {
         match refusal {
             Refusal::System(error) => report.driver = Some(error),
             Refusal::Limit => report.hints.push(format!(
-                "the limit of {} refused it before the system was asked: raise the memory fraction.",
+                "the limit of {} refused the request before the system was called: raise the memory \
+                 fraction.",
                 human_bytes(report.limit_bytes.unwrap_or_default())
             )),
         }

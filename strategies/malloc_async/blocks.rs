@@ -100,10 +100,10 @@ impl Blocks {
     /// driver has allocated again. That block is removed, and its handle becomes stale.
     #[inline]
     pub(super) fn enter(&mut self, address: u64, block: Block) -> u64 {
-        self.sums.hand_out(block.bytes);
-        let (serial, gone) = self.live.enter(address, block);
-        if let Some(gone) = gone {
-            self.sums.leave(gone.kept.bytes);
+        self.sums.enter(block.bytes);
+        let (serial, replaced) = self.live.enter(address, block);
+        if let Some(replaced) = replaced {
+            self.sums.leave(replaced.value.bytes);
         }
         serial
     }
@@ -136,10 +136,10 @@ impl Blocks {
     #[inline]
     pub(super) fn leave(&mut self, name: BlockName) -> Result<Live<Block>, HandleError> {
         let left = self.live.take(name)?;
-        self.sums.leave(left.kept.bytes);
-        if self.last_freed_on != Some(left.kept.stream) {
-            self.last_freed_on = Some(left.kept.stream);
-            self.freed_on.insert(left.kept.stream);
+        self.sums.leave(left.value.bytes);
+        if self.last_freed_on != Some(left.value.stream) {
+            self.last_freed_on = Some(left.value.stream);
+            self.freed_on.insert(left.value.stream);
         }
         Ok(left)
     }
@@ -158,16 +158,16 @@ impl Blocks {
     }
 
     /// Undoes [`leave`](Self::leave) after the driver failed to free the block.
-    pub(super) fn come_back(&mut self, block: Live<Block>) {
-        self.sums.come_back(block.kept.bytes);
-        if let Some(gone) = self.live.put_back(block) {
-            self.sums.leave(gone.kept.bytes);
+    pub(super) fn undo_leave(&mut self, block: Live<Block>) {
+        self.sums.undo_leave(block.value.bytes);
+        if let Some(replaced) = self.live.put_back(block) {
+            self.sums.leave(replaced.value.bytes);
         }
     }
 
     /// Keeps a removed block until a capture has ended.
     pub(super) fn defer(&mut self, block: Live<Block>) {
-        self.sums.begin_to_wait(block.kept.bytes);
+        self.sums.begin_to_wait(block.value.bytes);
         self.deferred.push_back(block);
     }
 
@@ -183,13 +183,13 @@ impl Blocks {
 
     /// Returns the live blocks of one pool, or of all.
     pub(super) fn of(&self, pool: Option<PoolId>) -> impl Iterator<Item = &Live<Block>> {
-        self.live.iter().filter(move |live| pool.is_none_or(|pool| live.kept.pool == pool))
+        self.live.iter().filter(move |live| pool.is_none_or(|pool| live.value.pool == pool))
     }
 
     /// Returns true if a block of the pool is live or deferred.
     pub(super) fn any_of(&self, pool: PoolId) -> bool {
         self.of(Some(pool)).next().is_some()
-            || self.deferred.iter().any(|block| block.kept.pool == pool)
+            || self.deferred.iter().any(|block| block.value.pool == pool)
     }
 }
 
@@ -211,29 +211,29 @@ mod tests {
         blocks.enter(0x100, block(5));
         let before = format!("{:?}", blocks.sums);
         let left = blocks.leave(AT).unwrap();
-        blocks.come_back(left);
+        blocks.undo_leave(left);
         assert_eq!(format!("{:?}", blocks.sums), before);
         assert!(blocks.find(BlockName { serial: Some(1), ..AT }).is_ok());
     }
 
     #[test]
-    fn peaks_are_never_below_what_a_refused_free_brings_back() {
+    fn peaks_are_never_below_what_a_refused_free_restores() {
         let mut blocks = Blocks::default();
         blocks.enter(0x100, block(5));
         let left = blocks.leave(AT).unwrap();
         blocks.enter(0x200, block(5));
-        blocks.come_back(left);
+        blocks.undo_leave(left);
         let ([_, bytes], [active, _]) = (blocks.sums.allocated(), blocks.sums.with_waiting());
         assert_eq!((bytes.current, bytes.peak), (10, 10));
         assert_eq!((active.current, active.peak), (2, 2));
     }
 
     #[test]
-    fn a_block_whose_address_comes_back_has_left() {
+    fn a_block_whose_address_is_reused_has_left() {
         let mut blocks = Blocks::default();
-        let gone = blocks.enter(0x100, block(5));
+        let first = blocks.enter(0x100, block(5));
         blocks.enter(0x100, block(6));
-        assert!(blocks.find(BlockName { serial: Some(gone), ..AT }).is_err());
+        assert!(blocks.find(BlockName { serial: Some(first), ..AT }).is_err());
         assert_eq!(blocks.sums.allocated()[0].current, 1);
         assert_eq!((blocks.sums.with_waiting()[1].current, blocks.charged_bytes()), (6, 6));
     }

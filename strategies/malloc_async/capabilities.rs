@@ -34,7 +34,7 @@ impl DeviceAllocator for MallocAsyncAllocator {
 
     #[inline(never)]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let done = BlockName::of(&allocation, self.owner).and_then(|name| self.give_back(name));
+        let done = BlockName::of(&allocation, self.owner).and_then(|name| self.free_block(name));
         done.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
 
@@ -44,7 +44,7 @@ impl DeviceAllocator for MallocAsyncAllocator {
 
     #[inline(never)]
     fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        self.give_back(BlockName::at(address))
+        self.free_block(BlockName::at(address))
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
@@ -166,13 +166,13 @@ impl CrossStream for MallocAsyncAllocator {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        self.settle_deferred()
+        self.free_deferred()
     }
 }
 
 impl Caching for MallocAsyncAllocator {
     fn empty_cache(&self) -> Result<(), DriverError> {
-        self.settle_deferred()?;
+        self.free_deferred()?;
         self.wait_for_freed()?;
         let pools = self.memory_pools();
         self.on_all_pools(|pool| pools.trim(pool, 0))?;
@@ -244,7 +244,9 @@ impl Counters for MallocAsyncAllocator {
             requested_bytes: of(active_bytes),
             reserved_bytes: of(Counter {
                 current: signed(reserved.reserved_bytes),
-                peak: signed(self.pools.lock().gone_high_bytes.max(reserved.reserved_high_bytes)),
+                peak: signed(
+                    self.pools.lock().destroyed_high_bytes.max(reserved.reserved_high_bytes),
+                ),
                 ..Counter::default()
             }),
             num_alloc_retries: sums.num_retries,
@@ -257,7 +259,7 @@ impl Counters for MallocAsyncAllocator {
     fn reset_peaks(&self) {
         self.blocks.lock().sums.reset_peaks();
         // Reset this first: a pool that is destroyed after this line stores a new value.
-        self.pools.lock().gone_high_bytes = 0;
+        self.pools.lock().destroyed_high_bytes = 0;
         let pools = self.memory_pools();
         // If the driver fails, its high marks stay: peaks may be too high, never too low.
         let _ = self.on_all_pools(|pool| pools.reset_high_marks(pool));

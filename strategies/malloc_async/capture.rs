@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use super::MallocAsyncAllocator;
 use super::blocks::Block;
-use super::give_back::Given;
+use super::frees::FreeOutcome;
 use crate::driver::{CaptureStatus, DriverResult, NodeId, capture_status_of};
 use crate::error::DriverError;
 use crate::ids::StreamId;
@@ -30,7 +30,7 @@ use crate::live_blocks::Live;
 /// number.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
-    care: AtomicU64,
+    scopes_and_deferred: AtomicU64,
     /// At most one entry per stream: a stream belongs to one capture at a time.
     leaves: Mutex<HashMap<StreamId, Leaves>>,
 }
@@ -50,33 +50,33 @@ const BROKEN: u64 = u64::MAX;
 impl Captures {
     /// Returns true if a scope is open or a free is deferred. One relaxed load.
     #[inline]
-    pub(super) fn ask_for_care(&self) -> bool {
-        self.care.load(Ordering::Relaxed) != 0
+    pub(super) fn any_scope_or_deferred(&self) -> bool {
+        self.scopes_and_deferred.load(Ordering::Relaxed) != 0
     }
 
     #[inline]
     pub(super) fn any_scope(&self) -> bool {
-        self.care.load(Ordering::Relaxed) >= ONE_SCOPE
+        self.scopes_and_deferred.load(Ordering::Relaxed) >= ONE_SCOPE
     }
 
     pub(super) fn deferred(&self) -> u64 {
-        self.care.load(Ordering::Relaxed) % ONE_SCOPE
+        self.scopes_and_deferred.load(Ordering::Relaxed) % ONE_SCOPE
     }
 
     pub(super) fn add_deferred(&self) {
-        self.care.fetch_add(1, Ordering::Relaxed);
+        self.scopes_and_deferred.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn remove_deferred(&self) {
-        self.care.fetch_sub(1, Ordering::Relaxed);
+        self.scopes_and_deferred.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub(super) fn scope_opened(&self) {
-        self.care.fetch_add(ONE_SCOPE, Ordering::Relaxed);
+        self.scopes_and_deferred.fetch_add(ONE_SCOPE, Ordering::Relaxed);
     }
 
     pub(super) fn scope_closed(&self) {
-        self.care.fetch_sub(ONE_SCOPE, Ordering::Relaxed);
+        self.scopes_and_deferred.fetch_sub(ONE_SCOPE, Ordering::Relaxed);
         if !self.any_scope() {
             // Without scopes, no request looks for leaves.
             *self.leaves.lock() = HashMap::new();
@@ -116,18 +116,22 @@ impl MallocAsyncAllocator {
     }
 
     /// Frees a block inside the capture that allocated it.
-    pub(super) fn free_inside(&self, block: &Live<Block>, capture: u64) -> DriverResult<Given> {
+    pub(super) fn free_inside(
+        &self,
+        block: &Live<Block>,
+        capture: u64,
+    ) -> DriverResult<FreeOutcome> {
         let Some(graph) = self.driver.capture() else {
             return self
                 .memory_pools()
                 .free_async(block.address, block.stream)
-                .map(|()| Given::Freed);
+                .map(|()| FreeOutcome::Freed);
         };
         let mut behind = graph.frontier(block.stream)?;
         for by in block.uses() {
             if self.capture_of(by.stream)? != Some(capture) {
                 // This capture cannot wait for work outside of it.
-                return Ok(Given::Deferred);
+                return Ok(FreeOutcome::Deferred);
             }
             behind.extend(graph.frontier(by.stream)?);
         }
@@ -137,7 +141,7 @@ impl MallocAsyncAllocator {
         if self.captures.any_scope() {
             self.captures.add_leaf(block.stream, capture, leaf);
         }
-        Ok(Given::Freed)
+        Ok(FreeOutcome::Freed)
     }
 
     /// Makes the next node of a captured stream depend on the stream's leaves. The dependencies stay if

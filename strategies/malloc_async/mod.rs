@@ -4,7 +4,7 @@
 //! table of live blocks, a limit, uses by other streams, scopes and the rules of graph captures. A
 //! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
 //!
-//! `blocks` is the table of live blocks, `sums` their counters, `give_back` the paths of a free.
+//! `blocks` is the table of live blocks, `sums` their counters, `frees` the paths of a free.
 //! `capture` handles graphs, `pools` the private pools (one driver pool each). `pressure` handles
 //! requests that fail; `capabilities` implements the optional traits.
 //!
@@ -19,7 +19,7 @@
 mod blocks;
 mod capabilities;
 mod capture;
-mod give_back;
+mod frees;
 mod pools;
 mod pressure;
 mod sums;
@@ -192,44 +192,44 @@ impl MallocAsyncAllocator {
 
     #[inline]
     fn memory_pools(&self) -> &dyn MemoryPools {
-        self.driver.memory_pools().expect("asked for when the allocator was built")
+        self.driver.memory_pools().expect("checked when the allocator was built")
     }
 
     /// Serves a request with one driver call and one lock. A scope, a deferred free, a named pool or a
     /// limit takes the slower path.
     fn serve(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
-        let _asks = self.history.of_request();
+        let _context = self.history.of_request();
         let Request { bytes, stream, .. } = request;
         request.check_size()?;
-        if pool.is_some() || self.captures.ask_for_care() || self.limit.get().is_some() {
-            return self.serve_with_care(pool, request);
+        if pool.is_some() || self.captures.any_scope_or_deferred() || self.limit.get().is_some() {
+            return self.serve_checked(pool, request);
         }
         match self.memory_pools().allocate_async(self.main.id, bytes, stream) {
             Ok(address) => {
-                let obtained = Obtained { address, reserved_bytes: 0, kept: None };
-                Ok(self.hand_out(&self.main_route(), request, obtained))
+                let obtained = Obtained { address, reserved_bytes: 0, pool_guard: None };
+                Ok(self.enter(&self.main_route(), request, obtained))
             }
-            Err(error) => self.serve_refused(&self.main_route(), request, Refusal::Driver(error)),
+            Err(error) => self.retry_or_fail(&self.main_route(), request, Refusal::Driver(error)),
         }
     }
 
     #[cold]
-    fn serve_with_care(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
-        let route = if pool.is_none() && !self.captures.ask_for_care() {
+    fn serve_checked(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
+        let route = if pool.is_none() && !self.captures.any_scope_or_deferred() {
             self.main_route()
         } else {
-            self.route_with_care(pool, request.stream)?
+            self.route_checked(pool, request.stream)?
         };
         match self.obtain(&route, request) {
-            Ok(obtained) => Ok(self.hand_out(&route, request, obtained)),
-            Err(refusal) => self.serve_refused(&route, request, refusal),
+            Ok(obtained) => Ok(self.enter(&route, request, obtained)),
+            Err(refusal) => self.retry_or_fail(&route, request, refusal),
         }
     }
 
     #[cold]
-    fn serve_refused(&self, route: &Route, request: Request, refusal: Refusal) -> AllocResult {
-        let obtained = self.climb(route, request, refusal)?;
-        Ok(self.hand_out(route, request, obtained))
+    fn retry_or_fail(&self, route: &Route, request: Request, refusal: Refusal) -> AllocResult {
+        let obtained = self.allocate_under_pressure(route, request, refusal)?;
+        Ok(self.enter(route, request, obtained))
     }
 
     /// Returns the route of requests that are not routed to a private pool.
@@ -240,8 +240,8 @@ impl MallocAsyncAllocator {
 
     /// Adds the block that the driver allocated, while its pool is kept from being destroyed.
     #[inline]
-    fn hand_out(&self, route: &Route, request: Request, obtained: Obtained<'_>) -> Allocation {
-        let Obtained { address, reserved_bytes, kept: _kept } = obtained;
+    fn enter(&self, route: &Route, request: Request, obtained: Obtained<'_>) -> Allocation {
+        let Obtained { address, reserved_bytes, pool_guard: _pool_guard } = obtained;
         let Request { bytes, stream, .. } = request;
         let block = Block::new(bytes, stream, route);
         let serial = {
@@ -286,7 +286,7 @@ impl Drop for MallocAsyncAllocator {
             self.scopes.close_all();
         }
         // A drop cannot report errors: memory that the driver fails to free leaks.
-        let _ = self.settle_deferred();
+        let _ = self.free_deferred();
         let (all, is_unused) = {
             let mut blocks = self.blocks.lock();
             (blocks.take_all(), blocks.is_unused())
@@ -296,7 +296,7 @@ impl Drop for MallocAsyncAllocator {
         let mut captured = is_unused && self.joins.lock().stream.is_none();
         for block in &all {
             captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
-            let _ = self.free_with_care(block);
+            let _ = self.free_checked(block);
         }
         if !captured {
             // Synchronizing would break an active capture.

@@ -24,10 +24,10 @@ pub(super) struct Pools {
     /// Devices with peer access: new pools are opened to them.
     peers: Vec<DeviceId>,
     /// Driver pools without users and blocks. Each is destroyed when it is empty.
-    leaving: Vec<DriverPoolId>,
+    retired: Vec<DriverPoolId>,
     /// The largest sum of all high marks just before one of them was discarded, since the last reset of
     /// peaks.
-    pub(super) gone_high_bytes: u64,
+    pub(super) destroyed_high_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -68,13 +68,13 @@ impl Pools {
     /// Returns the driver pools without users.
     fn unused(&self) -> Vec<DriverPoolId> {
         let unused = self.entries.iter().filter(|entry| entry.users == 0);
-        unused.filter_map(|entry| entry.driver_pool).chain(self.leaving.iter().copied()).collect()
+        unused.filter_map(|entry| entry.driver_pool).chain(self.retired.iter().copied()).collect()
     }
 
     /// Returns all driver pools that are not destroyed.
     pub(super) fn driver_pools(&self) -> Vec<DriverPoolId> {
         let known = self.entries.iter().filter_map(|entry| entry.driver_pool);
-        known.chain(self.leaving.iter().copied()).collect()
+        known.chain(self.retired.iter().copied()).collect()
     }
 }
 
@@ -87,13 +87,13 @@ pub(super) fn destroy_if_empty(driver: &dyn MemoryPools, pool: DriverPoolId) -> 
 impl MallocAsyncAllocator {
     /// Routes a request if scopes are open, frees are deferred, or a pool is named.
     #[cold]
-    pub(super) fn route_with_care(
+    pub(super) fn route_checked(
         &self,
         pool: Option<PoolId>,
         stream: StreamId,
     ) -> Result<Route, AllocError> {
         if self.captures.deferred() > 0 {
-            self.settle_if_one_may();
+            self.try_free_deferred();
         }
         let (pool, capture) = match pool {
             Some(pool) => (pool, self.capture_of(stream)?),
@@ -139,17 +139,17 @@ impl MallocAsyncAllocator {
         }
         // With this lock, every block that a pool has served was added to the table.
         let _alone = self.ending.write();
-        let Pools { entries, leaving, .. } = &mut *self.pools.lock();
+        let Pools { entries, retired, .. } = &mut *self.pools.lock();
         let blocks = self.blocks.lock();
         let is_empty = |entry: &mut Entry| entry.users == 0 && !blocks.any_of(entry.id);
-        leaving.extend(entries.extract_if(.., is_empty).filter_map(|entry| entry.driver_pool));
+        retired.extend(entries.extract_if(.., is_empty).filter_map(|entry| entry.driver_pool));
     }
 
     /// Destroys driver pools without users and blocks if the driver reports that they are empty: see
     /// [`MemoryPools::destroy_pool`].
     pub(super) fn destroy_empty_pools(&self) {
         self.forget_empty_pools();
-        if self.pools.lock().leaving.is_empty() {
+        if self.pools.lock().retired.is_empty() {
             return;
         }
         let _alone = self.ending.write();
@@ -157,7 +157,7 @@ impl MallocAsyncAllocator {
         self.keep_high_marks(pools);
         let driver = self.memory_pools();
         // If the driver fails, it is tried again the next time.
-        pools.leaving.retain(|pool| !destroy_if_empty(driver, *pool));
+        pools.retired.retain(|pool| !destroy_if_empty(driver, *pool));
     }
 
     /// Makes a driver pool keep no memory, and resets its high mark, so that the marks of successive
@@ -175,7 +175,7 @@ impl MallocAsyncAllocator {
     /// Stores the sum of the high marks before one of them is discarded.
     fn keep_high_marks(&self, pools: &mut Pools) {
         let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
-        pools.gone_high_bytes = pools.gone_high_bytes.max(all.reserved_high_bytes);
+        pools.destroyed_high_bytes = pools.destroyed_high_bytes.max(all.reserved_high_bytes);
     }
 
     /// Prevents the destruction of the driver pool of a private route.
@@ -207,7 +207,7 @@ impl MallocAsyncAllocator {
         act: impl Fn(DriverPoolId) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
         act(self.main.id)?;
-        let _kept = self.ending.read();
+        let _pool_guard = self.ending.read();
         let pools = self.pools.lock().driver_pools();
         pools.into_iter().try_for_each(act)
     }
@@ -219,7 +219,7 @@ impl MallocAsyncAllocator {
         route: &Route,
         act: impl Fn(DriverPoolId) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
-        let _kept = self.ending.read();
+        let _pool_guard = self.ending.read();
         let helping = {
             let mut pools = self.pools.lock();
             let mut helping = pools.opted_in();
@@ -234,7 +234,7 @@ impl MallocAsyncAllocator {
     /// Returns the usage of private pools, including those without users. Skips pools for which the
     /// driver fails.
     pub(super) fn usage_of_private_pools(&self) -> DriverPoolUsage {
-        let _kept = self.ending.read();
+        let _pool_guard = self.ending.read();
         let pools = self.pools.lock().driver_pools();
         self.usage_of(&pools)
     }
@@ -344,13 +344,13 @@ impl PrivatePools for MallocAsyncAllocator {
             closed
         };
         drop(closed);
-        Ok(self.settle_deferred()?)
+        Ok(self.free_deferred()?)
     }
 
     fn empty_pool(&self, id: PoolId) -> Result<(), PoolError> {
         let Entry { users, driver_pool, .. } = *self.pools.lock().entry(id)?;
         if let Some(pool) = driver_pool.filter(|_| users == 0) {
-            let _kept = self.ending.read();
+            let _pool_guard = self.ending.read();
             // Unless it was destroyed since.
             if self.pools.lock().driver_pools().contains(&pool) {
                 self.memory_pools().trim(pool, 0)?;

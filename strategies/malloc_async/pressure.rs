@@ -52,19 +52,19 @@ pub(super) struct Obtained<'a> {
     pub(super) address: u64,
     pub(super) reserved_bytes: u64,
     /// Prevents the destruction of a private pool until the block is added.
-    pub(super) kept: Option<RwLockReadGuard<'a, ()>>,
+    pub(super) pool_guard: Option<RwLockReadGuard<'a, ()>>,
 }
 
 impl MallocAsyncAllocator {
     /// Tries once: checks the limit, then calls the driver.
     pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
-        let Some(limit_bytes) = self.limit.get() else { return self.ask(route, request) };
+        let Some(limit_bytes) = self.limit.get() else { return self.call_driver(route, request) };
         // Requests in progress are counted; otherwise several together could exceed the limit.
         let bytes = request.bytes;
         if !self.blocks.lock().reserve(bytes, limit_bytes) {
             return Err(Refusal::Limit);
         }
-        match self.ask(route, request) {
+        match self.call_driver(route, request) {
             Ok(obtained) => Ok(Obtained { reserved_bytes: bytes, ..obtained }),
             Err(refusal) => {
                 self.blocks.lock().reserved_bytes -= bytes;
@@ -73,14 +73,14 @@ impl MallocAsyncAllocator {
         }
     }
 
-    fn ask(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
+    fn call_driver(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
         let Request { bytes, stream, .. } = request;
         if let Some(capture) = route.capture {
             self.attach_leaves(stream, capture).map_err(Refusal::Driver)?;
         }
-        let kept = self.keep_pool(route).map_err(Refusal::Pool)?;
+        let pool_guard = self.keep_pool(route).map_err(Refusal::Pool)?;
         let taken = self.memory_pools().allocate_async(route.driver_pool, bytes, stream);
-        let obtained = |address| Obtained { address, reserved_bytes: 0, kept };
+        let obtained = |address| Obtained { address, reserved_bytes: 0, pool_guard };
         taken.map(obtained).map_err(Refusal::Driver)
     }
 
@@ -92,7 +92,7 @@ impl MallocAsyncAllocator {
     /// [`AllocError::OutOfMemory`] if the limit or the driver refused the memory. A different error of a
     /// later call does not replace it, unless the device or the pool was lost.
     #[cold]
-    pub(super) fn climb(
+    pub(super) fn allocate_under_pressure(
         &self,
         route: &Route,
         request: Request,
@@ -101,9 +101,9 @@ impl MallocAsyncAllocator {
         let mut refusal = refusal.about_memory()?;
         let waiting = self.captures.deferred();
         // A block that the driver fails to free stays deferred; `process_events` reports the error.
-        let _ = self.settle_deferred();
-        let settled = self.captures.deferred() < waiting;
-        if self.hooks.free_some_memory() || settled {
+        let _ = self.free_deferred();
+        let freed = self.captures.deferred() < waiting;
+        if self.hooks.free_some_memory() || freed {
             match self.obtain(route, request) {
                 Ok(obtained) => return Ok(obtained),
                 Err(again) => refusal = refusal.followed_by(again)?,
@@ -123,7 +123,7 @@ impl MallocAsyncAllocator {
         }
         let mut report = Box::new(self.report(route, request, &refusal));
         self.history.explain(&mut report);
-        self.hooks.tell_out_of_memory(&report);
+        self.hooks.notify_out_of_memory(&report);
         Err(AllocError::OutOfMemory(report))
     }
 
@@ -221,13 +221,13 @@ fn hints(report: &OutOfMemory, refusal: &Refusal) -> Vec<String> {
             format!(", the device still has {} free", human_bytes(free))
         });
         hints.push(format!(
-            "the limit of {} refused it{free}: raise the memory fraction.",
+            "the limit of {} refused the request{free}: raise the memory fraction.",
             human_bytes(limit)
         ));
     }
     if report.cached_large_bytes >= needed && matches!(refusal, Refusal::Driver(_)) {
         hints.push(format!(
-            "the driver holds {} that nobody uses, in pieces that are too small or between \
+            "the driver holds {} of free memory in pieces that are too small or between \
              blocks in use: backend:native,expandable_segments:True may join them.",
             human_bytes(report.cached_large_bytes)
         ));
@@ -240,7 +240,7 @@ fn hints(report: &OutOfMemory, refusal: &Refusal) -> Vec<String> {
     }
     if report.pool == PoolId::DEFAULT && report.cached_private_bytes >= needed {
         hints.push(
-            "private pools hold enough idle memory: make them with use_on_oom, or release them."
+            "private pools hold enough idle memory: create them with use_on_oom, or release them."
                 .to_owned(),
         );
     }

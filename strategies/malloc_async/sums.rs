@@ -63,9 +63,9 @@ pub(super) struct Sums {
 impl Sums {
     /// Counts an allocated block.
     #[inline]
-    pub(super) fn hand_out(&mut self, bytes: u64) {
+    pub(super) fn enter(&mut self, bytes: u64) {
         self.taken = self.taken.plus(Amount::of(bytes));
-        self.come_back(bytes);
+        self.undo_leave(bytes);
     }
 
     /// Counts a block that its caller freed.
@@ -76,7 +76,7 @@ impl Sums {
 
     /// Undoes [`leave`](Self::leave). Other blocks may have been allocated in between.
     #[inline]
-    pub(super) fn come_back(&mut self, bytes: u64) {
+    pub(super) fn undo_leave(&mut self, bytes: u64) {
         self.live = self.live.plus(Amount::of(bytes));
         self.live_peak = self.live_peak.max(self.live);
         if self.waiting.blocks != 0 {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     quickcheck::quickcheck! {
-        fn what_follows_from_few_numbers_is_what_plain_counters_say(ops: Vec<(u8, u16)>) -> bool {
+        fn derived_counters_equal_plain_counters(ops: Vec<(u8, u16)>) -> bool {
             let (mut sums, mut plain) = (Sums::default(), Plain::default());
             let (mut live, mut left, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
             ops.into_iter().all(|(op, size)| {
@@ -194,7 +194,7 @@ mod tests {
                 match op % 8 {
                     0..=2 => {
                         live.push(bytes);
-                        sums.hand_out(bytes);
+                        sums.enter(bytes);
                         Plain::increase(&mut plain.allocated, amount);
                         Plain::increase(&mut plain.active, amount);
                     }
@@ -206,7 +206,7 @@ mod tests {
                     },
                     4 => if let Some(bytes) = left.pop() {
                         live.push(bytes);
-                        sums.come_back(bytes);
+                        sums.undo_leave(bytes);
                         Plain::undo_decrease(&mut plain.allocated, Amount::of(bytes).bytes);
                         Plain::undo_decrease(&mut plain.active, Amount::of(bytes).bytes);
                     },
@@ -240,7 +240,7 @@ mod tests {
         const EIB: u64 = 1 << 60;
         let mut sums = Sums::default();
         for _ in 0..20 {
-            sums.hand_out(EIB);
+            sums.enter(EIB);
             sums.leave(EIB);
         }
         let [blocks, bytes] = sums.allocated();

@@ -19,7 +19,7 @@ const LEAF: usize = 1 << 13;
 const ROOT: usize = 1 << 14;
 
 /// Leaf values: no heap, look in the map, or the number of a heap plus 2.
-const NOBODY: u32 = 0;
+const NO_HEAP: u32 = 0;
 const SHARED: u32 = 1;
 const FIRST_HEAP: u32 = 2;
 
@@ -56,18 +56,18 @@ impl AddressMap {
     #[inline]
     pub(super) fn heap_of(&self, address: u64) -> Option<u32> {
         let (leaf, at) = path(address / GRANULE_BYTES);
-        let Some(leaf) = self.root.as_ref()?.get(leaf) else { return self.ask_map(address) };
+        let Some(leaf) = self.root.as_ref()?.get(leaf) else { return self.find_in_map(address) };
         let value = leaf.get()?[at].load(Ordering::Acquire);
         // A single comparison in the common case.
         match value.checked_sub(FIRST_HEAP) {
             Some(heap) => Some(heap),
-            None if value == SHARED => self.ask_map(address),
+            None if value == SHARED => self.find_in_map(address),
             None => None,
         }
     }
 
     #[cold]
-    fn ask_map(&self, address: u64) -> Option<u32> {
+    fn find_in_map(&self, address: u64) -> Option<u32> {
         let segments = self.segments.read();
         let (_, &(end, heap)) = segments.range(..=address).next_back()?;
         (address < end).then_some(heap)
@@ -94,7 +94,7 @@ impl AddressMap {
         for granule in start / GRANULE_BYTES..=(end - 1) / GRANULE_BYTES {
             let (leaf, at) = path(granule);
             let Some(leaf) = root.get(leaf) else { return };
-            let leaf = leaf.get_or_init(|| Box::new([const { AtomicU32::new(NOBODY) }; LEAF]));
+            let leaf = leaf.get_or_init(|| Box::new([const { AtomicU32::new(NO_HEAP) }; LEAF]));
             leaf[at].store(leaf_value(&segments, granule), Ordering::Release);
         }
     }
@@ -106,7 +106,7 @@ fn leaf_value(segments: &BTreeMap<u64, (u64, u32)>, granule: u64) -> u32 {
     let before = segments.range(..start).next_back().filter(|(_, (e, _))| *e > start);
     let mut heaps = before.into_iter().chain(segments.range(start..end)).map(|(_, (_, h))| *h);
     match (heaps.next(), heaps.next()) {
-        (None, _) => NOBODY,
+        (None, _) => NO_HEAP,
         (Some(heap), None) => heap + FIRST_HEAP,
         (Some(_), Some(_)) => SHARED,
     }

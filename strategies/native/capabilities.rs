@@ -12,14 +12,14 @@ use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleErro
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
 use crate::size::{PoolKind, limit_of_fraction};
-use crate::stats::{ALL, Lane, Usage};
+use crate::stats::{ALL, CounterIndex, Usage};
 
 impl DeviceAllocator for Engine {
     #[inline(always)]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         match request.place {
             Place::Anywhere => self.allocate_anywhere(request.bytes, request.stream),
-            _ => self.allocate_with_care(request),
+            _ => self.allocate_checked(request),
         }
     }
 
@@ -59,10 +59,10 @@ impl DeviceAllocator for Engine {
         let (mut live_blocks, mut allocated_bytes) = (0, 0);
         for cell in self.heaps.all() {
             let now = cell.lock().counters.current(ALL);
-            live_blocks += now.of(Lane::Allocation);
-            allocated_bytes += now.of(Lane::AllocatedBytes);
+            live_blocks += now.of(CounterIndex::Allocation);
+            allocated_bytes += now.of(CounterIndex::AllocatedBytes);
         }
-        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(Lane::AllocatedBytes);
+        let allocated_peak_bytes = self.ledger.peaks()[ALL].of(CounterIndex::AllocatedBytes);
         let [reserved_bytes, reserved_peak_bytes] = self.reserved.bytes();
         Usage {
             live_blocks,
@@ -100,8 +100,8 @@ impl CrossStream for Engine {
         if self.scopes.captures_here() {
             return Ok(());
         }
-        let _asks = self.history.of_free();
-        self.settle_deferred()?;
+        let _context = self.history.of_free();
+        self.finish_deferred()?;
         // Unlike a request, this waits for another thread that is polling.
         self.events.poll(&*self.driver, |block| self.pass(block))
     }
@@ -111,7 +111,7 @@ impl Caching for Engine {
     /// Waits for all events, destroys them, and releases every free segment of the default pool and of
     /// pools without users. While a graph is captured nothing is released: the driver would refuse.
     fn empty_cache(&self) -> Result<(), DriverError> {
-        let _asks = self.history.of_free();
+        let _context = self.history.of_free();
         let _lines = diagnostics::lines();
         if self.scopes.any_capture() {
             return Ok(());
@@ -120,7 +120,7 @@ impl Caching for Engine {
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events(None);
         self.release_idle(&mut growth, PoolId::DEFAULT)?;
-        self.shared.imports.offer_leftovers()?;
+        self.shared.imports.release_leftovers()?;
         self.events.destroy_spare(&*self.driver)?;
         drained
     }
@@ -128,7 +128,7 @@ impl Caching for Engine {
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
         let mut growth = self.growth.lock();
         growth.limit_bytes = limit_bytes;
-        self.spread_policy(&growth);
+        self.apply_policy_to_heaps(&growth);
     }
 
     fn limit_bytes(&self) -> Option<u64> {
@@ -147,7 +147,7 @@ impl Caching for Engine {
         let mut growth = self.growth.lock();
         growth.settings = settings.clone().in_range();
         self.captures.apply(settings);
-        self.spread_policy(&growth);
+        self.apply_policy_to_heaps(&growth);
         drop(growth);
         self.history.configured(config);
         Ok(())
@@ -174,11 +174,11 @@ impl Caching for Engine {
     }
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
-        let place = self.place_of(allocation)?;
+        let segment = self.segment_of(allocation)?;
         Ok(BaseAllocation {
-            address: place.address,
-            size_bytes: place.size_bytes,
-            expandable: place.reservation.is_some(),
+            address: segment.address,
+            size_bytes: segment.size_bytes,
+            expandable: segment.reservation.is_some(),
         })
     }
 }

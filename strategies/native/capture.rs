@@ -3,7 +3,7 @@
 //! While a graph is captured, no event is queried or recorded and nothing is released for its streams.
 //! So a block that other streams used and that is freed during the capture is **deferred**: it waits
 //! until the capture ends. Then an event is recorded for each use from before the capture. A use inside
-//! the capture needs no event, because it is part of the graph. Settling a deferred block means to record
+//! the capture needs no event, because it is part of the graph. Finishing a deferred block means to record
 //! these events, or to free the block if it needs none.
 //!
 //! With `graph_capture_record_stream_reuse` a deferred block may be reused inside the capture. When it
@@ -79,7 +79,7 @@ impl Captures {
 impl Engine {
     /// Frees waiting blocks that can be freed by now, before a request on `stream` is served.
     #[inline]
-    pub(super) fn settle_waiting(
+    pub(super) fn finish_waiting(
         &self,
         stream: StreamId,
         status: CaptureStatus,
@@ -89,7 +89,7 @@ impl Engine {
                 self.reuse_deferred(stream, capture)
             }
             CaptureStatus::None if !self.scopes.captures_here() && !self.counts_as_captured() => {
-                self.settle_deferred()?;
+                self.finish_deferred()?;
                 if self.attention.any_event() { self.poll_events() } else { Ok(()) }
             }
             _ => Ok(()),
@@ -208,9 +208,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Handles the end of a capture. With reuse on, blocks of its pool that were freed in it are settled
-    /// at once, otherwise at the next request. Blocks that only the calling thread can settle are always
-    /// settled now, because it may not call again.
+    /// Handles the end of a capture. With reuse on, blocks of its pool that were freed in it are finished
+    /// at once, otherwise at the next request. Blocks that only the calling thread can finish are always
+    /// finished now, because it may not call again.
     pub(super) fn end_capture(&self, pool: PoolId) -> Result<(), DriverError> {
         let state = &mut *self.captures.state.lock();
         let all_over = !self.scopes.any_capture();
@@ -224,32 +224,32 @@ impl Engine {
             all_over || d.uses.iter().all(|by| !by.captured || by.stream == d.stream)
         };
         let ours = |d: &Deferred| d.thread == here && is_over(d);
-        self.settle(state, |d| ours(d) || (reuse && d.pool == pool))
+        self.finish_picked(state, |d| ours(d) || (reuse && d.pool == pool))
     }
 
-    /// Settles all deferred blocks, unless a capture is active. Blocks that only another thread can
-    /// settle stay deferred.
+    /// Finishes all deferred blocks, unless a capture is active. Blocks that only another thread can
+    /// finish stay deferred.
     #[inline]
-    pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
-        self.settle_all(|_| {})
+    pub(super) fn finish_deferred(&self) -> Result<(), DriverError> {
+        self.finish_all_deferred(|_| {})
     }
 
-    /// Settles all deferred blocks. If some could be settled only by another thread without waiting,
+    /// Finishes all deferred blocks. If some could be finished only by another thread without waiting,
     /// waits for the device.
-    pub(super) fn settle_deferred_surely(&self) -> Result<(), DriverError> {
-        let settled = self.settle_deferred();
+    pub(super) fn finish_deferred_or_wait(&self) -> Result<(), DriverError> {
+        let finished = self.finish_deferred();
         let last = {
             let state = self.captures.state.lock();
             let any = state.deferred.iter().any(|block| self.is_of_another_thread(block));
             // Blocks that wait for the end of a capture stay deferred.
             if !any || expects_captures(&*self.driver) {
-                return settled;
+                return finished;
             }
             state.last_serial
         };
         // Without locking the list, because every request locks it.
         self.driver.synchronize_device()?;
-        settled.and(self.settle_all(|block| {
+        finished.and(self.finish_all_deferred(|block| {
             if block.serial <= last && self.is_of_another_thread(block) {
                 // Other streams may belong to another device.
                 block.uses.retain(|by| !self.driver.is_per_thread_stream(by.stream));
@@ -257,13 +257,13 @@ impl Engine {
         }))
     }
 
-    fn settle_all(&self, first: impl FnMut(&mut Deferred)) -> Result<(), DriverError> {
+    fn finish_all_deferred(&self, first: impl FnMut(&mut Deferred)) -> Result<(), DriverError> {
         if self.scopes.any_capture() || !self.attention.any_other() {
             return Ok(());
         }
         let state = &mut *self.captures.state.lock();
         state.deferred.iter_mut().for_each(first);
-        self.settle(state, |_| true)
+        self.finish_picked(state, |_| true)
     }
 
     /// Returns true if a block was used by the per-thread default stream of another thread. An event
@@ -277,20 +277,20 @@ impl Engine {
             })
     }
 
-    /// Settles the picked deferred blocks that the calling thread can settle. Records events for the uses
+    /// Finishes the picked deferred blocks that the calling thread can finish. Records events for the uses
     /// from before the capture. The block's own per-thread default stream gets an event even if its use
     /// was captured, because `record_stream` is not called for work submitted to it after the capture.
     ///
     /// The list stays locked: a block that is neither in it nor among the events would be treated as in
     /// use.
-    fn settle(
+    fn finish_picked(
         &self,
         state: &mut State,
         picked: impl Fn(&Deferred) -> bool,
     ) -> Result<(), DriverError> {
-        let may_not_ask = self.scopes.captures_here();
+        let may_not_query = self.scopes.captures_here();
         let mut failed = None;
-        let mut asked = SmallVec::<[(StreamId, bool); 4]>::new();
+        let mut queried = SmallVec::<[(StreamId, bool); 4]>::new();
         state.deferred.retain_mut(|block| {
             if !picked(block) {
                 return true;
@@ -301,18 +301,18 @@ impl Engine {
             }
             // The stream may be in another capture by now, or in one whose scope closed before it ended:
             // an event recorded there never passes.
-            let mut is_captured = |stream| match asked.iter().find(|(of, _)| *of == stream) {
+            let mut is_captured = |stream| match queried.iter().find(|(of, _)| *of == stream) {
                 Some((_, captured)) => *captured,
                 None => {
                     let captured = may_be_captured(&*self.driver, stream);
-                    asked.push((stream, captured));
+                    queried.push((stream, captured));
                     captured
                 }
             };
-            if block.uses.iter().any(|by| may_not_ask || is_captured(by.stream)) {
+            if block.uses.iter().any(|by| may_not_query || is_captured(by.stream)) {
                 return true;
             }
-            match self.give_events(block) {
+            match self.add_events(block) {
                 Ok(()) => {
                     self.attention.remove_other();
                     false
@@ -329,7 +329,7 @@ impl Engine {
     }
 
     /// Makes a deferred block wait for events on its streams, or frees it if there are none.
-    fn give_events(&self, block: &Deferred) -> Result<(), DriverError> {
+    fn add_events(&self, block: &Deferred) -> Result<(), DriverError> {
         let waits = self.record_events(&block.uses)?;
         let cell = self.heaps.get(block.heap).expect("heaps are never removed");
         if waits.is_empty() {

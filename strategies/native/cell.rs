@@ -50,13 +50,13 @@ impl HeapState {
 
 /// The pool and the stream that a heap serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Home {
+pub(super) struct HeapKey {
     pub(super) pool: PoolId,
     pub(super) stream: StreamId,
 }
 
-impl Home {
-    /// Returns the home for a stream in the default pool.
+impl HeapKey {
+    /// Returns the key for a stream in the default pool.
     pub(super) const fn of(stream: StreamId) -> Self {
         Self { pool: PoolId::DEFAULT, stream }
     }
@@ -67,7 +67,7 @@ impl Home {
 #[repr(align(128))]
 pub(super) struct HeapCell {
     state: Mutex<HeapState>,
-    /// Its home. Changes only under the lock, and only while the heap is empty and belongs to no pool.
+    /// Its key. Changes only under the lock, and only while the heap is empty and belongs to no pool.
     stream: AtomicU64,
     pool: [AtomicU64; 2],
     pub(super) number: u32,
@@ -91,22 +91,22 @@ impl HeapCell {
         PoolId { capture, user }
     }
 
-    /// Locks the heap if it still serves `home`: its pool may have been removed since the lookup.
+    /// Locks the heap if it still serves `key`: its pool may have been removed since the lookup.
     #[inline]
-    pub(super) fn lock_at(&self, home: Home) -> Result<MutexGuard<'_, HeapState>, PoolError> {
+    pub(super) fn lock_at(&self, key: HeapKey) -> Result<MutexGuard<'_, HeapState>, PoolError> {
         let state = self.lock();
-        let now = Home { pool: self.pool(), stream: self.stream() };
-        if now == home { Ok(state) } else { Err(PoolError::Unknown { pool: home.pool }) }
+        let now = HeapKey { pool: self.pool(), stream: self.stream() };
+        if now == key { Ok(state) } else { Err(PoolError::Unknown { pool: key.pool }) }
     }
 
     /// Moves an empty heap to another pool or stream. The caller holds the growth lock.
-    pub(super) fn move_to(&self, home: Home, policy: HitPolicy) {
+    pub(super) fn move_to(&self, key: HeapKey, policy: HitPolicy) {
         let mut state = self.lock();
         debug_assert_eq!(state.heap.block_count(), 0, "only empty heaps move");
         state.set_policy(policy);
-        self.stream.store(home.stream.0, Ordering::Relaxed);
-        self.pool[0].store(home.pool.capture, Ordering::Relaxed);
-        self.pool[1].store(home.pool.user, Ordering::Relaxed);
+        self.stream.store(key.stream.0, Ordering::Relaxed);
+        self.pool[0].store(key.pool.capture, Ordering::Relaxed);
+        self.pool[1].store(key.pool.user, Ordering::Relaxed);
     }
 }
 
@@ -174,10 +174,10 @@ impl HeapTable {
     }
 
     /// Adds a heap that is found only by its number. The caller holds the growth lock.
-    pub(super) fn add(&self, home: Home, state: HeapState) -> Result<&Arc<HeapCell>, AllocError> {
+    pub(super) fn add(&self, key: HeapKey, state: HeapState) -> Result<&Arc<HeapCell>, AllocError> {
         let len = self.len();
         if len == CELLS_MAX {
-            return Err(AllocError::TooManyStreams { stream: home.stream, limit: CELLS_MAX });
+            return Err(AllocError::TooManyStreams { stream: key.stream, limit: CELLS_MAX });
         }
         let number = u32::try_from(len).expect("cells are at most 2^16");
         let row = self.by_number[len / ROW_CELLS]
@@ -185,8 +185,8 @@ impl HeapTable {
         let cell = row[len % ROW_CELLS].get_or_init(|| {
             Arc::new(HeapCell {
                 state: Mutex::new(state),
-                stream: AtomicU64::new(home.stream.0),
-                pool: [home.pool.capture, home.pool.user].map(AtomicU64::new),
+                stream: AtomicU64::new(key.stream.0),
+                pool: [key.pool.capture, key.pool.user].map(AtomicU64::new),
                 number,
             })
         });
@@ -201,7 +201,7 @@ impl HeapTable {
         is_per_thread: bool,
         state: HeapState,
     ) -> Result<&HeapCell, AllocError> {
-        let cell = Arc::clone(self.add(Home::of(stream), state)?);
+        let cell = Arc::clone(self.add(HeapKey::of(stream), state)?);
         let bucket = &self.by_stream[bucket_of(stream)];
         let mut at = if is_per_thread { &self.per_thread } else { bucket };
         while let Some(link) = at.get() {
@@ -232,9 +232,9 @@ impl HeapTable {
 
 impl Heaps for HeapTable {
     #[inline]
-    fn try_look<R>(&self, heap: u32, look: impl FnOnce(&mut HeapCounters) -> R) -> Option<R> {
+    fn with_counters<R>(&self, heap: u32, read: impl FnOnce(&mut HeapCounters) -> R) -> Option<R> {
         let cell = self.get(heap).expect("the ledger lists heaps that were added");
-        Some(look(&mut cell.state.try_lock()?.counters))
+        Some(read(&mut cell.state.try_lock()?.counters))
     }
 }
 
@@ -278,14 +278,14 @@ mod tests {
     fn a_heap_of_a_private_pool_is_found_by_number_only_and_can_move() {
         let table = HeapTable::default();
         let stream = StreamId(7);
-        let home = |user| Home { pool: PoolId { capture: 0, user }, stream };
-        let cell = table.add(home(1), state()).unwrap();
+        let key = |user| HeapKey { pool: PoolId { capture: 0, user }, stream };
+        let cell = table.add(key(1), state()).unwrap();
         assert!(table.find(stream).is_none());
         assert!(table.of_default_pool().is_empty());
-        assert!(cell.lock_at(home(1)).is_ok());
+        assert!(cell.lock_at(key(1)).is_ok());
         let policy = cell.lock().policy;
-        cell.move_to(home(2), policy);
-        assert!(cell.lock_at(home(1)).is_err());
-        assert!(cell.lock_at(home(2)).is_ok());
+        cell.move_to(key(2), policy);
+        assert!(cell.lock_at(key(1)).is_err());
+        assert!(cell.lock_at(key(2)).is_ok());
     }
 }

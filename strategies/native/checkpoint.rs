@@ -15,7 +15,7 @@ use super::growth::Growth;
 use super::inspect::add_segments;
 use crate::allocator::{Allocation, Checkpoints, Freed, PoolCheckpoint, Request, Restored};
 use crate::error::{AllocError, PoolError};
-use crate::heap::{FitRules, HandOut, Heap, Slot, SplitChange};
+use crate::heap::{AllocatedBlock, FitRules, Heap, Slot, SplitChange};
 use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
@@ -75,7 +75,7 @@ impl Engine {
         let slot = found.next()?;
         let placed =
             place_in(&mut state.heap, slot, address, size_bytes, requested_bytes, self.now());
-        let made = self.handed_out::<true>(cell, &mut state, &placed, requested_bytes);
+        let made = self.record_allocated::<true>(cell, &mut state, &placed, requested_bytes);
         let captured = self.driver.is_per_thread_stream(stream) && self.is_capturing(stream);
         self.note_own_use(cell, &mut state.heap, placed.id.slot, captured);
         Some(made)
@@ -91,7 +91,7 @@ impl Engine {
             let address = state.heap.view(slot).address;
             freed.push(Freed { address, size_bytes: state.heap.requested_bytes(slot) });
             state.heap.forget_uses(slot);
-            self.give_back(cell, state, slot);
+            self.free_slot(cell, state, slot);
         }
     }
 
@@ -133,7 +133,7 @@ impl Engine {
         }
         let mut free = Vec::new();
         for (out, requested, wanted) in placed {
-            let made = self.handed_out::<true>(cell, state, &out, requested);
+            let made = self.record_allocated::<true>(cell, state, &out, requested);
             if wanted {
                 self.note_own_use(cell, &mut state.heap, out.id.slot, true);
                 live.push(made);
@@ -142,7 +142,7 @@ impl Engine {
             }
         }
         for slot in free {
-            self.give_back(cell, state, slot);
+            self.free_slot(cell, state, slot);
         }
     }
 }
@@ -157,18 +157,18 @@ fn place_in(
     size_bytes: u64,
     requested_bytes: u64,
     clock: u64,
-) -> HandOut {
+) -> AllocatedBlock {
     const RULES: &FitRules = &FitRules::CUT;
     let before_bytes = address - heap.view(slot).address;
     if before_bytes == 0 {
-        return heap.hand_out(slot, size_bytes, requested_bytes, RULES, || clock);
+        return heap.allocate(slot, size_bytes, requested_bytes, RULES, || clock);
     }
-    let before = heap.hand_out(slot, before_bytes, before_bytes, RULES, || clock);
+    let before = heap.allocate(slot, before_bytes, before_bytes, RULES, || clock);
     let slot = heap.free_behind(before.id.slot).unwrap_or(slot);
-    let out = heap.hand_out(slot, size_bytes, requested_bytes, RULES, || clock);
+    let out = heap.allocate(slot, size_bytes, requested_bytes, RULES, || clock);
     let freed = heap.free(before.id.slot, || clock);
     let inactive = before.inactive.plus(out.inactive).plus(freed.inactive);
-    HandOut { inactive, ..out }
+    AllocatedBlock { inactive, ..out }
 }
 
 fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), PoolError> {
@@ -181,7 +181,7 @@ fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), 
 
 /// Fails if a live block of the heap is used by other streams outside of captures. Freeing it now would
 /// allow its reuse while that work runs.
-fn check_nobody_works(pool: PoolId, state: &HeapState) -> Result<(), PoolError> {
+fn check_used_by_no_other_stream(pool: PoolId, state: &HeapState) -> Result<(), PoolError> {
     let heap = &state.heap;
     let used = |slot: &Slot| heap.uses(*slot).any(|by| !by.captured);
     match heap.live_blocks().into_iter().find(used) {
@@ -200,9 +200,9 @@ fn check_fits(checkpoint: &PoolCheckpoint, now: &[SegmentLayout]) -> Result<(), 
         let mut at = address;
         for block in &segment.blocks {
             let whole = block.size_bytes > 0 && block.size_bytes.is_multiple_of(MIN_BLOCK_BYTES);
-            let asked = (1..=block.size_bytes).contains(&block.requested_bytes);
+            let has_request = (1..=block.size_bytes).contains(&block.requested_bytes);
             let free = block.state == BlockStateName::Inactive;
-            if block.address != at || !whole || !(asked || free) {
+            if block.address != at || !whole || !(has_request || free) {
                 return Err(refuse());
             }
             at = at.checked_add(block.size_bytes).ok_or_else(refuse)?;
@@ -226,8 +226,8 @@ fn check_fits(checkpoint: &PoolCheckpoint, now: &[SegmentLayout]) -> Result<(), 
 impl Checkpoints for Engine {
     /// See [`Checkpoints::checkpoint`](crate::allocator::Checkpoints::checkpoint).
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
-        let _asks = self.history.of_free();
-        self.settle_deferred()?;
+        let _context = self.history.of_free();
+        self.finish_deferred()?;
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;
         let segments = self.layout_of(&self.heaps_of(&growth, pool));
@@ -239,8 +239,8 @@ impl Checkpoints for Engine {
     /// See [`Checkpoints::restore`](crate::allocator::Checkpoints::restore).
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
         let pool = checkpoint.pool;
-        let _asks = self.history.of_free();
-        self.settle_deferred()?;
+        let _context = self.history.of_free();
+        self.finish_deferred()?;
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;
         let mut cells = self.heaps_of(&growth, pool);
@@ -252,7 +252,7 @@ impl Checkpoints for Engine {
         held().for_each(|(cell, state)| add_segments(cell, state, &mut now));
         SegmentLayout::sort(&mut now);
         check_nothing_drains(pool, &now)?;
-        held().try_for_each(|(_, state)| check_nobody_works(pool, state))?;
+        held().try_for_each(|(_, state)| check_used_by_no_other_stream(pool, state))?;
         check_fits(checkpoint, &now)?;
         growth.pools.pin(pool);
         let mut restored = Restored::default();

@@ -63,7 +63,7 @@ impl Engine {
 
     /// Returns the segments that the garbage collector would release now. `None` if the threshold is not
     /// exceeded or no segment is free. Changes nothing.
-    pub(super) fn foresee_collection(&self, growth: &Growth) -> Option<Collection> {
+    pub(super) fn predict_collection(&self, growth: &Growth) -> Option<Collection> {
         let wanted = growth.collectable_bytes();
         let cells = self.heaps.of_default_pool();
         let mut idle = Self::idle_segments(&cells, PoolKind::Large);

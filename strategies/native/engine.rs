@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::addresses::AddressMap;
 use super::capture::Captures;
-use super::cell::{HeapCell, HeapState, HeapTable, Home};
+use super::cell::{HeapCell, HeapKey, HeapState, HeapTable};
 use super::events::{Attention, Waiting};
 use super::growth::{Growth, Reserved};
 use super::pools::PoolHeaps;
@@ -19,7 +19,7 @@ use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, HandleError};
 use crate::event_queue::EventQueue;
-use crate::heap::{BlockId, Completed, HandOut, Heap, Slot, StreamUse};
+use crate::heap::{AllocatedBlock, BlockId, Completed, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
@@ -124,7 +124,7 @@ impl Engine {
         if self.attention.any() {
             return match self.attention.only_records() {
                 true => self.allocate_recorded(bytes, stream),
-                false => self.allocate_with_care(Request::new(bytes, stream)),
+                false => self.allocate_checked(Request::new(bytes, stream)),
             };
         }
         self.allocate_by_default::<false>(bytes, stream)
@@ -133,7 +133,7 @@ impl Engine {
     #[cold]
     fn allocate_recorded(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
         let is_plain = self.history.is_plain(StackLevel::OfLiveBlocks);
-        let _asks = if is_plain { None } else { self.history.of_request() };
+        let _context = if is_plain { None } else { self.history.of_request() };
         self.allocate_by_default::<true>(bytes, stream)
     }
 
@@ -153,7 +153,7 @@ impl Engine {
         if let Some(found) = self.serve::<RECORDS>(cell, &mut cell.lock(), bytes) {
             return Ok(found);
         }
-        self.allocate_under_pressure(cell, Home::of(stream), Request::new(bytes, stream))
+        self.allocate_under_pressure(cell, HeapKey::of(stream), Request::new(bytes, stream))
     }
 
     /// Serves a request from the free blocks of the heap.
@@ -174,15 +174,15 @@ impl Engine {
             return None;
         };
         let rules = state.policy.rules;
-        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, &rules, || self.now());
-        let found = self.handed_out::<RECORDS>(cell, state, &out, requested_bytes);
+        let out = state.heap.allocate(slot, rounded_bytes, requested_bytes, &rules, || self.now());
+        let found = self.record_allocated::<RECORDS>(cell, state, &out, requested_bytes);
         state.counters.hits += 1;
         Some(found)
     }
 
     /// Allocates the free block at `slot`.
     #[inline(never)]
-    pub(super) fn hand_out(
+    pub(super) fn allocate_slot(
         &self,
         cell: &HeapCell,
         state: &mut MutexGuard<'_, HeapState>,
@@ -191,23 +191,23 @@ impl Engine {
         requested_bytes: u64,
     ) -> Allocation {
         let rules = state.policy.rules;
-        let out = state.heap.hand_out(slot, rounded_bytes, requested_bytes, &rules, || self.now());
-        self.handed_out::<true>(cell, state, &out, requested_bytes)
+        let out = state.heap.allocate(slot, rounded_bytes, requested_bytes, &rules, || self.now());
+        self.record_allocated::<true>(cell, state, &out, requested_bytes)
     }
 
     /// Counts and records a block that the heap has allocated.
     #[inline(always)]
-    pub(super) fn handed_out<const RECORDS: bool>(
+    pub(super) fn record_allocated<const RECORDS: bool>(
         &self,
         cell: &HeapCell,
         state: &mut MutexGuard<'_, HeapState>,
-        out: &HandOut,
+        out: &AllocatedBlock,
         requested_bytes: u64,
     ) -> Allocation {
         let HeapState { counters, policy, .. } = &mut **state;
         let oversize = policy.is_oversize(out.size_bytes);
-        if counters.handed_out(out, requested_bytes, oversize) {
-            self.ledger.settle(cell.number, counters, &self.heaps);
+        if counters.allocated(out, requested_bytes, oversize) {
+            self.ledger.raise_limits(cell.number, counters, &self.heaps);
         }
         if RECORDS {
             self.record(Action::Alloc, out.address, requested_bytes, cell);
@@ -251,12 +251,12 @@ impl Engine {
         let mut state = cell.lock();
         let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
         tracepoints::free(address);
-        if state.heap.is_used_elsewhere(slot) {
+        if state.heap.is_used_by_other_streams(slot) {
             let requested_bytes = state.heap.requested_bytes(slot);
             drop(state);
             return self.free_when_drained(cell, address, id).map(|()| requested_bytes);
         }
-        let done = self.give_back_here(cell, &mut state, slot);
+        let done = self.free_in_heap(cell, &mut state, slot);
         if self.history.is_on() {
             self.record_freed(cell, state, done);
         }
@@ -275,19 +275,19 @@ impl Engine {
 
     /// Frees the live block at `slot`, which no other stream uses.
     #[inline(never)]
-    pub(super) fn give_back(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
-        let done = self.give_back_here(cell, state, slot);
+    pub(super) fn free_slot(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
+        let done = self.free_in_heap(cell, state, slot);
         if let Some(moment) = self.history.moment() {
             self.push_freed(moment, cell, done);
         }
     }
 
     #[inline(always)]
-    fn give_back_here(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> Completed {
+    fn free_in_heap(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> Completed {
         let HeapState { heap, counters, policy } = state;
         let done = heap.free(slot, || self.now());
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
-            self.ledger.settle(cell.number, counters, &self.heaps);
+            self.ledger.raise_limits(cell.number, counters, &self.heaps);
         }
         done
     }
@@ -306,7 +306,7 @@ impl Engine {
         }
         let late = self.history.late();
         drop(state);
-        let _asks = self.history.of_free();
+        let _context = self.history.of_free();
         self.push_freed(moment, cell, done);
         // Must precede the calls of trackers, which may take snapshots.
         drop(late);
@@ -329,7 +329,7 @@ impl Engine {
         }
         let done: Completed = heap.complete(slot, self.now());
         if counters.drained(&done) {
-            self.ledger.settle(cell.number, counters, &self.heaps);
+            self.ledger.raise_limits(cell.number, counters, &self.heaps);
         }
         self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell);
     }
@@ -370,7 +370,7 @@ impl Engine {
         self.heaps.add_for_stream(stream, is_per_thread, state)
     }
 
-    pub(super) fn spread_policy(&self, growth: &Growth) {
+    pub(super) fn apply_policy_to_heaps(&self, growth: &Growth) {
         for cell in self.heaps.all() {
             cell.lock().set_policy(growth.policy_of(cell.pool()));
         }

@@ -84,7 +84,7 @@ impl Engine {
         address: u64,
         id: Option<BlockId>,
     ) -> Result<(), HandleError> {
-        let _asks = self.history.of_free();
+        let _context = self.history.of_free();
         let mut uses = SmallVec::<[StreamUse; 4]>::new();
         let id = {
             let state = cell.lock();
@@ -120,7 +120,7 @@ impl Engine {
         match self.start_draining(cell, address, id, &uses, count) {
             Some(slot) => self.wait_for_events(&waits, cell, slot),
             None => {
-                self.events.give_back(&waits);
+                self.events.return_unused(&waits);
                 return self.free_unused(cell, address, id);
             }
         }
@@ -142,8 +142,8 @@ impl Engine {
         let block = state.heap.view(slot);
         state.heap.drain(slot, count);
         let oversize = state.policy.is_oversize(block.size_bytes);
-        if state.counters.given_back(block.kind, block.size_bytes, oversize) {
-            self.ledger.settle(cell.number, &mut state.counters, &self.heaps);
+        if state.counters.began_draining(block.kind, block.size_bytes, oversize) {
+            self.ledger.raise_limits(cell.number, &mut state.counters, &self.heaps);
         }
         self.record(Action::FreeRequested, block.address, block.requested_bytes, cell);
         Some(slot)
@@ -185,11 +185,11 @@ impl Engine {
     ///
     /// [`DriverError`]; blocks whose events could not be waited for continue to wait.
     pub(super) fn drain_events(&self, pool: Option<PoolId>) -> Result<(), DriverError> {
-        let settled = self.settle_deferred_surely();
+        let finished = self.finish_deferred_or_wait();
         let of = |block: Waiting| self.heaps.get(block.heap).map(|cell| cell.pool());
         let wanted = |block| pool.is_none() || of(block) == pool;
         let drained = self.events.drain(&*self.driver, wanted, |block| self.pass(block));
-        settled.and(unless_captured(drained))
+        finished.and(unless_captured(drained))
     }
 
     /// Handles one passed event of a block.

@@ -111,7 +111,7 @@ impl Engine {
             let start = grown.or_else(|| state.heap.room_for(plan.kind, rounded));
             match start.and_then(|start| state.heap.plan_growth(start, rounded)) {
                 Some(Growing::Enough(slot)) => {
-                    return Ok(Ok(self.hand_out(cell, &mut state, slot, rounded, requested)));
+                    return Ok(Ok(self.allocate_slot(cell, &mut state, slot, rounded, requested)));
                 }
                 Some(Growing::Map(run)) => {
                     drop(state);
@@ -171,7 +171,7 @@ impl Engine {
 
     /// Unreserves the reservations of a heap in which nothing is mapped. A request that failed may leave
     /// one.
-    pub(super) fn give_addresses_back(&self, growth: &mut Growth, cell: &HeapCell) {
+    pub(super) fn unreserve_addresses(&self, growth: &mut Growth, cell: &HeapCell) {
         let bare = cell.lock().heap.remove_bare_reservations();
         if bare.is_empty() {
             return;
@@ -182,7 +182,7 @@ impl Engine {
             growth.leftovers.ranges.push((address, size_bytes));
         }
         // On failure they are kept for another try.
-        let _ = self.offer_leftovers(growth);
+        let _ = self.release_leftovers(growth);
     }
 
     /// Maps a range of pages, completely or not at all.
@@ -239,7 +239,7 @@ impl Engine {
         let pages =
             pieces.into_iter().map(|piece| Page { piece, exportable, shared: None, handle: None });
         growth.pages.extend(addresses.zip(pages));
-        growth.pages_came(cell.pool(), run.kind, run.size_bytes);
+        growth.pages_added(cell.pool(), run.kind, run.size_bytes);
         self.record(Action::SegmentMap, run.address, run.size_bytes, cell);
         self.note(cell, || {
             format!("mapped {} bytes of pages at {:#x}", run.size_bytes, run.address)
@@ -278,12 +278,12 @@ impl Engine {
             cell.lock().heap.complete(run.slot, clock);
             return Err(error);
         }
-        let gone = {
+        let removed = {
             let mut state = cell.lock();
             let gap = state.heap.unmapped(*run, self.now());
             state.heap.remove_reservation(gap)
         };
-        growth.pages_went(cell.pool(), run.kind, run.size_bytes);
+        growth.pages_removed(cell.pool(), run.kind, run.size_bytes);
         self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell);
         self.note(cell, || {
             format!("unmapped {} bytes of pages at {:#x}", run.size_bytes, run.address)
@@ -294,7 +294,7 @@ impl Engine {
                 growth.leftovers.pieces.push((page.piece, page_bytes));
             }
         }
-        if let Some(reservation) = gone {
+        if let Some(reservation) = removed {
             growth.numbers.remove(&reservation.address);
             self.addresses.remove(reservation.address, reservation.size_bytes);
             growth.leftovers.ranges.push((reservation.address, reservation.size_bytes));
@@ -331,9 +331,9 @@ impl Engine {
     }
 
     /// Tries again to release memory that the driver failed to release.
-    pub(super) fn offer_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
+    pub(super) fn release_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
         // Imported memory must not prevent the release of our own.
-        let _ = self.shared.imports.offer_leftovers();
+        let _ = self.shared.imports.release_leftovers();
         self.driver.virtual_memory().map_or(Ok(()), |memory| growth.leftovers.offer(memory))
     }
 
@@ -341,7 +341,7 @@ impl Engine {
     /// because blocks may still be in use.
     pub(super) fn drop_pages(&self) {
         self.shared.withdraw_all();
-        let _ = self.shared.imports.offer_leftovers();
+        let _ = self.shared.imports.release_leftovers();
         let Some(memory) = self.driver.virtual_memory() else { return };
         let (pages, mut leftovers) = {
             let mut growth = self.growth.lock();

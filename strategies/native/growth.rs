@@ -171,16 +171,16 @@ impl Growth {
         (reserve_bytes(configured, self.device_total_bytes), name)
     }
 
-    pub(super) fn segment_came(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
-        self.pages_came(pool, kind, size_bytes);
+    pub(super) fn segment_added(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
+        self.pages_added(pool, kind, size_bytes);
         self.counters.segment.increase(kind, 1);
         if self.is_oversize(size_bytes) {
             self.counters.oversize_segments.increase(1);
         }
     }
 
-    pub(super) fn segment_went(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
-        self.pages_went(pool, kind, size_bytes);
+    pub(super) fn segment_removed(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
+        self.pages_removed(pool, kind, size_bytes);
         self.counters.segment.decrease(kind, 1);
         if self.is_oversize(size_bytes) {
             self.counters.oversize_segments.decrease(1);
@@ -192,12 +192,12 @@ impl Growth {
     }
 
     /// Counts pages of expandable segments as bytes and as driver calls, but not as segments.
-    pub(super) fn pages_came(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
+    pub(super) fn pages_added(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_alloc += 1;
         self.reserve_changes(pool, kind, size_bytes, PerPool::increase);
     }
 
-    pub(super) fn pages_went(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
+    pub(super) fn pages_removed(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_free += 1;
         self.reserve_changes(pool, kind, size_bytes, PerPool::decrease);
     }
@@ -242,7 +242,7 @@ impl Engine {
             Err(error) if error.is_out_of_memory() => return Ok(Err(Refusal::Driver(error))),
             Err(error) => return Err(error),
         };
-        growth.segment_came(cell.pool(), plan.kind, plan.segment_bytes);
+        growth.segment_added(cell.pool(), plan.kind, plan.segment_bytes);
         growth.numbers.insert(address, self.history.number_segment());
         self.addresses.add(address, plan.segment_bytes, cell.number);
         self.announce(growth, Action::SegmentAlloc, address, plan.segment_bytes, cell);
@@ -251,7 +251,7 @@ impl Engine {
         let mut state = cell.lock();
         let clock = self.now();
         let slot = state.heap.add_segment(plan.kind, address, plan.segment_bytes, clock);
-        Ok(Ok(self.hand_out(cell, &mut state, slot, plan.rounded_bytes, plan.requested_bytes)))
+        Ok(Ok(self.allocate_slot(cell, &mut state, slot, plan.rounded_bytes, plan.requested_bytes)))
     }
 
     /// Allocates a fixed segment from the pool's own allocator or from the driver.
@@ -270,9 +270,9 @@ impl Engine {
             return take();
         }
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(plan.segment_bytes);
-        let came = MutexGuard::unlocked(growth, || catch_unwind(AssertUnwindSafe(take)));
+        let result = MutexGuard::unlocked(growth, || catch_unwind(AssertUnwindSafe(take)));
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_sub(plan.segment_bytes);
-        came.unwrap_or_else(|panic| resume_unwind(panic))
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Returns segments to the pools' own allocators, with no lock held. A panic of one of them is
@@ -310,7 +310,6 @@ fn take_from(
         return Ok(address);
     }
     own.free(address, size_bytes, stream);
-    let message =
-        format!("the pool's own allocator answered with {address:#x}: not aligned to 512");
+    let message = format!("the pool's own allocator returned {address:#x}: not aligned to 512");
     Err(DriverError::new(DriverErrorKind::InvalidValue, call, 0, message))
 }

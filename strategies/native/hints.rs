@@ -15,7 +15,7 @@ use crate::size::{
 
 /// Properties of the heaps that explain the failure.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeapSummary {
     /// Free memory in heaps of other streams, in the request's pool.
     pub(super) streams: OutOfReach,
     /// Free memory in other pools.
@@ -51,7 +51,7 @@ impl OutOfReach {
     }
 }
 
-impl Held {
+impl HeapSummary {
     /// Returns empty values. `page_bytes` is given if expandable segments could be switched on.
     pub(super) fn new(page_bytes: Option<u64>) -> Self {
         Self { page_bytes, ..Self::default() }
@@ -124,7 +124,7 @@ pub(super) fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
 pub(super) struct Why<'a> {
     pub(super) report: &'a OutOfMemory,
     pub(super) refusal: &'a Refusal,
-    pub(super) held: Held,
+    pub(super) summary: HeapSummary,
     pub(super) growth: &'a Growth,
 }
 
@@ -154,7 +154,7 @@ impl Why<'_> {
 
     fn forbidden(&self) -> Option<String> {
         matches!(self.refusal, Refusal::Forbidden).then(|| {
-            "throw_on_cudamalloc_oom:True refused the request before the driver was asked; raise \
+            "throw_on_cudamalloc_oom:True refused the request before the driver was called: raise \
              per_process_memory_fraction."
                 .to_owned()
         })
@@ -185,7 +185,8 @@ impl Why<'_> {
         let segment = self.report.segment_bytes;
         (free >= segment && self.report.reserved_bytes + segment > limit).then(|| {
             format!(
-                "the limit of {} refused it, the device still has {} free: raise the memory fraction.",
+                "the limit of {} refused the request, the device still has {} free: raise the \
+                 memory fraction.",
                 human_bytes(limit),
                 human_bytes(free)
             )
@@ -202,8 +203,8 @@ impl Why<'_> {
             && !self.growth.settings.expandable_segments;
         (fits && is_shared && mib * MIB > OWN_SEGMENT_MIN_BYTES).then(|| {
             format!(
-                "{} are free, enough for the request, but segments that requests share take {}: \
-                 large_segment_size_mb:{mib} takes less and may do.",
+                "{} are free, enough for the request, but a segment that requests share has {}: \
+                 large_segment_size_mb:{mib} is smaller and may be enough.",
                 human_bytes(room),
                 human_bytes(report.segment_bytes)
             )
@@ -212,16 +213,16 @@ impl Why<'_> {
 
     /// Explains that the request's own stream has enough free memory, but not contiguous.
     fn pieces(&self) -> Option<String> {
-        if self.held.fits_now {
+        if self.summary.fits_now {
             let why = if self.growth.is_exact() {
-                "a block that fits came free while other streams were waited for, and compat:pytorch \
+                "a block that fits became free while other streams were waited for, and compat:pytorch \
                  does not search again"
             } else {
-                "a block that fits came free meanwhile"
+                "a block that fits became free in the meantime"
             };
             return Some(format!("{why}: the same request would succeed now."));
         }
-        let (report, elsewhere) = (self.report, [self.held.streams, self.held.pools]);
+        let (report, elsewhere) = (self.report, [self.summary.streams, self.summary.pools]);
         let all = report.cached_small_bytes + report.cached_large_bytes;
         let cached = all - elsewhere.iter().map(|there| there.cached_bytes).sum::<u64>();
         if cached >= report.rounded_bytes {
@@ -244,34 +245,34 @@ impl Why<'_> {
 
     /// Returns advice against fragmentation: free blocks between live blocks.
     fn remedy(&self) -> String {
-        let (held, rounded) = (self.held, self.report.rounded_bytes);
+        let (summary, rounded) = (self.summary, self.report.rounded_bytes);
         if self.may_be_joined().is_some() {
             return "expandable_segments:True may join them".to_owned();
         }
         let least = self.growth.settings.large_segment_bytes;
         let keeps_all = self.growth.settings.max_split_bytes.is_none();
-        if keeps_all && held.cut_segment_bytes > least && held.cut_segment_bytes >= rounded {
-            let (mib, cut) = (least.div_ceil(MIB), human_bytes(held.cut_segment_bytes));
+        if keeps_all && summary.cut_segment_bytes > least && summary.cut_segment_bytes >= rounded {
+            let (mib, cut) = (least.div_ceil(MIB), human_bytes(summary.cut_segment_bytes));
             return format!(
                 "max_split_size_mb:{mib} may help, it keeps segments whole such as one of {cut}"
             );
         }
-        if held.own_segments_bytes >= rounded {
-            let own = human_bytes(held.own_segments_bytes);
+        if summary.own_segments_bytes >= rounded {
+            let own = human_bytes(summary.own_segments_bytes);
             return format!(
                 "expandable_segments:False may help, {own} of them could be segments of their own \
-                 then and be given back"
+                 then and be released"
             );
         }
-        "blocks in use lie between them, so take first what lives long".to_owned()
+        "blocks in use separate them, so allocate long-lived blocks first".to_owned()
     }
 
     /// Returns the cached bytes and the bytes that could still be reserved, if expandable segments might
     /// serve the request. That is so if there is room for the pages they would keep and those of the
     /// request. This is an estimate, because blocks would have been placed elsewhere.
     fn may_be_joined(&self) -> Option<(u64, u64)> {
-        let (report, held) = (self.report, self.held);
-        let page_bytes = held.page_bytes?;
+        let (report, summary) = (self.report, self.summary);
+        let page_bytes = summary.page_bytes?;
         if matches!(self.refusal, Refusal::Forbidden) {
             return None;
         }
@@ -280,13 +281,13 @@ impl Why<'_> {
         let cached = cached.saturating_sub(report.cached_private_bytes);
         let page_bytes = page_of(PoolKind::of(report.rounded_bytes), page_bytes);
         let request = align_up(report.rounded_bytes, page_bytes);
-        let has_room =
-            held.kept_bytes.saturating_add(request) <= report.reserved_bytes.saturating_add(room);
+        let has_room = summary.kept_bytes.saturating_add(request)
+            <= report.reserved_bytes.saturating_add(room);
         (cached > 0 && has_room).then_some((cached, room))
     }
 
     fn other_streams(&self) -> Option<String> {
-        let there = self.held.streams;
+        let there = self.summary.streams;
         there.is_enough(self.report.rounded_bytes).then(|| {
             format!(
                 "{} are cached for other streams, which this request cannot use: allocate on fewer \
@@ -297,11 +298,11 @@ impl Why<'_> {
     }
 
     fn other_pools(&self) -> Option<String> {
-        let there = self.held.pools;
+        let there = self.summary.pools;
         there.is_enough(self.report.rounded_bytes).then(|| {
             let (cached, pool) = (human_bytes(there.cached_bytes), self.report.pool);
             if pool == PoolId::DEFAULT {
-                let remedy = if there.fits { "make them with use_on_oom, or " } else { "" };
+                let remedy = if there.fits { "create them with use_on_oom, or " } else { "" };
                 return format!("{cached} are cached in private pools: {remedy}release them.");
             }
             format!("{cached} are cached in other pools, which requests of pool {pool} cannot use.")
@@ -313,8 +314,8 @@ impl Why<'_> {
         let report = self.report;
         let bytes = align_up(requested_bytes, MIN_BLOCK_BYTES);
         let has_block = report.free.first().is_some_and(|largest| {
-            let home = (largest.stream, largest.pool) == (report.stream, report.pool);
-            home && largest.largest_bytes >= bytes
+            let same = (largest.stream, largest.pool) == (report.stream, report.pool);
+            same && largest.largest_bytes >= bytes
         });
         let segment = segment_bytes(bytes, self.growth.settings.large_segment_bytes);
         has_block || self.room().is_some_and(|room| room >= segment)
@@ -340,7 +341,7 @@ impl Why<'_> {
     fn inflated(&self) -> Option<String> {
         let report = self.report;
         let in_use = report.allocated_bytes.saturating_add(report.draining_bytes);
-        let more = in_use.saturating_sub(self.held.requested_bytes);
+        let more = in_use.saturating_sub(self.summary.requested_bytes);
         let room = self.room()?;
         let missing = report.rounded_bytes.saturating_sub(room);
         if missing == 0 || more < missing {
@@ -349,12 +350,12 @@ impl Why<'_> {
         let keys = match (self.is_rounding(), self.growth.settings.max_split_bytes.is_some()) {
             (true, _) => "roundup_power2_divisions rounds them up: use more divisions or none",
             (false, true) => {
-                "max_split_size_mb hands out large ones whole: try a lower max_non_split_rounding_mb \
+                "max_split_size_mb allocates large ones whole: try a lower max_non_split_rounding_mb \
                  or none of both"
             }
             (false, false) => return None,
         };
         let more = human_bytes(more);
-        Some(format!("blocks in use have {more} more than was asked for: {keys}."))
+        Some(format!("blocks in use have {more} more than was requested: {keys}."))
     }
 }

@@ -16,13 +16,13 @@ use crate::sharing::{FabricShare, FixedShare, PagesShare, ProcessMark};
 
 /// The contents of a mapping: identifies the memory that it maps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Shown {
+pub(super) enum MappingContents {
     Fixed { owner: ProcessMark, segment_bytes: u64, handle: [u8; 64] },
     Pages { owner: ProcessMark, secret: [u8; 16], page_bytes: u64, identities: Box<[u64]> },
     Fabric { page_bytes: u64, handles: Box<[[u8; 64]]> },
 }
 
-impl Shown {
+impl MappingContents {
     pub(super) fn fixed(share: &FixedShare) -> Self {
         let FixedShare { owner, segment_bytes, handle, .. } = *share;
         Self::Fixed { owner, segment_bytes, handle }
@@ -48,21 +48,21 @@ pub(super) struct Imports {
 
 #[derive(Debug, Default)]
 struct State {
-    mappings: HashMap<Shown, Weak<Mapping>>,
+    mappings: HashMap<MappingContents, Weak<Mapping>>,
     /// Memory that the driver failed to release.
-    leftovers: Vec<Held>,
+    leftovers: Vec<ImportedResources>,
 }
 
 /// A mapping in use.
 #[derive(Debug)]
 pub(super) struct Mapping {
     imports: Arc<Imports>,
-    held: Held,
+    resources: ImportedResources,
 }
 
 /// Resources held from the driver, in any state from none to a whole mapping.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct ImportedResources {
     /// True if work may have used it: the device is synchronized before anything is unmapped.
     pub(super) used: bool,
     /// The reserved address space, its size, and how much of its front is mapped.
@@ -79,7 +79,7 @@ pub(super) struct Range {
     pub(super) mapped_bytes: u64,
 }
 
-impl Held {
+impl ImportedResources {
     fn address(&self) -> u64 {
         self.range.map(|range| range.address).or(self.opened).unwrap_or(0)
     }
@@ -125,33 +125,37 @@ impl Imports {
         Arc::new(Self { driver, state: Mutex::default() })
     }
 
-    pub(super) fn find(&self, shown: &Shown) -> Option<Arc<Mapping>> {
-        self.state.lock().mappings.get(shown)?.upgrade()
+    pub(super) fn find(&self, contents: &MappingContents) -> Option<Arc<Mapping>> {
+        self.state.lock().mappings.get(contents)?.upgrade()
     }
 
     /// Adds a mapping that [`find`](Self::find) does not find. The caller holds the growth lock.
-    pub(super) fn add(self: &Arc<Self>, shown: Shown, held: Held) -> Arc<Mapping> {
-        let mapping = Arc::new(Mapping { imports: Arc::clone(self), held });
-        self.state.lock().mappings.insert(shown, Arc::downgrade(&mapping));
+    pub(super) fn add(
+        self: &Arc<Self>,
+        contents: MappingContents,
+        resources: ImportedResources,
+    ) -> Arc<Mapping> {
+        let mapping = Arc::new(Mapping { imports: Arc::clone(self), resources });
+        self.state.lock().mappings.insert(contents, Arc::downgrade(&mapping));
         mapping
     }
 
     /// Releases the resources of a mapping that failed, now or later.
-    pub(super) fn discard(&self, mut held: Held) {
+    pub(super) fn discard(&self, mut resources: ImportedResources) {
         // The caller has an error to report already.
-        let _ = held.close(&*self.driver);
-        if !held.is_nothing() {
-            self.state.lock().leftovers.push(held);
+        let _ = resources.close(&*self.driver);
+        if !resources.is_nothing() {
+            self.state.lock().leftovers.push(resources);
         }
     }
 
     /// Tries again to release memory that the driver failed to release.
-    pub(super) fn offer_leftovers(&self) -> Result<(), DriverError> {
+    pub(super) fn release_leftovers(&self) -> Result<(), DriverError> {
         let mut refused = Ok(());
-        self.state.lock().leftovers.retain_mut(|held| {
-            let done = held.close(&*self.driver);
+        self.state.lock().leftovers.retain_mut(|resources| {
+            let done = resources.close(&*self.driver);
             refused = std::mem::replace(&mut refused, Ok(())).and(done);
-            !held.is_nothing()
+            !resources.is_nothing()
         });
         refused
     }
@@ -165,18 +169,18 @@ impl Imports {
 impl Drop for Imports {
     fn drop(&mut self) {
         // A drop cannot report errors: memory that the driver fails to release leaks.
-        let _ = self.offer_leftovers();
+        let _ = self.release_leftovers();
     }
 }
 
 impl Mapping {
     pub(super) fn address(&self) -> u64 {
-        self.held.address()
+        self.resources.address()
     }
 
     /// Returns the range of pages, if it is one.
     pub(super) fn pages(&self) -> Option<(u64, u64)> {
-        self.held.range.map(|range| (range.address, range.mapped_bytes))
+        self.resources.range.map(|range| (range.address, range.mapped_bytes))
     }
 }
 
@@ -185,7 +189,7 @@ impl Drop for Mapping {
         // The same memory may have been opened again since the last reference was dropped: remove dead
         // entries only.
         self.imports.state.lock().mappings.retain(|_, mapping| mapping.strong_count() > 0);
-        let held = std::mem::take(&mut self.held);
-        self.imports.discard(held);
+        let resources = std::mem::take(&mut self.resources);
+        self.imports.discard(resources);
     }
 }

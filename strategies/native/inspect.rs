@@ -20,7 +20,7 @@ const LATE_MAX: u32 = 10_000;
 
 /// The first step that the next allocation of a request would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Foresight {
+pub enum Prediction {
     /// A cached block fits; it starts at this address.
     Hit(u64),
     /// The collector runs and releases segments.
@@ -52,9 +52,9 @@ pub struct Collection {
 impl Engine {
     /// Predicts the first step of allocating `request` in a pool. Changes nothing.
     #[must_use]
-    pub fn foresee(&self, pool: PoolId, request: Request) -> Foresight {
+    pub fn predict(&self, pool: PoolId, request: Request) -> Prediction {
         if !(1..=REQUEST_MAX_BYTES).contains(&request.bytes) {
-            return Foresight::Refuse;
+            return Prediction::Refuse;
         }
         let growth = self.growth.lock();
         let policy = growth.policy_of(pool);
@@ -67,7 +67,7 @@ impl Engine {
             Some(heap.view(slot).address)
         });
         if let Some(address) = fit {
-            return Foresight::Hit(address);
+            return Prediction::Hit(address);
         }
         let growing = cell.filter(|_| plan.expandable).and_then(|cell| growing(cell, &plan));
         let needed_bytes = match &growing {
@@ -84,22 +84,22 @@ impl Engine {
             growth.refuses(plan.segment_bytes, released_bytes).is_some()
                 || needed_bytes > free_bytes.saturating_add(released_bytes)
         };
-        match self.foresee_collection(&growth) {
+        match self.predict_collection(&growth) {
             Some(collection) => {
                 let suffices = !is_refused(collection.bytes);
-                Foresight::Collect(Collection { suffices, ..collection })
+                Prediction::Collect(Collection { suffices, ..collection })
             }
             None if matches!(growth.refuses(plan.segment_bytes, 0), Some(Refusal::Forbidden)) => {
-                Foresight::Refuse
+                Prediction::Refuse
             }
             None if is_refused(0) => {
                 let oversize = cell.map(|cell| Self::oversize(&growth, cell, &plan));
                 let first = oversize.and_then(|of| of.first().map(|first| first.block.address));
-                Foresight::Limit(first)
+                Prediction::Limit(first)
             }
             None => match growing {
-                Some((Growing::Enough(_), address)) => Foresight::Hit(address),
-                _ => Foresight::Grow,
+                Some((Growing::Enough(_), address)) => Prediction::Hit(address),
+                _ => Prediction::Grow,
             },
         }
     }

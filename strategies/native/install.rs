@@ -62,7 +62,7 @@ impl Engine {
         installed: &mut Vec<Installed>,
     ) -> Result<(), AllocError> {
         let address = self.driver.allocate(segment.size_bytes)?;
-        growth.segment_came(cell.pool(), segment.kind, segment.size_bytes);
+        growth.segment_added(cell.pool(), segment.kind, segment.size_bytes);
         growth.numbers.insert(address, self.history.number_segment());
         self.addresses.add(address, segment.size_bytes, cell.number);
         let mut state = cell.lock();
@@ -108,7 +108,7 @@ impl Engine {
         let base = whole.address();
         {
             let mut state = cell.lock();
-            self.give_back(cell, &mut state, slot_of(&whole));
+            self.free_slot(cell, &mut state, slot_of(&whole));
         }
         // Allocate everything except the holes, so that each hole is a free block of its own.
         let mut here = moved(first, base);
@@ -156,7 +156,7 @@ impl Engine {
                 BlockStateName::ActiveAllocated => {
                     installed.push(Installed { address: block.address, allocation });
                 }
-                _ => self.give_back(cell, &mut state, slot_of(&allocation)),
+                _ => self.free_slot(cell, &mut state, slot_of(&allocation)),
             }
         }
         Ok(())

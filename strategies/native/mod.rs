@@ -41,6 +41,6 @@ mod statistics;
 
 pub use crate::heap::Broken;
 pub use engine::{Engine, EngineOptions};
-pub use inspect::{Collection, Foresight};
+pub use inspect::{Collection, Prediction};
 #[doc(hidden)]
 pub use install::{Installed, groups};

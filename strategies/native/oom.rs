@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
-use super::hints::{Held, Why};
+use super::hints::{HeapSummary, Why};
 use super::policy::Plan;
 use crate::driver::name_holders;
 use crate::error::{FreeRanges, OutOfMemory};
@@ -13,7 +13,7 @@ use crate::heap::{BlockState, BlockView, Heap};
 use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::PoolKind;
-use crate::stats::{ALL, Lane};
+use crate::stats::{ALL, CounterIndex};
 
 impl Engine {
     /// Counts the failure and collects all numbers that explain it. The caller holds the growth lock and
@@ -50,12 +50,12 @@ impl Engine {
         let can_expand =
             self.driver.virtual_memory().is_some() && !growth.settings.expandable_segments;
         let page_bytes = growth.settings.large_segment_bytes;
-        let mut held = Held::new(can_expand.then_some(page_bytes));
+        let mut summary = HeapSummary::new(can_expand.then_some(page_bytes));
         for other in self.all_heaps(growth) {
-            self.add_heap_to_report(&mut report, &mut held, other, cell, plan);
+            self.add_heap_to_report(&mut report, &mut summary, other, cell, plan);
         }
         report.free.sort_unstable_by_key(|free| Reverse(free.largest_bytes));
-        report.hints = Why { report: &report, refusal: &refusal, held, growth }.hints();
+        report.hints = Why { report: &report, refusal: &refusal, summary, growth }.hints();
         report.free.truncate(OutOfMemory::FREE_MAX);
         if let Refusal::Driver(error) = refusal {
             report.driver = Some(error);
@@ -67,23 +67,24 @@ impl Engine {
     fn add_heap_to_report(
         &self,
         report: &mut OutOfMemory,
-        held: &mut Held,
+        summary: &mut HeapSummary,
         other: &HeapCell,
         cell: &HeapCell,
         plan: &Plan,
     ) {
         let state = other.lock();
         let now = state.counters.current(ALL);
-        let bytes = |lane| u64::try_from(now.of(lane)).unwrap_or(0);
-        report.allocated_bytes += bytes(Lane::AllocatedBytes);
-        report.draining_bytes += bytes(Lane::ActiveBytes) - bytes(Lane::AllocatedBytes);
+        let bytes = |counter| u64::try_from(now.of(counter)).unwrap_or(0);
+        report.allocated_bytes += bytes(CounterIndex::AllocatedBytes);
+        report.draining_bytes +=
+            bytes(CounterIndex::ActiveBytes) - bytes(CounterIndex::AllocatedBytes);
         let own = other.number == cell.number;
         let releases = other.pool() == PoolId::DEFAULT || own;
-        held.add_heap(&state.heap, releases, bytes(Lane::RequestedBytes));
+        summary.add_heap(&state.heap, releases, bytes(CounterIndex::RequestedBytes));
         if own {
             let rules = &state.policy.rules;
-            held.fits_now = state.heap.best_fit(plan.kind, plan.rounded_bytes, rules).is_some();
-            held.add_cut_segments(&state.heap);
+            summary.fits_now = state.heap.best_fit(plan.kind, plan.rounded_bytes, rules).is_some();
+            summary.add_cut_segments(&state.heap);
         }
         report.free.extend(free_ranges(&state.heap, other));
         for kind in [PoolKind::Small, PoolKind::Large] {
@@ -99,7 +100,7 @@ impl Engine {
             }
             if !own {
                 let same_pool = other.pool() == cell.pool();
-                let there = if same_pool { &mut held.streams } else { &mut held.pools };
+                let there = if same_pool { &mut summary.streams } else { &mut summary.pools };
                 there.cached_bytes += cached;
                 let reaches = same_pool || other.stream() == cell.stream();
                 there.fits |= reaches && kind == plan.kind && largest >= plan.rounded_bytes;

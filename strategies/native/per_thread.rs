@@ -10,7 +10,7 @@
 //! Hits of the default pool on all other streams skip this check: the table finds no such heap for them.
 //! A request in a private pool queries the driver.
 
-use super::cell::{HeapCell, Home};
+use super::cell::{HeapCell, HeapKey};
 use super::engine::Engine;
 use crate::allocator::{Allocation, Request};
 use crate::driver::synchronize_outside_captures;
@@ -33,20 +33,20 @@ impl Engine {
             Some(cell) => cell,
             None => self.add_heap(stream, true)?,
         };
-        self.allocate_at_home(cell, Home::of(stream), request)
+        self.allocate_in_heap(cell, HeapKey::of(stream), request)
     }
 
-    /// Allocates in a heap that serves `home`, off the hot path.
-    pub(super) fn allocate_at_home(
+    /// Allocates in a heap that serves `key`, off the hot path.
+    pub(super) fn allocate_in_heap(
         &self,
         cell: &HeapCell,
-        home: Home,
+        key: HeapKey,
         request: Request,
     ) -> Result<Allocation, AllocError> {
-        let found = self.serve::<true>(cell, &mut cell.lock_at(home)?, request.bytes);
+        let found = self.serve::<true>(cell, &mut cell.lock_at(key)?, request.bytes);
         let made = match found {
             Some(made) => made,
-            None => self.allocate_under_pressure(cell, home, request)?,
+            None => self.allocate_under_pressure(cell, key, request)?,
         };
         Ok(self.used_by_its_stream(made, request.stream))
     }
@@ -83,14 +83,14 @@ impl Engine {
 
     /// Returns true if the caller may neither wait nor release memory on behalf of a heap's stream, on
     /// any thread.
-    pub(super) fn is_left_alone(&self, cell: &HeapCell) -> bool {
-        let foreign = self.scopes.any_capture() && self.is_left_in_use(cell);
+    pub(super) fn may_not_be_released(&self, cell: &HeapCell) -> bool {
+        let foreign = self.scopes.any_capture() && self.may_be_in_use(cell);
         foreign || self.is_captured(cell.stream())
     }
 
     /// Returns true if free memory of a heap may be in use by per-thread streams of other threads. In
     /// the default pool all free memory is new or has passed its events.
-    fn is_left_in_use(&self, cell: &HeapCell) -> bool {
+    fn may_be_in_use(&self, cell: &HeapCell) -> bool {
         cell.pool() != PoolId::DEFAULT && self.driver.is_per_thread_stream(cell.stream())
     }
 
@@ -109,6 +109,6 @@ impl Engine {
                 waited => waited,
             };
         }
-        if self.is_left_in_use(cell) { synchronize_outside_captures(&*self.driver) } else { Ok(()) }
+        if self.may_be_in_use(cell) { synchronize_outside_captures(&*self.driver) } else { Ok(()) }
     }
 }

@@ -7,7 +7,7 @@
 //! called with no lock held.
 //!
 //! A pool without users is **freeable**: releasing memory empties it. Its empty heaps are then reused by
-//! other pools, so the number of pools over time is unlimited. A heap's home is checked under its lock,
+//! other pools, so the number of pools over time is unlimited. A heap's key is checked under its lock,
 //! which detects a heap that has moved.
 //!
 //! Source: PyTorch's private pools.
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{MutexGuard, RwLock};
 
-use super::cell::{HeapCell, HeapState, Home};
+use super::cell::{HeapCell, HeapKey, HeapState};
 use super::engine::{Engine, check_size};
 use super::growth::Growth;
 use crate::allocator::{
@@ -144,9 +144,9 @@ impl Engine {
     /// Allocates while blocks wait for events, scopes are open or captures run, or if the request names
     /// a pool or address.
     #[cold]
-    pub(super) fn allocate_with_care(&self, request: Request) -> Result<Allocation, AllocError> {
+    pub(super) fn allocate_checked(&self, request: Request) -> Result<Allocation, AllocError> {
         check_size(request.bytes)?;
-        let _asks = self.history.of_request();
+        let _context = self.history.of_request();
         match request.place {
             Place::Anywhere => {}
             Place::Pool(pool) => return self.allocate_in_pool(pool, request),
@@ -164,14 +164,14 @@ impl Engine {
     #[inline]
     pub(super) fn route(&self, stream: StreamId) -> Result<Routed<Arc<PoolHeaps>>, DriverError> {
         let routed = self.scopes.route(stream)?;
-        self.settle_waiting(stream, routed.status)?;
+        self.finish_waiting(stream, routed.status)?;
         Ok(routed)
     }
 
     /// Allocates in a pool, regardless of open scopes.
     fn allocate_in_pool(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         let status = capture_status_of(&*self.driver, request.stream)?;
-        self.settle_waiting(request.stream, status)?;
+        self.finish_waiting(request.stream, status)?;
         if pool == PoolId::DEFAULT {
             return self.allocate_by_default::<true>(request.bytes, request.stream);
         }
@@ -190,12 +190,12 @@ impl Engine {
         if status != CaptureStatus::None {
             heaps.pin();
         }
-        let home = Home { pool: heaps.pool, stream: request.stream };
+        let key = HeapKey { pool: heaps.pool, stream: request.stream };
         let cell = match self.heap_in(heaps, request.stream) {
             Some(cell) => cell,
             None => self.add_private_heap(heaps, request.stream)?,
         };
-        self.allocate_at_home(cell, home, request)
+        self.allocate_in_heap(cell, key, request)
     }
 
     fn add_private_heap(
@@ -212,14 +212,14 @@ impl Engine {
         if let Some(cell) = self.heap_in(heaps, stream) {
             return Ok(cell);
         }
-        let home = Home { pool, stream };
+        let key = HeapKey { pool, stream };
         let policy = growth.policy_of(pool);
         let spare = growth.pools.spare.pop().and_then(|number| self.heaps.get(number));
         let cell: &HeapCell = match spare {
             Some(cell) => cell,
-            None => self.heaps.add(home, HeapState::new(self.addresses.is_kept(), policy))?,
+            None => self.heaps.add(key, HeapState::new(self.addresses.is_kept(), policy))?,
         };
-        cell.move_to(home, policy);
+        cell.move_to(key, policy);
         heaps.numbers.write().push((stream, cell.number));
         Ok(cell)
     }
@@ -259,7 +259,7 @@ impl Engine {
             }
             let cells = self.heaps_of(growth, pool);
             for cell in &cells {
-                self.give_addresses_back(growth, cell);
+                self.unreserve_addresses(growth, cell);
             }
             if cells.iter().any(|cell| cell.lock().heap.block_count() > 0) {
                 continue;
@@ -267,7 +267,7 @@ impl Engine {
             for cell in cells {
                 // A thread that looked up this heap earlier now gets an error from `lock_at`.
                 let policy = cell.lock().policy;
-                cell.move_to(Home { pool: PoolId::NOBODY, stream: cell.stream() }, policy);
+                cell.move_to(HeapKey { pool: PoolId::NONE, stream: cell.stream() }, policy);
                 growth.pools.spare.push(cell.number);
             }
             forgotten.extend(growth.pools.by_id.remove(&pool));
@@ -302,7 +302,7 @@ fn new_pool(pool: PoolId, options: PoolOptions) -> PrivatePool {
 impl PrivatePools for Engine {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         let mut growth = self.growth.lock();
-        if pool == PoolId::DEFAULT || pool == PoolId::NOBODY {
+        if pool == PoolId::DEFAULT || pool == PoolId::NONE {
             return Err(PoolError::IsDefault);
         }
         if growth.pools.by_id.contains_key(&pool) {
@@ -341,7 +341,7 @@ impl PrivatePools for Engine {
 
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         let mut growth = self.growth.lock();
-        if pool == PoolId::DEFAULT || pool == PoolId::NOBODY {
+        if pool == PoolId::DEFAULT || pool == PoolId::NONE {
             return Err(PoolError::IsDefault);
         }
         let known = growth.pools.by_id.contains_key(&pool);
@@ -361,7 +361,7 @@ impl PrivatePools for Engine {
     }
 
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        let _asks = self.history.of_free();
+        let _context = self.history.of_free();
         let closed = {
             let mut growth = self.growth.lock();
             let found = growth.pools.get_mut(pool)?;
@@ -378,7 +378,7 @@ impl PrivatePools for Engine {
     /// Waits for the events of the pool's blocks and releases its free memory.
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         let _lines = diagnostics::lines();
-        let _asks = self.history.of_free();
+        let _context = self.history.of_free();
         let mut growth = self.growth.lock();
         if growth.pools.get(pool)?.users > 0 || self.scopes.any_capture() {
             return Ok(());

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use parking_lot::MutexGuard;
 
-use super::cell::{HeapCell, HeapState, Home};
+use super::cell::{HeapCell, HeapKey, HeapState};
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
@@ -30,14 +30,14 @@ impl Engine {
     pub(super) fn allocate_under_pressure(
         &self,
         cell: &HeapCell,
-        home: Home,
+        key: HeapKey,
         request: Request,
     ) -> Result<Allocation, AllocError> {
         let _operation = self.history.operation();
         let _lines = diagnostics::lines();
         if self.hooks.free_some_memory() {
             self.note(cell, || "free-memory callbacks freed something".to_owned());
-            if let Ok(mut state) = cell.lock_at(home)
+            if let Ok(mut state) = cell.lock_at(key)
                 && let Some(found) = self.search(cell, &mut state, request.bytes)
             {
                 return Ok(found);
@@ -49,17 +49,18 @@ impl Engine {
             // While this thread waited for the lock, another miss may have grown this heap, and a
             // private pool may have been removed.
             let policy = {
-                let mut state = cell.lock_at(home)?;
+                let mut state = cell.lock_at(key)?;
                 if let Some(found) = self.search(cell, &mut state, request.bytes) {
                     return Ok(found);
                 }
                 state.policy
             };
             let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.settings) };
-            growth.pools.set_busy(home.pool, true);
+            growth.pools.set_busy(key.pool, true);
             // A pool's own allocator may panic; the pool must not stay busy then.
-            let step = catch_unwind(AssertUnwindSafe(|| self.climb(&mut growth, cell, &plan)));
-            growth.pools.set_busy(home.pool, false);
+            let step =
+                catch_unwind(AssertUnwindSafe(|| self.try_miss_steps(&mut growth, cell, &plan)));
+            growth.pools.set_busy(key.pool, false);
             match step.unwrap_or_else(|panic| resume_unwind(panic))? {
                 Ok(found) => return Ok(found),
                 Err(_) if self.wait_for_announced(&mut growth) => {}
@@ -71,14 +72,14 @@ impl Engine {
         drop(growth);
         self.history.explain(&mut report);
         if is_rejected {
-            self.hooks.tell_oom_rejection(&report);
+            self.hooks.notify_oom_rejection(&report);
         } else {
-            self.hooks.tell_out_of_memory(&report);
+            self.hooks.notify_out_of_memory(&report);
         }
         Err(AllocError::OutOfMemory(Box::new(report)))
     }
 
-    fn climb(
+    fn try_miss_steps(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
         cell: &HeapCell,
@@ -172,7 +173,7 @@ impl Engine {
             let rules = FitRules { expandable, ..state.policy.rules };
             let slot = state.heap.best_fit(plan.kind, plan.rounded_bytes, &rules)?;
             let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
-            Some(self.hand_out(cell, &mut state, slot, rounded, requested))
+            Some(self.allocate_slot(cell, &mut state, slot, rounded, requested))
         })
     }
 
@@ -187,7 +188,7 @@ impl Engine {
         let rounded_bytes = state.policy.roundup.round(requested_bytes);
         let kind = PoolKind::of(rounded_bytes);
         let slot = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules)?;
-        Some(self.hand_out(cell, state, slot, rounded_bytes, requested_bytes))
+        Some(self.allocate_slot(cell, state, slot, rounded_bytes, requested_bytes))
     }
 
     /// Returns true if even an empty cache could not serve the request, so that releasing memory is

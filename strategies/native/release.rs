@@ -60,19 +60,19 @@ impl Engine {
         growth: &mut MutexGuard<'_, Growth>,
         also: PoolId,
     ) -> Result<(), DriverError> {
-        self.offer_leftovers(growth)?;
+        self.release_leftovers(growth)?;
         let mut kept = Ok(());
         let released = self.release_from(growth, PoolId::DEFAULT, PoolKind::RELEASE_ORDER);
-        go_on(released, &mut kept)?;
+        note_capture_error(released, &mut kept)?;
         for pool in growth.pools.freeable() {
             // The lock was released for calls of pools' own allocators: the id may belong to another
             // pool now.
             if growth.pools.is_freeable(pool) {
-                go_on(self.release_pool_memory(growth, pool), &mut kept)?;
+                note_capture_error(self.release_pool_memory(growth, pool), &mut kept)?;
             }
         }
         if !growth.is_exact() && growth.pools.may_shrink(also) {
-            go_on(self.release_pool_memory(growth, also), &mut kept)?;
+            note_capture_error(self.release_pool_memory(growth, also), &mut kept)?;
         }
         self.forget_empty_pools(growth);
         kept
@@ -98,7 +98,7 @@ impl Engine {
     ) -> Result<(), DriverError> {
         let mut cells = self.heaps_of(growth, pool);
         // The thread may not wait for a stream that is being captured.
-        cells.retain(|cell| !self.is_left_alone(cell));
+        cells.retain(|cell| !self.may_not_be_released(cell));
         let mut idle = Vec::new();
         for kind in kinds {
             idle.extend(Self::idle_segments(&cells, kind).into_iter().map(Idle::Segment));
@@ -110,7 +110,7 @@ impl Engine {
                 Idle::Segment(candidate) => self.release(growth, &candidate),
                 Idle::Pages { cell, run } => self.release_pages(growth, cell, &run),
             };
-            go_on(released.map(drop), &mut kept)?;
+            note_capture_error(released.map(drop), &mut kept)?;
         }
         kept
     }
@@ -149,7 +149,7 @@ impl Engine {
             cell.lock().heap.restore_segment(segment);
             return Err(error);
         }
-        growth.segment_went(cell.pool(), segment.kind, size_bytes);
+        growth.segment_removed(cell.pool(), segment.kind, size_bytes);
         growth.numbers.remove(&address);
         self.note(cell, || format!("freed a segment of {size_bytes} bytes at {address:#x}"));
         Ok(size_bytes)
@@ -204,7 +204,7 @@ impl Engine {
 }
 
 /// Stores an error that a capture caused and continues, so that the rest is still released.
-fn go_on(
+fn note_capture_error(
     released: Result<(), DriverError>,
     kept: &mut Result<(), DriverError>,
 ) -> Result<(), DriverError> {

@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 
 use super::engine::Engine;
 use super::growth::Growth;
-use super::imports::{Held, Imports, Mapping, Range, Shown};
+use super::imports::{ImportedResources, Imports, Mapping, MappingContents, Range};
 use crate::allocator::{Allocation, Imported, Sharing};
 use crate::driver::{Driver, Exportable, Fabric, FabricHandle, VirtualMemory};
 use crate::error::HandleError;
-use crate::heap::{Place, Reservation};
+use crate::heap::{Reservation, SegmentRange};
 use crate::sharing::{
     Contents, Exporter, Extent, FabricShare, Fetch, FixedShare, PAGES_MAX, PageEntry, PagesShare,
     ProcessMark, SharedHandle, SharingError,
@@ -66,14 +66,14 @@ impl Shared {
 impl Sharing for Engine {
     fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
         let mut growth = self.growth.lock();
-        let place = self.place_of(allocation)?;
+        let segment = self.segment_of(allocation)?;
         let pool = self.own(allocation)?.0.pool();
         if growth.pools.allocator_of(pool).is_some() {
             return Err(SharingError::NotSupported { what: "segments of a pool's own allocator" });
         }
-        match place.reservation {
+        match segment.reservation {
             Some(reservation) => self.share_pages(&mut growth, allocation, &reservation),
-            None => self.share_segment(allocation, &place),
+            None => self.share_segment(allocation, &segment),
         }
     }
 
@@ -83,7 +83,7 @@ impl Sharing for Engine {
 
     fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
         // A failure here must not prevent this call.
-        let _ = self.shared.imports.offer_leftovers();
+        let _ = self.shared.imports.release_leftovers();
         let (mapping, Extent { offset_bytes, size_bytes }) = match handle.contents() {
             Contents::Fixed(share) => (self.open_segment(share)?, share.extent),
             Contents::Pages(share) => (self.open_pages(share)?, share.extent),
@@ -95,29 +95,29 @@ impl Sharing for Engine {
 
 impl Engine {
     /// Returns the segment around a live block.
-    pub(super) fn place_of(&self, allocation: &Allocation) -> Result<Place, HandleError> {
+    pub(super) fn segment_of(&self, allocation: &Allocation) -> Result<SegmentRange, HandleError> {
         let (cell, id) = self.own(allocation)?;
         let state = cell.lock();
         let address = allocation.address();
         let slot = state.heap.live(id, address).ok_or(HandleError::Stale { address })?;
-        Ok(state.heap.place_of(slot))
+        Ok(state.heap.segment_of(slot))
     }
 
     /// Shares a block of a fixed segment. The caller holds the growth lock.
     fn share_segment(
         &self,
         allocation: &Allocation,
-        place: &Place,
+        segment: &SegmentRange,
     ) -> Result<SharedHandle, SharingError> {
         let none = SharingError::NotSupported { what: "plain allocations between processes" };
-        let handle = self.driver.ipc().ok_or(none)?.share(place.address)?;
+        let handle = self.driver.ipc().ok_or(none)?.share(segment.address)?;
         let share = FixedShare {
             owner: ProcessMark::own(),
             extent: Extent {
-                offset_bytes: allocation.address() - place.address,
+                offset_bytes: allocation.address() - segment.address,
                 size_bytes: allocation.size_bytes(),
             },
-            segment_bytes: place.size_bytes,
+            segment_bytes: segment.size_bytes,
             handle,
         };
         Ok(SharedHandle::of(Contents::Fixed(share))?)
@@ -191,29 +191,32 @@ impl Engine {
         if share.owner.is_own() {
             return Err(SharingError::OwnProcess);
         }
-        let shown = Shown::fixed(share);
+        let contents = MappingContents::fixed(share);
         let imports = &self.shared.imports;
         let _growth = self.growth.lock();
-        if let Some(mapping) = imports.find(&shown) {
+        if let Some(mapping) = imports.find(&contents) {
             return Ok(mapping);
         }
         let none = SharingError::NotSupported { what: "plain allocations between processes" };
         let address = self.driver.ipc().ok_or(none)?.open(&share.handle)?;
-        Ok(imports.add(shown, Held { used: true, opened: Some(address), ..Held::default() }))
+        Ok(imports.add(
+            contents,
+            ImportedResources { used: true, opened: Some(address), ..ImportedResources::default() },
+        ))
     }
 
     fn open_pages(&self, share: &PagesShare) -> Result<Arc<Mapping>, SharingError> {
-        self.open_range(Shown::pages(share), share.page_bytes, |memory, held| {
-            import(memory, share, held)
+        self.open_range(MappingContents::pages(share), share.page_bytes, |memory, resources| {
+            import(memory, share, resources)
         })
     }
 
     fn open_fabric(&self, share: &FabricShare) -> Result<Arc<Mapping>, SharingError> {
-        self.open_range(Shown::fabric(share), share.page_bytes, |memory, held| {
+        self.open_range(MappingContents::fabric(share), share.page_bytes, |memory, resources| {
             let none = SharingError::NotSupported { what: "pages of a fabric" };
             let fabric: &dyn Fabric = memory.fabric().ok_or(none)?;
             for handle in &share.pages {
-                held.pieces.push(fabric.import_handle(&FabricHandle(*handle))?);
+                resources.pieces.push(fabric.import_handle(&FabricHandle(*handle))?);
             }
             Ok(())
         })
@@ -223,12 +226,12 @@ impl Engine {
     /// pieces, with no lock held; if it fails, the pieces it got are released.
     fn open_range(
         &self,
-        shown: Shown,
+        contents: MappingContents,
         page_bytes: u64,
-        import: impl FnOnce(&dyn VirtualMemory, &mut Held) -> Result<(), SharingError>,
+        import: impl FnOnce(&dyn VirtualMemory, &mut ImportedResources) -> Result<(), SharingError>,
     ) -> Result<Arc<Mapping>, SharingError> {
         let imports = &self.shared.imports;
-        if let Some(mapping) = imports.find(&shown) {
+        if let Some(mapping) = imports.find(&contents) {
             return Ok(mapping);
         }
         let none = SharingError::NotSupported { what: "pages: it has no virtual memory" };
@@ -237,23 +240,23 @@ impl Engine {
         if !page_bytes.is_multiple_of(granularity_bytes) {
             return Err(SharingError::PageSize { page_bytes, granularity_bytes });
         }
-        let mut held = Held::default();
-        if let Err(error) = import(memory, &mut held) {
-            imports.discard(held);
+        let mut resources = ImportedResources::default();
+        if let Err(error) = import(memory, &mut resources) {
+            imports.discard(resources);
             return Err(error);
         }
         let growth = self.growth.lock();
         // Another thread may have opened the same memory since the first check.
-        if let Some(mapping) = imports.find(&shown) {
-            imports.discard(held);
+        if let Some(mapping) = imports.find(&contents) {
+            imports.discard(resources);
             return Ok(mapping);
         }
-        if let Err(error) = self.map_imported(&growth, memory, page_bytes, &mut held) {
-            imports.discard(held);
+        if let Err(error) = self.map_imported(&growth, memory, page_bytes, &mut resources) {
+            imports.discard(resources);
             return Err(error.into());
         }
-        held.used = true;
-        Ok(imports.add(shown, held))
+        resources.used = true;
+        Ok(imports.add(contents, resources))
     }
 
     /// Maps all pieces in order, with access for this device and its peers.
@@ -262,12 +265,12 @@ impl Engine {
         growth: &Growth,
         memory: &dyn VirtualMemory,
         page_bytes: u64,
-        held: &mut Held,
+        resources: &mut ImportedResources,
     ) -> Result<(), crate::error::DriverError> {
-        let size_bytes = page_bytes * held.pieces.len() as u64;
+        let size_bytes = page_bytes * resources.pieces.len() as u64;
         let address = memory.reserve(size_bytes)?;
-        let range = held.range.insert(Range { address, size_bytes, mapped_bytes: 0 });
-        for piece in &held.pieces {
+        let range = resources.range.insert(Range { address, size_bytes, mapped_bytes: 0 });
+        for piece in &resources.pieces {
             memory.map(address + range.mapped_bytes, page_bytes, *piece)?;
             range.mapped_bytes += page_bytes;
         }
@@ -281,12 +284,12 @@ impl Engine {
 fn import(
     memory: &dyn VirtualMemory,
     share: &PagesShare,
-    held: &mut Held,
+    resources: &mut ImportedResources,
 ) -> Result<(), SharingError> {
     let mut fetch = Fetch::new(share);
     while let Some(descriptors) = fetch.next_pages()? {
         for descriptor in descriptors {
-            held.pieces.push(memory.import(descriptor, share.page_bytes)?);
+            resources.pieces.push(memory.import(descriptor, share.page_bytes)?);
         }
     }
     Ok(())

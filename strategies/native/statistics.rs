@@ -7,11 +7,13 @@ use super::engine::Engine;
 use super::growth::Growth;
 use crate::allocator::Counters;
 use crate::size::PoolKind;
-use crate::stats::{ALL, Accumulated, Counter, HeapCounters, Lane, Lanes, PerPool, Statistics};
+use crate::stats::{
+    ALL, Accumulated, Counter, CounterIndex, CounterValues, HeapCounters, PerPool, Statistics,
+};
 
 #[derive(Default)]
 struct Fold {
-    current: [Lanes; 3],
+    current: [CounterValues; 3],
     sums: [Accumulated; 2],
 }
 
@@ -28,20 +30,20 @@ impl Fold {
         }
     }
 
-    fn per_pool(&self, lane: Lane, peaks: &[Lanes; 3]) -> PerPool {
+    fn per_pool(&self, counter: CounterIndex, peaks: &[CounterValues; 3]) -> PerPool {
         let of_kind = |kind: PoolKind| {
             let sums = self.sums[kind.index()];
             Counter {
-                current: self.current[kind.index()].of(lane),
-                peak: peaks[kind.index()].of(lane),
-                allocated: sums.allocated.of(lane),
-                freed: sums.freed.of(lane),
+                current: self.current[kind.index()].of(counter),
+                peak: peaks[kind.index()].of(counter),
+                allocated: sums.allocated.of(counter),
+                freed: sums.freed.of(counter),
             }
         };
         let (small, large) = (of_kind(PoolKind::Small), of_kind(PoolKind::Large));
         let all = Counter {
-            current: self.current[ALL].of(lane),
-            peak: peaks[ALL].of(lane),
+            current: self.current[ALL].of(counter),
+            peak: peaks[ALL].of(counter),
             allocated: small.allocated.wrapping_add(large.allocated),
             freed: small.freed.wrapping_add(large.freed),
         };
@@ -49,7 +51,7 @@ impl Fold {
     }
 }
 
-fn plus(a: Lanes, b: Lanes) -> Lanes {
+fn plus(a: CounterValues, b: CounterValues) -> CounterValues {
     a.zip(b, i64::wrapping_add)
 }
 
@@ -75,23 +77,23 @@ impl Counters for Engine {
             statistics.hits += state.counters.hits;
             statistics.misses += state.counters.misses;
             // Every block is active, free or unmapped, so this needs no walk over the free blocks.
-            let active = state.counters.current(ALL).of(Lane::Active).unsigned_abs();
+            let active = state.counters.current(ALL).of(CounterIndex::Active).unsigned_abs();
             let known = state.heap.block_count() - state.heap.unmapped_count();
             statistics.free_blocks += known as u64 - active;
         }
         let peaks = self.ledger.peaks();
-        for (family, lane) in [
-            (&mut statistics.allocation, Lane::Allocation),
-            (&mut statistics.allocated_bytes, Lane::AllocatedBytes),
-            (&mut statistics.active, Lane::Active),
-            (&mut statistics.active_bytes, Lane::ActiveBytes),
-            (&mut statistics.requested_bytes, Lane::RequestedBytes),
-            (&mut statistics.inactive_split, Lane::InactiveSplit),
-            (&mut statistics.inactive_split_bytes, Lane::InactiveSplitBytes),
+        for (family, counter) in [
+            (&mut statistics.allocation, CounterIndex::Allocation),
+            (&mut statistics.allocated_bytes, CounterIndex::AllocatedBytes),
+            (&mut statistics.active, CounterIndex::Active),
+            (&mut statistics.active_bytes, CounterIndex::ActiveBytes),
+            (&mut statistics.requested_bytes, CounterIndex::RequestedBytes),
+            (&mut statistics.inactive_split, CounterIndex::InactiveSplit),
+            (&mut statistics.inactive_split_bytes, CounterIndex::InactiveSplitBytes),
         ] {
-            *family = fold.per_pool(lane, &peaks);
+            *family = fold.per_pool(counter, &peaks);
         }
-        statistics.oversize_allocations = fold.per_pool(Lane::Oversize, &peaks).all;
+        statistics.oversize_allocations = fold.per_pool(CounterIndex::Oversize, &peaks).all;
         let by_pool = growth.reserved_by_pool.iter();
         statistics.reserved_by_pool = by_pool.map(|(pool, reserved)| (*pool, *reserved)).collect();
         statistics

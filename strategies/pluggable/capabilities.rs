@@ -69,7 +69,7 @@ impl PluggableAllocator {
         let address = name.address;
         let mut shard = self.table.lock(address);
         shard.live(name)?;
-        let Some(tell) = &self.callbacks.record_stream else {
+        let Some(set_fraction) = &self.callbacks.record_stream else {
             let is_new = |own: &&mut Block| own.stream != stream && !own.uses.contains(&stream);
             if let Some(block) = shard.get_mut(address).filter(is_new) {
                 block.uses.push(stream);
@@ -77,7 +77,7 @@ impl PluggableAllocator {
             return Ok(());
         };
         drop(shard);
-        tell(address, stream);
+        set_fraction(address, stream);
         Ok(())
     }
 }
@@ -88,7 +88,7 @@ impl CrossStream for PluggableAllocator {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        if self.pools.know_a_capture() { Ok(()) } else { self.poll() }
+        if self.pools.any_capture_known() { Ok(()) } else { self.poll() }
     }
 }
 

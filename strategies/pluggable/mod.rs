@@ -116,8 +116,8 @@ impl PluggableAllocator {
 
     fn limit_to_fraction(&self, fraction: f64) {
         self.limit.set_fraction(fraction, self.device.total_bytes);
-        if let Some(tell) = &self.callbacks.memory_fraction {
-            tell(fraction, self.device.device);
+        if let Some(set_fraction) = &self.callbacks.memory_fraction {
+            set_fraction(fraction, self.device.device);
         }
     }
 
@@ -135,7 +135,7 @@ impl PluggableAllocator {
     }
 
     fn serve(&self, pool: PoolId, request: Request) -> AllocResult {
-        let _asks = self.history.of_request();
+        let _context = self.history.of_request();
         request.check_size()?;
         if pool != PoolId::DEFAULT && self.may_be_captured(request.stream) {
             // The graph uses the pool's memory each time it is launched.
@@ -199,7 +199,7 @@ impl PluggableAllocator {
             source,
         };
         if let Some(fault) = fault_of(address, size_bytes) {
-            self.hand_back(address, &block);
+            self.call_free(address, &block);
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         }
         self.pools.add_block(pool);
@@ -218,7 +218,7 @@ impl PluggableAllocator {
 
     /// Calls the function that frees the block. The caller has removed it first: from here on another
     /// thread's request may get its address.
-    fn hand_back(&self, address: u64, block: &Block) {
+    fn call_free(&self, address: u64, block: &Block) {
         match &block.source {
             Some(own) => own.free(address, block.size_bytes, block.stream),
             None => {
@@ -229,7 +229,7 @@ impl PluggableAllocator {
 
     /// Frees the live block with this name.
     fn free_block(&self, name: BlockName) -> Result<u64, HandleError> {
-        let _asks = self.history.of_free();
+        let _context = self.history.of_free();
         let (stream, uses, pool, serial, bytes) = {
             let shard = self.table.lock(name.address);
             let block = shard.live(name)?;
@@ -264,7 +264,7 @@ impl PluggableAllocator {
         let keeps = self.callbacks.begin_pool.is_none();
         let kept =
             keeps && known.as_mut().is_some_and(|known| known.keep(pool, (stream, size, address)));
-        let gone = if kept {
+        let removed = if kept {
             shard.keep(address);
             None
         } else {
@@ -279,19 +279,19 @@ impl PluggableAllocator {
         self.record(Action::FreeCompleted, address, requested, (stream, pool));
         drop(shard);
         drop(known);
-        if let Some(block) = gone {
-            self.give_back(address, &block);
+        if let Some(block) = removed {
+            self.free_removed(address, &block);
         }
         true
     }
 
     /// Frees the memory of a removed block and counts it.
-    fn give_back(&self, address: u64, block: &Block) {
+    fn free_removed(&self, address: u64, block: &Block) {
         let _charge = self.limit.kept(block.size_bytes);
         let of = (block.stream, block.pool);
         self.record(Action::SegmentFree, address, block.size_bytes, of);
         self.announce(Action::SegmentFree, address, block.size_bytes, of);
-        self.hand_back(address, block);
+        self.call_free(address, block);
     }
 }
 
@@ -314,7 +314,7 @@ impl Drop for PluggableAllocator {
         drop(shards);
         for address in all {
             if let Some(block) = self.table.lock(address).remove(address) {
-                let _ = catch_unwind(AssertUnwindSafe(|| self.give_back(address, &block)));
+                let _ = catch_unwind(AssertUnwindSafe(|| self.free_removed(address, &block)));
             }
         }
         self.waiting.queue.destroy(&*self.driver);

@@ -60,20 +60,20 @@ struct Opened {
 
 /// All pools but the default one.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct PoolTable {
     pools: BTreeMap<PoolId, Pool>,
 }
 
 #[derive(Debug)]
 pub(super) struct Pools {
-    known: Mutex<Known>,
+    known: Mutex<PoolTable>,
     /// Notified when a scope of one request was closed.
     closed: Condvar,
     /// Opened and closed under `known`.
     scopes: Scopes<Opened>,
 }
 
-impl Known {
+impl PoolTable {
     pub(super) fn in_use(&mut self, pool: PoolId) -> Result<&mut Pool, PoolError> {
         match self.pools.get_mut(&pool) {
             Some(found) if found.users > 0 => Ok(found),
@@ -127,13 +127,13 @@ impl Pools {
         Self { known: Mutex::default(), closed: Condvar::new(), scopes }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Known> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, PoolTable> {
         self.known.lock()
     }
 
     /// Returns true if a capture is known, here or in another allocator over the same driver.
-    pub(super) fn know_a_capture(&self) -> bool {
-        self.scopes.any_capture() || self.scopes.any_elsewhere()
+    pub(super) fn any_capture_known(&self) -> bool {
+        self.scopes.any_capture() || self.scopes.any_in_other_allocators()
     }
 
     /// Counts a block of the pool that is about to be added to the table.
@@ -155,7 +155,7 @@ impl PluggableAllocator {
     /// Allocates an idle block of a pool.
     pub(super) fn revive(
         &self,
-        known: &mut Known,
+        known: &mut PoolTable,
         pool: PoolId,
         request: Request,
     ) -> Option<Allocation> {
@@ -182,16 +182,16 @@ impl PluggableAllocator {
             .filter(|(id, pool)| pool.users == 0 || (Some(**id) == own && !pool.fixed))
             .flat_map(|(id, pool)| std::mem::take(&mut pool.idle).into_iter().map(|b| (*id, b)))
             .collect();
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         for (pool, (_, _, address)) in idle {
             if let Some(block) = self.table.lock(address).remove(address) {
                 known.remove_block(pool);
-                gone.push((address, block));
+                removed.push((address, block));
             }
         }
         drop(known);
-        for (address, block) in gone {
-            self.give_back(address, &block);
+        for (address, block) in removed {
+            self.free_removed(address, &block);
         }
     }
 
@@ -261,17 +261,17 @@ impl PluggableAllocator {
     fn forget_scope(&self, pool: PoolId, has_user: bool) {
         let mut known = self.pools.lock();
         let closed = self.pools.scopes.close(pool);
-        let mut gone = None;
+        let mut removed = None;
         if let Ok(found) = known.in_use(pool) {
             found.begun -= 1;
             found.users -= u32::from(has_user);
             if found.users == 0 && found.blocks == 0 {
-                gone = known.pools.remove(&pool);
+                removed = known.pools.remove(&pool);
             }
         }
         drop(known);
         // Dropping a filter or a pool may run user code.
-        drop((closed, gone));
+        drop((closed, removed));
         self.pools.closed.notify_all();
     }
 
@@ -327,15 +327,15 @@ impl PluggableAllocator {
         let shards = self.table.lock_all();
         let blocks = shards.iter().flat_map(|shard| shard.iter()).filter(|block| wanted(block));
         let mut found: Vec<_> = blocks.map(layout).collect();
-        let said = then();
+        let result = then();
         drop(shards);
         SegmentLayout::sort(&mut found);
-        (found, said)
+        (found, result)
     }
 
     fn restore_checked(
         &self,
-        known: &mut Known,
+        known: &mut PoolTable,
         checkpoint: &PoolCheckpoint,
     ) -> Result<(), PoolError> {
         let pool = checkpoint.pool;
@@ -354,8 +354,8 @@ impl PluggableAllocator {
         for segment in &checkpoint.segments {
             let (address, size_bytes) = (segment.address, segment.size_bytes);
             let has_it = |block: &Block| {
-                let home = (block.pool, block.stream, block.size_bytes);
-                home == (pool, segment.stream, size_bytes) && block.state != State::Draining
+                let found = (block.pool, block.stream, block.size_bytes);
+                found == (pool, segment.stream, size_bytes) && block.state != State::Draining
             };
             let is_sound = |block: &BlockLayout| {
                 let whole = (block.address, block.size_bytes) == (address, size_bytes);
@@ -381,7 +381,8 @@ fn layout(live: &Live<Block>) -> SegmentLayout {
         State::Draining => BlockStateName::ActivePendingFree,
         State::Idle => BlockStateName::Inactive,
     };
-    let Live { address, kept: Block { size_bytes, requested_bytes, stream, pool, .. }, .. } = *live;
+    let Live { address, value: Block { size_bytes, requested_bytes, stream, pool, .. }, .. } =
+        *live;
     let block = BlockLayout { address, size_bytes, requested_bytes, state };
     SegmentLayout::of_block(block, stream, pool)
 }
@@ -410,7 +411,7 @@ impl PrivatePools for PluggableAllocator {
     }
 
     fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
-        let (begun, gone) = {
+        let (begun, removed) = {
             let mut known = self.pools.lock();
             let found = known.in_use(pool)?;
             found.users -= 1;
@@ -421,7 +422,7 @@ impl PrivatePools for PluggableAllocator {
             let is_empty = found.blocks == 0;
             (begun, is_empty.then(|| known.pools.remove(&pool)))
         };
-        drop(gone);
+        drop(removed);
         if let Some(release) = &self.callbacks.release_pool {
             (0..begun).for_each(|_| release(self.device.device, pool));
         }

@@ -44,7 +44,7 @@ impl PluggableAllocator {
         let free = report.device_free_bytes.unwrap_or(0);
         self.record(Action::OutOfMemory, free, request.bytes, (request.stream, pool));
         self.history.explain(&mut report);
-        self.hooks.tell_out_of_memory(&report);
+        self.hooks.notify_out_of_memory(&report);
         Err(AllocError::OutOfMemory(Box::new(report)))
     }
 
@@ -61,7 +61,7 @@ impl PluggableAllocator {
 
     /// Empties the cache. Does nothing while a capture is known, because it would break the capture.
     pub(super) fn empty(&self) -> Result<(), DriverError> {
-        if self.pools.know_a_capture() {
+        if self.pools.any_capture_known() {
             return Ok(());
         }
         let drained = self.drain_and_release(None);
@@ -96,8 +96,8 @@ impl PluggableAllocator {
         let mut hints = Vec::new();
         match (refusal, report.limit_bytes) {
             (Refusal::Limit, Some(limit)) => hints.push(format!(
-                "the limit of {} refused it before the user's function was asked: raise the memory \
-                 fraction.",
+                "the limit of {} refused the request before the user's function was called: raise \
+                 the memory fraction.",
                 human_bytes(limit)
             )),
             _ => hints.push(format!(

@@ -90,7 +90,7 @@ impl Locked<'_> {
     }
 
     pub(super) fn get_mut(&mut self, address: u64) -> Option<&mut Block> {
-        self.shard.get_mut(address).map(|live| &mut live.kept)
+        self.shard.get_mut(address).map(|live| &mut live.value)
     }
 
     /// Returns the live block with this name.
@@ -108,7 +108,7 @@ impl Locked<'_> {
         {
             let mut counters = self.counters.lock();
             counters.misses += 1;
-            count_handed_out(&mut counters, &block);
+            count_allocated(&mut counters, &block);
             counters.segment.increase(block.kind(), 1);
             counters.reserved_bytes.increase(block.kind(), block.size_bytes.cast_signed());
         }
@@ -122,7 +122,7 @@ impl Locked<'_> {
         (block.state, block.requested_bytes) = (State::Live, requested_bytes);
         let mut counters = self.counters.lock();
         counters.hits += 1;
-        count_handed_out(&mut counters, block);
+        count_allocated(&mut counters, block);
         Some(serial)
     }
 
@@ -137,21 +137,21 @@ impl Locked<'_> {
     /// Turns a live block into a draining one: its caller has freed it.
     pub(super) fn drain(&mut self, address: u64) {
         let Some(live) = self.shard.get_mut(address) else { return };
-        live.kept.state = State::Draining;
-        self.counters.lock().given_back(live.kind(), live.size_bytes.cast_signed());
+        live.value.state = State::Draining;
+        self.counters.lock().count_free(live.kind(), live.size_bytes.cast_signed());
     }
 
     /// Turns a live or draining block into an idle one.
     pub(super) fn keep(&mut self, address: u64) {
         let Some(live) = self.shard.get_mut(address) else { return };
         count_free(&mut self.counters.lock(), live);
-        live.kept.state = State::Idle;
-        live.kept.uses.clear();
+        live.value.state = State::Idle;
+        live.value.uses.clear();
     }
 
     /// Removes a block in any state.
     pub(super) fn remove(&mut self, address: u64) -> Option<Block> {
-        let block = self.shard.take_if(address, |_| true)?.kept;
+        let block = self.shard.take_if(address, |_| true)?.value;
         let mut counters = self.counters.lock();
         count_free(&mut counters, &block);
         counters.segment.decrease(block.kind(), 1);
@@ -166,9 +166,9 @@ impl Block {
     }
 }
 
-fn count_handed_out(counters: &mut Statistics, block: &Block) {
+fn count_allocated(counters: &mut Statistics, block: &Block) {
     let (kind, bytes) = (block.kind(), block.size_bytes.cast_signed());
-    counters.handed_out(kind, bytes);
+    counters.count_alloc(kind, bytes);
     counters.active.increase(kind, 1);
     counters.active_bytes.increase(kind, bytes);
     counters.requested_bytes.increase(kind, block.requested_bytes.cast_signed());
@@ -181,7 +181,7 @@ fn count_free(counters: &mut Statistics, block: &Block) {
     }
     let (kind, bytes) = (block.kind(), block.size_bytes.cast_signed());
     if block.state == State::Live {
-        counters.given_back(kind, bytes);
+        counters.count_free(kind, bytes);
     }
     counters.active.decrease(kind, 1);
     counters.active_bytes.decrease(kind, bytes);

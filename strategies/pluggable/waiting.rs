@@ -94,7 +94,7 @@ impl PluggableAllocator {
         else {
             // Another thread has freed it or recorded a stream since.
             drop(shard);
-            self.waiting.queue.give_back(&recorded.unwrap_or_default());
+            self.waiting.queue.return_unused(&recorded.unwrap_or_default());
             return self.free_block(name).map(drop);
         };
         let (stream, pool, requested) = (block.stream, block.pool, block.requested_bytes);
@@ -143,7 +143,7 @@ impl PluggableAllocator {
 
     /// Frees the blocks whose events have passed. If a user's function panics, the rest is freed the
     /// next time.
-    fn give_passed_back(&self) {
+    fn free_passed(&self) {
         loop {
             let Some(name) = self.waiting.passed.lock().pop_front() else { return };
             self.waiting.count.fetch_sub(1, Ordering::Relaxed);
@@ -153,19 +153,19 @@ impl PluggableAllocator {
 
     /// Returns true if events may be queried and waited for on behalf of a request: no capture is known.
     pub(super) fn may_wait_for(&self, stream: StreamId) -> bool {
-        !self.pools.know_a_capture() && !self.may_be_captured(stream)
+        !self.pools.any_capture_known() && !self.may_be_captured(stream)
     }
 
     /// Frees the blocks whose events have passed. Never waits for the device.
     pub(super) fn poll(&self) -> Result<(), DriverError> {
-        let settled = self.settle_captured();
+        let drained = self.drain_captured();
         let polled = self.waiting.queue.poll(&*self.driver, |name| self.event_passed(name));
-        self.give_passed_back();
-        settled.and(polled)
+        self.free_passed();
+        drained.and(polled)
     }
 
     /// Records the events of blocks whose captures have ended, for streams that this thread can check.
-    fn settle_captured(&self) -> Result<(), DriverError> {
+    fn drain_captured(&self) -> Result<(), DriverError> {
         let mut failed = None;
         self.waiting.captured.lock().retain(|block| {
             // For a per-thread default stream, this thread would query and record its own stream
@@ -224,7 +224,7 @@ impl PluggableAllocator {
             let passed = |name| self.event_passed(name);
             self.waiting.queue.drain(&*self.driver, |_| true, passed)
         };
-        self.give_passed_back();
+        self.free_passed();
         waited.and(polled).and(drained)
     }
 }

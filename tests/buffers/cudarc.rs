@@ -176,7 +176,7 @@ fn handle_config() -> &'static Config {
 /// Stream-ordered calls do not depend on the thread's current context: a created stream belongs to a
 /// context, and the default stream is that of the primary context.
 #[test]
-fn another_context_of_the_thread_is_in_nobodys_way() {
+fn another_context_of_the_thread_does_no_harm() {
     let Some((_alone, handle)) = handle("backend:cudaMallocAsync") else { return };
     let driver = handle.driver();
     let stream = driver.create_stream().unwrap();

@@ -103,7 +103,7 @@ fn foreign_memory_goes_behind_the_streams_that_it_was_lent_to() {
 }
 
 #[test]
-fn a_buffer_that_cannot_be_lent_says_why_and_frees_its_block() {
+fn a_buffer_that_cannot_be_lent_fails_with_the_reason_and_frees_its_block() {
     for only in ["create_event", "record_event", "wait_event"] {
         let device = device();
         let handle = handle(&device, CONFS[0]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use stratalloc::driver::Driver;
 use stratalloc::error::DriverErrorKind;
 use stratalloc_sim::{
-    CallCosts, EventMode, FaultControl, FaultPlan, Faulty, Held, Sim, SimOptions,
+    CallCosts, EventMode, FaultControl, FaultPlan, Faulty, HeldResources, Sim, SimOptions,
 };
 #[cfg(target_os = "linux")]
 use stratalloc_sim::{Host, HostOptions};
@@ -14,7 +14,7 @@ use stratalloc_sim::{Host, HostOptions};
 pub(crate) trait Base: Driver + Sized + 'static {
     fn with_bytes(total_bytes: u64) -> Self;
     fn finish_all(&self);
-    fn held(&self) -> Held;
+    fn held(&self) -> HeldResources;
     /// Returns how many calls have waited for work so far; `None` when the device does not count them.
     fn waits(&self) -> Option<u64> {
         None
@@ -36,7 +36,7 @@ impl<D: Base> Base for Faulty<Arc<D>> {
         self.inner().finish_all();
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldResources {
         self.inner().held()
     }
 
@@ -59,7 +59,7 @@ impl Base for Sim {
         self.complete_all();
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldResources {
         self.held()
     }
 
@@ -79,7 +79,7 @@ impl Base for Host {
         self.synchronize_device().expect("the device works");
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldResources {
         self.held()
     }
 }
@@ -94,7 +94,7 @@ impl Base for super::gpu::Gpu {
         self.synchronize_device().expect("the device works");
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldResources {
         self.interceptor().held()
     }
 }

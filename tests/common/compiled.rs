@@ -26,7 +26,7 @@ pub(crate) fn compile(compiler: &str, source: &str, name: &str) -> Option<(PathB
         .arg("-o")
         .arg(&library)
         .output()
-        .expect("it said its version");
+        .expect("it prints its version");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     Some((library, log))
 }

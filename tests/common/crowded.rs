@@ -9,20 +9,20 @@ use stratalloc_sim::Sim;
 pub(crate) type Crowded = Intercepted<Sim, Others>;
 
 pub(crate) fn crowded(sim: Sim, list: DriverResult<Vec<ProcessUsage>>) -> Arc<Crowded> {
-    Arc::new(Intercepted::with(sim, Others { list, asked: AtomicUsize::new(0) }))
+    Arc::new(Intercepted::with(sim, Others { list, queries: AtomicUsize::new(0) }))
 }
 
 /// The processes that hold memory of the device.
 #[derive(Debug)]
 pub(crate) struct Others {
     list: DriverResult<Vec<ProcessUsage>>,
-    asked: AtomicUsize,
+    queries: AtomicUsize,
 }
 
 impl Others {
     /// Returns how often the list was read.
-    pub(crate) fn asked(&self) -> usize {
-        self.asked.load(SeqCst)
+    pub(crate) fn queries(&self) -> usize {
+        self.queries.load(SeqCst)
     }
 }
 
@@ -34,7 +34,7 @@ impl Interceptor for Others {
 
 impl Processes for Others {
     fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
-        self.asked.fetch_add(1, SeqCst);
+        self.queries.fetch_add(1, SeqCst);
         self.list.clone()
     }
 }

@@ -1,11 +1,11 @@
-//! Code shared by the test programs: devices to run on, and the laws that every layout obeys.
+//! Code shared by the test programs: devices to run on, and the invariants that every layout obeys.
 //!
 //! Each test program compiles this folder for itself and uses a part of it. Laws return violations as
 //! text instead of panicking, so that a property test can shrink its input without output. Read next:
 //!
-//! - `bed`: a device with an allocator on it; `prelude`: the imports of most tests.
+//! - `fixture`: a device with an allocator on it; `prelude`: the imports of most tests.
 //! - `machine`: drivers whose work a test completes; `gpu`: a real device, if there is one.
-//! - `law`: tiling, sums, statistics; `claims`: ownership of bytes across threads.
+//! - `invariants`: tiling, sums, statistics; `claims`: ownership of bytes across threads.
 //! - `base`: devices to wrap; `plain`: one without optional parts; `crowded`: one with other processes.
 //! - `racing`: a device on which another thread acts between two calls.
 //! - `threaded`: a device with a per-thread default stream.
@@ -15,20 +15,20 @@
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 
 pub(crate) mod base;
-pub(crate) mod bed;
 pub(crate) mod claims;
 #[cfg(target_os = "linux")]
 pub(crate) mod compiled;
 pub(crate) mod crowded;
-pub(crate) mod dice;
+pub(crate) mod fixture;
 pub(crate) mod folder;
 #[cfg(target_os = "linux")]
 pub(crate) mod gpu;
-pub(crate) mod law;
+pub(crate) mod invariants;
 pub(crate) mod meeting;
 pub(crate) mod plain;
 pub(crate) mod prelude;
 pub(crate) mod racing;
+pub(crate) mod rng;
 pub(crate) mod runs;
 pub(crate) mod shared_library;
 pub(crate) mod stacks;
@@ -59,11 +59,11 @@ pub(crate) enum Segments {
 
 impl Segments {
     /// Returns whether new segments are expandable, given the choice of the operation.
-    pub(crate) fn expandable(self, asked: bool) -> bool {
+    pub(crate) fn expandable(self, chosen: bool) -> bool {
         match self {
             Self::Fixed => false,
             Self::Expandable => true,
-            Self::Switching => asked,
+            Self::Switching => chosen,
         }
     }
 }

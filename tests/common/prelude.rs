@@ -45,17 +45,17 @@ pub(crate) use stratalloc_conformance::histories;
 #[cfg(target_os = "linux")]
 pub(crate) use stratalloc_sim::Host;
 pub(crate) use stratalloc_sim::{CallCosts, EventMode, SimOptions};
-pub(crate) use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Held, Sim};
+pub(crate) use stratalloc_sim::{FaultControl, FaultPlan, Faulty, HeldResources, Sim};
 
 pub(crate) use super::base::{Base, Breaks};
-pub(crate) use super::bed::{
-    BOTH, Bed, BedOn, FAR, HOME, ROOMY, SIDE, Tested, beds, config, elsewhere,
+pub(crate) use super::fixture::{
+    BOTH, FAR, Fixture, FixtureOn, HOME, ROOMY, SIDE, Tested, config, fixtures, on_new_thread,
 };
-pub(crate) use super::dice::Dice;
 pub(crate) use super::folder::Folder;
-pub(crate) use super::law::holds_exactly;
+pub(crate) use super::invariants::holds_exactly;
 pub(crate) use super::machine::{Machine, SimMachine};
 pub(crate) use super::plain::plain;
+pub(crate) use super::rng::Rng;
 pub(crate) use super::runs::runs;
 pub(crate) use super::stacks::Counted;
-pub(crate) use super::{Checked, Segments, ensure, ensure_eq, law, unconfigured};
+pub(crate) use super::{Checked, Segments, ensure, ensure_eq, invariants, unconfigured};

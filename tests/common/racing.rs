@@ -25,7 +25,7 @@ pub(crate) fn capture_before_next_event(device: &Racing, stream: StreamId) {
 
 /// Ends a capture on another thread.
 pub(crate) fn end_capture(device: &Racing, stream: StreamId) {
-    on_another_thread(|| Capture::end(&**device.inner(), stream).expect("nobody broke it"));
+    on_another_thread(|| Capture::end(&**device.inner(), stream).expect("the capture is intact"));
 }
 
 fn on_another_thread(act: impl FnOnce() + Send) {

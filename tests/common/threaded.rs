@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 
 use stratalloc::driver::{Driver, DriverResult, Intercepted, Interceptor};
 use stratalloc::ids::StreamId;
-use stratalloc_sim::{Held, Sim};
+use stratalloc_sim::{HeldResources, Sim};
 
 use super::base::Base;
 
@@ -32,7 +32,7 @@ impl Base for Threaded {
         self.inner().complete_all();
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldResources {
         self.inner().held()
     }
 }

@@ -14,13 +14,13 @@ pub(crate) enum Bend {
     TakesAnyFraction,
     EmptiesNothing,
     FreesAnyAddress,
-    CallsNobody,
+    CallsNoHook,
     /// Serves requests to a pool from the default pool.
     HasOnePool,
     /// Scopes route no request.
-    RoutesNobody,
+    RoutesNothing,
     /// Scopes route every request.
-    RoutesEverybody,
+    RoutesEverything,
     /// Pools never lose their users.
     EndsNoPool,
 }
@@ -32,7 +32,7 @@ struct Bent {
     counts: bool,
     limit: Mutex<Option<u64>>,
     /// Hooks that are never called.
-    nobodys: Hooks,
+    unused_hooks: Hooks,
     /// The pool to which every request is routed.
     routed: Mutex<Option<PoolId>>,
 }
@@ -47,7 +47,7 @@ pub(crate) fn bent(bend: Bend, counts: bool) -> impl Fn(Arc<dyn Driver>) -> Cons
             bend,
             counts,
             limit,
-            nobodys: Hooks::new(),
+            unused_hooks: Hooks::new(),
             routed,
         }))
     }
@@ -93,8 +93,8 @@ impl DeviceAllocator for Bent {
         control.caching = Some(self);
         control.counters = control.counters.filter(|_| self.counts);
         control.private_pools = Some(self);
-        if self.bend == Bend::CallsNobody {
-            control.hooks = Some(&self.nobodys);
+        if self.bend == Bend::CallsNoHook {
+            control.hooks = Some(&self.unused_hooks);
         }
         control
     }
@@ -161,11 +161,11 @@ impl PrivatePools for Bent {
 
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         let filter = match self.bend {
-            Bend::RoutesNobody => ScopeFilter::Stream(StreamId(u64::MAX)),
+            Bend::RoutesNothing => ScopeFilter::Stream(StreamId(u64::MAX)),
             _ => filter,
         };
         self.pools().open_scope(pool, filter)?;
-        if self.bend == Bend::RoutesEverybody {
+        if self.bend == Bend::RoutesEverything {
             *self.routed.lock() = Some(pool);
         }
         Ok(())

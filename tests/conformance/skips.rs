@@ -20,29 +20,29 @@ fn without_a_device(test: &str, required: &str) -> Output {
 const TEST: &str = "conformance::native::cuda::live_blocks_never_overlap";
 
 #[test]
-fn a_test_without_a_device_says_so_although_it_passes() {
+fn a_test_without_a_device_prints_that_although_it_passes() {
     for not_required in ["", "0"] {
         let output = without_a_device(TEST, not_required);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{told}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
         // The first line of a process has the driver's message in brackets.
         let line = "native on cuda: live blocks never overlap: skipped: no CUDA device (";
-        assert!(told.starts_with(line) && told.lines().count() == 1, "{told}");
+        assert!(stderr.starts_with(line) && stderr.lines().count() == 1, "{stderr}");
     }
 }
 
 #[test]
 fn a_test_without_a_device_fails_where_one_is_required() {
     let output = without_a_device(TEST, "1");
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(!output.status.success() && told.contains("asks for one"), "{told}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success() && stdout.contains("requires one"), "{stdout}");
 }
 
 #[test]
-fn what_is_not_offered_is_told() {
+fn what_is_not_offered_is_reported() {
     let output = without_a_device("conformance::native::sim::bytes_stay_intact", "");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("skipped: the device has no bytes"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("skipped: the device has no bytes"), "{stderr}");
 }
 
 #[test]

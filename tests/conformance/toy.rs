@@ -33,7 +33,7 @@ pub(crate) enum Defect {
     /// Finds and takes a block in two steps, so two threads may find the same one.
     Races,
     /// Is always out of memory.
-    ServesNobody,
+    ServesNothing,
     /// Allocates a block anywhere, whatever place was requested.
     IgnoresPlaces,
     /// Reports no numbers in its error.
@@ -282,7 +282,7 @@ impl Toy {
 impl DeviceAllocator for Toy {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         if self.defect == Defect::PanicsOnZero {
-            assert!(request.bytes > 0, "nobody asks for nothing");
+            assert!(request.bytes > 0, "a request has no bytes");
         }
         if request.bytes == 0 {
             return Err(AllocError::ZeroBytes);
@@ -293,7 +293,7 @@ impl DeviceAllocator for Toy {
         if request.bytes > REQUEST_MAX_BYTES {
             return Err(AllocError::TooLarge { requested_bytes: request.bytes });
         }
-        if self.defect == Defect::ServesNobody {
+        if self.defect == Defect::ServesNothing {
             let requested_bytes = request.bytes;
             let report = OutOfMemory { requested_bytes, ..OutOfMemory::default() };
             return Err(AllocError::OutOfMemory(Box::new(report)));

@@ -13,7 +13,7 @@ fn registered(driver: Arc<dyn Driver>) -> Constructed {
     REGISTERED.call_once(|| {
         let make = toy(Defect::None);
         let done = registry::register("toy", move |driver, _| make(driver));
-        done.expect("nobody else has the name");
+        done.expect("the name is unique");
     });
     configured("backend:toy")(driver)
 }
@@ -28,24 +28,24 @@ struct Straight {
 impl Straight {
     fn allocate(&self, bytes: u64) -> Option<u64> {
         self.driver.allocate(bytes).ok().or_else(|| {
-            self.give_back();
+            self.free_all();
             self.driver.allocate(bytes).ok()
         })
     }
 
     fn free(&self, address: u64, bytes: u64) {
         self.kept.lock().push((address, bytes));
-        self.give_back();
+        self.free_all();
     }
 
-    fn give_back(&self) {
+    fn free_all(&self) {
         self.kept.lock().retain(|&(address, bytes)| self.driver.free(address, bytes).is_err());
     }
 }
 
 impl Drop for Straight {
     fn drop(&mut self) {
-        self.give_back();
+        self.free_all();
     }
 }
 
@@ -101,7 +101,7 @@ fn a_compiled_library_conforms() {
         })
         .map(|(property, _, _)| *property)
         .collect();
-    for property in [Property::BytesStayIntact, Property::EverythingIsGivenBack] {
+    for property in [Property::BytesStayIntact, Property::EverythingIsReleased] {
         assert!(untested.contains(&property), "{property}: {report}");
     }
     for property in [Property::ReuseWaitsForWork, Property::RunningOutIsAnError] {

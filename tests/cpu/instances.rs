@@ -9,7 +9,7 @@ use super::{ANY, Counted, hand_clock, over};
 use crate::common::prelude::*;
 
 fn take_raw(own: &CpuAllocator, bytes: u64) -> u64 {
-    own.ask(bytes, ANY).map(|b| b.address()).expect("there is enough")
+    own.try_allocate(bytes, ANY).map(|b| b.address()).expect("there is enough")
 }
 
 #[test]
@@ -62,11 +62,11 @@ fn what_others_freed_is_forgotten_and_its_memory_comes_along() {
     drop(memory);
     let idle = take_raw(&own, 64);
     own.free_raw(idle).unwrap();
-    assert!(own.record_free(idle).is_err(), "nobody holds it");
+    assert!(own.record_free(idle).is_err(), "it is not live");
 }
 
 #[test]
-fn what_was_never_seen_is_freed_by_whoever_knows() {
+fn unknown_addresses_are_freed_by_their_owner() {
     let own = over(&Counted::new(), "");
     let address = take_raw(&own, 100);
     let mut foreign = Vec::new();
@@ -134,16 +134,16 @@ impl Source for Slow {
         self.0.take(size_bytes, alignment_bytes)
     }
 
-    fn give(&self, block: SystemBlock) {
+    fn release(&self, block: SystemBlock) {
         // One thread frees memory while the other has just failed to allocate.
         self.1.wait();
         std::thread::yield_now();
-        self.0.give(block);
+        self.0.release(block);
     }
 }
 
 #[test]
-fn nobody_runs_out_of_memory_that_another_thread_is_giving_back() {
+fn memory_that_another_thread_is_freeing_causes_no_failure() {
     for _ in 0..200 {
         let source = Counted::new();
         source.most_bytes.store(1000, Ordering::SeqCst);

@@ -42,12 +42,12 @@ impl Arbitrary for Step {
 }
 
 #[derive(Debug)]
-enum Held {
+enum HeldBlock {
     Typed(Allocation),
     Buffer(CpuBuffer),
 }
 
-impl Held {
+impl HeldBlock {
     fn range(&self) -> (u64, u64) {
         match self {
             Self::Typed(own) => (own.address(), own.size_bytes()),
@@ -59,7 +59,7 @@ impl Held {
 /// The minimal model: live blocks, and free blocks of each size, oldest first.
 #[derive(Default)]
 struct Model {
-    held: Vec<Held>,
+    held: Vec<HeldBlock>,
     idle: HashMap<u64, Vec<u64>>,
     peak: u64,
 }
@@ -69,9 +69,9 @@ impl Model {
         self.held.iter().map(|held| held.range().1).sum()
     }
 
-    fn took(&mut self, held: Held) -> Result<(), String> {
+    fn took(&mut self, held: HeldBlock) -> Result<(), String> {
         let (address, size) = held.range();
-        let overlaps = |other: &Held| {
+        let overlaps = |other: &HeldBlock| {
             let (at, len) = other.range();
             address < at + len && at < address + size
         };
@@ -124,9 +124,9 @@ fn run(steps: &[Step]) -> Result<(), String> {
                 let hits = model.idle.get(&size).is_some_and(|stack| !stack.is_empty());
                 let retries = own.stats().num_alloc_retries;
                 let taken = if matches!(step, Step::Take(_)) {
-                    own.ask(size, ANY).map(Held::Typed)
+                    own.try_allocate(size, ANY).map(HeldBlock::Typed)
                 } else {
-                    own.buffer(size).map(Held::Buffer)
+                    own.buffer(size).map(HeldBlock::Buffer)
                 };
                 if own.stats().num_alloc_retries > retries {
                     if hits || (room && source.most_bytes.load(Ordering::SeqCst) == i64::MAX) {
@@ -145,17 +145,19 @@ fn run(steps: &[Step]) -> Result<(), String> {
                 let held = model.held.swap_remove(n);
                 let range = held.range();
                 match held {
-                    Held::Buffer(buffer) => {
+                    HeldBlock::Buffer(buffer) => {
                         // The block belongs to a buffer, so it cannot be freed by its address.
                         if own.free_raw(range.0).is_ok() {
                             return Err("freed a lent block".to_owned());
                         }
                         drop(buffer);
                     }
-                    Held::Typed(_) if matches!(step, Step::FreeRaw(_)) => {
+                    HeldBlock::Typed(_) if matches!(step, Step::FreeRaw(_)) => {
                         own.free_raw(range.0).map_err(|error| error.to_string())?;
                     }
-                    Held::Typed(block) => own.free(block).map_err(|error| error.to_string())?,
+                    HeldBlock::Typed(block) => {
+                        own.free(block).map_err(|error| error.to_string())?
+                    }
                 }
                 model.freed(range);
             }
@@ -163,11 +165,11 @@ fn run(steps: &[Step]) -> Result<(), String> {
                 let Some(n) = nth(n, &model) else { continue };
                 let address = model.held[n].range().0;
                 match (&model.held[n], own.record_free(address)) {
-                    (Held::Typed(_), Ok(memory)) => {
-                        stratalloc::strategies::system::Source::give(&*source, memory);
+                    (HeldBlock::Typed(_), Ok(memory)) => {
+                        stratalloc::strategies::system::Source::release(&*source, memory);
                         model.held.swap_remove(n);
                     }
-                    (Held::Buffer(_), Err(_)) => {}
+                    (HeldBlock::Buffer(_), Err(_)) => {}
                     (held, answer) => return Err(format!("{held:?}: {answer:?}")),
                 }
             }
@@ -191,10 +193,10 @@ fn run(steps: &[Step]) -> Result<(), String> {
     }
     let held = std::mem::take(&mut model.held);
     let (buffers, typed): (Vec<_>, Vec<_>) =
-        held.into_iter().partition(|held| matches!(held, Held::Buffer(_)));
+        held.into_iter().partition(|held| matches!(held, HeldBlock::Buffer(_)));
     drop(own);
     for held in typed {
-        let Held::Typed(block) = held else { continue };
+        let HeldBlock::Typed(block) = held else { continue };
         CpuAllocator::free_shared(block).map_err(|error| error.to_string())?;
     }
     drop(buffers);
@@ -226,7 +228,7 @@ fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
                     buffer.fill(stratalloc::strategies::system::Fill::Zero);
                     buffer.initialized().unwrap().fill(mark);
                     kept.push(buffer);
-                    let address = own.ask(64, ANY).map(|b| b.address()).unwrap();
+                    let address = own.try_allocate(64, ANY).map(|b| b.address()).unwrap();
                     // Any instance can free the block.
                     shared.free_raw(address).unwrap();
                     if kept.len() > 16 {

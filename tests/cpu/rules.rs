@@ -34,7 +34,7 @@ fn streams_do_not_matter() {
 }
 
 #[test]
-fn blocks_start_where_the_alignment_says() {
+fn blocks_start_at_the_alignment() {
     for (conf, alignment) in
         [("", 64), ("cpu_alignment:4096", 4096), ("cpu_alignment:2097152", 2 * MIB)]
     {
@@ -71,9 +71,9 @@ fn without_memory_the_cache_goes_and_the_system_is_asked_once_more() {
     for _ in 0..2 {
         own.give(own.take(600));
     }
-    assert_eq!(source.asked.load(Ordering::SeqCst), 2);
+    assert_eq!(source.calls.load(Ordering::SeqCst), 2);
     let block = own.take(700);
-    assert_eq!((source.asked.load(Ordering::SeqCst), source.held()), (4, (2, 1000)));
+    assert_eq!((source.calls.load(Ordering::SeqCst), source.held()), (4, (2, 1000)));
     let s = own.stats();
     assert_eq!((s.num_alloc_retries, s.num_ooms), (1, 0));
     own.give(block);
@@ -85,13 +85,13 @@ fn a_failed_request_has_every_number_in_its_report_and_changes_nothing() {
     let source = Counted::new();
     source.most_bytes.store(1000, Ordering::SeqCst);
     let own = over(&source, "");
-    let told = own.ooms_told();
+    let ooms = own.count_ooms();
     let kept = own.take(900);
     let report = own.fail(101, ANY);
     assert_eq!((report.requested_bytes, report.allocated_bytes), (101, 900));
     assert_eq!(report.driver.as_ref().unwrap().code(), 12);
     assert!(report.to_string().contains("101"), "{report}");
-    assert_eq!((told.load(Ordering::SeqCst), own.stats().num_ooms), (1, 1));
+    assert_eq!((ooms.load(Ordering::SeqCst), own.stats().num_ooms), (1, 1));
     own.give(kept);
     assert_eq!(own.take(900).size_bytes(), 900);
 }
@@ -109,7 +109,7 @@ fn a_callback_that_frees_saves_the_request() {
     }));
     // The callback freed a block of exactly this size.
     assert_eq!(own.take(800).size_bytes(), 800);
-    assert_eq!((source.asked.load(Ordering::SeqCst), own.stats().num_alloc_retries), (2, 0));
+    assert_eq!((source.calls.load(Ordering::SeqCst), own.stats().num_alloc_retries), (2, 0));
 }
 
 #[test]
@@ -178,8 +178,8 @@ fn a_source_that_panics_or_answers_with_another_size_leaves_nothing_behind() {
                 _ => self.1.take(size_bytes, alignment_bytes),
             }
         }
-        fn give(&self, block: SystemBlock) {
-            self.1.give(block);
+        fn release(&self, block: SystemBlock) {
+            self.1.release(block);
         }
     }
     let source = Counted::new();
@@ -189,7 +189,7 @@ fn a_source_that_panics_or_answers_with_another_size_leaves_nothing_behind() {
     own.set_limit_bytes(Some(100));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| own.take(80)));
     assert!(panicked.is_err());
-    let error = own.ask(80, ANY).unwrap_err();
+    let error = own.try_allocate(80, ANY).unwrap_err();
     assert!(matches!(&error, AllocError::Driver(e) if e.message().contains("81 bytes")), "{error}");
     assert_eq!(source.held(), (0, 0));
     assert_eq!(own.take(80).size_bytes(), 80);
@@ -302,7 +302,7 @@ fn what_can_change_changes_and_the_rest_is_refused_as_a_whole() {
 }
 
 #[test]
-fn layout_history_and_base_tell_of_every_block() {
+fn layout_history_and_base_show_every_block() {
     let own = over(&Counted::new(), "");
     own.history().start(&RecordOptions::at_most(100));
     let (small, large) = (own.take(512), own.take(5 * MIB));

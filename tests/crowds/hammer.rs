@@ -67,15 +67,15 @@ impl Scene {
         self.machine.used_bytes()
     }
 
-    /// Checks the laws. No thread may be using the allocator.
+    /// Checks the invariants. No thread may be using the allocator.
     pub(crate) fn check(&self) {
         let engine = self.strategy.engine().expect("the native strategy has an engine");
-        law::check_all(engine, self.used_bytes()).expect("the laws hold at rest");
+        invariants::check_all(engine, self.used_bytes()).expect("the invariants hold at rest");
     }
 
     fn allocate(&self, bytes: u64, stream: StreamId) -> Option<Block> {
         self.claims.at_most.add(1);
-        match self.strategy.ask(bytes, stream) {
+        match self.strategy.try_allocate(bytes, stream) {
             Ok(allocation) => {
                 self.claims.at_least.add(1);
                 self.claims.claim(allocation.address(), bytes);
@@ -121,10 +121,10 @@ impl Scene {
     /// that nothing leaks.
     pub(crate) fn rest(&self, left: Vec<Block>) {
         self.check();
-        let told = self.strategy.stats();
+        let stats = self.strategy.stats();
         let (least, most) = (&self.claims.at_least, &self.claims.at_most);
-        assert_eq!((least.now(), most.now()), (told.allocation.all.current, least.now()));
-        let peak = told.allocation.all.peak;
+        assert_eq!((least.now(), most.now()), (stats.allocation.all.current, least.now()));
+        let peak = stats.allocation.all.peak;
         let truth = if self.resets_peaks { least.now() } else { least.peak() };
         assert!(peak >= truth, "a peak of {peak} is below the truth, {truth}");
         assert!(peak <= 2 * most.peak(), "a peak of {peak} is far above {}", most.peak());
@@ -180,13 +180,13 @@ fn hammer(
     inbox: Receiver<Block>,
     outboxes: &[Sender<Block>],
 ) -> (Vec<Block>, Receiver<Block>) {
-    let mut dice = Dice::new(me as u64 + 1);
+    let mut rng = Rng::new(me as u64 + 1);
     let mut held: Vec<Block> = Vec::new();
     for _ in 0..OPERATIONS {
-        let what = dice.below(9);
+        let what = rng.below(9);
         if held.len() < HELD_MAX && what < 4 {
-            let stream = streams[dice.below(streams.len())];
-            match scene.allocate(any_bytes(&mut dice), stream) {
+            let stream = streams[rng.below(streams.len())];
+            match scene.allocate(any_bytes(&mut rng), stream) {
                 Some(block) => held.push(block),
                 None => held.drain(..held.len() / 2).for_each(|block| scene.free(block)),
             }
@@ -196,14 +196,14 @@ fn hammer(
         if held.is_empty() {
             continue;
         }
-        let at = dice.below(held.len());
+        let at = rng.below(held.len());
         match what {
             4 if scene.crosses => {
-                let stream = scene.streams[dice.below(scene.streams.len())];
+                let stream = scene.streams[rng.below(scene.streams.len())];
                 scene.announce(&mut held[at], stream);
             }
             5 => {
-                let to = &outboxes[dice.below(outboxes.len())];
+                let to = &outboxes[rng.below(outboxes.len())];
                 if let Err(back) = to.send(held.swap_remove(at)) {
                     held.push(back.0);
                 }
@@ -214,11 +214,11 @@ fn hammer(
     (held, inbox)
 }
 
-fn any_bytes(dice: &mut Dice) -> u64 {
-    let bytes = match dice.below(8) {
+fn any_bytes(rng: &mut Rng) -> u64 {
+    let bytes = match rng.below(8) {
         0 => 1,
-        1..5 => 512 * (1 + dice.below(400) as u64) - 1,
-        5 => MIB + 1 + dice.below(4 << 20) as u64,
+        1..5 => 512 * (1 + rng.below(400) as u64) - 1,
+        5 => MIB + 1 + rng.below(4 << 20) as u64,
         6 => 11 * MIB,
         _ => 2 * MIB,
     };

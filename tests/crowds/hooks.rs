@@ -24,7 +24,7 @@ fn hooks(scene: &Scene) -> &Hooks {
 }
 
 fn allocate(scene: &Scene, bytes: u64, stream: usize) -> Result<Allocation, AllocError> {
-    scene.strategy.ask(bytes, scene.streams[stream])
+    scene.strategy.try_allocate(bytes, scene.streams[stream])
 }
 
 /// Adds a callback that frees all blocks in `stash`, and returns the number of its calls.
@@ -38,7 +38,7 @@ fn free_the_stash(
     hooks(scene).add_free_memory_callback(Arc::new(move || {
         counted.fetch_add(1, SeqCst);
         let scene = within(&reach);
-        let blocks = std::mem::take(&mut *stash.lock().expect("nobody has panicked"));
+        let blocks = std::mem::take(&mut *stash.lock().expect("no thread has panicked"));
         let any = !blocks.is_empty();
         blocks.into_iter().for_each(|block| scene.strategy.give(block));
         any
@@ -47,7 +47,7 @@ fn free_the_stash(
 }
 
 #[test]
-fn a_callback_that_frees_blocks_makes_room_for_the_request_that_asked() {
+fn a_callback_that_frees_blocks_makes_room_for_the_request() {
     let (scene, reach) = scene();
     let stash = Arc::new(Mutex::new(Vec::new()));
     let calls = free_the_stash(&scene, &reach, &stash);
@@ -70,17 +70,17 @@ fn callbacks_free_blocks_from_inside_while_other_threads_allocate() {
             for me in 0..threads {
                 let (scene, stash) = (&scene, &stash);
                 scope.spawn(move || {
-                    let mut dice = Dice::new(me as u64 + 1);
+                    let mut rng = Rng::new(me as u64 + 1);
                     for _ in 0..300 {
-                        let bytes = [MIB / 2, 12 * MIB, 20 * MIB][dice.below(3)];
-                        let Ok(block) = allocate(scene, bytes, dice.below(3)) else {
+                        let bytes = [MIB / 2, 12 * MIB, 20 * MIB][rng.below(3)];
+                        let Ok(block) = allocate(scene, bytes, rng.below(3)) else {
                             continue;
                         };
                         // The claim fails if another thread holds a byte of the block.
                         scene.claims.claim(block.address(), bytes);
                         thread::yield_now();
                         scene.claims.give_up(block.address(), Vec::new());
-                        stash.lock().expect("nobody has panicked").push(block);
+                        stash.lock().expect("no thread has panicked").push(block);
                     }
                 });
             }
@@ -99,12 +99,15 @@ fn callbacks_free_blocks_from_inside_while_other_threads_allocate() {
 fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
     let (scene, reach) = scene();
     let seen = Arc::new(Mutex::new(Vec::<(StreamId, u64)>::new()));
-    let (told, busy) = (Arc::clone(&seen), Arc::new(AtomicUsize::new(0)));
+    let (observed, busy) = (Arc::clone(&seen), Arc::new(AtomicUsize::new(0)));
     let inside = Arc::clone(&busy);
     hooks(&scene).add_oom_observer(Arc::new(move |report: &OutOfMemory| {
         let scene = within(&reach);
         inside.fetch_add(1, SeqCst);
-        told.lock().expect("nobody has panicked").push((report.stream, report.requested_bytes));
+        observed
+            .lock()
+            .expect("no thread has panicked")
+            .push((report.stream, report.requested_bytes));
         // On a full device these small requests may fail, too. They must not call the observer again.
         let own: Vec<_> = (0..3).filter_map(|n| allocate(&scene, 512 << n, n).ok()).collect();
         for _ in 0..3 {
@@ -140,7 +143,7 @@ fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
 }
 
 #[test]
-fn an_allocator_whose_callback_panics_stays_usable() {
+fn an_allocator_survives_a_panic_of_a_callback() {
     let (scene, _) = scene();
     let (angry, calls) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicUsize::new(0)));
     let (mood, counted) = (Arc::clone(&angry), Arc::clone(&calls));
@@ -168,7 +171,7 @@ fn an_allocator_whose_callback_panics_stays_usable() {
 }
 
 #[test]
-fn an_allocator_whose_observer_panics_stays_usable() {
+fn an_allocator_survives_a_panic_of_an_observer() {
     let (scene, _) = scene();
     let held = allocate(&scene, 30 * MIB, 0).expect("there is room");
     hooks(&scene).add_oom_observer(Arc::new(|_| panic!("the observer is angry")));

@@ -39,7 +39,7 @@ fn blocks_hold_bytes_and_the_cache_can_be_emptied() {
     let info = allocator.cache_info().unwrap();
     println!("{info:?}");
     assert!(info.largest_cached_bytes > 0);
-    assert_eq!(counters.statistics().reserved_bytes.all.current, 0, "the search gives back");
+    assert_eq!(counters.statistics().reserved_bytes.all.current, 0, "the search frees everything");
 }
 
 #[test]
@@ -125,11 +125,11 @@ fn the_limit_and_the_device_end_in_reports() {
     let Some((_alone, cuda)) = device() else { return };
     let allocator = allocator(&cuda);
     allocator.set_limit_bytes(Some(64 * MIB));
-    let refused = allocator.ask(65 * MIB, StreamId::DEFAULT);
+    let refused = allocator.try_allocate(65 * MIB, StreamId::DEFAULT);
     assert!(matches!(refused, Err(AllocError::OutOfMemory(_))));
     allocator.set_limit_bytes(None);
     let total = cuda.info().total_bytes;
-    match allocator.ask(total, StreamId::DEFAULT) {
+    match allocator.try_allocate(total, StreamId::DEFAULT) {
         Err(AllocError::OutOfMemory(report)) => println!("{report}"),
         other => panic!("{other:?}"),
     }

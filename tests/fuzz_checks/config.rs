@@ -55,11 +55,11 @@ fn parsed(before: &Config, text: &str, table: &KeyTable) -> Option<Config> {
 }
 
 fn accepted(config: &Config, text: &str, table: &KeyTable) {
-    let told = config.to_text();
-    let again = Config::parse(&told, table);
-    let again = again.unwrap_or_else(|error| panic!("{told:?} is not read back: {error}"));
-    assert_eq!(sorted(again.settings()), sorted(config.settings()), "{told:?}");
-    assert_eq!(again.to_text(), told);
+    let printed = config.to_text();
+    let again = Config::parse(&printed, table);
+    let again = again.unwrap_or_else(|error| panic!("{printed:?} is not read back: {error}"));
+    assert_eq!(sorted(again.settings()), sorted(config.settings()), "{printed:?}");
+    assert_eq!(again.to_text(), printed);
     let in_range = Config::from_settings(config.settings().clone());
     assert_eq!(in_range.settings(), config.settings(), "what is parsed is in range");
     for row in config.explain_with(table) {
@@ -87,9 +87,9 @@ fn refused(error: &ConfigError, text: &str) {
     let (at, end) = (error.span.at, error.span.at + error.span.len);
     assert!(end <= text.len(), "{error:?} in {} bytes", text.len());
     assert!(text.is_char_boundary(at) && text.is_char_boundary(end), "{error:?}");
-    let said = error.to_string();
-    assert!(said.len() <= MESSAGE_MAX_BYTES, "{} bytes", said.len());
-    assert!(!said.contains(char::is_control), "{said:?}");
+    let message = error.to_string();
+    assert!(message.len() <= MESSAGE_MAX_BYTES, "{} bytes", message.len());
+    assert!(!message.contains(char::is_control), "{message:?}");
     let caret = error.caret(text);
     let [line, marks] = caret.split('\n').collect::<Vec<_>>()[..] else {
         panic!("two lines: {caret:?}")

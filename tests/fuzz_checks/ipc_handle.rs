@@ -11,7 +11,7 @@ use stratalloc::allocator::{Allocation, Sharing};
 use stratalloc::driver::Driver;
 use stratalloc::sharing::SharedHandle;
 use stratalloc::strategies::native::Engine;
-use stratalloc_sim::{Held, Host, HostOptions, Sim, SimOptions};
+use stratalloc_sim::{HeldResources, Host, HostOptions, Sim, SimOptions};
 
 use super::sharer;
 
@@ -60,8 +60,8 @@ pub(crate) fn check(bytes: &[u8]) {
             }
             if let Some(handle) = decoded(&forged) {
                 let opened = HOST.opener.open(&handle);
-                assert!(opened.is_err(), "nobody shared {forged:x?}");
-                told(&opened.expect_err("it is one").to_string());
+                assert!(opened.is_err(), "{forged:x?} was not shared");
+                check_message(&opened.expect_err("it is one").to_string());
             }
         }
         2 | 3 => opened(&HOST, usize::from(*mode) - 2, rest, |host| host.held()),
@@ -96,18 +96,23 @@ fn decoded(bytes: &[u8]) -> Option<SharedHandle> {
             Some(handle)
         }
         Err(error) => {
-            told(&error.to_string());
+            check_message(&error.to_string());
             None
         }
     }
 }
 
-fn told(said: &str) {
-    assert!(said.len() < 1000 && !said.contains(char::is_control), "{said:?}");
+fn check_message(message: &str) {
+    assert!(message.len() < 1000 && !message.contains(char::is_control), "{message:?}");
 }
 
 /// Opens a patched handle, which may still be valid. Checks that nothing leaks either way.
-fn opened<D: Driver>(two: &Two<D>, handle: usize, patches: &[u8], held: impl Fn(&D) -> Held) {
+fn opened<D: Driver>(
+    two: &Two<D>,
+    handle: usize,
+    patches: &[u8],
+    held: impl Fn(&D) -> HeldResources,
+) {
     let mut bytes = two.handles[handle].as_bytes().to_vec();
     let mut rest = patches;
     while let [at, len, more @ ..] = rest {
@@ -134,7 +139,7 @@ fn opened<D: Driver>(two: &Two<D>, handle: usize, patches: &[u8], held: impl Fn(
             assert!(reservations.clone().any(inside), "{imported:?} in {now:?}");
             drop(imported);
         }
-        Err(error) => told(&error.to_string()),
+        Err(error) => check_message(&error.to_string()),
     }
     assert_eq!(held(&two.device), before, "{bytes:x?}");
 }

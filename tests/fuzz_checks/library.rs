@@ -24,13 +24,13 @@ pub(crate) fn check(bytes: &[u8]) {
         ..PluggableSettings::default()
     };
     let Err(error) = load(&functions) else { panic!("nothing can be loaded from {content:x?}") };
-    let said = error.to_string();
-    assert!(said.len() < 1000 && !said.contains(char::is_control), "{said:?}");
+    let message = error.to_string();
+    assert!(message.len() < 1000 && !message.contains(char::is_control), "{message:?}");
     match error {
         LibraryError::Unfit { found, .. } => {
             assert!(!looks_fit(content), "{content:x?}: {found}");
         }
-        LibraryError::NotLoaded { .. } => assert!(looks_fit(content), "{content:x?}: {said}"),
+        LibraryError::NotLoaded { .. } => assert!(looks_fit(content), "{content:x?}: {message}"),
         other => panic!("{content:x?}: {other}"),
     }
 }

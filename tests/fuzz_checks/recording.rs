@@ -41,13 +41,13 @@ pub(super) fn read(bytes: &[u8]) -> Option<Trace> {
 }
 
 fn refused(error: &TraceError, decoded: u64) {
-    let said = error.to_string();
-    assert!(said.len() <= MESSAGE_MAX_BYTES, "{} bytes", said.len());
-    assert!(!said.contains(char::is_control), "{said:?}");
+    let message = error.to_string();
+    assert!(message.len() <= MESSAGE_MAX_BYTES, "{} bytes", message.len());
+    assert!(!message.contains(char::is_control), "{message:?}");
     match error {
         TraceError::Read { at, .. }
         | TraceError::Pickle { at, .. }
-        | TraceError::Json { at, .. } => assert!(*at <= decoded, "{said}, of {decoded}"),
+        | TraceError::Json { at, .. } => assert!(*at <= decoded, "{message}, of {decoded}"),
         TraceError::TooLarge { limit_bytes, .. } => assert_eq!(*limit_bytes, DECODED_MAX),
         _ => {}
     }
@@ -62,7 +62,7 @@ pub(super) fn repeat(trace: &Trace) {
     {
         lawful(&verification.workload);
         if !verification.is_exact() {
-            assert!(verification.first_mismatch.is_some(), "a difference is told");
+            assert!(verification.first_mismatch.is_some(), "a difference is reported");
         }
     }
     let workload = Workload::of(trace, TOTAL_BYTES);
@@ -78,9 +78,10 @@ pub(super) fn repeat(trace: &Trace) {
     };
     match run(&workload, &allocator, Some(sim.clone()), 2, &|_| ()) {
         Ok(run) => {
-            let asked = |op: &&Op| matches!(op, Op::Allocate { .. } | Op::AllocateInVain { .. });
-            let asked = workload.ops.iter().filter(asked).count() as u64;
-            assert_eq!(run.allocations + run.ooms, asked);
+            let requests =
+                |op: &&Op| matches!(op, Op::Allocate { .. } | Op::AllocateFailing { .. });
+            let requests = workload.ops.iter().filter(requests).count() as u64;
+            assert_eq!(run.allocations + run.ooms, requests);
             assert!(run.frees <= run.allocations);
         }
         // A block of 0 bytes cannot be allocated, whatever the recording contains.
@@ -122,7 +123,7 @@ fn lawful(workload: &Workload) {
     for op in &workload.ops {
         match *op {
             Op::Allocate { id, .. } => step(id, Life::Unborn, Life::Live),
-            Op::AllocateInVain { id, .. } => step(id, Life::Unborn, Life::Over),
+            Op::AllocateFailing { id, .. } => step(id, Life::Unborn, Life::Over),
             Op::Free { id } => step(id, Life::Live, Life::Over),
             Op::FreeInUse { id, .. } => step(id, Life::Live, Life::Draining),
             Op::Finished { id } => step(id, Life::Draining, Life::Over),

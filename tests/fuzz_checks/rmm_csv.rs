@@ -39,7 +39,7 @@ fn log(trace: &Trace) -> String {
             Action::FreeRequested => "free",
             // The row of the free already implies it.
             Action::FreeCompleted => continue,
-            other => panic!("no log says {other:?}"),
+            other => panic!("no log contains {other:?}"),
         };
         let (address, size, stream) = (event.address, event.size_bytes, event.stream.0);
         let _ = writeln!(text, "7,01:02:03.4,{action},{address:#x},{size},{stream:#x}");

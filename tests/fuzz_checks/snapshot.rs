@@ -92,7 +92,7 @@ fn event(text: &mut String, event: &TraceEvent) {
         event.size_bytes,
         event.stream.0
     );
-    if let Some(PoolId { capture, user }) = event.said_pool() {
+    if let Some(PoolId { capture, user }) = event.named_pool() {
         let _ = write!(text, ",\"pool_id\":[{capture},{user}]");
     }
     if event.empty_cache {

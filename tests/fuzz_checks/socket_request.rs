@@ -79,10 +79,10 @@ fn packet(mode: u8, rest: &[u8]) -> Vec<u8> {
         secret.copy_from_slice(&SHARER.secret);
     }
     if mode & 2 != 0 && packet.len() > HEAD_BYTES {
-        for asked in packet[HEAD_BYTES..].chunks_exact_mut(8) {
-            let number = usize::from(asked[0]);
-            if number < PAGES && asked[1..] == [0; 7] {
-                asked.copy_from_slice(&SHARER.identities[number]);
+        for requested in packet[HEAD_BYTES..].chunks_exact_mut(8) {
+            let number = usize::from(requested[0]);
+            if number < PAGES && requested[1..] == [0; 7] {
+                requested.copy_from_slice(&SHARER.identities[number]);
             }
         }
     }
@@ -93,12 +93,12 @@ fn packet(mode: u8, rest: &[u8]) -> Vec<u8> {
 /// that is gone, or 3 if malformed.
 fn expected(packet: &[u8]) -> (u32, u32) {
     let Some((head, rest)) = packet.split_at_checked(HEAD_BYTES) else { return (3, 0) };
-    let asked: Vec<&[u8]> = rest.chunks(8).collect();
+    let requested: Vec<&[u8]> = rest.chunks(8).collect();
     let is_request = head.starts_with(MAGIC)
         && rest.len().is_multiple_of(8)
-        && head[24..28] == u32::try_from(asked.len()).expect("packets are short").to_le_bytes()
+        && head[24..28] == u32::try_from(requested.len()).expect("packets are short").to_le_bytes()
         && head[28..] == [0; 4]
-        && (1..=ASKED_MAX).contains(&asked.len());
+        && (1..=ASKED_MAX).contains(&requested.len());
     if !is_request {
         return (3, 0);
     }
@@ -106,9 +106,9 @@ fn expected(packet: &[u8]) -> (u32, u32) {
         return (1, 0);
     }
     let gone = |page: &&[u8]| !SHARER.identities.iter().any(|known| known == *page);
-    match (0..).zip(&asked).find(|(_, page)| gone(page)) {
+    match (0..).zip(&requested).find(|(_, page)| gone(page)) {
         Some((page, _)) => (2, page),
-        None => (0, u32::try_from(asked.len()).expect("packets are short")),
+        None => (0, u32::try_from(requested.len()).expect("packets are short")),
     }
 }
 

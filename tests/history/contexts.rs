@@ -122,7 +122,7 @@ fn providers_and_their_stacks_may_allocate_and_free() {
         let (allocator, history) = unrecorded(conf);
         let own = allocator.clone();
         let gather = move || -> Option<Arc<dyn Stack>> {
-            let block = own.ask(512, StreamId(0)).ok();
+            let block = own.try_allocate(512, StreamId(0)).ok();
             Some(Arc::new(Holding { allocator: own.clone(), block: Mutex::new(block) }))
         };
         history.set_stack_provider(Some(Arc::new(gather)));
@@ -143,23 +143,23 @@ fn providers_and_their_stacks_may_allocate_and_free() {
 fn trackers_hear_of_each_entry_and_may_allocate_and_go() {
     for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
         let (allocator, history) = recorded(conf);
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let (log, own) = (Arc::clone(&heard), allocator.clone());
+        let entries_seen = Arc::new(Mutex::new(Vec::new()));
+        let (log, own) = (Arc::clone(&entries_seen), allocator.clone());
         let id = history.add_tracker(Arc::new(move |entry| {
             log.lock().push(entry.event.action);
             own.free(own.take(64)).expect("it is live");
         }));
         let angry = history.add_tracker(Arc::new(|_| panic::panic_any("not today")));
         let block = allocator.take(4096);
-        assert_eq!(heard.lock().last(), Some(&Action::Alloc), "{conf}");
+        assert_eq!(entries_seen.lock().last(), Some(&Action::Alloc), "{conf}");
         allocator.give(block);
-        let last: Vec<_> = heard.lock().iter().rev().take(2).copied().collect();
+        let last: Vec<_> = entries_seen.lock().iter().rev().take(2).copied().collect();
         assert_eq!(last, [Action::FreeCompleted, Action::FreeRequested], "{conf}");
         assert!(history.remove_tracker(id) && history.remove_tracker(angry));
         assert!(!history.remove_tracker(id));
-        let before = heard.lock().len();
+        let before = entries_seen.lock().len();
         allocator.free(allocator.take(4096)).unwrap();
-        assert_eq!(heard.lock().len(), before, "{conf}");
+        assert_eq!(entries_seen.lock().len(), before, "{conf}");
     }
 }
 
@@ -173,10 +173,11 @@ fn annotations_say_where_something_begins_and_ends() {
         allocator.free(allocator.take(4096)).expect("it is live");
     }
     let snapshot = allocator.recording().snapshot();
-    let said: Vec<_> = snapshot.annotations.iter().map(|said| said.words.clone()).collect();
+    let annotations: Vec<_> =
+        snapshot.annotations.iter().map(|annotations| annotations.words.clone()).collect();
     let word = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     let of = |stage| vec![word("name", "step \"1\"\n</script>"), word("stage", stage)];
-    assert_eq!(said, [of("START"), of("END")]);
+    assert_eq!(annotations, [of("START"), of("END")]);
     let between = snapshot.annotations[0].time_us..=snapshot.annotations[1].time_us;
     assert!(snapshot.entries.iter().all(|entry| between.contains(&entry.time_us())));
     history.clear();
@@ -196,7 +197,7 @@ fn take_a_thousand(allocator: &Switchable) -> Vec<Allocation> {
 
 #[cfg(feature = "stacks")]
 #[test]
-fn stacks_of_the_program_are_held_once_and_begin_where_it_asked() {
+fn stacks_of_the_program_are_held_once_and_begin_at_the_request() {
     for conf in ["backend:native", "backend:cudaMallocAsync", "layers:[statistics,limit:1GiB]"] {
         let (allocator, history) = unrecorded(conf);
         let provider = Arc::new(RustStacks::new());
@@ -205,8 +206,8 @@ fn stacks_of_the_program_are_held_once_and_begin_where_it_asked() {
         let blocks = take_a_thousand(&allocator);
         assert_eq!(provider.held(), 1, "{conf}");
         let entries = history.entries();
-        let asked = entries.iter().find(|entry| entry.event.action == Action::Alloc).unwrap();
-        let frames = asked.context.as_ref().unwrap().frames();
+        let allocated = entries.iter().find(|entry| entry.event.action == Action::Alloc).unwrap();
+        let frames = allocated.context.as_ref().unwrap().frames();
         let first = &frames[0].function;
         // Line tables alone give the names of inlined functions without their modules.
         let is_own = first.starts_with("main::") || first.starts_with("take");

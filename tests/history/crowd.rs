@@ -9,18 +9,18 @@ const THREADS: u64 = 8;
 /// Allocates and frees on one stream and returns the operations in order.
 fn work(allocator: &dyn DeviceAllocator, stream: u64, steps: u64) -> Vec<(Action, u64)> {
     let (mut done, mut live) = (Vec::new(), Vec::new());
-    let mut dice = stream + 1;
+    let mut rng = stream + 1;
     for _ in 0..steps {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        if dice >> 63 == 0 || live.is_empty() {
-            let bytes = 1 + (dice >> 40) % 100_000;
-            let Ok(block) = allocator.ask(bytes, StreamId(stream)) else {
+        rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        if rng >> 63 == 0 || live.is_empty() {
+            let bytes = 1 + (rng >> 40) % 100_000;
+            let Ok(block) = allocator.try_allocate(bytes, StreamId(stream)) else {
                 continue;
             };
             done.push((Action::Alloc, block.address()));
             live.push(block);
         } else {
-            let index = usize::try_from(dice >> 33).unwrap_or(0) % live.len();
+            let index = usize::try_from(rng >> 33).unwrap_or(0) % live.len();
             let block = live.swap_remove(index);
             let address = block.address();
             allocator.give(block);
@@ -67,10 +67,10 @@ fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
 
 /// The ring is much too small: the kept and the dropped entries add up to all of them.
 #[test]
-fn what_is_dropped_is_told() {
+fn what_is_dropped_is_counted() {
     let (allocator, history) = unrecorded("backend:native");
-    let heard = Arc::new(AtomicUsize::new(0));
-    let sink = Arc::clone(&heard);
+    let entries_seen = Arc::new(AtomicUsize::new(0));
+    let sink = Arc::clone(&entries_seen);
     history.add_tracker(Arc::new(move |_: &Entry| {
         sink.fetch_add(1, Ordering::Relaxed);
     }));
@@ -83,7 +83,10 @@ fn what_is_dropped_is_told() {
     });
     let entries = history.entries();
     assert_eq!(entries.len(), 1000);
-    assert_eq!(entries.len() as u64 + entries.dropped(), heard.load(Ordering::Relaxed) as u64);
+    assert_eq!(
+        entries.len() as u64 + entries.dropped(),
+        entries_seen.load(Ordering::Relaxed) as u64
+    );
 }
 
 #[test]

@@ -71,10 +71,10 @@ fn every_strategy_records_requests_and_frees_and_shows_what_lives() {
 
 /// Allocates and frees equal blocks on streams, most of them on stream 0.
 fn work(allocator: &dyn DeviceAllocator) {
-    let mut dice = 1_u64;
+    let mut rng = 1_u64;
     for _ in 0..20_000 {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let stream = if dice >> 60 == 0 { 1 + (dice >> 32) % 100 } else { 0 };
+        rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let stream = if rng >> 60 == 0 { 1 + (rng >> 32) % 100 } else { 0 };
         allocator.free(allocator.take_on(512, StreamId(stream))).expect("it is live");
     }
 }
@@ -188,7 +188,7 @@ fn the_history_lives_through_a_switch() {
 #[test]
 fn a_request_that_fails_is_recorded_with_what_was_free() {
     let (allocator, history) = recorded("backend:native");
-    allocator.ask(1 << 40, StreamId(3)).unwrap_err();
+    allocator.try_allocate(1 << 40, StreamId(3)).unwrap_err();
     let last = *events(&history).last().expect("it is recorded");
     assert_eq!(
         (last.action, last.address, last.size_bytes),

@@ -21,7 +21,7 @@ fn written(snapshot: &Snapshot, format: Format) -> Trace {
 fn assert_exact(snapshot: &Snapshot, what: &str) {
     for format in [Format::Pickle, Format::Json] {
         let trace = written(snapshot, format);
-        let made = trace.made_here.expect("it says who made it");
+        let made = trace.made_here.expect("it names its writer");
         let config = config(&trace.conf);
         let total_bytes = made.total_bytes.expect("the device has a size");
         let fraction = made.limit_bytes.map(|bytes| bytes as f64 / total_bytes as f64);

@@ -41,10 +41,10 @@ fn a_snapshot_is_written_a_few_times_and_read_again() {
 }
 
 #[test]
-fn a_snapshot_that_cannot_be_written_is_said_and_the_request_fails_as_ever() {
+fn a_snapshot_that_cannot_be_written_is_reported_and_the_request_fails_as_usual() {
     let allocator = fragmented("snapshot_on_oom:\"/nowhere/run.pickle\"");
     let report = allocator.fail(50 * MIB, HOME);
-    let why = report.snapshot.clone().expect("asked for").expect_err("no such folder");
+    let why = report.snapshot.clone().expect("it is enabled").expect_err("no such folder");
     assert!(why.starts_with("/nowhere/run.pickle: "), "{why}");
     assert!(report.to_string().contains("Snapshot: not written: /nowhere/run.pickle"), "{report}");
 }
@@ -55,18 +55,18 @@ fn settings_that_would_have_served_the_program_are_named() {
     let allocator = fragmented("record_history:1000,advise_on_oom:True");
     let report = allocator.fail(50 * MIB, HOME);
     let hint = "max_split_size_mb:32 would have served the 1 request that failed (replayed)";
-    assert!(report.hints.iter().any(|said| said == hint), "{:#?}", report.hints);
+    assert!(report.hints.iter().any(|line| line == hint), "{:#?}", report.hints);
     let allocator = fragmented("advise_on_oom:True");
     let report = allocator.fail(50 * MIB, HOME);
     assert!(
-        report.hints.iter().any(|said| said.contains("nothing is recorded")),
+        report.hints.iter().any(|line| line.contains("nothing is recorded")),
         "{:#?}",
         report.hints
     );
     let allocator = fragmented("record_history:1000,advise_on_oom:True,max_split_size_mb:32");
     let report = allocator.fail(60 * MIB, HOME);
     assert!(
-        report.hints.iter().any(|said| said.contains("no setting that was tried")),
+        report.hints.iter().any(|line| line.contains("no setting that was tried")),
         "{:#?}",
         report.hints
     );

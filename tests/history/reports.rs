@@ -33,9 +33,10 @@ fn the_largest_holders_are_named_with_count_and_age() {
         history.start(&RecordOptions::at_most(1).with_stacks(StackLevel::OfLiveBlocks));
         let live: Vec<_> = (0..8).map(|_| allocator.take(4 * MIB)).collect();
         let report = allocator.fail(60 * MIB, HOME);
-        let told: Vec<_> = report.live.iter().map(|l| (l.bytes, l.blocks, &*l.frames)).collect();
+        let reported: Vec<_> =
+            report.live.iter().map(|l| (l.bytes, l.blocks, &*l.frames)).collect();
         let frames = ["forward?[2J (train.py:12)", "optimizer (train.py:12)"].map(str::to_owned);
-        assert_eq!(told, [(24 * MIB, 6, &frames[..1]), (8 * MIB, 2, &frames[1..])], "{conf}");
+        assert_eq!(reported, [(24 * MIB, 6, &frames[..1]), (8 * MIB, 2, &frames[1..])], "{conf}");
         let text = report.to_string();
         assert!(text.contains("Live: 24.00 MiB in 6 blocks, up to 0.0 s old: forward?"), "{text}");
         assert!(
@@ -59,10 +60,10 @@ fn scopes_alone_name_holders_too() {
 }
 
 #[test]
-fn a_request_that_no_device_has_room_for_says_just_that() {
+fn a_request_larger_than_the_device_is_reported_as_that() {
     let allocator = build_over("backend:native", sim(64 * MIB));
     let text = allocator.fail(65 * MIB, HOME).to_string();
     let expected = "out of memory on device 0: tried to allocate 65.00 MiB.\n\
-                    The device has 64.00 MiB in all: no setting makes room for this request.\n";
+                    The device has 64.00 MiB in total: no setting makes room for this request.\n";
     assert_eq!(text, expected);
 }

@@ -22,7 +22,7 @@ struct Registered {
 }
 
 impl Registered {
-    fn hear(&self, entry: &Entry) {
+    fn record_calls(&self, entry: &Entry) {
         let event = entry.event;
         if !event.action.is_segment() {
             return;
@@ -47,7 +47,7 @@ fn register_in(allocator: &Switchable) -> Arc<Registered> {
     let registered = Arc::<Registered>::default();
     let own = Arc::clone(&registered);
     history(allocator).start(&RecordOptions::at_most(1));
-    history(allocator).add_tracker(Arc::new(move |entry| own.hear(entry)));
+    history(allocator).add_tracker(Arc::new(move |entry| own.record_calls(entry)));
     registered
 }
 
@@ -56,7 +56,7 @@ fn stop_the_first(allocator: &Switchable) -> (Receiver<()>, Sender<()>) {
     let ((stopped, is_stopped), (go, may_go)) = (mpsc::channel(), mpsc::channel());
     let (first, may_go) = (AtomicBool::new(true), Mutex::new(may_go));
     history(allocator).add_tracker(Arc::new(move |entry| {
-        let goes = entry.event.action.is_segment() && entry.event.action.gives_back();
+        let goes = entry.event.action.is_segment() && entry.event.action.is_release();
         if goes && first.swap(false, Ordering::SeqCst) {
             stopped.send(()).expect("the test waits");
             may_go.lock().recv().expect("the test goes on");
@@ -123,7 +123,7 @@ fn memory_can_be_read_while_it_is_announced() {
             if entry.event.action.is_segment() {
                 let mut first = [0];
                 let read = driver.copy_to_host(&mut first, entry.event.address, StreamId(0));
-                log.lock().push((entry.event.action.gives_back(), read.is_ok(), first[0]));
+                log.lock().push((entry.event.action.is_release(), read.is_ok(), first[0]));
             }
         }));
         let block = allocator.take(32 * MIB);
@@ -139,15 +139,15 @@ fn memory_can_be_read_while_it_is_announced() {
 #[test]
 fn a_tracker_gets_what_the_ring_skips() {
     let allocator = build("backend:native");
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&heard);
+    let entries_seen = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&entries_seen);
     history(&allocator).start(&RecordOptions::default().without(&Action::ALL));
     history(&allocator).add_tracker(Arc::new(move |entry| log.lock().push(entry.event.action)));
     allocator.free(allocator.take(32 * MIB)).unwrap();
     allocator.caching().empty_cache().unwrap();
     let block = [Action::SegmentAlloc, Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
-    assert_eq!(heard.lock()[..4], block);
-    assert_eq!(heard.lock()[4..], [Action::SegmentFree]);
+    assert_eq!(entries_seen.lock()[..4], block);
+    assert_eq!(entries_seen.lock()[4..], [Action::SegmentFree]);
     assert!(actions(&history(&allocator)).is_empty());
 }
 
@@ -169,7 +169,7 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
                 let before = checked.pages.lock().len();
                 own.free(own.take_on(bytes, StreamId(3))).expect("it is live");
                 own.caching().empty_cache().expect("it does nothing");
-                let _ = own.ask(GIB << 4, StreamId(0)).expect_err("too much");
+                let _ = own.try_allocate(GIB << 4, StreamId(0)).expect_err("too much");
                 let _ = own.recording().snapshot();
                 assert_eq!(checked.pages.lock().len(), before);
             }
@@ -225,7 +225,7 @@ fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
     thread::scope(|scope| {
         let empties = scope.spawn(|| allocator.caching().empty_cache());
         is_stopped.recv().expect("something goes");
-        let other = allocator.ask(32 * MIB, StreamId(7));
+        let other = allocator.try_allocate(32 * MIB, StreamId(7));
         allocator.free(other.expect("the memory on its way serves it")).unwrap();
         empties.join().expect("it ends").unwrap();
     });
@@ -239,7 +239,7 @@ fn a_snapshot_inside_a_callback_does_not_wait_for_the_free_that_called_it() {
     let driver = Arc::new(Sim::new(Default::default()));
     let engine = Arc::new(Engine::new(driver, &EngineOptions::default()).unwrap());
     let (waits, calls) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let look = {
+    let query = {
         let (engine, waits) = (Arc::<Engine>::downgrade(&engine), Arc::clone(&waits));
         let calls = Arc::clone(&calls);
         move || {
@@ -250,13 +250,13 @@ fn a_snapshot_inside_a_callback_does_not_wait_for_the_free_that_called_it() {
             drop(recording.snapshot());
         }
     };
-    let gather = look.clone();
+    let gather = query.clone();
     let history = engine.control().recording.unwrap().history();
     history.set_stack_provider(Some(Arc::new(move || -> Option<Arc<dyn Stack>> {
         gather();
         None
     })));
-    history.add_tracker(Arc::new(move |_| look()));
+    history.add_tracker(Arc::new(move |_| query()));
     history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
     let block = engine.allocate(Request::new(512, StreamId(0))).unwrap();
     engine.free(block).unwrap();

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use stratalloc::layers::front::{FrontCounts, front};
 use stratalloc::layers::limit;
 
-use super::bed::{DEFAULT, Two, allocated, built, native, sim};
+use super::fixture::{DEFAULT, Two, allocated, built, native, sim};
 use crate::common::prelude::*;
 
 const KEPT_MAX: u64 = 64 << 10;
@@ -104,7 +104,7 @@ fn kept_blocks_go_back_before_a_request_fails() {
     blocks.into_iter().for_each(|block| fronted.give(block));
     assert_eq!(two.live_bytes(), 4096);
     let whole = fronted.take(4096);
-    let failed = fronted.ask(1, DEFAULT);
+    let failed = fronted.try_allocate(1, DEFAULT);
     assert!(matches!(failed, Err(AllocError::OutOfMemory(_))));
     fronted.give(whole);
 }
@@ -129,8 +129,8 @@ fn a_block_that_another_stream_uses_is_not_kept() {
     let (used, plain) = (fronted.take(512), fronted.take(512));
     fronted.record(&used, SIDE);
     fronted.give(used);
-    let told = fronted.stats();
-    assert_eq!((told.allocation.all.current, told.active.all.current), (1, 2), "it drains below");
+    let stats = fronted.stats();
+    assert_eq!((stats.allocation.all.current, stats.active.all.current), (1, 2), "it drains below");
     fronted.give(plain);
     assert_eq!(fronted.here().held_blocks, 1, "the mark was that block's alone");
     let foreign = Two::new(10).take_on(1, DEFAULT);
@@ -160,7 +160,7 @@ fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
 
 /// A block that another stream uses, freed during a capture, is processed when the scope closes.
 #[test]
-fn a_scope_whose_end_the_driver_spoils_is_closed_all_the_same() {
+fn a_scope_closes_although_the_driver_fails() {
     let device = Arc::new(Faulty::new(Sim::new(SimOptions::default())));
     let config = config("backend:cudaMallocAsync");
     let below = registry::build(&config, device.clone(), BuildOptions::default()).unwrap();
@@ -194,8 +194,8 @@ fn foreign_handles_and_odd_requests_pass_unkept() {
     let refused = fronted.free(other.take(512)).unwrap_err();
     assert!(matches!(refused.reason, HandleError::Foreign { .. }));
     other.free(refused.allocation).unwrap();
-    assert!(matches!(fronted.ask(0, DEFAULT), Err(AllocError::ZeroBytes)));
-    let huge = fronted.ask(u64::MAX, DEFAULT);
+    assert!(matches!(fronted.try_allocate(0, DEFAULT), Err(AllocError::ZeroBytes)));
+    let huge = fronted.try_allocate(u64::MAX, DEFAULT);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
     fronted.give(fronted.take(KEPT_MAX + 1));
     assert_eq!(fronted.here().held_blocks, 1);

@@ -4,7 +4,7 @@
 //! `passed` tests calls that pass through unchanged, and `stacks` all layers together under random
 //! operations.
 
-mod bed;
+mod fixture;
 mod front;
 mod moved;
 mod passed;

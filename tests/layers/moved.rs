@@ -2,7 +2,7 @@
 
 use stratalloc::layers::align;
 
-use super::bed::{DEFAULT, Two, allocated, built, native, sim};
+use super::fixture::{DEFAULT, Two, allocated, built, native, sim};
 use crate::common::prelude::*;
 
 #[test]
@@ -19,16 +19,16 @@ fn every_block_starts_at_a_multiple_and_lies_inside_what_was_taken() {
     }
     blocks.into_iter().for_each(|block| aligned.give(block));
     assert_eq!(two.live_bytes(), 0);
-    let huge = aligned.ask(u64::MAX - 10, DEFAULT);
+    let huge = aligned.try_allocate(u64::MAX - 10, DEFAULT);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
-    assert!(matches!(aligned.ask(0, DEFAULT), Err(AllocError::ZeroBytes)));
+    assert!(matches!(aligned.try_allocate(0, DEFAULT), Err(AllocError::ZeroBytes)));
 }
 
 #[test]
-fn an_allocator_that_keeps_less_than_was_said_is_found_out() {
+fn an_allocator_that_aligns_less_than_requested_is_detected() {
     let two = Two::new(u64::MAX);
     let aligned = align::align(Arc::clone(&two), 4096, 2048);
-    let refused = aligned.ask(10, DEFAULT).unwrap_err();
+    let refused = aligned.try_allocate(10, DEFAULT).unwrap_err();
     assert!(matches!(refused, AllocError::Driver(_)), "{refused}");
     assert_eq!(two.live_bytes(), 0, "the block went back");
 }
@@ -56,7 +56,7 @@ fn handles_of_moved_blocks_are_checked() {
 fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below() {
     let aligned = align::align(native(&sim(), true), 4096, 512);
     let (block, raw) = (aligned.take(100), &aligned);
-    let bare = aligned.ask(100, DEFAULT).map(|b| b.address()).unwrap();
+    let bare = aligned.try_allocate(100, DEFAULT).map(|b| b.address()).unwrap();
     assert!(block.address().is_multiple_of(4096) && bare.is_multiple_of(4096));
     let crossing = aligned.cross_stream();
     crossing.record_stream(&block, StreamId(64)).unwrap();
@@ -66,8 +66,8 @@ fn moved_blocks_cross_streams_and_go_by_address_and_hide_what_names_blocks_below
     aligned.give(block);
     raw.free_raw(bare).unwrap();
     assert_eq!(raw.free_raw(bare), Err(HandleError::UnknownAddress { address: bare }));
-    let told = aligned.stats();
-    assert_eq!((told.allocation.all.current, told.active.all.current), (0, 2), "both drain");
+    let damage = aligned.stats();
+    assert_eq!((damage.allocation.all.current, damage.active.all.current), (0, 2), "both drain");
     assert!(aligned.control().private_pools.is_none() && aligned.control().sharing.is_none());
     let at = aligned.allocate(Request::new(1, DEFAULT).at(4096));
     assert!(matches!(at, Err(AllocError::NoBlockAt { .. })));
@@ -102,13 +102,13 @@ mod guards {
     const FRESH: u8 = 0xCB;
     const FREED: u8 = 0xDD;
 
-    struct Bed {
+    struct Fixture {
         host: Arc<Host>,
         guarded: guard::Guarded<Engine>,
-        told: Arc<Mutex<Vec<Damage>>>,
+        damage: Arc<Mutex<Vec<Damage>>>,
     }
 
-    impl Bed {
+    impl Fixture {
         fn new() -> Self {
             let options = HostOptions { total_bytes: 1 << 28, ..HostOptions::default() };
             let host = Arc::new(Host::new(options));
@@ -118,12 +118,11 @@ mod guards {
                 raw_addresses: true,
                 ..EngineOptions::default()
             };
-            let native =
-                Engine::new(Arc::clone(&driver), &options).expect("nothing is asked of it");
-            let told: Arc<Mutex<Vec<Damage>>> = Arc::default();
-            let sink = Arc::clone(&told);
+            let native = Engine::new(Arc::clone(&driver), &options).expect("the options are valid");
+            let damage: Arc<Mutex<Vec<Damage>>> = Arc::default();
+            let sink = Arc::clone(&damage);
             let report = Box::new(move |damage: &Damage| sink.lock().push(damage.clone()));
-            Self { guarded: guard::guard_to(native, driver, report), host, told }
+            Self { guarded: guard::guard_to(native, driver, report), host, damage }
         }
 
         fn byte(&self, address: u64) -> u8 {
@@ -136,21 +135,21 @@ mod guards {
     }
 
     #[test]
-    fn bytes_written_past_a_block_are_told_with_their_place() {
-        let bed = Bed::new();
-        let block = bed.guarded.take(1001);
+    fn bytes_written_past_a_block_are_reported_with_their_offset() {
+        let fixture = Fixture::new();
+        let block = fixture.guarded.take(1001);
         let (start, end) = (block.address(), block.address() + 1001);
-        bed.host.copy_from_host(start, &[7; 1001], DEFAULT).unwrap();
-        bed.guarded.give(block);
-        assert_eq!(bed.told.lock().as_slice(), [], "its own bytes are the caller's");
+        fixture.host.copy_from_host(start, &[7; 1001], DEFAULT).unwrap();
+        fixture.guarded.give(block);
+        assert_eq!(fixture.damage.lock().as_slice(), [], "its own bytes are the caller's");
 
-        let block = bed.guarded.take(1001);
+        let block = fixture.guarded.take(1001);
         assert_eq!(block.address(), start);
-        bed.host.copy_from_host(end + 3, &[1, GUARD, 2], DEFAULT).unwrap();
-        bed.host.copy_from_host(start - 2, &[9, GUARD], DEFAULT).unwrap();
-        bed.guarded.give(block);
-        let told = std::mem::take(&mut *bed.told.lock());
-        let [before, behind] = told.as_slice() else { panic!("{told:?}") };
+        fixture.host.copy_from_host(end + 3, &[1, GUARD, 2], DEFAULT).unwrap();
+        fixture.host.copy_from_host(start - 2, &[9, GUARD], DEFAULT).unwrap();
+        fixture.guarded.give(block);
+        let damage = std::mem::take(&mut *fixture.damage.lock());
+        let [before, behind] = damage.as_slice() else { panic!("{damage:?}") };
         assert!(matches!(
             before,
             Damage::Overwritten { side: Side::Before, nearest_bytes: 2, count: 1, found: 9, .. }
@@ -163,7 +162,7 @@ mod guards {
         assert_eq!((*address, *found, block.size_bytes), (end + 3, 1, 1001));
         assert!(behind.to_string().contains("2 guard bytes behind it"), "{behind}");
         assert_eq!(
-            (bed.guarded.damaged(), allocated(&bed.guarded)),
+            (fixture.guarded.damaged(), allocated(&fixture.guarded)),
             (2, 0),
             "it is freed all the same"
         );
@@ -171,46 +170,46 @@ mod guards {
 
     #[test]
     fn fresh_and_freed_memory_look_like_neither_zero_nor_data() {
-        let bed = Bed::new();
-        let block = bed.guarded.take(600);
+        let fixture = Fixture::new();
+        let block = fixture.guarded.take(600);
         let address = block.address();
-        assert_eq!((bed.byte(address), bed.byte(address + 599)), (FRESH, FRESH));
-        assert_eq!((bed.byte(address - 1), bed.byte(address + 600)), (GUARD, GUARD));
-        bed.guarded.give(block);
-        assert_eq!((bed.byte(address), bed.byte(address + 599)), (FREED, FREED));
+        assert_eq!((fixture.byte(address), fixture.byte(address + 599)), (FRESH, FRESH));
+        assert_eq!((fixture.byte(address - 1), fixture.byte(address + 600)), (GUARD, GUARD));
+        fixture.guarded.give(block);
+        assert_eq!((fixture.byte(address), fixture.byte(address + 599)), (FREED, FREED));
     }
 
     #[test]
     fn a_free_looks_after_the_work_of_all_announced_streams() {
-        let bed = Bed::new();
+        let fixture = Fixture::new();
         let side = StreamId(64);
-        let raw = &bed.guarded;
-        let address = bed.guarded.take(64).address();
-        bed.host.synchronize_device().unwrap();
+        let raw = &fixture.guarded;
+        let address = fixture.guarded.take(64).address();
+        fixture.host.synchronize_device().unwrap();
         raw.record_stream_raw(address, side).unwrap();
-        let gate = bed.host.hold(side);
-        bed.host.fill(address + 64, 0, 5, side).unwrap();
+        let gate = fixture.host.hold(side);
+        fixture.host.fill(address + 64, 0, 5, side).unwrap();
         std::thread::scope(|scope| {
             let freeing = scope.spawn(|| raw.free_raw(address));
             drop(gate);
             freeing.join().unwrap().unwrap();
         });
-        assert!(matches!(bed.told.lock().as_slice(), [Damage::Overwritten { count: 5, .. }]));
+        assert!(matches!(fixture.damage.lock().as_slice(), [Damage::Overwritten { count: 5, .. }]));
     }
 
     #[test]
     fn streams_that_are_destroyed_before_a_free_are_no_damage_and_hide_none() {
-        let bed = Bed::new();
-        let [own, side] = [0, 1].map(|_| bed.host.create_stream().unwrap());
+        let fixture = Fixture::new();
+        let [own, side] = [0, 1].map(|_| fixture.host.create_stream().unwrap());
         for (on, gone, writes) in [(own, own, false), (DEFAULT, side, true)] {
-            let block = bed.guarded.take_on(1001, on);
+            let block = fixture.guarded.take_on(1001, on);
             let (start, end) = (block.address(), block.address() + 1001);
-            bed.guarded.record(&block, side);
-            bed.host.fill(start, 3, 1001 + u64::from(writes), side).unwrap();
-            bed.host.destroy_stream(gone).unwrap();
-            bed.guarded.give(block);
-            let told = std::mem::take(&mut *bed.told.lock());
-            match told.as_slice() {
+            fixture.guarded.record(&block, side);
+            fixture.host.fill(start, 3, 1001 + u64::from(writes), side).unwrap();
+            fixture.host.destroy_stream(gone).unwrap();
+            fixture.guarded.give(block);
+            let damage = std::mem::take(&mut *fixture.damage.lock());
+            match damage.as_slice() {
                 [] => assert!(!writes),
                 [Damage::Overwritten { address, count: 1, .. }] => {
                     assert_eq!((*address, writes), (end, true));
@@ -218,6 +217,6 @@ mod guards {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!(allocated(&bed.guarded), 0);
+        assert_eq!(allocated(&fixture.guarded), 0);
     }
 }

@@ -4,7 +4,7 @@ use stratalloc::config::{FaultSetting, LayerSetting};
 use stratalloc::layers::{self, align, front, limit, oom_retry};
 use stratalloc::stats::Usage;
 
-use super::bed::{DEFAULT, native, sim};
+use super::fixture::{DEFAULT, native, sim};
 use crate::common::prelude::*;
 use crate::common::racing::racing;
 

@@ -2,7 +2,7 @@
 //!
 //! After each run everything is freed. Every layer, the strategy and the device must then hold nothing.
 
-use super::bed::{allocated, built};
+use super::fixture::{allocated, built};
 use crate::common::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,8 @@ impl Player<'_> {
         let by_address = self.strategy.control().by_address;
         let crossing = self.strategy.cross_stream();
         match op {
-            Op::Take { bytes, stream } => match self.strategy.ask(bytes, StreamId(stream)) {
+            Op::Take { bytes, stream } => match self.strategy.try_allocate(bytes, StreamId(stream))
+            {
                 Ok(block) => {
                     assert_eq!(block.size_bytes(), bytes);
                     assert!(block.address().is_multiple_of(4096));

@@ -4,7 +4,7 @@ use stratalloc::config::FaultSetting;
 use stratalloc::history::LiveReport;
 use stratalloc::layers::{fault, limit, log, oom_retry, statistics, track};
 
-use super::bed::{DEFAULT, Two, allocated, built, native, sim};
+use super::fixture::{DEFAULT, Two, allocated, built, native, sim};
 use crate::common::prelude::*;
 
 fn is_oom<T>(result: Result<T, AllocError>) -> bool {
@@ -18,12 +18,12 @@ fn a_limit_refuses_with_its_numbers_and_lets_go_with_each_free() {
     let first = limited.take(600);
     let report = limited.fail(401, DEFAULT);
     assert_eq!((report.limit_bytes, report.allocated_bytes), (Some(1000), 600));
-    assert_eq!(two.state.lock().live.len(), 1, "the allocator below was not asked");
+    assert_eq!(two.state.lock().live.len(), 1, "the allocator below was not called");
     let second = limited.take(400);
     limited.give(first);
     assert_eq!(limited.held_bytes(), 400);
-    assert!(limited.ask(0, DEFAULT).is_err());
-    assert!(is_oom(limited.ask(u64::MAX, DEFAULT)));
+    assert!(limited.try_allocate(0, DEFAULT).is_err());
+    assert!(is_oom(limited.try_allocate(u64::MAX, DEFAULT)));
     limited.give(second);
     assert_eq!(limited.held_bytes(), 0);
 }
@@ -32,7 +32,7 @@ fn a_limit_refuses_with_its_numbers_and_lets_go_with_each_free() {
 fn what_the_allocator_below_refuses_is_not_counted() {
     let two = Two::new(100);
     let limited = limit::limit(Arc::clone(&two), 1000);
-    assert!(is_oom(limited.ask(101, DEFAULT)));
+    assert!(is_oom(limited.try_allocate(101, DEFAULT)));
     assert_eq!(limited.held_bytes(), 0);
     let block = limited.take(50);
     two.state.lock().stubborn = true;
@@ -59,9 +59,9 @@ fn a_request_that_panics_below_is_not_counted() {
     }
 
     let limited = limit::limit(Panics, 1000);
-    let asked = || limited.ask(600, DEFAULT);
+    let request = || limited.try_allocate(600, DEFAULT);
     for _ in 0..2 {
-        assert!(catch_unwind(AssertUnwindSafe(asked)).is_err(), "the limit did not refuse it");
+        assert!(catch_unwind(AssertUnwindSafe(request)).is_err(), "the limit did not refuse it");
         assert_eq!(limited.held_bytes(), 0);
     }
 }
@@ -87,13 +87,13 @@ fn a_handle_of_another_allocator_at_the_same_address_changes_no_count() {
 fn blocks_are_counted_by_whichever_call_they_come_and_go() {
     let counted = statistics::statistics(limit::limit(native(&sim(), true), 10_000));
     let raw = &counted;
-    let first = counted.ask(700, DEFAULT).map(|b| b.address()).unwrap();
+    let first = counted.try_allocate(700, DEFAULT).map(|b| b.address()).unwrap();
     let typed = counted.take(600);
     assert_eq!((counted.statistics().memory_allocated(), allocated(&counted)), (1300, 2));
     raw.free_raw(typed.address()).unwrap();
     raw.free_raw(first).unwrap();
     assert!(raw.free_raw(first).is_err());
-    assert!(counted.free(typed).is_err(), "it was given back by its address");
+    assert!(counted.free(typed).is_err(), "it was freed by its address");
     assert_eq!(allocated(&counted), 0);
 
     let at = counted.allocate(Request::new(512, DEFAULT).at(first + 1024)).unwrap();
@@ -119,18 +119,21 @@ fn an_allocator_of_two_methods_gets_counters() {
     assert!(two.control().counters.is_none());
     let counted = statistics::statistics(Arc::clone(&two));
     let (small, large) = (counted.take(5), counted.take(2 << 20));
-    assert!(is_oom(counted.ask(2 << 20, DEFAULT)));
+    assert!(is_oom(counted.try_allocate(2 << 20, DEFAULT)));
     counted.give(large);
     let counters = counted.counters();
-    let told = counters.statistics();
-    assert_eq!((told.allocation.all.current, told.allocation.all.peak, told.num_ooms), (1, 2, 1));
-    assert_eq!((told.allocated_bytes.small.current, told.allocated_bytes.large.current), (5, 0));
-    assert_eq!(told.max_memory_allocated(), 5 + (2 << 20));
+    let stats = counters.statistics();
+    assert_eq!(
+        (stats.allocation.all.current, stats.allocation.all.peak, stats.num_ooms),
+        (1, 2, 1)
+    );
+    assert_eq!((stats.allocated_bytes.small.current, stats.allocated_bytes.large.current), (5, 0));
+    assert_eq!(stats.max_memory_allocated(), 5 + (2 << 20));
     counters.reset_peaks();
     counters.reset_accumulated();
-    let told = counters.statistics();
-    assert_eq!((told.max_memory_allocated(), told.num_ooms), (5, 0));
-    assert_eq!((told.allocation.all.allocated, told.allocation.all.freed), (0, 0));
+    let stats = counters.statistics();
+    assert_eq!((stats.max_memory_allocated(), stats.num_ooms), (5, 0));
+    assert_eq!((stats.allocation.all.allocated, stats.allocation.all.freed), (0, 0));
     counted.give(small);
 }
 
@@ -140,9 +143,9 @@ fn the_place_that_forgets(allocator: &dyn DeviceAllocator, bytes: u64) -> u64 {
 }
 
 #[test]
-fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
-    let told: Arc<Mutex<Vec<LiveReport>>> = Arc::default();
-    let sink = Arc::clone(&told);
+fn a_leak_is_reported_at_the_end_with_the_requesting_code() {
+    let stats: Arc<Mutex<Vec<LiveReport>>> = Arc::default();
+    let sink = Arc::clone(&stats);
     let report = move |report: &LiveReport| sink.lock().push(report.clone());
     let tracked = track::track_to(Two::new(1000), Box::new(report));
     let kept = tracked.take(10);
@@ -155,12 +158,12 @@ fn a_leak_is_told_at_the_end_with_the_place_that_asked() {
     assert_eq!(live.holders[0].blocks, 2, "one place is one line");
     tracked.give(kept);
     drop(tracked);
-    assert!(told.lock().is_empty(), "somebody still holds the history");
+    assert!(stats.lock().is_empty(), "the history is still referenced");
     drop(history);
-    let told = told.lock().pop().expect("there was a leak");
-    assert_eq!((told.bytes, told.blocks, told.holders.len()), (154, 2, 1));
-    assert!(told.holders[0].frames[0].contains("the_place_that_forgets"), "{told}");
-    assert!(told.to_string().starts_with("154 bytes in 2 blocks\n  154 bytes in 2 blocks, up to"));
+    let stats = stats.lock().pop().expect("there was a leak");
+    assert_eq!((stats.bytes, stats.blocks, stats.holders.len()), (154, 2, 1));
+    assert!(stats.holders[0].frames[0].contains("the_place_that_forgets"), "{stats}");
+    assert!(stats.to_string().starts_with("154 bytes in 2 blocks\n  154 bytes in 2 blocks, up to"));
 
     let silent = track::track_to(Two::new(10), Box::new(|_| panic!("nothing is leaked")));
     silent.give(silent.take(1));
@@ -176,7 +179,7 @@ fn the_place_that_forgets_a_buffer(handle: &Handle) {
 
 /// A buffer keeps its allocator alive, so the allocator is not dropped.
 #[test]
-fn a_leaked_buffer_is_told_when_the_process_ends() {
+fn a_leaked_buffer_is_reported_when_the_process_ends() {
     if std::env::var_os(LEAKS).is_some() {
         let config = config("layers:[track]");
         let handle = Handle::build(&config, sim()).unwrap();
@@ -190,13 +193,13 @@ fn a_leaked_buffer_is_told_when_the_process_ends() {
         .env(LEAKS, "1")
         .output()
         .expect("this program can be started again");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert_eq!(said.matches("never given back: 12.06 KiB in 1 block\n").count(), 1, "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stderr.matches("never freed: 12.06 KiB in 1 block\n").count(), 1, "{stderr}");
     // Line tables alone give the names of inlined functions without their modules.
-    let said = said.replace("main::layers::watched::", "");
-    assert!(said.contains("old: the_place_that_forgets_a_buffer"), "{said}");
-    assert!(!said.contains("stratalloc::"), "frames of the library are cut off: {said}");
+    let stderr = stderr.replace("main::layers::watched::", "");
+    assert!(stderr.contains("old: the_place_that_forgets_a_buffer"), "{stderr}");
+    assert!(!stderr.contains("stratalloc::"), "frames of the library are cut off: {stderr}");
 }
 
 #[test]
@@ -205,7 +208,7 @@ fn a_log_has_a_row_for_every_attempt_and_every_free() {
     let path = folder.0.join("rows.csv");
     let logged = log::log(Two::new(100), &path).unwrap();
     let block = logged.take_on(60, StreamId(255));
-    assert!(is_oom(logged.ask(61, StreamId(2))));
+    assert!(is_oom(logged.try_allocate(61, StreamId(2))));
     let address = block.address();
     logged.give(block);
     logged.flush().unwrap();
@@ -280,14 +283,14 @@ fn chosen_requests_fail_and_never_reach_the_allocator_below() {
     let when = FaultSetting { call: Some(2), above_bytes: Some(100), ..FaultSetting::default() };
     let faulty = fault::fault(Arc::clone(&two), when);
     let outcomes: Vec<bool> =
-        [10, 10, 10, 101].map(|bytes| is_oom(faulty.ask(bytes, DEFAULT))).into();
+        [10, 10, 10, 101].map(|bytes| is_oom(faulty.try_allocate(bytes, DEFAULT))).into();
     assert_eq!(outcomes, [false, true, false, true]);
     assert_eq!((faulty.injected(), two.live_bytes()), (2, 20));
 
     let chances = |seed| {
         let when = FaultSetting { probability: 0.3, seed, ..FaultSetting::default() };
         let faulty = fault::fault(Two::new(u64::MAX), when);
-        (0..200).map(|_| is_oom(faulty.ask(1, DEFAULT))).collect::<Vec<_>>()
+        (0..200).map(|_| is_oom(faulty.try_allocate(1, DEFAULT))).collect::<Vec<_>>()
     };
     let failed = chances(1).iter().filter(|failed| **failed).count();
     assert!((40..80).contains(&failed), "{failed}");
@@ -312,7 +315,7 @@ fn a_callback_frees_something_and_the_request_is_made_again() {
     let block = retrying.take(50);
     // The second callback has nothing to free and returns false.
     let second = retrying.take(50);
-    assert!(is_oom(retrying.ask(50, DEFAULT)));
+    assert!(is_oom(retrying.try_allocate(50, DEFAULT)));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     retrying.give(block);
     retrying.give(second);
@@ -327,14 +330,14 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
         counted.fetch_add(1, Ordering::Relaxed);
         // A request inside a callback is not retried, even by an allocator that retries.
         let nested = oom_retry::retry(Arc::clone(&inner), 1000);
-        assert!(is_oom(nested.ask(11, DEFAULT)));
+        assert!(is_oom(nested.try_allocate(11, DEFAULT)));
         true
     };
     let retrying = oom_retry::retry_with(Arc::clone(&two), 3, Arc::new(callback));
-    assert!(is_oom(retrying.ask(11, DEFAULT)));
+    assert!(is_oom(retrying.try_allocate(11, DEFAULT)));
     assert_eq!(calls.load(Ordering::Relaxed), 3);
-    assert!(matches!(retrying.ask(0, DEFAULT), Err(AllocError::ZeroBytes)));
-    assert_eq!(calls.load(Ordering::Relaxed), 3, "only memory is worth asking twice");
+    assert!(matches!(retrying.try_allocate(0, DEFAULT), Err(AllocError::ZeroBytes)));
+    assert_eq!(calls.load(Ordering::Relaxed), 3, "only memory is worth a retry");
 }
 
 #[test]
@@ -346,5 +349,5 @@ fn the_first_layer_of_the_list_is_asked_first() {
     let outer_fault = built("layers:[fault:[call:1],limit:100B]", sim(), false);
     let report = outer_fault.fail(101, DEFAULT);
     assert_eq!(report.limit_bytes, None);
-    assert!(outer_fault.ask(100, DEFAULT).is_ok());
+    assert!(outer_fault.try_allocate(100, DEFAULT).is_ok());
 }

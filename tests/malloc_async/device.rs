@@ -62,7 +62,7 @@ fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
     std::thread::scope(|threads| {
         threads.spawn(|| {
             let too_much = cuda.info().total_bytes * 2;
-            let refused = allocator.ask(too_much, other);
+            let refused = allocator.try_allocate(too_much, other);
             assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
             allocator.empty_cache().unwrap();
             allocator.cache_info().unwrap();

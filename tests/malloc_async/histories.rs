@@ -40,7 +40,7 @@ enum Op {
     },
     Empty,
     Events,
-    Look,
+    Inspect,
 }
 
 impl Arbitrary for Op {
@@ -57,12 +57,12 @@ impl Arbitrary for Op {
             12 | 13 => Self::Capture { filter: small(g), scope_first: bool::arbitrary(g) },
             14 if bool::arbitrary(g) => Self::Empty,
             14 => Self::Events,
-            _ => Self::Look,
+            _ => Self::Inspect,
         }
     }
 }
 
-struct Held {
+struct HeldBlock {
     block: Allocation,
     stream: StreamId,
     seed: u64,
@@ -72,11 +72,11 @@ struct Held {
 
 struct Run<M: Machine> {
     // Dropped before the machine.
-    bed: MallocAsyncAllocator,
+    fixture: MallocAsyncAllocator,
     machine: M,
     streams: Vec<StreamId>,
     pool: PoolId,
-    bag: Mutex<Vec<Held>>,
+    bag: Mutex<Vec<HeldBlock>>,
     /// End of each live block by its start, without memory of graphs.
     shadow: Mutex<BTreeMap<u64, u64>>,
 }
@@ -90,16 +90,16 @@ struct Hand {
 
 impl<M: Machine + Sync> Run<M> {
     fn new(machine: M) -> Self {
-        let bed = MallocAsyncAllocator::new(machine.driver(), &Settings::default());
-        let (bed, pool) = (bed.expect("the machine has pools"), PoolId::next_user());
+        let fixture = MallocAsyncAllocator::new(machine.driver(), &Settings::default());
+        let (fixture, pool) = (fixture.expect("the machine has pools"), PoolId::next_user());
         let streams = machine.streams(3);
-        bed.create_pool(pool, PoolOptions::default()).expect("it works");
+        fixture.create_pool(pool, PoolOptions::default()).expect("it works");
         let (bag, shadow) = (Mutex::default(), Mutex::default());
-        Self { bed, machine, streams, pool, bag, shadow }
+        Self { fixture, machine, streams, pool, bag, shadow }
     }
 
     fn step(&self, hand: &mut Hand, op: &Op) {
-        let allocator = &self.bed;
+        let allocator = &self.fixture;
         match *op {
             Op::Take { bytes, stream, private } => self.take(hand, bytes, stream, private),
             Op::Give(at) => {
@@ -110,15 +110,15 @@ impl<M: Machine + Sync> Run<M> {
             Op::Record(at, stream) => {
                 if let Some(held) = self.pick(at) {
                     let stream = self.streams[stream % self.streams.len()];
-                    let told = allocator.record_stream(&held.block, stream);
-                    assert!(told.is_ok() || held.of_graph, "{told:?}");
+                    let recorded = allocator.record_stream(&held.block, stream);
+                    assert!(recorded.is_ok() || held.of_graph, "{recorded:?}");
                     self.bag.lock().push(held);
                 }
             }
             Op::Capture { filter, scope_first } => self.begin_or_end(hand, filter, scope_first),
             Op::Empty => allocator.empty_cache().expect("it works"),
             Op::Events => allocator.process_events().expect("it works"),
-            Op::Look => {
+            Op::Inspect => {
                 let s = allocator.statistics();
                 assert!(s.allocated_bytes.all.current <= s.allocated_bytes.all.peak);
                 assert!(s.active_bytes.all.current <= s.active_bytes.all.peak);
@@ -132,8 +132,8 @@ impl<M: Machine + Sync> Run<M> {
         let stream = if of_graph { hand.stream } else { self.streams[stream % self.streams.len()] };
         let request = Request::new(bytes, stream);
         let block = match private && !of_graph {
-            true => self.bed.allocate(request.in_pool(self.pool)),
-            false => self.bed.allocate(request),
+            true => self.fixture.allocate(request.in_pool(self.pool)),
+            false => self.fixture.allocate(request),
         };
         let block = block.expect("there is room");
         let (start, end) = (block.address(), block.address() + bytes);
@@ -146,22 +146,22 @@ impl<M: Machine + Sync> Run<M> {
         hand.taken += 1;
         let seed = start ^ hand.taken;
         self.machine.write(start, bytes, seed, stream).expect("it works");
-        self.bag.lock().push(Held { block, stream, seed, of_graph });
+        self.bag.lock().push(HeldBlock { block, stream, seed, of_graph });
     }
 
-    fn pick(&self, at: usize) -> Option<Held> {
+    fn pick(&self, at: usize) -> Option<HeldBlock> {
         let mut bag = self.bag.lock();
         let count = bag.len();
         (count > 0).then(|| bag.swap_remove(at % count))
     }
 
-    fn give(&self, held: Held) {
-        let Held { block, stream, seed, of_graph } = held;
+    fn give(&self, held: HeldBlock) {
+        let HeldBlock { block, stream, seed, of_graph } = held;
         self.machine.verify(block.address(), block.size_bytes(), seed, stream).expect("it works");
         if !of_graph {
             self.shadow.lock().remove(&block.address()).expect("it was taken");
         }
-        if let Err(refused) = self.bed.free(block) {
+        if let Err(refused) = self.fixture.free(block) {
             let again = matches!(refused.reason, HandleError::Stale { .. });
             assert!(of_graph && again, "{refused:?}");
         }
@@ -173,7 +173,7 @@ impl<M: Machine + Sync> Run<M> {
         match hand.scope.take() {
             None => {
                 let (stream, pool) = (hand.stream, PoolId::next_capture());
-                let open = |filter| self.bed.open_scope(pool, filter).expect("it works");
+                let open = |filter| self.fixture.open_scope(pool, filter).expect("it works");
                 let begin = || graphs.begin(stream).expect("it works");
                 let filter = match filter % 4 {
                     0 => Some(ScopeFilter::Stream(stream)),
@@ -195,8 +195,8 @@ impl<M: Machine + Sync> Run<M> {
             }
             Some(pool) => {
                 graphs.end(hand.stream).expect("it works");
-                self.bed.close_scope(pool).expect("it works");
-                self.bed.release_pool(pool).expect("it works");
+                self.fixture.close_scope(pool).expect("it works");
+                self.fixture.release_pool(pool).expect("it works");
             }
         }
     }
@@ -216,21 +216,21 @@ impl<M: Machine + Sync> Run<M> {
         let (of_graphs, rest): (Vec<_>, Vec<_>) =
             self.bag.lock().drain(..).partition(|held| held.of_graph);
         of_graphs.into_iter().for_each(|held| self.give(held));
-        self.bed.process_events().expect("it works");
-        let s = self.bed.statistics();
+        self.fixture.process_events().expect("it works");
+        let s = self.fixture.statistics();
         let bytes: u64 = rest.iter().map(|held| held.block.size_bytes()).sum();
         assert_eq!(s.allocation.all.current.unsigned_abs(), rest.len() as u64);
         assert_eq!(s.allocated_bytes.all.current.unsigned_abs(), bytes);
         assert_eq!(s.active_bytes.all.current.unsigned_abs(), bytes, "nothing waits");
         rest.into_iter().for_each(|held| self.give(held));
-        let s = self.bed.statistics().allocation.all;
+        let s = self.fixture.statistics().allocation.all;
         assert_eq!((s.current, s.allocated, s.freed), (0, s.freed, s.allocated));
         assert_eq!(s.allocated.unsigned_abs(), taken);
         // This fits only if every block's charge against the limit was refunded.
-        self.bed.set_limit_bytes(Some(MIB));
-        self.bed.give(self.bed.take(MIB));
-        let Self { bed, machine, streams, .. } = self;
-        drop(bed);
+        self.fixture.set_limit_bytes(Some(MIB));
+        self.fixture.give(self.fixture.take(MIB));
+        let Self { fixture, machine, streams, .. } = self;
+        drop(fixture);
         let ours = streams.iter().filter(|stream| **stream != StreamId::DEFAULT);
         ours.chain(made)
             .for_each(|stream| machine.driver().destroy_stream(*stream).expect("it works"));

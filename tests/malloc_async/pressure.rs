@@ -3,17 +3,17 @@
 use super::note;
 use crate::common::prelude::*;
 
-type Bed = BedOn<Faulty<Arc<Sim>>, MallocAsyncAllocator>;
+type Fixture = FixtureOn<Faulty<Arc<Sim>>, MallocAsyncAllocator>;
 
 /// Returns an allocator on a device of 128 MiB, of which 64 were freed on a stream that has not reached
 /// the free. The call `only` fails from its `at`-th time on. The count is that of out-of-memory observer
 /// calls.
-fn failing(only: &'static str, at: u64, kind: DriverErrorKind) -> (Bed, Arc<AtomicUsize>) {
-    let bed = Bed::new(128 * MIB, "");
-    bed.give(bed.take_on(64 * MIB, bed.stream()));
-    bed.device.arm(FaultPlan { at, kind, repeat: true, only: Some(only) });
-    let told = bed.ooms_told();
-    (bed, told)
+fn failing(only: &'static str, at: u64, kind: DriverErrorKind) -> (Fixture, Arc<AtomicUsize>) {
+    let fixture = Fixture::new(128 * MIB, "");
+    fixture.give(fixture.take_on(64 * MIB, fixture.stream()));
+    fixture.device.arm(FaultPlan { at, kind, repeat: true, only: Some(only) });
+    let ooms = fixture.count_ooms();
+    (fixture, ooms)
 }
 
 /// Driver calls between the first refusal and the last, and the time from which on each of them fails.
@@ -29,33 +29,33 @@ const ON_THE_WAY: [(&str, u64); 5] = [
 fn a_call_that_fails_on_the_way_does_not_replace_the_report() {
     for (only, at) in ON_THE_WAY {
         for kind in [DriverErrorKind::Other, DriverErrorKind::NotSupported] {
-            let (bed, told) = failing(only, at, kind);
-            let said = bed.fail(160 * MIB, HOME).driver.expect("the driver was asked");
-            assert!(bed.device.failed_calls() > 0, "{only}");
-            assert_eq!(said.kind(), DriverErrorKind::OutOfMemory, "{only}");
-            assert_eq!((bed.stats().num_ooms, told.load(Ordering::Relaxed)), (1, 1), "{only}");
+            let (fixture, ooms) = failing(only, at, kind);
+            let error = fixture.fail(160 * MIB, HOME).driver.expect("the driver was called");
+            assert!(fixture.device.failed_calls() > 0, "{only}");
+            assert_eq!(error.kind(), DriverErrorKind::OutOfMemory, "{only}");
+            assert_eq!((fixture.stats().num_ooms, ooms.load(Ordering::Relaxed)), (1, 1), "{only}");
         }
     }
 }
 
 #[test]
-fn a_device_that_is_lost_on_the_way_is_told_as_itself() {
+fn a_device_that_is_lost_on_the_way_is_reported_as_lost() {
     for (only, at) in ON_THE_WAY {
-        let (bed, told) = failing(only, at, DriverErrorKind::DeviceLost);
-        match bed.ask(160 * MIB, HOME) {
+        let (fixture, ooms) = failing(only, at, DriverErrorKind::DeviceLost);
+        match fixture.try_allocate(160 * MIB, HOME) {
             Err(AllocError::Driver(error)) => {
                 assert_eq!(error.kind(), DriverErrorKind::DeviceLost, "{only}");
             }
             other => panic!("{only}: {other:?}"),
         }
-        assert_eq!(told.load(Ordering::Relaxed), 0, "{only}");
-        bed.device.disarm();
+        assert_eq!(ooms.load(Ordering::Relaxed), 0, "{only}");
+        fixture.device.disarm();
     }
 }
 
 #[test]
-fn a_driver_that_cannot_tell_of_captures_is_waited_for_all_the_same() {
-    let (bed, _) = failing("capture_status", 0, DriverErrorKind::NotSupported);
-    bed.give(bed.take_on(96 * MIB, HOME));
-    assert_eq!(note(&bed, "trims_that_helped"), 1);
+fn a_driver_that_cannot_report_captures_is_waited_for() {
+    let (fixture, _) = failing("capture_status", 0, DriverErrorKind::NotSupported);
+    fixture.give(fixture.take_on(96 * MIB, HOME));
+    assert_eq!(note(&fixture, "trims_that_helped"), 1);
 }

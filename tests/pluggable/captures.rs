@@ -38,7 +38,7 @@ fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
 }
 
 #[test]
-fn a_driver_that_cannot_tell_of_a_capture_may_hide_one() {
+fn a_driver_that_cannot_report_captures_may_hide_one() {
     let device = Arc::new(Faulty::new(sim()));
     let own = over(Arc::<Faulty<_>>::clone(&device), User::with_bytes(1 << 30).callbacks());
     let sim = &**device.inner();
@@ -64,7 +64,7 @@ fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     let pools = own.private_pools();
     let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
     own.give(block);
-    Capture::end(&*device, captured).expect("nobody broke it");
+    Capture::end(&*device, captured).expect("the capture is intact");
     drop(scope);
     assert_eq!(active_in_the_end(&own, &device), 0);
 }
@@ -84,11 +84,11 @@ fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     let filter = ScopeFilter::Capture(Capture::begin(&*device, captured).unwrap());
     let pools = own.private_pools();
     let scope = PoolScope::open(pools, PoolId::next_capture(), filter).unwrap();
-    let refused = own.ask(4096, MAIN);
+    let refused = own.try_allocate(4096, MAIN);
     assert!(matches!(refused, Err(AllocError::OutOfMemory(_))), "{refused:?}");
     own.caching().empty_cache().unwrap();
     assert_eq!(resets.load(Ordering::Relaxed), 0);
-    Capture::end(&*device, captured).expect("nobody broke it");
+    Capture::end(&*device, captured).expect("the capture is intact");
     drop(scope);
     own.free(own.take_on(4096, MAIN)).unwrap();
     own.caching().empty_cache().unwrap();
@@ -116,7 +116,7 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         let scope = || filter.clone().map(|filter| PoolScope::open(pools, pool, filter).unwrap());
         let take = |bytes| match way {
             3 => own.allocate(Request::new(bytes, side).in_pool(pool)),
-            _ => own.ask(bytes, side),
+            _ => own.try_allocate(bytes, side),
         };
         let open = scope();
         Capture::begin(&*device, side).unwrap();
@@ -125,19 +125,19 @@ fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
         own.give(block);
         Capture::end(&*device, side).unwrap();
         drop(open);
-        user.heard();
-        let outside = own.ask(8192, side);
+        user.take_calls();
+        let outside = own.try_allocate(8192, side);
         assert!(matches!(outside, Err(AllocError::OutOfMemory(_))), "{way}: {outside:?}");
         let open = scope();
         let larger = take(9000);
         assert!(matches!(larger, Err(AllocError::OutOfMemory(_))), "{way}: {larger:?}");
-        assert_eq!(user.heard(), [""; 0], "{way}: the graph writes to it");
+        assert_eq!(user.take_calls(), [""; 0], "{way}: the graph writes to it");
         let again = take(8192).unwrap();
         assert_eq!(again.address(), address, "{way}");
         own.give(again);
         drop(open);
         pools.release_pool(pool).unwrap();
         own.caching().empty_cache().unwrap();
-        assert_eq!(user.heard(), [format!("free 8192 {side}")], "{way}");
+        assert_eq!(user.take_calls(), [format!("free 8192 {side}")], "{way}");
     }
 }

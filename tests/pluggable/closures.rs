@@ -22,7 +22,7 @@ fn closures_are_chosen_by_name_and_get_everything_but_sharing() {
     let block = built.take_on(1000, MAIN);
     assert_eq!(block.size_bytes(), 1000);
     built.give(block);
-    assert_eq!(user.heard(), ["alloc 1000 64", "free 1000 64"]);
+    assert_eq!(user.take_calls(), ["alloc 1000 64", "free 1000 64"]);
 }
 
 #[test]
@@ -88,21 +88,21 @@ fn no_wrong_handle_reaches_the_users_free() {
     let block = own.take_on(64, MAIN);
     let (address, owner, token) = (block.address(), block.owner(), block.token());
     own.give(block);
-    user.heard();
+    user.take_calls();
     for owner in [owner, stratalloc::ids::OwnerId::next()] {
         assert!(own.free(Allocation::new(address, 64, owner, token)).is_err());
     }
-    let inside = own.ask(4096, MAIN).map(|block| block.address()).unwrap();
+    let inside = own.try_allocate(4096, MAIN).map(|block| block.address()).unwrap();
     assert!(own.free_raw(inside + 512).is_err(), "no block starts inside a block");
     own.free_raw(inside).unwrap();
     assert!([inside, address, 0, u64::MAX].map(|at| own.free_raw(at)).iter().all(Result::is_err));
-    assert_eq!(user.heard(), ["alloc 4096 64", "free 4096 64"]);
+    assert_eq!(user.take_calls(), ["alloc 4096 64", "free 4096 64"]);
 }
 
 #[test]
 fn answers_that_cannot_be_handed_out_are_errors_with_the_address() {
     let returned = Arc::new(AtomicU64::new(0));
-    for (answer, expected, given_back) in [
+    for (answer, expected, is_freed) in [
         (4096 + 8, AddressFault::Misaligned { alignment_bytes: 16 }, true),
         (u64::MAX - 15, AddressFault::PastTheEnd, true),
         (4096, AddressFault::Live, false),
@@ -116,13 +116,13 @@ fn answers_that_cannot_be_handed_out_are_errors_with_the_address() {
         let own = over(sim(), Callbacks::new(allocate, free));
         let first = own.take_on(100, MAIN);
         returned.store(0, Ordering::Relaxed);
-        match own.ask(100, MAIN).unwrap_err() {
+        match own.try_allocate(100, MAIN).unwrap_err() {
             AllocError::BadAddress { address, requested_bytes: 100, fault } => {
                 assert_eq!((address, fault), (answer, expected));
             }
             other => panic!("{other}"),
         }
-        let expected = if given_back { answer } else { 0 };
+        let expected = if is_freed { answer } else { 0 };
         assert_eq!(returned.load(Ordering::Relaxed), expected, "a live block is not freed");
         assert_eq!(own.stats().allocation.all.current, 1);
         own.give(first);
@@ -134,9 +134,9 @@ fn null_is_an_out_of_memory_error_with_every_number() {
     let user = User::with_bytes(100 * MIB);
     let own = over(sim(), user.callbacks());
     let seen = Arc::new(AtomicU64::new(0));
-    let told = Arc::clone(&seen);
+    let observed = Arc::clone(&seen);
     let observer = move |report: &stratalloc::error::OutOfMemory| {
-        told.store(report.requested_bytes, Ordering::Relaxed);
+        observed.store(report.requested_bytes, Ordering::Relaxed);
     };
     own.hooks().add_oom_observer(Arc::new(observer));
     let held = own.take_on(60 * MIB, MAIN);
@@ -149,8 +149,8 @@ fn null_is_an_out_of_memory_error_with_every_number() {
     let s = own.stats();
     assert_eq!((s.num_ooms, s.num_alloc_retries), (1, 1));
     own.give(held);
-    assert!(matches!(own.ask(0, MAIN), Err(AllocError::ZeroBytes)));
-    let huge = own.ask(u64::MAX, MAIN);
+    assert!(matches!(own.try_allocate(0, MAIN), Err(AllocError::ZeroBytes)));
+    let huge = own.try_allocate(u64::MAX, MAIN);
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
 }
 
@@ -171,16 +171,16 @@ fn callbacks_free_blocks_and_the_request_succeeds() {
 }
 
 #[test]
-fn our_own_limit_refuses_before_the_user_is_asked() {
+fn our_own_limit_refuses_before_the_user_is_called() {
     let user = User::with_bytes(u64::MAX / 2);
     let own = over(sim(), user.callbacks());
     let caching = own.caching();
     caching.set_limit_bytes(Some(10 * MIB));
     let block = own.take_on(10 * MIB, MAIN);
-    user.heard();
+    user.take_calls();
     let report = own.fail(1, MAIN);
     assert!(report.hints[0].contains("the limit of"), "{report}");
-    assert_eq!(user.heard(), [""; 0]);
+    assert_eq!(user.take_calls(), [""; 0]);
     own.give(block);
     assert!(
         caching.set_memory_fraction(1.5).is_err() && caching.set_memory_fraction(f64::NAN).is_err()
@@ -196,16 +196,16 @@ fn optional_functions_are_called_and_a_fraction_of_the_string_counts() {
     let [i, r, f] = [(); 3].map(|()| Arc::clone(&user));
     let callbacks = user
         .callbacks()
-        .on_init(move |devices| i.say(format!("init {devices}")))
-        .on_reset(move || r.say("reset".to_owned()))
-        .on_memory_fraction(move |part, device| f.say(format!("fraction {part} {device}")))
+        .on_init(move |devices| i.record_call(format!("init {devices}")))
+        .on_reset(move || r.record_call("reset".to_owned()))
+        .on_memory_fraction(move |part, device| f.record_call(format!("fraction {part} {device}")))
         .on_base_address(|address| Base { address: address - 512, size_bytes: Some(8192) });
     let settings = Settings { per_process_memory_fraction: 0.5, ..Settings::default() };
     let own = PluggableAllocator::new("mine", sim(), callbacks, &settings, 4);
-    assert_eq!(user.heard(), ["init 4", "fraction 0.5 0"]);
+    assert_eq!(user.take_calls(), ["init 4", "fraction 0.5 0"]);
     assert!(own.caching().limit_bytes().is_some());
     own.caching().empty_cache().unwrap();
-    assert_eq!(user.heard(), ["reset"]);
+    assert_eq!(user.take_calls(), ["reset"]);
     let block = own.take_on(64, MAIN);
     let base = own.caching().base_allocation(&block).unwrap();
     assert_eq!((base.address, base.size_bytes), (block.address() - 512, 8192));
@@ -221,15 +221,15 @@ fn a_block_that_another_stream_uses_is_held_back_until_that_stream_is_done() {
     let cross = own.cross_stream();
     cross.record_stream(&block, side).unwrap();
     cross.record_stream(&block, main).unwrap();
-    user.heard();
+    user.take_calls();
     own.give(block);
     cross.process_events().unwrap();
-    assert_eq!(user.heard(), [""; 0], "the side stream is not done");
+    assert_eq!(user.take_calls(), [""; 0], "the side stream is not done");
     let s = own.stats();
     assert_eq!((s.allocation.all.current, s.active.all.current), (0, 1));
     device.complete_stream(side);
     let next = own.take_on(32, main);
-    assert_eq!(user.heard()[0], format!("free 64 {main}"));
+    assert_eq!(user.take_calls()[0], format!("free 64 {main}"));
     own.give(next);
 }
 
@@ -249,16 +249,17 @@ fn under_pressure_other_streams_are_waited_for() {
 }
 
 #[test]
-fn who_waits_himself_is_told_and_gets_the_block_at_once() {
+fn a_user_that_waits_itself_gets_the_call_and_the_block_at_once() {
     let (device, user) = (sim(), User::with_bytes(u64::MAX / 2));
-    let told = Arc::clone(&user);
+    let observed = Arc::clone(&user);
     let callbacks = user.callbacks();
-    let callbacks = callbacks.on_record_stream(move |_, stream| told.say(format!("uses {stream}")));
+    let callbacks =
+        callbacks.on_record_stream(move |_, stream| observed.record_call(format!("uses {stream}")));
     let own = over(device, callbacks);
     let block = own.take_on(64, MAIN);
     own.record(&block, SIDE);
     own.give(block);
-    assert_eq!(user.heard(), ["alloc 64 64", "uses 128", "free 64 64"]);
+    assert_eq!(user.take_calls(), ["alloc 64 64", "uses 128", "free 64 64"]);
 }
 
 #[test]
@@ -271,14 +272,14 @@ fn a_use_inside_a_capture_is_waited_for_after_the_capture() {
     let capture = device.capture().unwrap();
     capture.begin(side).unwrap();
     own.give(block);
-    user.heard();
+    user.take_calls();
     own.cross_stream().process_events().unwrap();
-    assert_eq!(user.heard(), [""; 0]);
+    assert_eq!(user.take_calls(), [""; 0]);
     capture.end(side).unwrap();
     own.cross_stream().process_events().unwrap();
     device.complete_all();
     own.cross_stream().process_events().unwrap();
-    assert_eq!(user.heard(), [format!("free 64 {main}")]);
+    assert_eq!(user.take_calls(), [format!("free 64 {main}")]);
 }
 
 #[test]
@@ -291,7 +292,7 @@ fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
     let (give, back) = (Arc::clone(&inner), Arc::clone(&inner));
     let allocate = move |bytes, _: DeviceId, stream| {
         assert!(!a.load(Ordering::Relaxed), "broken");
-        give.ask(bytes, stream).map(|b| b.address()).ok()
+        give.try_allocate(bytes, stream).map(|b| b.address()).ok()
     };
     let free = move |address, _, _, _| {
         assert!(!f.load(Ordering::Relaxed), "broken");
@@ -303,7 +304,7 @@ fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
     let [first, second] = [own.take_on(400, MAIN), own.take_on(400, MAIN)];
     broken.store(true, Ordering::Relaxed);
     let panicked = |work: &mut dyn FnMut()| catch_unwind(AssertUnwindSafe(work)).is_err();
-    assert!(panicked(&mut || drop(own.ask(200, MAIN))));
+    assert!(panicked(&mut || drop(own.try_allocate(200, MAIN))));
     assert_eq!(own.stats().allocation.all.current, 2, "the request has changed nothing");
     let mut first = Some(first);
     assert!(panicked(&mut || own.free(first.take().unwrap()).unwrap()));
@@ -373,7 +374,7 @@ fn threads_and_streams_keep_their_bytes_on_the_host_device() {
                     host.synchronize_stream(stream).unwrap();
                     let mut seen = vec![0; usize::try_from(bytes).unwrap()];
                     host.copy_to_host(&mut seen, block.address(), side).unwrap();
-                    assert!(seen.iter().all(|other| *other == byte), "somebody else wrote here");
+                    assert!(seen.iter().all(|other| *other == byte), "another thread wrote here");
                     own.record(&block, side);
                     own.give(block);
                 }

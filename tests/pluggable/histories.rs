@@ -105,7 +105,7 @@ fn strict(account: &Account) -> Callbacks {
     Callbacks::new(allocate, free)
 }
 
-struct Bed {
+struct Fixture {
     own: PluggableAllocator,
     device: Arc<Sim>,
     account: Account,
@@ -118,7 +118,7 @@ struct Bed {
     graphs: Vec<(PoolId, u64)>,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let (device, account) = (sim(), Account::default());
         let streams = (0..STREAMS).map(|_| device.create_stream().expect("there are many"));
@@ -146,12 +146,12 @@ impl Bed {
 
     /// Runs `work`, which begins or ends a capture, on a new thread.
     fn on_another_thread(&self, work: impl FnOnce(&Sim) + Send) {
-        elsewhere(|| work(&self.device));
+        on_new_thread(|| work(&self.device));
     }
 
     fn end(&mut self, stream: StreamId) {
         if self.captured.remove(&stream) {
-            self.on_another_thread(|sim| Capture::end(sim, stream).expect("nobody broke it"));
+            self.on_another_thread(|sim| Capture::end(sim, stream).expect("the capture is intact"));
         }
     }
 
@@ -257,7 +257,7 @@ impl Bed {
         let layout = self.own.caching().layout();
         let account = self.account.lock();
         for (_, address) in &self.graphs {
-            assert!(account.contains_key(address), "{address:#x} is a graph's, and was given back");
+            assert!(account.contains_key(address), "{address:#x} is a graph's, and was freed");
         }
         assert_eq!(layout.len(), account.len());
         for segment in &layout {
@@ -290,17 +290,17 @@ impl Bed {
 #[test]
 fn our_account_and_the_users_agree_after_every_step() {
     histories(runs(100), 100, |ops: &[Op]| {
-        let mut bed = Bed::new();
+        let mut fixture = Fixture::new();
         for op in ops {
-            bed.step(*op);
-            bed.check();
+            fixture.step(*op);
+            fixture.check();
         }
-        for stream in bed.streams.clone() {
-            bed.end(stream);
+        for stream in fixture.streams.clone() {
+            fixture.end(stream);
         }
-        let Bed { own, device, account, live, .. } = bed;
+        let Fixture { own, device, account, live, .. } = fixture;
         drop((own, live));
-        assert!(account.lock().is_empty(), "everything was given back");
+        assert!(account.lock().is_empty(), "everything was freed");
         assert_eq!(device.held().events, 0);
         Ok(())
     });

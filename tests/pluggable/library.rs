@@ -8,7 +8,7 @@ use crate::common::prelude::*;
 
 const MAIN: StreamId = StreamId(64);
 
-fn heard(log: &Path) -> Vec<String> {
+fn take_calls(log: &Path) -> Vec<String> {
     let text = fs::read_to_string(log).unwrap_or_default();
     let _ = fs::remove_file(log);
     text.lines().map(str::to_owned).collect()
@@ -21,15 +21,15 @@ fn a_library_written_for_pytorch_works_unchanged() {
     let own = build(&text).unwrap();
     assert_eq!(own.name(), "pluggable");
     own.give(own.take_on(1000, MAIN));
-    assert_eq!(heard(&log), ["alloc 1000 0 64", "free 1 1000 0 64"]);
-    let huge = own.ask(1 << 37, MAIN);
+    assert_eq!(take_calls(&log), ["alloc 1000 0 64", "free 1 1000 0 64"]);
+    let huge = own.try_allocate(1 << 37, MAIN);
     assert!(
         matches!(huge, Err(AllocError::OutOfMemory(report)) if report.requested_bytes == 1 << 37)
     );
     let live = own.take_on(64, MAIN);
     assert!(live.address() != 0);
     drop(own);
-    assert_eq!(heard(&log), ["alloc 64 0 64", "free 1 64 0 64"], "its memory is given back");
+    assert_eq!(take_calls(&log), ["alloc 64 0 64", "free 1 64 0 64"], "its memory is freed");
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn every_optional_function_is_found_and_called() {
          release_pool_fn:my_release,per_process_memory_fraction:0.5",
     );
     let own = build(&text).unwrap();
-    assert_eq!(heard(&log), ["init 1", "fraction 0.50 0"]);
+    assert_eq!(take_calls(&log), ["init 1", "fraction 0.50 0"]);
     let caching = own.caching();
     caching.empty_cache().unwrap();
     caching.set_memory_fraction(0.25).unwrap();
@@ -57,7 +57,7 @@ fn every_optional_function_is_found_and_called() {
     pools.open_scope(pool, ScopeFilter::this_thread()).unwrap();
     pools.close_scope(pool).unwrap();
     pools.release_pool(pool).unwrap();
-    let said = heard(&log);
+    let calls = take_calls(&log);
     let expected = [
         "reset",
         "fraction 0.25 0",
@@ -68,10 +68,10 @@ fn every_optional_function_is_found_and_called() {
         "end 0 3 4",
         "release 0 3 4",
     ];
-    assert_eq!(said, expected);
+    assert_eq!(calls, expected);
     drop(own);
     let again = build(&text).unwrap();
-    assert_eq!(heard(&log), ["fraction 0.50 0"], "a library is initialised once");
+    assert_eq!(take_calls(&log), ["fraction 0.50 0"], "a library is initialised once");
     drop(again);
 }
 
@@ -98,7 +98,7 @@ fn a_cpp_library_copies_the_filter_and_asks_it() {
     let scope = pool.enter().unwrap();
     let mine = take(MAIN);
     assert_eq!(mine.address() >> 40, pool.id().user);
-    let elsewhere = elsewhere(|| take(MAIN));
+    let elsewhere = on_new_thread(|| take(MAIN));
     assert_eq!(elsewhere.address() >> 40, 0);
     drop(scope);
     for block in [inside, outside, after, mine, elsewhere] {
@@ -117,19 +117,19 @@ fn answers_of_a_bad_library_are_errors() {
         Err(AllocError::BadAddress { fault, .. }) => fault,
         other => panic!("{other:?}"),
     };
-    assert_eq!(fault_of(own.ask(64, MAIN)), AddressFault::Live);
-    assert_eq!(heard(&log), [""; 0], "the live block was not freed");
+    assert_eq!(fault_of(own.try_allocate(64, MAIN)), AddressFault::Live);
+    assert_eq!(take_calls(&log), [""; 0], "the live block was not freed");
     own.give(first);
     let own = build("odd_alloc");
-    let odd = fault_of(own.ask(64, MAIN));
+    let odd = fault_of(own.try_allocate(64, MAIN));
     assert_eq!(odd, AddressFault::Misaligned { alignment_bytes: 16 });
     let own = build("last_alloc");
-    assert_eq!(fault_of(own.ask(64, MAIN)), AddressFault::PastTheEnd);
-    assert_eq!(heard(&log).len(), 3, "freed once each");
+    assert_eq!(fault_of(own.try_allocate(64, MAIN)), AddressFault::PastTheEnd);
+    assert_eq!(take_calls(&log).len(), 3, "freed once each");
 }
 
 #[test]
-fn paths_with_commas_and_colons_are_quoted_and_told_back() {
+fn paths_with_commas_and_colons_are_quoted_and_printed_back() {
     let text = "backend:pluggable,library:\"/a,b:c d.so\",alloc_fn:f,free_fn:unset";
     let parsed = config(text);
     assert_eq!(parsed.settings().pluggable.library.as_deref(), Some("/a,b:c d.so"));

@@ -26,8 +26,8 @@ fn what_is_freed_in_a_pool_stays_for_the_pool_until_its_last_user_has_gone() {
     let inside = own.take_on(4096, MAIN);
     let address = inside.address();
     own.give(inside);
-    assert_eq!(user.heard(), ["alloc 4096 64"], "it is kept");
-    let elsewhere = elsewhere(|| own.take_on(4096, MAIN));
+    assert_eq!(user.take_calls(), ["alloc 4096 64"], "it is kept");
+    let elsewhere = on_new_thread(|| own.take_on(4096, MAIN));
     assert_ne!(elsewhere.address(), address, "another thread is not in the scope");
     let again = own.take_on(4000, MAIN);
     assert_eq!(again.address(), address, "about the same size");
@@ -39,13 +39,13 @@ fn what_is_freed_in_a_pool_stays_for_the_pool_until_its_last_user_has_gone() {
     let s = own.stats();
     assert_eq!(s.hits, 1);
     [again, elsewhere].into_iter().for_each(|block| own.give(block));
-    user.heard();
+    user.take_calls();
     drop(pool);
-    assert_eq!(user.heard(), ["free 4096 64"], "what was idle");
+    assert_eq!(user.take_calls(), ["free 4096 64"], "what was idle");
     assert_eq!(pools(&own).pool_users(id), Some(0), "a block of it lives");
     own.give(small);
     assert_eq!(pools(&own).pool_users(id), None);
-    assert_eq!(user.heard(), ["free 2000 64"]);
+    assert_eq!(user.take_calls(), ["free 2000 64"]);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_pools_own_allocator_serves_it_and_gets_its_blocks_back() {
     drop(pool);
     own.give(block);
     assert_eq!(*source.0.lock(), []);
-    assert_eq!(user.heard(), [""; 0]);
+    assert_eq!(user.take_calls(), [""; 0]);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_pool_that_helps_out_serves_the_default_pool_before_it_fails() {
     own.give(block);
     let helped = own.take_on(900, MAIN);
     assert_eq!(helped.address(), address);
-    assert!(own.ask(900, MAIN).is_err(), "there is only one");
+    assert!(own.try_allocate(900, MAIN).is_err(), "there is only one");
     own.give(helped);
 }
 
@@ -125,7 +125,7 @@ fn a_captures_requests_go_to_its_pool_from_all_threads() {
     let capture = device.capture().unwrap().begin(stream).unwrap();
     let scope = PoolScope::open(pools(&own), POOL, ScopeFilter::Capture(capture)).unwrap();
     let request = Request::new(64, stream);
-    let inside = elsewhere(|| own.allocate(request)).unwrap();
+    let inside = on_new_thread(|| own.allocate(request)).unwrap();
     let outside = own.take_on(64, MAIN);
     device.capture().unwrap().end(stream).unwrap();
     let hold = scope.finish();
@@ -135,17 +135,17 @@ fn a_captures_requests_go_to_its_pool_from_all_threads() {
 }
 
 #[test]
-fn functions_that_keep_pools_are_told_and_asked_for_everything() {
+fn functions_that_keep_pools_get_every_call() {
     let user = User::with_bytes(u64::MAX / 2);
     let [b, e, r] = [(); 3].map(|()| Arc::clone(&user));
     let filters: Arc<Mutex<Vec<StreamFilter>>> = Arc::default();
     let keep = Arc::clone(&filters);
     let begin = move |_, pool: PoolId, filter| {
         keep.lock().push(filter);
-        b.say(format!("begin {pool}"));
+        b.record_call(format!("begin {pool}"));
     };
-    let end = move |_, pool: PoolId| e.say(format!("end {pool}"));
-    let release = move |_, pool: PoolId| r.say(format!("release {pool}"));
+    let end = move |_, pool: PoolId| e.record_call(format!("end {pool}"));
+    let release = move |_, pool: PoolId| r.record_call(format!("release {pool}"));
     let own = over(sim(), user.callbacks().on_pools(begin, end, release));
     let pool = pools(&own);
     pool.open_scope(POOL, ScopeFilter::Stream(MAIN)).unwrap();
@@ -153,14 +153,14 @@ fn functions_that_keep_pools_are_told_and_asked_for_everything() {
     own.give(own.take_on(64, MAIN));
     pool.close_scope(POOL).unwrap();
     assert_eq!(
-        user.heard(),
+        user.take_calls(),
         ["begin (0, 77)", "alloc 64 64", "free 64 64", "end (0, 77)"],
         "nothing is kept here"
     );
     let outside = own.take_in(POOL, 32, StreamId(1));
-    assert_eq!(user.heard(), ["begin (0, 77)", "alloc 32 1", "end (0, 77)"]);
+    assert_eq!(user.take_calls(), ["begin (0, 77)", "alloc 32 1", "end (0, 77)"]);
     pool.release_pool(POOL).unwrap();
-    assert_eq!(user.heard(), ["release (0, 77)", "release (0, 77)"], "as often as it began");
+    assert_eq!(user.take_calls(), ["release (0, 77)", "release (0, 77)"], "as often as it began");
     own.give(outside);
     assert_eq!(pool.pool_users(POOL), None);
 }

@@ -101,7 +101,7 @@ fn a_value_out_of_range_gets_a_caret_and_changes_nothing() {
 }
 
 #[test]
-fn keys_are_explained_and_said_to_be_idle_for_another_backend() {
+fn keys_are_explained_and_idle_for_another_backend() {
     steps("idle").register().unwrap();
     let table = registry::key_table();
     let config = config("backend:native,idle_step_mb:4");
@@ -163,7 +163,7 @@ fn a_name_is_settled_by_its_first_use() {
 }
 
 #[test]
-fn a_constructor_says_why_it_made_nothing() {
+fn a_constructor_reports_why_it_failed() {
     #[derive(Debug, thiserror::Error)]
     #[error("the moon is {0} km away")]
     struct TooFar(u32);

@@ -16,7 +16,7 @@ pub(super) fn each_failing_call<D: Base>() {
         Op::Checkpoint { pool: 0 },
         Op::TakeIn { pool: 1, bytes: 10 * MIB, stream: 0 },
         Op::TakeIn { pool: 0, bytes: 21 * MIB, stream: 1 },
-        Op::Begin { pool: 0, told: true, here: true },
+        Op::Begin { pool: 0, announced: true, here: true },
         Op::Take { bytes: MIB, stream: 1 },
         Op::Fork,
         Op::Use { pick: 3, stream: 2 },
@@ -41,12 +41,12 @@ pub(super) fn each_failing_call<D: Base>() {
         loop {
             for kind in [DriverErrorKind::OutOfMemory, DriverErrorKind::Other] {
                 let mut history = History::<D>::new(segments);
-                history.bed.device.arm(plan(at, kind));
+                history.fixture.device.arm(plan(at, kind));
                 for (step, op) in script.iter().enumerate() {
                     let done = history.step(*op);
                     done.unwrap_or_else(|error| panic!("call {at}, step {step}: {error}"));
                 }
-                calls = history.bed.device.counted_calls();
+                calls = history.fixture.device.counted_calls();
                 history.end(false).unwrap_or_else(|error| panic!("call {at}: {error}"));
             }
             at += 1;

@@ -52,7 +52,7 @@ pub(crate) enum Op {
     /// immediately in the pool, or never.
     Begin {
         pool: u8,
-        told: bool,
+        announced: bool,
         here: bool,
     },
     Fork,
@@ -99,7 +99,9 @@ impl Arbitrary for Op {
             32 | 33 => Self::Close { pool },
             34 | 35 => Self::Checkpoint { pool },
             36 => Self::Restore { pick },
-            37 | 38 => Self::Begin { pool, told: bool::arbitrary(g), here: bool::arbitrary(g) },
+            37 | 38 => {
+                Self::Begin { pool, announced: bool::arbitrary(g), here: bool::arbitrary(g) }
+            }
             39 => Self::Fork,
             40 => Self::Join,
             41 => *g.choose(&[Self::Break, Self::End]).expect("there are two"),

@@ -23,46 +23,46 @@ fn a_graphs_memory_is_counted_and_its_result_outlives_it() {
         (10 * MIB - 512, 2, 40),
         (10 * MIB + 512, 3, 36),
     ] {
-        let bed = Bed::new(ROOMY, "");
-        let (stream, pool) = (bed.stream(), PoolId::next_capture());
-        let scope = bed.capture(stream, pool);
+        let fixture = Fixture::new(ROOMY, "");
+        let (stream, pool) = (fixture.stream(), PoolId::next_capture());
+        let scope = fixture.capture(stream, pool);
         // Two temporary blocks and a result that is kept.
-        let a = bed.take_on(bytes, stream);
-        let b = bed.take_on(bytes, stream);
-        let result = bed.take_on(bytes, stream);
-        bed.give(a);
-        bed.give(b);
-        bed.end_capture(stream);
+        let a = fixture.take_on(bytes, stream);
+        let b = fixture.take_on(bytes, stream);
+        let result = fixture.take_on(bytes, stream);
+        fixture.give(a);
+        fixture.give(b);
+        fixture.end_capture(stream);
         let graph = scope.finish();
-        let now = bed.stats();
+        let now = fixture.stats();
         assert_eq!(now.segment.all.current, segments, "{bytes}");
-        assert_eq!(bed.reserved_bytes(), reserved_mib * MIB, "{bytes}");
-        bed.empty_cache();
-        assert_eq!(bed.reserved_bytes(), reserved_mib * MIB, "a graph keeps its memory");
+        assert_eq!(fixture.reserved_bytes(), reserved_mib * MIB, "{bytes}");
+        fixture.empty_cache();
+        assert_eq!(fixture.reserved_bytes(), reserved_mib * MIB, "a graph keeps its memory");
         drop(graph);
-        bed.empty_cache();
-        assert_eq!(bed.stats().segment.all.current, 1, "the result's segment: {bytes}");
-        bed.give(result);
-        bed.empty_cache();
-        assert_eq!((bed.reserved_bytes(), bed.engine().private_pool_count()), (0, 0));
-        bed.check();
+        fixture.empty_cache();
+        assert_eq!(fixture.stats().segment.all.current, 1, "the result's segment: {bytes}");
+        fixture.give(result);
+        fixture.empty_cache();
+        assert_eq!((fixture.reserved_bytes(), fixture.engine().private_pool_count()), (0, 0));
+        fixture.check();
     }
 }
 
 #[test]
 fn an_expandable_graph_adds_no_segment() {
-    let bed = Bed::new(ROOMY, "expandable_segments:True");
-    let (stream, pool) = (bed.stream(), PoolId::next_capture());
-    let scope = bed.capture(stream, pool);
-    bed.give(bed.take_on(MIB, stream));
-    bed.end_capture(stream);
+    let fixture = Fixture::new(ROOMY, "expandable_segments:True");
+    let (stream, pool) = (fixture.stream(), PoolId::next_capture());
+    let scope = fixture.capture(stream, pool);
+    fixture.give(fixture.take_on(MIB, stream));
+    fixture.end_capture(stream);
     let graph = scope.finish();
-    assert_eq!(bed.stats().segment.all.current, 0);
-    assert_eq!(bed.reserved_bytes(), 2 * MIB);
+    assert_eq!(fixture.stats().segment.all.current, 0);
+    assert_eq!(fixture.reserved_bytes(), 2 * MIB);
     drop(graph);
-    bed.empty_cache();
-    assert_eq!(bed.reserved_bytes(), 0);
-    bed.check();
+    fixture.empty_cache();
+    assert_eq!(fixture.reserved_bytes(), 0);
+    fixture.check();
 }
 
 // Two graphs of 2 MiB need 2 MiB less if they share a pool.
@@ -70,21 +70,21 @@ fn an_expandable_graph_adds_no_segment() {
 fn graphs_that_share_a_pool_share_its_memory() {
     for conf in BOTH {
         let reserved = [false, true].map(|shared| {
-            let bed = Bed::new(ROOMY, conf);
-            let stream = bed.stream();
+            let fixture = Fixture::new(ROOMY, conf);
+            let stream = fixture.stream();
             let first = PoolId::next_capture();
             let second = if shared { first } else { PoolId::next_capture() };
             let graphs = [first, second].map(|pool| {
-                let scope = bed.capture(stream, pool);
-                bed.give(bed.take_on(KIB, stream));
-                bed.end_capture(stream);
+                let scope = fixture.capture(stream, pool);
+                fixture.give(fixture.take_on(KIB, stream));
+                fixture.end_capture(stream);
                 scope.finish()
             });
-            let bytes = bed.reserved_bytes();
+            let bytes = fixture.reserved_bytes();
             drop(graphs);
-            bed.empty_cache();
-            assert_eq!(bed.reserved_bytes(), 0);
-            bed.check();
+            fixture.empty_cache();
+            assert_eq!(fixture.reserved_bytes(), 0);
+            fixture.check();
             bytes
         });
         assert_eq!(reserved[0] - reserved[1], 2 * MIB);
@@ -93,111 +93,111 @@ fn graphs_that_share_a_pool_share_its_memory() {
 
 #[test]
 fn a_capture_that_fails_leaves_nothing_behind() {
-    for bed in beds(ROOMY) {
-        let (stream, pool) = (bed.stream(), PoolId::next_capture());
+    for fixture in fixtures(ROOMY) {
+        let (stream, pool) = (fixture.stream(), PoolId::next_capture());
         let attempt = || -> Result<(), PoolError> {
-            let _scope = bed.capture(stream, pool);
-            let block = bed.take_on(MIB, stream);
-            bed.device.invalidate_capture(stream);
-            bed.give(block);
+            let _scope = fixture.capture(stream, pool);
+            let block = fixture.take_on(MIB, stream);
+            fixture.device.invalidate_capture(stream);
+            fixture.give(block);
             // A framework that fails here drops its scope on the way out.
             Err(PoolError::IsDefault)
         };
         assert!(attempt().is_err());
-        assert!(Capture::end(&*bed.device, stream).is_err(), "the capture was broken");
-        assert_eq!(bed.private_pools().pool_users(pool), Some(0));
-        bed.empty_cache();
-        assert_eq!((bed.reserved_bytes(), bed.engine().private_pool_count()), (0, 0));
+        assert!(Capture::end(&*fixture.device, stream).is_err(), "the capture was broken");
+        assert_eq!(fixture.private_pools().pool_users(pool), Some(0));
+        fixture.empty_cache();
+        assert_eq!((fixture.reserved_bytes(), fixture.engine().private_pool_count()), (0, 0));
         let again = PoolId::next_capture();
-        let scope = bed.capture(stream, again);
-        bed.give(bed.take_on(MIB, stream));
-        bed.end_capture(stream);
+        let scope = fixture.capture(stream, again);
+        fixture.give(fixture.take_on(MIB, stream));
+        fixture.end_capture(stream);
         drop(scope);
-        bed.check();
+        fixture.check();
     }
 }
 
 #[test]
 fn a_capture_in_the_same_pool_can_be_repeated() {
-    for bed in beds(ROOMY) {
-        let stream = bed.stream();
+    for fixture in fixtures(ROOMY) {
+        let stream = fixture.stream();
         let pool = PoolId::next_user();
-        bed.private_pools().create_pool(pool, Default::default()).unwrap();
+        fixture.private_pools().create_pool(pool, Default::default()).unwrap();
         let addresses: Vec<_> = (0..3)
             .map(|_| {
-                let scope = bed.capture(stream, pool);
-                let block = bed.take_on(3 * MIB, stream);
+                let scope = fixture.capture(stream, pool);
+                let block = fixture.take_on(3 * MIB, stream);
                 let address = block.address();
-                bed.give(block);
-                bed.end_capture(stream);
+                fixture.give(block);
+                fixture.end_capture(stream);
                 drop(scope);
                 address
             })
             .collect();
         assert!(addresses.windows(2).all(|pair| pair[0] == pair[1]), "{addresses:?}");
-        bed.private_pools().release_pool(pool).unwrap();
-        bed.private_pools().empty_pool(pool).unwrap();
-        assert_eq!(bed.engine().private_pool_count(), 0);
-        bed.check();
+        fixture.private_pools().release_pool(pool).unwrap();
+        fixture.private_pools().empty_pool(pool).unwrap();
+        assert_eq!(fixture.engine().private_pool_count(), 0);
+        fixture.check();
     }
 }
 
 #[test]
 fn only_streams_of_the_capture_are_routed_to_its_pool() {
-    let bed = Bed::new(ROOMY, "");
-    let (stream, side, other) = (bed.stream(), bed.stream(), bed.stream());
+    let fixture = Fixture::new(ROOMY, "");
+    let (stream, side, other) = (fixture.stream(), fixture.stream(), fixture.stream());
     let pool = PoolId::next_capture();
-    let scope = bed.capture(stream, pool);
+    let scope = fixture.capture(stream, pool);
     let forked = {
-        bed.join(stream, side);
-        bed.take_on(KIB, side)
+        fixture.join(stream, side);
+        fixture.take_on(KIB, side)
     };
-    let inside = bed.take_on(KIB, stream);
-    let outside = bed.take_on(KIB, other);
-    assert_eq!(bed.private_pools().live_addresses(pool).unwrap().len(), 2);
-    bed.join(side, stream);
-    bed.end_capture(stream);
+    let inside = fixture.take_on(KIB, stream);
+    let outside = fixture.take_on(KIB, other);
+    assert_eq!(fixture.private_pools().live_addresses(pool).unwrap().len(), 2);
+    fixture.join(side, stream);
+    fixture.end_capture(stream);
     let _graph = scope.finish();
-    [forked, inside, outside].into_iter().for_each(|block| bed.give(block));
-    bed.check();
+    [forked, inside, outside].into_iter().for_each(|block| fixture.give(block));
+    fixture.check();
 }
 
 // A request in a capture must not query events, because the query would fail. Uses recorded in the
 // capture end with it, and the next request outside frees the block.
 #[test]
 fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
-    for bed in beds(ROOMY) {
-        let (stream, side) = (bed.stream(), bed.stream());
-        let (before, elsewhere) = (bed.take_on(3 * MIB, stream), bed.stream());
-        bed.record(&before, elsewhere);
-        bed.give(before);
+    for fixture in fixtures(ROOMY) {
+        let (stream, side) = (fixture.stream(), fixture.stream());
+        let (before, elsewhere) = (fixture.take_on(3 * MIB, stream), fixture.stream());
+        fixture.record(&before, elsewhere);
+        fixture.give(before);
         let pool = PoolId::next_capture();
-        let scope = bed.capture(stream, pool);
-        bed.join(stream, side);
-        let block = bed.take_on(4 * MIB, stream);
+        let scope = fixture.capture(stream, pool);
+        fixture.join(stream, side);
+        let block = fixture.take_on(4 * MIB, stream);
         let address = block.address();
-        bed.record(&block, side);
-        bed.give(block);
-        let queries = bed.device.calls("query_event");
-        let second = bed.take_on(4 * MIB, stream);
+        fixture.record(&block, side);
+        fixture.give(block);
+        let queries = fixture.device.calls("query_event");
+        let second = fixture.take_on(4 * MIB, stream);
         assert_ne!(second.address(), address, "its other use is not joined");
-        assert_eq!(bed.device.calls("query_event"), queries, "no event was queried");
-        assert_eq!(bed.stats().active_bytes.all.current, 11 << 20, "two wait");
-        bed.join(side, stream);
-        bed.end_capture(stream);
+        assert_eq!(fixture.device.calls("query_event"), queries, "no event was queried");
+        assert_eq!(fixture.stats().active_bytes.all.current, 11 << 20, "two wait");
+        fixture.join(side, stream);
+        fixture.end_capture(stream);
         let graph = scope.finish();
-        bed.give(second);
-        bed.give(bed.take_on(512, stream));
-        assert_eq!(bed.private_pools().live_addresses(pool).unwrap(), [0; 0]);
-        let waiting = bed.stats().active_bytes.all.current;
+        fixture.give(second);
+        fixture.give(fixture.take_on(512, stream));
+        assert_eq!(fixture.private_pools().live_addresses(pool).unwrap(), [0; 0]);
+        let waiting = fixture.stats().active_bytes.all.current;
         assert_eq!(waiting, 3 << 20, "only the use from before the capture is waited for");
-        bed.device.complete_all();
-        bed.give(bed.take_on(512, stream));
-        assert_eq!(bed.stats().active.all.current, 0);
+        fixture.device.complete_all();
+        fixture.give(fixture.take_on(512, stream));
+        assert_eq!(fixture.stats().active.all.current, 0);
         drop(graph);
-        bed.empty_cache();
-        assert_eq!(bed.reserved_bytes(), 0);
-        bed.check();
+        fixture.empty_cache();
+        assert_eq!(fixture.reserved_bytes(), 0);
+        fixture.check();
     }
 }
 
@@ -205,50 +205,50 @@ fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
 #[test]
 fn reuse_in_a_capture_waits_for_the_join_of_a_stream() {
     for conf in both_with_reuse() {
-        let bed = Bed::new(ROOMY, &conf);
-        let (stream, side) = (bed.stream(), bed.stream());
-        let scope = bed.capture(stream, PoolId::next_capture());
-        bed.join(stream, side);
-        let block = bed.take_on(8 * MIB, stream);
+        let fixture = Fixture::new(ROOMY, &conf);
+        let (stream, side) = (fixture.stream(), fixture.stream());
+        let scope = fixture.capture(stream, PoolId::next_capture());
+        fixture.join(stream, side);
+        let block = fixture.take_on(8 * MIB, stream);
         let address = block.address();
-        bed.work(&block, side);
-        bed.give(block);
-        let early = bed.take_on(8 * MIB, stream);
+        fixture.work(&block, side);
+        fixture.give(block);
+        let early = fixture.take_on(8 * MIB, stream);
         assert_ne!(early.address(), address, "{conf}");
-        bed.join(side, stream);
-        let late = bed.take_on(8 * MIB, stream);
+        fixture.join(side, stream);
+        let late = fixture.take_on(8 * MIB, stream);
         assert_eq!(late.address(), address, "{conf}");
-        bed.end_capture(stream);
+        fixture.end_capture(stream);
         drop(scope);
-        [early, late].into_iter().for_each(|block| bed.give(block));
-        bed.check();
+        [early, late].into_iter().for_each(|block| fixture.give(block));
+        fixture.check();
     }
 }
 
 #[test]
 fn reuse_in_a_capture_waits_for_the_join_of_all_streams() {
     for conf in both_with_reuse() {
-        let bed = Bed::new(ROOMY, &conf);
-        let stream = bed.stream();
-        let sides = [bed.stream(), bed.stream(), bed.stream()];
-        let scope = bed.capture(stream, PoolId::next_capture());
-        sides.into_iter().for_each(|side| bed.join(stream, side));
-        let block = bed.take_on(8 * MIB, stream);
+        let fixture = Fixture::new(ROOMY, &conf);
+        let stream = fixture.stream();
+        let sides = [fixture.stream(), fixture.stream(), fixture.stream()];
+        let scope = fixture.capture(stream, PoolId::next_capture());
+        sides.into_iter().for_each(|side| fixture.join(stream, side));
+        let block = fixture.take_on(8 * MIB, stream);
         let address = block.address();
-        sides.into_iter().for_each(|side| bed.work(&block, side));
-        bed.give(block);
+        sides.into_iter().for_each(|side| fixture.work(&block, side));
+        fixture.give(block);
         let mut held = Vec::new();
         for (joined, side) in sides.into_iter().enumerate() {
-            held.push(bed.take_on(8 * MIB, stream));
+            held.push(fixture.take_on(8 * MIB, stream));
             assert_ne!(held[joined].address(), address, "{joined} of 3 joined");
-            bed.join(side, stream);
+            fixture.join(side, stream);
         }
-        held.push(bed.take_on(8 * MIB, stream));
+        held.push(fixture.take_on(8 * MIB, stream));
         assert_eq!(held[3].address(), address);
-        bed.end_capture(stream);
+        fixture.end_capture(stream);
         drop(scope);
-        held.into_iter().for_each(|block| bed.give(block));
-        bed.check();
+        held.into_iter().for_each(|block| fixture.give(block));
+        fixture.check();
     }
 }
 
@@ -256,26 +256,26 @@ fn reuse_in_a_capture_waits_for_the_join_of_all_streams() {
 #[test]
 fn what_one_graph_deferred_the_next_one_reuses() {
     for conf in both_with_reuse() {
-        let bed = Bed::new(ROOMY, &conf);
-        let (stream, side) = (bed.stream(), bed.stream());
+        let fixture = Fixture::new(ROOMY, &conf);
+        let (stream, side) = (fixture.stream(), fixture.stream());
         let pool = PoolId::next_capture();
-        let first = bed.capture(stream, pool);
-        bed.join(stream, side);
-        let block = bed.take_on(8 * MIB, stream);
+        let first = fixture.capture(stream, pool);
+        fixture.join(stream, side);
+        let block = fixture.take_on(8 * MIB, stream);
         let address = block.address();
-        bed.work(&block, side);
-        bed.give(block);
-        bed.join(side, stream);
-        bed.end_capture(stream);
+        fixture.work(&block, side);
+        fixture.give(block);
+        fixture.join(side, stream);
+        fixture.end_capture(stream);
         let graph = first.finish();
-        let second = bed.capture(stream, pool);
-        let again = bed.take_on(8 * MIB, stream);
+        let second = fixture.capture(stream, pool);
+        let again = fixture.take_on(8 * MIB, stream);
         assert_eq!(again.address(), address);
-        bed.end_capture(stream);
+        fixture.end_capture(stream);
         drop(second);
         drop(graph);
-        bed.give(again);
-        bed.check();
+        fixture.give(again);
+        fixture.check();
     }
 }
 
@@ -283,107 +283,111 @@ fn what_one_graph_deferred_the_next_one_reuses() {
 #[test]
 fn a_use_from_before_the_capture_is_waited_for() {
     for conf in both_with_reuse() {
-        let bed = Bed::new(ROOMY, &conf);
-        let (stream, side) = (bed.stream(), bed.stream());
+        let fixture = Fixture::new(ROOMY, &conf);
+        let (stream, side) = (fixture.stream(), fixture.stream());
         let pool = PoolId::next_user();
-        bed.private_pools().create_pool(pool, Default::default()).unwrap();
+        fixture.private_pools().create_pool(pool, Default::default()).unwrap();
         let request = Request::new(8 * MIB, stream);
-        let block = bed.allocate(request.in_pool(pool)).unwrap();
+        let block = fixture.allocate(request.in_pool(pool)).unwrap();
         let address = block.address();
-        bed.record(&block, side);
-        let scope = bed.capture(stream, pool);
-        bed.join(stream, side);
-        bed.work(&block, side);
-        bed.give(block);
-        bed.join(side, stream);
-        let inside = bed.take_on(8 * MIB, stream);
+        fixture.record(&block, side);
+        let scope = fixture.capture(stream, pool);
+        fixture.join(stream, side);
+        fixture.work(&block, side);
+        fixture.give(block);
+        fixture.join(side, stream);
+        let inside = fixture.take_on(8 * MIB, stream);
         assert_ne!(inside.address(), address);
-        bed.end_capture(stream);
+        fixture.end_capture(stream);
         drop(scope);
-        bed.give(inside);
-        let waiting = bed.take_in(pool, 16 * MIB, stream);
-        assert_eq!(bed.stats().active_bytes.all.current, 24 << 20, "it still waits");
-        bed.give(waiting);
-        bed.device.complete_all();
-        let free = bed.allocate(request.in_pool(pool)).unwrap();
-        assert_eq!(bed.stats().active.all.current, 1);
-        bed.give(free);
-        bed.check();
+        fixture.give(inside);
+        let waiting = fixture.take_in(pool, 16 * MIB, stream);
+        assert_eq!(fixture.stats().active_bytes.all.current, 24 << 20, "it still waits");
+        fixture.give(waiting);
+        fixture.device.complete_all();
+        let free = fixture.allocate(request.in_pool(pool)).unwrap();
+        assert_eq!(fixture.stats().active.all.current, 1);
+        fixture.give(free);
+        fixture.check();
     }
 }
 
 #[test]
 fn out_of_memory_in_a_capture_is_an_error_that_releases_nothing() {
-    for bed in beds(1 << 30) {
-        let stream = bed.stream();
-        bed.give(bed.take_on(900 * MIB, stream));
-        let scope = bed.capture(stream, PoolId::next_capture());
-        bed.fail(4 << 40, stream);
-        bed.fail(500 * MIB, stream);
-        assert!(bed.reserved_bytes() >= 900 * MIB, "the cache is as it was");
-        bed.end_capture(stream);
+    for fixture in fixtures(1 << 30) {
+        let stream = fixture.stream();
+        fixture.give(fixture.take_on(900 * MIB, stream));
+        let scope = fixture.capture(stream, PoolId::next_capture());
+        fixture.fail(4 << 40, stream);
+        fixture.fail(500 * MIB, stream);
+        assert!(fixture.reserved_bytes() >= 900 * MIB, "the cache is as it was");
+        fixture.end_capture(stream);
         drop(scope);
-        bed.give(bed.take_on(1000 * MIB, stream));
-        bed.check();
+        fixture.give(fixture.take_on(1000 * MIB, stream));
+        fixture.check();
     }
 }
 
 #[test]
 fn emptying_the_cache_in_a_capture_does_nothing() {
-    let bed = Bed::new(ROOMY, "");
-    let stream = bed.stream();
-    bed.give(bed.take_on(30 * MIB, stream));
-    let scope = bed.capture(stream, PoolId::next_capture());
-    bed.empty_cache();
-    assert_eq!(bed.reserved_bytes(), 30 * MIB);
-    bed.end_capture(stream);
+    let fixture = Fixture::new(ROOMY, "");
+    let stream = fixture.stream();
+    fixture.give(fixture.take_on(30 * MIB, stream));
+    let scope = fixture.capture(stream, PoolId::next_capture());
+    fixture.empty_cache();
+    assert_eq!(fixture.reserved_bytes(), 30 * MIB);
+    fixture.end_capture(stream);
     drop(scope);
-    bed.empty_cache();
-    assert_eq!(bed.reserved_bytes(), 0);
+    fixture.empty_cache();
+    assert_eq!(fixture.reserved_bytes(), 0);
 }
 
 #[test]
-fn a_scope_of_an_unknown_capture_routes_nobody() {
-    let bed = Bed::new(ROOMY, "");
-    let stream = bed.stream();
+fn a_scope_of_an_unknown_capture_routes_nothing() {
+    let fixture = Fixture::new(ROOMY, "");
+    let stream = fixture.stream();
     let pool = PoolId::next_capture();
     let filter = ScopeFilter::Capture(u64::MAX);
-    let scope = PoolScope::open(bed.private_pools(), pool, filter).unwrap();
-    let block = bed.take_on(KIB, stream);
-    assert_eq!(bed.private_pools().live_addresses(pool).unwrap(), [0; 0]);
+    let scope = PoolScope::open(fixture.private_pools(), pool, filter).unwrap();
+    let block = fixture.take_on(KIB, stream);
+    assert_eq!(fixture.private_pools().live_addresses(pool).unwrap(), [0; 0]);
     drop(scope);
-    bed.give(block);
+    fixture.give(block);
     assert!(matches!(
-        bed.device.capture_status(StreamId(0)),
+        fixture.device.capture_status(StreamId(0)),
         Ok(stratalloc::driver::CaptureStatus::None)
     ));
-    assert!(bed.control().private_pools.is_some());
+    assert!(fixture.control().private_pools.is_some());
 }
 
 #[test]
-fn the_driver_is_told_of_captures_as_long_as_any_scope_is_open() {
-    for bed in beds(ROOMY) {
-        let stream = bed.stream();
-        let of_thread =
-            PoolScope::open(bed.private_pools(), PoolId::next_user(), ScopeFilter::this_thread())
-                .unwrap();
-        assert_eq!(bed.device.captures_expected(), 1, "a capture may begin inside it");
-        let of_capture = bed.capture(stream, PoolId::next_capture());
-        assert_eq!(bed.device.captures_expected(), 2);
-        bed.end_capture(stream);
+fn captures_are_announced_to_the_driver_while_any_scope_is_open() {
+    for fixture in fixtures(ROOMY) {
+        let stream = fixture.stream();
+        let of_thread = PoolScope::open(
+            fixture.private_pools(),
+            PoolId::next_user(),
+            ScopeFilter::this_thread(),
+        )
+        .unwrap();
+        assert_eq!(fixture.device.captures_expected(), 1, "a capture may begin inside it");
+        let of_capture = fixture.capture(stream, PoolId::next_capture());
+        assert_eq!(fixture.device.captures_expected(), 2);
+        fixture.end_capture(stream);
         drop(of_capture);
-        assert_eq!(bed.device.captures_expected(), 1);
+        assert_eq!(fixture.device.captures_expected(), 1);
         drop(of_thread);
-        assert_eq!(bed.device.captures_expected(), 0);
-        let refused = bed.private_pools().close_scope(PoolId::next_user());
+        assert_eq!(fixture.device.captures_expected(), 0);
+        let refused = fixture.private_pools().close_scope(PoolId::next_user());
         assert!(refused.is_err());
-        bed.private_pools()
+        fixture
+            .private_pools()
             .open_scope(PoolId::next_capture(), ScopeFilter::Stream(stream))
             .unwrap();
-        assert_eq!(bed.device.captures_expected(), 1);
-        let Bed { device, allocator } = bed;
+        assert_eq!(fixture.device.captures_expected(), 1);
+        let Fixture { device, allocator } = fixture;
         drop(allocator);
-        assert_eq!(device.captures_expected(), 0, "the allocator has gone with its scope");
+        assert_eq!(device.captures_expected(), 0, "the allocator was dropped with its scope");
     }
 }
 
@@ -400,23 +404,24 @@ fn a_driver_that_does_not_hear_of_captures_keeps_no_scope_from_opening() {
     let scope = PoolScope::open(pools, PoolId::next_user(), ScopeFilter::this_thread()).unwrap();
     strategy.give(strategy.take(MIB));
     drop(scope);
-    assert_eq!(driver.failed_calls(), 1, "what it was not told is not taken back");
+    assert_eq!(driver.failed_calls(), 1, "what was not announced is not revoked");
 }
 
 #[test]
 fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
     for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let (stream, other) = (bed.stream(), bed.stream());
-        let _held = bed.take_on(MIB, other);
-        let capture = Capture::begin(&*bed.device, stream).unwrap();
-        bed.private_pools()
+        let fixture = Fixture::new(ROOMY, conf);
+        let (stream, other) = (fixture.stream(), fixture.stream());
+        let _held = fixture.take_on(MIB, other);
+        let capture = Capture::begin(&*fixture.device, stream).unwrap();
+        fixture
+            .private_pools()
             .open_scope(PoolId::next_capture(), ScopeFilter::Capture(capture))
             .unwrap();
-        let Bed { device, allocator } = bed;
+        let Fixture { device, allocator } = fixture;
         drop(allocator);
         assert_eq!(device.calls("synchronize_device"), 0, "{conf}");
-        Capture::end(&*device, stream).expect("nobody broke it");
+        Capture::end(&*device, stream).expect("the capture is intact");
     }
 }
 
@@ -433,25 +438,25 @@ enum Way {
 const WAYS: [Way; 4] = [Way::Stream, Way::Thread, Way::Function, Way::Named];
 
 impl Way {
-    fn open(self, bed: &Bed, pool: PoolId, stream: StreamId) -> Option<PoolScope<'_>> {
+    fn open(self, fixture: &Fixture, pool: PoolId, stream: StreamId) -> Option<PoolScope<'_>> {
         let filter = match self {
             Self::Stream => ScopeFilter::Stream(stream),
             Self::Thread => ScopeFilter::this_thread(),
             Self::Function => ScopeFilter::Where(Arc::new(move |other| other == stream)),
             Self::Named => return None,
         };
-        Some(PoolScope::open(bed.private_pools(), pool, filter).expect("none is open"))
+        Some(PoolScope::open(fixture.private_pools(), pool, filter).expect("none is open"))
     }
 
-    fn take(self, bed: &Bed, pool: PoolId, bytes: u64, stream: StreamId) -> Option<u64> {
+    fn take(self, fixture: &Fixture, pool: PoolId, bytes: u64, stream: StreamId) -> Option<u64> {
         let request = Request::new(bytes, stream);
         let made = match self {
-            Self::Named => bed.allocate(request.in_pool(pool)),
-            _ => bed.allocate(request),
+            Self::Named => fixture.allocate(request.in_pool(pool)),
+            _ => fixture.allocate(request),
         };
         let block = made.ok()?;
         let address = block.address();
-        bed.give(block);
+        fixture.give(block);
         Some(address)
     }
 }
@@ -459,31 +464,31 @@ impl Way {
 #[test]
 fn a_graphs_memory_stays_whatever_led_its_requests_to_the_pool() {
     for (conf, way) in BOTH.into_iter().flat_map(|conf| WAYS.map(|way| (conf, way))) {
-        let bed = Bed::new(64 * MIB, conf);
-        let (stream, pool) = (bed.stream(), PoolId::next_user());
+        let fixture = Fixture::new(64 * MIB, conf);
+        let (stream, pool) = (fixture.stream(), PoolId::next_user());
         let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
-        bed.private_pools().create_pool(pool, options).unwrap();
-        let live = bed.take_on(10 * MIB, stream);
-        let scope = way.open(&bed, pool, stream);
-        Capture::begin(&*bed.device, stream).unwrap();
-        let graphs = way.take(&bed, pool, 40 * MIB, stream).expect("there is room");
-        bed.end_capture(stream);
+        fixture.private_pools().create_pool(pool, options).unwrap();
+        let live = fixture.take_on(10 * MIB, stream);
+        let scope = way.open(&fixture, pool, stream);
+        Capture::begin(&*fixture.device, stream).unwrap();
+        let graphs = way.take(&fixture, pool, 40 * MIB, stream).expect("there is room");
+        fixture.end_capture(stream);
         drop(scope);
-        let layout = bed.layout_of(pool);
-        bed.fail(30 * MIB, stream);
-        let scope = way.open(&bed, pool, stream);
-        assert_eq!(way.take(&bed, pool, 55 * MIB, stream), None, "{conf} {way:?}");
+        let layout = fixture.layout_of(pool);
+        fixture.fail(30 * MIB, stream);
+        let scope = way.open(&fixture, pool, stream);
+        assert_eq!(way.take(&fixture, pool, 55 * MIB, stream), None, "{conf} {way:?}");
         drop(scope);
-        bed.empty_cache();
-        assert_eq!(bed.layout_of(pool), layout, "{conf} {way:?}: the graph writes to it");
-        let scope = way.open(&bed, pool, stream);
-        assert_eq!(way.take(&bed, pool, 40 * MIB, stream), Some(graphs), "{conf} {way:?}");
+        fixture.empty_cache();
+        assert_eq!(fixture.layout_of(pool), layout, "{conf} {way:?}: the graph writes to it");
+        let scope = way.open(&fixture, pool, stream);
+        assert_eq!(way.take(&fixture, pool, 40 * MIB, stream), Some(graphs), "{conf} {way:?}");
         drop(scope);
-        bed.private_pools().release_pool(pool).unwrap();
-        bed.give(live);
-        bed.empty_cache();
-        assert_eq!(bed.reserved_bytes(), 0, "{conf} {way:?}");
-        bed.check();
+        fixture.private_pools().release_pool(pool).unwrap();
+        fixture.give(live);
+        fixture.empty_cache();
+        assert_eq!(fixture.reserved_bytes(), 0, "{conf} {way:?}");
+        fixture.check();
     }
 }
 
@@ -492,31 +497,31 @@ fn a_graphs_memory_stays_whatever_led_its_requests_to_the_pool() {
 #[test]
 fn no_thread_gets_the_memory_of_anothers_graph() {
     for conf in BOTH {
-        let bed = Bed::new(96 * MIB, conf);
+        let fixture = Fixture::new(96 * MIB, conf);
         // Memory that graphs write to, each range with its pool.
         let graphs: Mutex<Vec<(PoolId, u64, u64)>> = Mutex::default();
         let run = |number: usize| {
-            let stream = bed.stream();
+            let stream = fixture.stream();
             for round in 0..60 {
                 let way = WAYS[(number + round) % WAYS.len()];
                 let pool = PoolId::next_user();
                 let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
-                bed.private_pools().create_pool(pool, options).unwrap();
-                let scope = way.open(&bed, pool, stream);
-                Capture::begin(&*bed.device, stream).unwrap();
+                fixture.private_pools().create_pool(pool, options).unwrap();
+                let scope = way.open(&fixture, pool, stream);
+                Capture::begin(&*fixture.device, stream).unwrap();
                 let bytes = (12 + round as u64 % 3) * MIB;
                 let request = Request::new(bytes, stream);
                 let made = match way {
-                    Way::Named => bed.allocate(request.in_pool(pool)),
-                    _ => bed.allocate(request),
+                    Way::Named => fixture.allocate(request.in_pool(pool)),
+                    _ => fixture.allocate(request),
                 };
                 if let Ok(block) = made {
                     graphs.lock().unwrap().push((pool, block.address(), bytes));
-                    bed.give(block);
+                    fixture.give(block);
                 }
-                bed.end_capture(stream);
+                fixture.end_capture(stream);
                 drop(scope);
-                if let Ok(block) = bed.ask(11 * MIB, stream) {
+                if let Ok(block) = fixture.try_allocate(11 * MIB, stream) {
                     let (start, end) = (block.address(), block.address() + 11 * MIB);
                     let taken = graphs
                         .lock()
@@ -524,16 +529,16 @@ fn no_thread_gets_the_memory_of_anothers_graph() {
                         .iter()
                         .any(|(_, at, bytes)| *at < end && start < at + bytes);
                     assert!(!taken, "{conf} {way:?}: {start:#x} is a graph's");
-                    bed.give(block);
+                    fixture.give(block);
                 }
                 graphs.lock().unwrap().retain(|(of, _, _)| *of != pool);
-                bed.private_pools().release_pool(pool).unwrap();
+                fixture.private_pools().release_pool(pool).unwrap();
             }
         };
         std::thread::scope(|s| (0..4).for_each(|number| drop(s.spawn(move || run(number)))));
-        bed.empty_cache();
-        assert_eq!((bed.reserved_bytes(), bed.engine().private_pool_count()), (0, 0));
-        bed.check();
+        fixture.empty_cache();
+        assert_eq!((fixture.reserved_bytes(), fixture.engine().private_pool_count()), (0, 0));
+        fixture.check();
     }
 }
 
@@ -541,26 +546,26 @@ fn no_thread_gets_the_memory_of_anothers_graph() {
 #[test]
 fn a_capture_without_a_scope_yet_keeps_only_its_own_streams_memory() {
     for conf in BOTH {
-        let bed = Bed::new(64 * MIB, conf);
-        let [captured, idle, asking] = [(); 3].map(|()| bed.stream());
+        let fixture = Fixture::new(64 * MIB, conf);
+        let [captured, idle, asking] = [(); 3].map(|()| fixture.stream());
         let [mine, others] = [(captured, 20 * MIB), (idle, 30 * MIB)]
-            .map(|(stream, bytes)| bed.take_on(bytes, stream));
-        bed.give(mine);
-        bed.give(others);
+            .map(|(stream, bytes)| fixture.take_on(bytes, stream));
+        fixture.give(mine);
+        fixture.give(others);
         let begun = std::thread::scope(|s| {
-            s.spawn(|| Capture::begin(&*bed.device, captured).unwrap()).join().unwrap()
+            s.spawn(|| Capture::begin(&*fixture.device, captured).unwrap()).join().unwrap()
         });
-        bed.give(bed.take_on(34 * MIB, asking));
-        bed.empty_cache();
-        assert_eq!(bed.reserved_bytes(), 20 * MIB, "{conf}: what the captured stream may use");
+        fixture.give(fixture.take_on(34 * MIB, asking));
+        fixture.empty_cache();
+        assert_eq!(fixture.reserved_bytes(), 20 * MIB, "{conf}: what the captured stream may use");
         let pool = PoolId::next_capture();
-        let scope = PoolScope::open(bed.private_pools(), pool, ScopeFilter::Capture(begun))
+        let scope = PoolScope::open(fixture.private_pools(), pool, ScopeFilter::Capture(begun))
             .expect("it is closed");
-        bed.give(bed.take_on(MIB, captured));
-        elsewhere(|| bed.end_capture(captured));
+        fixture.give(fixture.take_on(MIB, captured));
+        on_new_thread(|| fixture.end_capture(captured));
         drop(scope);
-        bed.empty_cache();
-        assert_eq!(bed.reserved_bytes(), 0, "{conf}");
-        bed.check();
+        fixture.empty_cache();
+        assert_eq!(fixture.reserved_bytes(), 0, "{conf}");
+        fixture.check();
     }
 }

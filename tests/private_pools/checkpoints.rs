@@ -6,38 +6,38 @@ use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
 use crate::common::prelude::*;
 
 struct Tree {
-    bed: Bed,
+    fixture: Fixture,
     pool: PoolId,
 }
 
 impl Tree {
     fn new(conf: &str) -> Self {
-        let bed = Bed::new(ROOMY, conf);
+        let fixture = Fixture::new(ROOMY, conf);
         let pool = PoolId::next_capture();
-        bed.private_pools().create_pool(pool, Default::default()).expect("the id is new");
-        Self { bed, pool }
+        fixture.private_pools().create_pool(pool, Default::default()).expect("the id is new");
+        Self { fixture, pool }
     }
 
     fn take(&self, bytes: u64) -> Allocation {
-        self.bed.take_in(self.pool, bytes, HOME)
+        self.fixture.take_in(self.pool, bytes, HOME)
     }
 
     fn give(&self, block: Allocation) {
-        self.bed.give(block);
+        self.fixture.give(block);
     }
 
     fn checkpoint(&self) -> PoolCheckpoint {
-        self.bed.checkpoints().checkpoint(self.pool).expect("nothing waits")
+        self.fixture.checkpoints().checkpoint(self.pool).expect("nothing waits")
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Vec<Allocation> {
-        let restored = self.bed.checkpoints().restore(checkpoint).expect("it fits");
-        self.bed.check();
+        let restored = self.fixture.checkpoints().restore(checkpoint).expect("it fits");
+        self.fixture.check();
         restored.live
     }
 
     fn live(&self) -> Vec<u64> {
-        self.bed.private_pools().live_addresses(self.pool).expect("it exists")
+        self.fixture.private_pools().live_addresses(self.pool).expect("it exists")
     }
 
     fn same_as(&self, checkpoint: &PoolCheckpoint) {
@@ -45,7 +45,7 @@ impl Tree {
             let blocks = segments.iter().flat_map(|segment| &segment.blocks);
             blocks.map(|b| (b.address, b.size_bytes, b.state)).collect::<Vec<_>>()
         };
-        assert_eq!(shape(&self.bed.layout_of(self.pool)), shape(&checkpoint.segments));
+        assert_eq!(shape(&self.fixture.layout_of(self.pool)), shape(&checkpoint.segments));
     }
 }
 
@@ -66,7 +66,7 @@ fn going_back_reproduces_every_block() {
         assert!(
             live.iter().zip([512, MIB]).all(|(block, least)| block.size_bytes() >= least.min(512))
         );
-        let refused = other.into_iter().map(|b| tree.bed.free(b));
+        let refused = other.into_iter().map(|b| tree.fixture.free(b));
         assert!(refused.into_iter().all(|r| r.is_err()), "old handles are stale: {stale:#x}");
         live.into_iter().for_each(|block| tree.give(block));
         assert_eq!(tree.live(), [0; 0]);
@@ -100,11 +100,11 @@ fn what_was_allocated_later_is_undone() {
         let first = tree.take(MIB);
         let checkpoint = tree.checkpoint();
         let later: Vec<_> = [512, 30 * MIB, 100].map(|bytes| tree.take(bytes).address()).into();
-        let freed = tree.bed.checkpoints().restore(&checkpoint).unwrap();
+        let freed = tree.fixture.checkpoints().restore(&checkpoint).unwrap();
         assert!(later.iter().all(|address| freed.freed.iter().any(|f| f.address == *address)));
         assert_eq!(tree.live(), [first.address()]);
         assert_eq!(freed.live.len(), 1);
-        tree.bed.check();
+        tree.fixture.check();
     }
 }
 
@@ -118,9 +118,9 @@ fn blocks_may_die_after_going_back() {
     tree.give(live.pop().unwrap());
     assert_eq!(tree.live().len(), 1);
     let address = live.pop().unwrap().address();
-    tree.bed.free_raw(address).unwrap();
+    tree.fixture.free_raw(address).unwrap();
     assert_eq!(tree.live(), [0; 0]);
-    tree.bed.check();
+    tree.fixture.check();
 }
 
 #[test]
@@ -128,7 +128,8 @@ fn live_blocks_are_compared_as_a_set() {
     let tree = Tree::new("");
     let blocks = [512, MIB, 3 * MIB].map(|bytes| tree.take(bytes));
     let mut addresses = blocks.each_ref().map(Allocation::address).to_vec();
-    let exactly = |set: &[u64]| holds_exactly(tree.bed.private_pools(), tree.pool, set).unwrap();
+    let exactly =
+        |set: &[u64]| holds_exactly(tree.fixture.private_pools(), tree.pool, set).unwrap();
     addresses.reverse();
     assert!(exactly(&addresses));
     assert!(!exactly(&addresses[1..]));
@@ -138,7 +139,7 @@ fn live_blocks_are_compared_as_a_set() {
     assert!(exactly(&[]));
     let pool = PoolId { capture: 1 << 40, user: 0 };
     assert_eq!(
-        holds_exactly(tree.bed.private_pools(), pool, &[]),
+        holds_exactly(tree.fixture.private_pools(), pool, &[]),
         Err(PoolError::Unknown { pool })
     );
 }
@@ -150,7 +151,7 @@ fn an_expandable_segment_that_grew_keeps_its_pages() {
     let tree = Tree::new("expandable_segments:True");
     let _small = tree.take(2 * MIB);
     let checkpoint = tree.checkpoint();
-    let blocks = || tree.bed.blocks_of(tree.pool);
+    let blocks = || tree.fixture.blocks_of(tree.pool);
     assert_eq!(blocks(), [(2 * MIB, ActiveAllocated), (18 * MIB, Inactive)]);
     let live = tree.restore(&checkpoint);
     live.into_iter().for_each(|block| tree.give(block));
@@ -167,7 +168,7 @@ fn segments_that_came_later_stay_idle() {
     let checkpoint = tree.checkpoint();
     let more = [tree.take(30 * MIB), tree.take(15 * MIB)];
     tree.restore(&checkpoint);
-    assert_eq!(tree.bed.layout_of(tree.pool).len(), 3);
+    assert_eq!(tree.fixture.layout_of(tree.pool).len(), 3);
     assert_eq!(tree.live(), [kept.address()]);
     drop(more);
 }
@@ -193,7 +194,7 @@ fn a_realistic_history_round_trips() {
         let mut after: Vec<_> = live.iter().map(|b| (b.address(), b.size_bytes())).collect();
         before.sort_unstable();
         after.sort_unstable();
-        assert_eq!(after, before, "with the sizes that were asked for");
+        assert_eq!(after, before, "with the requested sizes");
         tree.same_as(&checkpoint);
     }
 }
@@ -204,9 +205,9 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     let blocks = [tree.take(MIB), tree.take(512), tree.take(30 * MIB)];
     let good = tree.checkpoint();
     let refused = |bad: &PoolCheckpoint| {
-        let before = tree.bed.engine().layout();
-        let error = tree.bed.checkpoints().restore(bad).unwrap_err();
-        assert_eq!(tree.bed.engine().layout(), before, "{error}");
+        let before = tree.fixture.engine().layout();
+        let error = tree.fixture.checkpoints().restore(bad).unwrap_err();
+        assert_eq!(tree.fixture.engine().layout(), before, "{error}");
         error
     };
     let mut hostile = Vec::new();
@@ -240,30 +241,33 @@ fn what_cannot_be_gone_back_to_is_refused_and_changes_nothing() {
     let default = PoolCheckpoint { pool: PoolId::DEFAULT, ..good.clone() };
     assert_eq!(refused(&default), PoolError::IsDefault);
 
-    let side = tree.bed.stream();
+    let side = tree.fixture.stream();
     let [waiting, ..] = blocks;
     let address = waiting.address();
-    tree.bed.record(&waiting, side);
+    tree.fixture.record(&waiting, side);
     let pool = tree.pool;
     assert_eq!(refused(&good), PoolError::UsedElsewhere { pool, address });
     tree.give(waiting);
     assert_eq!(refused(&good), PoolError::Draining { pool, address });
-    assert_eq!(tree.bed.checkpoints().checkpoint(pool), Err(PoolError::Draining { pool, address }));
-    tree.bed.private_pools().release_pool(pool).unwrap();
-    assert_eq!(tree.bed.checkpoints().checkpoint(pool), Err(PoolError::Released { pool }));
+    assert_eq!(
+        tree.fixture.checkpoints().checkpoint(pool),
+        Err(PoolError::Draining { pool, address })
+    );
+    tree.fixture.private_pools().release_pool(pool).unwrap();
+    assert_eq!(tree.fixture.checkpoints().checkpoint(pool), Err(PoolError::Released { pool }));
 }
 
 #[test]
 fn a_block_can_be_had_at_an_exact_address() {
-    for bed in beds(ROOMY) {
-        let whole = bed.take(20 * MIB);
+    for fixture in fixtures(ROOMY) {
+        let whole = fixture.take(20 * MIB);
         let base = whole.address();
-        bed.give(whole);
-        let middle = bed.allocate(Request::new(3 * MIB, HOME).at(base + 5 * MIB)).unwrap();
+        fixture.give(whole);
+        let middle = fixture.allocate(Request::new(3 * MIB, HOME).at(base + 5 * MIB)).unwrap();
         assert_eq!(middle.address(), base + 5 * MIB);
-        bed.check();
+        fixture.check();
         let refused = |address: u64, bytes: u64| {
-            let error = bed.allocate(Request::new(bytes, HOME).at(address)).unwrap_err();
+            let error = fixture.allocate(Request::new(bytes, HOME).at(address)).unwrap_err();
             assert!(matches!(error, AllocError::NoBlockAt { .. }), "{error}");
         };
         refused(base + 5 * MIB, 2 * MIB);
@@ -272,12 +276,12 @@ fn a_block_can_be_had_at_an_exact_address() {
         refused(base + 8 * MIB, 13 * MIB);
         refused(u64::MAX - 511, 2 * MIB);
         refused(0, 2 * MIB);
-        assert!(bed.allocate(Request::new(2 * MIB, StreamId(9)).at(base)).is_err());
-        let front = bed.allocate(Request::new(5 * MIB, HOME).at(base)).unwrap();
-        let rest = bed.allocate(Request::new(12 * MIB, HOME).at(base + 8 * MIB)).unwrap();
-        [front, middle, rest].into_iter().for_each(|block| bed.give(block));
-        bed.check();
-        assert!(bed.reserved_bytes() < GIB);
+        assert!(fixture.allocate(Request::new(2 * MIB, StreamId(9)).at(base)).is_err());
+        let front = fixture.allocate(Request::new(5 * MIB, HOME).at(base)).unwrap();
+        let rest = fixture.allocate(Request::new(12 * MIB, HOME).at(base + 8 * MIB)).unwrap();
+        [front, middle, rest].into_iter().for_each(|block| fixture.give(block));
+        fixture.check();
+        assert!(fixture.reserved_bytes() < GIB);
     }
 }
 
@@ -285,23 +289,23 @@ fn a_block_can_be_had_at_an_exact_address() {
 #[test]
 fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
     for conf in BOTH {
-        let bed = Bed::new(ROOMY, conf);
-        let whole = bed.take(3 * GIB);
+        let fixture = Fixture::new(ROOMY, conf);
+        let whole = fixture.take(3 * GIB);
         let base = whole.address();
-        bed.give(whole);
-        let counters = bed.engine() as &dyn Counters;
+        fixture.give(whole);
+        let counters = fixture.engine() as &dyn Counters;
         counters.reset_peaks();
         counters.reset_accumulated();
-        let placed = bed.allocate(Request::new(2 * MIB, HOME).at(base + GIB)).unwrap();
-        let seen = bed.stats();
+        let placed = fixture.allocate(Request::new(2 * MIB, HOME).at(base + GIB)).unwrap();
+        let seen = fixture.stats();
         assert_eq!(seen.allocated_bytes.all.peak, 2 << 20, "{conf}");
         assert_eq!(seen.active_bytes.all.peak, 2 << 20, "{conf}");
         assert_eq!((seen.allocation.all.peak, seen.allocation.all.allocated), (1, 1), "{conf}");
         assert_eq!(seen.allocation.all.freed, 0, "{conf}");
         assert!(seen.inactive_split.all.peak <= 2, "{conf}");
-        bed.check();
-        bed.give(placed);
-        bed.check();
+        fixture.check();
+        fixture.give(placed);
+        fixture.check();
     }
 }
 
@@ -318,13 +322,13 @@ fn going_back_raises_no_peak_above_what_lives() {
         }
         let checkpoint = tree.checkpoint();
         kept.into_iter().for_each(|block| tree.give(block));
-        (tree.bed.engine() as &dyn Counters).reset_peaks();
+        (tree.fixture.engine() as &dyn Counters).reset_peaks();
         let live = tree.restore(&checkpoint);
-        let seen = tree.bed.stats();
+        let seen = tree.fixture.stats();
         assert_eq!(seen.allocated_bytes.all.peak, 4 << 20, "{conf}");
         assert_eq!(seen.allocation.all.peak, 2, "{conf}");
         assert_eq!(seen.inactive_split_bytes.all.peak, seen.inactive_split_bytes.all.current);
         live.into_iter().for_each(|block| tree.give(block));
-        tree.bed.check();
+        tree.fixture.check();
     }
 }

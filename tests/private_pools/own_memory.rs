@@ -8,7 +8,7 @@ use crate::common::prelude::*;
 #[derive(Debug, Default)]
 struct Own {
     taken: Mutex<Vec<(u64, u64)>>,
-    given_back: Mutex<Vec<(u64, u64)>>,
+    freed: Mutex<Vec<(u64, u64)>>,
     crooked: bool,
     empty: bool,
 }
@@ -25,7 +25,7 @@ impl SegmentAllocator for Own {
     }
 
     fn free(&self, address: u64, size_bytes: u64, _: StreamId) {
-        self.given_back.lock().push((address, size_bytes));
+        self.freed.lock().push((address, size_bytes));
     }
 }
 
@@ -37,58 +37,58 @@ fn options(own: &Arc<Own>) -> PoolOptions {
 // allocator before the pool is dropped. Such pools are never expandable.
 #[test]
 fn segments_come_from_the_pools_own_allocator_and_go_back_to_it() {
-    for bed in beds(ROOMY) {
+    for fixture in fixtures(ROOMY) {
         let own = Arc::new(Own::default());
-        let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
+        let pool = MemoryPool::new(fixture.private_pools(), options(&own)).unwrap();
         let scope = pool.enter().unwrap();
-        let mut held = vec![bed.take(MIB), bed.take(MIB)];
-        assert_eq!(bed.layout_of(pool.id()).len(), 1);
-        held.push(bed.take(MIB));
+        let mut held = vec![fixture.take(MIB), fixture.take(MIB)];
+        assert_eq!(fixture.layout_of(pool.id()).len(), 1);
+        held.push(fixture.take(MIB));
         drop(scope);
-        let layout = bed.layout_of(pool.id());
+        let layout = fixture.layout_of(pool.id());
         assert_eq!(layout.len(), 2);
         assert!(layout.iter().all(|segment| !segment.expandable && segment.address >= 1 << 50));
-        bed.engine().check().unwrap();
-        held.into_iter().for_each(|block| bed.give(block));
-        bed.empty_cache();
-        assert_eq!(own.given_back.lock().len(), 0, "the pool is in use");
+        fixture.engine().check().unwrap();
+        held.into_iter().for_each(|block| fixture.give(block));
+        fixture.empty_cache();
+        assert_eq!(own.freed.lock().len(), 0, "the pool is in use");
         drop(pool);
-        assert_eq!(*own.given_back.lock(), *own.taken.lock());
-        assert_eq!(bed.reserved_bytes(), 0);
-        bed.check();
+        assert_eq!(*own.freed.lock(), *own.taken.lock());
+        assert_eq!(fixture.reserved_bytes(), 0);
+        fixture.check();
     }
 }
 
 #[test]
 fn a_default_pool_beside_it_stays_expandable() {
-    let bed = Bed::new(ROOMY, "expandable_segments:True");
+    let fixture = Fixture::new(ROOMY, "expandable_segments:True");
     let own = Arc::new(Own::default());
-    let with_own = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
-    let plain = bed.pool();
+    let with_own = MemoryPool::new(fixture.private_pools(), options(&own)).unwrap();
+    let plain = fixture.pool();
     let held = [&with_own, &plain].map(|pool| {
         let _scope = pool.enter().unwrap();
-        bed.take(MIB)
+        fixture.take(MIB)
     });
-    let expandable = [&with_own, &plain].map(|pool| bed.layout_of(pool.id())[0].expandable);
+    let expandable = [&with_own, &plain].map(|pool| fixture.layout_of(pool.id())[0].expandable);
     assert_eq!(expandable, [false, true]);
-    held.into_iter().for_each(|block| bed.give(block));
+    held.into_iter().for_each(|block| fixture.give(block));
 }
 
 // The segment allocator outlives the pool while a block of its memory is live.
 #[test]
 fn the_allocator_lives_as_long_as_its_memory() {
-    let bed = Bed::new(ROOMY, "");
+    let fixture = Fixture::new(ROOMY, "");
     let own = Arc::new(Own::default());
-    let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
+    let pool = MemoryPool::new(fixture.private_pools(), options(&own)).unwrap();
     let scope = pool.enter().unwrap();
-    let kept = bed.take(MIB);
+    let kept = fixture.take(MIB);
     drop(scope);
     drop(pool);
     assert_eq!(Arc::strong_count(&own), 2);
-    assert_eq!(own.given_back.lock().len(), 0);
-    bed.give(kept);
-    bed.empty_cache();
-    assert_eq!(own.given_back.lock().len(), 1);
+    assert_eq!(own.freed.lock().len(), 0);
+    fixture.give(kept);
+    fixture.empty_cache();
+    assert_eq!(own.freed.lock().len(), 1);
     assert_eq!(Arc::strong_count(&own), 1);
 }
 
@@ -96,93 +96,93 @@ fn the_allocator_lives_as_long_as_its_memory() {
 fn memory_goes_back_to_its_maker_also_when_the_allocator_goes_first() {
     let own = Arc::new(Own::default());
     {
-        let bed = Bed::new(ROOMY, "");
-        let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
+        let fixture = Fixture::new(ROOMY, "");
+        let pool = MemoryPool::new(fixture.private_pools(), options(&own)).unwrap();
         let scope = pool.enter().unwrap();
-        let _leaked = bed.take(MIB);
+        let _leaked = fixture.take(MIB);
         drop(scope);
         drop(pool);
     }
-    assert_eq!(*own.given_back.lock(), *own.taken.lock());
+    assert_eq!(*own.freed.lock(), *own.taken.lock());
 }
 
 #[test]
 fn an_allocator_without_memory_is_out_of_memory_and_a_crooked_one_an_error() {
-    let bed = Bed::new(ROOMY, "");
+    let fixture = Fixture::new(ROOMY, "");
     let dry = Arc::new(Own { empty: true, ..Own::default() });
-    let pool = MemoryPool::new(bed.private_pools(), options(&dry)).unwrap();
+    let pool = MemoryPool::new(fixture.private_pools(), options(&dry)).unwrap();
     let scope = pool.enter().unwrap();
-    let report = bed.fail(MIB, HOME);
+    let report = fixture.fail(MIB, HOME);
     assert_eq!(report.pool, pool.id());
     assert!(report.to_string().contains("the pool's own allocator has no"), "{report}");
     drop(scope);
 
     let crooked = Arc::new(Own { crooked: true, ..Own::default() });
-    let pool = MemoryPool::new(bed.private_pools(), options(&crooked)).unwrap();
+    let pool = MemoryPool::new(fixture.private_pools(), options(&crooked)).unwrap();
     let scope = pool.enter().unwrap();
-    let refused = bed.ask(MIB, HOME).unwrap_err();
+    let refused = fixture.try_allocate(MIB, HOME).unwrap_err();
     assert!(matches!(refused, AllocError::Driver(_)), "{refused}");
-    assert_eq!(*crooked.given_back.lock(), *crooked.taken.lock());
+    assert_eq!(*crooked.freed.lock(), *crooked.taken.lock());
     drop(scope);
-    assert_eq!(bed.reserved_bytes(), 0);
-    bed.check();
+    assert_eq!(fixture.reserved_bytes(), 0);
+    fixture.check();
 }
 
 /// A segment allocator that calls the allocator that calls it.
 #[derive(Debug)]
 struct Curious {
     inner: Arc<Own>,
-    bed: Weak<Bed>,
+    fixture: Weak<Fixture>,
 }
 
 impl Curious {
-    fn look(&self) -> Arc<Bed> {
-        let bed = self.bed.upgrade().expect("it lives");
-        let _ = (bed.stats(), bed.layout());
-        bed
+    fn fixture_of(&self) -> Arc<Fixture> {
+        let fixture = self.fixture.upgrade().expect("it lives");
+        let _ = (fixture.stats(), fixture.layout());
+        fixture
     }
 }
 
 impl SegmentAllocator for Curious {
     fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64> {
-        self.look().empty_cache();
+        self.fixture_of().empty_cache();
         self.inner.allocate(size_bytes, stream)
     }
 
     fn free(&self, address: u64, size_bytes: u64, stream: StreamId) {
-        self.look();
+        self.fixture_of();
         self.inner.free(address, size_bytes, stream);
     }
 }
 
 impl Drop for Curious {
     fn drop(&mut self) {
-        self.look();
+        self.fixture_of();
     }
 }
 
 /// If a lock were held during a call or a drop, this test would deadlock.
 #[test]
 fn an_own_allocator_may_call_back_in_each_call_and_when_it_is_dropped() {
-    let (bed, inner) = (Arc::new(Bed::new(ROOMY, "")), Arc::<Own>::default());
-    let own = Curious { inner: Arc::clone(&inner), bed: Arc::downgrade(&bed) };
+    let (fixture, inner) = (Arc::new(Fixture::new(ROOMY, "")), Arc::<Own>::default());
+    let own = Curious { inner: Arc::clone(&inner), fixture: Arc::downgrade(&fixture) };
     let options = PoolOptions { allocator: Some(Arc::new(own)), ..PoolOptions::default() };
-    let pool = MemoryPool::new(bed.private_pools(), options).unwrap();
-    bed.give(bed.take_in(pool.id(), MIB, HOME));
+    let pool = MemoryPool::new(fixture.private_pools(), options).unwrap();
+    fixture.give(fixture.take_in(pool.id(), MIB, HOME));
     drop(pool);
-    assert_eq!((inner.given_back.lock().len(), Arc::strong_count(&inner)), (1, 1));
-    assert_eq!(bed.engine().private_pool_count(), 0);
+    assert_eq!((inner.freed.lock().len(), Arc::strong_count(&inner)), (1, 1));
+    assert_eq!(fixture.engine().private_pool_count(), 0);
 }
 
 #[test]
 fn memory_that_the_driver_does_not_know_cannot_be_shared() {
-    let bed = Bed::new(ROOMY, "");
+    let fixture = Fixture::new(ROOMY, "");
     let own = Arc::new(Own::default());
-    let pool = MemoryPool::new(bed.private_pools(), options(&own)).unwrap();
+    let pool = MemoryPool::new(fixture.private_pools(), options(&own)).unwrap();
     let scope = pool.enter().unwrap();
-    let block = bed.take(MIB);
+    let block = fixture.take(MIB);
     drop(scope);
-    let refused = bed.sharing().share(&block).unwrap_err();
+    let refused = fixture.sharing().share(&block).unwrap_err();
     assert!(refused.to_string().contains("a pool's own allocator"), "{refused}");
-    bed.give(block);
+    fixture.give(block);
 }

@@ -6,12 +6,12 @@ const DEVICE_BYTES: u64 = 100 * GIB;
 const ON: &str = "expandable_segments:True";
 
 /// Returns the address space that the first large segment of a stream reserves.
-fn reserved(bed: &Bed, stream: StreamId) -> u64 {
-    let block = bed.take_on(30 * MIB, stream);
-    let segments = bed.expandable().expandable_segments();
+fn reserved(fixture: &Fixture, stream: StreamId) -> u64 {
+    let block = fixture.take_on(30 * MIB, stream);
+    let segments = fixture.expandable().expandable_segments();
     let own = segments.iter().find(|s| s.stream == stream && s.kind == PoolKind::Large);
     let bytes = own.expect("it has one").reserved_bytes;
-    bed.give(block);
+    fixture.give(block);
     bytes
 }
 
@@ -20,7 +20,7 @@ fn rounded(bytes: u64) -> u64 {
 }
 
 #[test]
-fn reserves_are_what_the_configuration_says() {
+fn reserves_are_as_configured() {
     let most = DEVICE_BYTES / 8 * 9;
     for (reserve, expected) in [
         ("", most),
@@ -28,8 +28,8 @@ fn reserves_are_what_the_configuration_says() {
         (",expandable_segments_reserve:40G", 40 * GIB),
         (",expandable_segments_reserve:7", most),
     ] {
-        let bed = Bed::new(DEVICE_BYTES, &format!("{ON}{reserve}"));
-        assert_eq!(reserved(&bed, StreamId(0)), rounded(expected), "{reserve}");
+        let fixture = Fixture::new(DEVICE_BYTES, &format!("{ON}{reserve}"));
+        assert_eq!(reserved(&fixture, StreamId(0)), rounded(expected), "{reserve}");
     }
 }
 
@@ -39,7 +39,7 @@ fn a_stream_has_the_reserve_of_its_class() {
         "{ON},expandable_segments_reserve:40G,\
          expandable_segments_reserve_by_class:[side:0.25,tiny:8G]"
     );
-    let bed = Bed::new(DEVICE_BYTES, &conf);
+    let fixture = Fixture::new(DEVICE_BYTES, &conf);
     for (stream, class, expected) in [
         (1, Some("side"), 25 * GIB),
         (2, Some("tiny"), 8 * GIB),
@@ -48,13 +48,13 @@ fn a_stream_has_the_reserve_of_its_class() {
         (5, None, 40 * GIB),
     ] {
         let stream = StreamId(stream);
-        bed.expandable().set_reserve_class(stream, class);
-        assert_eq!(reserved(&bed, stream), rounded(expected), "{class:?}");
+        fixture.expandable().set_reserve_class(stream, class);
+        assert_eq!(reserved(&fixture, stream), rounded(expected), "{class:?}");
     }
-    bed.expandable().set_reserve_class(StreamId(6), Some("tiny"));
-    bed.expandable().set_reserve_class(StreamId(6), None);
-    assert_eq!(reserved(&bed, StreamId(6)), rounded(40 * GIB), "the class was taken away");
-    bed.check();
+    fixture.expandable().set_reserve_class(StreamId(6), Some("tiny"));
+    fixture.expandable().set_reserve_class(StreamId(6), None);
+    assert_eq!(reserved(&fixture, StreamId(6)), rounded(40 * GIB), "the class was taken away");
+    fixture.check();
 }
 
 // A request of a fifth of the device, where a segment reserves a twentieth of it.
@@ -63,29 +63,29 @@ fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let conf = format!(
         "{ON},expandable_segments_reserve:0.05,expandable_segments_reserve_by_class:[side:0.04]"
     );
-    let bed = Bed::new(DEVICE_BYTES, &conf);
-    let told = bed.ooms_told();
-    let report = bed.fail(20 * GIB, StreamId(0)).hints.concat();
+    let fixture = Fixture::new(DEVICE_BYTES, &conf);
+    let ooms = fixture.count_ooms();
+    let report = fixture.fail(20 * GIB, StreamId(0)).hints.concat();
     assert!(report.contains("expandable_segments_reserve."), "{report}");
     assert!(!report.contains("class"), "{report}");
-    bed.expandable().set_reserve_class(StreamId(9), Some("side"));
-    let report = bed.fail(20 * GIB, StreamId(9)).to_string();
+    fixture.expandable().set_reserve_class(StreamId(9), Some("side"));
+    let report = fixture.fail(20 * GIB, StreamId(9)).to_string();
     assert!(report.contains("expandable_segments_reserve_by_class."), "{report}");
     assert!(report.contains("class 'side'"), "{report}");
-    let report = bed.fail(100 * DEVICE_BYTES, StreamId(0)).hints.concat();
+    let report = fixture.fail(100 * DEVICE_BYTES, StreamId(0)).hints.concat();
     assert!(!report.contains("reserve"), "no reserve could help: {report}");
-    assert_eq!(told.load(Ordering::SeqCst), 3);
+    assert_eq!(ooms.load(Ordering::SeqCst), 3);
 }
 
 #[test]
 fn segments_of_all_streams_and_pools_are_listed() {
-    let bed = Bed::new(DEVICE_BYTES, ON);
-    let pool = bed.pool();
+    let fixture = Fixture::new(DEVICE_BYTES, ON);
+    let pool = fixture.pool();
     let scope = pool.enter().unwrap();
-    let mut held = vec![bed.take_on(MIB, StreamId(7))];
+    let mut held = vec![fixture.take_on(MIB, StreamId(7))];
     drop(scope);
-    held.extend([bed.take(MIB), bed.take(45 * MIB)]);
-    let mut listed: Vec<_> = bed
+    held.extend([fixture.take(MIB), fixture.take(45 * MIB)]);
+    let mut listed: Vec<_> = fixture
         .expandable()
         .expandable_segments()
         .iter()
@@ -100,10 +100,10 @@ fn segments_of_all_streams_and_pools_are_listed() {
             (7, true, PoolKind::Small, 2 * MIB, 2 * MIB),
         ]
     );
-    held.into_iter().for_each(|block| bed.give(block));
+    held.into_iter().for_each(|block| fixture.give(block));
     let off = config("");
-    bed.caching().apply(&off).unwrap();
-    bed.empty_cache();
-    assert_eq!(bed.expandable().expandable_segments().len(), 1, "the pool is in use");
-    bed.check();
+    fixture.caching().apply(&off).unwrap();
+    fixture.empty_cache();
+    assert_eq!(fixture.expandable().expandable_segments().len(), 1, "the pool is in use");
+    fixture.check();
 }

@@ -5,26 +5,26 @@
 
 use crate::common::prelude::*;
 
-fn with_threshold(threshold: Option<f64>, limit_bytes: Option<u64>) -> Bed {
+fn with_threshold(threshold: Option<f64>, limit_bytes: Option<u64>) -> Fixture {
     let settings = Settings { garbage_collection_threshold: threshold, ..Settings::default() };
-    let bed = Bed::with(GIB, settings);
-    bed.caching().set_limit_bytes(limit_bytes);
-    bed
+    let fixture = Fixture::with(GIB, settings);
+    fixture.caching().set_limit_bytes(limit_bytes);
+    fixture
 }
 
 /// Creates segments of 12, 14 and 16 MiB freed at searches 4, 6 and 10 of the large pool, and a live one
 /// of `live_mib`. The next search is number 11.
-fn aged(bed: &Bed, live_mib: u64) {
-    let idle = [12, 14, 16].map(|mib| bed.take(mib * MIB));
-    let mut live = bed.take(live_mib * MIB);
+fn aged(fixture: &Fixture, live_mib: u64) {
+    let idle = [12, 14, 16].map(|mib| fixture.take(mib * MIB));
+    let mut live = fixture.take(live_mib * MIB);
     for (block, searches) in idle.into_iter().zip([2, 4, 0]) {
-        bed.give(block);
+        fixture.give(block);
         for _ in 0..searches {
-            bed.give(live);
-            live = bed.take(live_mib * MIB);
+            fixture.give(live);
+            live = fixture.take(live_mib * MIB);
         }
     }
-    assert_eq!(bed.stats().num_device_alloc, 4, "all other searches were hits");
+    assert_eq!(fixture.stats().num_device_alloc, 4, "all other searches were hits");
 }
 
 const LIMIT: Option<u64> = Some(120 * MIB);
@@ -33,85 +33,85 @@ const LIMIT: Option<u64> = Some(120 * MIB);
 // average 4.33: both older segments are released, although the first alone would suffice.
 #[test]
 fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
-    let bed = with_threshold(Some(0.5), LIMIT);
-    aged(&bed, 20);
-    drop(bed.take(22 * MIB));
-    assert_eq!(bed.segment_sizes(), [16 * MIB, 20 * MIB, 22 * MIB]);
-    bed.check();
+    let fixture = with_threshold(Some(0.5), LIMIT);
+    aged(&fixture, 20);
+    drop(fixture.take(22 * MIB));
+    assert_eq!(fixture.segment_sizes(), [16 * MIB, 20 * MIB, 22 * MIB]);
+    fixture.check();
 }
 
 // The threshold is 30, so 32 must be released. The first pass releases 26, the second the remaining old
 // segment.
 #[test]
 fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
-    let bed = with_threshold(Some(0.25), LIMIT);
-    aged(&bed, 20);
-    drop(bed.take(22 * MIB));
-    assert_eq!(bed.segment_sizes(), [20 * MIB, 22 * MIB]);
-    bed.check();
+    let fixture = with_threshold(Some(0.25), LIMIT);
+    aged(&fixture, 20);
+    drop(fixture.take(22 * MIB));
+    assert_eq!(fixture.segment_sizes(), [20 * MIB, 22 * MIB]);
+    fixture.check();
 }
 
 // The reserved bytes must exceed the threshold, not equal it.
 #[test]
 fn nothing_is_collected_at_exactly_the_threshold() {
-    let bed = with_threshold(Some(0.5), LIMIT);
-    aged(&bed, 18);
-    drop(bed.take(22 * MIB));
-    assert_eq!(bed.segment_sizes(), [12, 14, 16, 18, 22].map(|mib| mib * MIB));
+    let fixture = with_threshold(Some(0.5), LIMIT);
+    aged(&fixture, 18);
+    drop(fixture.take(22 * MIB));
+    assert_eq!(fixture.segment_sizes(), [12, 14, 16, 18, 22].map(|mib| mib * MIB));
 }
 
 #[test]
 fn without_a_limit_or_a_threshold_nothing_is_collected() {
     for (threshold, limit) in [(Some(0.25), None), (None, LIMIT)] {
-        let bed = with_threshold(threshold, limit);
-        aged(&bed, 20);
-        drop(bed.take(22 * MIB));
-        assert_eq!(bed.segment_sizes(), [12, 14, 16, 20, 22].map(|mib| mib * MIB));
+        let fixture = with_threshold(threshold, limit);
+        aged(&fixture, 20);
+        drop(fixture.take(22 * MIB));
+        assert_eq!(fixture.segment_sizes(), [12, 14, 16, 20, 22].map(|mib| mib * MIB));
     }
 }
 
 // Segments of equal age are all at least as old as the average.
 #[test]
 fn segments_of_equal_age_go_together() {
-    let bed = with_threshold(Some(0.25), LIMIT);
-    let idle = [12, 14, 16].map(|mib| bed.take(mib * MIB));
-    idle.into_iter().for_each(|block| bed.give(block));
-    drop(bed.take(22 * MIB));
-    assert_eq!(bed.segment_sizes(), [22 * MIB]);
+    let fixture = with_threshold(Some(0.25), LIMIT);
+    let idle = [12, 14, 16].map(|mib| fixture.take(mib * MIB));
+    idle.into_iter().for_each(|block| fixture.give(block));
+    drop(fixture.take(22 * MIB));
+    assert_eq!(fixture.segment_sizes(), [22 * MIB]);
 }
 
 // Split segments, small segments and live blocks are never collected. A miss in the small pool triggers
 // collection, too.
 #[test]
-fn only_whole_idle_large_segments_are_collected_whoever_asks() {
-    let bed = with_threshold(Some(0.1), LIMIT);
-    bed.give(bed.take(1));
-    bed.give(bed.take(30 * MIB));
-    let piece = bed.take(11 * MIB);
-    bed.give(bed.take_on(24 * MIB, SIDE));
-    let before = bed.stats().num_device_alloc;
+fn only_whole_idle_large_segments_are_collected_for_any_request() {
+    let fixture = with_threshold(Some(0.1), LIMIT);
+    fixture.give(fixture.take(1));
+    fixture.give(fixture.take(30 * MIB));
+    let piece = fixture.take(11 * MIB);
+    fixture.give(fixture.take_on(24 * MIB, SIDE));
+    let before = fixture.stats().num_device_alloc;
     // The only segment of the small pool is full, so this is a miss.
-    let small = [bed.take(MIB), bed.take(MIB), bed.take(MIB)];
-    assert_eq!(bed.stats().num_device_alloc, before + 1);
+    let small = [fixture.take(MIB), fixture.take(MIB), fixture.take(MIB)];
+    assert_eq!(fixture.stats().num_device_alloc, before + 1);
     assert_eq!(
-        bed.segment_sizes(),
+        fixture.segment_sizes(),
         [2 * MIB, 2 * MIB, 30 * MIB],
         "the 24 of the other stream went"
     );
     for block in small {
-        bed.give(block);
+        fixture.give(block);
     }
-    bed.give(piece);
-    bed.check();
+    fixture.give(piece);
+    fixture.check();
 }
 
 // PyTorch: blocks of 40 MiB on two streams under a limit of 120, freed; then 80 MiB fit.
 #[test]
 fn a_large_request_fits_after_the_idle_blocks_of_two_streams_were_collected() {
-    let bed = with_threshold(Some(0.5), LIMIT);
-    let blocks = [bed.take_on(40 * MIB, HOME), bed.take_on(40 * MIB, SIDE)];
-    blocks.into_iter().for_each(|block| bed.give(block));
-    drop(bed.take(80 * MIB));
-    assert_eq!(bed.stats().num_sync_all_streams, 0, "no pressure was needed");
-    bed.check();
+    let fixture = with_threshold(Some(0.5), LIMIT);
+    let blocks = [fixture.take_on(40 * MIB, HOME), fixture.take_on(40 * MIB, SIDE)];
+    blocks.into_iter().for_each(|block| fixture.give(block));
+    drop(fixture.take(80 * MIB));
+    assert_eq!(fixture.stats().num_sync_all_streams, 0, "no pressure was needed");
+    fixture.check();
 }

@@ -4,12 +4,12 @@
 use crate::common::prelude::*;
 
 /// Returns the size in MiB of the block that a request of `mib` gets.
-fn block_mib(bed: &Bed, mib: u64) -> u64 {
-    let before = bed.stats().memory_allocated();
-    let block = bed.take(mib * MIB);
-    let bytes = (bed.stats().memory_allocated() - before).unsigned_abs();
-    bed.give(block);
-    bed.empty_cache();
+fn block_mib(fixture: &Fixture, mib: u64) -> u64 {
+    let before = fixture.stats().memory_allocated();
+    let block = fixture.take(mib * MIB);
+    let bytes = (fixture.stats().memory_allocated() - before).unsigned_abs();
+    fixture.give(block);
+    fixture.empty_cache();
     bytes / MIB
 }
 
@@ -17,7 +17,7 @@ fn block_mib(bed: &Bed, mib: u64) -> u64 {
 // a list sets the divisions for each size.
 #[test]
 fn strings_change_the_rounding_at_run_time_and_reset_what_they_do_not_mention() {
-    let bed = Bed::new(8 * GIB, "");
+    let fixture = Fixture::new(8 * GIB, "");
     let mut config = Config::default();
     for (text, at_84, at_400) in [
         ("", 84, 400),
@@ -27,7 +27,7 @@ fn strings_change_the_rounding_at_run_time_and_reset_what_they_do_not_mention() 
         ("roundup_power2_divisions:1", 84, 400),
     ] {
         config = config.updated(text, &KeyTable::default()).unwrap();
-        bed.caching().apply(&config).expect("the device can");
-        assert_eq!((block_mib(&bed, 84), block_mib(&bed, 400)), (at_84, at_400), "{text}");
+        fixture.caching().apply(&config).expect("the device can");
+        assert_eq!((block_mib(&fixture, 84), block_mib(&fixture, 400)), (at_84, at_400), "{text}");
     }
 }

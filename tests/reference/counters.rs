@@ -1,4 +1,4 @@
-//! Counters: the changes made by one request, and the law that relates them to the layout.
+//! Counters: the changes made by one request, and the invariants that relates them to the layout.
 
 use super::{H200_BYTES, signed};
 use crate::common::prelude::*;
@@ -7,23 +7,23 @@ use crate::common::prelude::*;
 // current value is back to the start, and reset peaks equal the current values.
 #[test]
 fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
-    let bed = Bed::new(H200_BYTES, "");
-    let before = bed.stats().active_bytes.all;
-    let floats = bed.take(256 * 4);
-    let during = bed.stats().active_bytes.all;
+    let fixture = Fixture::new(H200_BYTES, "");
+    let before = fixture.stats().active_bytes.all;
+    let floats = fixture.take(256 * 4);
+    let during = fixture.stats().active_bytes.all;
     assert_eq!(during.current - before.current, 1024);
     assert_eq!(during.allocated - before.allocated, 1024);
     assert_eq!(during.peak, 1024);
-    bed.give(floats);
-    let after = bed.stats().active_bytes.all;
+    fixture.give(floats);
+    let after = fixture.stats().active_bytes.all;
     assert_eq!((after.current, after.freed, after.peak), (0, 1024, 1024));
 
-    bed.counters().reset_accumulated();
-    let reset = bed.stats();
+    fixture.counters().reset_accumulated();
+    let reset = fixture.stats();
     assert_eq!((reset.active_bytes.all.allocated, reset.active_bytes.all.freed), (0, 0));
     assert_eq!((reset.num_device_alloc, reset.hits, reset.misses), (0, 0, 0));
-    bed.counters().reset_peaks();
-    let reset = bed.stats();
+    fixture.counters().reset_peaks();
+    let reset = fixture.stats();
     assert_eq!(reset.active_bytes.all.peak, 0);
     assert_eq!(reset.reserved_bytes.all.peak, signed(2 * MIB), "the segment is still held");
 }
@@ -33,28 +33,28 @@ fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
 // once.
 #[test]
 fn two_devices_keep_separate_books_that_are_sums_over_their_layouts() {
-    let beds = [(); 2].map(|()| Bed::new(H200_BYTES, ""));
-    let (mut dice, mut live) = (Dice::new(7), [Vec::new(), Vec::new()]);
+    let fixtures = [(); 2].map(|()| Fixture::new(H200_BYTES, ""));
+    let (mut rng, mut live) = (Rng::new(7), [Vec::new(), Vec::new()]);
     for step in 0..200 {
-        let at = dice.below(2);
-        let (bed, live, other) = (&beds[at], &mut live[at], &beds[1 - at]);
+        let at = rng.below(2);
+        let (fixture, live, other) = (&fixtures[at], &mut live[at], &fixtures[1 - at]);
         let untouched = other.state();
-        let bytes = 4 << dice.below(27);
+        let bytes = 4 << rng.below(27);
         match step % 18 {
-            0..9 => live.push(bed.take_on(bytes, [HOME, SIDE][dice.below(2)])),
+            0..9 => live.push(fixture.take_on(bytes, [HOME, SIDE][rng.below(2)])),
             9 => {
-                let before = bed.stats();
-                bed.empty_cache();
-                let after = bed.stats();
+                let before = fixture.stats();
+                fixture.empty_cache();
+                let after = fixture.stats();
                 assert_eq!(after.num_sync_all_streams, before.num_sync_all_streams + 1);
                 assert_eq!(after.memory_allocated(), before.memory_allocated());
             }
             _ if live.is_empty() => {}
-            _ => bed.give(live.swap_remove(dice.below(live.len()))),
+            _ => fixture.give(live.swap_remove(rng.below(live.len()))),
         }
-        bed.check_sums();
+        fixture.check_sums();
         let requested: u64 = live.iter().map(Allocation::size_bytes).sum();
-        assert_eq!(bed.stats().requested_bytes.all.current, signed(requested));
+        assert_eq!(fixture.stats().requested_bytes.all.current, signed(requested));
         assert_eq!(other.state(), untouched, "a step on one device changed the other");
     }
 }

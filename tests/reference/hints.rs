@@ -28,7 +28,7 @@ impl Scenario {
         let sim = Arc::new(Sim::new(SimOptions { total_bytes, ..SimOptions::default() }));
         let driver: Arc<dyn Driver> = if self.has_pages { sim } else { plain(sim) };
         let strategy = build(&config, driver, BuildOptions::default()).expect("it can be built");
-        let ask = |mib: u64| match strategy.ask(mib * MIB, HOME) {
+        let ask = |mib: u64| match strategy.try_allocate(mib * MIB, HOME) {
             Ok(block) => Ok(block),
             Err(AllocError::OutOfMemory(report)) => Err(report),
             Err(other) => panic!("{other}"),
@@ -95,7 +95,7 @@ fn a_limit_of_splits_is_named_where_a_large_segment_was_cut_and_pages_cannot_be_
 }
 
 #[test]
-fn segments_of_their_own_are_named_where_pages_keep_what_they_would_give_back() {
+fn own_segments_are_named_where_pages_keep_what_they_would_release() {
     let scenario = Scenario::of(200, vec![12; 16], |n| n % 2 == 0, 13);
     scenario.is_saved(EXPANDABLE, "expandable_segments:False may help", "");
 }
@@ -113,7 +113,7 @@ fn what_rounding_and_whole_blocks_cost_is_named_where_it_is_what_is_missing() {
     let rounded = Scenario::of(512, vec![33; 10], |_| false, 64);
     rounded.is_saved("roundup_power2_divisions:2", "roundup_power2_divisions rounds them up", "");
     let whole = Scenario { warm_mib: Some(100), ..Scenario::of(112, vec![85], |_| false, 14) };
-    whole.is_saved("max_split_size_mb:20", "max_split_size_mb hands out large ones whole", "");
+    whole.is_saved("max_split_size_mb:20", "max_split_size_mb allocates large ones whole", "");
 }
 
 #[test]
@@ -132,25 +132,25 @@ fn settings_that_cost_nothing_here_are_not_named() {
 fn pages_of_any_legal_size_can_be_counted() {
     // Each stream would keep a page of 1 EiB.
     let settings = Settings { large_segment_bytes: 1 << 60, ..Settings::default() };
-    let bed = Bed::with(400 * MIB, settings);
-    (1..=16).for_each(|n| drop(bed.take_on(12 * MIB, StreamId(n))));
-    assert_eq!(bed.fail(300 * MIB, HOME).hints, [""; 0]);
+    let fixture = Fixture::with(400 * MIB, settings);
+    (1..=16).for_each(|n| drop(fixture.take_on(12 * MIB, StreamId(n))));
+    assert_eq!(fixture.fail(300 * MIB, HOME).hints, [""; 0]);
 }
 
 #[test]
 fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
     for use_on_oom in [false, true] {
-        let bed = Bed::new(200 * MIB, "");
-        let pools = bed.private_pools();
+        let fixture = Fixture::new(200 * MIB, "");
+        let pools = fixture.private_pools();
         let options = PoolOptions { use_on_oom, ..PoolOptions::default() };
         let pool = PoolId { capture: 0, user: 1 };
         pools.create_pool(pool, options).expect("it is new");
-        bed.give(bed.take_in(pool, 150 * MIB, HOME));
+        fixture.give(fixture.take_in(pool, 150 * MIB, HOME));
         if use_on_oom {
-            bed.give(bed.take(100 * MIB));
+            fixture.give(fixture.take(100 * MIB));
             continue;
         }
-        let report = bed.fail(100 * MIB, HOME);
+        let report = fixture.fail(100 * MIB, HOME);
         assert_eq!(report.hints.len(), 1, "{report}");
         let hint = &report.hints[0];
         assert!(hint.contains("150.00 MiB are cached in private pools"), "{hint}");
@@ -160,30 +160,30 @@ fn idle_memory_of_a_private_pool_is_no_matter_of_streams() {
 
 #[test]
 fn what_the_default_pool_caches_is_named_to_a_private_one() {
-    let bed = Bed::new(20 * MIB, "");
-    let _pinned = bed.take(2 * MIB);
-    let pools = bed.private_pools();
+    let fixture = Fixture::new(20 * MIB, "");
+    let _pinned = fixture.take(2 * MIB);
+    let pools = fixture.private_pools();
     let pool = PoolId { capture: 0, user: 1 };
     pools.create_pool(pool, PoolOptions::default()).expect("it is new");
-    let asked = bed.allocate(Request::new(12 * MIB, HOME).in_pool(pool));
-    let report = asked.expect_err("it is another pool's").to_string();
+    let result = fixture.allocate(Request::new(12 * MIB, HOME).in_pool(pool));
+    let report = result.expect_err("it is another pool's").to_string();
     assert!(report.contains("18.00 MiB are cached in other pools"), "{report}");
     assert!(!report.contains("streams, which"), "{report}");
 }
 
 #[test]
 fn another_allocator_of_this_process_is_not_called_another_process() {
-    let bed = Bed::new(200 * MIB, "");
-    let held = bed.device.allocate(150 * MIB).expect("it fits");
-    let report = bed.fail(100 * MIB, SIDE);
-    let hint = report.hints.last().expect("somebody holds it");
+    let fixture = Fixture::new(200 * MIB, "");
+    let held = fixture.device.allocate(150 * MIB).expect("it fits");
+    let report = fixture.fail(100 * MIB, SIDE);
+    let hint = report.hints.last().expect("another process holds it");
     assert!(hint.contains("150.00 MiB of the device are held by others"), "{hint}");
     assert!(hint.contains("other allocators and libraries in this process"), "{hint}");
-    bed.device.free(held, 150 * MIB).expect("it was given out");
+    fixture.device.free(held, 150 * MIB).expect("it was allocated");
 }
 
 #[test]
-fn a_report_says_nothing_of_what_it_does_not_know() {
+fn a_report_omits_what_is_unknown() {
     let text = OutOfMemory::of(32 * MIB, StreamId(7)).to_string();
     assert_eq!(
         text,
@@ -197,10 +197,10 @@ fn a_report_says_nothing_of_what_it_does_not_know() {
 
 #[test]
 fn a_layers_limit_is_on_what_callers_hold() {
-    let bed = Bed::with(400 * MIB, Settings::default());
-    let limited = stratalloc::layers::limit::limit(bed.allocator, 100 * MIB);
+    let fixture = Fixture::with(400 * MIB, Settings::default());
+    let limited = stratalloc::layers::limit::limit(fixture.allocator, 100 * MIB);
     let held = limited.take(60 * MIB);
-    let refused = limited.ask(50 * MIB, HOME).expect_err("it is above").to_string();
+    let refused = limited.try_allocate(50 * MIB, HOME).expect_err("it is above").to_string();
     assert!(refused.contains("Callers may hold 100.00 MiB and hold 60.00 MiB."), "{refused}");
     assert!(!refused.contains("It holds") && !refused.contains("No block is free"), "{refused}");
     limited.give(held);

@@ -24,7 +24,7 @@ fn reports_with(
         let strategy = build(&config(conf), crowded.clone(), BuildOptions::default());
         let strategy = strategy.expect("a legal string");
         strategy.caching().set_limit_bytes(limit_bytes);
-        (strategy.fail(40 * MIB, HOME), crowded.interceptor().asked())
+        (strategy.fail(40 * MIB, HOME), crowded.interceptor().queries())
     })
 }
 
@@ -32,19 +32,19 @@ fn reports_with(
 fn the_report_names_the_largest_holders_and_blames_the_largest_other() {
     let own = std::process::id();
     let list = vec![usage(7, 3), usage(own, 60), usage(9, 70), usage(8, 0), usage(6, 3)];
-    for (report, asked) in reports_with(&Ok(list), None) {
-        let told: Vec<_> = report.holders.iter().map(|h| (h.process, h.used_bytes / MIB)).collect();
+    for (report, queries) in reports_with(&Ok(list), None) {
+        let rows: Vec<_> = report.holders.iter().map(|h| (h.process, h.used_bytes / MIB)).collect();
         assert_eq!(
-            told,
+            rows,
             [(9, 70), (own, 60), (6, 3), (7, 3)],
             "the largest first, none without bytes"
         );
-        assert_eq!(asked, 1);
+        assert_eq!(queries, 1);
         let text = report.to_string();
         for words in [
             "Process 9 holds 70.00 MiB of the device.".to_owned(),
             format!("Process {own} (this one) holds 60.00 MiB of the device."),
-            "held by others: process 9 has 70.00 MiB, the most of them.".to_owned(),
+            "held by others: process 9 has the largest share, 70.00 MiB.".to_owned(),
         ] {
             assert!(text.contains(&words), "no {words:?} in:\n{text}");
         }
@@ -63,7 +63,7 @@ fn a_crowd_does_not_make_the_report_long() {
 // Inside a container the list may have this process under the host's process id, so the largest process
 // may be this one.
 #[test]
-fn nobody_is_blamed_by_number_when_this_process_is_not_on_the_list() {
+fn no_process_is_named_when_this_one_is_not_on_the_list() {
     for (report, _) in reports_with(&Ok(vec![usage(u32::MAX, 70)]), None) {
         assert_eq!(report.holders.len(), 1);
         assert!(report.to_string().contains("held by others: look for other processes on it."));
@@ -73,18 +73,18 @@ fn nobody_is_blamed_by_number_when_this_process_is_not_on_the_list() {
 #[test]
 fn a_list_that_fails_costs_nothing_but_its_lines() {
     let error = DriverError::new(DriverErrorKind::Other, "list", 999, "made to fail");
-    for (report, asked) in reports_with(&Err(error), None) {
-        assert_eq!((report.holders.len(), asked), (0, 1));
+    for (report, queries) in reports_with(&Err(error), None) {
+        assert_eq!((report.holders.len(), queries), (0, 1));
         assert!(report.driver.is_some());
         assert!(report.to_string().contains("look for other processes on it."));
     }
 }
 
 #[test]
-fn nobody_is_asked_who_holds_the_device_when_only_the_limit_refused() {
-    for (report, asked) in reports_with(&Ok(vec![usage(9, 70)]), Some(20 * MIB)) {
-        assert_eq!((report.holders.len(), asked), (0, 0));
-        let told = report.to_string();
-        assert!(!told.contains("Process") && !told.contains("held by others"), "{told}");
+fn processes_are_not_listed_when_only_the_limit_refused() {
+    for (report, queries) in reports_with(&Ok(vec![usage(9, 70)]), Some(20 * MIB)) {
+        assert_eq!((report.holders.len(), queries), (0, 0));
+        let text = report.to_string();
+        assert!(!text.contains("Process") && !text.contains("held by others"), "{text}");
     }
 }

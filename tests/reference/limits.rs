@@ -9,17 +9,17 @@ use crate::common::prelude::*;
 // are more than 1 EiB and never reach the device. The device works afterwards.
 #[test]
 fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
-    let bed = Bed::new(H200_BYTES, "");
-    let message = bed.ask(800_000_000 * GIB, HOME).unwrap_err().to_string();
+    let fixture = Fixture::new(H200_BYTES, "");
+    let message = fixture.try_allocate(800_000_000 * GIB, HOME).unwrap_err().to_string();
     assert!(message.contains("tried to allocate 800000000.00 GiB"), "{message}");
-    assert!(message.contains("The device has 139.80 GiB in all"), "{message}");
-    let calls = bed.device.total_calls();
-    let error = bed.ask(8_000_000_000 * GIB, HOME).unwrap_err();
+    assert!(message.contains("The device has 139.80 GiB in total"), "{message}");
+    let calls = fixture.device.total_calls();
+    let error = fixture.try_allocate(8_000_000_000 * GIB, HOME).unwrap_err();
     assert!(error.to_string().contains("more than 1 EiB"), "{error}");
     assert!(matches!(error, AllocError::TooLarge { requested_bytes } if requested_bytes > EIB));
-    assert_eq!(bed.device.total_calls(), calls, "the device was not asked");
-    bed.give(bed.take(1));
-    bed.check();
+    assert_eq!(fixture.device.total_calls(), calls, "the device was not called");
+    fixture.give(fixture.take(1));
+    fixture.check();
 }
 
 // PyTorch reads back 1, 0 and three random fractions. Here the limit is read back in bytes.
@@ -31,15 +31,15 @@ fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
     reason = "the limit is a product of doubles, cut to whole bytes"
 )]
 fn the_limit_that_a_fraction_sets_is_read_back() {
-    let bed = Bed::new(H200_BYTES, "");
-    assert_eq!(bed.caching().limit_bytes(), None);
+    let fixture = Fixture::new(H200_BYTES, "");
+    assert_eq!(fixture.caching().limit_bytes(), None);
     for fraction in [0.0, 0.123, 0.5, 0.877_3] {
-        bed.caching().set_memory_fraction(fraction).unwrap();
+        fixture.caching().set_memory_fraction(fraction).unwrap();
         let expected = (fraction * H200_BYTES as f64) as u64;
-        assert_eq!(bed.caching().limit_bytes(), Some(expected));
+        assert_eq!(fixture.caching().limit_bytes(), Some(expected));
     }
-    bed.caching().set_memory_fraction(1.0).unwrap();
-    assert_eq!(bed.caching().limit_bytes(), None);
+    fixture.caching().set_memory_fraction(1.0).unwrap();
+    assert_eq!(fixture.caching().limit_bytes(), None);
 }
 
 // PyTorch: the configured fraction applies when an allocator is built, and 0 allows nothing.
@@ -47,20 +47,20 @@ fn the_limit_that_a_fraction_sets_is_read_back() {
 fn a_configured_fraction_is_in_force_from_the_first_request_and_not_moved_later() {
     let of = |fraction| Settings { per_process_memory_fraction: fraction, ..Settings::default() };
     for (fraction, limit) in [(0.0, Some(0)), (0.5, Some(GIB)), (1.0, None)] {
-        let bed = Bed::with(2 * GIB, of(fraction));
-        assert_eq!(bed.caching().limit_bytes(), limit);
-        bed.apply(of(0.25));
-        assert_eq!(bed.caching().limit_bytes(), limit, "later strings do not move the limit");
+        let fixture = Fixture::with(2 * GIB, of(fraction));
+        assert_eq!(fixture.caching().limit_bytes(), limit);
+        fixture.apply(of(0.25));
+        assert_eq!(fixture.caching().limit_bytes(), limit, "later strings do not move the limit");
         match limit {
-            Some(0) => drop(bed.fail(1, HOME)),
+            Some(0) => drop(fixture.fail(1, HOME)),
             Some(most) => {
-                let all = bed.take(most);
-                bed.fail(1, HOME);
-                bed.give(all);
+                let all = fixture.take(most);
+                fixture.fail(1, HOME);
+                fixture.give(all);
             }
-            None => bed.give(bed.take(2 * GIB)),
+            None => fixture.give(fixture.take(2 * GIB)),
         }
-        bed.check();
+        fixture.check();
     }
 }
 
@@ -76,75 +76,75 @@ fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
         (10 * MIB + 1, 12 * MIB),
         (99 * MIB, 100 * MIB),
     ] {
-        let bed = Bed::new(GIB, "");
-        let held = bed.take(30 * MIB);
-        bed.caching().set_limit_bytes(Some(30 * MIB + segment - 1));
-        let calls = bed.device.calls("allocate");
-        let report = bed.fail(request, HOME);
+        let fixture = Fixture::new(GIB, "");
+        let held = fixture.take(30 * MIB);
+        fixture.caching().set_limit_bytes(Some(30 * MIB + segment - 1));
+        let calls = fixture.device.calls("allocate");
+        let report = fixture.fail(request, HOME);
         assert_eq!(report.segment_bytes, segment);
         assert_eq!(report.driver, None, "the limit refused, not the device");
-        assert_eq!(bed.device.calls("allocate"), calls, "the device was not asked");
-        bed.caching().set_limit_bytes(Some(30 * MIB + segment));
-        let fits = bed.take(request);
-        assert_eq!(bed.stats().memory_reserved(), signed(30 * MIB + segment));
-        bed.check();
-        bed.give(fits);
-        bed.give(held);
+        assert_eq!(fixture.device.calls("allocate"), calls, "the device was not called");
+        fixture.caching().set_limit_bytes(Some(30 * MIB + segment));
+        let fits = fixture.take(request);
+        assert_eq!(fixture.stats().memory_reserved(), signed(30 * MIB + segment));
+        fixture.check();
+        fixture.give(fits);
+        fixture.give(held);
     }
 }
 
 // PyTorch: each observer is called once for each failure.
 #[test]
 fn observers_see_the_very_report_that_the_caller_gets() {
-    let bed = Bed::new(GIB, "");
+    let fixture = Fixture::new(GIB, "");
     let seen: Arc<Mutex<Vec<OutOfMemory>>> = Arc::default();
     let sink = Arc::clone(&seen);
-    let hooks = bed.hooks();
+    let hooks = fixture.hooks();
     hooks.add_oom_observer(Arc::new(move |report| sink.lock().push(report.clone())));
-    bed.give(bed.take(GIB / 2));
+    fixture.give(fixture.take(GIB / 2));
     assert!(seen.lock().is_empty());
-    let first = bed.fail(2 * GIB, HOME);
-    let second = bed.fail(3 * GIB, HOME);
+    let first = fixture.fail(2 * GIB, HOME);
+    let second = fixture.fail(3 * GIB, HOME);
     assert_eq!(*seen.lock(), [first, second]);
-    assert_eq!(bed.stats().num_ooms, 2);
+    assert_eq!(fixture.stats().num_ooms, 2);
 }
 
 // PyTorch calls free-memory callbacks before it allocates from the device.
 #[test]
 fn a_free_memory_callback_is_asked_before_the_device_is() {
-    let bed = Arc::new(Bed::new(GIB, ""));
-    let held = Mutex::new(Some(bed.take(600 * MIB)));
-    let inner = Arc::downgrade(&bed);
-    bed.hooks().add_free_memory_callback(Arc::new(move || {
-        let (Some(bed), Some(block)) = (inner.upgrade(), held.lock().take()) else {
+    let fixture = Arc::new(Fixture::new(GIB, ""));
+    let held = Mutex::new(Some(fixture.take(600 * MIB)));
+    let inner = Arc::downgrade(&fixture);
+    fixture.hooks().add_free_memory_callback(Arc::new(move || {
+        let (Some(fixture), Some(block)) = (inner.upgrade(), held.lock().take()) else {
             return false;
         };
-        bed.give(block);
+        fixture.give(block);
         true
     }));
-    let calls = bed.device.calls("allocate");
-    let block = bed.take(600 * MIB);
-    assert_eq!(bed.device.calls("allocate"), calls, "what the callback freed was reused");
-    bed.give(block);
-    bed.check();
+    let calls = fixture.device.calls("allocate");
+    let block = fixture.take(600 * MIB);
+    assert_eq!(fixture.device.calls("allocate"), calls, "what the callback freed was reused");
+    fixture.give(block);
+    fixture.check();
 }
 
 /// Refused calls change neither the counters nor the layout nor the device. `shadow` covers all of them.
 #[test]
 fn a_refused_call_changes_nothing_and_calls_no_driver() {
-    let orphan = Bed::new(GIB, "").take(512);
-    let bed = Bed::new(GIB, "");
-    let (block, freed) = (bed.take(512), bed.take(MIB));
+    let orphan = Fixture::new(GIB, "").take(512);
+    let fixture = Fixture::new(GIB, "");
+    let (block, freed) = (fixture.take(512), fixture.take(MIB));
     assert_eq!((block.address(), block.token()), (orphan.address(), orphan.token()));
     let stale = Allocation::new(freed.address(), MIB, freed.owner(), freed.token());
-    bed.give(freed);
-    let before = bed.state();
-    let refused = bed.free(orphan).expect_err("its allocator has gone");
+    fixture.give(freed);
+    let before = fixture.state();
+    let refused = fixture.free(orphan).expect_err("its allocator was dropped");
     assert!(matches!(refused.reason, HandleError::Foreign { .. }), "{refused}");
-    bed.free(stale).expect_err("it was freed");
+    fixture.free(stale).expect_err("it was freed");
     for bytes in [0, EIB + 1, u64::MAX] {
-        bed.ask(bytes, HOME).expect_err("no device has so many");
+        fixture.try_allocate(bytes, HOME).expect_err("no device has so many");
     }
-    assert_eq!(bed.state(), before);
-    assert_eq!(bed.fail(EIB, HOME).segment_bytes, EIB, "an exbibyte is merely out of memory");
+    assert_eq!(fixture.state(), before);
+    assert_eq!(fixture.fail(EIB, HOME).segment_bytes, EIB, "an exbibyte is merely out of memory");
 }

@@ -29,7 +29,7 @@ fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).expect("test sizes are far below 2^63")
 }
 
-impl Bed {
+impl Fixture {
     fn apply(&self, settings: Settings) {
         self.caching().apply(&Config::from_settings(settings)).expect("the device can");
     }
@@ -39,12 +39,12 @@ impl Bed {
         (self.layout(), self.stats(), self.device.total_calls())
     }
 
-    /// Checks every law, and that each counter equals its increases minus its decreases.
+    /// Checks every invariant, and that each counter equals its increases minus its decreases.
     #[track_caller]
     fn check_sums(&self) {
         self.check();
         let now = self.stats();
-        for (name, family) in law::families(&now) {
+        for (name, family) in invariants::families(&now) {
             for counter in [family.all, family.small, family.large] {
                 assert_eq!(counter.allocated - counter.freed, counter.current, "{name}");
             }

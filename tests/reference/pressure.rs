@@ -4,44 +4,44 @@ use super::{rules, signed};
 use crate::common::prelude::*;
 
 /// Returns a full device: one segment of 20 MiB, of which 9 MiB are live and 9 MiB drain.
-fn full_device_with_a_draining_piece(compat: Compat) -> (Bed, u64) {
-    let bed = Bed::with(20 * MIB, rules(compat));
-    let (_live, draining) = (bed.take(9 * MIB), bed.take(9 * MIB));
+fn full_device_with_a_draining_piece(compat: Compat) -> (Fixture, u64) {
+    let fixture = Fixture::with(20 * MIB, rules(compat));
+    let (_live, draining) = (fixture.take(9 * MIB), fixture.take(9 * MIB));
     let address = draining.address();
-    bed.record(&draining, SIDE);
-    bed.give(draining);
-    (bed, address)
+    fixture.record(&draining, SIDE);
+    fixture.give(draining);
+    (fixture, address)
 }
 
 // PyTorch waits for events and then allocates from the device without searching again.
 #[test]
 fn what_waiting_for_events_freed_is_found_instead_of_a_false_out_of_memory() {
-    let (bed, address) = full_device_with_a_draining_piece(Compat::Default);
-    let found = bed.take(9 * MIB);
+    let (fixture, address) = full_device_with_a_draining_piece(Compat::Default);
+    let found = fixture.take(9 * MIB);
     assert_eq!(found.address(), address);
-    let now = bed.stats();
+    let now = fixture.stats();
     assert_eq!((now.num_ooms, now.num_sync_all_streams, now.num_alloc_retries), (0, 1, 0));
-    bed.check();
+    fixture.check();
 }
 
 #[test]
 fn compat_makes_the_references_false_out_of_memory_and_its_retry_succeeds() {
-    let (bed, address) = full_device_with_a_draining_piece(Compat::PyTorch);
-    let report = bed.fail(9 * MIB, HOME);
+    let (fixture, address) = full_device_with_a_draining_piece(Compat::PyTorch);
+    let report = fixture.fail(9 * MIB, HOME);
     assert_eq!(report.free[0].largest_bytes, 11 * MIB, "enough was free all along");
-    let now = bed.stats();
+    let now = fixture.stats();
     assert_eq!((now.num_ooms, now.num_sync_all_streams, now.num_alloc_retries), (1, 1, 1));
-    assert_eq!(bed.take(9 * MIB).address(), address);
-    bed.check();
+    assert_eq!(fixture.take(9 * MIB).address(), address);
+    fixture.check();
 }
 
 /// Returns an allocator with free segments of 40, 30 and 20 MiB.
-fn idle_segments(total_bytes: u64, compat: Compat) -> Bed {
-    let bed = Bed::with(total_bytes, rules(compat));
-    let blocks = [40, 30, 20].map(|mib| bed.take(mib * MIB));
-    blocks.into_iter().for_each(|block| bed.give(block));
-    assert_eq!(bed.segment_sizes(), [20 * MIB, 30 * MIB, 40 * MIB]);
-    bed
+fn idle_segments(total_bytes: u64, compat: Compat) -> Fixture {
+    let fixture = Fixture::with(total_bytes, rules(compat));
+    let blocks = [40, 30, 20].map(|mib| fixture.take(mib * MIB));
+    blocks.into_iter().for_each(|block| fixture.give(block));
+    assert_eq!(fixture.segment_sizes(), [20 * MIB, 30 * MIB, 40 * MIB]);
+    fixture
 }
 
 // As in PyTorch: keeping some segments would split the memory into more pieces. A limit has the
@@ -50,13 +50,13 @@ fn idle_segments(total_bytes: u64, compat: Compat) -> Bed {
 fn pressure_releases_every_idle_segment() {
     for compat in [Compat::Default, Compat::PyTorch] {
         for (total_bytes, limit_bytes) in [(100 * MIB, None), (GIB, Some(100 * MIB))] {
-            let bed = idle_segments(total_bytes, compat);
-            bed.caching().set_limit_bytes(limit_bytes);
-            drop(bed.take(44 * MIB));
-            assert_eq!(bed.segment_sizes(), [44 * MIB]);
-            let now = bed.stats();
+            let fixture = idle_segments(total_bytes, compat);
+            fixture.caching().set_limit_bytes(limit_bytes);
+            drop(fixture.take(44 * MIB));
+            assert_eq!(fixture.segment_sizes(), [44 * MIB]);
+            let now = fixture.stats();
             assert_eq!((now.num_device_free, now.num_alloc_retries), (3, 1));
-            bed.check();
+            fixture.check();
         }
     }
 }
@@ -67,47 +67,47 @@ fn a_request_larger_than_the_device_leaves_the_cache_alone() {
     for (compat, left, waits) in
         [(Compat::Default, vec![20 * MIB, 30 * MIB, 40 * MIB], 0), (Compat::PyTorch, vec![], 1)]
     {
-        let bed = idle_segments(100 * MIB, compat);
-        let report = bed.fail(102 * MIB, HOME);
-        assert_eq!(bed.segment_sizes(), left);
+        let fixture = idle_segments(100 * MIB, compat);
+        let report = fixture.fail(102 * MIB, HOME);
+        assert_eq!(fixture.segment_sizes(), left);
         assert_eq!(report.reserved_bytes, left.iter().sum::<u64>());
-        assert_eq!(bed.stats().num_sync_all_streams, waits);
-        bed.check();
+        assert_eq!(fixture.stats().num_sync_all_streams, waits);
+        fixture.check();
     }
 }
 
 #[test]
 fn a_request_larger_than_the_limit_leaves_the_cache_alone() {
-    let bed = idle_segments(100 * MIB, Compat::Default);
-    bed.caching().set_limit_bytes(Some(60 * MIB));
-    bed.fail(62 * MIB, HOME);
-    assert_eq!(bed.segment_sizes(), [20 * MIB, 30 * MIB, 40 * MIB]);
-    drop(bed.take(60 * MIB));
-    assert_eq!(bed.segment_sizes(), [60 * MIB]);
-    bed.check();
+    let fixture = idle_segments(100 * MIB, Compat::Default);
+    fixture.caching().set_limit_bytes(Some(60 * MIB));
+    fixture.fail(62 * MIB, HOME);
+    assert_eq!(fixture.segment_sizes(), [20 * MIB, 30 * MIB, 40 * MIB]);
+    drop(fixture.take(60 * MIB));
+    assert_eq!(fixture.segment_sizes(), [60 * MIB]);
+    fixture.check();
 }
 
 #[test]
 fn idle_segments_of_other_streams_and_of_small_blocks_are_released_too() {
-    let bed = Bed::new(42 * MIB, "");
-    let small = bed.take(1);
-    let (side, here) = (bed.take_on(20 * MIB, SIDE), bed.take(20 * MIB));
+    let fixture = Fixture::new(42 * MIB, "");
+    let small = fixture.take(1);
+    let (side, here) = (fixture.take_on(20 * MIB, SIDE), fixture.take(20 * MIB));
     for block in [small, side, here] {
-        bed.give(block);
+        fixture.give(block);
     }
-    drop(bed.take(42 * MIB));
-    assert_eq!(bed.segment_sizes(), [42 * MIB]);
-    bed.check();
+    drop(fixture.take(42 * MIB));
+    assert_eq!(fixture.segment_sizes(), [42 * MIB]);
+    fixture.check();
 }
 
 /// Returns a segment of 100 MiB with a live block of 30 and a free one of 70, on a device of 120 MiB.
 /// Then `max_split_size_mb` is lowered to 40.
-fn free_piece_that_became_oversize(compat: Compat) -> (Bed, stratalloc::allocator::Allocation) {
-    let bed = Bed::with(120 * MIB, rules(compat));
-    bed.give(bed.take(100 * MIB));
-    let live = bed.take(30 * MIB);
-    bed.apply(Settings { max_split_bytes: Some(40 * MIB), ..rules(compat) });
-    (bed, live)
+fn free_piece_that_became_oversize(compat: Compat) -> (Fixture, stratalloc::allocator::Allocation) {
+    let fixture = Fixture::with(120 * MIB, rules(compat));
+    fixture.give(fixture.take(100 * MIB));
+    let live = fixture.take(30 * MIB);
+    fixture.apply(Settings { max_split_bytes: Some(40 * MIB), ..rules(compat) });
+    (fixture, live)
 }
 
 // PyTorch tests only the size, and would release a part of a segment as if it were the whole. Such
@@ -115,32 +115,32 @@ fn free_piece_that_became_oversize(compat: Compat) -> (Bed, stratalloc::allocato
 #[test]
 fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
     for compat in [Compat::Default, Compat::PyTorch] {
-        let (bed, live) = free_piece_that_became_oversize(compat);
-        bed.fail(80 * MIB, HOME);
-        assert_eq!(bed.segment_sizes(), [100 * MIB]);
-        assert_eq!(bed.device.calls("free"), 0, "nothing was given to the device");
-        bed.check();
-        bed.give(live);
+        let (fixture, live) = free_piece_that_became_oversize(compat);
+        fixture.fail(80 * MIB, HOME);
+        assert_eq!(fixture.segment_sizes(), [100 * MIB]);
+        assert_eq!(fixture.device.calls("free"), 0, "nothing was given to the device");
+        fixture.check();
+        fixture.give(live);
         // The segment is whole again and too large to be reused for 80 MiB, so it is released.
-        drop(bed.take(80 * MIB));
-        assert_eq!(bed.segment_sizes(), [80 * MIB]);
-        bed.check();
+        drop(fixture.take(80 * MIB));
+        assert_eq!(fixture.segment_sizes(), [80 * MIB]);
+        fixture.check();
     }
 }
 
 #[test]
 fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
-    let bed = Bed::new(226 * MIB, "");
-    bed.give(bed.take(116 * MIB));
+    let fixture = Fixture::new(226 * MIB, "");
+    fixture.give(fixture.take(116 * MIB));
     // Leaves a free block of 86 MiB. The whole segment of 100 MiB comes after it in order of size.
-    let live = bed.take(30 * MIB);
-    bed.give(bed.take(100 * MIB));
-    bed.apply(Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
-    drop(bed.take(60 * MIB));
-    assert_eq!(bed.segment_sizes(), [60 * MIB, 116 * MIB]);
-    assert_eq!(bed.stats().num_sync_all_streams, 0, "oversize blocks go before any waiting");
-    bed.give(live);
-    bed.check();
+    let live = fixture.take(30 * MIB);
+    fixture.give(fixture.take(100 * MIB));
+    fixture.apply(Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
+    drop(fixture.take(60 * MIB));
+    assert_eq!(fixture.segment_sizes(), [60 * MIB, 116 * MIB]);
+    assert_eq!(fixture.stats().num_sync_all_streams, 0, "oversize blocks go before any waiting");
+    fixture.give(live);
+    fixture.check();
 }
 
 // PyTorch: an oversize block does not serve a smaller request, is not split, and is reused only if
@@ -148,32 +148,33 @@ fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
 #[test]
 fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
     let settings = Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() };
-    let bed = Bed::with(GIB, settings);
-    bed.give(bed.take(60 * MIB));
-    let small = bed.take(30 * MIB);
-    assert_eq!(bed.segment_sizes(), [30 * MIB, 60 * MIB], "30 MiB do not come from the 60");
-    let close = bed.take(41 * MIB);
-    assert_eq!(bed.segment_sizes(), [30 * MIB, 60 * MIB], "60 < 41 + 20");
-    assert_eq!(bed.stats().allocated_bytes.all.current, signed(90 * MIB), "not split");
-    assert_eq!(bed.stats().oversize_allocations.current, 1);
-    bed.give(close);
-    let far = bed.take(40 * MIB);
-    assert_eq!(bed.segment_sizes(), [30 * MIB, 40 * MIB, 60 * MIB], "60 is not < 40 + 20");
+    let fixture = Fixture::with(GIB, settings);
+    fixture.give(fixture.take(60 * MIB));
+    let small = fixture.take(30 * MIB);
+    assert_eq!(fixture.segment_sizes(), [30 * MIB, 60 * MIB], "30 MiB do not come from the 60");
+    let close = fixture.take(41 * MIB);
+    assert_eq!(fixture.segment_sizes(), [30 * MIB, 60 * MIB], "60 < 41 + 20");
+    assert_eq!(fixture.stats().allocated_bytes.all.current, signed(90 * MIB), "not split");
+    assert_eq!(fixture.stats().oversize_allocations.current, 1);
+    fixture.give(close);
+    let far = fixture.take(40 * MIB);
+    assert_eq!(fixture.segment_sizes(), [30 * MIB, 40 * MIB, 60 * MIB], "60 is not < 40 + 20");
     for block in [small, far] {
-        bed.give(block);
+        fixture.give(block);
     }
-    bed.check();
+    fixture.check();
 }
 
 // PyTorch, with a limit of 120 MiB and blocks of 40 on two streams: a fourth fails, and after all
 // are freed one block of 120 MiB fits.
 #[test]
 fn three_oversize_blocks_fill_a_limit_and_their_space_comes_back_whole() {
-    let bed = Bed::with(GIB, Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
-    bed.caching().set_limit_bytes(Some(120 * MIB));
-    let blocks = [(HOME, 40), (SIDE, 40), (HOME, 40)].map(|(s, mib)| bed.take_on(mib * MIB, s));
-    bed.fail(40 * MIB, HOME);
-    blocks.into_iter().for_each(|block| bed.give(block));
-    bed.give(bed.take(120 * MIB));
-    bed.check();
+    let fixture =
+        Fixture::with(GIB, Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
+    fixture.caching().set_limit_bytes(Some(120 * MIB));
+    let blocks = [(HOME, 40), (SIDE, 40), (HOME, 40)].map(|(s, mib)| fixture.take_on(mib * MIB, s));
+    fixture.fail(40 * MIB, HOME);
+    blocks.into_iter().for_each(|block| fixture.give(block));
+    fixture.give(fixture.take(120 * MIB));
+    fixture.check();
 }

@@ -6,38 +6,44 @@ use crate::common::prelude::*;
 // PyTorch records the event at the free, so work submitted later does not matter.
 #[test]
 fn work_that_the_other_stream_gets_after_the_free_is_not_waited_for() {
-    let bed = Bed::new(GIB, "");
-    let (first, second) = (bed.take(20 * MIB), bed.take(30 * MIB));
+    let fixture = Fixture::new(GIB, "");
+    let (first, second) = (fixture.take(20 * MIB), fixture.take(30 * MIB));
     let address = first.address();
-    bed.record(&first, SIDE);
-    bed.record(&second, SIDE);
-    bed.give(first);
-    let moment = bed.device.submitted();
-    bed.give(second);
-    bed.device.complete_until(SIDE, moment);
-    let reused = bed.take(20 * MIB);
+    fixture.record(&first, SIDE);
+    fixture.record(&second, SIDE);
+    fixture.give(first);
+    let moment = fixture.device.submitted();
+    fixture.give(second);
+    fixture.device.complete_until(SIDE, moment);
+    let reused = fixture.take(20 * MIB);
     assert_eq!(reused.address(), address);
-    assert_eq!(bed.stats().active.all.current, 2, "the second one still drains");
-    bed.give(reused);
-    bed.check();
+    assert_eq!(fixture.stats().active.all.current, 2, "the second one still drains");
+    fixture.give(reused);
+    fixture.check();
 }
 
 // PyTorch: `EventPool::empty_cache`.
 #[test]
 fn empty_cache_destroys_the_events_that_are_kept() {
-    let bed = Bed::new(GIB, "");
+    let fixture = Fixture::new(GIB, "");
     for _ in 0..3 {
-        let blocks = [bed.take(MIB), bed.take(MIB)];
+        let blocks = [fixture.take(MIB), fixture.take(MIB)];
         for block in blocks {
-            bed.record(&block, SIDE);
-            bed.give(block);
+            fixture.record(&block, SIDE);
+            fixture.give(block);
         }
-        bed.device.complete_all();
-        bed.cross_stream().process_events().unwrap();
+        fixture.device.complete_all();
+        fixture.cross_stream().process_events().unwrap();
     }
-    assert_eq!((bed.device.calls("create_event"), bed.device.calls("destroy_event")), (2, 0));
-    bed.caching().empty_cache().unwrap();
-    assert_eq!((bed.device.calls("create_event"), bed.device.calls("destroy_event")), (2, 2));
+    assert_eq!(
+        (fixture.device.calls("create_event"), fixture.device.calls("destroy_event")),
+        (2, 0)
+    );
+    fixture.caching().empty_cache().unwrap();
+    assert_eq!(
+        (fixture.device.calls("create_event"), fixture.device.calls("destroy_event")),
+        (2, 2)
+    );
 }
 
 // PyTorch: a hundred frees of 160 MiB delayed by a slow stream do not run out of memory, because
@@ -45,15 +51,15 @@ fn empty_cache_destroys_the_events_that_are_kept() {
 #[test]
 fn a_hundred_delayed_frees_do_not_run_out_of_memory() {
     for compat in [Compat::Default, Compat::PyTorch] {
-        let bed = Bed::with(GIB, rules(compat));
+        let fixture = Fixture::with(GIB, rules(compat));
         for _ in 0..100 {
-            let block = bed.take(160 * MIB);
-            bed.record(&block, SIDE);
-            bed.give(block);
+            let block = fixture.take(160 * MIB);
+            fixture.record(&block, SIDE);
+            fixture.give(block);
         }
-        let now = bed.stats();
+        let now = fixture.stats();
         assert_eq!(now.num_ooms, 0, "{compat:?}");
         assert!(now.num_sync_all_streams > 0);
-        bed.check();
+        fixture.check();
     }
 }

@@ -203,10 +203,10 @@ impl Mirror {
         self.settings.compat == Compat::Default
     }
 
-    /// Prepares for the events of the next call. `asked` has bytes and stream of a request.
-    pub(crate) fn begin(&mut self, asked: Option<(u64, StreamId)>) {
-        let asked = asked.map(|(bytes, stream)| (self.rounded(bytes), stream));
-        self.call = Call { asked, ..Call::default() };
+    /// Prepares for the events of the next call. `request` has bytes and stream of a request.
+    pub(crate) fn begin(&mut self, request: Option<(u64, StreamId)>) {
+        let request = request.map(|(bytes, stream)| (self.rounded(bytes), stream));
+        self.call = Call { request, ..Call::default() };
     }
 
     /// Applies all or some of the events of a call.
@@ -223,7 +223,7 @@ impl Mirror {
         let action = events[0].action;
         if action == Action::FreeCompleted {
             self.call.found = None;
-        } else if let (None, Some((rounded, stream))) = (self.call.found, self.call.asked) {
+        } else if let (None, Some((rounded, stream))) = (self.call.found, self.call.request) {
             self.call.found = Some(self.best_fit(stream, rounded));
         }
         if action != Action::SegmentMap && action != Action::Alloc && action != Action::OutOfMemory
@@ -327,7 +327,7 @@ impl Mirror {
         let kind = segment.kind;
         let block = segment.blocks.get_mut(&address).ok_or("no block begins there")?;
         ensure_eq!(block.state, BlockStateName::ActiveAllocated, "state of the block");
-        ensure_eq!(block.requested, requested, "what was asked for");
+        ensure_eq!(block.requested, requested, "the requested bytes");
         block.state = BlockStateName::ActivePendingFree;
         let size = block.size;
         self.count_hold(kind, size, -1);
@@ -339,7 +339,7 @@ impl Mirror {
         let (kind, before) = (segment.kind, segment.loose());
         let block = *segment.blocks.get(&address).ok_or("no block begins there")?;
         ensure_eq!(block.state, BlockStateName::ActivePendingFree, "state of the block");
-        ensure_eq!(block.requested, requested, "what was asked for");
+        ensure_eq!(block.requested, requested, "the requested bytes");
         let (mut start, mut size) = (address, block.size);
         let previous = segment.blocks.range(..address).next_back();
         if let Some((&at, free)) = previous.filter(|(_, block)| block.is_free()) {
@@ -482,15 +482,15 @@ impl Mirror {
         let runs: Vec<_> = runs.collect();
         let own_starts: Vec<u64> = runs.iter().map(|(_, (start, _))| *start).collect();
         ensure_eq!(starts, own_starts, "segments");
-        for (told, (own, (start, blocks))) in segments.iter().zip(&runs) {
-            let whole = (told.stream, told.kind, told.expandable);
+        for (reported, (own, (start, blocks))) in segments.iter().zip(&runs) {
+            let whole = (reported.stream, reported.kind, reported.expandable);
             ensure_eq!(whole, (own.stream, own.kind, own.page.is_some()), "segment {start:#x}");
-            ensure_eq!(told.blocks.len(), blocks.len(), "blocks of {start:#x}");
-            for (told, (address, own)) in told.blocks.iter().zip(blocks) {
-                let block = (told.address, told.size_bytes, told.state);
+            ensure_eq!(reported.blocks.len(), blocks.len(), "blocks of {start:#x}");
+            for (reported, (address, own)) in reported.blocks.iter().zip(blocks) {
+                let block = (reported.address, reported.size_bytes, reported.state);
                 ensure_eq!(block, (*address, own.size, own.state), "block");
                 if own.state != BlockStateName::Inactive {
-                    ensure_eq!(told.requested_bytes, own.requested, "request of {address:#x}");
+                    ensure_eq!(reported.requested_bytes, own.requested, "request of {address:#x}");
                 }
             }
         }
@@ -498,18 +498,18 @@ impl Mirror {
     }
 
     /// Checks that every counter equals its expected value.
-    pub(crate) fn check_statistics(&mut self, told: &Statistics) -> Checked {
+    pub(crate) fn check_statistics(&mut self, reported: &Statistics) -> Checked {
         // The model does not predict waits, retries, hits and misses.
-        self.book.num_alloc_retries = told.num_alloc_retries;
-        self.book.num_sync_all_streams = told.num_sync_all_streams;
-        (self.book.hits, self.book.misses) = (told.hits, told.misses);
+        self.book.num_alloc_retries = reported.num_alloc_retries;
+        self.book.num_sync_all_streams = reported.num_sync_all_streams;
+        (self.book.hits, self.book.misses) = (reported.hits, reported.misses);
         let blocks = self.segments.values().flat_map(|segment| segment.blocks.values());
         self.book.free_blocks = blocks.filter(|block| block.is_free()).count() as u64;
-        let (told_keys, own_keys) = (told.pytorch_keys(), self.book.pytorch_keys());
-        for (told, own) in told_keys.iter().zip(&own_keys) {
-            ensure_eq!(told, own, "counter");
+        let (reported_keys, own_keys) = (reported.pytorch_keys(), self.book.pytorch_keys());
+        for (reported, own) in reported_keys.iter().zip(&own_keys) {
+            ensure_eq!(reported, own, "counter");
         }
-        ensure_eq!(told, &self.book, "statistics");
+        ensure_eq!(reported, &self.book, "statistics");
         Ok(())
     }
 }

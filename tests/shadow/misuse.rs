@@ -10,17 +10,17 @@ impl<M: Machine> Runner<'_, M> {
     pub(crate) fn misuse(&self, pick: u16) -> Result<Outcome, String> {
         let stream = self.stream(pick.to_le_bytes()[0]);
         for bytes in [0, EIB + 1, 1 << 63, u64::MAX - 511, u64::MAX] {
-            let told = self.strategy.ask(bytes, stream);
-            let refused = match &told {
+            let result = self.strategy.try_allocate(bytes, stream);
+            let refused = match &result {
                 Err(AllocError::ZeroBytes) => bytes == 0,
                 Err(AllocError::TooLarge { requested_bytes }) => *requested_bytes == bytes,
                 _ => false,
             };
-            ensure!(refused, "{bytes} bytes: {told:?}");
+            ensure!(refused, "{bytes} bytes: {result:?}");
         }
-        let asked = self.engine().owner();
+        let owner_id = self.engine().owner();
         for &stale in &self.stale {
-            self.refuses(stale, asked)?;
+            self.refuses(stale, owner_id)?;
         }
         let real = self.some_handle(pick);
         self.refuses(real, self.stranger)?;
@@ -37,12 +37,12 @@ impl<M: Machine> Runner<'_, M> {
             [heap, slot, generation.wrapping_sub(1)],
             [heap, slot, generation ^ 1 << 31],
         ] {
-            self.refuses(Stale { token: Token(token), ..real }, asked)?;
+            self.refuses(Stale { token: Token(token), ..real }, owner_id)?;
         }
         for address in [0, real.address + 512, real.address - 512, u64::MAX] {
-            self.refuses(Stale { address, ..real }, asked)?;
+            self.refuses(Stale { address, ..real }, owner_id)?;
         }
-        for address in self.addresses_of_nobody(pick) {
+        for address in self.unknown_addresses(pick) {
             let unknown = || HandleError::UnknownAddress { address };
             let recorded = self.strategy.record_stream_raw(address, stream);
             ensure_eq!(self.strategy.free_raw(address), Err(unknown()), "bare address");
@@ -50,9 +50,9 @@ impl<M: Machine> Runner<'_, M> {
         }
         let limit = self.caching().limit_bytes();
         for fraction in [-0.1, 1.000_000_1, 2.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            let told = self.caching().set_memory_fraction(fraction);
-            let is_named = told == Err(FractionError { fraction });
-            ensure!(is_named || told.is_err() && fraction.is_nan(), "{fraction}: {told:?}");
+            let result = self.caching().set_memory_fraction(fraction);
+            let is_named = result == Err(FractionError { fraction });
+            ensure!(is_named || result.is_err() && fraction.is_nan(), "{fraction}: {result:?}");
         }
         ensure_eq!(self.caching().limit_bytes(), limit, "limit");
         Ok(Outcome::Refused)
@@ -62,10 +62,10 @@ impl<M: Machine> Runner<'_, M> {
     /// returned unchanged.
     fn refuses(&self, like: Stale, owner: OwnerId) -> Checked {
         let handle = || Allocation::new(like.address, like.bytes, owner, like.token);
-        let asked = self.engine().owner();
-        let reason = match owner == asked {
+        let owner_id = self.engine().owner();
+        let reason = match owner == owner_id {
             true => HandleError::Stale { address: like.address },
-            false => HandleError::Foreign { owner, asked },
+            false => HandleError::Foreign { owner, called: owner_id },
         };
         let recorded = self.cross_stream().record_stream(&handle(), StreamId(7));
         ensure_eq!(recorded, Err(reason.clone()), "a use of {like:?}");
@@ -92,7 +92,7 @@ impl<M: Machine> Runner<'_, M> {
 
     /// Returns addresses at which no live block begins: inside blocks, in free blocks, past every
     /// segment. Includes addresses of live blocks if the allocator does not find blocks by address.
-    fn addresses_of_nobody(&self, pick: u16) -> Vec<u64> {
+    fn unknown_addresses(&self, pick: u16) -> Vec<u64> {
         let layout = self.caching().layout();
         let live = |address: u64| self.held.iter().any(|block| block.address == address);
         let mut addresses = vec![0, 1, u64::MAX - 511, u64::MAX, u64::from(pick) * MIB];

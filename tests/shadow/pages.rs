@@ -21,7 +21,7 @@ const GRANULARITY_BYTES: u64 = 2 * MIB;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
     /// Rounded bytes and stream of the request, if the call is one.
-    pub(crate) asked: Option<(u64, StreamId)>,
+    pub(crate) request: Option<(u64, StreamId)>,
     /// Whether the call waited for all streams.
     pub(crate) waited: bool,
     /// The result of the search, repeated after each block that became free.
@@ -137,8 +137,8 @@ impl Mirror {
 
     pub(crate) fn pages_came(&mut self, address: u64, size: u64, stream: StreamId) -> Checked {
         ensure!(self.settings.expandable_segments, "new segments are fixed");
-        let (rounded, asked_by) = self.call.asked.ok_or("nobody asked for memory")?;
-        ensure_eq!(stream, asked_by, "the stream that asked");
+        let (rounded, requested_on) = self.call.request.ok_or("nothing requested memory")?;
+        ensure_eq!(stream, requested_on, "the requesting stream");
         let kind = PoolKind::of(rounded);
         let start = match self.call.growing {
             Some(start) => start,
@@ -262,10 +262,10 @@ impl Mirror {
 
     /// Checks that the driver has exactly the mapped pages and the reserved ranges of the model. Adds
     /// ranges without mapped pages to the model.
-    pub(crate) fn check_device(&mut self, held: &Held) -> Checked {
+    pub(crate) fn check_device(&mut self, held: &HeldResources) -> Checked {
         for &(start, size) in &held.reservations {
             if !self.segments.contains_key(&start) {
-                let (rounded, stream) = self.call.asked.ok_or("nobody needed a new range")?;
+                let (rounded, stream) = self.call.request.ok_or("nothing needed a new range")?;
                 ensure!(self.settings.expandable_segments, "reserved for fixed segments");
                 self.add_range(start, rounded, stream)?;
                 ensure_eq!(self.segments[&start].size, size, "size of the new range");

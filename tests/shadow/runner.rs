@@ -1,8 +1,8 @@
 //! Runs operations on an allocator and checks it after each one.
 //!
-//! The checks are the laws of `common::law`, the model in `mirror`, and the runner's list of live
-//! blocks. Work on other streams stays pending until an operation finishes it, so a block that is reused
-//! too early is detected.
+//! The checks are the invariants of `common::invariants`, the model in `mirror`, and the runner's list
+//! of live blocks. Work on other streams stays pending until an operation finishes it, so a block that
+//! is reused too early is detected.
 
 use stratalloc::registry::build;
 
@@ -13,7 +13,7 @@ use crate::common::stacks::LEVELS;
 
 /// A live block.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldBlock {
     /// Absent when only the block's address is kept.
     pub(crate) allocation: Option<Allocation>,
     pub(crate) address: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Stale {
 /// The expected effect of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Anything that the laws allow.
+    /// Anything that the invariants allow.
     Done,
     /// Nothing at all.
     Refused,
@@ -50,7 +50,7 @@ pub(crate) struct Runner<'m, M> {
     segments: Segments,
     mirror: Mirror,
     streams: Vec<StreamId>,
-    pub(crate) held: Vec<Held>,
+    pub(crate) held: Vec<HeldBlock>,
     pub(crate) stale: Vec<Stale>,
     /// Unfinished events that each draining block waits for, by the block's address.
     waits: BTreeMap<u64, Vec<EventId>>,
@@ -78,7 +78,7 @@ pub(crate) fn run<M: Machine>(machine: &M, ops: &[Op], segments: Segments) -> Ch
     }
     let stacks = Arc::clone(&runner.stacks);
     drop(runner);
-    ensure_eq!(stacks.load(Ordering::Relaxed), 0, "stacks that nobody released");
+    ensure_eq!(stacks.load(Ordering::Relaxed), 0, "stacks that were not released");
     ensure_eq!(machine.used_bytes(), 0, "memory left behind");
     let held = machine.held();
     ensure!(held.is_nothing(), "left behind: {held:?}");
@@ -125,7 +125,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         history.set_stack_provider(Some(provider));
         history.start(&RecordOptions::at_most(100_000).with_stacks(stack_level));
         ensure_eq!(runner.raw().is_some(), raw_addresses, "raw addresses");
-        runner.before = runner.look();
+        runner.before = runner.observe();
         Ok(runner)
     }
 
@@ -161,7 +161,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         self.strategy.cross_stream()
     }
 
-    fn look(&self) -> (Vec<SegmentLayout>, Statistics) {
+    fn observe(&self) -> (Vec<SegmentLayout>, Statistics) {
         (self.caching().layout(), self.counters().statistics())
     }
 
@@ -260,7 +260,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         match made {
             Ok((address, allocation)) => {
                 let fitted = quiet && self.mirror.call.fitted;
-                ensure_eq!(hit == 1, fitted, "a hit, and one that disturbs nobody");
+                ensure_eq!(hit == 1, fitted, "a hit that changes nothing else");
                 if after.num_alloc_retries > self.before.1.num_alloc_retries {
                     self.mirror.any_draining_or_idle()?;
                 }
@@ -275,7 +275,7 @@ impl<'m, M: Machine> Runner<'m, M> {
                 self.next_seed += 1;
                 self.machine.write(address, bytes, seed, stream)?;
                 let others = BTreeSet::new();
-                self.held.push(Held { allocation, address, bytes, stream, others, seed });
+                self.held.push(HeldBlock { allocation, address, bytes, stream, others, seed });
             }
             Err(AllocError::OutOfMemory(report)) => {
                 // A request refused in advance has its own counter and leaves no entry in the history.
@@ -292,19 +292,24 @@ impl<'m, M: Machine> Runner<'m, M> {
     fn check_report(&self, report: &OutOfMemory, bytes: u64, stream: StreamId) -> Checked {
         let mirror = &self.mirror;
         let rounded = mirror.rounded(bytes);
-        let asked = (report.requested_bytes, report.rounded_bytes, report.segment_bytes);
-        ensure_eq!(asked, (bytes, rounded, mirror.segment_for(rounded)), "asked for");
+        let numbers = (report.requested_bytes, report.rounded_bytes, report.segment_bytes);
+        ensure_eq!(numbers, (bytes, rounded, mirror.segment_for(rounded)), "the request");
         ensure_eq!((report.stream, report.limit_bytes), (stream, mirror.limit), "stream, limit");
         ensure_eq!(report.reserved_bytes, mirror.reserved(), "reserved");
-        for (told, kind, state) in [
+        for (bytes_reported, kind, state) in [
             (report.allocated_bytes, None, BlockStateName::ActiveAllocated),
             (report.draining_bytes, None, BlockStateName::ActivePendingFree),
             (report.cached_small_bytes, Some(PoolKind::Small), BlockStateName::Inactive),
             (report.cached_large_bytes, Some(PoolKind::Large), BlockStateName::Inactive),
         ] {
-            ensure_eq!(told, mirror.bytes_in(kind, state), "bytes {} {kind:?}", state.name());
+            ensure_eq!(
+                bytes_reported,
+                mirror.bytes_in(kind, state),
+                "bytes {} {kind:?}",
+                state.name()
+            );
         }
-        ensure!(!report.to_string().is_empty(), "the report has nothing to say");
+        ensure!(!report.to_string().is_empty(), "the report is empty");
         Ok(())
     }
 
@@ -413,8 +418,8 @@ impl<'m, M: Machine> Runner<'m, M> {
 
     fn check(&mut self, outcome: Outcome) -> Checked {
         self.replay(false)?;
-        law::check_all(self.engine(), self.machine.used_bytes())?;
-        let (layout, statistics) = self.look();
+        invariants::check_all(self.engine(), self.machine.used_bytes())?;
+        let (layout, statistics) = self.observe();
         if outcome == Outcome::Refused {
             ensure_eq!(layout, self.before.0, "layout around a refused call");
             ensure_eq!(statistics, self.before.1, "statistics around a refused call");
@@ -435,7 +440,7 @@ impl<'m, M: Machine> Runner<'m, M> {
     fn check_held(&self, layout: &[SegmentLayout]) -> Checked {
         let mut held: Vec<_> = self.held.iter().map(|b| (b.address, b.bytes)).collect();
         held.sort_unstable();
-        ensure_eq!(law::live_blocks(layout), held, "live blocks");
+        ensure_eq!(invariants::live_blocks(layout), held, "live blocks");
         for pair in held.windows(2) {
             ensure!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:x?} overlap");
         }

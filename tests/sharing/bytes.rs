@@ -7,7 +7,7 @@ use super::tools::{forged, handle, seal, wrong};
 use crate::common::prelude::*;
 
 #[test]
-fn a_handle_comes_back_as_it_was_and_tells_no_secret() {
+fn a_handle_round_trips_and_contains_no_secret() {
     let handle = handle(false);
     let back = SharedHandle::from_bytes(handle.as_bytes()).unwrap();
     assert_eq!(back, handle);

@@ -6,7 +6,7 @@ use stratalloc::sharing::PAGES_MAX;
 use super::tools::{SHARED, allocate, engine, forged, handle, shared, sim, sim_with, two, wrong};
 use crate::common::prelude::*;
 
-fn out(sim: &Sim) -> (Held, u64) {
+fn out(sim: &Sim) -> (HeldResources, u64) {
     (sim.held(), sim.piece_holds())
 }
 
@@ -17,15 +17,15 @@ fn a_block_goes_through_the_fabric_and_leaves_nothing_behind() {
     let handle = ours.share(&large).unwrap();
     assert_eq!((sim.calls("export_handle"), sim.calls("export")), (3, 0));
     assert_eq!(ours.share(&large).unwrap().as_bytes(), handle.as_bytes(), "equal bytes");
-    assert_eq!(sim.calls("export_handle"), 3, "each page is asked for once");
+    assert_eq!(sim.calls("export_handle"), 3, "each page is exported once");
     let before = out(&sim);
     let handle = SharedHandle::from_bytes(handle.as_bytes()).unwrap();
     let imported = theirs.open(&handle).unwrap();
     assert_eq!(imported.size_bytes(), 45 * MIB);
     assert_eq!(sim.held().mapped_bytes() - before.0.mapped_bytes(), 60 * MIB);
-    let asked = sim.total_calls();
+    let calls = sim.total_calls();
     let again = theirs.open(&handle).unwrap();
-    assert_eq!((again.address(), sim.total_calls()), (imported.address(), asked), "mapped once");
+    assert_eq!((again.address(), sim.total_calls()), (imported.address(), calls), "mapped once");
     drop((imported, again));
     assert_eq!(out(&sim), before);
     drop(ours.open(&ours.share(&small).unwrap()).expect("by their own allocator too"));
@@ -46,8 +46,8 @@ fn the_kind_of_handle_can_be_chosen() {
         let block = allocate(&ours, 512);
         // The simulated device's descriptors cannot be shared, but the device is called.
         let shared = ours.share(&block);
-        let asked = (sim.calls("export_handle"), sim.calls("export"));
-        assert_eq!(asked, (fabric, descriptor), "{chosen}: {shared:?}");
+        let calls = (sim.calls("export_handle"), sim.calls("export"));
+        assert_eq!(calls, (fabric, descriptor), "{chosen}: {shared:?}");
     }
 }
 
@@ -67,13 +67,13 @@ fn fabric_handles_are_refused_as_a_setting_where_the_device_has_none() {
 }
 
 #[test]
-fn pages_that_went_back_are_opened_by_nobody() {
+fn released_pages_cannot_be_opened() {
     let (sim, ours, theirs) = two(sim_with(true));
     let (block, handle) = shared(&ours, 30 * MIB);
     let kept = theirs.open(&handle).unwrap();
     ours.give(block);
     ours.empty_cache().unwrap();
-    drop(theirs.open(&handle).expect("whoever has it open may open it again"));
+    drop(theirs.open(&handle).expect("an open handle may be opened again"));
     drop(kept);
     let before = out(&sim);
     assert!(matches!(theirs.open(&handle), Err(SharingError::Driver(_))));
@@ -81,13 +81,13 @@ fn pages_that_went_back_are_opened_by_nobody() {
 }
 
 #[test]
-fn who_has_no_fabric_refuses_and_asks_nobody() {
+fn a_device_without_fabric_refuses_without_a_call() {
     let plain = sim();
     let theirs = engine(plain.clone(), SHARED);
-    let asked = plain.total_calls();
+    let calls = plain.total_calls();
     let refused = theirs.open(&handle(true)).unwrap_err();
     assert_eq!(refused, SharingError::NotSupported { what: "pages of a fabric" });
-    assert_eq!(plain.total_calls(), asked);
+    assert_eq!(plain.total_calls(), calls);
 }
 
 #[test]

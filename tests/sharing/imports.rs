@@ -39,10 +39,10 @@ fn the_same_pages_are_mapped_once() {
     assert_eq!(ours.share(&a).unwrap().as_bytes(), handle_a.as_bytes(), "equal bytes each time");
     let before = held(&sim);
     let first = theirs.open(&handle_a).unwrap();
-    let asked = sim.total_calls();
+    let calls = sim.total_calls();
     let again = theirs.open(&handle_a).unwrap();
     let beside = theirs.open(&handle_b).unwrap();
-    assert_eq!(sim.total_calls(), asked, "no driver call for what is mapped");
+    assert_eq!(sim.total_calls(), calls, "no driver call for what is mapped");
     assert_eq!(first.address(), again.address());
     assert_eq!(beside.address() - first.address(), b.address() - a.address());
     drop(first);
@@ -50,8 +50,8 @@ fn the_same_pages_are_mapped_once() {
     assert_ne!(held(&sim), before);
     drop(beside);
     assert_eq!(held(&sim), before);
-    let anew = theirs.open(&handle_b).unwrap();
-    assert_eq!(anew.size_bytes(), 1024);
+    let again = theirs.open(&handle_b).unwrap();
+    assert_eq!(again.size_bytes(), 1024);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn foreign_and_stale_allocations_are_refused() {
 }
 
 #[test]
-fn what_was_opened_stays_and_what_has_gone_is_said() {
+fn what_was_opened_stays_and_what_was_released_is_reported() {
     let (sim, ours, theirs) = two(sim());
     let (block, handle) = shared(&ours, 25 * MIB);
     let imported = theirs.open(&handle).unwrap();
@@ -169,7 +169,7 @@ fn forged_handles_are_refused() {
     let odd = (20 * MIB + 512).to_le_bytes();
     assert!(matches!(open(72, &odd), SharingError::PageSize { .. }));
     let other = (22 * MIB).to_le_bytes();
-    assert!(matches!(open(72, &other), SharingError::Driver(_)), "the driver knows the size");
+    assert!(matches!(open(72, &other), SharingError::Driver(_)), "the driver checks the size");
     assert_eq!(held(&sim), before);
     // The process started at another time, and no process listens at the socket.
     let mut gone = forged(handle.as_bytes(), 56, &[9; 16]);
@@ -189,11 +189,11 @@ fn a_handle_without_the_secret_opens_nothing_whatever_else_it_names() {
     let secretless = forged(handle.as_bytes(), 40, &[0; 16]);
     assert_eq!(open(&secretless), SharingError::Refused { process });
     // Names another socket, and a descriptor number in bytes that are reserved now.
-    let nobody = forged(&secretless, 56, &[9; 16]);
+    let absent = forged(&secretless, 56, &[9; 16]);
     let unreachable = SharingError::Unreachable { process };
-    assert_eq!(open(&nobody), unreachable);
+    assert_eq!(open(&absent), unreachable);
     assert!(unreachable.to_string().contains("network namespace"), "{unreachable}");
-    let numbered = forged(&nobody, 88 + 24, &3u32.to_le_bytes());
+    let numbered = forged(&absent, 88 + 24, &3u32.to_le_bytes());
     assert_eq!(
         SharedHandle::from_bytes(&numbered).unwrap_err(),
         FormatError::Reserved { at: 88 + 24 }

@@ -22,9 +22,9 @@ fn a_peer_gets_the_pages_there_are_and_those_to_come() {
     assert_eq!(sim.mapped_bytes_open_to(peer), own + 20 * MIB);
     assert_eq!(sim.mapped_bytes_open_to(DeviceId(1)), 0);
     assert_eq!(ours.peers(), [peer]);
-    let asked = sim.total_calls();
+    let calls = sim.total_calls();
     ours.enable_peer_access(peer).unwrap();
-    assert_eq!(sim.total_calls(), asked, "twice is no error and no work");
+    assert_eq!(sim.total_calls(), calls, "twice is no error and no work");
     drop((block, small, more, imported, also));
 }
 
@@ -93,7 +93,7 @@ fn growth_with_peers_is_all_or_nothing() {
 }
 
 #[test]
-fn a_device_without_peers_says_so() {
+fn a_device_without_peers_is_reported() {
     let alone = engine(Arc::new(Sim::new(SimOptions::default())), SHARED);
     assert!(alone.control().peer_access.is_none());
     let engine = engine(sim(), SHARED);

@@ -58,25 +58,25 @@ impl Other {
     }
 
     /// Returns the next line that the other process sent to the test.
-    fn hear(&mut self) -> String {
+    fn receive(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
             let len = self.output.read_line(&mut line).expect("it writes text");
             assert!(len > 0, "the other process ended too early");
-            if let Some((_, said)) = line.trim_end().split_once('@') {
-                return said.to_owned();
+            if let Some((_, answer)) = line.trim_end().split_once('@') {
+                return answer.to_owned();
             }
         }
     }
 
-    fn tell(&mut self, word: &str) {
+    fn send(&mut self, word: &str) {
         let input = self.input.as_mut().expect("its input is open");
         writeln!(input, "{word}").expect("it listens");
     }
 
     fn handle(&mut self) -> SharedHandle {
-        SharedHandle::from_bytes(&from_hex(&self.hear())).expect("it sent a handle")
+        SharedHandle::from_bytes(&from_hex(&self.receive())).expect("it sent a handle")
     }
 }
 
@@ -137,12 +137,12 @@ fn both_processes_see_the_same_bytes() {
     assert_eq!([bytes_at(&host, first), bytes_at(&host, last)], [0x5A; 2]);
     host.copy_from_host(first, &[1], STREAM).unwrap();
     host.copy_from_host(last, &[2], STREAM).unwrap();
-    other.tell("look");
-    assert_eq!(other.hear(), "0102");
+    other.send("look");
+    assert_eq!(other.receive(), "0102");
 
     // The other process unmaps its pages; the imported ones stay mapped.
-    other.tell("release");
-    assert_eq!(other.hear(), "released");
+    other.send("release");
+    assert_eq!(other.receive(), "released");
     assert_eq!([bytes_at(&host, first), bytes_at(&host, last)], [1, 2]);
     drop(imported);
     assert_eq!(engine.open(&handle).unwrap_err(), SharingError::PageGone { page: 0 });
@@ -192,18 +192,18 @@ fn pages_come_over_the_socket_or_not_at_all() {
     let mut other = Other::start();
     let handle = other.handle();
     let engine = engine(host(), SHARED);
-    for nobody in [
+    for absent in [
         forged(handle.as_bytes(), 56, &[3; 16]),
         forged(&forged(handle.as_bytes(), 56, &[3; 16]), 40, &[0; 16]),
     ] {
-        let error = engine.open(&SharedHandle::from_bytes(&nobody).unwrap()).unwrap_err();
+        let error = engine.open(&SharedHandle::from_bytes(&absent).unwrap()).unwrap_err();
         assert_eq!(error, SharingError::Unreachable { process: handle.process() });
     }
     drop(engine.open(&handle).unwrap());
 }
 
 #[test]
-fn clients_that_say_nothing_and_clients_that_shout_stop_nobody() {
+fn silent_and_flooding_clients_stop_no_other() {
     use rustix::net::{
         AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket,
     };
@@ -250,7 +250,7 @@ fn answers_that_make_no_sense_open_nothing() {
     let name: Vec<u8> = b"stratalloc/".iter().chain(&random).copied().collect();
     bind(&liar, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
     listen(&liar, 4).unwrap();
-    let asked = SharedHandle::from_bytes(&forged(handle.as_bytes(), 56, &random)).unwrap();
+    let random_handle = SharedHandle::from_bytes(&forged(handle.as_bytes(), 56, &random)).unwrap();
     // No answer, a short one, a long one, an unknown one, pages without descriptors, a page that was not
     // requested.
     let answers: [&[u8]; 6] =
@@ -258,16 +258,16 @@ fn answers_that_make_no_sense_open_nothing() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for answer in answers {
-                let client = accept(&liar).expect("somebody asks");
+                let client = accept(&liar).expect("a client connects");
                 let mut bytes = [0; 4096];
-                recv(&client, &mut bytes[..], RecvFlags::empty()).expect("it asks");
+                recv(&client, &mut bytes[..], RecvFlags::empty()).expect("it sends a request");
                 if !answer.is_empty() {
                     send(&client, answer, SendFlags::NOSIGNAL).expect("it listens");
                 }
             }
         });
         for answer in answers {
-            let error = theirs.open(&asked).expect_err("that is no answer");
+            let error = theirs.open(&random_handle).expect_err("that is no answer");
             assert!(matches!(error, SharingError::BadAnswer { .. }), "{answer:?}: {error}");
         }
     });

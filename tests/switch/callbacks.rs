@@ -1,6 +1,6 @@
 //! A user's functions behind a switchable allocator: they may call it from inside a callback.
 
-use super::{Bed, NATIVE};
+use super::{Fixture, NATIVE};
 use crate::common::prelude::*;
 
 /// Makes every call that changes the allocator. A switch is refused, because a scope is open.
@@ -22,9 +22,9 @@ fn ask_everything(all: &Switchable) {
 /// Each release of the old allocator's memory gathers a stack.
 #[test]
 fn a_switch_inside_a_stack_provider_is_refused() {
-    let bed = Bed::new(8 * GIB, NATIVE);
-    let history = Arc::clone(bed.recording().history());
-    let (own, refused) = (bed.allocator.clone(), Arc::new(AtomicU64::new(0)));
+    let fixture = Fixture::new(8 * GIB, NATIVE);
+    let history = Arc::clone(fixture.recording().history());
+    let (own, refused) = (fixture.allocator.clone(), Arc::new(AtomicU64::new(0)));
     let count = Arc::clone(&refused);
     let gather = move || -> Option<Arc<dyn Stack>> {
         for answer in [own.switch("backend:cudaMallocAsync"), own.update("backend:cudaMallocAsync")]
@@ -36,10 +36,10 @@ fn a_switch_inside_a_stack_provider_is_refused() {
     };
     history.set_stack_provider(Some(Arc::new(gather)));
     history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
-    bed.give(bed.take(512));
+    fixture.give(fixture.take(512));
     assert_eq!(refused.load(Ordering::Relaxed), 4);
     history.set_stack_provider(None);
-    bed.allocator.switch("backend:cudaMallocAsync").expect("no provider runs");
+    fixture.allocator.switch("backend:cudaMallocAsync").expect("no provider runs");
 }
 
 #[test]
@@ -65,14 +65,14 @@ fn functions_that_begin_and_end_pools_may_call_the_allocator_and_panic() {
         |_, _| {},
     );
     registry::register_callbacks("asking", callbacks).expect("the name is free");
-    let bed = Bed::new(8 * GIB, "backend:asking");
-    all.set(bed.allocator.clone()).expect("once");
-    let pools = bed.private_pools();
+    let fixture = Fixture::new(8 * GIB, "backend:asking");
+    all.set(fixture.allocator.clone()).expect("once");
+    let pools = fixture.private_pools();
     let (pool, filter) = (PoolId::next_user(), ScopeFilter::this_thread());
     pools.create_pool(pool, PoolOptions::default()).expect("a new id");
     pools.open_scope(pool, filter.clone()).expect("it is closed");
     assert_eq!(calls.load(Ordering::Relaxed), 1);
-    bed.give(bed.take_on(512, StreamId(7)));
+    fixture.give(fixture.take_on(512, StreamId(7)));
     pools.close_scope(pool).expect("it is open");
     assert_eq!(calls.load(Ordering::Relaxed), 2);
     panics.store(true, Ordering::Relaxed);
@@ -84,6 +84,6 @@ fn functions_that_begin_and_end_pools_may_call_the_allocator_and_panic() {
     let closed = catch_unwind(AssertUnwindSafe(|| pools.close_scope(pool)));
     assert!(closed.is_err(), "it panics");
     while pools.release_pool(pool).is_ok() {}
-    bed.switch(NATIVE);
-    assert_eq!(bed.retired(), 0, "no scope is in the way");
+    fixture.switch(NATIVE);
+    assert_eq!(fixture.retired(), 0, "no scope is in the way");
 }

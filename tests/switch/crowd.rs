@@ -16,9 +16,9 @@ struct Scene {
 }
 
 impl Scene {
-    fn take(&self, dice: &mut Dice, stream: StreamId) -> Allocation {
-        let most = if dice.below(4) == 0 { 3 * MIB } else { 40_000 };
-        let bytes = dice.among(1..most + 1);
+    fn take(&self, rng: &mut Rng, stream: StreamId) -> Allocation {
+        let most = if rng.below(4) == 0 { 3 * MIB } else { 40_000 };
+        let bytes = rng.among(1..most + 1);
         self.claims.at_most.add(1);
         let block = self.switchable.take_on(bytes, stream);
         self.claims.at_least.add(1);
@@ -35,13 +35,13 @@ impl Scene {
 
     /// Allocates, frees and holds blocks until `stop` is set; returns those still held.
     fn work(&self, seed: u64, stream: StreamId) -> Vec<Allocation> {
-        let mut dice = Dice::new(seed + 1);
+        let mut rng = Rng::new(seed + 1);
         let mut held: Vec<Allocation> = Vec::new();
         while !self.stop.load(SeqCst) {
-            if held.len() == HELD_MAX || (!held.is_empty() && dice.below(2) == 0) {
-                self.give(held.swap_remove(dice.below(held.len())));
+            if held.len() == HELD_MAX || (!held.is_empty() && rng.below(2) == 0) {
+                self.give(held.swap_remove(rng.below(held.len())));
             } else {
-                held.push(self.take(&mut dice, stream));
+                held.push(self.take(&mut rng, stream));
             }
             self.steps.fetch_add(1, SeqCst);
         }
@@ -49,7 +49,7 @@ impl Scene {
     }
 }
 
-fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
+fn thousand_switches<B: Base>(confs: &[&str], invariants: bool) {
     let device = Arc::new(B::with_bytes(4 * GIB));
     let before = device.held();
     let driver: Arc<dyn Driver> = Arc::clone(&device) as _;
@@ -78,10 +78,10 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
     scene.stop.store(true, SeqCst);
     let held: Vec<_> =
         threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect();
-    at_rest(&scene, held.len(), laws);
+    at_rest(&scene, held.len(), invariants);
     held.into_iter().for_each(|block| scene.give(block));
     scene.switchable.caching().empty_cache().expect("the device works");
-    at_rest(&scene, 0, laws);
+    at_rest(&scene, 0, invariants);
     assert_eq!(scene.switchable.retired(), 0, "everything has drained");
     drop(scene);
     let driver: &dyn Driver = &*device;
@@ -90,22 +90,22 @@ fn thousand_switches<B: Base>(confs: &[&str], laws: bool) {
     assert_eq!(device.held(), before, "nothing is lost");
 }
 
-/// Checks the counters while no thread works. With `laws`, also against a recount of the layout.
-fn at_rest(scene: &Scene, held: usize, laws: bool) {
+/// Checks the counters while no thread works. With `invariants`, also against a recount of the layout.
+fn at_rest(scene: &Scene, held: usize, invariants: bool) {
     let held = i64::try_from(held).expect("few");
     scene.switchable.cross_stream().process_events().expect("it works");
-    let told = scene.switchable.stats();
+    let stats = scene.switchable.stats();
     let (least, most) = (&scene.claims.at_least, &scene.claims.at_most);
     assert_eq!((least.now(), most.now()), (held, held));
-    if !laws {
+    if !invariants {
         return;
     }
-    assert_eq!(told.allocation.all.current, held);
-    assert_eq!(told.allocation.all.allocated - told.allocation.all.freed, held);
-    assert!(told.allocation.all.peak >= held, "a peak below the truth");
+    assert_eq!(stats.allocation.all.current, held);
+    assert_eq!(stats.allocation.all.allocated - stats.allocation.all.freed, held);
+    assert!(stats.allocation.all.peak >= held, "a peak below the truth");
     let layout = scene.switchable.caching().layout();
-    law::check_layout(&layout).expect("segments tile");
-    law::check_statistics(&told, &layout).expect("counters equal a recount");
+    invariants::check_layout(&layout).expect("segments tile");
+    invariants::check_statistics(&stats, &layout).expect("counters equal a recount");
 }
 
 #[test]

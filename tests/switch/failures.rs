@@ -1,39 +1,40 @@
 //! Switches that fail: nothing is changed.
 
-use super::{ASYNC, Bed, NATIVE};
+use super::{ASYNC, Fixture, NATIVE};
 use crate::common::prelude::*;
 
 #[test]
-fn a_bad_string_changes_nothing_and_is_told_with_its_place() {
-    let bed = Bed::new(8 * GIB, NATIVE);
-    let block = bed.take(MIB);
-    let (owner, used) = (block.owner(), bed.used_bytes());
+fn a_bad_string_changes_nothing_and_is_reported_with_its_position() {
+    let fixture = Fixture::new(8 * GIB, NATIVE);
+    let block = fixture.take(MIB);
+    let (owner, used) = (block.owner(), fixture.used_bytes());
     for bad in
         ["backend:", "max_split_size_mb:1", "expandable_segments:Maybe", "{", "backend:native,,"]
     {
-        let error = bed.allocator.switch(bad).expect_err(bad);
+        let error = fixture.allocator.switch(bad).expect_err(bad);
         assert!(
             matches!(&error, SwitchError::Configuration { text, .. } if text == bad),
             "{error}"
         );
     }
-    let unknown = bed.allocator.switch("backend:not_registered_by_anybody").expect_err("unknown");
+    let unknown =
+        fixture.allocator.switch("backend:not_registered_by_anybody").expect_err("unknown");
     assert!(matches!(unknown, SwitchError::Build(BuildError::UnknownBackend { .. })), "{unknown}");
-    assert_eq!((bed.used_bytes(), bed.retired()), (used, 0));
-    bed.give(block);
-    assert_eq!(bed.take(MIB).owner(), owner, "the same allocator serves");
+    assert_eq!((fixture.used_bytes(), fixture.retired()), (used, 0));
+    fixture.give(block);
+    assert_eq!(fixture.take(MIB).owner(), owner, "the same allocator serves");
 }
 
 #[test]
 fn a_constructor_that_fails_changes_nothing() {
     let refuse = |_: Arc<dyn Driver>, _: &_| -> registry::Constructed { Err("not today".into()) };
     registry::register("refusing", refuse).expect("the name is free");
-    let bed = Bed::new(8 * GIB, NATIVE);
-    let block = bed.take(MIB);
-    let error = bed.allocator.switch("backend:refusing").expect_err("it refuses");
+    let fixture = Fixture::new(8 * GIB, NATIVE);
+    let block = fixture.take(MIB);
+    let error = fixture.allocator.switch("backend:refusing").expect_err("it refuses");
     assert!(error.to_string().contains("not today"), "{error}");
-    assert_eq!(bed.retired(), 0);
-    bed.give(block);
+    assert_eq!(fixture.retired(), 0);
+    fixture.give(block);
 }
 
 #[test]
@@ -52,13 +53,13 @@ fn a_device_that_cannot_do_it_changes_nothing() {
 
 #[test]
 fn a_close_that_fails_is_in_no_switchs_way() {
-    let bed = Bed::new(8 * GIB, ASYNC);
-    let (pools, pool) = (bed.private_pools(), PoolId { capture: 0, user: 9 });
+    let fixture = Fixture::new(8 * GIB, ASYNC);
+    let (pools, pool) = (fixture.private_pools(), PoolId { capture: 0, user: 9 });
     pools.create_pool(pool, PoolOptions::default()).expect("a new id");
     pools.open_scope(pool, ScopeFilter::Stream(StreamId(7))).expect("none is open");
     while pools.release_pool(pool).is_ok() {}
     pools.close_scope(pool).expect("it is open, although the pool has no users");
     assert!(pools.close_scope(pool).is_err());
-    bed.switch(NATIVE);
-    assert_eq!(bed.retired(), 0);
+    fixture.switch(NATIVE);
+    assert_eq!(fixture.retired(), 0);
 }

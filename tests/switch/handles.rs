@@ -3,7 +3,7 @@
 use stratalloc::handle::current::{self, CurrentError};
 use stratalloc::layers;
 
-use super::{ASYNC, Bed, EXPANDABLE, FRONT, NATIVE};
+use super::{ASYNC, EXPANDABLE, FRONT, Fixture, NATIVE};
 use crate::common::prelude::*;
 
 fn used_bytes(driver: &dyn Driver) -> u64 {
@@ -36,54 +36,55 @@ fn buffers_from_before_a_switch_keep_their_values_and_go_back_to_their_maker() {
 }
 
 #[test]
-fn who_looks_at_a_strategy_keeps_it_until_he_is_done() {
-    let bed = Bed::new(8 * GIB, NATIVE);
-    let looked_at = bed.strategy();
-    bed.switch(EXPANDABLE);
-    assert_eq!(bed.retired(), 1, "somebody looks at it");
+fn a_guard_keeps_a_strategy_until_it_is_dropped() {
+    let fixture = Fixture::new(8 * GIB, NATIVE);
+    let looked_at = fixture.strategy();
+    fixture.switch(EXPANDABLE);
+    assert_eq!(fixture.retired(), 1, "a guard references it");
     assert!(looked_at.engine().is_some_and(|engine| engine.layout().is_empty()));
     drop(looked_at);
-    assert_eq!(bed.retired(), 0);
+    assert_eq!(fixture.retired(), 0);
 }
 
 #[test]
 fn a_switchable_allocator_wears_layers_as_any_other() {
-    let bed = Bed::new(8 * GIB, NATIVE);
-    let limited = Strategy::User(Box::new(layers::limit::limit(bed.allocator.clone(), 4 * MIB)));
-    let take = |bytes| limited.ask(bytes, StreamId::DEFAULT);
+    let fixture = Fixture::new(8 * GIB, NATIVE);
+    let limited =
+        Strategy::User(Box::new(layers::limit::limit(fixture.allocator.clone(), 4 * MIB)));
+    let take = |bytes| limited.try_allocate(bytes, StreamId::DEFAULT);
     let first = take(3 * MIB).expect("within the limit");
-    bed.switch(EXPANDABLE);
+    fixture.switch(EXPANDABLE);
     assert!(take(2 * MIB).is_err(), "the layer has not forgotten the block");
     limited.give(first);
     limited.give(take(2 * MIB).expect("within the limit"));
-    assert_eq!(bed.retired(), 0);
+    assert_eq!(fixture.retired(), 0);
 }
 
 #[test]
 fn a_further_string_changes_the_allocator_and_another_backend_switches() {
-    let bed = Bed::new(8 * GIB, NATIVE);
-    let (owner, block) = (bed.strategy().engine().expect("ours").owner(), bed.take(MIB));
-    bed.update("roundup_power2_divisions:4").expect("a good string");
-    assert_eq!((bed.take(MIB).owner(), bed.retired()), (owner, 0));
-    bed.update("expandable_segments:True").expect("it can");
-    assert_eq!(bed.retired(), 0, "an engine changes by itself");
-    bed.update("backend:cudaMallocAsync").expect("it can");
-    assert_eq!((bed.retired(), bed.name()), (1, "cudaMallocAsync"));
-    assert!(bed.config().settings().expandable_segments, "what was said sticks");
-    let bad = bed.update("no_such_key:1").expect_err("no such key");
+    let fixture = Fixture::new(8 * GIB, NATIVE);
+    let (owner, block) = (fixture.strategy().engine().expect("ours").owner(), fixture.take(MIB));
+    fixture.update("roundup_power2_divisions:4").expect("a good string");
+    assert_eq!((fixture.take(MIB).owner(), fixture.retired()), (owner, 0));
+    fixture.update("expandable_segments:True").expect("it can");
+    assert_eq!(fixture.retired(), 0, "an engine changes by itself");
+    fixture.update("backend:cudaMallocAsync").expect("it can");
+    assert_eq!((fixture.retired(), fixture.name()), (1, "cudaMallocAsync"));
+    assert!(fixture.config().settings().expandable_segments, "the setting stays");
+    let bad = fixture.update("no_such_key:1").expect_err("no such key");
     assert!(matches!(bad, SwitchError::Configuration { .. }), "{bad}");
-    bed.give(block);
+    fixture.give(block);
 }
 
 #[test]
 fn each_device_has_one_current_allocator_for_all() {
     let device = DeviceId(71);
     let sim = || Arc::new(Sim::new(SimOptions { device, ..SimOptions::default() }));
-    let missing = current::get(device).expect_err("nobody made one");
+    let missing = current::get(device).expect_err("none was created");
     assert_eq!(missing.to_string(), "device 71 has no current allocator");
     let bad = current::create("no_such_key:1", sim()).expect_err("a bad string");
     assert!(matches!(bad, CurrentError::Configuration { .. }), "{bad}");
-    let unknown = current::create("backend:nobodys_at_all", sim()).expect_err("no such backend");
+    let unknown = current::create("backend:no_such_either", sim()).expect_err("no such backend");
     assert!(matches!(unknown, CurrentError::Build(_)), "{unknown}");
     let driver = sim();
     let made = current::create(NATIVE, Arc::clone(&driver) as _).expect("it can");
@@ -91,9 +92,9 @@ fn each_device_has_one_current_allocator_for_all() {
     assert!(matches!(twice, CurrentError::Exists { device: DeviceId(71) }), "{twice}");
     let found = current::get(device).expect("it was made");
     let old = found.uninit::<u8>(8 << 20, StreamId::DEFAULT).expect("there is room");
-    assert!(current::change(device, "backend:nobodys_at_all").is_err());
+    assert!(current::change(device, "backend:no_such_either").is_err());
     current::change(device, EXPANDABLE).expect("it can");
-    assert_eq!(made.switchable().retired(), 1, "everybody's handle has changed");
+    assert_eq!(made.switchable().retired(), 1, "all handles have changed");
     drop(old);
     assert_eq!((made.switchable().retired(), used_bytes(&*driver)), (0, 0));
     assert!(made.control().by_address && current::devices().contains(&device));
@@ -102,7 +103,7 @@ fn each_device_has_one_current_allocator_for_all() {
 }
 
 #[test]
-fn a_handle_around_an_allocator_that_nobody_knows_switches_with_any_further_string() {
+fn a_handle_around_an_unknown_allocator_switches_with_any_further_string() {
     let driver: Arc<dyn Driver> = Arc::new(Sim::new(SimOptions::default()));
     let asynchronous = config(ASYNC);
     let strategy = registry::build(&asynchronous, Arc::clone(&driver), BuildOptions::default());
@@ -120,19 +121,19 @@ fn a_handle_around_an_allocator_that_nobody_knows_switches_with_any_further_stri
 #[test]
 fn further_strings_of_two_threads_are_both_in_force() {
     for _ in 0..50 {
-        let bed = Bed::new(8 * GIB, NATIVE);
+        let fixture = Fixture::new(8 * GIB, NATIVE);
         let together = Barrier::new(2);
         thread::scope(|scope| {
             for text in [ASYNC, "pinned_num_register_threads:4"] {
-                let (bed, together) = (&bed, &together);
+                let (fixture, together) = (&fixture, &together);
                 scope.spawn(move || {
                     together.wait();
-                    bed.update(text).expect("it can");
+                    fixture.update(text).expect("it can");
                 });
             }
         });
-        let config = bed.config();
-        assert_eq!(bed.name(), "cudaMallocAsync");
+        let config = fixture.config();
+        assert_eq!(fixture.name(), "cudaMallocAsync");
         assert_eq!(config.settings().pinned.register_threads, 4, "no string is lost");
     }
 }

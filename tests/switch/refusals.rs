@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use stratalloc::allocator::{BaseAllocation, CacheInfo};
 
-use super::{Bed, Narrow, register};
+use super::{Fixture, Narrow, register};
 use crate::common::prelude::*;
 
 /// The values of `max_split_bytes` applied so far.
@@ -32,7 +32,7 @@ impl Caching for Fractionless {
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         self.inner.caching().apply(config)?;
-        self.more.lock().expect("nobody panics").push(config.settings().max_split_bytes);
+        self.more.lock().expect("no thread panics").push(config.settings().max_split_bytes);
         Ok(())
     }
 
@@ -58,18 +58,18 @@ fn a_fraction_that_is_refused_takes_back_the_rest_of_its_string() {
         control.caching = Some(own);
         control
     });
-    let bed = Bed::new(8 * GIB, "backend:fractionless");
-    bed.update("max_split_size_mb:40").expect("a good string");
-    let before = bed.config();
+    let fixture = Fixture::new(8 * GIB, "backend:fractionless");
+    fixture.update("max_split_size_mb:40").expect("a good string");
+    let before = fixture.config();
     let further = "max_split_size_mb:64,per_process_memory_fraction:0.25";
-    let error = bed.update(further).expect_err("the fraction is refused");
+    let error = fixture.update(further).expect_err("the fraction is refused");
     assert!(
         matches!(&error, SwitchError::Apply(cause) if cause.to_string().contains("0.25")),
         "{error}"
     );
-    assert_eq!(bed.config(), before);
+    assert_eq!(fixture.config(), before);
     let (own, refused) = (Some(40 * MIB), Some(64 * MIB));
-    assert_eq!(*applied.lock().expect("nobody panics"), [own, refused, own]);
-    assert_eq!(bed.caching().limit_bytes(), None);
-    bed.give(bed.take(MIB));
+    assert_eq!(*applied.lock().expect("no thread panics"), [own, refused, own]);
+    assert_eq!(fixture.caching().limit_bytes(), None);
+    fixture.give(fixture.take(MIB));
 }

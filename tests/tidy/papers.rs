@@ -47,7 +47,7 @@ pub(crate) fn rows<'n>(paper: &str, names: impl Iterator<Item = &'n str>) -> Vec
 /// Returns the folders that `ARCHITECTURE.md` does not name.
 pub(crate) fn rooms(plan: &str, folders: &[String]) -> Vec<String> {
     let missing = folders.iter().filter(|folder| !plan.contains(folder.as_str()));
-    missing.map(|folder| format!("nobody names {folder}")).collect()
+    missing.map(|folder| format!("{folder} is not mentioned")).collect()
 }
 
 /// Checks that the package includes `strategies/`, which its library uses from outside `src/`.

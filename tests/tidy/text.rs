@@ -40,11 +40,11 @@ pub(crate) fn short_functions(file: &Source) -> Vec<String> {
 /// Checks that a file has a header. The header of a file of tests may be brief.
 pub(crate) fn header(file: &Source) -> Vec<String> {
     let lines = file.text.lines().take_while(|line| line.starts_with("//!"));
-    let said: String = lines.map(|line| line.trim_start_matches("//!")).collect();
-    let words = said.split_whitespace().count();
+    let header: String = lines.map(|line| line.trim_start_matches("//!")).collect();
+    let words = header.split_whitespace().count();
     let least = if file.path.contains("/tests") { 1 } else { 4 };
     let few = words < least;
-    few.then(|| file.at(0, "no //! header that says why the file is there")).into_iter().collect()
+    few.then(|| file.at(0, "no //! header that explains the file")).into_iter().collect()
 }
 
 /// Checks the width of comments, which `rustfmt` does not change. Rows of tables cannot be broken.

@@ -6,8 +6,15 @@
 use super::source::Source;
 
 /// Values of a `Cell` that need no drop.
-const PLAIN: [&str; 7] =
-    ["bool", "u32", "u64", "usize", "Moment", "Option<&'static Slot>", "Option<&static Slot>"];
+const PLAIN: [&str; 7] = [
+    "bool",
+    "u32",
+    "u64",
+    "usize",
+    "Moment",
+    "Option<&'static HazardSlot>",
+    "Option<&static HazardSlot>",
+];
 
 /// Thread-locals with a destructor. They are accessed only with `try_with`, and the thread works without
 /// them afterwards.

@@ -1,10 +1,10 @@
-//! The law of the counters: they equal a recount of allocations and frees. Counters that cannot be
+//! The invariant of the counters: they equal a recount of allocations and frees. Counters that cannot be
 //! recounted (reserved bytes, segments, events) must at least be possible.
 
 use std::fmt;
 
 use super::Checked;
-use super::bed::{Bed, Step};
+use super::fixture::{Fixture, Step};
 use stratalloc::stats::{Counter, PerPool, Statistics};
 
 /// Checks that counters equal a recount after each step.
@@ -15,17 +15,17 @@ use stratalloc::stats::{Counter, PerPool, Statistics};
 /// # Errors
 ///
 /// The counter and its expected value.
-pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checked {
-    let asked = bed.model.requested_bytes();
-    let waiting: u64 = bed.model.freed.iter().map(|freed| freed.bytes).sum();
-    if let Some(cross) = bed.allocator.control().cross_stream {
+pub(super) fn counters_equal_a_recount(fixture: &mut Fixture<'_>, step: &Step) -> Checked {
+    let expected = fixture.model.requested_bytes();
+    let waiting: u64 = fixture.model.freed.iter().map(|freed| freed.bytes).sum();
+    if let Some(cross) = fixture.allocator.control().cross_stream {
         cross.process_events().map_err(|error| error.to_string())?;
     }
-    let Some(s) = bed.statistics() else { return Ok(()) };
+    let Some(s) = fixture.statistics() else { return Ok(()) };
     possible(&s)?;
-    let (asked, waiting) = (signed(asked), signed(waiting));
-    let blocks = signed(bed.model.live.len() as u64);
-    let most = signed(bed.model.most_live as u64);
+    let (expected, waiting) = (signed(expected), signed(waiting));
+    let blocks = signed(fixture.model.live.len() as u64);
+    let most = signed(fixture.model.most_live as u64);
     let counted = s.allocation.all;
     is(counted.current == blocks, || {
         format!("{blocks} blocks are live, {} are counted", counted.current)
@@ -35,29 +35,34 @@ pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checke
     })?;
     let (allocated, active) = (s.allocated_bytes.all.current, s.active_bytes.all.current);
     let (requested, reserved) = (s.requested_bytes.all.current, s.reserved_bytes.all.current);
-    is(allocated >= asked, || {
-        format!("{asked} bytes were asked for and are live; allocated bytes are {allocated}")
+    is(allocated >= expected, || {
+        format!(
+            "{expected} requested bytes are live, but only {allocated} bytes are counted as allocated"
+        )
     })?;
     is(blocks > 0 || allocated == 0, || {
         format!("no block is live; allocated bytes are {allocated}")
     })?;
-    is((asked..=asked + waiting).contains(&requested), || {
-        format!("{asked} bytes are live and {waiting} may wait; requested bytes are {requested}")
+    is((expected..=expected + waiting).contains(&requested), || {
+        format!(
+            "{expected} requested bytes are live and {waiting} may wait, but {requested} are counted"
+        )
     })?;
     is(active >= allocated, || format!("{active} bytes active, {allocated} allocated"))?;
     // On a device that runs its work by itself, more blocks may wait than are known here.
-    let drain = if bed.machine.holds_work() { bed.model.freed.len() as u64 } else { u64::MAX };
+    let drain =
+        if fixture.machine.holds_work() { fixture.model.freed.len() as u64 } else { u64::MAX };
     let actives = s.active.all.current;
     let most = blocks.saturating_add(signed(drain));
     is(!is_counted(s.active) || (blocks..=most).contains(&actives), || {
         format!("{blocks} blocks are live and at most {most} active; {actives} blocks are active")
     })?;
-    bed.reserved_is_counted |= is_counted(s.reserved_bytes);
-    is(reserved >= active || !bed.reserved_is_counted, || {
+    fixture.reserved_is_counted |= is_counted(s.reserved_bytes);
+    is(reserved >= active || !fixture.reserved_is_counted, || {
         format!("{active} bytes are active, {reserved} are reserved")
     })?;
-    nothing_is_made_up(bed, &s)?;
-    if let (Step::PeaksReset, Some(before)) = (step, &bed.before) {
+    nothing_is_made_up(fixture, &s)?;
+    if let (Step::PeaksReset, Some(before)) = (step, &fixture.before) {
         // On a device that runs its work by itself, work may have finished since. Counters fall then,
         // except those of inactive splits.
         for ((name, counter), (_, before)) in counters(&s).zip(counters(before)) {
@@ -77,8 +82,8 @@ pub(super) fn counters_equal_a_recount(bed: &mut Bed<'_>, step: &Step) -> Checke
 /// # Errors
 ///
 /// The counter and its expected value.
-pub(super) fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
-    let Some(s) = bed.statistics() else { return Ok(()) };
+pub(super) fn counters_end_at_nothing(fixture: &mut Fixture<'_>) -> Checked {
+    let Some(s) = fixture.statistics() else { return Ok(()) };
     for (name, family) in [
         ("allocation", s.allocation),
         ("active", s.active),
@@ -89,7 +94,7 @@ pub(super) fn counters_end_at_nothing(bed: &mut Bed<'_>) -> Checked {
         let current = family.all.current;
         is(current == 0, || format!("nothing is live, {name}.all.current is {current}"))?;
     }
-    let Some(counters) = bed.allocator.control().counters else { return Ok(()) };
+    let Some(counters) = fixture.allocator.control().counters else { return Ok(()) };
     counters.reset_peaks();
     counters.reset_accumulated();
     let s = counters.statistics();
@@ -210,8 +215,8 @@ fn possible(s: &Statistics) -> Checked {
 
 /// Checks that no more is reserved than the driver has allocated. Less is allowed: an allocator may not
 /// count all memory below it.
-fn nothing_is_made_up(bed: &Bed<'_>, s: &Statistics) -> Checked {
-    let Some(given_bytes) = bed.given_bytes() else { return Ok(()) };
-    let (bytes, reserved) = (signed(given_bytes), s.reserved_bytes.all.current);
-    is(reserved <= bytes, || format!("{reserved} bytes are reserved; the driver gave out {bytes}"))
+fn nothing_is_made_up(fixture: &Fixture<'_>, s: &Statistics) -> Checked {
+    let Some(provided_bytes) = fixture.provided_bytes() else { return Ok(()) };
+    let (bytes, reserved) = (signed(provided_bytes), s.reserved_bytes.all.current);
+    is(reserved <= bytes, || format!("{reserved} bytes are reserved; the driver provided {bytes}"))
 }

@@ -5,12 +5,12 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::bed::{Bed, Step};
+use super::fixture::{Fixture, Step};
 use super::report::{Device, Outcome};
 use super::script::{Op, Script};
 use super::search::{self, Broken};
 use super::suite::Case;
-use super::{Checked, Options, accounts, laws, leaks};
+use super::{Checked, Options, accounts, invariants, leaks};
 use stratalloc::allocator::{Caching, DeviceAllocator, Request};
 use stratalloc::driver::Driver;
 use stratalloc::error::{DriverErrorKind, HandleError};
@@ -21,7 +21,7 @@ use stratalloc_sim::{FaultControl, FaultPlan, Faulty};
 const PIECES: u64 = 32;
 
 /// The reason for not testing out of memory.
-const ENDLESS: &str = "it gives out more than the device has";
+const ENDLESS: &str = "it allocates more than the device has";
 
 /// The most calls of a script that are made to fail, on the simulated device.
 const SIM_FAILURES: u64 = 200;
@@ -36,23 +36,23 @@ impl Case<'_> {
     pub(super) fn running_out(&self) -> Result<Outcome, Broken> {
         let piece = self.options.device_bytes / PIECES;
         let endless = Cell::new(false);
-        self.once(&|bed| {
-            let Some(count) = fill(bed, piece)? else {
+        self.once(&|fixture| {
+            let Some(count) = fill(fixture, piece)? else {
                 endless.set(true);
                 return Ok(());
             };
-            report_has_numbers(bed, piece)?;
+            report_has_numbers(fixture, piece)?;
             for _ in 0..2 {
-                bed.hand_everything_back()?;
-                let again = fill(bed, piece)?.unwrap_or(0);
+                fixture.free_everything()?;
+                let again = fill(fixture, piece)?.unwrap_or(0);
                 if again < count {
                     return Err(format!("{count} pieces fitted before frees, {again} do after"));
                 }
             }
-            bed.hand_everything_back()?;
+            fixture.free_everything()?;
             // Small cached blocks must not prevent the allocation of a larger block.
             let large = piece * (count / 2).max(1);
-            match bed.allocate(large, bed.streams[0])? {
+            match fixture.allocate(large, fixture.streams[0])? {
                 Step::Got => Ok(()),
                 _ => Err(format!("{count} pieces of {piece} were freed; {large} bytes do not fit")),
             }
@@ -60,60 +60,60 @@ impl Case<'_> {
         Ok(if endless.get() {
             Outcome::NotTested { why: ENDLESS }
         } else {
-            Outcome::Held { runs: 1 }
+            Outcome::Passed { runs: 1 }
         })
     }
 
     pub(super) fn pressure(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.control().hooks.is_some())? {
+        if !self.supports(|allocator| allocator.control().hooks.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no hooks for memory pressure" });
         }
         let piece = self.options.device_bytes / PIECES;
         let endless = Cell::new(false);
-        self.once(&|bed| {
-            let asked = Arc::new(AtomicU64::new(0));
-            let told = Arc::new(AtomicU64::new(0));
-            let Some(hooks) = bed.allocator.control().hooks else { return Ok(()) };
-            let (asks, tells) = (Arc::clone(&asked), Arc::clone(&told));
+        self.once(&|fixture| {
+            let callbacks = Arc::new(AtomicU64::new(0));
+            let reported = Arc::new(AtomicU64::new(0));
+            let Some(hooks) = fixture.allocator.control().hooks else { return Ok(()) };
+            let (count, bytes) = (Arc::clone(&callbacks), Arc::clone(&reported));
             let callback = hooks.add_free_memory_callback(Arc::new(move || {
-                asks.fetch_add(1, Ordering::Relaxed);
+                count.fetch_add(1, Ordering::Relaxed);
                 false
             }));
             let observer = hooks.add_oom_observer(Arc::new(move |report| {
-                tells.store(report.requested_bytes, Ordering::Relaxed);
+                bytes.store(report.requested_bytes, Ordering::Relaxed);
             }));
-            bed.lines.push("add a callback and an observer".to_owned());
-            if fill(bed, piece)?.is_none() {
+            fixture.lines.push("add a callback and an observer".to_owned());
+            if fill(fixture, piece)?.is_none() {
                 endless.set(true);
                 return Ok(());
             }
-            if asked.load(Ordering::Relaxed) == 0 {
-                return Err("no callback was asked to free something".to_owned());
+            if callbacks.load(Ordering::Relaxed) == 0 {
+                return Err("no free-memory callback was called".to_owned());
             }
-            match told.load(Ordering::Relaxed) {
-                told if told == piece => {}
-                told => return Err(format!("{piece} bytes failed, the observer heard of {told}")),
+            match reported.load(Ordering::Relaxed) {
+                bytes if bytes == piece => {}
+                bytes => return Err(format!("{piece} bytes failed, the observer got {bytes}")),
             }
-            let Some(hooks) = bed.allocator.control().hooks else { return Ok(()) };
+            let Some(hooks) = fixture.allocator.control().hooks else { return Ok(()) };
             for hook in [callback, observer] {
                 if !hooks.remove(hook) || hooks.remove(hook) {
                     return Err("a hook is not removed once and no more than once".to_owned());
                 }
             }
-            bed.lines.push("remove both".to_owned());
-            bed.hand_everything_back()?;
-            asked.store(0, Ordering::Relaxed);
-            told.store(0, Ordering::Relaxed);
-            fill(bed, piece)?;
-            if asked.load(Ordering::Relaxed) != 0 || told.load(Ordering::Relaxed) != 0 {
-                return Err("a hook that was removed is asked or told".to_owned());
+            fixture.lines.push("remove both".to_owned());
+            fixture.free_everything()?;
+            callbacks.store(0, Ordering::Relaxed);
+            reported.store(0, Ordering::Relaxed);
+            fill(fixture, piece)?;
+            if callbacks.load(Ordering::Relaxed) != 0 || reported.load(Ordering::Relaxed) != 0 {
+                return Err("a hook that was removed is still called".to_owned());
             }
-            bed.hand_everything_back()
+            fixture.free_everything()
         })?;
         Ok(if endless.get() {
             Outcome::NotTested { why: ENDLESS }
         } else {
-            Outcome::Held { runs: 1 }
+            Outcome::Passed { runs: 1 }
         })
     }
 
@@ -129,7 +129,7 @@ impl Case<'_> {
         let work = |case: &Case<'_>, small_bytes| case.each_call_fails(small_bytes);
         Ok(match self.on_a_small_device_too(&options, &work)? {
             0 => Outcome::NotTested { why: "it makes no call to the driver" },
-            runs => Outcome::Held { runs },
+            runs => Outcome::Passed { runs },
         })
     }
 
@@ -183,20 +183,20 @@ impl Case<'_> {
         }
         let (calls, lines) = (Cell::new(0), RefCell::new(Vec::new()));
         let own = Arc::clone(&driver) as Arc<dyn Driver>;
-        let done = search::on_a_bed(&*machine, own, self.build, &|bed| {
-            bed.faulty = plan.is_some();
-            search::follow(bed, script, &[laws::live_blocks_never_overlap])?;
+        let done = search::on_a_fixture(&*machine, own, self.build, &|fixture| {
+            fixture.faulty = plan.is_some();
+            search::follow(fixture, script, &[invariants::live_blocks_never_overlap])?;
             calls.set(driver.counted_calls());
             driver.disarm();
-            bed.faulty = false;
-            bed.hand_everything_back()?;
-            match bed.allocate(4096, bed.streams[0])? {
-                Step::Got => bed.hand_everything_back()?,
+            fixture.faulty = false;
+            fixture.free_everything()?;
+            match fixture.allocate(4096, fixture.streams[0])? {
+                Step::Got => fixture.free_everything()?,
                 _ => return Err("nothing is live, and 4096 bytes do not fit".to_owned()),
             }
-            accounts::counters_end_at_nothing(bed)?;
-            bed.forget_all()?;
-            lines.borrow_mut().clone_from(&bed.lines);
+            accounts::counters_end_at_nothing(fixture)?;
+            fixture.forget_all()?;
+            lines.borrow_mut().clone_from(&fixture.lines);
             Ok(())
         });
         // A constructor may return an error when its driver fails, but must not panic.
@@ -212,32 +212,32 @@ impl Case<'_> {
     }
 
     pub(super) fn limits(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.control().caching.is_some())? {
+        if !self.supports(|allocator| allocator.control().caching.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
         }
         let limit = self.options.device_bytes / 4;
         let taken = Cell::new(true);
-        self.once(&|bed| {
-            set_limit(bed, Some(limit))?;
-            if with_caching(bed, |caching| Ok(caching.limit_bytes()))? != Some(limit) {
+        self.once(&|fixture| {
+            set_limit(fixture, Some(limit))?;
+            if with_caching(fixture, |caching| Ok(caching.limit_bytes()))? != Some(limit) {
                 taken.set(false);
                 return Ok(());
             }
             let piece = self.options.device_bytes / PIECES;
-            let Some(count) = fill(bed, piece)? else {
+            let Some(count) = fill(fixture, piece)? else {
                 return Err(format!("requests never fail under a limit of {limit} bytes"));
             };
-            stays_below(bed, limit)?;
-            if bed.model.requested_bytes() > limit {
+            stays_below(fixture, limit)?;
+            if fixture.model.requested_bytes() > limit {
                 return Err(format!("{count} pieces of {piece} bytes fit into {limit} bytes"));
             }
-            bed.hand_everything_back()?;
-            set_limit(bed, None)?;
-            match bed.allocate(limit + piece, bed.streams[0])? {
+            fixture.free_everything()?;
+            set_limit(fixture, None)?;
+            match fixture.allocate(limit + piece, fixture.streams[0])? {
                 Step::Got => {}
                 _ => return Err(format!("no limit any more, {} bytes do not fit", limit + piece)),
             }
-            with_caching(bed, |caching| {
+            with_caching(fixture, |caching| {
                 let refuses = |fraction| caching.set_memory_fraction(fraction).is_err();
                 if [-0.1, 1.1, f64::NAN, f64::INFINITY].into_iter().all(refuses) {
                     return Ok(());
@@ -246,7 +246,7 @@ impl Case<'_> {
             })
         })?;
         Ok(if taken.get() {
-            Outcome::Held { runs: 1 }
+            Outcome::Passed { runs: 1 }
         } else {
             Outcome::NotTested { why: "it takes no limit in bytes" }
         })
@@ -255,38 +255,39 @@ impl Case<'_> {
     /// Checks requests for places without memory: a pool that was never created, an address between
     /// blocks.
     pub(super) fn strange_places(&self) -> Result<(), Broken> {
-        self.once(&|bed| {
-            let request = Request::new(512, bed.streams[0]);
+        self.once(&|fixture| {
+            let request = Request::new(512, fixture.streams[0]);
             let pool = PoolId::next_user();
             for (request, place) in [
-                (request.in_pool(pool), format!("in pool {pool}, which nobody made")),
+                (request.in_pool(pool), format!("in pool {pool}, which was never created")),
                 (request.at(256), "at address 256, where no block starts".to_owned()),
             ] {
-                bed.lines.push(format!("allocate 512 bytes {place}"));
-                if let Ok(block) = bed.allocator.allocate(request) {
+                fixture.lines.push(format!("allocate 512 bytes {place}"));
+                if let Ok(block) = fixture.allocator.allocate(request) {
                     let start = block.address();
-                    return Err(format!("512 bytes {place}, were handed out at {start:#x}"));
+                    return Err(format!("512 bytes {place}, were allocated at {start:#x}"));
                 }
             }
-            bed.hand_everything_back()
+            fixture.free_everything()
         })
     }
 
     pub(super) fn bare_addresses(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.control().by_address)? {
+        if !self.supports(|allocator| allocator.control().by_address)? {
             return Ok(Outcome::NotTested { why: "it offers no bare addresses" });
         }
-        self.once(&|bed| {
-            let stream = bed.streams[0];
-            bed.allocate(4096, stream)?;
-            let kept = bed.model.live.first().map_or(0, super::model::Live::start);
-            bed.lines
+        self.once(&|fixture| {
+            let stream = fixture.streams[0];
+            fixture.allocate(4096, stream)?;
+            let kept = fixture.model.live.first().map_or(0, super::model::Live::start);
+            fixture
+                .lines
                 .push("bare addresses: allocate, free, and free what does not live".to_owned());
-            let raw = &*bed.allocator;
+            let raw = &*fixture.allocator;
             let mut live = vec![(kept, 4096)];
             for bytes in [1, 512, 4096, 65_536, 1 << 20, 3 << 20] {
-                let asked = bed.allocator.allocate(Request::new(bytes, stream));
-                let start = asked.map_err(|error| format!("{bytes} bytes: {error}"))?.address();
+                let allocated = fixture.allocator.allocate(Request::new(bytes, stream));
+                let start = allocated.map_err(|error| format!("{bytes} bytes: {error}"))?.address();
                 let end = start.saturating_add(bytes);
                 if live.iter().any(|&(other, size)| start < other + size && other < end) {
                     return Err(format!("{bytes} bytes at {start:#x} overlap a live block"));
@@ -299,45 +300,47 @@ impl Case<'_> {
                 let freed =
                     raw.free_raw(start).map_err(|error| format!("a live block: {error}"))?;
                 if freed != bytes {
-                    return Err(format!("of a block of {bytes} bytes free_raw said {freed}"));
+                    return Err(format!("free_raw returned {freed} for a block of {bytes} bytes"));
                 }
                 refuses(raw, start, "of a block that was freed")?;
             }
             for address in [0, 1, u64::MAX] {
                 refuses(raw, address, "of nothing")?;
             }
-            bed.hand_everything_back()
+            fixture.free_everything()
         })?;
-        Ok(Outcome::Held { runs: 1 })
+        Ok(Outcome::Passed { runs: 1 })
     }
 }
 
 /// Allocates blocks of `piece` bytes until out of memory, and returns their number. Returns `None` if
 /// blocks of twice the device's size were allocated.
-fn fill(bed: &mut Bed<'_>, piece: u64) -> Result<Option<u64>, String> {
-    let lines = bed.lines.len();
+fn fill(fixture: &mut Fixture<'_>, piece: u64) -> Result<Option<u64>, String> {
+    let lines = fixture.lines.len();
     let mut count = 0;
-    while count < 2 * PIECES && matches!(bed.allocate(piece, bed.streams[0])?, Step::Got) {
-        laws::live_blocks_never_overlap(bed, &Step::Got)?;
+    while count < 2 * PIECES && matches!(fixture.allocate(piece, fixture.streams[0])?, Step::Got) {
+        invariants::live_blocks_never_overlap(fixture, &Step::Got)?;
         count += 1;
     }
-    bed.lines.truncate(lines);
+    fixture.lines.truncate(lines);
     let full = count < 2 * PIECES;
     let end = if full { ": out of memory then" } else { "" };
-    bed.lines
-        .push(format!("allocate {piece} bytes {count} times on stream {}{end}", bed.streams[0]));
+    fixture.lines.push(format!(
+        "allocate {piece} bytes {count} times on stream {}{end}",
+        fixture.streams[0]
+    ));
     Ok(full.then_some(count))
 }
 
 /// Checks that an out-of-memory error has the requested bytes, and that the request changed no counter.
-fn report_has_numbers(bed: &Bed<'_>, piece: u64) -> Checked {
-    let Some(report) = &bed.report else { return Err("there is no report".to_owned()) };
+fn report_has_numbers(fixture: &Fixture<'_>, piece: u64) -> Checked {
+    let Some(report) = &fixture.report else { return Err("there is no report".to_owned()) };
     if report.requested_bytes != piece {
-        let says = report.requested_bytes;
-        return Err(format!("the error speaks of {says} bytes; asked for were {piece}"));
+        let reported = report.requested_bytes;
+        return Err(format!("the error reports {reported} bytes; the request was for {piece}"));
     }
-    let counted = bed.statistics().map(|s| s.allocation.all.current);
-    let live = i64::try_from(bed.model.live.len()).unwrap_or(i64::MAX);
+    let counted = fixture.statistics().map(|s| s.allocation.all.current);
+    let live = i64::try_from(fixture.model.live.len()).unwrap_or(i64::MAX);
     match counted {
         Some(counted) if counted != live => {
             Err(format!("after a request that failed {live} blocks are live, {counted} counted"))
@@ -347,25 +350,31 @@ fn report_has_numbers(bed: &Bed<'_>, piece: u64) -> Checked {
 }
 
 fn with_caching<T>(
-    bed: &Bed<'_>,
+    fixture: &Fixture<'_>,
     work: impl FnOnce(&dyn Caching) -> Result<T, String>,
 ) -> Result<T, String> {
-    work(bed.allocator.control().caching.ok_or("the control over cached memory has gone")?)
+    work(
+        fixture
+            .allocator
+            .control()
+            .caching
+            .ok_or("the allocator no longer offers control over cached memory")?,
+    )
 }
 
-fn set_limit(bed: &mut Bed<'_>, limit: Option<u64>) -> Checked {
-    bed.lines.push(match limit {
+fn set_limit(fixture: &mut Fixture<'_>, limit: Option<u64>) -> Checked {
+    fixture.lines.push(match limit {
         Some(bytes) => format!("set the limit to {bytes} bytes"),
         None => "remove the limit".to_owned(),
     });
-    with_caching(bed, |caching| {
+    with_caching(fixture, |caching| {
         caching.set_limit_bytes(limit);
         Ok(())
     })
 }
 
-fn stays_below(bed: &Bed<'_>, limit: u64) -> Checked {
-    let reserved = bed.reserved_bytes();
+fn stays_below(fixture: &Fixture<'_>, limit: u64) -> Checked {
+    let reserved = fixture.reserved_bytes();
     match u64::try_from(reserved) {
         Ok(reserved) if reserved <= limit => Ok(()),
         _ => Err(format!("{reserved} bytes are reserved under a limit of {limit}")),

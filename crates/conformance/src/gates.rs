@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_opens_when_somebody_waits_or_after_steps() {
+    fn a_gate_opens_at_a_wait_or_after_steps() {
         let gates = Gates::that_open_after(Duration::from_secs(600));
         let ((one, first), (two, second)) = (gate(), gate());
         gates.keep(StreamId(1), one);
@@ -151,9 +151,9 @@ mod tests {
     }
 
     /// Sends a message when it is dropped.
-    struct Told(Sender<()>);
+    struct Signal(Sender<()>);
 
-    impl Drop for Told {
+    impl Drop for Signal {
         fn drop(&mut self) {
             self.0.send(()).expect("the test waits for it");
         }
@@ -163,7 +163,7 @@ mod tests {
     fn a_gate_opens_by_itself() {
         let gates = Gates::new();
         let (opens, is_open) = channel();
-        gates.keep(StreamId(1), Told(opens));
+        gates.keep(StreamId(1), Signal(opens));
         is_open.recv().expect("the gate was dropped");
     }
 }

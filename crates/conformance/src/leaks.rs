@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Checked;
-use stratalloc_sim::Held;
+use stratalloc_sim::HeldResources;
 
 /// The most ranges of one kind that are listed.
 const NAMED_MAX: usize = 4;
@@ -13,12 +13,12 @@ const NAMED_MAX: usize = 4;
 /// # Errors
 ///
 /// The ranges still held, or else those that are missing.
-pub(super) fn all_came_back(before: &Held, after: &Held) -> Checked {
+pub(super) fn all_came_back(before: &HeldResources, after: &HeldResources) -> Checked {
     let (more, less) = (Beside(after, before), Beside(before, after));
     match (before == after, more.is_nothing()) {
         (true, _) => Ok(()),
-        (false, false) => Err(format!("the allocator has gone; still held are {more}")),
-        (false, true) => Err(format!("the allocator has gone; not held any more are {less}")),
+        (false, false) => Err(format!("the allocator is dropped; still held are {more}")),
+        (false, true) => Err(format!("the allocator is dropped; not held any more are {less}")),
     }
 }
 
@@ -26,7 +26,7 @@ pub(super) fn all_came_back(before: &Held, after: &Held) -> Checked {
 type Ranges = (&'static str, Vec<(u64, u64)>);
 
 /// The ranges and counts that the first value contains and the second lacks.
-struct Beside<'h>(&'h Held, &'h Held);
+struct Beside<'h>(&'h HeldResources, &'h HeldResources);
 
 impl Beside<'_> {
     fn ranges(&self) -> [Ranges; 3] {
@@ -83,24 +83,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_still_held_is_told_with_addresses_as_people_write_them() {
+    fn leaks_are_listed_with_hexadecimal_addresses() {
         let kept = (0x7f00_0000_0000, 512);
-        let before = Held { segments: vec![kept], events: 2, ..Held::default() };
+        let before = HeldResources { segments: vec![kept], events: 2, ..HeldResources::default() };
         assert_eq!(all_came_back(&before, &before), Ok(()));
         let lost = (1..=5).map(|n| (kept.0 + n * 0x1000, 4096));
         let segments = std::iter::once(kept).chain(lost).collect();
-        let after = Held { segments, events: 3, ..Held::default() };
-        let told = all_came_back(&before, &after).unwrap_err();
+        let after = HeldResources { segments, events: 3, ..HeldResources::default() };
+        let message = all_came_back(&before, &after).unwrap_err();
         assert_eq!(
-            told,
-            "the allocator has gone; still held are segments: 5 (4096 bytes at 0x7f0000001000, 4096 bytes at \
+            message,
+            "the allocator is dropped; still held are segments: 5 (4096 bytes at 0x7f0000001000, 4096 bytes at \
              0x7f0000002000, 4096 bytes at 0x7f0000003000, 4096 bytes at 0x7f0000004000, ...); \
              events: 1"
         );
-        let told = all_came_back(&after, &before).unwrap_err();
+        let message = all_came_back(&after, &before).unwrap_err();
         assert!(
-            told.starts_with("the allocator has gone; not held any more are segments: 5 ("),
-            "{told}"
+            message.starts_with("the allocator is dropped; not held any more are segments: 5 ("),
+            "{message}"
         );
     }
 }

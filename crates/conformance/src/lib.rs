@@ -4,8 +4,8 @@
 //! and gets capabilities by their accessors. A capability that an allocator lacks is not tested; the
 //! report lists it. [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests) generates
 //! one test for each property and device. A failure is reported with the shortest sequence of operations
-//! that shows it. Read next: `script` (operations), `bed` (their execution), `laws` (checks after each
-//! operation), `machine` (the devices; `gates` delay their work).
+//! that shows it. Read next: `script` (operations), `fixture` (their execution), `invariants` (checks
+//! after each operation), `machine` (the devices; `gates` delay their work).
 //!
 //! ```
 //! use std::sync::Arc;
@@ -44,14 +44,14 @@
 //! pools, checkpoints, segment allocators and captures.
 
 mod accounts;
-mod bed;
 mod cases;
+mod fixture;
 #[cfg(target_os = "linux")]
 mod gates;
 #[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub mod gpu;
-mod laws;
+mod invariants;
 mod leaks;
 #[doc(hidden)]
 pub mod machine;
@@ -172,7 +172,7 @@ pub fn assert_holds(name: &str, build: &Build<'_>, property: Property, device: D
     });
     let what = || format!("{name} on {device}: {property}");
     match tested {
-        Ok(Outcome::Held { .. }) => {}
+        Ok(Outcome::Passed { .. }) => {}
         Ok(Outcome::NotTested { why }) => skip::skipped(what(), why),
         Ok(Outcome::NoDevice { detail }) => skip::for_want_of_a_device(what(), &detail),
         Err(what) => panic!("{what}"),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use stratalloc::driver::{Driver, HoldsWork};
 use stratalloc::ids::{EventId, StreamId};
-use stratalloc_sim::{CallCosts, EventMode, Held, Sim, SimOptions};
+use stratalloc_sim::{CallCosts, EventMode, HeldResources, Sim, SimOptions};
 #[cfg(target_os = "linux")]
 use stratalloc_sim::{Host, HostOptions};
 
@@ -42,7 +42,7 @@ pub trait Machine: Debug {
     fn finish_event(&self, _event: EventId) {}
 
     /// Returns the memory that the device has allocated.
-    fn held(&self) -> Held;
+    fn held(&self) -> HeldResources;
 
     /// Returns how often a free did not wait for work here, although it would on a real device.
     fn waits_owed(&self) -> u64 {
@@ -137,7 +137,7 @@ impl Machine for SimMachine {
         self.0.complete_event(event);
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldResources {
         self.0.held()
     }
 
@@ -150,15 +150,15 @@ impl Machine for SimMachine {
 #[cfg(target_os = "linux")]
 pub trait Real: HoldsWork + 'static {
     /// Returns the memory that the device has allocated.
-    fn out(&self) -> Held;
+    fn held(&self) -> HeldResources;
 
     /// Called when the machine and its test end; the device may release what is still allocated.
-    fn take_back(&self) {}
+    fn free_all(&self) {}
 }
 
 #[cfg(target_os = "linux")]
 impl Real for Host {
-    fn out(&self) -> Held {
+    fn held(&self) -> HeldResources {
         self.held()
     }
 }
@@ -197,7 +197,7 @@ impl<D: Real> RealMachine<D> {
 impl<D: Real> Drop for RealMachine<D> {
     fn drop(&mut self) {
         self.gates.open_all();
-        self.device.take_back();
+        self.device.free_all();
     }
 }
 
@@ -234,8 +234,8 @@ impl<D: Real> Machine for RealMachine<D> {
         self.device.synchronize_stream(stream).expect("the stream lives");
     }
 
-    fn held(&self) -> Held {
-        self.device.out()
+    fn held(&self) -> HeldResources {
+        self.device.held()
     }
 
     fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {

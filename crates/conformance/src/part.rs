@@ -17,7 +17,7 @@ use stratalloc::driver::{
 };
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::{EventId, StreamId};
-use stratalloc_sim::Held;
+use stratalloc_sim::HeldResources;
 
 /// A physical allocation: its size, its references and its mappings.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ impl Book {
     /// # Errors
     ///
     /// The first mapping that the range would cut.
-    fn strike_mappings(
+    fn remove_mappings(
         &mut self,
         address: u64,
         size_bytes: u64,
@@ -104,7 +104,7 @@ pub struct Share<D: Driver> {
 }
 
 fn foreign(call: &'static str, address: u64) -> DriverError {
-    let message = format!("{address:#x} was not given out by this part, or not with this size");
+    let message = format!("{address:#x} was not allocated from this part, or not with this size");
     DriverError::new(DriverErrorKind::InvalidValue, call, 1, message)
 }
 
@@ -120,10 +120,10 @@ impl<D: Driver> Share<D> {
 
     /// Returns the memory allocated from this part of the device.
     #[must_use]
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> HeldResources {
         let book = self.book();
         let pairs = |list: &List| list.iter().map(|(at, bytes)| (*at, *bytes)).collect();
-        Held {
+        HeldResources {
             segments: pairs(&book.segments),
             reservations: pairs(&book.reservations),
             mapped: book.mapped.iter().map(|(at, (bytes, _))| (*at, *bytes)).collect(),
@@ -166,7 +166,7 @@ impl<D: Driver> Share<D> {
 
     /// Removes an entry, then runs `work`; restores the entry if `work` fails. The entry goes first
     /// because another thread may get the memory as soon as the device has it.
-    fn strike(
+    fn remove(
         &self,
         call: &'static str,
         list: fn(&mut Book) -> &mut List,
@@ -186,7 +186,7 @@ impl<D: Driver> Share<D> {
 
     /// Frees everything still allocated, so that an allocator that leaks takes no memory from later
     /// tests. Waits for the device if there is anything. The part must not be used afterwards.
-    fn give_back(&self) {
+    fn free_all(&self) {
         let book = std::mem::take(&mut *self.book());
         let inner = &self.device;
         // Errors are ignored: a device that fails now keeps its memory, and there is no caller to report
@@ -218,17 +218,17 @@ impl<D: Driver> Share<D> {
 
 impl<D: Driver> Drop for Share<D> {
     fn drop(&mut self) {
-        self.give_back();
+        self.free_all();
     }
 }
 
 impl<D: HoldsWork + 'static> Real for Part<D> {
-    fn out(&self) -> Held {
+    fn held(&self) -> HeldResources {
         self.interceptor().held()
     }
 
-    fn take_back(&self) {
-        self.interceptor().give_back();
+    fn free_all(&self) {
+        self.interceptor().free_all();
     }
 }
 
@@ -275,7 +275,7 @@ impl<D: Driver> Interceptor for Share<D> {
 
     fn free(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
         let act = || inner.free(address, size_bytes);
-        self.strike("free", |book| &mut book.segments, (address, Some(size_bytes)), act)
+        self.remove("free", |book| &mut book.segments, (address, Some(size_bytes)), act)
     }
 
     fn create_stream(&self, inner: &dyn Driver) -> DriverResult<StreamId> {
@@ -297,7 +297,7 @@ impl<D: Driver> Interceptor for Share<D> {
 
     fn destroy_event(&self, inner: &dyn Driver, event: EventId) -> DriverResult<()> {
         let act = || inner.destroy_event(event);
-        self.strike("destroy_event", |book| &mut book.events, (event.0, None), act)
+        self.remove("destroy_event", |book| &mut book.events, (event.0, None), act)
     }
 
     fn reserve(&self, _: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
@@ -308,7 +308,7 @@ impl<D: Driver> Interceptor for Share<D> {
 
     fn unreserve(&self, _: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
         let act = || self.memory().unreserve(address, size_bytes);
-        self.strike("unreserve", |book| &mut book.reservations, (address, Some(size_bytes)), act)
+        self.remove("unreserve", |book| &mut book.reservations, (address, Some(size_bytes)), act)
     }
 
     fn create(
@@ -324,7 +324,7 @@ impl<D: Driver> Interceptor for Share<D> {
     }
 
     fn release(&self, _: &dyn Driver, piece: PhysicalId) -> DriverResult<()> {
-        // Removed first, as in `strike`: the id may be reused right after the release.
+        // Removed first, as in `remove`: the id may be reused right after the release.
         let mut book = self.book();
         let before = book.pieces.get(&piece).copied();
         book.change(piece, |piece| piece.holds -= 1);
@@ -349,7 +349,7 @@ impl<D: Driver> Interceptor for Share<D> {
     }
 
     fn unmap(&self, _: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
-        let struck = self.book().strike_mappings(address, size_bytes);
+        let struck = self.book().remove_mappings(address, size_bytes);
         let struck = struck.map_err(|cut| foreign("unmap", cut))?;
         let done = self.memory().unmap(address, size_bytes);
         let mut book = self.book();
@@ -394,7 +394,7 @@ impl<D: Driver> Interceptor for Share<D> {
             return Err(foreign("destroy_pool", pool.0));
         }
         let act = || self.pools().destroy_pool(pool);
-        self.strike("destroy_pool", |book| &mut book.pools, (pool.0, None), act)
+        self.remove("destroy_pool", |book| &mut book.pools, (pool.0, None), act)
     }
 
     /// Counts allocated bytes only: how far idle memory of a pool serves a request cannot be known.
@@ -417,7 +417,7 @@ impl<D: Driver> Interceptor for Share<D> {
     fn free_async(&self, _: &dyn Driver, address: u64, on: StreamId) -> DriverResult<()> {
         let on = self.stream(on)?;
         let act = || self.pools().free_async(address, on);
-        self.strike("free_async", |book| &mut book.pool_ranges, (address, None), act)
+        self.remove("free_async", |book| &mut book.pool_ranges, (address, None), act)
     }
 
     /// Returns zeros: no graph is captured on a part.

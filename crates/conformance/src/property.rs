@@ -9,7 +9,7 @@ pub enum Property {
     /// No byte belongs to two live blocks.
     LiveBlocksNeverOverlap,
     /// A block has all the requested bytes.
-    BlocksAreAsLargeAsAsked,
+    BlocksAreLargeEnough,
     /// Bytes written into a block stay until it is freed.
     BytesStayIntact,
     /// Memory is allocated again only when earlier work cannot disturb its new use.
@@ -23,7 +23,7 @@ pub enum Property {
     /// Emptying the cache keeps live blocks and releases all idle memory.
     EmptyingTheCacheKeepsLiveBlocks,
     /// A dropped allocator releases all its memory to the driver.
-    EverythingIsGivenBack,
+    EverythingIsReleased,
     /// Out of memory is an error with numbers, and after frees the same requests succeed again.
     RunningOutIsAnError,
     /// Hooks for memory pressure are called.
@@ -45,14 +45,14 @@ impl Property {
     /// All properties.
     pub const ALL: &[Self] = &[
         Self::LiveBlocksNeverOverlap,
-        Self::BlocksAreAsLargeAsAsked,
+        Self::BlocksAreLargeEnough,
         Self::BytesStayIntact,
         Self::ReuseWaitsForWork,
         Self::IllegalRequestsAreRefused,
         Self::WrongHandlesAreRefused,
         Self::CountersEqualARecount,
         Self::EmptyingTheCacheKeepsLiveBlocks,
-        Self::EverythingIsGivenBack,
+        Self::EverythingIsReleased,
         Self::RunningOutIsAnError,
         Self::PressureHooksAreCalled,
         Self::DriverFailuresLoseNothing,
@@ -67,14 +67,14 @@ impl Property {
     pub const fn words(self) -> &'static str {
         match self {
             Self::LiveBlocksNeverOverlap => "live blocks never overlap",
-            Self::BlocksAreAsLargeAsAsked => "blocks are as large as asked",
+            Self::BlocksAreLargeEnough => "blocks are large enough",
             Self::BytesStayIntact => "bytes stay intact",
             Self::ReuseWaitsForWork => "reuse waits for work",
             Self::IllegalRequestsAreRefused => "illegal requests are refused",
             Self::WrongHandlesAreRefused => "wrong handles are refused",
             Self::CountersEqualARecount => "counters equal a recount",
             Self::EmptyingTheCacheKeepsLiveBlocks => "emptying the cache keeps live blocks",
-            Self::EverythingIsGivenBack => "everything is given back",
+            Self::EverythingIsReleased => "everything is released",
             Self::RunningOutIsAnError => "running out is an error",
             Self::PressureHooksAreCalled => "pressure hooks are called",
             Self::DriverFailuresLoseNothing => "driver failures lose nothing",

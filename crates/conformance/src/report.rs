@@ -40,7 +40,7 @@ impl fmt::Display for Device {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It held in all runs.
-    Held {
+    Passed {
         /// The number of runs.
         runs: u64,
     },
@@ -72,7 +72,7 @@ impl fmt::Display for Report {
         let mut shown: Option<&str> = None;
         for (property, device, outcome) in &self.outcomes {
             match outcome {
-                Outcome::Held { runs } => {
+                Outcome::Passed { runs } => {
                     writeln!(f, "  {device}: {property}: held, runs: {runs}")?
                 }
                 Outcome::NotTested { why } => {

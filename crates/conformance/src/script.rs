@@ -1,7 +1,7 @@
 //! Random operations on an allocator, as data that shrinks.
 //!
 //! Picks are taken modulo the number of candidates, so every list of operations is legal and stays legal
-//! when operations are removed. See `bed` for their execution.
+//! when operations are removed. See `fixture` for their execution.
 
 use quickcheck::{Arbitrary, Gen};
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use quickcheck::Arbitrary;
 
-use super::bed::{Bed, Step};
-use super::laws::Law;
+use super::fixture::{Fixture, Step};
+use super::invariants::Invariant;
 use super::machine::Machine;
 use super::script::{Op, Script};
 use super::{Build, Checked, Options};
@@ -99,49 +99,53 @@ fn shortest<O: Arbitrary>(
     }
 }
 
-/// Runs `work` on a new bed. A panic in it is a failure like any other.
-pub(super) fn on_a_bed(
+/// Runs `work` on a new fixture. A panic in it is a failure like any other.
+pub(super) fn on_a_fixture(
     machine: &dyn Machine,
     driver: Arc<dyn Driver>,
     build: &Build<'_>,
-    work: &dyn Fn(&mut Bed<'_>) -> Checked,
+    work: &dyn Fn(&mut Fixture<'_>) -> Checked,
 ) -> Result<(), (String, Vec<String>)> {
-    let built = guarded(|| Bed::new(machine, driver, build));
-    let mut bed = built.map_err(|what| (what, Vec::new()))?;
-    match catch_unwind(AssertUnwindSafe(|| work(&mut bed))) {
+    let built = guarded(|| Fixture::new(machine, driver, build));
+    let mut fixture = built.map_err(|what| (what, Vec::new()))?;
+    match catch_unwind(AssertUnwindSafe(|| work(&mut fixture))) {
         Ok(done) => {
-            let lines = std::mem::take(&mut bed.lines);
-            let gone = guarded(|| {
-                drop(bed);
+            let lines = std::mem::take(&mut fixture.lines);
+            let dropped = guarded(|| {
+                drop(fixture);
                 Ok(())
             });
-            done.and(gone).map_err(|what| (what, lines))
+            done.and(dropped).map_err(|what| (what, lines))
         }
         Err(panic) => {
-            let lines = std::mem::take(&mut bed.lines);
+            let lines = std::mem::take(&mut fixture.lines);
             // Leaked: the allocator may be in any state.
-            std::mem::forget(bed);
-            Err((told(&*panic), lines))
+            std::mem::forget(fixture);
+            Err((panic_message(&*panic), lines))
         }
     }
 }
 
 /// Runs `work` and converts a panic to an error.
 pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(told(&*panic)))
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panic_message(&*panic)))
 }
 
-pub(super) fn told(panic: &(dyn Any + Send)) -> String {
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    format!("it panicked: {}", text.unwrap_or("with no words"))
+    format!("it panicked: {}", text.unwrap_or("without a message"))
 }
 
-/// Runs a script and checks the laws after each step.
-pub(super) fn follow(bed: &mut Bed<'_>, script: &Script, laws: &[Law]) -> Checked {
+/// Runs a script and checks the invariants after each step.
+pub(super) fn follow(
+    fixture: &mut Fixture<'_>,
+    script: &Script,
+    invariants: &[Invariant],
+) -> Checked {
     for op in &script.ops {
-        let step = bed.perform(op)?;
-        laws.iter().try_for_each(|law| law(bed, &step))?;
+        let step = fixture.perform(op)?;
+        invariants.iter().try_for_each(|invariant| invariant(fixture, &step))?;
     }
-    laws.iter().try_for_each(|law| law(bed, &Step::Ended))
+    invariants.iter().try_for_each(|invariant| invariant(fixture, &Step::Ended))
 }

@@ -30,7 +30,7 @@ pub fn skipped(what: impl Display, why: impl Display) {
 pub fn for_want_of_a_device(what: impl Display, detail: &str) {
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     let required = std::env::var_os(REQUIRE_CUDA).is_some_and(|v| !v.is_empty() && v != "0");
-    assert!(!required, "{what}: {NO_CUDA_DEVICE} ({detail}), and {REQUIRE_CUDA} asks for one");
+    assert!(!required, "{what}: {NO_CUDA_DEVICE} ({detail}), and {REQUIRE_CUDA} requires one");
     if detail.is_empty() || IS_TOLD.swap(true, Ordering::Relaxed) {
         skipped(what, NO_CUDA_DEVICE);
     } else {

@@ -1,11 +1,11 @@
-//! How each property is tested: its laws, operations and devices.
+//! How each property is tested: its invariants, operations and devices.
 
 use std::cell::{Cell, RefCell};
 #[cfg(target_os = "linux")]
 use std::error::Error;
 
-use super::bed::Bed;
-use super::laws::{self, Law};
+use super::fixture::Fixture;
+use super::invariants::{self, Invariant};
 use super::machine::{Machine, SimMachine};
 use super::property::Property;
 use super::report::{Device, Failure, Outcome, Report};
@@ -46,25 +46,25 @@ impl Case<'_> {
         SimMachine::with_events(self.options.device_bytes, EventMode::Immediate)
     }
 
-    /// Calls `question` on a new allocator.
-    pub(super) fn asks<T>(
+    /// Calls `query` on a new allocator.
+    pub(super) fn supports<T>(
         &self,
-        question: impl Fn(&dyn DeviceAllocator) -> T,
+        query: impl Fn(&dyn DeviceAllocator) -> T,
     ) -> Result<T, Broken> {
         let probed = search::guarded(|| {
             let machine = self.machine()?;
             let made = (self.build)(machine.driver());
             let allocator = made.map_err(|error| format!("{}{error}", search::NOT_BUILT))?;
-            Ok(question(&*allocator))
+            Ok(query(&*allocator))
         });
         probed.map_err(|what| Broken { what, lines: Vec::new(), seed: self.options.seed })
     }
 
-    /// Runs `work` on a new bed.
-    pub(super) fn once(&self, work: &dyn Fn(&mut Bed<'_>) -> Checked) -> Result<(), Broken> {
+    /// Runs `work` on a new fixture.
+    pub(super) fn once(&self, work: &dyn Fn(&mut Fixture<'_>) -> Checked) -> Result<(), Broken> {
         let broken = |(what, lines)| Broken { what, lines, seed: self.options.seed };
         let machine = self.machine().map_err(|what| broken((what, Vec::new())))?;
-        search::on_a_bed(&*machine, machine.driver(), self.build, work).map_err(broken)
+        search::on_a_fixture(&*machine, machine.driver(), self.build, work).map_err(broken)
     }
 
     /// Runs half of `options.scripts` on the device and the others on one so small that scripts exhaust
@@ -88,65 +88,65 @@ impl Case<'_> {
         Ok(work(&Case { options: &large, ..*self }, None)? + work(&small, Some(device_bytes))?)
     }
 
-    /// Runs random scripts, each on a new bed. Returns their number.
+    /// Runs random scripts, each on a new fixture. Returns their number.
     fn random(
         &self,
         keep: fn(&Op) -> bool,
-        work: &dyn Fn(&mut Bed<'_>, &Script) -> Checked,
+        work: &dyn Fn(&mut Fixture<'_>, &Script) -> Checked,
     ) -> Result<u64, Broken> {
         search::scripts(self.options, keep, &|script| {
             let machine = self.machine().map_err(|what| (what, Vec::new()))?;
-            let work = |bed: &mut Bed<'_>| work(bed, script);
-            search::on_a_bed(&*machine, machine.driver(), self.build, &work)
+            let work = |fixture: &mut Fixture<'_>| work(fixture, script);
+            search::on_a_fixture(&*machine, machine.driver(), self.build, &work)
         })?;
         Ok(self.options.scripts)
     }
 
-    /// Runs random scripts under some laws. With `needs_driver`, the result is "not tested" if memory
+    /// Runs random scripts under some invariants. With `needs_driver`, the result is "not tested" if memory
     /// does not come from the driver.
     fn scripts(
         &self,
         keep: fn(&Op) -> bool,
-        laws: &[Law],
+        invariants: &[Invariant],
         needs_driver: bool,
     ) -> Result<Outcome, Broken> {
         let from_driver = Cell::new(false);
-        let runs = self.random(keep, &|bed, script| {
-            let done = search::follow(bed, script, laws);
-            from_driver.set(from_driver.get() || bed.from_driver == Some(true));
+        let runs = self.random(keep, &|fixture, script| {
+            let done = search::follow(fixture, script, invariants);
+            from_driver.set(from_driver.get() || fixture.from_driver == Some(true));
             done
         })?;
         let seen = from_driver.get() || !needs_driver;
-        Ok(if seen { Outcome::Held { runs } } else { Outcome::NotTested { why: ELSEWHERE } })
+        Ok(if seen { Outcome::Passed { runs } } else { Outcome::NotTested { why: ELSEWHERE } })
     }
 
     fn test(&self, property: Property) -> Result<Outcome, Broken> {
         let plain = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
         match property {
             Property::LiveBlocksNeverOverlap => {
-                self.scripts(plain, &[laws::live_blocks_never_overlap], false)
+                self.scripts(plain, &[invariants::live_blocks_never_overlap], false)
             }
-            Property::BlocksAreAsLargeAsAsked => {
-                self.scripts(plain, &[laws::blocks_are_as_large_as_asked], false)
+            Property::BlocksAreLargeEnough => {
+                self.scripts(plain, &[invariants::blocks_are_large_enough], false)
             }
             Property::BytesStayIntact => match self.device {
                 Device::Sim => Ok(Outcome::NotTested { why: "the device has no bytes" }),
                 Device::Host | Device::Cuda => {
-                    self.scripts(plain, &[laws::bytes_stay_intact], true)
+                    self.scripts(plain, &[invariants::bytes_stay_intact], true)
                 }
             },
             Property::ReuseWaitsForWork => {
                 let streamless = Cell::new(false);
-                let runs = self.random(plain, &|bed, script| {
-                    let done = search::follow(bed, script, &[laws::reuse_waits_for_work]);
-                    streamless.set(streamless.get() || bed.is_streamless());
+                let runs = self.random(plain, &|fixture, script| {
+                    let done = search::follow(fixture, script, &[invariants::reuse_waits_for_work]);
+                    streamless.set(streamless.get() || fixture.is_streamless());
                     done
                 })?;
-                let why = "its memory is not the device's and it knows no streams";
+                let why = "its memory is not the device's and it supports no streams";
                 Ok(if streamless.get() {
                     Outcome::NotTested { why }
                 } else {
-                    Outcome::Held { runs }
+                    Outcome::Passed { runs }
                 })
             }
             Property::IllegalRequestsAreRefused => {
@@ -155,18 +155,18 @@ impl Case<'_> {
                     _ => matches!(op, Op::Allocate { .. } | Op::Free { .. }),
                 };
                 self.strange_places()?;
-                self.scripts(keep, &[laws::misuse_is_refused], false)
+                self.scripts(keep, &[invariants::misuse_is_refused], false)
             }
             Property::WrongHandlesAreRefused => {
                 let keep = |op: &Op| match op {
                     Op::Misuse { what, .. } => !what.is_request(),
                     _ => true,
                 };
-                self.scripts(keep, &[laws::misuse_is_refused], false)
+                self.scripts(keep, &[invariants::misuse_is_refused], false)
             }
             Property::CountersEqualARecount => self.counters(),
             Property::EmptyingTheCacheKeepsLiveBlocks => self.emptying(),
-            Property::EverythingIsGivenBack => self.giving_back(),
+            Property::EverythingIsReleased => self.giving_back(),
             Property::RunningOutIsAnError => self.running_out(),
             Property::PressureHooksAreCalled => self.pressure(),
             Property::DriverFailuresLoseNothing => self.driver_failures(),
@@ -190,37 +190,39 @@ impl Case<'_> {
     }
 
     fn counters(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.control().counters.is_some())? {
+        if !self.supports(|allocator| allocator.control().counters.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no counters" });
         }
         let runs = self.on_a_small_device_too(self.options, &|case, _| {
-            case.random(|_| true, &|bed, script| {
-                search::follow(bed, script, &[accounts::counters_equal_a_recount])?;
-                bed.hand_everything_back()?;
-                accounts::counters_end_at_nothing(bed)
+            case.random(|_| true, &|fixture, script| {
+                search::follow(fixture, script, &[accounts::counters_equal_a_recount])?;
+                fixture.free_everything()?;
+                accounts::counters_end_at_nothing(fixture)
             })
         })?;
-        Ok(Outcome::Held { runs })
+        Ok(Outcome::Passed { runs })
     }
 
     fn emptying(&self) -> Result<Outcome, Broken> {
-        if !self.asks(|allocator| allocator.control().caching.is_some())? {
+        if !self.supports(|allocator| allocator.control().caching.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
         }
-        let runs =
-            self.random(|op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks), &|bed, script| {
-                search::follow(bed, script, &[laws::live_blocks_are_reachable])?;
-                bed.hand_everything_back()?;
-                bed.perform(&Op::EmptyCache)?;
-                let reserved = bed.reserved_bytes();
+        let runs = self.random(
+            |op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks),
+            &|fixture, script| {
+                search::follow(fixture, script, &[invariants::live_blocks_are_reachable])?;
+                fixture.free_everything()?;
+                fixture.perform(&Op::EmptyCache)?;
+                let reserved = fixture.reserved_bytes();
                 if reserved == 0 {
                     return Ok(());
                 }
                 Err(format!(
                     "nothing is live and the cache is empty; {reserved} bytes are reserved"
                 ))
-            })?;
-        Ok(Outcome::Held { runs })
+            },
+        )?;
+        Ok(Outcome::Passed { runs })
     }
 
     fn giving_back(&self) -> Result<Outcome, Broken> {
@@ -232,7 +234,7 @@ impl Case<'_> {
             self.goes(script, false, &from_driver)
         })?;
         Ok(if from_driver.get() {
-            Outcome::Held { runs: 2 * self.options.scripts }
+            Outcome::Passed { runs: 2 * self.options.scripts }
         } else {
             Outcome::NotTested { why: ELSEWHERE }
         })
@@ -247,15 +249,15 @@ impl Case<'_> {
         let machine = self.machine().map_err(|what| (what, Vec::new()))?;
         let before = machine.held();
         let lines = RefCell::new(Vec::new());
-        search::on_a_bed(&*machine, machine.driver(), self.build, &|bed| {
-            search::follow(bed, script, &[])?;
+        search::on_a_fixture(&*machine, machine.driver(), self.build, &|fixture| {
+            search::follow(fixture, script, &[])?;
             if handed_back {
-                bed.hand_everything_back()?;
+                fixture.free_everything()?;
             }
-            bed.forget_all()?;
-            bed.lines.push(format!("it goes with {} blocks in use", bed.model.live.len()));
-            from_driver.set(from_driver.get() || bed.from_driver == Some(true));
-            lines.borrow_mut().clone_from(&bed.lines);
+            fixture.forget_all()?;
+            fixture.lines.push(format!("it goes with {} blocks in use", fixture.model.live.len()));
+            from_driver.set(from_driver.get() || fixture.from_driver == Some(true));
+            lines.borrow_mut().clone_from(&fixture.lines);
             Ok(())
         })?;
         leaks::all_came_back(&before, &machine.held()).map_err(|what| (what, lines.take()))
@@ -283,7 +285,7 @@ pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
 
 /// The reason for not testing on a device.
 #[cfg(target_os = "linux")]
-const LACKS: &str = "its constructor says that this device lacks what it needs";
+const LACKS: &str = "its constructor reports that the device lacks a feature it needs";
 
 /// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
 /// Tests on the CUDA device run one at a time.

@@ -37,14 +37,14 @@ macro_rules! conformance_tests {
 
             $crate::conformance_tests!(@tests $device, $name, $build, [
                 live_blocks_never_overlap: LiveBlocksNeverOverlap,
-                blocks_are_as_large_as_asked: BlocksAreAsLargeAsAsked,
+                blocks_are_large_enough: BlocksAreLargeEnough,
                 bytes_stay_intact: BytesStayIntact,
                 reuse_waits_for_work: ReuseWaitsForWork,
                 illegal_requests_are_refused: IllegalRequestsAreRefused,
                 wrong_handles_are_refused: WrongHandlesAreRefused,
                 counters_equal_a_recount: CountersEqualARecount,
                 emptying_the_cache_keeps_live_blocks: EmptyingTheCacheKeepsLiveBlocks,
-                everything_is_given_back: EverythingIsGivenBack,
+                everything_is_released: EverythingIsReleased,
                 running_out_is_an_error: RunningOutIsAnError,
                 pressure_hooks_are_called: PressureHooksAreCalled,
                 driver_failures_lose_nothing: DriverFailuresLoseNothing,

@@ -22,15 +22,15 @@ const HELD_MAX: usize = 12;
 const SIZES: [u64; 4] = [512, 4096, 100_000, 1 << 20];
 
 /// Reproducible random numbers (SplitMix64).
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+impl Rng {
+    fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % sides as u64).unwrap_or(0)
+        usize::try_from((z ^ (z >> 31)) % n as u64).unwrap_or(0)
     }
 }
 
@@ -42,7 +42,7 @@ type Owned = (Allocation, u64);
 struct Claims {
     live: Mutex<BTreeMap<u64, u64>>,
     /// Blocks that wait to be freed by any thread.
-    given: Mutex<Vec<Owned>>,
+    shared: Mutex<Vec<Owned>>,
 }
 
 impl Claims {
@@ -52,7 +52,7 @@ impl Claims {
         let below = live.range(..end).next_back();
         if let Some((other, size)) = below.filter(|(other, size)| *other + *size > start) {
             return Err(format!(
-                "{bytes} bytes at {start:#x} were handed out while another thread holds {size} bytes \
+                "{bytes} bytes at {start:#x} were allocated while another thread holds {size} bytes \
                  at {other:#x}"
             ));
         }
@@ -66,14 +66,14 @@ struct Worker<'a> {
     allocator: &'a dyn DeviceAllocator,
     claims: &'a Claims,
     streams: &'a [StreamId],
-    dice: Dice,
+    rng: Rng,
     held: Vec<Owned>,
 }
 
 impl Worker<'_> {
     fn work(mut self) -> Checked {
         for _ in 0..OPERATIONS {
-            match self.dice.roll(8) {
+            match self.rng.below(8) {
                 0..4 if self.held.len() < HELD_MAX => self.take()?,
                 4 => self.give(),
                 5 => self.announce()?,
@@ -87,8 +87,8 @@ impl Worker<'_> {
     }
 
     fn take(&mut self) -> Checked {
-        let bytes = SIZES[self.dice.roll(SIZES.len())];
-        let stream = self.streams[self.dice.roll(self.streams.len())];
+        let bytes = SIZES[self.rng.below(SIZES.len())];
+        let stream = self.streams[self.rng.below(self.streams.len())];
         match self.allocator.allocate(Request::new(bytes, stream)) {
             Ok(block) => {
                 self.claims.claim(block.address(), bytes)?;
@@ -103,8 +103,8 @@ impl Worker<'_> {
     /// Leaves a block to be freed by any thread.
     fn give(&mut self) {
         if !self.held.is_empty() {
-            let at = self.dice.roll(self.held.len());
-            self.claims.given.lock().push(self.held.swap_remove(at));
+            let at = self.rng.below(self.held.len());
+            self.claims.shared.lock().push(self.held.swap_remove(at));
         }
     }
 
@@ -114,13 +114,13 @@ impl Worker<'_> {
         else {
             return Ok(());
         };
-        let stream = self.streams[self.dice.roll(self.streams.len())];
+        let stream = self.streams[self.rng.below(self.streams.len())];
         cross.record_stream(block, stream).map_err(|error| error.to_string())
     }
 
     fn free_one(&mut self) -> Checked {
-        let given = self.claims.given.lock().pop();
-        match given.or_else(|| self.held.pop()) {
+        let shared = self.claims.shared.lock().pop();
+        match shared.or_else(|| self.held.pop()) {
             Some(owned) => free(self.allocator, self.claims, owned),
             None => Ok(()),
         }
@@ -143,7 +143,7 @@ impl Case<'_> {
                 Broken { what, lines, seed }
             })?;
         }
-        Ok(Outcome::Held { runs: rounds })
+        Ok(Outcome::Passed { runs: rounds })
     }
 
     fn round(&self, seed: u64) -> Checked {
@@ -160,7 +160,7 @@ impl Case<'_> {
             allocator: &*allocator,
             claims: &claims,
             streams: &streams,
-            dice: Dice(seed.wrapping_mul(1000).wrapping_add(n as u64)),
+            rng: Rng(seed.wrapping_mul(1000).wrapping_add(n as u64)),
             held: Vec::new(),
         };
         std::thread::scope(|scope| {
@@ -169,11 +169,11 @@ impl Case<'_> {
             let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
             ended
                 .into_iter()
-                .try_for_each(|end| end.unwrap_or_else(|panic| Err(search::told(&*panic))))
+                .try_for_each(|end| end.unwrap_or_else(|panic| Err(search::panic_message(&*panic))))
         })?;
-        let given = std::mem::take(&mut *claims.given.lock());
-        counts_are(&*allocator, given.len())?;
-        given.into_iter().try_for_each(|owned| free(&*allocator, &claims, owned))?;
+        let shared = std::mem::take(&mut *claims.shared.lock());
+        counts_are(&*allocator, shared.len())?;
+        shared.into_iter().try_for_each(|owned| free(&*allocator, &claims, owned))?;
         streams.iter().for_each(|stream| machine.finish_stream(*stream));
         counts_are(&*allocator, 0)?;
         drop(allocator);

@@ -862,7 +862,7 @@ stratalloc_status stratalloc_snapshot_drop(stratalloc_snapshot *snapshot);
 //
 // The function may be called with `user` on any thread until `release` is called; `id` may be written.
 stratalloc_status stratalloc_tracker_add(uint64_t handle,
-                                         stratalloc_tracker told,
+                                         stratalloc_tracker tracker,
                                          stratalloc_release release,
                                          void *user,
                                          uint64_t *id);
@@ -878,7 +878,7 @@ stratalloc_status stratalloc_tracker_remove(uint64_t handle, uint64_t id);
 //
 // The function may be called with `user` on any thread until `release` is called; `id` may be written.
 stratalloc_status stratalloc_oom_observer_add(uint64_t handle,
-                                              stratalloc_oom_observer told,
+                                              stratalloc_oom_observer observer,
                                               stratalloc_release release,
                                               void *user,
                                               uint64_t *id);
@@ -907,7 +907,7 @@ stratalloc_status stratalloc_hook_remove(uint64_t handle, uint64_t id);
 //
 // The callback may be called with `user` on any thread until `release` is called; `id` may be written.
 stratalloc_status stratalloc_free_memory_callback_add(uint64_t handle,
-                                                      stratalloc_free_memory_callback asked,
+                                                      stratalloc_free_memory_callback callback,
                                                       stratalloc_release release,
                                                       void *user,
                                                       uint64_t *id);

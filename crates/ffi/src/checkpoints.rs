@@ -9,7 +9,7 @@ use super::calls::{pointer_to, stream_to};
 use super::guard::{Failure, Status, status};
 use super::pointers::store;
 use super::pools::Pool;
-use super::{lent, table};
+use super::{table, user_data};
 use stratalloc::allocator::PoolCheckpoint;
 
 /// The blocks of a pool at one moment. An opaque handle: never dereferenced.
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn stratalloc_checkpoint_take(
 ) -> Status {
     let work = || {
         let taken = table::find(handle)?.checkpoints()?.checkpoint(pool.into())?;
-        Ok(pointer_to(lent::add(Taken { handle, checkpoint: taken }))?.cast())
+        Ok(pointer_to(user_data::add(Taken { handle, checkpoint: taken }))?.cast())
     };
     // SAFETY: our caller's promise.
     unsafe { store(checkpoint, "checkpoint", work) }
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn stratalloc_checkpoint_restore(
 ) -> Status {
     status(|| {
         let instance = table::find(handle)?;
-        let taken = lent::find::<Taken>("checkpoint", checkpoint.addr() as u64)?;
+        let taken = user_data::find::<Taken>("checkpoint", checkpoint.addr() as u64)?;
         if taken.handle != handle {
             let text = "the checkpoint is another allocator's";
             return Err(Failure::invalid(text));
@@ -100,5 +100,5 @@ pub unsafe extern "C" fn stratalloc_checkpoint_restore(
 /// Drops a checkpoint. The pool stays as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_checkpoint_drop(checkpoint: *mut Checkpoint) -> Status {
-    status(|| lent::remove::<Taken>("checkpoint", checkpoint.addr() as u64).map(drop))
+    status(|| user_data::remove::<Taken>("checkpoint", checkpoint.addr() as u64).map(drop))
 }

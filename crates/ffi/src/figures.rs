@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use super::calls::pointer_to;
 use super::device::device_count;
 use super::guard::{Failure, Status, status};
-use super::pointers::{Place, store, store_all};
+use super::pointers::{OutPointer, store, store_all};
 use super::table;
 
 /// Memory of the device and of the cache.
@@ -113,9 +113,9 @@ pub unsafe extern "C" fn stratalloc_base_allocation(
 ) -> Status {
     status(|| {
         // SAFETY: our caller's promise.
-        let base = unsafe { Place::new(base, "base") }?;
+        let base = unsafe { OutPointer::new(base, "base") }?;
         // SAFETY: our caller's promise.
-        let size = unsafe { Place::new(size, "size") }?;
+        let size = unsafe { OutPointer::new(size, "size") }?;
         let instance = table::find(handle)?;
         instance.caching()?;
         let found = instance.base_of(pointer.addr() as u64);

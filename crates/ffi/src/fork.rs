@@ -11,7 +11,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{gate, lent, table, torch};
+use super::{gate, table, torch, user_data};
 use stratalloc::layers::front;
 use stratalloc::sync::{self, Rank};
 use stratalloc::threads::Lasting;
@@ -20,10 +20,10 @@ use stratalloc::threads::Lasting;
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// The locks that the forking thread holds.
-type Held = Vec<Box<dyn Any>>;
+type HeldLocks = Vec<Box<dyn Any>>;
 
 thread_local! {
-    static HELD: Lasting<Held> = const { Lasting::new(Vec::new()) };
+    static HELD_LOCKS: Lasting<HeldLocks> = const { Lasting::new(Vec::new()) };
 }
 
 /// Returns true in a child of a process that used the library. It may free blocks of the parent's
@@ -48,11 +48,11 @@ extern "C" fn before() {
     let own = torch::is_opening().then_some(Rank::TorchDevices);
     let mut held = sync::hold_all(own);
     held.push(Box::new(std::io::stderr().lock()));
-    drop(HELD.with(|place| place.replace(held)));
+    drop(HELD_LOCKS.with(|cell| cell.replace(held)));
 }
 
 extern "C" fn in_parent() {
-    drop(HELD.with(Lasting::take));
+    drop(HELD_LOCKS.with(Lasting::take));
 }
 
 extern "C" fn in_child() {
@@ -60,7 +60,7 @@ extern "C" fn in_child() {
     IS_CHILD.store(true, Ordering::Relaxed);
     torch::forget_all();
     table::forget_all();
-    lent::forget_all();
+    user_data::forget_all();
     front::forget_all();
     gate::forget_calls();
 }

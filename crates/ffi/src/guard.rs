@@ -106,9 +106,10 @@ fn remember(failure: Failure) -> Status {
 
 #[cold]
 fn panicked(panic: Box<dyn Any + Send>) -> Failure {
-    let said = panic.downcast_ref::<String>().map(String::as_str);
-    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
-    let failure = Failure::new(Status::Internal, format_args!("a defect of the library: {said}"));
+    let message = panic.downcast_ref::<String>().map(String::as_str);
+    let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+    let failure =
+        Failure::new(Status::Internal, format_args!("a defect of the library: {message}"));
     // Dropping the payload may panic again, and nothing would catch that panic.
     std::mem::forget(panic);
     failure
@@ -281,7 +282,7 @@ mod tests {
             }
         }
         assert_eq!(status(|| std::panic::panic_any(Bomb)), Status::Internal);
-        assert_eq!(last_error(), "a defect of the library: no words");
+        assert_eq!(last_error(), "a defect of the library: no message");
     }
 
     #[test]

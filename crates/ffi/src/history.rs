@@ -116,10 +116,10 @@ impl StackProvider for Source {
 impl Stack for Gathered {
     fn frames(&self) -> Vec<Frame> {
         let mut frames = [StackFrame::EMPTY; FRAMES_MAX];
-        let Source { frames: ask, user, .. } = self.source;
+        let Source { frames: collect, user, .. } = self.source;
         let Some(_inside) = self.source.gate.enter() else { return Vec::new() };
         // SAFETY: the caller's function, with the caller's pointers and `FRAMES_MAX` writable frames.
-        let count = unsafe { ask(user, self.stack, frames.as_mut_ptr(), FRAMES_MAX) };
+        let count = unsafe { collect(user, self.stack, frames.as_mut_ptr(), FRAMES_MAX) };
         // SAFETY: the source filled them, and their texts stay valid until its next call on this thread.
         frames.iter().take(count).map(|frame| unsafe { frame.read() }).collect()
     }
@@ -358,14 +358,14 @@ pub unsafe extern "C" fn stratalloc_annotate(
         }
         // SAFETY: not null; our caller promises the rest.
         let words = unsafe { std::slice::from_raw_parts(words, 2 * pairs) };
-        let mut said = Vec::with_capacity(pairs);
+        let mut metadata = Vec::with_capacity(pairs);
         for pair in words.chunks_exact(2) {
             // SAFETY: our caller's promise.
             let key = unsafe { read(pair[0], "key") }?;
             // SAFETY: our caller's promise.
-            said.push((key, unsafe { read(pair[1], "value") }?));
+            metadata.push((key, unsafe { read(pair[1], "value") }?));
         }
-        table::find(handle)?.history().annotate(said);
+        table::find(handle)?.history().annotate(metadata);
         Ok(())
     })
 }

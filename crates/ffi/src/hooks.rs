@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use super::guard::{Failure, Status, status};
 use super::instance::Instance;
-use super::lent::{Lent, Release};
 use super::pointers::store;
 use super::snapshots::{Entry, with_entry};
 use super::table;
+use super::user_data::{Release, UserData};
 use stratalloc::error::OutOfMemory;
 use stratalloc::history::TrackerId;
 use stratalloc::ids::HookId;
@@ -61,12 +61,12 @@ unsafe fn add<F>(
     function: Option<F>,
     (release, user): (Release, *mut c_void),
     id: *mut u64,
-    add: impl FnOnce(&Instance, F, Arc<Lent>) -> u64,
+    add: impl FnOnce(&Instance, F, Arc<UserData>) -> u64,
 ) -> Status {
     let work = || {
         let function = function.ok_or_else(|| Failure::null("the function"))?;
         let instance = table::find(handle)?;
-        Lent::to(user, release, |lent| Ok(add(&instance, function, lent)))
+        UserData::to(user, release, |user_data| Ok(add(&instance, function, user_data)))
     };
     // SAFETY: our caller's promise.
     unsafe { store(id, "id", work) }
@@ -77,14 +77,14 @@ type Observe = unsafe extern "C" fn(*mut c_void, c_int, u64, u64, u64);
 /// Returns an observer that passes the device and three figures of a report to the caller's function.
 fn observing(
     observe: Observe,
-    lent: Arc<Lent>,
+    user_data: Arc<UserData>,
     figures: impl Fn(&OutOfMemory) -> [u64; 3] + Send + Sync + 'static,
 ) -> Arc<dyn Fn(&OutOfMemory) + Send + Sync> {
     Arc::new(move |report| {
         let device = c_int::try_from(report.device.0).unwrap_or(c_int::MAX);
         let [first, second, third] = figures(report);
         // SAFETY: the caller's function, with the caller's pointer.
-        let _ = lent.call(|user| unsafe { observe(user, device, first, second, third) });
+        let _ = user_data.call(|user| unsafe { observe(user, device, first, second, third) });
     })
 }
 
@@ -120,23 +120,23 @@ fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Statu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_tracker_add(
     handle: u64,
-    told: Tracker,
+    tracker: Tracker,
     release: Release,
     user: *mut c_void,
     id: *mut u64,
 ) -> Status {
-    type Told = unsafe extern "C" fn(*mut c_void, *const Entry);
-    let add_to = |instance: &Instance, told: Told, lent: Arc<Lent>| {
+    type Function = unsafe extern "C" fn(*mut c_void, *const Entry);
+    let add_to = |instance: &Instance, function: Function, user_data: Arc<UserData>| {
         let tracker = move |entry: &stratalloc::history::Entry| {
             // SAFETY: the caller's function, with the caller's pointer and an entry that lives through
             // the call.
-            let tell = |user| with_entry(entry, |entry| unsafe { told(user, entry) });
-            let _ = lent.call(tell);
+            let call = |user| with_entry(entry, |entry| unsafe { function(user, entry) });
+            let _ = user_data.call(call);
         };
         instance.history().add_tracker(Arc::new(tracker)).0
     };
     // SAFETY: our caller's promise.
-    unsafe { add(handle, told, (release, user), id, add_to) }
+    unsafe { add(handle, tracker, (release, user), id, add_to) }
 }
 
 /// Removes a tracker. A call on another thread may still run; `user` is released when that call has
@@ -155,21 +155,21 @@ pub extern "C" fn stratalloc_tracker_remove(handle: u64, id: u64) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_oom_observer_add(
     handle: u64,
-    told: OomObserver,
+    observer: OomObserver,
     release: Release,
     user: *mut c_void,
     id: *mut u64,
 ) -> Status {
-    let add_to = |instance: &Instance, told: Observe, lent: Arc<Lent>| {
+    let add_to = |instance: &Instance, observe: Observe, user_data: Arc<UserData>| {
         let figures = |report: &OutOfMemory| {
             let device = [report.device_total_bytes, report.device_free_bytes];
             let [total, free] = device.map(|bytes| bytes.unwrap_or(0));
             [report.requested_bytes, total, free]
         };
-        instance.hooks().add_oom_observer(observing(told, lent, figures)).0
+        instance.hooks().add_oom_observer(observing(observe, user_data, figures)).0
     };
     // SAFETY: our caller's promise.
-    unsafe { add(handle, told, (release, user), id, add_to) }
+    unsafe { add(handle, observer, (release, user), id, add_to) }
 }
 
 /// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores a
@@ -187,12 +187,12 @@ pub unsafe extern "C" fn stratalloc_oom_rejection_observer_add(
     user: *mut c_void,
     id: *mut u64,
 ) -> Status {
-    let add_to = |instance: &Instance, observe: Observe, lent: Arc<Lent>| {
+    let add_to = |instance: &Instance, observe: Observe, user_data: Arc<UserData>| {
         let figures = |report: &OutOfMemory| {
             let total = report.device_total_bytes.unwrap_or(0);
             [report.segment_bytes, report.reserved_bytes, total]
         };
-        instance.hooks().add_oom_rejection_observer(observing(observe, lent, figures)).0
+        instance.hooks().add_oom_rejection_observer(observing(observe, user_data, figures)).0
     };
     // SAFETY: our caller's promise.
     unsafe { add(handle, observer, (release, user), id, add_to) }
@@ -214,16 +214,19 @@ pub extern "C" fn stratalloc_hook_remove(handle: u64, id: u64) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_free_memory_callback_add(
     handle: u64,
-    asked: FreeMemoryCallback,
+    callback: FreeMemoryCallback,
     release: Release,
     user: *mut c_void,
     id: *mut u64,
 ) -> Status {
-    let add_to = |instance: &Instance, asked: unsafe extern "C" fn(_) -> c_int, lent: Arc<Lent>| {
+    let add_to = |instance: &Instance,
+                  function: unsafe extern "C" fn(_) -> c_int,
+                  user_data: Arc<UserData>| {
         // SAFETY: the caller's function, with the caller's pointer.
-        let callback = move || lent.call(|user| unsafe { asked(user) }).is_some_and(|did| did != 0);
+        let callback =
+            move || user_data.call(|user| unsafe { function(user) }).is_some_and(|did| did != 0);
         instance.hooks().add_free_memory_callback(Arc::new(callback)).0
     };
     // SAFETY: our caller's promise.
-    unsafe { add(handle, asked, (release, user), id, add_to) }
+    unsafe { add(handle, callback, (release, user), id, add_to) }
 }

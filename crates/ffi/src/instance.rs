@@ -92,7 +92,7 @@ impl Instance {
         device: &str,
     ) -> Result<Self, Failure> {
         let instance = Self { defaults, ..Self::prepared(config, device)? };
-        if uncached::environment_asks() {
+        if uncached::is_set_in_environment() {
             instance.uncached.turn(true);
         }
         Ok(instance)
@@ -151,7 +151,7 @@ impl Instance {
     #[inline]
     pub(super) fn take_back(&self, address: u64) -> Option<Result<u64, Failure>> {
         match self.allocator.free_raw(address) {
-            Ok(asked) => Some(Ok(asked)),
+            Ok(requested_bytes) => Some(Ok(requested_bytes)),
             Err(refused) => self.take_back_uncached(address, refused),
         }
     }
@@ -165,8 +165,8 @@ impl Instance {
         if let HandleError::Driver(error) = refused {
             return Some(Err(error.into()));
         }
-        let asked = self.uncached.size_of(address)?;
-        Some(self.uncached.free(address)?.map(|()| asked).map_err(Failure::from))
+        let requested_bytes = self.uncached.size_of(address)?;
+        Some(self.uncached.free(address)?.map(|()| requested_bytes).map_err(Failure::from))
     }
 
     pub(super) fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), Failure> {
@@ -327,7 +327,7 @@ impl Instance {
 
     /// Lets another device access this device's memory, if it can and unless `peers:none` is set. May
     /// wait for the driver.
-    pub(super) fn let_in(&self, device: DeviceId) -> Result<(), Failure> {
+    pub(super) fn enable_peer(&self, device: DeviceId) -> Result<(), Failure> {
         let all = (self.driver.peers(), self.allocator.control().peer_access);
         let (Some(peers), Some(access)) = all else { return Ok(()) };
         let wanted = self.allocator.config().settings().peers == PeersSetting::Auto;

@@ -7,10 +7,10 @@
 //!
 //! Callers are not trusted. Every function checks its pointers (`pointers`) and runs under `guard`, which
 //! catches panics. A failure becomes a status and the thread's last error. A handle is a number with a
-//! generation (`table`, `lent`); it is looked up under a read lock and never dereferenced. An allocator
+//! generation (`table`, `user_data`); it is looked up under a read lock and never dereferenced. An allocator
 //! stays alive while a call on it runs.
 //!
-//! `lent` holds callers' functions, and `gate` counts the calls of them. `device` opens devices by name,
+//! `user_data` holds callers' functions, and `gate` counts the calls of them. `device` opens devices by name,
 //! `messages` writes to the standard error stream, and `fork` keeps the library usable after a fork.
 //!
 //! `tests/header.rs` generates `include/stratalloc.h` from these files, with their doc comments.
@@ -25,7 +25,6 @@ mod guard;
 mod history;
 mod hooks;
 mod instance;
-mod lent;
 mod messages;
 mod pointers;
 mod pools;
@@ -35,6 +34,7 @@ mod table;
 mod text;
 mod torch;
 mod uncached;
+mod user_data;
 
 pub use calls::*;
 pub use checkpoints::*;
@@ -42,10 +42,10 @@ pub use figures::*;
 pub use guard::Status;
 pub use history::*;
 pub use hooks::*;
-pub use lent::*;
 pub use pools::*;
 pub use sharing::*;
 pub use snapshots::*;
 pub use table::TORCH_HANDLE;
 pub use text::*;
 pub use torch::*;
+pub use user_data::*;

@@ -10,22 +10,22 @@ use stratalloc::sync::{Global, Rank};
 
 /// Maximum number of failures that are written. Later ones are only available from
 /// `stratalloc_last_error`.
-const COMPLAINTS_MAX: u32 = 32;
+const ERRORS_MAX: u32 = 32;
 /// Maximum number of different warnings that are written; later ones are dropped.
 const WARNINGS_MAX: usize = 32;
 
-fn say(text: &str) {
+fn write_line(text: &str) {
     // If the stream is closed, the message is lost.
     let _ = writeln!(std::io::stderr(), "stratalloc: {text}");
 }
 
 /// Writes the calling thread's last error message.
 #[cold]
-pub(super) fn complain() {
-    static COMPLAINTS: AtomicU32 = AtomicU32::new(0);
-    let more = |n: u32| (n < COMPLAINTS_MAX).then_some(n + 1);
-    if COMPLAINTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
-        say(guard::last_error().trim_end());
+pub(super) fn write_last_error() {
+    static ERRORS: AtomicU32 = AtomicU32::new(0);
+    let more = |n: u32| (n < ERRORS_MAX).then_some(n + 1);
+    if ERRORS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+        write_line(guard::last_error().trim_end());
     }
 }
 
@@ -45,6 +45,6 @@ pub(super) fn warn_once(warning: impl Display) {
     if warned.len() < WARNINGS_MAX && !warned.contains(&text) {
         warned.push(text.clone());
         drop(warned);
-        say(&text);
+        write_line(&text);
     }
 }

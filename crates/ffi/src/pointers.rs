@@ -31,9 +31,9 @@ pub(super) unsafe fn read_struct<T>(from: *const T, what: &str) -> Result<T, Fai
 
 /// A caller's pointer for one result, checked before the work starts so that no result is lost.
 #[derive(Debug)]
-pub(super) struct Place<T>(*mut T);
+pub(super) struct OutPointer<T>(*mut T);
 
-impl<T> Place<T> {
+impl<T> OutPointer<T> {
     /// # Safety
     ///
     /// `to` is null or may be written during this call.
@@ -62,8 +62,8 @@ pub(super) unsafe fn store<T>(
 ) -> Status {
     status(|| {
         // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(to, what) }?;
-        place.put(work()?);
+        let out = unsafe { OutPointer::new(to, what) }?;
+        out.put(work()?);
         Ok(())
     })
 }
@@ -79,9 +79,9 @@ pub(super) unsafe fn store_all<T, const N: usize>(
 ) -> Status {
     status(|| {
         if to.iter().any(|to| to.is_null()) {
-            return Err(Failure::null("one of the places"));
+            return Err(Failure::null("one of the pointers"));
         }
-        to.map(Place).into_iter().zip(work()?).for_each(|(place, value)| place.put(value));
+        to.map(OutPointer).into_iter().zip(work()?).for_each(|(out, value)| out.put(value));
         Ok(())
     })
 }
@@ -93,7 +93,7 @@ pub(super) unsafe fn store_all<T, const N: usize>(
 /// `to` is null or may be written during this call.
 pub(super) unsafe fn store_any<T>(to: *mut T, value: T) {
     if !to.is_null() {
-        Place(to).put(value);
+        OutPointer(to).put(value);
     }
 }
 
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn all_or_nothing_tells_what_it_needs() {
+    fn all_or_nothing_reports_the_needed_size() {
         let mut bytes = [7u8; 8];
         let mut needed = 0;
         for (size, fits) in [(0, true), (1, false), (3, false), (4, true)] {

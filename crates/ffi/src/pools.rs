@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::calls::{pointer_to, stream_of, stream_to};
 use super::guard::{Failure, Status, status};
-use super::lent::{Lent, Release};
 use super::pointers::{read_struct, store, write_all};
 use super::table;
+use super::user_data::{Release, UserData};
 use stratalloc::allocator::{PoolOptions, PrivatePools, ScopeFilter, SegmentAllocator};
 use stratalloc::error::PoolError;
 use stratalloc::ids::{PoolId, StreamId};
@@ -89,11 +89,11 @@ impl StreamFilter {
             // SAFETY: our caller's promise.
             let Self { accepts, release, user } = unsafe { read_struct(filter, "filter") }?;
             let accepts = accepts.ok_or_else(|| Failure::null("the filter's function"))?;
-            Lent::to(user, release, |lent| {
+            UserData::to(user, release, |user_data| {
                 let filter = move |stream: StreamId| {
                     // SAFETY: the caller's function, with the caller's pointer.
                     let call = |user| unsafe { accepts(user, stream_to(stream)) != 0 };
-                    lent.call(call).unwrap_or(false)
+                    user_data.call(call).unwrap_or(false)
                 };
                 open(ScopeFilter::Where(Arc::new(filter)))
             })
@@ -106,14 +106,14 @@ impl StreamFilter {
 struct Segments {
     allocate: unsafe extern "C" fn(*mut c_void, u64, *mut c_void) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void, *mut c_void, u64, *mut c_void),
-    lent: Arc<Lent>,
+    user_data: Arc<UserData>,
 }
 
 impl SegmentAllocator for Segments {
     fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64> {
         // SAFETY: the caller's function, with the caller's pointer.
         let call = |user| unsafe { (self.allocate)(user, size_bytes, stream_to(stream)) };
-        let segment = self.lent.call(call)?;
+        let segment = self.user_data.call(call)?;
         (!segment.is_null()).then(|| segment.addr() as u64)
     }
 
@@ -122,7 +122,7 @@ impl SegmentAllocator for Segments {
         let Ok(segment) = pointer_to(address) else { return };
         // SAFETY: the caller's function, with the caller's pointers.
         let call = |user| unsafe { (self.free)(user, segment, size_bytes, stream_to(stream)) };
-        let _ = self.lent.call(call);
+        let _ = self.user_data.call(call);
     }
 }
 
@@ -185,8 +185,9 @@ pub unsafe extern "C" fn stratalloc_pool_ensure(
         let missing = || Failure::null("a function of the source");
         let allocate = source.allocate.ok_or_else(missing)?;
         let free = source.free.ok_or_else(missing)?;
-        Lent::to(source.user, source.release, |lent| {
-            let allocator: Arc<dyn SegmentAllocator> = Arc::new(Segments { allocate, free, lent });
+        UserData::to(source.user, source.release, |user_data| {
+            let allocator: Arc<dyn SegmentAllocator> =
+                Arc::new(Segments { allocate, free, user_data });
             let options = PoolOptions { allocator: Some(allocator), ..options };
             instance.ensure_pool(pool.into(), options)
         })
@@ -344,7 +345,7 @@ mod tests {
 
     /// Closing a scope calls the driver if a block that other streams use was freed during the capture.
     #[test]
-    fn a_scope_whose_end_the_driver_spoils_leaves_no_user_behind() {
+    fn a_failed_close_of_a_scope_leaves_no_user() {
         for conf in
             ["backend:cudaMallocAsync", "backend:native,graph_capture_record_stream_reuse:True"]
         {
@@ -368,7 +369,7 @@ mod tests {
             assert!(matches!(closed, Err(PoolError::Driver(_))), "{conf}: {closed:?}");
             assert_eq!(pools.pool_users(pool), Some(1), "{conf}");
             assert_eq!(close(pools, pool), Err(PoolError::ScopeClosed { pool }), "{conf}");
-            assert_eq!(pools.pool_users(pool), Some(1), "{conf}: a second close removes nobody");
+            assert_eq!(pools.pool_users(pool), Some(1), "{conf}: a second close removes no user");
         }
     }
 }

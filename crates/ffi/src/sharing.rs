@@ -6,8 +6,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::calls::{pointer_to, stream_of, stream_to};
 use super::guard::{Failure, Status, status};
-use super::pointers::{Place, read_any, store_any, write_all};
-use super::{lent, table};
+use super::pointers::{OutPointer, read_any, store_any, write_all};
+use super::{table, user_data};
 use stratalloc::allocator::Imported;
 use stratalloc::ids::DeviceId;
 use stratalloc::sharing::SharedHandle;
@@ -73,11 +73,11 @@ pub unsafe extern "C" fn stratalloc_open_shared(
 ) -> Status {
     status(|| {
         // SAFETY: our caller's promise.
-        let shared = unsafe { Place::new(shared, "shared") }?;
+        let shared = unsafe { OutPointer::new(shared, "shared") }?;
         // SAFETY: our caller's promise.
-        let address = unsafe { Place::new(address, "address") }?;
+        let address = unsafe { OutPointer::new(address, "address") }?;
         // SAFETY: our caller's promise.
-        let place = unsafe { Place::new(size_bytes, "size_bytes") }?;
+        let out = unsafe { OutPointer::new(size_bytes, "size_bytes") }?;
         if bytes.is_null() {
             return Err(Failure::null("bytes"));
         }
@@ -92,8 +92,8 @@ pub unsafe extern "C" fn stratalloc_open_shared(
             SharedHandle::from_bytes(bytes).map_err(stratalloc::sharing::SharingError::from)?;
         let imported = sharing.open(&from)?;
         address.put(pointer_to(imported.address())?);
-        place.put(imported.size_bytes());
-        shared.put(lent::add(imported));
+        out.put(imported.size_bytes());
+        shared.put(user_data::add(imported));
         Ok(())
     })
 }
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn stratalloc_open_shared(
 /// the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
-    status(|| lent::remove::<Imported>("shared block", shared).map(drop))
+    status(|| user_data::remove::<Imported>("shared block", shared).map(drop))
 }
 
 /// Lets `device` access the allocator's memory, present and future. For the other direction, call it with

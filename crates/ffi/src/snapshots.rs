@@ -11,7 +11,7 @@ use super::guard::{Status, status};
 use super::history::stack_of;
 use super::pointers::{read_struct, store};
 use super::pools::Pool;
-use super::{lent, table};
+use super::{table, user_data};
 use stratalloc::history::{self, Action, BlockStateName, Context, Entries, SegmentState};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_take(
         if with_entries == 0 {
             snapshot.entries = Entries::default();
         }
-        Ok(pointer_to(lent::add(Taken { snapshot, pool }))?.cast())
+        Ok(pointer_to(user_data::add(Taken { snapshot, pool }))?.cast())
     };
     // SAFETY: our caller's promise.
     unsafe { store(snapshot, "snapshot", work) }
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
         // SAFETY: our caller's promise.
         let visitor = unsafe { read_struct(visitor, "visitor") }?;
         let SnapshotVisitor { segment, block, entry, user } = visitor;
-        let taken = lent::find::<Taken>("snapshot", snapshot.addr() as u64)?;
+        let taken = user_data::find::<Taken>("snapshot", snapshot.addr() as u64)?;
         let wanted = |pool: PoolId| taken.pool.is_none_or(|only| only == pool);
         for state in taken.snapshot.segments.iter().filter(|state| wanted(state.layout.pool)) {
             if let Some(show) = segment {
@@ -251,5 +251,5 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
 /// Drops a snapshot, and releases the stacks that only it refers to.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_snapshot_drop(snapshot: *mut Snapshot) -> Status {
-    status(|| lent::remove::<Taken>("snapshot", snapshot.addr() as u64).map(drop))
+    status(|| user_data::remove::<Taken>("snapshot", snapshot.addr() as u64).map(drop))
 }

@@ -64,11 +64,11 @@ fn a_block_comes_and_goes() {
 }
 
 #[test]
-fn what_cannot_be_built_is_told() {
+fn what_cannot_be_built_is_reported() {
     for (conf, device, expected, words) in [
         ("max_split_size_mb:1", "sim", Status::BadConfiguration, "max_split_size_mb"),
         ("backend:cpu,cpu_numa_node:900", "sim", Status::NotSupported, "node 900"),
-        ("backend:nobodys", "sim", Status::BadConfiguration, "nobodys"),
+        ("backend:no_such", "sim", Status::BadConfiguration, "no_such"),
         ("", "gpu", Status::InvalidArgument, "\"gpu\" is no device"),
     ] {
         assert_eq!(create(conf, device), Err(expected), "{conf} {device}");
@@ -98,7 +98,7 @@ fn a_configuration_is_checked_without_building_anything() {
         (with_log.as_str(), Status::Ok),
         ("backend:cpu,layers:[guard]", Status::Ok),
         ("max_split_size_mb:1", Status::BadConfiguration),
-        ("backend:nobodys_at_all", Status::BadConfiguration),
+        ("backend:no_such_either", Status::BadConfiguration),
     ] {
         let text = CString::new(conf).unwrap();
         // SAFETY: the text ends with a zero.
@@ -112,7 +112,7 @@ fn a_configuration_is_checked_without_building_anything() {
 }
 
 #[test]
-fn a_scope_whose_user_was_released_closes_all_the_same() {
+fn a_scope_of_a_released_user_closes() {
     for conf in ["backend:native", "backend:native,expandable_segments:True"] {
         let handle = create(conf, "sim").unwrap();
         let mut pool = Pool::default();
@@ -200,15 +200,15 @@ fn rare_events_of_a_strategy_are_among_the_counters() {
         let handle = create(conf, "sim").unwrap();
         let block = allocate(handle, 1 << 20, 0).unwrap();
         assert_eq!(stratalloc_record_stream(handle, block, null_mut()), Status::Ok);
-        let told = statistics(handle);
-        assert!(told.contains("\"malloc_async.own_stream_recorded\":1"), "{conf}: {told}");
-        assert!(told.contains("\"malloc_async.deferred_frees\":0"), "{conf}: {told}");
+        let json = statistics(handle);
+        assert!(json.contains("\"malloc_async.own_stream_recorded\":1"), "{conf}: {json}");
+        assert!(json.contains("\"malloc_async.deferred_frees\":0"), "{conf}: {json}");
         assert_eq!(stratalloc_free(handle, block), Status::Ok);
         // SAFETY: the text ends with a zero.
         let switched = unsafe { stratalloc_switch(handle, c"backend:native".as_ptr()) };
         assert_eq!(switched, Status::Ok, "{}", last_error());
-        let told = statistics(handle);
-        assert!(told.contains("\"malloc_async.own_stream_recorded\":1"), "it has gone: {told}");
+        let json = statistics(handle);
+        assert!(json.contains("\"malloc_async.own_stream_recorded\":1"), "it has gone: {json}");
         assert_eq!(stratalloc_destroy(handle), Status::Ok);
     }
     let handle = create("backend:native", "sim").unwrap();

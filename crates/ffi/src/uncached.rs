@@ -27,7 +27,7 @@ pub(super) struct Uncached {
 }
 
 /// Returns true if the environment turns caches off.
-pub(super) fn environment_asks() -> bool {
+pub(super) fn is_set_in_environment() -> bool {
     VARIABLES.iter().any(|name| std::env::var_os(name).is_some())
 }
 

@@ -22,9 +22,9 @@ fn the_python_package_passes_its_tests() {
     // Processes started by the tests write no compiled files either.
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     let output = command.output().expect("python3 was there a moment ago");
-    let said = String::from_utf8_lossy(&output.stderr);
-    println!("{said}");
-    assert!(output.status.success(), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    println!("{stderr}");
+    assert!(output.status.success(), "{stderr}");
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! A driver that holds back the work of streams until a replay or a test lets it run.
 //!
 //! Streams without work finish at once, so a block that other streams used would be free too early. A
-//! [`Brake`] holds them back: a gate stands in front of each mark until the mark may be reached. `sim`
+//! [`WorkGate`] holds them back: a gate stands in front of each mark until the mark may be reached. `sim`
 //! finishes work on request. [`Gated`] adds gates to a device that really runs the work; on CUDA
 //! the stream waits for a number in pinned memory.
 //!
 //! Every wait ends. A call that waits for the device opens all gates first. Gates that are not
 //! touched for ten seconds open by themselves, which means that a call waits that was expected not to.
-//! The next [`Brake::finish_all`] reports that as an error.
+//! The next [`WorkGate::finish_all`] reports that as an error.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,7 +23,7 @@ use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::{EventId, StreamId};
 
 /// Controls when the work of streams finishes.
-pub trait Brake: fmt::Debug + Send + Sync {
+pub trait WorkGate: fmt::Debug + Send + Sync {
     /// Holds back work that is submitted to `stream` from now on. Never waits.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ const WAITING: [&str; 15] = [
 
 /// A gate, or a mark, of a stream.
 #[derive(Debug)]
-struct Held<G> {
+struct Marker<G> {
     mark: u64,
     /// `None` once it is open.
     gate: Option<G>,
@@ -87,7 +87,7 @@ struct Held<G> {
 
 #[derive(Debug)]
 struct GatedWork<G> {
-    held: HashMap<StreamId, VecDeque<Held<G>>>,
+    held: HashMap<StreamId, VecDeque<Marker<G>>>,
     last_mark: u64,
     closed: usize,
     /// Changes whenever gates close or open.
@@ -145,7 +145,7 @@ impl<G> Shared<G> {
     }
 }
 
-/// A driver whose work can be held back. It implements [`Brake`].
+/// A driver whose work can be held back. It implements [`WorkGate`].
 pub type Gated<D> = Intercepted<Arc<D>, Gates<D>>;
 
 /// The gates of a [`Gated`] driver. They open when it is dropped.
@@ -158,7 +158,7 @@ pub struct Gates<D: HoldsWork> {
 }
 
 impl<D: HoldsWork> Gates<D> {
-    /// Puts gates before a driver. No work is held back before [`Brake::hold`].
+    /// Puts gates before a driver. No work is held back before [`WorkGate::hold`].
     #[must_use]
     pub fn before(inner: D) -> Gated<D> {
         Self::with_patience(inner, PATIENCE)
@@ -230,20 +230,20 @@ fn check_forced(times: u64, patience: Duration) -> DriverResult<()> {
         return Ok(());
     }
     let message = format!(
-        "held work was let go before its time {times} times: the device did not go on within \
+        "held work was released early {times} times: the device made no progress within \
          {patience:?} (CUDA_DEVICE_MAX_CONNECTIONS=32 lets more streams of a GPU run apart)"
     );
     Err(DriverError::new(DriverErrorKind::Other, "finish_all", 0, message))
 }
 
-impl<D: HoldsWork> Brake for Gated<D> {
+impl<D: HoldsWork> WorkGate for Gated<D> {
     fn hold(&self, stream: StreamId) -> DriverResult<()> {
         let gates = self.interceptor();
         let gate = gates.driver.hold_back(stream)?;
         gates.start_watching();
         let mut lanes = gates.lanes();
         lanes.last_mark += 1;
-        let held = Held { mark: lanes.last_mark, gate: Some(gate), event: None };
+        let held = Marker { mark: lanes.last_mark, gate: Some(gate), event: None };
         lanes.held.entry(stream).or_default().push_back(held);
         lanes.closed += 1;
         lanes.activity += 1;
@@ -263,7 +263,7 @@ impl<D: HoldsWork> Brake for Gated<D> {
         let mut lanes = gates.lanes();
         lanes.last_mark += 1;
         let mark = lanes.last_mark;
-        let held = Held { mark, gate: None, event: Some(event) };
+        let held = Marker { mark, gate: None, event: Some(event) };
         lanes.held.entry(stream).or_default().push_back(held);
         Ok(mark)
     }

@@ -7,7 +7,7 @@
 /// Resources that a device has provided and that were not returned to it. Ranges are (start, bytes), in
 /// address order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldResources {
     /// Memory from `allocate`.
     pub segments: Vec<(u64, u64)>,
     /// Reserved address space.
@@ -22,7 +22,7 @@ pub struct Held {
     pub events: u64,
 }
 
-impl Held {
+impl HeldResources {
     /// Returns whether there are no such resources.
     #[must_use]
     pub fn is_nothing(&self) -> bool {

@@ -18,9 +18,9 @@ mod sim;
 mod tests;
 
 pub use faulty::{FaultControl, FaultPlan, Faults, Faulty};
-pub use gated::{Brake, Gated, Gates};
-pub use held::Held;
+pub use gated::{Gated, Gates, WorkGate};
+pub use held::HeldResources;
 #[cfg(target_os = "linux")]
 pub use host::{Gate, Host, HostOptions};
-pub use recorded::{Recorded, RecordedAddresses, RecordedAnswers};
+pub use recorded::{Recorded, RecordedAddresses, RecordedState};
 pub use sim::{AddressOrder, CallCosts, Cost, EventMode, Sim, SimOptions};

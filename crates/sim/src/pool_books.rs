@@ -1,7 +1,7 @@
 //! The counters and settings of a stream-ordered pool, for `sim` and `host`.
 
 use crate::refusal::{Done, invalid};
-use stratalloc::driver::keepers::{Keepers, NO_KEEPER};
+use stratalloc::driver::pool_users::{NO_POOL_USER, PoolUsers};
 use stratalloc::driver::{DriverPoolId, DriverPoolUsage};
 
 #[derive(Debug, Default)]
@@ -9,7 +9,7 @@ pub(super) struct PoolBooks {
     /// No call finds the pool any more. It stays until its memory is free.
     pub(super) destroyed: bool,
     pub(super) threshold_bytes: u64,
-    keepers: Keepers,
+    pool_users: PoolUsers,
     pub(super) usage: DriverPoolUsage,
 }
 
@@ -50,9 +50,9 @@ pub(super) trait KeepsPoolBooks {
 
     fn keep_memory(&mut self, pool: DriverPoolId, keep: bool) -> Done<()> {
         let books = self.books(pool)?;
-        let changed = books.keepers.after(keep, books.threshold_bytes);
-        let (keepers, set) = changed.ok_or_else(|| invalid(NO_KEEPER))?;
-        books.keepers = keepers;
+        let changed = books.pool_users.after(keep, books.threshold_bytes);
+        let (pool_users, set) = changed.ok_or_else(|| invalid(NO_POOL_USER))?;
+        books.pool_users = pool_users;
         books.threshold_bytes = set.unwrap_or(books.threshold_bytes);
         Ok(())
     }

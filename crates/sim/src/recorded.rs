@@ -27,27 +27,27 @@ pub struct RecordedAddresses {
 }
 
 /// A driver that returns the addresses of a recording.
-pub type Recorded<D> = Intercepted<D, RecordedAnswers>;
+pub type Recorded<D> = Intercepted<D, RecordedState>;
 
 /// The state of a [`Recorded`] driver: which recorded addresses are used up.
 #[derive(Debug)]
-pub struct RecordedAnswers {
-    /// Held while the inner driver allocates and frees, so that addresses are used in the recorded
+pub struct RecordedState {
+    /// HeldResources while the inner driver allocates and frees, so that addresses are used in the recorded
     /// order. Calls without addresses do not take it.
     lists: Mutex<Lists>,
 }
 
-impl RecordedAnswers {
+impl RecordedState {
     /// Sets the heap that makes the next reservations. `None` if it is not known.
-    pub fn serve(&self, heap: Option<u64>) {
+    pub fn set_heap(&self, heap: Option<u64>) {
         self.lists.lock().heap = heap;
     }
 }
 
 #[derive(Debug)]
 struct Lists {
-    segments: Answers,
-    reservations: Answers,
+    segments: AddressList,
+    reservations: AddressList,
     /// End of each recorded mapping, and its heap.
     mappings: Vec<(u64, Option<u64>)>,
     /// The heap that makes the next reservations.
@@ -61,8 +61,8 @@ impl Lists {
     /// Marks the next recorded run of pages as mapped.
     fn mapped(&mut self) {
         let reservations = &mut self.reservations;
-        let at = reservations.given;
-        reservations.given += 1;
+        let at = reservations.used;
+        reservations.used += 1;
         let Some((&start, &(end, _))) = reservations.recorded.get(at).zip(self.mappings.get(at))
         else {
             return;
@@ -75,12 +75,12 @@ impl Lists {
 
 /// One list of the recording, and how much of it is used up.
 #[derive(Debug)]
-struct Answers {
+struct AddressList {
     what: &'static str,
     /// The call that returns addresses, and the call that frees them.
     calls: [Call; 2],
     recorded: Vec<u64>,
-    given: usize,
+    used: usize,
     /// Recorded address to the inner driver's range.
     live: BTreeMap<u64, Inner>,
 }
@@ -100,26 +100,26 @@ impl RecordedAddresses {
     /// Puts these addresses before those of a driver.
     #[must_use]
     pub fn before<D: Driver>(self, inner: D) -> Recorded<D> {
-        let answers = |what, calls, recorded| {
+        let list = |what, calls, recorded| {
             let live = BTreeMap::new();
-            Answers { what, calls, recorded, given: 0, live }
+            AddressList { what, calls, recorded, used: 0, live }
         };
         let starts = self.mappings.iter().map(|(mapping, _)| mapping.start).collect();
         let ends = self.mappings.iter().map(|(mapping, heap)| (mapping.end, *heap));
         let lists = Lists {
-            segments: answers("segment", [Call::Allocate, Call::Free], self.segments),
-            reservations: answers("reservation", [Call::Reserve, Call::Unreserve], starts),
+            segments: list("segment", [Call::Allocate, Call::Free], self.segments),
+            reservations: list("reservation", [Call::Reserve, Call::Unreserve], starts),
             mappings: ends.collect(),
             heap: None,
         };
-        Intercepted::with(inner, RecordedAnswers { lists: Mutex::new(lists) })
+        Intercepted::with(inner, RecordedState { lists: Mutex::new(lists) })
     }
 }
 
-impl Answers {
+impl AddressList {
     /// Returns the next address of the recording.
     fn next(&self) -> DriverResult<u64> {
-        self.recorded.get(self.given).copied().ok_or_else(|| self.used_up())
+        self.recorded.get(self.used).copied().ok_or_else(|| self.used_up())
     }
 
     fn used_up(&self) -> DriverError {
@@ -134,7 +134,7 @@ impl Answers {
         let is_same = |other: Option<u64>| heap.zip(other).is_none_or(|(own, other)| own == other);
         let mut live = self.live.clone();
         live.retain(|_, inner| is_same(inner.heap));
-        let rest = self.recorded.iter().zip(mappings).skip(self.given);
+        let rest = self.recorded.iter().zip(mappings).skip(self.used);
         for (&start, &(end, _)) in rest.filter(|(_, (_, of))| is_same(*of)) {
             // If the size of the recorded device is unknown, so are the sizes of its reservations.
             let below = live.range_mut(..=start).next_back();
@@ -154,7 +154,7 @@ impl Answers {
     /// Enters the range that `act` obtains under a recorded address. The check for overlap comes after
     /// `act`. A device without enough memory fails first, because the recorded range may be in use until
     /// the recorded call succeeded after a release.
-    fn answer(
+    fn enter(
         &mut self,
         recorded: u64,
         size_bytes: u64,
@@ -172,7 +172,7 @@ impl Answers {
     }
 
     /// Frees the range that starts at exactly this recorded address.
-    fn take_back(
+    fn leave(
         &mut self,
         recorded: u64,
         act: impl FnOnce(u64) -> DriverResult<()>,
@@ -186,7 +186,7 @@ impl Answers {
         Ok(())
     }
 
-    fn inward(&self, address: u64) -> Option<u64> {
+    fn inner_address(&self, address: u64) -> Option<u64> {
         let (start, inner) = self.live.range(..=address).next_back()?;
         let offset = address - start;
         (offset < inner.size_bytes).then(|| inner.address + offset)
@@ -197,18 +197,18 @@ fn memory(inner: &dyn Driver, call: Call) -> DriverResult<&dyn VirtualMemory> {
     inner.virtual_memory().ok_or_else(|| lacking(call))
 }
 
-impl Interceptor for RecordedAnswers {
+impl Interceptor for RecordedState {
     fn allocate(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
         let segments = &mut self.lists.lock().segments;
         let recorded = segments.next()?;
-        segments.answer(recorded, size_bytes, None, || inner.allocate(size_bytes))?;
-        segments.given += 1;
+        segments.enter(recorded, size_bytes, None, || inner.allocate(size_bytes))?;
+        segments.used += 1;
         Ok(recorded)
     }
 
     fn free(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
         let act = |address| inner.free(address, size_bytes);
-        self.lists.lock().segments.take_back(address, act)
+        self.lists.lock().segments.leave(address, act)
     }
 
     fn reserve(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
@@ -216,14 +216,14 @@ impl Interceptor for RecordedAnswers {
         let Lists { reservations, mappings, heap, .. } = &mut *self.lists.lock();
         let recorded = reservations.next_base(mappings, *heap)?;
         let act = || memory.reserve(size_bytes);
-        reservations.answer(recorded, size_bytes, *heap, act)?;
+        reservations.enter(recorded, size_bytes, *heap, act)?;
         Ok(recorded)
     }
 
     fn unreserve(&self, inner: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
         let memory = memory(inner, Call::Unreserve)?;
         let act = |address| memory.unreserve(address, size_bytes);
-        self.lists.lock().reservations.take_back(address, act)
+        self.lists.lock().reservations.leave(address, act)
     }
 
     /// Counts a recorded mapping as used up once it is accessible. A segment is used up when it is
@@ -243,8 +243,8 @@ impl Interceptor for RecordedAnswers {
 
     fn address(&self, address: u64) -> u64 {
         let lists = self.lists.lock();
-        let found = lists.segments.inward(address);
-        found.or_else(|| lists.reservations.inward(address)).unwrap_or(address)
+        let found = lists.segments.inner_address(address);
+        found.or_else(|| lists.reservations.inner_address(address)).unwrap_or(address)
     }
 }
 
@@ -392,7 +392,7 @@ mod tests {
         let addresses = RecordedAddresses { segments: vec![], mappings: mappings.to_vec() };
         let driver = addresses.before(Sim::new(SimOptions::default()));
         let reserve = |heap| {
-            driver.interceptor().serve(Some(heap));
+            driver.interceptor().set_heap(Some(heap));
             driver.reserve(4 * MIB).unwrap()
         };
         assert_eq!(reserve(2), 0x6000_0000);

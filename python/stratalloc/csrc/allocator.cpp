@@ -172,12 +172,12 @@ C10_ALWAYS_INLINE void* Allocator::take(size_t size, DeviceIndex device, cudaStr
     fail_to_take(status, size, device);
   }
   if (C10_UNLIKELY(is_watched())) {
-    tell(pointer, static_cast<int64_t>(size), device);
+    report_to_profiler(pointer, static_cast<int64_t>(size), device);
   }
   return pointer;
 }
 
-void Allocator::tell(void* pointer, int64_t size, DeviceIndex device) {
+void Allocator::report_to_profiler(void* pointer, int64_t size, DeviceIndex device) {
   if (c10::memoryProfilingEnabled()) {
     uint64_t allocated = 0, reserved = 0, peak = 0;
     if (auto handle = opened(device)) {
@@ -236,7 +236,7 @@ c10::DataPtr Allocator::allocateWithAddress(size_t size, void* address) {
   auto stream = c10::cuda::getCurrentCUDAStream(device);
   check(library.torch_allocate_at(device, size, stream, address, &pointer));
   if (is_watched()) {
-    tell(pointer, static_cast<int64_t>(size), device);
+    report_to_profiler(pointer, static_cast<int64_t>(size), device);
   }
   return {pointer, pointer, &release_block, c10::Device(c10::DeviceType::CUDA, device)};
 }
@@ -276,7 +276,7 @@ void Allocator::delete_watched(void* pointer) {
     fail_to_delete(status);
   }
   if (device >= 0) {
-    tell(pointer, -static_cast<int64_t>(size), static_cast<DeviceIndex>(device));
+    report_to_profiler(pointer, -static_cast<int64_t>(size), static_cast<DeviceIndex>(device));
   }
 }
 
@@ -303,17 +303,17 @@ void Allocator::init(int device_count) {
 void Allocator::emptyCache(MempoolId_t id) {
   bool is_default = id.first == 0 && id.second == 0;
   auto failed = STRATALLOC_STATUS_OK;
-  std::string said;
+  std::string message;
   for_each_open([&](DeviceIndex, uint64_t handle) {
     auto status = is_default ? library.empty_cache(handle) : library.pool_empty(handle, pool_of(id));
     // A pool belongs to one device, so the other devices do not know it; nor is it known once its memory
     // was released.
     if (status != STRATALLOC_STATUS_OK && (is_default || status != STRATALLOC_STATUS_BAD_POOL)) {
       failed = status;
-      said = last_error();
+      message = last_error();
     }
   });
-  TORCH_CHECK(failed == STRATALLOC_STATUS_OK, said);
+  TORCH_CHECK(failed == STRATALLOC_STATUS_OK, message);
 }
 
 void Allocator::enable(bool on) {

@@ -193,7 +193,7 @@ class Allocator final : public Base {
   void* take(size_t size, DeviceIndex device, cudaStream_t stream);
   void delete_watched(void* pointer);
   // Reports a block to the profiler and the trace; `size` is negative for a free.
-  void tell(void* pointer, int64_t size, DeviceIndex device);
+  void report_to_profiler(void* pointer, int64_t size, DeviceIndex device);
   [[noreturn]] void fail_to_take(
       stratalloc_status status,
       size_t size,

@@ -34,7 +34,7 @@ TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
 
 // A tracker that was registered with PyTorch, and the device of the allocator it is attached to.
 struct Tracker {
-  AllocatorTraceTracker told;
+  AllocatorTraceTracker function;
   DeviceIndex device;
 };
 
@@ -51,12 +51,12 @@ void call_or_warn(const char* what, Call call) {
 
 void track(void* user, const stratalloc_entry* entry) {
   auto* tracker = static_cast<Tracker*>(user);
-  call_or_warn("a trace tracker", [&] { tracker->told(entry_of(tracker->device, *entry)); });
+  call_or_warn("a trace tracker", [&] { tracker->function(entry_of(tracker->device, *entry)); });
 }
 
-void observe(void* user, int device, uint64_t asked, uint64_t total, uint64_t free) {
+void observe(void* user, int device, uint64_t requested, uint64_t total, uint64_t free) {
   auto& observer = *static_cast<OutOfMemoryObserver*>(user);
-  call_or_warn("an out-of-memory observer", [&] { observer(device, asked, total, free); });
+  call_or_warn("an out-of-memory observer", [&] { observer(device, requested, total, free); });
 }
 
 void observe_rejection(

@@ -51,17 +51,17 @@ std::string text_of(uint64_t of, stratalloc_text kind) {
 }
 
 void fail(stratalloc_status status, const std::string& what) {
-  auto said = what.empty() ? last_error() : what + ": " + last_error();
+  auto message = what.empty() ? last_error() : what + ": " + last_error();
   switch (status) {
     case STRATALLOC_STATUS_OUT_OF_MEMORY:
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. ", said);
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. ", message);
     case STRATALLOC_STATUS_INVALID_ARGUMENT:
     case STRATALLOC_STATUS_BAD_CONFIGURATION:
-      TORCH_CHECK_VALUE(false, said);
+      TORCH_CHECK_VALUE(false, message);
     case STRATALLOC_STATUS_NOT_SUPPORTED:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, said);
+      TORCH_CHECK_NOT_IMPLEMENTED(false, message);
     default:
-      TORCH_CHECK(false, said);
+      TORCH_CHECK(false, message);
   }
   __builtin_unreachable();
 }

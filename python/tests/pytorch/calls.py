@@ -110,12 +110,12 @@ def annotated_tensors():
 def the_stack_of_a_tensor():
     torch.cuda.memory._record_memory_history()
 
-    def asks():
+    def allocates():
         return empty(1 << 20)
 
-    x = asks()
+    x = allocates()
     of = torch._C._cuda_allocationTraceback
-    assert "asks" in str(of(x.data_ptr())) and of(x.data_ptr() + 512) is None
+    assert "allocates" in str(of(x.data_ptr())) and of(x.data_ptr() + 512) is None
     address = x.data_ptr()
     del x
     assert of(address) is None
@@ -133,12 +133,12 @@ def pinned_memory_in_a_snapshot():
 def frames_of_segments():
     torch.cuda.memory._record_memory_history()
 
-    def asks(mib):
+    def allocates(mib):
         return empty(mib << 18)
 
-    whole, part = asks(30), asks(3)
+    whole, part = allocates(30), allocates(3)
     segments = {segment["address"]: segment for segment in torch.cuda.memory._snapshot()["segments"]}
-    assert "asks" in str(segments[whole.data_ptr()]["frames"])
+    assert "allocates" in str(segments[whole.data_ptr()]["frames"])
     assert not segments[part.data_ptr()]["frames"]
 
 
@@ -166,15 +166,15 @@ def bytes_of_pools():
 def history_of_what_is_allocated_alone():
     torch.cuda.memory._record_memory_history(context="state")
 
-    def asks():
+    def allocates():
         return empty(12)
 
-    asks()
-    assert "asks" not in str(torch.cuda.memory._snapshot())
-    x = asks()
-    assert "asks" in str(torch.cuda.memory._snapshot())
+    allocates()
+    assert "allocates" not in str(torch.cuda.memory._snapshot())
+    x = allocates()
+    assert "allocates" in str(torch.cuda.memory._snapshot())
     del x
-    assert "asks" not in str(torch.cuda.memory._snapshot())
+    assert "allocates" not in str(torch.cuda.memory._snapshot())
 
 
 def annotations():
@@ -293,27 +293,27 @@ def settings():
 
 
 def settings_of_a_snapshot():
-    def told():
+    def settings():
         return torch.cuda.memory._snapshot()["allocator_settings"]
 
     x = empty(9)
     change = torch.cuda.memory._set_allocator_settings
     change("max_split_size_mb:100")
-    assert told()["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:100"
-    assert told()["max_split_size"] == 100 << 20
+    assert settings()["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:100"
+    assert settings()["max_split_size"] == 100 << 20
     stratalloc.switch("backend:native,max_split_size_mb:64")
-    assert told()["max_split_size"] == 64 << 20
-    assert told()["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    assert settings()["max_split_size"] == 64 << 20
+    assert settings()["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         y = empty(9)
-        before = told()
+        before = settings()
         try:
             change("backend:cudaMallocAsync,max_split_size_mb:200,pinned_num_register_threads:8")
             raise AssertionError
         except RuntimeError as error:
             assert "is open" in str(error), error
-        assert told() == before
+        assert settings() == before
     assert torch.cuda.memory_stats()["max_split_size"] == 64 << 20
     del x, y
 
@@ -412,7 +412,7 @@ def main(conf):
         if done.returncode != 0:
             failed += 1
             print(f"{name}:\n{textwrap.indent(done.stderr[-1500:], '    ')}", file=sys.stderr)
-    print(f"{len(names) - failed} of {len(names)} calls did what they say under {conf or 'the defaults'}")
+    print(f"{len(names) - failed} of {len(names)} calls worked under {conf or 'the defaults'}")
     return 1 if failed else 0
 
 

@@ -29,18 +29,18 @@ using cca::TraceEntry;
 // Checks that a call throws an exception of a type, whose message contains a text.
 #define THROWS(Kind, words, call)                                                     \
   do {                                                                                \
-    std::string said;                                                                 \
+    std::string what;                                                                 \
     bool thrown = false;                                                              \
     try {                                                                             \
       call;                                                                           \
     } catch (const Kind& error) {                                                     \
       thrown = true;                                                                  \
-      said = error.what_without_backtrace();                                          \
+      what = error.what_without_backtrace();                                          \
     } catch (const std::exception& error) {                                           \
-      said = std::string("another kind: ") + error.what();                            \
+      what = std::string("another kind: ") + error.what();                            \
     }                                                                                 \
-    if (!thrown || said.find(words) == said.npos) {                                   \
-      std::fprintf(stderr, "%s:%d: %s said: %s\n", __FILE__, __LINE__, #call, said.c_str()); \
+    if (!thrown || what.find(words) == what.npos) {                                   \
+      std::fprintf(stderr, "%s:%d: %s threw: %s\n", __FILE__, __LINE__, #call, what.c_str()); \
       std::exit(1);                                                                   \
     }                                                                                 \
   } while (0)

@@ -111,9 +111,9 @@ static void metadata_is_per_thread() {
 }
 
 static void an_annotation_is_an_entry() {
-  static std::atomic<int> told{0};
+  static std::atomic<int> entries{0};
   cca::attachAllocatorTraceTracker(
-      [](const TraceEntry& entry) { told += entry.action_ == stratalloc_torch::kAnnotate; });
+      [](const TraceEntry& entry) { entries += entry.action_ == stratalloc_torch::kAnnotate; });
   auto block = ours()->allocate(4000);
   base()->annotateMemory(block.get(), "not recorded");
   base()->recordHistory(true, gather, 1000, cca::RecordContext::ALL, true, {});
@@ -127,13 +127,13 @@ static void an_annotation_is_an_entry() {
   const auto& entry = trace[1];
   CHECK(entry.action_ == stratalloc_torch::kAnnotate && entry.size_ == 4000);
   CHECK(entry.addr_ == reinterpret_cast<size_t>(block.get()) && entry.user_metadata_ == "weights");
-  CHECK(told == 1);
+  CHECK(entries == 1);
   base()->recordHistory(false, nullptr, 1, cca::RecordContext::NEVER, true, {});
   CHECK(cca::snapshot().device_traces.at(0).empty());
 #if STRATALLOC_SINCE(14)
   base()->recordHistory(true, gather, 1000, cca::RecordContext::ALL, true, {"annotate"});
   base()->annotateMemory(block.get(), "weights");
-  CHECK(cca::snapshot().device_traces.at(0).empty() && told == 2);
+  CHECK(cca::snapshot().device_traces.at(0).empty() && entries == 2);
   base()->recordHistory(false, nullptr, 1, cca::RecordContext::NEVER, true, {});
 #endif
 }
@@ -157,10 +157,10 @@ void metadata() {
 }
 
 void rejections() {
-  static std::vector<std::array<size_t, 4>> told;
+  static std::vector<std::array<size_t, 4>> reports;
   static int failed = 0;
-  base()->attachOomRejectionObserver([](int64_t device, size_t asked, size_t reserved, size_t total) {
-    told.push_back({static_cast<size_t>(device), asked, reserved, total});
+  base()->attachOomRejectionObserver([](int64_t device, size_t requested, size_t reserved, size_t total) {
+    reports.push_back({static_cast<size_t>(device), requested, reserved, total});
   });
   cca::attachOutOfMemoryObserver([](int64_t, size_t, size_t, size_t) { failed++; });
   cca::emptyCache();
@@ -169,14 +169,14 @@ void rejections() {
   auto held = ours()->allocate(30 * MIB);
   auto ooms = stats().num_ooms;
   THROWS(c10::OutOfMemoryError, "CUDA out of memory", ours()->allocate(total));
-  CHECK(told.size() == 1 && failed == 0 && stats().num_ooms == ooms);
-  CHECK(told[0][0] == 0 && told[0][1] >= total && told[0][2] == 30 * MIB && told[0][3] == total);
+  CHECK(reports.size() == 1 && failed == 0 && stats().num_ooms == ooms);
+  CHECK(reports[0][0] == 0 && reports[0][1] >= total && reports[0][2] == 30 * MIB && reports[0][3] == total);
 #if STRATALLOC_SINCE(12)
   CHECK(stats().num_oom_rejections == 1);
 #endif
   settings::setAllocatorSettings("throw_on_cudamalloc_oom:False");
   THROWS(c10::OutOfMemoryError, "CUDA out of memory", ours()->allocate(total));
-  CHECK(told.size() == 1 && failed == 1);
+  CHECK(reports.size() == 1 && failed == 1);
 }
 
 // A snapshot lists the library's settings, and PyTorch's for keys that the library lacks.

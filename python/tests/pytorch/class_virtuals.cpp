@@ -13,10 +13,10 @@ void setHasPrimaryContext(bool (*)(DeviceIndex));
 }
 
 struct Callback : c10::FreeMemoryCallback {
-  static int asked;
-  bool Execute() override { return asked++, false; }
+  static int calls;
+  bool Execute() override { return calls++, false; }
 };
-int Callback::asked = 0;
+int Callback::calls = 0;
 namespace c10 {
 REGISTER_FREE_MEMORY_CALLBACK("class_virtuals", Callback)
 }
@@ -141,43 +141,43 @@ static void blocks() {
 
 // A profiler like PyTorch's: it receives the blocks of the thread that carries it, and can be turned off.
 struct Profiler : c10::MemoryReportingInfoBase {
-  struct Told {
+  struct Report {
     void* pointer;
     int64_t size;
     size_t allocated, reserved;
     c10::Device device;
   };
   bool wants = true;
-  std::vector<Told> told;
+  std::vector<Report> reports;
   void reportMemoryUsage(void* pointer, int64_t size, size_t allocated, size_t reserved, c10::Device device) override {
-    told.push_back({pointer, size, allocated, reserved, device});
+    reports.push_back({pointer, size, allocated, reserved, device});
   }
   bool memoryProfilingEnabled() const override { return wants; }
 };
 
 static void profiler() {
   auto profiler = std::make_shared<Profiler>();
-  auto& told = profiler->told;
+  auto& reports = profiler->reports;
   cca::raw_delete(cca::raw_alloc(700));
   {
     c10::DebugInfoGuard carried(c10::DebugInfoKind::PROFILER_STATE, profiler);
     c10::cuda::CUDAGuard guard(1);
     void* block = cca::raw_alloc(700);
-    CHECK(told.size() == 1 && told[0].pointer == block && told[0].size == 700);
-    CHECK(told[0].allocated == 1024 && told[0].reserved == 2 * MIB && told[0].device == c10::Device("cuda:1"));
+    CHECK(reports.size() == 1 && reports[0].pointer == block && reports[0].size == 700);
+    CHECK(reports[0].allocated == 1024 && reports[0].reserved == 2 * MIB && reports[0].device == c10::Device("cuda:1"));
     THROWS(c10::Error, "invalid device pointer", cca::raw_delete(&block));
     cca::raw_delete(nullptr);
-    CHECK(told.size() == 1);
+    CHECK(reports.size() == 1);
     c10::cuda::CUDAGuard back(0);
     cca::raw_delete(block);
-    CHECK(told.size() == 2 && told[1].pointer == block && told[1].size == -700);
-    CHECK(told[1].allocated == 0 && told[1].device == c10::Device("cuda:1"));
+    CHECK(reports.size() == 2 && reports[1].pointer == block && reports[1].size == -700);
+    CHECK(reports[1].allocated == 0 && reports[1].device == c10::Device("cuda:1"));
     profiler->wants = false;
     cca::raw_delete(cca::raw_alloc(700));
     profiler->wants = true;
   }
   cca::raw_delete(cca::raw_alloc(700));
-  CHECK(told.size() == 2);
+  CHECK(reports.size() == 2);
 }
 
 // If PyTorch sees one device, the current device is not read.
@@ -190,15 +190,15 @@ static void one_device() {
 }
 
 static void no_memory() {
-  static int told = 0;
-  cca::attachOutOfMemoryObserver([](int64_t device, size_t asked, size_t total, size_t free) {
-    CHECK(device == 0 && asked >= 64 * MIB && total >= free);
-    told++;
+  static int failures = 0;
+  cca::attachOutOfMemoryObserver([](int64_t device, size_t requested, size_t total, size_t free) {
+    CHECK(device == 0 && requested >= 64 * MIB && total >= free);
+    failures++;
   });
-  auto asked = Callback::asked;
+  auto before = Callback::calls;
   THROWS(c10::OutOfMemoryError, "CUDA out of memory. Tried to allocate 1048576.00 GiB. GPU 0 has a total capacity of",
          cca::raw_alloc(1ULL << 50));
-  CHECK(told == 1 && Callback::asked > asked && stats().num_ooms == 1);
+  CHECK(failures == 1 && Callback::calls > before && stats().num_ooms == 1);
   THROWS(c10::OutOfMemoryError, "1EB", ours()->allocate(1ULL << 62));
   CHECK(cca::getMemoryFraction(0) == 1);
   cca::setMemoryFraction(0.0, 0);
@@ -437,8 +437,8 @@ static void settings() {
   ours()->allocate(100 * MIB).clear();
   ours()->allocate(30 * MIB).clear();
   CHECK(current(stats().reserved_bytes) == static_cast<int64_t>(130 * MIB));
-  THROWS(c10::Error, "nobodys_key", settings::setAllocatorSettings("nobodys_key:1"));
-  THROWS(c10::Error, "", settings::setAllocatorSettings("backend:nobodys"));
+  THROWS(c10::Error, "no_such_key", settings::setAllocatorSettings("no_such_key:1"));
+  THROWS(c10::Error, "", settings::setAllocatorSettings("backend:no_such"));
   cca::emptyCache();
   settings::setAllocatorSettings("expandable_segments:True");
   auto block = ours()->allocate(30 * MIB);
@@ -514,5 +514,5 @@ int main(int count, char** arguments) {
   addresses();
   reserve_classes();
   threads();
-  std::puts("every function did what it says");
+  std::puts("every function worked");
 }

@@ -18,8 +18,8 @@ Error cudaSetDevice(int device) {
     return current = device, Success;
 }
 Error cudaGetLastError(void) {
-    Error said = last;
-    return last = Success, said;
+    Error error = last;
+    return last = Success, error;
 }
 const char *cudaGetErrorString(Error error) { return error ? "the stub refuses" : "no error"; }
 const char *cudaGetErrorName(Error error) { return error ? "cudaErrorStub" : "cudaSuccess"; }

@@ -22,7 +22,7 @@ OWNERS = {
 }
 
 
-def said(*command):
+def output_of(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -32,12 +32,12 @@ def main(home, folder, runtime="cudart_stub.c"):
     undefined, defined, needed = set(), set(), set()
     versions = collections.defaultdict(set)
     for file in files:
-        for line in said("nm", "-D", str(file)).splitlines():
+        for line in output_of("nm", "-D", str(file)).splitlines():
             *_, kind, name = line.split()
             (undefined if kind == "U" else defined).add(name)
-        needed |= set(re.findall(r"NEEDED.*\[(.*)\]", said("readelf", "-d", str(file))))
+        needed |= set(re.findall(r"NEEDED.*\[(.*)\]", output_of("readelf", "-d", str(file))))
         library = None
-        for line in said("readelf", "-V", str(file)).splitlines():
+        for line in output_of("readelf", "-V", str(file)).splitlines():
             if found := re.search(r"File: (\S+)", line):
                 library = found[1]
             if (found := re.search(r"Name: (\S+)\s+Flags", line)) and library:
@@ -68,7 +68,7 @@ def make(path, functions, versions, runtime):
         # rename some.
         text = pathlib.Path(__file__).with_name(runtime)
         subprocess.run(["cc", "-w", "-O1", "-fPIC", "-c", "-o", str(own), str(text)], check=True)
-        functions = functions - {line.split()[-1] for line in said("nm", "--defined-only", str(own)).splitlines()}
+        functions = functions - {line.split()[-1] for line in output_of("nm", "--defined-only", str(own)).splitlines()}
         command.append(str(own))
     source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(functions)))
     if versions:

@@ -17,7 +17,7 @@ use crate::ids::{DeviceId, EventId, StreamId};
 /// `CUDA_ERROR_INVALID_HANDLE`.
 pub(super) const INVALID_HANDLE: u32 = 400;
 /// `CUDA_ERROR_INVALID_VALUE`, `CUDA_ERROR_INVALID_CONTEXT`, `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
-const GONE: [i64; 3] = [1, 201, 709];
+const CONTEXT_DESTROYED: [i64; 3] = [1, 201, 709];
 
 impl Cuda {
     /// Records `event` after the work submitted to `stream` so far, if the stream belongs to another
@@ -30,8 +30,8 @@ impl Cuda {
         refused: Status,
     ) -> DriverResult<()> {
         let mut theirs = 0;
-        let told = self.api.stream_context(stream.0, &mut theirs).ok();
-        if told.is_err() || theirs == 0 || theirs == self.context {
+        let queried = self.api.stream_context(stream.0, &mut theirs).ok();
+        if queried.is_err() || theirs == 0 || theirs == self.context {
             return refused.ok();
         }
         let mut between = 0;
@@ -41,7 +41,7 @@ impl Cuda {
         match made {
             Ok(()) => {}
             // The context was destroyed, and the stream with it.
-            Err(error) if GONE.contains(&error.code()) => return refused.ok(),
+            Err(error) if CONTEXT_DESTROYED.contains(&error.code()) => return refused.ok(),
             Err(error) => return Err(error),
         }
         let recorded = self.record_behind(event, between, theirs, stream);
@@ -92,12 +92,12 @@ impl Cuda {
     /// Access that is enabled for a context ends when the context is destroyed.
     pub(super) fn context_of(&self, other: DeviceId) -> DriverResult<u64> {
         let device = self.number_of(other)?;
-        let mut held = self.others.lock();
-        if let Some((_, context)) = held.iter().find(|(known, _)| *known == device) {
+        let mut retained = self.others.lock();
+        if let Some((_, context)) = retained.iter().find(|(known, _)| *known == device) {
             return Ok(*context);
         }
         let context = got(|context| self.api.context_retain(context, device))?;
-        held.push((device, context));
+        retained.push((device, context));
         Ok(context)
     }
 }

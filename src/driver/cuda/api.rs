@@ -52,7 +52,7 @@ impl Status {
             Some(SUCCESS) => Ok(()),
             Some(code) => Err(self.error(code)),
             None => {
-                let message = "this driver does not have the function";
+                let message = "this driver lacks the function";
                 Err(DriverError::new(DriverErrorKind::NotSupported, self.call, 0, message))
             }
         }
@@ -237,7 +237,7 @@ functions! {
     piece_release = "cuMemRelease"(piece: u64);
     piece_map = "cuMemMap"(address: u64, bytes: usize, offset: usize, piece: u64, flags: u64);
     piece_unmap = "cuMemUnmap"(address: u64, bytes: usize);
-    set_access = "cuMemSetAccess"(address: u64, bytes: usize, who: &AccessDescription, count: usize);
+    set_access = "cuMemSetAccess"(address: u64, bytes: usize, access: &AccessDescription, count: usize);
     piece_export = "cuMemExportToShareableHandle"(
         descriptor: &mut i32, piece: u64, kind: u32, flags: u64
     );
@@ -259,7 +259,7 @@ functions! {
     pool_trim = "cuMemPoolTrimTo"(pool: u64, keep: usize);
     pool_get = "cuMemPoolGetAttribute"(pool: u64, attribute: u32, value: &mut u64);
     pool_set = "cuMemPoolSetAttribute"(pool: u64, attribute: u32, value: &mut u64);
-    pool_open = "cuMemPoolSetAccess"(pool: u64, who: &AccessDescription, count: usize);
+    pool_open = "cuMemPoolSetAccess"(pool: u64, access: &AccessDescription, count: usize);
     graph_memory_get = "cuDeviceGetGraphMemAttribute"(
         device: i32, attribute: u32, value: &mut u64
     );
@@ -423,11 +423,11 @@ impl Api {
         let mut name = std::ptr::null();
         let mut text = std::ptr::null();
         let named = self.error_name(code, &mut name).code() == Some(SUCCESS);
-        let told = self.error_string(code, &mut text).code() == Some(SUCCESS);
-        match (named, told) {
+        let described = self.error_string(code, &mut text).code() == Some(SUCCESS);
+        match (named, described) {
             (true, true) => format!("{}: {}", words(name), words(text)),
             (true, false) => words(name),
-            _ => "a code that this driver does not explain".to_owned(),
+            _ => "unknown error code".to_owned(),
         }
     }
 

@@ -54,7 +54,7 @@ fn primary_context(device: DeviceId) -> DriverResult<u64> {
 }
 
 /// Returns the address of a slice, and the slice. Its stream waits for all uses that cudarc tracks.
-pub(crate) fn settled<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSlice<T>)> {
+pub(crate) fn with_address<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSlice<T>)> {
     let (stream, len) = (Arc::clone(slice.stream()), slice.len());
     can_make_events(&stream)?;
     let address = slice.leak();
@@ -68,7 +68,7 @@ pub(crate) fn settled<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSlice<T>
 fn can_make_events(stream: &CudaStream) -> DriverResult<()> {
     let made = stream.context().new_event(None).map(drop);
     made.map_err(|cudarc::driver::DriverError(code)| {
-        let message = "cudarc cannot make an event".to_owned();
+        let message = "cudarc cannot create an event".to_owned();
         let code = code as u32;
         DriverError::new(kind_of(code), "cuEventCreate", i64::from(code), message)
     })
@@ -105,11 +105,11 @@ impl<T> CudaVec<T> {
     }
 
     fn inside(&self) -> &CudaSlice<T> {
-        self.slice.as_ref().expect("the slice goes with the drop")
+        self.slice.as_ref().expect("the slice is present until the drop")
     }
 
     fn inside_mut(&mut self) -> &mut CudaSlice<T> {
-        self.slice.as_mut().expect("the slice goes with the drop")
+        self.slice.as_mut().expect("the slice is present until the drop")
     }
 
     /// Returns the device address of the first value.
@@ -131,7 +131,7 @@ impl<T> CudaVec<T> {
 
     /// Returns the owner of the memory. The slice's stream waits for the slice's readers and writers.
     pub(crate) fn into_keeper(mut self) -> Box<dyn Any + Send + Sync> {
-        self.keeps.take().expect("the keeper goes with the drop")
+        self.keeps.take().expect("the keeper is present until the drop")
     }
 }
 

@@ -57,7 +57,7 @@ impl Numbers {
     }
 
     fn number(&self, at: usize) -> &AtomicU32 {
-        assert!(at < NUMBERS && self.here != 0, "numbers are given out in `hold_back` alone");
+        assert!(at < NUMBERS && self.here != 0, "numbers are assigned in `hold_back` alone");
         let pointer = (self.here as *mut u32).wrapping_add(at);
         // SAFETY: the library allocated `NUMBERS` numbers, page-aligned. Only `drop` frees them. The
         // program accesses them only here, and the device only reads them.
@@ -139,8 +139,8 @@ impl HoldsWork for Cuda {
             None => Arc::clone(gates.numbers.insert(Arc::new(Numbers::new(self)?))),
         };
         let known = gates.streams.get(&stream.0).copied();
-        let place = known.or_else(|| gates.unused.last().copied());
-        let (at, before) = place.unwrap_or((gates.fresh, 0));
+        let number = known.or_else(|| gates.unused.last().copied());
+        let (at, before) = number.unwrap_or((gates.fresh, 0));
         let value = before + 1;
         if at >= NUMBERS {
             return Err(too_many("1024 streams"));

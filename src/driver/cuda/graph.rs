@@ -14,7 +14,7 @@ use crate::ids::StreamId;
 const LEGACY: [StreamId; 2] = [StreamId(0), StreamId(1)];
 
 /// Capture information of a stream, as the driver returns it.
-struct Said {
+struct CaptureInfo {
     status: u32,
     id: u64,
     graph: u64,
@@ -47,7 +47,7 @@ impl Drop for Graph {
 }
 
 impl Cuda {
-    fn said(&self, stream: StreamId) -> DriverResult<Said> {
+    fn capture_info(&self, stream: StreamId) -> DriverResult<CaptureInfo> {
         let (mut status, mut id, mut graph, mut count) = (0, 0, 0, 0);
         let (mut nodes, mut edges) = (ptr::null(), ptr::null::<c_void>());
         let newer = self.api.capture_info_3(
@@ -67,14 +67,14 @@ impl Cuda {
             newer.ok()?;
         }
         let nodes = if status == 1 { Api::listed(nodes, count) } else { Vec::new() };
-        Ok(Said { status, id, graph, nodes })
+        Ok(CaptureInfo { status, id, graph, nodes })
     }
 
     /// Returns the capture information of a stream, or an error if it is not captured.
-    fn captured(&self, stream: StreamId) -> DriverResult<Said> {
-        let said = self.said(stream)?;
-        if said.status == 1 {
-            return Ok(said);
+    fn captured(&self, stream: StreamId) -> DriverResult<CaptureInfo> {
+        let info = self.capture_info(stream)?;
+        if info.status == 1 {
+            return Ok(info);
         }
         let message = format!("stream {stream} is not being captured");
         let call = "cuStreamGetCaptureInfo";
@@ -86,10 +86,10 @@ impl Cuda {
             return Ok(CaptureStatus::None);
         }
         let (status, capture) = if self.can.capture {
-            let said = self.said(stream)?;
-            (said.status, said.id)
+            let info = self.capture_info(stream)?;
+            (info.status, info.id)
         } else {
-            self.said_by_an_older_driver(stream)?
+            self.oldest_capture_info(stream)?
         };
         Ok(match status {
             0 => CaptureStatus::None,
@@ -100,13 +100,13 @@ impl Cuda {
 
     /// Returns status and id of a capture, from drivers without further information. The oldest drivers
     /// have no captures: returns 0 for both.
-    fn said_by_an_older_driver(&self, stream: StreamId) -> DriverResult<(u32, u64)> {
+    fn oldest_capture_info(&self, stream: StreamId) -> DriverResult<(u32, u64)> {
         let (mut status, mut id) = (0, 0);
-        let told = self.api.capture_info_1(stream.0, &mut status, &mut id);
-        if told.code().is_none() {
+        let queried = self.api.capture_info_1(stream.0, &mut status, &mut id);
+        if queried.code().is_none() {
             return Ok((0, 0));
         }
-        told.ok().map(|()| (status, id))
+        queried.ok().map(|()| (status, id))
     }
 
     /// Ends the capture that began on `stream` and instantiates its graph.
@@ -149,7 +149,7 @@ impl Capture for Cuda {
     fn begin(&self, stream: StreamId) -> DriverResult<u64> {
         let _entered = self.enter()?;
         self.api.capture_begin(stream.0, RELAXED).ok()?;
-        self.said(stream).map(|said| said.id).inspect_err(|_| {
+        self.capture_info(stream).map(|info| info.id).inspect_err(|_| {
             // End the capture: the caller has no id for it.
             let mut graph = 0;
             if self.api.capture_end(stream.0, &mut graph).ok().is_ok() {
@@ -170,7 +170,7 @@ impl Capture for Cuda {
     }
 
     fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>> {
-        let ask = |nodes: *mut u64, count: &mut usize| {
+        let query = |nodes: *mut u64, count: &mut usize| {
             let older = self.api.node_dependencies_1(node.0, nodes, count);
             match older.code() {
                 // This function exists on older drivers. It fails where edges carry data; then the newer
@@ -180,10 +180,10 @@ impl Capture for Cuda {
             }
         };
         let mut count = 0;
-        ask(ptr::null_mut(), &mut count)?;
+        query(ptr::null_mut(), &mut count)?;
         let mut nodes = vec![0; count];
         if count > 0 {
-            ask(nodes.as_mut_ptr(), &mut count)?;
+            query(nodes.as_mut_ptr(), &mut count)?;
         }
         nodes.truncate(count);
         Ok(nodes.into_iter().map(NodeId).collect())

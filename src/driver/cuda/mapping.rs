@@ -31,7 +31,7 @@ impl Cuda {
         }
     }
 
-    pub(super) fn ask_granularity(&self) -> DriverResult<u64> {
+    pub(super) fn query_granularity(&self) -> DriverResult<u64> {
         let bytes: usize = got(|bytes| self.api.granularity(bytes, &self.properties(0), 0))?;
         Ok(bytes as u64)
     }
@@ -104,8 +104,8 @@ impl VirtualMemory for Cuda {
         } else {
             i32::try_from(device.0).unwrap_or(i32::MAX)
         };
-        let who = AccessDescription { location: Location::device(id), flags: READ_AND_WRITE };
-        self.api.set_access(address, size(size_bytes)?, &who, 1).ok()
+        let access = AccessDescription { location: Location::device(id), flags: READ_AND_WRITE };
+        self.api.set_access(address, size(size_bytes)?, &access, 1).ok()
     }
 
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
@@ -120,7 +120,7 @@ impl VirtualMemory for Cuda {
         let mut descriptor = -1;
         self.api.piece_export(&mut descriptor, piece.0, DESCRIPTOR, 0).ok()?;
         if descriptor < 0 {
-            let message = format!("the driver answered with descriptor {descriptor}");
+            let message = format!("the driver returned descriptor {descriptor}");
             let call = "cuMemExportToShareableHandle";
             return Err(DriverError::new(DriverErrorKind::Other, call, 0, message));
         }

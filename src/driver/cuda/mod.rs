@@ -51,7 +51,7 @@ use api::{Api, Status, api, got};
 #[cfg(feature = "cudarc")]
 pub use cudarc::{CudaVec, stream_of};
 #[cfg(feature = "cudarc")]
-pub(crate) use cudarc::{is_on, settled};
+pub(crate) use cudarc::{is_on, with_address};
 pub use gates::Gate;
 use gates::Gates;
 pub use graph::Graph;
@@ -227,7 +227,7 @@ impl Cuda {
             bridge: Mutex::default(),
         };
         if can.virtual_memory {
-            match cuda.ask_granularity() {
+            match cuda.query_granularity() {
                 Ok(bytes) if bytes > 0 => cuda.granularity_bytes = bytes,
                 Err(error) if error.kind() == DriverErrorKind::DeviceLost => return Err(error),
                 _ => cuda.can.virtual_memory = false,
@@ -320,7 +320,7 @@ fn size(bytes: u64) -> DriverResult<usize> {
 }
 
 fn foreign(call: &'static str, what: &str, handle: u64) -> DriverError {
-    let message = format!("{what} {handle:#x} was not made here");
+    let message = format!("unknown {what} {handle:#x}: not created by this driver");
     DriverError::new(DriverErrorKind::InvalidValue, call, 0, message)
 }
 

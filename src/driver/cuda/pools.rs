@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::api::{AccessDescription, Location, PoolProperties, got};
 use super::{Cuda, foreign, size};
-use crate::driver::keepers::{Keepers, NO_KEEPER};
+use crate::driver::pool_users::{NO_POOL_USER, PoolUsers};
 use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, StreamId};
@@ -43,7 +43,7 @@ fn usage(
 }
 
 /// Users of pools in this process. A pool has the same handle in all [`Cuda`] values of its device.
-static KEEPERS: Mutex<BTreeMap<DriverPoolId, Keepers>> = Mutex::new(BTreeMap::new());
+static POOL_USERS: Mutex<BTreeMap<DriverPoolId, PoolUsers>> = Mutex::new(BTreeMap::new());
 
 impl MemoryPools for Cuda {
     fn default_pool(&self) -> DriverResult<DriverPoolId> {
@@ -72,11 +72,11 @@ impl MemoryPools for Cuda {
         if !own.contains(&pool.0) {
             return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
         }
-        let mut keepers = KEEPERS.lock();
+        let mut pool_users = POOL_USERS.lock();
         let _ready = self.enter_relaxed()?;
         self.api.pool_destroy(pool.0).ok()?;
         own.remove(&pool.0);
-        keepers.remove(&pool);
+        pool_users.remove(&pool);
         Ok(())
     }
 
@@ -92,18 +92,18 @@ impl MemoryPools for Cuda {
     fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
         // Locked during the calls: two users may come at the same time, through two [`Cuda`] values of
         // the device.
-        let mut all = KEEPERS.lock();
+        let mut all = POOL_USERS.lock();
         let now_bytes = self.release_threshold(pool)?;
         let changed = all.get(&pool).copied().unwrap_or_default().after(keep, now_bytes);
-        let (keepers, set) = changed.ok_or_else(|| {
+        let (pool_users, set) = changed.ok_or_else(|| {
             let kind = DriverErrorKind::InvalidValue;
-            DriverError::new(kind, "keep_memory", 0, NO_KEEPER.to_owned())
+            DriverError::new(kind, "keep_memory", 0, NO_POOL_USER.to_owned())
         })?;
         set.map_or(Ok(()), |bytes| self.set_release_threshold(pool, bytes))?;
-        if keepers.is_nobody() {
+        if pool_users.is_empty() {
             all.remove(&pool);
         } else {
-            all.insert(pool, keepers);
+            all.insert(pool, pool_users);
         }
         Ok(())
     }
@@ -116,8 +116,8 @@ impl MemoryPools for Cuda {
 
     fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()> {
         let device = self.number_of(other)?;
-        let who = AccessDescription { location: Location::device(device), flags: 3 };
-        self.api.pool_open(pool.0, &who, 1).ok()
+        let access = AccessDescription { location: Location::device(device), flags: 3 };
+        self.api.pool_open(pool.0, &access, 1).ok()
     }
 
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64> {

@@ -22,7 +22,7 @@ use crate::error::{DriverError, DriverErrorKind};
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// `nvmlProcessInfo_t.usedGpuMemory` if it is not available (`NVML_VALUE_NOT_AVAILABLE`).
-const UNTOLD: u64 = u64::MAX;
+const UNKNOWN_BYTES: u64 = u64::MAX;
 
 /// Space for processes that start between the call that counts and the call that lists.
 const HEADROOM: c_uint = 5;
@@ -113,8 +113,9 @@ fn processes_of(device: DeviceHandle, call: ListCall) -> Result<Vec<ProcessInfo>
         TOO_SMALL => count = count.saturating_add(HEADROOM),
         other => return Err(other),
     }
-    let nobody = ProcessInfo { pid: 0, used_bytes: UNTOLD, gpu_instance: 0, compute_instance: 0 };
-    let mut list = vec![nobody; count as usize];
+    let empty =
+        ProcessInfo { pid: 0, used_bytes: UNKNOWN_BYTES, gpu_instance: 0, compute_instance: 0 };
+    let mut list = vec![empty; count as usize];
     // SAFETY: the list has room for `count` entries. The call sets `count` to the number written.
     match unsafe { call(device, &mut count, list.as_mut_ptr()) } {
         SUCCESS => list.truncate(count as usize),
@@ -135,7 +136,8 @@ impl Processes for Cuda {
     /// Leaves out processes whose bytes are not available.
     fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
         let (Some(bus), Some(library)) = (self.bus.as_deref(), library()) else {
-            let message = "there is no management library (libnvidia-ml), or no place on the bus";
+            let message =
+                "there is no management library (libnvidia-ml), or the device has no PCI address";
             let kind = DriverErrorKind::NotSupported;
             return Err(DriverError::new(kind, "nvmlInit_v2", 0, message));
         };
@@ -160,7 +162,7 @@ fn failed(call: &'static str, code: Code) -> DriverError {
         NOT_SUPPORTED => {
             (DriverErrorKind::NotSupported, "the device or its driver has no such list")
         }
-        NO_PERMISSION => (DriverErrorKind::NotSupported, "this user may not ask for it"),
+        NO_PERMISSION => (DriverErrorKind::NotSupported, "this user has no permission"),
         _ => (DriverErrorKind::Other, "the management library refused"),
     };
     DriverError::new(kind, call, code.into(), message)
@@ -171,7 +173,7 @@ fn failed(call: &'static str, code: Code) -> DriverError {
 fn merged(processes: impl Iterator<Item = ProcessInfo>) -> Vec<ProcessUsage> {
     let mut bytes_of = HashMap::<u32, u64>::new();
     for process in processes {
-        if process.used_bytes != UNTOLD {
+        if process.used_bytes != UNKNOWN_BYTES {
             let used = bytes_of.entry(process.pid).or_default();
             *used = process.used_bytes.max(*used);
         }
@@ -192,9 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn a_process_in_both_lists_counts_once_and_untold_bytes_not_at_all() {
-        let told = [(9, 70), (4, 20), (9, 70), (5, UNTOLD), (4, 30)];
-        let list = merged(told.into_iter().map(|(pid, used)| process(pid, used)));
+    fn a_process_in_both_lists_counts_once_and_unknown_bytes_do_not() {
+        let processes = [(9, 70), (4, 20), (9, 70), (5, UNKNOWN_BYTES), (4, 30)];
+        let list = merged(processes.into_iter().map(|(pid, used)| process(pid, used)));
         let expected = [(4, 30), (9, 70)];
         assert_eq!(
             list,

@@ -7,7 +7,7 @@ use crate::ids::DeviceId;
 use crate::size::MIB;
 
 #[test]
-fn a_machine_without_a_driver_says_so() {
+fn a_machine_without_a_driver_is_an_error() {
     match Cuda::count() {
         Ok(count) => assert!(Cuda::open(DeviceId(count)).is_err(), "there are {count}"),
         Err(error) => {

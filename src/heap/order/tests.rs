@@ -4,7 +4,7 @@
 use quickcheck::{Arbitrary, Gen};
 
 use super::*;
-use crate::heap::{FitRules, Growing, HandOut, Reservation};
+use crate::heap::{AllocatedBlock, FitRules, Growing, Reservation};
 use crate::size::{MIB, PoolKind, SMALL_SEGMENT_BYTES};
 
 const RULES: [TieRule; 3] = [TieRule::Address, TieRule::SegmentAge, TieRule::BlockAge];
@@ -20,9 +20,9 @@ fn heap(rule: TieRule, segments: &[u64]) -> Heap {
     heap
 }
 
-fn take(heap: &mut Heap, bytes: u64) -> HandOut {
+fn take(heap: &mut Heap, bytes: u64) -> AllocatedBlock {
     let slot = heap.best_fit(SMALL, bytes, &FitRules::NONE).unwrap();
-    heap.hand_out(slot, bytes, bytes, &FitRules::NONE, || 0)
+    heap.allocate(slot, bytes, bytes, &FitRules::NONE, || 0)
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn mapped_pages_keep_the_number_of_the_gap_and_the_rest_of_it_is_new() {
         assert_eq!(heap.slab.get(mapped).key, before, "{rule:?}");
         assert_eq!(heap.check(), Ok(()));
         // Allocates a block in the middle of the first page, then unmaps the second page.
-        let out = heap.hand_out(mapped, 512, 512, &FitRules::NONE, || 0);
+        let out = heap.allocate(mapped, 512, 512, &FitRules::NONE, || 0);
         let (rest, _) = heap.free_blocks(SMALL).next().unwrap();
         let age = heap.slab.get(rest).key;
         let pages = heap.whole_pages(rest).unwrap();
@@ -87,7 +87,7 @@ fn mapped_pages_keep_the_number_of_the_gap_and_the_rest_of_it_is_new() {
 }
 
 #[test]
-fn a_segment_that_the_driver_refused_to_take_back_is_as_old_as_before() {
+fn a_segment_that_the_driver_refused_to_release_is_as_old_as_before() {
     for rule in RULES {
         let (old, young) = (SEGMENT + SMALL_SEGMENT_BYTES, SEGMENT);
         let mut heap = heap(rule, &[old, young]);
@@ -225,7 +225,7 @@ impl Model {
 
 fn follows(rule: TieRule, ops: &[Op]) {
     let (mut heap, mut model) = (Heap::new(true, rule), Model::default());
-    let mut live: Vec<HandOut> = Vec::new();
+    let mut live: Vec<AllocatedBlock> = Vec::new();
     let (mut above, mut below) = (SEGMENT, SEGMENT);
     for op in ops {
         match *op {
@@ -233,7 +233,7 @@ fn follows(rule: TieRule, ops: &[Op]) {
                 let bytes = u64::from(units) * 512;
                 let found = heap.best_fit(SMALL, bytes, &FitRules::NONE);
                 let out =
-                    found.map(|slot| heap.hand_out(slot, bytes, bytes, &FitRules::NONE, || 0));
+                    found.map(|slot| heap.allocate(slot, bytes, bytes, &FitRules::NONE, || 0));
                 assert_eq!(out.map(|out| out.address), model.take(rule, bytes));
                 live.extend(out);
             }

@@ -254,8 +254,8 @@ fn write_entry(to: &mut dyn Syntax, entry: &Entry) -> io::Result<()> {
     let context = entry.context.as_ref();
     to.open(Group::Dict)?;
     put(to, "action", event.action.name())?;
-    let place = if event.action == Action::OutOfMemory { "device_free" } else { "addr" };
-    put(to, place, event.address)?;
+    let key = if event.action == Action::OutOfMemory { "device_free" } else { "addr" };
+    put(to, key, event.address)?;
     put(to, "size", event.size_bytes)?;
     put(to, "stream", event.stream.0)?;
     put(to, "time_us", entry.time_us())?;

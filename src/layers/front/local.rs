@@ -38,22 +38,22 @@ pub(super) fn bytes_of(class: u32) -> u64 {
 
 /// A cached block: its address and its token in the allocator below.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct CachedBlock {
     pub(super) address: u64,
     pub(super) token: Token,
 }
 
 /// A block that leaves a cache to be freed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Leaving {
-    pub(super) held: Held,
+pub(super) struct EvictedBlock {
+    pub(super) block: CachedBlock,
     pub(super) bytes: u64,
 }
 
 /// The front of a cache, which receives its blocks when the thread ends.
-pub(super) trait Home: fmt::Debug + Send + Sync {
+pub(super) trait FrontCallbacks: fmt::Debug + Send + Sync {
     /// Frees the blocks.
-    fn take_back(&self, leaving: Vec<Leaving>);
+    fn free_blocks(&self, evicted: Vec<EvictedBlock>);
     /// Adds the thread's counters to the totals.
     fn remember(&self, counts: &Counts);
 }
@@ -79,13 +79,13 @@ fn bump(counter: &AtomicU64, by: u64) {
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     len: usize,
-    blocks: [Held; DEPTH],
+    blocks: [CachedBlock; DEPTH],
 }
 
 impl Bin {
     #[inline]
     fn keeps(&self, address: u64) -> bool {
-        self.blocks.iter().take(self.len).any(|held| held.address == address)
+        self.blocks.iter().take(self.len).any(|block| block.address == address)
     }
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Cache {
     last: (u32, usize),
     bins: Box<[Bin]>,
     counts: Arc<Counts>,
-    home: Option<Weak<dyn Home>>,
+    front: Option<Weak<dyn FrontCallbacks>>,
 }
 
 impl Cache {
@@ -115,16 +115,16 @@ impl Cache {
             last: (0, usize::MAX),
             bins: Box::default(),
             counts: Arc::default(),
-            home: None,
+            front: None,
         }
     }
 
-    fn new(classes: u32, counts: Arc<Counts>, home: Weak<dyn Home>) -> Self {
-        let bin = Bin { len: 0, blocks: [Held::default(); DEPTH] };
+    fn new(classes: u32, counts: Arc<Counts>, front: Weak<dyn FrontCallbacks>) -> Self {
+        let bin = Bin { len: 0, blocks: [CachedBlock::default(); DEPTH] };
         Self {
             bins: vec![bin; classes as usize].into(),
             counts,
-            home: Some(home),
+            front: Some(front),
             ..Self::unused()
         }
     }
@@ -142,13 +142,13 @@ impl Cache {
         let class = class_of(request.bytes);
         let bin = self.bins.get_mut(class as usize)?;
         let top = bin.len.checked_sub(1)?;
-        let held = *bin.blocks.get(top)?;
+        let block = *bin.blocks.get(top)?;
         bin.len = top;
         bump(&self.counts.hits, 1);
         bump(&self.counts.held_bytes, bytes_of(class).wrapping_neg());
         let owner = OwnerId::numbered(self.first_owner.wrapping_add(class));
         self.last = (owner.number(), class as usize);
-        Some(Allocation::new(held.address, request.bytes, owner, held.token))
+        Some(Allocation::new(block.address, request.bytes, owner, block.token))
     }
 
     #[inline(always)]
@@ -162,17 +162,18 @@ impl Cache {
             return false;
         };
         let bytes = (class as u64 + 1) * STEP_BYTES;
-        let held = self.counts.held_bytes.load(Ordering::Relaxed) + bytes;
+        let held_bytes = self.counts.held_bytes.load(Ordering::Relaxed) + bytes;
         if bin.keeps(allocation.address()) {
             return false;
         }
-        let Some(place) = bin.blocks.get_mut(bin.len).filter(|_| held <= THREAD_MAX_BYTES) else {
+        let Some(free) = bin.blocks.get_mut(bin.len).filter(|_| held_bytes <= THREAD_MAX_BYTES)
+        else {
             return false;
         };
-        *place = Held { address: allocation.address(), token: allocation.token() };
+        *free = CachedBlock { address: allocation.address(), token: allocation.token() };
         bin.len += 1;
         bump(&self.counts.frees, 1);
-        self.counts.held_bytes.store(held, Ordering::Relaxed);
+        self.counts.held_bytes.store(held_bytes, Ordering::Relaxed);
         true
     }
 
@@ -185,15 +186,15 @@ impl Cache {
     }
 
     /// Takes out all cached blocks.
-    fn drain(&mut self) -> Vec<Leaving> {
-        let mut leaving = Vec::new();
+    fn drain(&mut self) -> Vec<EvictedBlock> {
+        let mut evicted = Vec::new();
         for (bytes, bin) in (1..).map(|n| n * STEP_BYTES).zip(&mut self.bins) {
             let kept = bin.blocks.iter().take(std::mem::take(&mut bin.len));
-            leaving.extend(kept.map(|held| Leaving { held: *held, bytes }));
+            evicted.extend(kept.map(|block| EvictedBlock { block: *block, bytes }));
         }
-        bump(&self.counts.returned, leaving.len() as u64);
+        bump(&self.counts.returned, evicted.len() as u64);
         self.counts.held_bytes.store(0, Ordering::Relaxed);
-        leaving
+        evicted
     }
 
     fn is_of(&self, front: u64) -> bool {
@@ -205,10 +206,10 @@ impl Drop for Cache {
     /// Runs when the thread ends, or when a new front replaces a dropped one at the same index. If the
     /// front was dropped, its blocks were dropped with the allocator below.
     fn drop(&mut self) {
-        if let Some(home) = self.home.as_ref().and_then(Weak::upgrade) {
-            let leaving = self.drain();
-            home.remember(&self.counts);
-            home.take_back(leaving);
+        if let Some(front) = self.front.as_ref().and_then(Weak::upgrade) {
+            let evicted = self.drain();
+            front.remember(&self.counts);
+            front.free_blocks(evicted);
         }
     }
 }
@@ -275,7 +276,7 @@ pub(super) fn is_in_force(index: usize, stream: StreamId, state: u64) -> bool {
 
 /// Removed by [`put_in_force`]: blocks of the same front, to be freed, or the cache of a dropped front,
 /// to be dropped. Both are done once nothing is borrowed.
-pub(super) type Out = (Vec<Leaving>, Option<Cache>);
+pub(super) type Out = (Vec<EvictedBlock>, Option<Cache>);
 
 /// Empties this thread's cache and binds it to `stream` and `state`; returns `None` if the thread is
 /// ending.
@@ -284,7 +285,7 @@ pub(super) fn put_in_force(
     state: u64,
     stream: StreamId,
     first_owner: u32,
-    make: impl FnOnce() -> (u32, Arc<Counts>, Weak<dyn Home>),
+    make: impl FnOnce() -> (u32, Arc<Counts>, Weak<dyn FrontCallbacks>),
 ) -> Option<Out> {
     let put = LOCAL.try_with(|caches| {
         let mut caches = caches.try_borrow_mut().ok()?;
@@ -295,8 +296,8 @@ pub(super) fn put_in_force(
         let out = if cache.is_of(state) {
             (cache.drain(), None)
         } else {
-            let (classes, counts, home) = make();
-            (Vec::new(), Some(std::mem::replace(cache, Cache::new(classes, counts, home))))
+            let (classes, counts, front) = make();
+            (Vec::new(), Some(std::mem::replace(cache, Cache::new(classes, counts, front))))
         };
         (cache.state, cache.stream, cache.first_owner) = (state, stream, first_owner);
         cache.last = (first_owner, 0);
@@ -306,7 +307,7 @@ pub(super) fn put_in_force(
 }
 
 /// Takes out this thread's cached blocks of the front with this state.
-pub(super) fn drain(index: usize, state: u64) -> Vec<Leaving> {
+pub(super) fn drain(index: usize, state: u64) -> Vec<EvictedBlock> {
     with(index, |cache| cache.is_of(state).then(|| cache.drain())).unwrap_or_default()
 }
 

@@ -40,7 +40,7 @@ use crate::stats::Usage;
 use crate::sync::{Global, Rank};
 #[doc(hidden)]
 pub use local::forget_all;
-use local::{Counts, Held, Home, Leaving, STEP_BYTES, bytes_of, class_of};
+use local::{CachedBlock, Counts, EvictedBlock, FrontCallbacks, STEP_BYTES, bytes_of, class_of};
 
 /// The most streams whose blocks are cached; requests on further streams go to the strategy.
 const STREAMS_MAX: usize = 256;
@@ -125,19 +125,19 @@ struct Phase {
 #[derive(Debug, Default)]
 struct Threads {
     alive: Vec<Weak<Counts>>,
-    gone: FrontCounts,
+    ended: FrontCounts,
 }
 
 /// The indices of fronts in the threads' lists; true is taken.
-static PLACES: Global<Vec<bool>> = Global::new(Rank::FrontPlaces, Vec::new());
+static CACHE_INDICES: Global<Vec<bool>> = Global::new(Rank::FrontIndices, Vec::new());
 
-fn take_place() -> usize {
-    let mut places = PLACES.lock();
-    let free = places.iter().position(|taken| !taken).unwrap_or(places.len());
-    if free == places.len() {
-        places.push(true);
+fn take_index() -> usize {
+    let mut indices = CACHE_INDICES.lock();
+    let free = indices.iter().position(|taken| !taken).unwrap_or(indices.len());
+    if free == indices.len() {
+        indices.push(true);
     }
-    places[free] = true;
+    indices[free] = true;
     free
 }
 
@@ -149,7 +149,7 @@ pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Fr
     let shared = Arc::new_cyclic(|this| Shared {
         inner,
         state: AtomicU64::new(id << 32),
-        index: take_place(),
+        index: take_index(),
         classes,
         marked: AtomicUsize::new(0),
         marks: Mutex::default(),
@@ -183,8 +183,8 @@ impl<A: DeviceAllocator + 'static> Front<A> {
     /// overlaps.
     #[must_use]
     pub fn totals(&self) -> FrontCounts {
-        let gone = self.shared.threads.lock().gone;
-        self.threads().into_iter().fold(gone, FrontCounts::plus)
+        let ended = self.shared.threads.lock().ended;
+        self.threads().into_iter().fold(ended, FrontCounts::plus)
     }
 }
 
@@ -204,7 +204,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     }
 
     /// Returns the stream and size class of an owner number; `None` if it is not one of this front's.
-    fn kept_as(&self, owner: OwnerId) -> Option<(StreamId, u32)> {
+    fn class_of_owner(&self, owner: OwnerId) -> Option<(StreamId, u32)> {
         let streams = self.streams.read();
         let (first, stream) = streams.range(..=owner.number()).next_back()?;
         let class = owner.number() - first;
@@ -242,20 +242,20 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     /// first owner number of its blocks; `None` if nothing can be cached now.
     fn ready(&self, stream: StreamId, state: u64) -> Option<u32> {
         if Self::scope_is_open(state) {
-            self.take_back(local::drain(self.index, state));
+            self.free_blocks(local::drain(self.index, state));
             return None;
         }
         let first_owner = self.first_owner_of(stream)?;
-        let home = Weak::clone(&self.this);
-        let (leaving, replaced) =
+        let front = Weak::clone(&self.this);
+        let (evicted, replaced) =
             local::put_in_force(self.index, state, stream, first_owner, || {
                 let counts = Arc::default();
                 let mut threads = self.threads.lock();
                 threads.alive.retain(|counts| counts.strong_count() > 0);
                 threads.alive.push(Arc::downgrade(&counts));
-                (self.classes, counts, home as Weak<dyn Home>)
+                (self.classes, counts, front as Weak<dyn FrontCallbacks>)
             })?;
-        self.take_back(leaving);
+        self.free_blocks(evicted);
         drop(replaced);
         Some(first_owner)
     }
@@ -264,10 +264,10 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     /// were any.
     fn release(&self) -> bool {
         let state = self.state.load(Ordering::SeqCst);
-        let leaving = local::drain(self.index, state);
+        let evicted = local::drain(self.index, state);
         let refused = std::mem::take(&mut *self.refused.lock());
-        let some = !leaving.is_empty() || !refused.is_empty();
-        self.take_back(leaving);
+        let some = !evicted.is_empty() || !refused.is_empty();
+        self.free_blocks(evicted);
         for below in refused {
             if let Err(error) = self.inner.free(below) {
                 self.refused.lock().push(error.allocation);
@@ -277,7 +277,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     }
 
     /// Allocates from the allocator below; if it is out of memory, frees the cached blocks and retries.
-    fn ask(&self, request: Request) -> AllocResult {
+    fn allocate_below(&self, request: Request) -> AllocResult {
         let first = self.inner.allocate(request);
         if !matches!(first, Err(AllocError::OutOfMemory(_))) {
             return first;
@@ -291,16 +291,16 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     fn take_below(&self, request: Request) -> AllocResult {
         let class = class_of(request.bytes);
         if class >= self.classes {
-            return self.ask(request);
+            return self.allocate_below(request);
         }
         let state = self.state.load(Ordering::SeqCst);
         let missed = || local::missed(self.index, request.stream, state);
         let ready = || self.ready(request.stream, state).and_then(|_| missed());
         let Some(first_owner) = missed().or_else(ready) else {
-            return self.ask(request);
+            return self.allocate_below(request);
         };
         let rounded = Request { bytes: bytes_of(class), ..request };
-        let found = self.ask(rounded)?;
+        let found = self.allocate_below(rounded)?;
         let known = *self.owner_below.get_or_init(|| found.owner()) == found.owner();
         // A scope opened during the request may have routed it to a pool.
         let routed = Self::scope_is_open(self.state.load(Ordering::SeqCst));
@@ -313,8 +313,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
 
     #[cold]
     #[inline(never)]
-    fn give_below(&self, allocation: Allocation) -> Result<(), FreeError> {
-        let Some((stream, class)) = self.kept_as(allocation.owner()) else {
+    fn free_below(&self, allocation: Allocation) -> Result<(), FreeError> {
+        let Some((stream, class)) = self.class_of_owner(allocation.owner()) else {
             return self.inner.free(allocation);
         };
         let state = self.state.load(Ordering::SeqCst);
@@ -362,12 +362,12 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
     }
 }
 
-impl<A: DeviceAllocator + 'static> Home for Shared<A> {
-    fn take_back(&self, leaving: Vec<Leaving>) {
+impl<A: DeviceAllocator + 'static> FrontCallbacks for Shared<A> {
+    fn free_blocks(&self, evicted: Vec<EvictedBlock>) {
         let Some(&owner) = self.owner_below.get() else {
             return;
         };
-        for Leaving { held: Held { address, token }, bytes } in leaving {
+        for EvictedBlock { block: CachedBlock { address, token }, bytes } in evicted {
             if let Err(error) = self.inner.free(Allocation::new(address, bytes, owner, token)) {
                 self.refused.lock().push(error.allocation);
             }
@@ -376,15 +376,15 @@ impl<A: DeviceAllocator + 'static> Home for Shared<A> {
 
     fn remember(&self, counts: &Counts) {
         let mut threads = self.threads.lock();
-        threads.gone = threads.gone.plus(FrontCounts::of(counts));
+        threads.ended = threads.ended.plus(FrontCounts::of(counts));
         threads.alive.retain(|alive| !std::ptr::eq(alive.as_ptr(), counts));
     }
 }
 
 impl<A> Drop for Shared<A> {
     fn drop(&mut self) {
-        if let Some(place) = PLACES.lock().get_mut(self.index) {
-            *place = false;
+        if let Some(taken) = CACHE_INDICES.lock().get_mut(self.index) {
+            *taken = false;
         }
     }
 }
@@ -417,7 +417,7 @@ impl<A: DeviceAllocator + 'static> DeviceAllocator for Front<A> {
         {
             return Ok(());
         }
-        shared.give_below(allocation)
+        shared.free_below(allocation)
     }
 
     fn name(&self) -> &str {
@@ -461,7 +461,7 @@ impl<A: DeviceAllocator + 'static> Above for Front<A> {
     }
 
     fn below(&self, allocation: &Allocation) -> Option<Allocation> {
-        let (_, class) = self.shared.kept_as(allocation.owner())?;
+        let (_, class) = self.shared.class_of_owner(allocation.owner())?;
         self.shared.below(allocation, class)
     }
 
@@ -491,7 +491,7 @@ impl<A: DeviceAllocator + 'static> CrossStream for Front<A> {
 
 impl<A: DeviceAllocator + 'static> Sharing for Front<A> {
     fn share(&self, allocation: &Allocation) -> Result<SharedHandle, SharingError> {
-        self.seen(allocation, |below| self.sharing().share(below))
+        self.with_handle_below(allocation, |below| self.sharing().share(below))
     }
 
     fn share_raw(&self, address: u64) -> Result<SharedHandle, SharingError> {

@@ -1,17 +1,17 @@
-//! Compares the ledger with one plain counter, and counts its looks at other heaps.
+//! Compares the ledger with one plain counter, and counts its checks of other heaps.
 
 use std::cell::{Cell, RefCell};
 
 use super::*;
-use crate::heap::{BlockId, Completed, HandOut, Slot, SplitChange};
+use crate::heap::{AllocatedBlock, BlockId, Completed, Slot, SplitChange};
 use crate::size::PoolKind;
-use crate::stats::lanes::{ALL, LANES};
+use crate::stats::heap_counters::{ALL, COUNTERS};
 
 /// The heaps of one thread. A borrowed heap counts as locked.
 struct Model {
     ledger: Ledger,
     counters: Vec<RefCell<HeapCounters>>,
-    looks: Cell<u64>,
+    checks: Cell<u64>,
 }
 
 /// A block of a heap, and how its allocation changed the free parts of its segment.
@@ -44,56 +44,56 @@ impl Block {
 }
 
 impl Heaps for Model {
-    fn try_look<R>(&self, heap: u32, look: impl FnOnce(&mut HeapCounters) -> R) -> Option<R> {
-        self.looks.set(self.looks.get() + 1);
+    fn with_counters<R>(&self, heap: u32, read: impl FnOnce(&mut HeapCounters) -> R) -> Option<R> {
+        self.checks.set(self.checks.get() + 1);
         let mut counters = self.counters[heap as usize].try_borrow_mut().ok()?;
-        Some(look(&mut counters))
+        Some(read(&mut counters))
     }
 }
 
 impl Model {
     fn of(heaps: usize) -> Self {
         let counters = (0..heaps).map(|_| RefCell::default()).collect();
-        Self { ledger: Ledger::default(), counters, looks: Cell::new(0) }
+        Self { ledger: Ledger::default(), counters, checks: Cell::new(0) }
     }
 
     fn change(&self, heap: u8, change: impl FnOnce(&mut HeapCounters) -> bool) {
         let counters = &mut *self.counters[usize::from(heap)].borrow_mut();
         if change(counters) {
-            self.ledger.settle(heap.into(), counters, self);
+            self.ledger.raise_limits(heap.into(), counters, self);
         }
     }
 
     fn take(&self, block: Block) -> Block {
         let Block { heap, kind, size_bytes, inactive, oversize } = block;
         let id = BlockId { slot: Slot(0), generation: 0 };
-        let out = HandOut { id, address: 0, size_bytes, kind, inactive };
+        let out = AllocatedBlock { id, address: 0, size_bytes, kind, inactive };
         self.change(heap, |counters| {
             counters.hits += 1;
-            counters.handed_out(&out, size_bytes / 2, oversize)
+            counters.allocated(&out, size_bytes / 2, oversize)
         });
         block
     }
 
-    fn give(&self, block: Block) {
+    fn free(&self, block: Block) {
         self.change(block.heap, |counters| counters.freed(&block.completed(), block.oversize));
     }
 
     fn drain(&self, block: Block) {
         let Block { kind, size_bytes, oversize, .. } = block;
-        self.change(block.heap, |counters| counters.given_back(kind, size_bytes, oversize));
+        self.change(block.heap, |counters| counters.began_draining(kind, size_bytes, oversize));
     }
 
     fn complete(&self, block: Block) {
         self.change(block.heap, |counters| counters.drained(&block.completed()));
     }
 
-    fn peaks(&self) -> [[i64; LANES]; CLASSES] {
+    fn peaks(&self) -> [[i64; COUNTERS]; CLASSES] {
         self.ledger.peaks().map(|peaks| peaks.0)
     }
 
-    fn held(&self) -> [[i64; LANES]; CLASSES] {
-        let mut held = [[0; LANES]; CLASSES];
+    fn held(&self) -> [[i64; COUNTERS]; CLASSES] {
+        let mut held = [[0; COUNTERS]; CLASSES];
         for counters in &self.counters {
             for (class, held) in held.iter_mut().enumerate() {
                 let current = counters.borrow().current(class).0;
@@ -103,17 +103,17 @@ impl Model {
         held
     }
 
-    /// Returns the number of looks at heaps since the last call.
-    fn looks(&self) -> u64 {
-        self.looks.replace(0)
+    /// Returns the number of checks of heaps since the last call.
+    fn checks(&self) -> u64 {
+        self.checks.replace(0)
     }
 }
 
 /// One counter for all blocks, without heaps.
 #[derive(Default)]
 struct Plain {
-    held: [[i64; LANES]; CLASSES],
-    peak: [[i64; LANES]; CLASSES],
+    held: [[i64; COUNTERS]; CLASSES],
+    peak: [[i64; COUNTERS]; CLASSES],
 }
 
 impl Plain {
@@ -132,10 +132,10 @@ impl Plain {
             oversize * i64::from(block.oversize),
         ];
         for class in [block.kind.index(), ALL] {
-            for (lane, change) in change.into_iter().enumerate() {
-                let held = &mut self.held[class][lane];
+            for (counter, change) in change.into_iter().enumerate() {
+                let held = &mut self.held[class][counter];
                 *held += change;
-                self.peak[class][lane] = self.peak[class][lane].max(*held);
+                self.peak[class][counter] = self.peak[class][counter].max(*held);
             }
         }
     }
@@ -150,7 +150,7 @@ quickcheck::quickcheck! {
             match (what % 8, live.pop(), draining.pop()) {
                 (0..=2, Some(block), kept) => {
                     draining.extend(kept);
-                    model.give(block);
+                    model.free(block);
                     plain.add(block, [-1, -1, -1, -1]);
                 }
                 (3, Some(block), kept) => {
@@ -194,74 +194,74 @@ fn serve(model: &Model, heaps: u8, requests: u64) {
         let heap = u8::try_from(request % u64::from(heaps)).unwrap();
         let size = |n| 512 * (1 + (request * 20 + n) * 7919 % 199);
         let blocks: Vec<_> = (0..20).map(|n| model.take(Block::small(heap, size(n)))).collect();
-        blocks.into_iter().for_each(|block| model.give(block));
+        blocks.into_iter().for_each(|block| model.free(block));
     }
 }
 
 #[test]
-fn a_thread_that_goes_round_128_heaps_looks_at_one_a_pair_and_at_two_a_request() {
+fn a_thread_that_cycles_over_128_heaps_checks_one_a_pair_and_two_a_request() {
     let model = Model::of(128);
     // Raises all peaks, except that of the number of blocks, far above the values that follow.
     let large: Vec<_> = (0..4).map(|heap| model.take(Block::small(heap, 1 << 20))).collect();
-    large.into_iter().for_each(|block| model.give(block));
+    large.into_iter().for_each(|block| model.free(block));
     let pairs = |rounds: u64| {
         for _ in 0..rounds {
-            (0..128).for_each(|heap| model.give(model.take(Block::small(heap, 512))));
+            (0..128).for_each(|heap| model.free(model.take(Block::small(heap, 512))));
         }
     };
     pairs(3);
-    model.looks();
+    model.checks();
     pairs(10);
-    assert!(model.looks() <= 10 * 128 * 2, "pairs");
+    assert!(model.checks() <= 10 * 128 * 2, "pairs");
 
     serve(&model, 128, 128 * 3);
-    model.looks();
+    model.checks();
     serve(&model, 128, 128 * 10);
-    let looks = model.looks();
-    assert!(looks <= 128 * 10 * 4, "{looks} looks of {} requests", 128 * 10);
+    let checks = model.checks();
+    assert!(checks <= 128 * 10 * 4, "{checks} checks for {} requests", 128 * 10);
 }
 
 #[test]
-fn heaps_that_are_used_at_once_are_looked_at_less_than_once_a_call() {
+fn heaps_that_are_used_at_once_are_checked_less_than_once_a_call() {
     const HEAPS: u8 = 16;
     let model = Model::of(HEAPS.into());
     let mut held: Vec<Vec<Block>> = vec![Vec::new(); HEAPS.into()];
-    let mut dice = 1u64;
+    let mut random = 1u64;
     let mut steps = |count: u64| {
         for _ in 0..count {
-            dice = dice
+            random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let heap = u8::try_from(dice >> 60).unwrap();
+            let heap = u8::try_from(random >> 60).unwrap();
             let blocks = &mut held[usize::from(heap)];
             if blocks.len() == 8 {
-                model.give(blocks.remove(0));
+                model.free(blocks.remove(0));
             } else {
-                let size = 512 * (1 + (dice >> 40) % 512);
+                let size = 512 * (1 + (random >> 40) % 512);
                 blocks.push(model.take(Block::small(heap, size)));
             }
         }
     };
     steps(10_000);
-    model.looks();
+    model.checks();
     steps(10_000);
-    let looks = model.looks();
-    assert!(looks <= 5_000, "{looks} looks of 10,000 calls");
+    let checks = model.checks();
+    assert!(checks <= 5_000, "{checks} checks for 10,000 calls");
 }
 
 #[test]
 fn a_heap_that_is_busy_counts_at_its_limit() {
     let model = Model::of(2);
-    model.give(model.take(Block::small(0, 4096)));
+    model.free(model.take(Block::small(0, 4096)));
     let busy = model.counters[0].borrow_mut();
     let block = model.take(Block::small(1, 1024));
-    let bytes = |peaks: [[i64; LANES]; CLASSES]| peaks[ALL][1];
+    let bytes = |peaks: [[i64; COUNTERS]; CLASSES]| peaks[ALL][1];
     assert_eq!(bytes(model.peaks()), 4096 + 1024, "too high by what the busy one may hold");
     drop(busy);
     let another = model.take(Block::small(1, 4096));
     assert_eq!(bytes(model.peaks()), 4096 + 1024, "exact again: both together are as much");
     let third = model.take(Block::small(0, 512));
     assert_eq!(bytes(model.peaks()), 4096 + 1024 + 512);
-    [block, another, third].into_iter().for_each(|block| model.give(block));
-    assert_eq!(model.held(), [[0; LANES]; CLASSES]);
+    [block, another, third].into_iter().for_each(|block| model.free(block));
+    assert_eq!(model.held(), [[0; COUNTERS]; CLASSES]);
 }

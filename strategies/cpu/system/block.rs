@@ -25,7 +25,7 @@ pub enum Fill {
 }
 
 /// The allocator that the memory is released to.
-enum Home {
+enum Origin {
     /// The C library.
     #[cfg(unix)]
     System,
@@ -39,7 +39,7 @@ enum Home {
 pub struct SystemBlock {
     start: NonNull<u8>,
     layout: Layout,
-    home: Home,
+    origin: Origin,
     content: Content,
 }
 
@@ -80,7 +80,7 @@ impl SystemBlock {
         let number = unsafe { libc::posix_memalign(&raw mut start, alignment, layout.size()) };
         match NonNull::new(start.cast()) {
             Some(start) if number == 0 => {
-                Ok(Self { start, layout, home: Home::System, content: Content::Unknown })
+                Ok(Self { start, layout, origin: Origin::System, content: Content::Unknown })
             }
             _ => Err(refused("posix_memalign", size_bytes, alignment_bytes, number)),
         }
@@ -103,7 +103,7 @@ impl SystemBlock {
         let start = unsafe { global.alloc(layout) };
         let start = NonNull::new(start)
             .ok_or_else(|| refused("alloc", size_bytes, alignment_bytes, OUT_OF_MEMORY))?;
-        Ok(Self { start, layout, home: Home::Global(global), content: Content::Unknown })
+        Ok(Self { start, layout, origin: Origin::Global(global), content: Content::Unknown })
     }
 
     /// Allocates a mapping of its own.
@@ -115,7 +115,7 @@ impl SystemBlock {
     ) -> DriverResult<Self> {
         let layout = layout_of(size_bytes, alignment_bytes)?;
         let start = mapping::map(layout, options)?;
-        Ok(Self { start, layout, home: Home::Mapping, content: Content::Zeros })
+        Ok(Self { start, layout, origin: Origin::Mapping, content: Content::Zeros })
     }
 
     /// Returns its address.
@@ -191,14 +191,14 @@ const OUT_OF_MEMORY: i32 = 12;
 impl Drop for SystemBlock {
     fn drop(&mut self) {
         let start = self.start.as_ptr();
-        match self.home {
+        match self.origin {
             #[cfg(unix)]
             // SAFETY: it came from `posix_memalign`, and only this value frees it.
-            Home::System => unsafe { libc::free(start.cast()) },
+            Origin::System => unsafe { libc::free(start.cast()) },
             #[cfg(target_os = "linux")]
-            Home::Mapping => mapping::unmap(self.start, self.layout),
+            Origin::Mapping => mapping::unmap(self.start, self.layout),
             // SAFETY: it came from there, with this layout.
-            Home::Global(global) => unsafe { global.dealloc(start, self.layout) },
+            Origin::Global(global) => unsafe { global.dealloc(start, self.layout) },
         }
     }
 }

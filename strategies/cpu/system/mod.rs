@@ -37,12 +37,12 @@ pub trait Source: fmt::Debug + Send + Sync {
     fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock>;
 
     /// Releases a block. Must not call into the allocator that releases it.
-    fn give(&self, block: SystemBlock) {
+    fn release(&self, block: SystemBlock) {
         drop(block);
     }
 
     /// Releases free memory that the source itself caches. May take milliseconds.
-    fn release_kept(&self) {}
+    fn release_cached(&self) {}
 }
 
 /// Options for memory from the system.
@@ -92,7 +92,7 @@ impl Source for SystemMemory {
         SystemBlock::from_system(size_bytes, alignment_bytes)
     }
 
-    fn release_kept(&self) {
+    fn release_cached(&self) {
         block::trim_c_library();
     }
 }
@@ -140,7 +140,7 @@ mod tests {
                 let bytes = block.initialized().unwrap();
                 assert_eq!(bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>(), 0);
                 bytes[usize::try_from(size - 1).unwrap()] = 7;
-                memory.give(block);
+                memory.release(block);
             }
         }
     }

@@ -29,13 +29,13 @@ fn machine() -> DriverResult<MemoryInfo> {
     };
     let found = bytes("MemTotal:").zip(bytes("MemAvailable:"));
     let (total_bytes, free_bytes) =
-        found.ok_or_else(|| not_supported("meminfo", "it does not say how much is available"))?;
+        found.ok_or_else(|| not_supported("meminfo", "no line MemAvailable"))?;
     Ok(MemoryInfo { free_bytes, total_bytes })
 }
 
 #[cfg(not(target_os = "linux"))]
 fn machine() -> DriverResult<MemoryInfo> {
-    Err(not_supported("memory_info", "this system is not asked for its memory"))
+    Err(not_supported("memory_info", "not supported on this system"))
 }
 
 /// Returns the tightest memory limit among this process's control group (cgroup) and its ancestors.

@@ -149,8 +149,8 @@ mod tests {
         for (stream, accepted) in [(64, true), (65, false)] {
             let mut argument: *mut c_void = std::ptr::without_provenance_mut(stream);
             // SAFETY: the copy is alive.
-            let said = unsafe { invoke(&raw const copy.payload, &raw mut argument) };
-            assert_eq!(said, accepted);
+            let is_accepted = unsafe { invoke(&raw const copy.payload, &raw mut argument) };
+            assert_eq!(is_accepted, accepted);
         }
         drop(copy);
         assert_eq!(Arc::strong_count(&filter), before - 1);

@@ -177,7 +177,7 @@ impl Found {
         match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
             Ok(library) => Ok(Self { path, library: ManuallyDrop::new(library) }),
             Err(error) => {
-                let message = told(&error, &path);
+                let message = loader_message(&error, &path);
                 Err(LibraryError::NotLoaded { path, message })
             }
         }
@@ -204,7 +204,7 @@ impl Found {
 }
 
 /// Returns the loader's message without the path at its start, which the error contains already.
-fn told(error: &libloading::Error, path: &Path) -> String {
+fn loader_message(error: &libloading::Error, path: &Path) -> String {
     let source = std::error::Error::source(error).map(ToString::to_string);
     let text = source.unwrap_or_else(|| error.to_string());
     let begin = format!("{}: ", path.display());

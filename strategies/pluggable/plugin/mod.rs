@@ -178,7 +178,7 @@ impl fmt::Debug for Callbacks {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LibraryError {
     /// The file does not exist.
-    #[error("library {}: there is no such file", path.display())]
+    #[error("library {}: no such file", path.display())]
     Missing {
         /// The path.
         path: PathBuf,

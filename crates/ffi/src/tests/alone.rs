@@ -31,30 +31,30 @@ fn alone(test: &str, variables: &[(&str, &str)]) -> String {
     let output = command.output().expect("this program can be started again");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{test}: {errors}");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("1 passed"), "{test} ran: {said}");
+    let output_text = String::from_utf8_lossy(&output.stdout);
+    assert!(output_text.contains("1 passed"), "{test} ran: {output_text}");
     errors
 }
 
 #[test]
-fn what_is_probably_not_meant_is_said_once() {
+fn probable_mistakes_are_warned_of_once() {
     if !is_part() {
         let conf = ("ALLOC_CONF", "backend:native");
         let other = ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync");
-        let said = alone(
-            "what_is_probably_not_meant_is_said_once",
+        let output_text = alone(
+            "probable_mistakes_are_warned_of_once",
             &[conf, other, ("STRATALLOC_DEVICE", "sim")],
         );
         for words in [
-            "ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ; ALLOC_CONF counts",
-            "max_split_size_mb stands at byte 0 and at byte 21; the last counts",
-            "roundup_power2_divisions stands at byte 0 and at byte 27; the last counts",
-            "garbage_collection_threshold stands at byte 0 and at byte 33; the last counts",
+            "ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF are both set and differ; ALLOC_CONF is used",
+            "max_split_size_mb is set at byte 0 and at byte 21; the last value is used",
+            "roundup_power2_divisions is set at byte 0 and at byte 27; the last value is used",
+            "garbage_collection_threshold is set at byte 0 and at byte 33; the last value is used",
         ] {
             let line = format!("stratalloc: warning: {words}\n");
-            assert_eq!(said.matches(&line).count(), 1, "{line}{said}");
+            assert_eq!(output_text.matches(&line).count(), 1, "{line}{output_text}");
         }
-        assert_eq!(said.matches("warning").count(), 4, "{said}");
+        assert_eq!(output_text.matches("warning").count(), 4, "{output_text}");
         return;
     }
     stratalloc_torch_init(2);
@@ -83,11 +83,11 @@ fn what_is_probably_not_meant_is_said_once() {
 }
 
 #[test]
-fn a_device_that_nobody_uses_is_not_opened_to_be_asked() {
+fn queries_do_not_open_an_unused_device() {
     if !is_part() {
         // A device that cannot be opened.
         let kind = ("STRATALLOC_DEVICE", "gpu");
-        alone("a_device_that_nobody_uses_is_not_opened_to_be_asked", &[kind]);
+        alone("queries_do_not_open_an_unused_device", &[kind]);
         return;
     }
     let all = text(3, Text::TorchStatistics).unwrap();
@@ -164,19 +164,19 @@ fn two_devices_use_each_others_memory() {
 }
 
 #[test]
-fn an_empty_cache_that_fails_is_told() {
+fn a_failed_empty_cache_is_reported() {
     if !is_part() {
-        let variables = [("ALLOC_CONF", "backend:stuck"), ("STRATALLOC_DEVICE", "sim")];
-        let said = alone("an_empty_cache_that_fails_is_told", &variables);
+        let variables = [("ALLOC_CONF", "backend:failing"), ("STRATALLOC_DEVICE", "sim")];
+        let output_text = alone("a_failed_empty_cache_is_reported", &variables);
         let line = "stratalloc: a defect of the library: no such request\n";
-        assert_eq!(said.matches(line).count(), 1, "{said}");
+        assert_eq!(output_text.matches(line).count(), 1, "{output_text}");
         return;
     }
     assert_eq!(stratalloc_torch_empty_cache(), Status::Ok, "there is nothing to empty");
     let allocate =
         |bytes, _, _| if bytes == 666 { panic!("no such request") } else { Some(1 << 20) };
-    let stuck = Callbacks::new(allocate, |_, _, _, _| {}).on_reset(|| panic!("no reset"));
-    registry::register_callbacks("stuck", stuck).unwrap();
+    let failing = Callbacks::new(allocate, |_, _, _, _| {}).on_reset(|| panic!("no reset"));
+    registry::register_callbacks("failing", failing).unwrap();
     assert!(stratalloc_torch_malloc(666, 1, null_mut()).is_null());
     let block = stratalloc_torch_malloc(512, 1, null_mut());
     assert!(!block.is_null());

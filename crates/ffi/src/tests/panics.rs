@@ -32,8 +32,8 @@ fn bursting() -> Callbacks {
 
 fn ended(status: Status, words: &str) {
     assert_eq!(status, Status::Internal, "{words}");
-    let said = last_error();
-    assert!(said.starts_with("a defect of the library: ") && said.contains(words), "{said}");
+    let message = last_error();
+    assert!(message.starts_with("a defect of the library: ") && message.contains(words), "{message}");
 }
 
 #[test]

@@ -152,7 +152,7 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
     status(|| {
         let address = pointer.addr() as u64;
         let from_likely = || find(likely)?.take_back(address);
-        let (of, asked) = match pointer.is_null() {
+        let (of, requested_bytes) = match pointer.is_null() {
             true => (-1, 0),
             false => match from_likely() {
                 Some(taken) => (likely, taken?),
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
         // SAFETY: our caller's promise.
         unsafe { store_any(device, of) };
         // SAFETY: our caller's promise.
-        unsafe { store_any(bytes, asked) };
+        unsafe { store_any(bytes, requested_bytes) };
         Ok(())
     })
 }
@@ -171,8 +171,8 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
 #[cold]
 fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
     let mut others = open_devices().filter(|(device, _)| *device != likely);
-    let ask = |(device, open): (c_int, &Instance)| Some((device, open.take_back(address)?));
-    match others.find_map(ask) {
+    let free_there = |(device, open): (c_int, &Instance)| Some((device, open.take_back(address)?));
+    match others.find_map(free_there) {
         Some((device, taken)) => Ok((device, taken?)),
         None if is_child() => Ok((-1, 0)),
         None => Err(not_ours(address)),

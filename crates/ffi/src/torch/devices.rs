@@ -28,9 +28,9 @@ static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
 
 /// A device's allocator once it is created; null before. It is never freed.
 #[derive(Debug)]
-struct Place(AtomicPtr<Instance>);
+struct Entry(AtomicPtr<Instance>);
 
-impl Place {
+impl Entry {
     #[inline]
     fn get(&self) -> Option<&'static Instance> {
         // SAFETY: null, or leaked by `put`.
@@ -47,7 +47,7 @@ impl Place {
 /// The allocators of all devices.
 #[derive(Debug)]
 struct Devices {
-    places: [Place; DEVICES_MAX],
+    entries: [Entry; DEVICES_MAX],
     /// The configuration of allocators that are created later, once a string was applied to all devices;
     /// `None` stands for the environment's. Locked while an allocator is created or all are changed.
     opening: Global<Option<Config>>,
@@ -68,17 +68,17 @@ fn opening_here() -> Defer<impl FnMut()> {
 
 impl Devices {
     const fn new() -> Self {
-        let places = [const { Place(AtomicPtr::new(null_mut())) }; DEVICES_MAX];
-        Self { places, opening: Global::new(Rank::TorchDevices, None) }
+        let entries = [const { Entry(AtomicPtr::new(null_mut())) }; DEVICES_MAX];
+        Self { entries, opening: Global::new(Rank::TorchDevices, None) }
     }
 
     #[inline]
-    fn place(&self, device: c_int) -> Option<&Place> {
-        usize::try_from(device).ok().and_then(|device| self.places.get(device))
+    fn entry(&self, device: c_int) -> Option<&Entry> {
+        usize::try_from(device).ok().and_then(|device| self.entries.get(device))
     }
 
     fn all(&self) -> impl Iterator<Item = &'static Instance> {
-        self.places.iter().filter_map(Place::get)
+        self.entries.iter().filter_map(Entry::get)
     }
 
     /// Creates a device's allocator. After a failure, the next call tries again. The allocator is
@@ -89,9 +89,9 @@ impl Devices {
         device: c_int,
         make: impl FnOnce(Option<&Config>) -> Result<Instance, Failure>,
     ) -> Result<&'static Instance, Failure> {
-        let place = self.place(device).ok_or_else(|| none(device))?;
+        let entry = self.entry(device).ok_or_else(|| none(device))?;
         let later = self.opening.lock();
-        if let Some(open) = place.get() {
+        if let Some(open) = entry.get() {
             return Ok(open);
         }
         let instance = {
@@ -102,7 +102,7 @@ impl Devices {
             introduce(other, &instance);
             introduce(&instance, other);
         }
-        Ok(place.put(instance))
+        Ok(entry.put(instance))
     }
 
     /// Applies a configuration string to all devices, including those that are opened later, or to none.
@@ -154,14 +154,14 @@ pub(crate) fn is_opening() -> bool {
 
 /// Removes all allocators without dropping them, after a fork.
 pub(crate) fn forget_all() {
-    DEVICES.places.iter().for_each(|place| place.0.store(null_mut(), Ordering::Relaxed));
+    DEVICES.entries.iter().for_each(|entry| entry.0.store(null_mut(), Ordering::Relaxed));
 }
 
 /// Lets the device of `other` access the memory of `instance`. Both work without it, so a failure is only
 /// a warning.
 fn introduce(instance: &Instance, other: &Instance) {
     let devices = [instance, other].map(|instance| instance.driver.info().device);
-    if let Err(failure) = instance.let_in(devices[1]) {
+    if let Err(failure) = instance.enable_peer(devices[1]) {
         let [own, other] = devices;
         let text = failure.text;
         warn_once(format_args!("device {other} cannot use the memory of device {own}: {text}"));
@@ -186,24 +186,24 @@ pub(super) fn opened(device: c_int) -> Result<&'static Instance, Failure> {
 /// Returns the allocator of a device, if it has one.
 #[inline]
 pub(crate) fn find(device: c_int) -> Option<&'static Instance> {
-    DEVICES.place(device).and_then(Place::get)
+    DEVICES.entry(device).and_then(Entry::get)
 }
 
 /// Returns the counters of a device's allocator; zeros if there is none yet. Creates none.
 pub(crate) fn statistics(device: c_int) -> Result<Statistics, Failure> {
-    let place = DEVICES.place(device).ok_or_else(|| none(device))?;
-    Ok(place.get().map_or_else(Statistics::default, |open| open.statistics()))
+    let entry = DEVICES.entry(device).ok_or_else(|| none(device))?;
+    Ok(entry.get().map_or_else(Statistics::default, |open| open.statistics()))
 }
 
 /// Returns all existing allocators, with the ordinals of their devices.
 pub(crate) fn open_devices() -> impl Iterator<Item = (c_int, &'static Instance)> {
-    (0..).zip(&DEVICES.places).filter_map(|(device, place)| Some((device, place.get()?)))
+    (0..).zip(&DEVICES.entries).filter_map(|(device, entry)| Some((device, entry.get()?)))
 }
 
 /// Returns the strategy of a device's allocator; the configured one if there is none yet.
 pub(crate) fn name_in_force(device: c_int) -> Result<String, Failure> {
-    let place = DEVICES.place(device).ok_or_else(|| none(device))?;
-    match place.get() {
+    let entry = DEVICES.entry(device).ok_or_else(|| none(device))?;
+    match entry.get() {
         Some(open) => Ok(open.name().to_owned()),
         None => {
             let later = DEVICES.opening.read().clone();
@@ -283,10 +283,10 @@ mod tests {
 
     /// Uses each device in turn, then the first two again.
     fn use_all(conf: &str, sims: &[Arc<Sim>; 3]) {
-        let seats = none_open();
+        let devices = none_open();
         for device in [0, 1, 2, 1, 0] {
             let sim = Arc::clone(&sims[usize::try_from(device).unwrap()]);
-            let open = seats.open(device, |_| instance(conf, sim)).unwrap();
+            let open = devices.open(device, |_| instance(conf, sim)).unwrap();
             for bytes in [512, 25 * MIB] {
                 open.allocate(bytes, StreamId::DEFAULT).unwrap();
             }
@@ -305,7 +305,7 @@ mod tests {
                 assert_eq!(sim.calls("enable_access"), 1, "{conf}");
                 assert_eq!(sim.mapped_bytes_open_to(DeviceId(2)), 0);
             }
-            assert_eq!(sims[2].calls("enable_access"), 0, "nobody reaches it");
+            assert_eq!(sims[2].calls("enable_access"), 0, "no device can reach it");
         }
         for conf in ["", "malloc_async_own_pool:True"] {
             let sims = sims();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_alone_and_one_that_is_told_not_to_open_nothing() {
+    fn one_device_and_peers_none_enable_no_access() {
         let sims = sims();
         use_all("expandable_segments:True,peers:none", &sims);
         let alone = none_open();
@@ -325,36 +325,36 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_cannot_be_let_in_does_not_stop_the_allocator() {
+    fn a_device_that_cannot_be_given_access_does_not_stop_the_allocator() {
         let sims = sims();
-        let seats = none_open();
+        let devices = none_open();
         let conf = "expandable_segments:True";
         let faulty = Arc::new(Faulty::new(Arc::clone(&sims[0])));
-        seats.open(0, |_| instance(conf, faulty.clone())).unwrap();
+        devices.open(0, |_| instance(conf, faulty.clone())).unwrap();
         let only = Some("enable_access");
         faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
-        let open = seats.open(1, |_| instance(conf, sims[1].clone())).unwrap();
+        let open = devices.open(1, |_| instance(conf, sims[1].clone())).unwrap();
         open.allocate(512, StreamId::DEFAULT).unwrap();
         assert_eq!(sims[1].mapped_bytes_open_to(DeviceId(0)), 2 * MIB, "the other way is open");
-        seats.open(0, |_| unreachable!()).unwrap().allocate(512, StreamId::DEFAULT).unwrap();
+        devices.open(0, |_| unreachable!()).unwrap().allocate(512, StreamId::DEFAULT).unwrap();
         assert_eq!(sims[0].mapped_bytes_open_to(DeviceId(1)), 0);
     }
 
     /// Opens two devices; the returned list can open a third.
     fn two_open(drivers: [Arc<dyn Driver>; 2]) -> &'static Devices {
-        let seats = none_open();
+        let devices = none_open();
         for (device, driver) in (0..).zip(drivers) {
-            seats.open(device, |_| instance("", driver)).unwrap();
+            devices.open(device, |_| instance("", driver)).unwrap();
         }
-        seats
+        devices
     }
 
-    fn told(seats: &Devices) -> Vec<(String, Option<u64>)> {
+    fn configurations(devices: &Devices) -> Vec<(String, Option<u64>)> {
         let of = |open: &Instance| {
             let InForce { config, .. } = open.in_force();
             (open.name().to_owned(), config.settings().max_split_bytes)
         };
-        seats.all().map(of).collect()
+        devices.all().map(of).collect()
     }
 
     fn nothing() -> Result<Config, Failure> {
@@ -364,17 +364,17 @@ mod tests {
     #[test]
     fn a_string_that_one_device_refuses_changes_none() {
         let [first, second, third] = sims();
-        let seats = two_open([first, second]);
-        seats.set_conf("max_split_size_mb:64", nothing).unwrap();
+        let devices = two_open([first, second]);
+        devices.set_conf("max_split_size_mb:64", nothing).unwrap();
         let both = vec![("native".to_owned(), Some(64 * MIB)); 2];
-        assert_eq!(told(seats), both);
+        assert_eq!(configurations(devices), both);
         let pool = PoolId { capture: 0, user: 7 };
-        let used = seats.place(1).and_then(Place::get).unwrap();
+        let used = devices.entry(1).and_then(Entry::get).unwrap();
         used.pools().unwrap().create_pool(pool, Default::default()).unwrap();
         let switch = "backend:cudaMallocAsync,max_split_size_mb:200";
-        assert!(seats.set_conf(switch, nothing).is_err(), "a pool of the second has a user");
-        assert_eq!(told(seats), both);
-        let open = seats.open(2, |later| {
+        assert!(devices.set_conf(switch, nothing).is_err(), "a pool of the second has a user");
+        assert_eq!(configurations(devices), both);
+        let open = devices.open(2, |later| {
             let config = later.cloned().unwrap();
             Instance::build(&config, third)
         });
@@ -386,16 +386,16 @@ mod tests {
     fn a_driver_that_refuses_late_brings_the_former_configuration_back() {
         let [first, second, _] = sims();
         let faulty = Arc::new(Faulty::new(second));
-        let seats = two_open([first, faulty.clone()]);
-        seats.set_conf("max_split_size_mb:64", nothing).unwrap();
-        let before = told(seats);
-        let limited = seats.place(0).and_then(Place::get).unwrap();
+        let devices = two_open([first, faulty.clone()]);
+        devices.set_conf("max_split_size_mb:64", nothing).unwrap();
+        let before = configurations(devices);
+        let limited = devices.entry(0).and_then(Entry::get).unwrap();
         limited.caching().unwrap().set_limit_bytes(Some(30 * MIB));
         let only = Some("create_pool");
         faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
         let switch = "backend:cudaMallocAsync,malloc_async_own_pool:True";
-        assert!(seats.set_conf(switch, nothing).is_err());
-        assert_eq!(told(seats), before);
+        assert!(devices.set_conf(switch, nothing).is_err());
+        assert_eq!(configurations(devices), before);
         assert_eq!(limited.caching().unwrap().limit_bytes(), Some(30 * MIB));
     }
 }

@@ -24,7 +24,7 @@ use super::calls::{pointer_to, stream_of};
 use super::fork::is_child;
 use super::guard::{Failure, Status, guard, status};
 use super::instance::environment;
-use super::messages::complain;
+use super::messages::write_last_error;
 use super::pointers::{store, store_any};
 use super::pools::Pool;
 use super::table::TORCH_HANDLE;
@@ -43,7 +43,7 @@ fn reporting<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
     match guard(work) {
         Ok(done) => done,
         Err(_) => {
-            complain();
+            write_last_error();
             otherwise
         }
     }

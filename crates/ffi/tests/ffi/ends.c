@@ -22,7 +22,7 @@ enum { BLOCKS = 8, HISTORY = 1, CALLBACKS = 2, STACKS = 4, NAMES = 8 };
 
 static uint64_t handle;
 static pthread_key_t key;
-static int mode, told, failed, asked, gathered, released, ended;
+static int mode, tracked, failed, called_back, gathered, released, ended;
 
 struct cache {
     void *blocks[BLOCKS];
@@ -79,7 +79,7 @@ static void *work(void *unused) {
 }
 
 static void tracker(void *user, const stratalloc_entry *entry) {
-    told += user == NULL && entry != NULL;
+    tracked += user == NULL && entry != NULL;
 }
 
 static void observer(void *user, int device, uint64_t size, uint64_t total, uint64_t device_free) {
@@ -87,7 +87,7 @@ static void observer(void *user, int device, uint64_t size, uint64_t total, uint
 }
 
 static int callback(void *user) {
-    asked += user == NULL;
+    called_back += user == NULL;
     return 0;
 }
 
@@ -127,8 +127,8 @@ int main(int count, char **arguments) {
         pthread_join(thread, NULL);
     }
     if (ended != 3) return 6;
-    if ((mode & CALLBACKS) && (failed < 3 || asked < 3)) return 7;
-    if ((mode & HISTORY) && (mode & CALLBACKS) && told < 3 * (3 * BLOCKS + 6)) return 8;
+    if ((mode & CALLBACKS) && (failed < 3 || called_back < 3)) return 7;
+    if ((mode & HISTORY) && (mode & CALLBACKS) && tracked < 3 * (3 * BLOCKS + 6)) return 8;
     uint64_t allocated, ignored[3];
     OK(stratalloc_usage(handle, &allocated, ignored, ignored + 1, ignored + 2));
     if (allocated) return 9;

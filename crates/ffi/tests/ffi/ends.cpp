@@ -6,7 +6,7 @@
 #include <thread>
 
 static uint64_t handle;
-static int told, ended;
+static int tracked, ended;
 
 static void check(stratalloc_status status, const char *what) {
     if (status != STRATALLOC_STATUS_OK) {
@@ -32,15 +32,15 @@ int main(int, char **arguments) {
     uint64_t id;
     check(stratalloc_create("", arguments[1], &handle), "create");
     check(stratalloc_history_start(handle, 0, 1000, nullptr, 0), "history_start");
-    auto tell = [](void *, const stratalloc_entry *) { told++; };
-    check(stratalloc_tracker_add(handle, tell, nullptr, nullptr, &id), "tracker_add");
+    auto tracker = [](void *, const stratalloc_entry *) { tracked++; };
+    check(stratalloc_tracker_add(handle, tracker, nullptr, nullptr, &id), "tracker_add");
     std::thread([] {
         // Constructed before the library's own thread-locals, so it is destroyed after them.
         cache.block = nullptr;
         check(stratalloc_allocate(handle, 1 << 20, nullptr, &cache.block), "allocate");
     }).join();
     // segment_alloc, alloc, free_requested, free_completed, segment_free.
-    if (told != 5 || ended != 1) return 2;
+    if (tracked != 5 || ended != 1) return 2;
     check(stratalloc_destroy(handle), "destroy");
     std::puts("good");
 }

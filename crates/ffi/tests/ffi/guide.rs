@@ -27,9 +27,10 @@ fn folder(name: &str) -> PathBuf {
 fn good(command: &mut Command) -> String {
     // The test runner sets this to its own output folder, which may contain an older library.
     let output = command.env_remove("LD_LIBRARY_PATH").output().expect("it starts");
-    let [said, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    assert!(output.status.success(), "{command:?}: {said}{errors}");
-    said.into_owned()
+    let [stdout, errors] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{command:?}: {stdout}{errors}");
+    stdout.into_owned()
 }
 
 #[cfg(target_os = "linux")]
@@ -54,11 +55,11 @@ fn the_program_in_c_compiles_with_its_line_and_runs() {
     };
     link(library, "target/dist");
     link(&Path::new(env!("CARGO_MANIFEST_DIR")).join("include"), "crates/ffi/include");
-    let mut said = String::new();
+    let mut stdout = String::new();
     for line in lines {
-        said = good(Command::new("sh").args(["-c", line]).current_dir(&folder));
+        stdout = good(Command::new("sh").args(["-c", line]).current_dir(&folder));
     }
-    assert!(said.starts_with("4 MiB at 0x"), "{said}");
+    assert!(stdout.starts_with("4 MiB at 0x"), "{stdout}");
 }
 
 /// Calls the compiler as cargo does for the four files, with the library of these tests.
@@ -94,8 +95,8 @@ fn the_package_with_a_strategy_builds_and_conforms() {
     compile("mine", library, &["--crate-type", "lib"]);
     compile("conforms", tests, &["--test"]);
     compile("prog", program, &[]);
-    let said = good(&mut Command::new(folder.join("conforms")));
-    assert!(said.contains("test result: ok. ") && said.contains("conforms::"), "{said}");
-    let said = good(&mut Command::new(folder.join("prog")));
-    assert!(said.contains("straight"), "{said}");
+    let stdout = good(&mut Command::new(folder.join("conforms")));
+    assert!(stdout.contains("test result: ok. ") && stdout.contains("conforms::"), "{stdout}");
+    let stdout = good(&mut Command::new(folder.join("prog")));
+    assert!(stdout.contains("straight"), "{stdout}");
 }

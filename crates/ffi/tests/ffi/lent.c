@@ -18,7 +18,7 @@
 enum { THREADS = 6, ROUNDS = 600, LIVES = 4 };
 
 static uint64_t shared;
-static atomic_int lent, released, told;
+static atomic_int lent, released, entries;
 
 static void use(uint64_t size, void *stream) {
     void *block = NULL;
@@ -36,14 +36,14 @@ static void release(void *user) {
 static void tracked(void *user, const stratalloc_entry *entry) {
     /* The size in a snapshot's entry (7) is the active bytes, which may be 0. */
     CHECK((user == &lent || user == NULL) && (entry->size_bytes > 0 || entry->action == 7));
-    told++;
+    entries++;
 }
 
-static void failed(void *user, int device, uint64_t asked, uint64_t total, uint64_t free_bytes) {
-    CHECK(user == &lent && device == 0 && asked > 0 && free_bytes <= total);
+static void failed(void *user, int device, uint64_t size, uint64_t total, uint64_t free_bytes) {
+    CHECK(user == &lent && device == 0 && size > 0 && free_bytes <= total);
 }
 
-static int asked(void *user) {
+static int free_memory(void *user) {
     CHECK(user == &lent);
     return 0;
 }
@@ -70,7 +70,7 @@ static void scope(uint64_t number) {
     stratalloc_pool_release(shared, pool);
 }
 
-static void look(void) {
+static void read_state(void) {
     stratalloc_snapshot *snapshot = NULL;
     stratalloc_snapshot_visitor visitor = {NULL, NULL, tracked, NULL};
     if (stratalloc_snapshot_take(shared, NULL, 1, &snapshot) != STRATALLOC_STATUS_OK) return;
@@ -96,14 +96,14 @@ static void *work(void *argument) {
             use(UINT64_MAX / 2, NULL);
             break;
         case 2:
-            if (stratalloc_free_memory_callback_add(shared, asked, release, &lent, &id) != STRATALLOC_STATUS_OK)
+            if (stratalloc_free_memory_callback_add(shared, free_memory, release, &lent, &id) != STRATALLOC_STATUS_OK)
                 break;
             lent++;
             if (!keeps) stratalloc_hook_remove(shared, id);
             break;
         case 3: scope(number); break;
         case 4:
-            if (round % 20 == 4) look();
+            if (round % 20 == 4) read_state();
             break;
         case 5:
             stratalloc_set_caching(shared, round % 2);
@@ -131,23 +131,23 @@ static void end(const char *device) {
     CHECK(stratalloc_create("", device, &shared) == STRATALLOC_STATUS_OK);
     CHECK(stratalloc_history_start(shared, 0, 1000, NULL, 0) == STRATALLOC_STATUS_OK);
     CHECK(stratalloc_tracker_add(shared, tracked, release_of_another, &lent, &id) == STRATALLOC_STATUS_OK);
-    int before = told;
+    int before = entries;
     use(512, NULL);
-    CHECK(told > before);
+    CHECK(entries > before);
     CHECK(stratalloc_callbacks_end((const void *)release, 1000, &inside) == STRATALLOC_STATUS_OK && inside == 0);
-    before = told;
+    before = entries;
     use(512, NULL);
-    CHECK(told > before);
+    CHECK(entries > before);
     CHECK(stratalloc_callbacks_end((const void *)release_of_another, 1000, NULL) != STRATALLOC_STATUS_OK);
     inside = 7;
     CHECK(stratalloc_callbacks_end((const void *)release_of_another, 1000, &inside) == STRATALLOC_STATUS_OK);
     CHECK(inside == 0);
-    before = told;
+    before = entries;
     int kept = released;
     use(512, NULL);
     CHECK(stratalloc_tracker_remove(shared, id) == STRATALLOC_STATUS_OK);
     CHECK(stratalloc_destroy(shared) == STRATALLOC_STATUS_OK);
-    CHECK(told == before && released == kept);
+    CHECK(entries == before && released == kept);
 }
 
 int main(int argc, char **argv) {
@@ -159,7 +159,7 @@ int main(int argc, char **argv) {
         for (size_t i = 0; i < THREADS; i++)
             CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
         for (size_t i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
-        CHECK(lent == released && lent > 0 && told > 0);
+        CHECK(lent == released && lent > 0 && entries > 0);
     }
     end(argv[1]);
     puts("good");

@@ -13,12 +13,12 @@ static uint64_t handle, limit, share;
 static atomic_long held, above, refused;
 
 static void *work(void *number) {
-    uint64_t dice = (uint64_t)(size_t)number * 2654435761u + 12345, own = 0, sizes[BLOCKS];
+    uint64_t random = (uint64_t)(size_t)number * 2654435761u + 12345, own = 0, sizes[BLOCKS];
     void *blocks[BLOCKS];
     int count = 0, fills = 1;
     for (int step = 0; step < STEPS || count; step++) {
-        dice = dice * 6364136223846793005u + 1442695040888963407u;
-        uint64_t bytes = (dice >> 33) % (share / 8) + 1;
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        uint64_t bytes = (random >> 33) % (share / 8) + 1;
         fills = step < STEPS && (fills || !count) && count < BLOCKS && own + bytes <= share;
         if (fills) {
             if (stratalloc_allocate(handle, bytes, NULL, &blocks[count]) != STRATALLOC_STATUS_OK) {

@@ -60,7 +60,7 @@ macro_rules! good_on_both {
 
 good_on_both! {
     a_c_program_uses_every_call: "use.c", "-std=c11";
-    what_threads_lend_is_let_go_of_once_also_when_the_allocator_ends: "lent.c", "-std=c11";
+    user_data_of_threads_is_released_once_also_at_destruction: "lent.c", "-std=c11";
     a_hostile_c_program_gets_a_status_for_everything: "hostile.c", "-std=c11";
     functions_of_callers_may_call_the_library: "inside.c", "-std=gnu11";
 }
@@ -152,7 +152,7 @@ fn threads_that_end_give_their_share_of_a_limit_back() {
 }
 
 #[test]
-fn a_bad_environment_is_told_and_gives_null() {
+fn a_bad_environment_is_reported_and_returns_null() {
     let Some(program) = compile("cc", "broken.c", &["-std=c11"]) else { return };
     let no_text = OsStr::from_bytes(b"backend:native\xff");
     for (variable, value, words) in [

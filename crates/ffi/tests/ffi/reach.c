@@ -23,7 +23,7 @@ static void *const SEVEN = (void *)7;
 
 /* The `user` of a callback: counts its calls and its releases. */
 typedef struct {
-    int told, released;
+    int calls, released;
     uint64_t handle, last;
     void *block;
 } Book;
@@ -125,20 +125,20 @@ static void caching(void) {
 
 static void *lend_segment(void *user, uint64_t size, void *stream) {
     Book *book = user;
-    book->told++;
+    book->calls++;
     CHECK(stream == SEVEN && size % 512 == 0);
     return book->block = aligned_alloc(512, size);
 }
 
 static void take_segment(void *user, void *pointer, uint64_t size, void *stream) {
     Book *book = user;
-    book->told--;
+    book->calls--;
     CHECK(pointer == book->block && size >= 512 && stream == SEVEN);
     free(pointer);
 }
 
 static int is_seven(void *user, void *stream) {
-    ((Book *)user)->told++;
+    ((Book *)user)->calls++;
     return stream == SEVEN;
 }
 
@@ -172,7 +172,7 @@ static void pools(void) {
     CHECK(chooser.released == 0);
     IS(OK, stratalloc_allocate(handle, 4096, SEVEN, &a));
     IS(OK, stratalloc_allocate(handle, 4096, NULL, &b));
-    CHECK(chooser.told == 2 && lender.told == 1 && a == lender.block);
+    CHECK(chooser.calls == 2 && lender.calls == 1 && a == lender.block);
     IS(OK, stratalloc_pool_scope_close(handle, pool));
     CHECK(chooser.released == 1);
     IS(BAD_POOL, stratalloc_pool_scope_close(handle, pool));
@@ -183,11 +183,11 @@ static void pools(void) {
     IS(OK, stratalloc_pool_live(handle, pool, NULL, 0, &count));
     IS(OK, stratalloc_free(handle, a));
     IS(OK, stratalloc_pool_empty(handle, pool));
-    CHECK(lender.told == 1);
+    CHECK(lender.calls == 1);
     IS(OK, stratalloc_pool_release(handle, pool));
     IS(OK, stratalloc_pool_release(handle, pool));
     IS(BAD_POOL, stratalloc_pool_empty(handle, pool));
-    CHECK(lender.told == 0 && lender.released == 1);
+    CHECK(lender.calls == 0 && lender.released == 1);
     IS(OK, stratalloc_destroy(handle));
     CHECK(lender.released == 1 && second.released == 1 && chooser.released == 1);
     handle = create("backend:cudaMallocAsync");
@@ -201,7 +201,7 @@ static void pools(void) {
 
 static void came(void *user, void *address, uint64_t size, void *stream) {
     CHECK(size == 4096 && stream == SEVEN && address != NULL);
-    ((Book *)user)->told++;
+    ((Book *)user)->calls++;
 }
 
 static void went(void *user, void *address, uint64_t size) {
@@ -231,7 +231,7 @@ static void checkpoints(void) {
     Book book = {.handle = handle, .block = c};
     IS(INVALID_ARGUMENT, stratalloc_checkpoint_restore(other, checkpoint, came, went, &book));
     IS(OK, stratalloc_checkpoint_restore(handle, checkpoint, came, went, &book));
-    CHECK(book.told == 2 && book.released == 1);
+    CHECK(book.calls == 2 && book.released == 1);
     IS(OK, stratalloc_free(handle, a));
     IS(OK, stratalloc_checkpoint_restore(handle, checkpoint, NULL, NULL, NULL));
     IS(OK, stratalloc_free(handle, a));
@@ -252,7 +252,7 @@ static void checkpoints(void) {
 static void add_segment(void *user, void *stream, int is_small, uint64_t bytes) {
     Book *book = user;
     CHECK(stream == SEVEN && !is_small);
-    book->told++;
+    book->calls++;
     book->last += bytes;
 }
 
@@ -269,7 +269,7 @@ static void sharing(void) {
     IS(INVALID_ARGUMENT, stratalloc_set_reserve_class(handle, SEVEN, "\xff"));
     IS(OK, stratalloc_allocate(handle, 3 * MIB, SEVEN, &a));
     IS(OK, stratalloc_expandable_segments(handle, add_segment, &book));
-    CHECK(book.told == 1 && book.last >= 3 * MIB);
+    CHECK(book.calls == 1 && book.last >= 3 * MIB);
     IS(INVALID_ARGUMENT, stratalloc_expandable_segments(handle, NULL, &book));
     IS(OK, stratalloc_share(handle, a, NULL, 0, &needed, NULL));
     CHECK(needed > 16 && needed <= sizeof bytes);
@@ -314,21 +314,21 @@ static void see_entry(void *user, const stratalloc_entry *entry) {
     if (entry->action != 0) return;
     IS(OK, stratalloc_allocate(book->handle, 512, NULL, &other));
     IS(OK, stratalloc_free(book->handle, other));
-    book->told++;
+    book->calls++;
     CHECK(entry->size_bytes == 700 && entry->stream == SEVEN && entry->pool.user == 0);
     CHECK(strcmp(entry->compile_context, "[2/0]") == 0 && strcmp(entry->user_metadata, "epoch") == 0);
     CHECK(entry->time_us > 1600000000000000 && entry->stack == NULL);
 }
 
-static void see_failure(void *user, int ordinal, uint64_t asked, uint64_t total, uint64_t free_bytes) {
+static void see_failure(void *user, int ordinal, uint64_t size, uint64_t total, uint64_t free_bytes) {
     Book *book = user;
-    CHECK(ordinal == 0 && asked == 700 && total > 0 && free_bytes <= total);
-    book->told++;
+    CHECK(ordinal == 0 && size == 700 && total > 0 && free_bytes <= total);
+    book->calls++;
 }
 
 static int give(void *user) {
     Book *book = user;
-    book->told++;
+    book->calls++;
     if (book->block == NULL) return 0;
     IS(OK, stratalloc_free(book->handle, book->block));
     book->block = NULL;
@@ -354,7 +354,7 @@ static void hooks(const char *conf) {
     CHECK(strcmp(text, "epoch") == 0);
     IS(OK, stratalloc_compile_context_push("[2/0]"));
     IS(OK, stratalloc_allocate(handle, 700, SEVEN, &a));
-    CHECK(tracker.told == 1);
+    CHECK(tracker.calls == 1);
     IS(OK, stratalloc_tracker_remove(handle, id));
     CHECK(tracker.released == 1);
     IS(INVALID_ARGUMENT, stratalloc_tracker_remove(handle, id));
@@ -362,7 +362,7 @@ static void hooks(const char *conf) {
     IS(OK, stratalloc_compile_context_pop());
     IS(INVALID_ARGUMENT, stratalloc_compile_context_pop());
     IS(INVALID_ARGUMENT, stratalloc_compile_context_push(NULL));
-    CHECK(tracker.told == 1);
+    CHECK(tracker.calls == 1);
 
     /* Hooks stay through a switch, until they are removed. */
     IS(OK, stratalloc_oom_observer_add(handle, see_failure, release, &failures, &observer));
@@ -371,7 +371,7 @@ static void hooks(const char *conf) {
     IS(OK, stratalloc_switch(handle, "backend:native,expandable_segments:True"));
     IS(OK, stratalloc_set_memory_fraction(handle, 0.0));
     IS(OUT_OF_MEMORY, stratalloc_allocate(handle, 700, NULL, &a));
-    CHECK(failures.told == 1 && giver.told >= 1);
+    CHECK(failures.calls == 1 && giver.calls >= 1);
     IS(OK, stratalloc_set_memory_fraction(handle, 1.0));
     IS(OK, stratalloc_allocate(handle, 700, NULL, &giver.block));
     void *held = giver.block;
@@ -380,15 +380,15 @@ static void hooks(const char *conf) {
     IS(OK, stratalloc_hook_remove(handle, callback));
     IS(INVALID_ARGUMENT, stratalloc_hook_remove(handle, callback));
     CHECK(giver.released == 1);
-    int before = giver.told;
+    int before = giver.calls;
     IS(OK, stratalloc_set_memory_fraction(handle, 0.0));
     IS(OK, stratalloc_empty_cache(handle));
     IS(OUT_OF_MEMORY, stratalloc_allocate(handle, 700, SEVEN, &a));
-    CHECK(failures.told == 2 && giver.told == before);
+    CHECK(failures.calls == 2 && giver.calls == before);
     IS(OK, stratalloc_hook_remove(handle, observer));
     CHECK(failures.released == 1);
     IS(OUT_OF_MEMORY, stratalloc_allocate(handle, 700, SEVEN, &a));
-    CHECK(failures.told == 2);
+    CHECK(failures.calls == 2);
     /* Hooks that are not removed are released with the allocator. */
     IS(OK, stratalloc_oom_observer_add(handle, see_failure, release, &failures, &observer));
     IS(OK, stratalloc_tracker_add(handle, see_entry, release, &tracker, &id));

@@ -17,13 +17,13 @@ using PoolId = std::pair<unsigned long long, unsigned long long>;
 #define CHECK(condition)                                                                   \
     do {                                                                                   \
         if (!(condition)) {                                                                \
-            std::fprintf(stderr, "%s:%d: %s; %s\n", __FILE__, __LINE__, #condition, said());  \
+            std::fprintf(stderr, "%s:%d: %s; %s\n", __FILE__, __LINE__, #condition, last_error());  \
             std::exit(1);                                                                  \
         }                                                                                  \
     } while (0)
 
 static void *library;
-static const char *said();
+static const char *last_error();
 
 template <class F> static std::function<F> load(const char *name) {
     void *found = dlsym(library, name);
@@ -34,7 +34,7 @@ template <class F> static std::function<F> load(const char *name) {
     return reinterpret_cast<F *>(found);
 }
 
-static const char *said() {
+static const char *last_error() {
     static char text[2048];
     load<size_t(char *, size_t)>("stratalloc_last_error")(text, sizeof text);
     return text;
@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
     };
 
     init(2);
-    CHECK(alloc(0, 0, nullptr) == nullptr && *said() == 0);
+    CHECK(alloc(0, 0, nullptr) == nullptr && *last_error() == 0);
     void *a = alloc(3 << 20, 0, nullptr);
     void *b = alloc(64, 1, nullptr);
     CHECK(a && b);
@@ -81,18 +81,18 @@ int main(int argc, char **argv) {
     reset();
     CHECK(counts(0, "\"reserved_bytes.all.current\":0,"));
     CHECK(counts(1, "\"reserved_bytes.all.current\":0,"));
-    CHECK(*said() != 0); // base() of an unknown address.
+    CHECK(*last_error() != 0); // base() of an unknown address.
 
     // A pool of one stream: the filter decides for every thread, and is released with its scope.
     const PoolId pool{9, 0};
-    auto asked = std::make_shared<std::atomic<int>>(0);
+    auto calls = std::make_shared<std::atomic<int>>(0);
     const Stream routed = reinterpret_cast<Stream>(16);
-    begin(0, pool, [asked, routed](Stream stream) { ++*asked; return stream == routed; });
-    CHECK(asked.use_count() == 2);
+    begin(0, pool, [calls, routed](Stream stream) { ++*calls; return stream == routed; });
+    CHECK(calls.use_count() == 2);
     void *elsewhere = alloc(1024, 0, nullptr);
     std::thread([&] { a = alloc(1024, 0, routed); }).join();
     void *here = alloc(1024, 0, routed);
-    CHECK(*asked == 3 && base(a, nullptr) == base(here, nullptr));
+    CHECK(*calls == 3 && base(a, nullptr) == base(here, nullptr));
     CHECK(base(elsewhere, nullptr) != base(a, nullptr));
     free(elsewhere, 1024, 0, nullptr);
     free(here, 1024, 0, routed);
@@ -111,7 +111,7 @@ int main(int argc, char **argv) {
 
     begin(0, pool, [](Stream) { return true; }); // A scope is open already: refused, and the first stays.
     end(0, pool);
-    CHECK(asked.use_count() == 1);
+    CHECK(calls.use_count() == 1);
     b = alloc(1024, 0, routed);
     CHECK(a && b && base(a, nullptr) != base(b, nullptr));
     free(a, 1024, 0, nullptr);
@@ -124,7 +124,7 @@ int main(int argc, char **argv) {
 
     // Out of memory: returns null, and the message can be read.
     fraction(0.0, 0);
-    CHECK(alloc(64, 0, nullptr) == nullptr && std::strstr(said(), "out of memory on device 0"));
+    CHECK(alloc(64, 0, nullptr) == nullptr && std::strstr(last_error(), "out of memory on device 0"));
     fraction(1.0, 0);
 
     // Calls that PyTorch never makes.

@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     OK(stratalloc_switch(handle, "backend:native,expandable_segments:True"));
     OK(stratalloc_allocate(handle, 1 << 20, other, &b));
     CHECK(a != b && contains(handle, "\"allocation.all.current\":2,"));
-    CHECK(stratalloc_switch(handle, "backend:nobodys") == STRATALLOC_STATUS_BAD_CONFIGURATION);
+    CHECK(stratalloc_switch(handle, "backend:no_such") == STRATALLOC_STATUS_BAD_CONFIGURATION);
     OK(stratalloc_record_stream(handle, a, other));
     OK(stratalloc_free(handle, a));
     CHECK(stratalloc_free(handle, a) == STRATALLOC_STATUS_UNKNOWN_ADDRESS);

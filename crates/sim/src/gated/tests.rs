@@ -23,7 +23,7 @@ fn finished(gated: &Gated<Host>, events: &[EventId]) -> Vec<bool> {
 }
 
 #[test]
-fn work_finishes_in_the_order_in_which_it_is_let_go() {
+fn work_finishes_in_the_order_of_its_release() {
     let gated = gated();
     let mut events = Vec::new();
     let mut marks = Vec::new();
@@ -40,7 +40,7 @@ fn work_finishes_in_the_order_in_which_it_is_let_go() {
     gated.finish_all().unwrap();
     assert_eq!(finished(&gated, &events), [true, true, true]);
     events.into_iter().for_each(|event| gated.destroy_event(event).unwrap());
-    assert!(gated.inner().held().is_nothing(), "marks are events of the brake's own");
+    assert!(gated.inner().held().is_nothing(), "marks are events of the work_gate's own");
 }
 
 #[test]
@@ -124,12 +124,12 @@ fn work_that_is_still_held_goes_when_the_brake_goes() {
 
 // The call bypasses the gates, as a call would that is missing in `WAITING`.
 #[test]
-fn gates_that_nobody_touches_open_by_themselves_and_that_is_told() {
+fn untouched_gates_open_by_themselves_with_an_error() {
     let host = Host::new(HostOptions { total_bytes: MIB, ..HostOptions::default() });
     let gated = Gates::with_patience(host, Duration::from_millis(20));
     gated.hold(LANE).unwrap();
     gated.inner().synchronize_device().unwrap();
     let error = gated.finish_all().unwrap_err();
-    assert!(error.message().contains("before its time 1 times"), "{error}");
+    assert!(error.message().contains("released early 1 times"), "{error}");
     gated.finish_all().unwrap();
 }

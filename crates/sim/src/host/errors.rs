@@ -12,8 +12,8 @@ use crate::refusal::{Done, Refusal, out_of_memory};
 use stratalloc::error::DriverErrorKind;
 
 /// Returns the error of a request for more bytes than the device has free.
-pub(super) fn short(asked_bytes: u64, free_bytes: u64) -> Refusal {
-    out_of_memory(format!("{asked_bytes} bytes asked for, {free_bytes} free"))
+pub(super) fn short(requested_bytes: u64, free_bytes: u64) -> Refusal {
+    out_of_memory(format!("{requested_bytes} bytes requested, {free_bytes} free"))
 }
 
 impl From<Errno> for Refusal {
@@ -28,7 +28,7 @@ impl From<io::Error> for Refusal {
         let short =
             code == Errno::NOMEM.raw_os_error() || error.kind() == io::ErrorKind::OutOfMemory;
         let kind = if short { DriverErrorKind::OutOfMemory } else { DriverErrorKind::Other };
-        Self::new(kind, Some(code.into()), format!("the system said: {error}"))
+        Self::new(kind, Some(code.into()), format!("the system reported: {error}"))
     }
 }
 

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::Held;
+use crate::HeldResources;
 use crate::refusal::{Done, ensure, invalid};
 use budget::Budget;
 use errors::length;
@@ -133,16 +133,16 @@ impl Host {
     /// Returns the resources that callers hold. The file that pieces share, if any, stays open as long
     /// as the device and is not among them.
     #[must_use]
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> HeldResources {
         let memory = self.device.memory.lock();
         let regions = memory.regions.iter();
-        let mut held = Held {
+        let mut held = HeldResources {
             segments: regions.map(|(start, own)| (*start, own.size_bytes() as u64)).collect(),
             pool_ranges: memory.pools.ranges(),
             events: self.device.work.lock().events_alive(),
-            ..Held::default()
+            ..HeldResources::default()
         };
-        memory.space.tell(&mut held);
+        memory.space.add_to(&mut held);
         held
     }
 

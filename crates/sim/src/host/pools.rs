@@ -69,7 +69,7 @@ impl Segment {
 
     /// Makes ranges usable by any stream once their free has been passed, and coalesces neighbours that
     /// the same streams may use.
-    fn settle(&mut self, queues: &Queues) {
+    fn finish_frees(&mut self, queues: &Queues) {
         let mut last: Option<(u64, Idle)> = None;
         for (start, mut range) in std::mem::take(&mut self.idle) {
             range.freed = range.freed.filter(|mark| !queues.is_passed(*mark));
@@ -107,8 +107,8 @@ impl Segment {
 }
 
 impl Pool {
-    fn settle(&mut self, queues: &Queues) {
-        self.segments.values_mut().for_each(|segment| segment.settle(queues));
+    fn finish_frees(&mut self, queues: &Queues) {
+        self.segments.values_mut().for_each(|segment| segment.finish_frees(queues));
     }
 
     /// Returns the address of an allocated range and the start of its segment.
@@ -178,7 +178,7 @@ impl Pools {
     pub(super) fn synchronized(&mut self, queues: &Queues) {
         for pool in self.pools.values_mut() {
             if pool.books.usage.reserved_bytes > pool.books.threshold_bytes {
-                pool.settle(queues);
+                pool.finish_frees(queues);
                 pool.release(pool.books.threshold_bytes);
             }
         }
@@ -232,7 +232,7 @@ impl PoolCall<'_> {
         let size_bytes = bytes.checked_next_multiple_of(MIN_BLOCK_BYTES);
         let size_bytes = size_bytes.filter(|size_bytes| *size_bytes <= budget.total_bytes);
         let size_bytes = size_bytes.ok_or(short(bytes, free_bytes))?;
-        own.settle(self.queues);
+        own.finish_frees(self.queues);
         let (address, segment) = match own.take(size_bytes, on) {
             Some(found) => found,
             None => {
@@ -253,7 +253,7 @@ impl PoolCall<'_> {
             return Ok(());
         }
         for pool in self.pools.pools.values_mut() {
-            pool.settle(self.queues);
+            pool.finish_frees(self.queues);
             pool.release(0);
         }
         self.pools.pool(pool)?.grow(size_bytes, budget)
@@ -276,7 +276,7 @@ impl PoolCall<'_> {
 
     fn trim(&mut self, pool: DriverPoolId, keep_bytes: u64) -> Done<()> {
         let pool = self.pools.pool(pool)?;
-        pool.settle(self.queues);
+        pool.finish_frees(self.queues);
         pool.release(keep_bytes);
         Ok(())
     }

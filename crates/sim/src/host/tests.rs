@@ -24,7 +24,7 @@ fn bytes(host: &Host, at: u64, count: usize, on: StreamId) -> Vec<u8> {
 }
 
 #[test]
-fn memory_is_aligned_zeroed_counted_and_given_back() {
+fn memory_is_aligned_zeroed_counted_and_freed() {
     let host = host();
     let address = host.allocate(3 * MIB).unwrap();
     assert_eq!(address % (2 * MIB), 0);
@@ -77,7 +77,7 @@ fn an_event_is_passed_when_the_work_before_its_mark_is_done() {
 }
 
 #[test]
-fn recording_again_forgets_the_earlier_mark_but_not_for_those_who_wait() {
+fn recording_again_replaces_the_mark_for_later_waits_only() {
     let host = host();
     let address = host.allocate(64).unwrap();
     let event = host.create_event().unwrap();

@@ -19,7 +19,7 @@ use super::memory::ALIGNMENT_BYTES;
 use super::space::Reservation;
 use super::span::Span;
 use super::{Device, Host};
-use crate::Held;
+use crate::HeldResources;
 use crate::refusal::{Done, Refusal, check_whole, ensure, invalid};
 use stratalloc::driver::call::{calls, forward};
 use stratalloc::driver::{Exportable, PhysicalId, VirtualMemory};
@@ -47,7 +47,7 @@ impl Space {
     }
 
     /// Adds reservations, mappings and pieces to `held`.
-    pub(super) fn tell(&self, held: &mut Held) {
+    pub(super) fn add_to(&self, held: &mut HeldResources) {
         let mut pieces: HashSet<_> = self.pieces.values().map(Arc::as_ptr).collect();
         for (start, reservation) in &self.reservations {
             held.reservations.push((*start, reservation.size_bytes() as u64));
@@ -160,7 +160,7 @@ impl Device {
 
     fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> Done<()> {
         let own = self.options.device;
-        ensure!(device == own, "device {device} asked; only device {own} exists here");
+        ensure!(device == own, "device {device} requested; only device {own} exists here");
         let space = &mut self.memory.lock().space;
         let (reservation, offset, size) = space.within(address, size_bytes)?;
         reservation.open(offset, size)

@@ -3,7 +3,7 @@
 //! These methods are not driver calls: they cost no simulated time and are not counted.
 
 use super::{Event, Sim};
-use crate::{Brake, Held};
+use crate::{HeldResources, WorkGate};
 use stratalloc::driver::DriverResult;
 use stratalloc::driver::call::Call;
 use stratalloc::ids::{DeviceId, EventId, StreamId};
@@ -58,7 +58,7 @@ impl Sim {
         named.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Returns how many of [`Held::mapped_bytes`] another device may access.
+    /// Returns how many of [`HeldResources::mapped_bytes`] another device may access.
     #[must_use]
     pub fn mapped_bytes_open_to(&self, device: DeviceId) -> u64 {
         self.state.lock().mappings.peer_bytes(device)
@@ -73,15 +73,15 @@ impl Sim {
 
     /// Returns the resources that callers hold.
     #[must_use]
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> HeldResources {
         let state = self.state.lock();
-        let mut held = Held {
+        let mut held = HeldResources {
             segments: state.memory.live().collect(),
             pool_ranges: state.pools.ranges(),
             events: state.work.events_alive(),
-            ..Held::default()
+            ..HeldResources::default()
         };
-        state.mappings.tell(&mut held);
+        state.mappings.add_to(&mut held);
         held
     }
 
@@ -150,7 +150,7 @@ impl Sim {
 }
 
 /// In `EventMode::Manual` all work is held back until a test finishes it.
-impl Brake for Sim {
+impl WorkGate for Sim {
     fn hold(&self, _stream: StreamId) -> DriverResult<()> {
         Ok(())
     }

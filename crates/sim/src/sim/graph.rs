@@ -209,7 +209,7 @@ impl Graphs {
     }
 
     /// Returns whether the capture of this node has not ended.
-    pub(super) fn knows(&self, node: NodeId) -> bool {
+    pub(super) fn contains(&self, node: NodeId) -> bool {
         self.nodes.contains_key(&node)
     }
 

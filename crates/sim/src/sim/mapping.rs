@@ -17,7 +17,7 @@ use super::{
     AddressOrder, Done, GRANULARITY_BYTES, Refusal, Sim, State, check_whole, ensure, invalid,
     not_supported,
 };
-use crate::Held;
+use crate::HeldResources;
 use stratalloc::driver::call::{calls, forward};
 use stratalloc::driver::{Exportable, Fabric, FabricHandle, PhysicalId, VirtualMemory};
 use stratalloc::error::DriverErrorKind;
@@ -111,7 +111,7 @@ impl Mappings {
     }
 
     /// Adds reservations, mappings and pieces to `held`.
-    pub(super) fn tell(&self, held: &mut Held) {
+    pub(super) fn add_to(&self, held: &mut HeldResources) {
         held.reservations = self.space.live().collect();
         held.mapped = self.mapped.iter().map(|(start, own)| (*start, own.size_bytes)).collect();
         held.pieces = self.pieces.len() as u64;

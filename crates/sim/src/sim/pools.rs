@@ -43,12 +43,12 @@ pub(super) struct Pools {
 #[derive(Clone, Copy, Debug)]
 struct Live {
     size_bytes: u64,
-    home: Home,
+    origin: Origin,
 }
 
 /// The origin of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Home {
+enum Origin {
     Pool(usize),
     /// Memory of graphs, allocated in this capture.
     Graph(u64),
@@ -64,10 +64,10 @@ struct Pool {
 
 impl Pool {
     /// Makes ranges usable by any stream once their free has been reached.
-    fn settle(&mut self, work: &Work, graphs: &Graphs, now_ns: u64) {
+    fn finish_frees(&mut self, work: &Work, graphs: &Graphs, now_ns: u64) {
         let reached = |freed: Freed| match freed {
             Freed::On(_, mark) => work.is_finished(mark, now_ns),
-            Freed::At(node) => !graphs.knows(node),
+            Freed::At(node) => !graphs.contains(node),
         };
         for start in self.idle.reached(reached) {
             // It is missing if it was coalesced with a neighbour just now.
@@ -200,17 +200,17 @@ impl Pools {
     }
 
     /// Returns the pool that a range comes from, and the addresses of all pools.
-    fn at(&mut self, home: Home) -> (&mut Pool, &mut AddressSpace) {
-        let pool = match home {
-            Home::Pool(index) => &mut self.pools[index],
-            Home::Graph(_) => &mut self.graphs,
+    fn at(&mut self, origin: Origin) -> (&mut Pool, &mut AddressSpace) {
+        let pool = match origin {
+            Origin::Pool(index) => &mut self.pools[index],
+            Origin::Graph(_) => &mut self.graphs,
         };
         (pool, &mut self.space)
     }
 
     /// Frees the memory of a graph that was dropped without having run.
     pub(super) fn graph_is_gone(&mut self, capture: u64) {
-        let of_graph = self.live.extract_if(.., |_, live| live.home == Home::Graph(capture));
+        let of_graph = self.live.extract_if(.., |_, live| live.origin == Origin::Graph(capture));
         for (address, Live { size_bytes, .. }) in of_graph {
             self.graphs.books.usage.used_bytes -= size_bytes;
             let range = Idle { size_bytes, freed: None };
@@ -228,20 +228,20 @@ impl Pools {
 impl State {
     fn allocate_async(&mut self, pool: DriverPoolId, bytes: u64, on: StreamId) -> Done<u64> {
         let index = self.pools.index(pool)?;
-        ensure!(bytes > 0, "0 bytes asked");
+        ensure!(bytes > 0, "0 bytes requested");
         if bytes > self.budget.total_bytes {
             return self.budget.check(bytes).map(|()| 0);
         }
         self.work.stream(on)?;
         self.graphs.check_takes_work(on)?;
         let size_bytes = align_up(bytes, MIN_BLOCK_BYTES);
-        let home = match self.graphs.status(on) {
-            CaptureStatus::Active { capture } => Home::Graph(capture),
-            _ => Home::Pool(index),
+        let origin = match self.graphs.status(on) {
+            CaptureStatus::Active { capture } => Origin::Graph(capture),
+            _ => Origin::Pool(index),
         };
         let behind = self.graphs.before(on);
-        let (pool, space) = self.pools.at(home);
-        pool.settle(&self.work, &self.graphs, self.now_ns);
+        let (pool, space) = self.pools.at(origin);
+        pool.finish_frees(&self.work, &self.graphs, self.now_ns);
         let address = match pool.take(size_bytes, on, &behind) {
             Some(address) => address,
             None => {
@@ -250,7 +250,7 @@ impl State {
             }
         };
         pool.books.allocate(size_bytes);
-        self.pools.live.insert(address, Live { size_bytes, home });
+        self.pools.live.insert(address, Live { size_bytes, origin });
         self.submit(on)?;
         Ok(address)
     }
@@ -258,12 +258,12 @@ impl State {
     fn free_async(&mut self, address: u64, on: StreamId) -> Done<()> {
         let live = self.live_at(address)?;
         let stream = self.work.stream(on)?;
-        self.check_may_free(address, live.home, on)?;
+        self.check_may_free(address, live.origin, on)?;
         let freed = match self.graphs.add_node(on)? {
             Some((_, node)) => Freed::At(node),
             None => Freed::On(on, self.work.mark(stream, self.now_ns)),
         };
-        self.take_back(address, live, freed);
+        self.return_range(address, live, freed);
         Ok(())
     }
 
@@ -275,9 +275,9 @@ impl State {
     ) -> Done<NodeId> {
         let live = self.live_at(address)?;
         let capture = self.graphs.check_nodes(on, nodes)?;
-        self.check_may_free(address, live.home, on)?;
+        self.check_may_free(address, live.origin, on)?;
         let node = self.graphs.add_leaf(capture, nodes);
-        self.take_back(address, live, Freed::At(node));
+        self.return_range(address, live, Freed::At(node));
         Ok(node)
     }
 
@@ -286,39 +286,41 @@ impl State {
         live.ok_or_else(|| invalid(format!("nothing starts at {address:#x}")))
     }
 
-    fn take_back(&mut self, address: u64, live: Live, freed: Freed) {
+    fn return_range(&mut self, address: u64, live: Live, freed: Freed) {
         self.pools.live.remove(&address);
-        let (pool, _) = self.pools.at(live.home);
+        let (pool, _) = self.pools.at(live.origin);
         pool.books.usage.used_bytes -= live.size_bytes;
         let range = Idle { size_bytes: live.size_bytes, freed: Some(freed) };
         pool.idle.insert(address, range, &pool.segments);
-        self.release_destroyed(live.home);
+        self.release_destroyed(live.origin);
     }
 
     /// Checks that `on` may free a range. A captured stream frees only allocations of its own capture.
     /// Other streams free allocations from pools, and those of captures that have ended.
-    fn check_may_free(&self, address: u64, home: Home, on: StreamId) -> Done<()> {
-        match (self.graphs.status(on), home) {
-            (CaptureStatus::None, Home::Pool(_)) => Ok(()),
-            (CaptureStatus::None, Home::Graph(capture)) if !self.graphs.is_open(capture) => Ok(()),
-            (CaptureStatus::Active { capture }, Home::Graph(own)) if own == capture => Ok(()),
+    fn check_may_free(&self, address: u64, origin: Origin, on: StreamId) -> Done<()> {
+        match (self.graphs.status(on), origin) {
+            (CaptureStatus::None, Origin::Pool(_)) => Ok(()),
+            (CaptureStatus::None, Origin::Graph(capture)) if !self.graphs.is_open(capture) => {
+                Ok(())
+            }
+            (CaptureStatus::Active { capture }, Origin::Graph(own)) if own == capture => Ok(()),
             _ => Err(invalid(format!("{address:#x} and stream {on} are not in the same capture"))),
         }
     }
 
     /// Releases the memory of a destroyed pool whose frees have been reached. The rest is released when
     /// a call synchronises.
-    fn release_destroyed(&mut self, home: Home) {
-        let (Pool { books, .. }, _) = self.pools.at(home);
+    fn release_destroyed(&mut self, origin: Origin) {
+        let (Pool { books, .. }, _) = self.pools.at(origin);
         if books.destroyed && books.usage.used_bytes == 0 {
-            self.give_back(home, 0);
+            self.trim_idle(origin, 0);
         }
     }
 
     /// Releases idle memory of a pool whose frees have been reached.
-    fn give_back(&mut self, home: Home, keep_bytes: u64) {
-        let (pool, space) = self.pools.at(home);
-        pool.settle(&self.work, &self.graphs, self.now_ns);
+    fn trim_idle(&mut self, origin: Origin, keep_bytes: u64) {
+        let (pool, space) = self.pools.at(origin);
+        pool.finish_frees(&self.work, &self.graphs, self.now_ns);
         pool.release(keep_bytes, space, &mut self.budget);
     }
 
@@ -327,7 +329,7 @@ impl State {
         for index in 0..self.pools.pools.len() {
             let PoolBooks { usage, threshold_bytes, .. } = self.pools.pools[index].books;
             if usage.reserved_bytes > threshold_bytes {
-                self.give_back(Home::Pool(index), threshold_bytes);
+                self.trim_idle(Origin::Pool(index), threshold_bytes);
             }
         }
     }
@@ -348,7 +350,7 @@ impl State {
         let pool = &mut self.pools.pools[index];
         pool.books.destroyed = true;
         pool.books.threshold_bytes = 0;
-        self.release_destroyed(Home::Pool(index));
+        self.release_destroyed(Origin::Pool(index));
         Ok(())
     }
 
@@ -360,7 +362,7 @@ impl State {
 
     fn trim(&mut self, pool: DriverPoolId, keep_bytes: u64) -> Done<()> {
         let index = self.pools.index(pool)?;
-        self.give_back(Home::Pool(index), keep_bytes);
+        self.trim_idle(Origin::Pool(index), keep_bytes);
         Ok(())
     }
 
@@ -375,7 +377,7 @@ impl State {
 
     fn trim_graphs(&mut self) -> Done<()> {
         // All captures share this pool, so any number will do.
-        self.give_back(Home::Graph(0), 0);
+        self.trim_idle(Origin::Graph(0), 0);
         Ok(())
     }
 }

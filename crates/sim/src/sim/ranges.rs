@@ -26,7 +26,7 @@ impl Budget {
     pub(super) fn check(&self, size_bytes: u64) -> Done<()> {
         let (free, total) = (self.free_bytes(), self.total_bytes);
         let fits = size_bytes <= free;
-        ensure!(fits, out_of_memory: "{size_bytes} bytes asked, {free} of {total} bytes free");
+        ensure!(fits, out_of_memory: "{size_bytes} bytes requested, {free} of {total} bytes free");
         Ok(())
     }
 
@@ -38,10 +38,8 @@ impl Budget {
     }
 
     pub(super) fn give(&mut self, size_bytes: u64) {
-        self.used_bytes = self
-            .used_bytes
-            .checked_sub(size_bytes)
-            .expect("only bytes that were taken are given back");
+        self.used_bytes =
+            self.used_bytes.checked_sub(size_bytes).expect("only taken bytes are returned");
     }
 }
 
@@ -66,9 +64,9 @@ impl AddressSpace {
 
     /// Assigns a range: the lowest that fits, or with the other orders one that was never assigned.
     pub(super) fn take(&mut self, size_bytes: u64) -> Done<u64> {
-        ensure!(size_bytes > 0, "0 bytes asked");
+        ensure!(size_bytes > 0, "0 bytes requested");
         let short = |left: u64| {
-            let message = format!("{size_bytes} bytes asked, {left} bytes of addresses left");
+            let message = format!("{size_bytes} bytes requested, {left} bytes of addresses left");
             out_of_memory(message)
         };
         let left = self.end - self.next;
@@ -111,7 +109,7 @@ impl AddressSpace {
     /// parts before and after it stay assigned.
     pub(super) fn give_part(&mut self, address: u64, size_bytes: u64) {
         let below = self.live.range(..=address).next_back();
-        let (&start, &held_bytes) = below.expect("a part of what is given out");
+        let (&start, &held_bytes) = below.expect("a part of a taken range");
         let (part_end, end) = (address + size_bytes, start + held_bytes);
         debug_assert!(part_end <= end && size_bytes.is_multiple_of(GRANULARITY_BYTES));
         self.live.remove(&start);
@@ -120,7 +118,7 @@ impl AddressSpace {
                 self.live.insert(from, to - from);
             }
         }
-        self.give(address, size_bytes).expect("given out a moment ago");
+        self.give(address, size_bytes).expect("it was just taken");
     }
 
     /// Checks that a range is assigned at exactly this address and size.

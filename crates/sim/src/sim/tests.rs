@@ -36,7 +36,7 @@ fn more_than_is_left_is_out_of_memory_with_the_numbers() {
     sim.allocate(60 * MIB).unwrap();
     let error = sim.allocate(5 * MIB).unwrap_err();
     assert!(error.is_out_of_memory());
-    assert_eq!(error.message(), "5242880 bytes asked, 4194304 of 67108864 bytes free");
+    assert_eq!(error.message(), "5242880 bytes requested, 4194304 of 67108864 bytes free");
     assert_eq!(sim.memory_info().unwrap().free_bytes, 4 * MIB);
 }
 

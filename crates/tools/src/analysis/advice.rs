@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::needs::{Need, SearchOptions};
 use super::recording::Recording;
 use super::torch::ForTorch;
-use super::trial::{Room, fits, measure};
+use super::trial::{Capacity, fits, measure};
 use crate::replay::ReplayError;
 use stratalloc::config::{Compat, Config, KeyTable, TorchVersion};
 
@@ -225,10 +225,10 @@ impl Advice {
             let named: Vec<usize> = named.iter().filter_map(at).collect();
             let first = 0..self.tried.len().min(PRINTED);
             let mut printed = first.chain(named).chain(recorded);
-            let Some(at) = printed.find(|at| !self.tried[*at].need.is_settled()) else {
+            let Some(at) = printed.find(|at| !self.tried[*at].need.is_confirmed()) else {
                 return Ok(());
             };
-            self.settle(recording, at)?;
+            self.confirm(recording, at)?;
         }
     }
 
@@ -243,7 +243,7 @@ impl Advice {
     }
 
     /// Replays one setting with other addresses and ranks it again.
-    fn settle(&mut self, recording: &Recording, at: usize) -> Result<(), ReplayError> {
+    fn confirm(&mut self, recording: &Recording, at: usize) -> Result<(), ReplayError> {
         let mut tried = self.tried.remove(at);
         let config = self.config_of(recording, &tried);
         tried.need.try_other_addresses(recording, &config, &SearchOptions::QUICK)?;
@@ -269,7 +269,7 @@ impl Advice {
         }
         let run = |tried: &Tried| {
             let config = self.config_of(recording, tried);
-            Ok(measure(recording, &config, Room::Limited, 1)?.run.ooms == 0)
+            Ok(measure(recording, &config, Capacity::Limited, 1)?.run.ooms == 0)
         };
         let runs: Result<Vec<bool>, ReplayError> = self.tried.par_iter().map(run).collect();
         for (tried, runs) in self.tried.iter_mut().zip(runs?) {
@@ -304,7 +304,7 @@ impl Advice {
             usable.filter(|tried| is_ours(tried) || self.is_for_pytorch(tried)).collect();
         let rank = |tried: &&Tried| {
             let config = self.config_of(recording, tried);
-            let room = Room::Device { total_bytes: bytes };
+            let room = Capacity::Device { total_bytes: bytes };
             let device_ns = measure(recording, &config, room, 1)?.device_ns;
             Ok((is_ours(tried), device_ns, tried.keys(), tried.conf.clone()))
         };
@@ -314,10 +314,10 @@ impl Advice {
         for (.., conf) in ranks {
             let at = |all: &[Tried]| all.iter().position(|tried| tried.conf == conf);
             if let Some(at) = at(&self.tried) {
-                self.settle(recording, at)?;
+                self.confirm(recording, at)?;
             }
-            let settled = at(&self.tried).map(|at| &self.tried[at]);
-            if let Some(tried) = settled.filter(|tried| suffices(tried)) {
+            let confirmed_one = at(&self.tried).map(|at| &self.tried[at]);
+            if let Some(tried) = confirmed_one.filter(|tried| suffices(tried)) {
                 return Ok(Some(tried.clone()));
             }
         }
@@ -462,13 +462,13 @@ impl Search<'_> {
                 }
             }
         }
-        let says = |base: &str, more: &str| {
+        let has_key = |base: &str, more: &str| {
             let key = more.split(':').next().unwrap_or(more);
             base.contains(key)
         };
         let pairs = bases.iter().flat_map(|base| TOGETHER.map(|more| (*base, more)));
         pairs
-            .filter(|(base, more)| !says(base, more))
+            .filter(|(base, more)| !has_key(base, more))
             .map(|(base, more)| joined(base, more))
             .collect()
     }

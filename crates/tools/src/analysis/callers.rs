@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn models_of_packages_are_told_apart_by_the_packages_frames() {
+    fn models_of_packages_are_distinguished_by_the_packages_frames() {
         let (conv, relu) = (
             "/v/site-packages/torch/nn/modules/conv.py:554 forward",
             "/v/lib/python3.12/enum.py:1 x",
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_has_as_many_frames_as_tell_callers_apart() {
+    fn a_label_has_as_many_frames_as_distinguish_callers() {
         let main = "train.py:9 main";
         let deep = |line| {
             let last = format!("train.py:{line} main");

@@ -13,13 +13,13 @@ use serde::Serialize;
 
 use super::holders::{Holders, LiveBlock, stack_of};
 use super::recording::Recording;
-use super::trial::{Room, open_with_start, without_files};
+use super::trial::{Capacity, open_with_start, without_files};
 use crate::replay::{Op, ReplayError, StackId, Workload, walk};
 use stratalloc::allocator::{Allocation, DeviceAllocator};
 use stratalloc::config::Config;
 use stratalloc::history::{BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
-use stratalloc_sim::Brake;
+use stratalloc_sim::WorkGate;
 
 /// A moment of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl Picture {
     pub fn take(
         recording: &Recording,
         config: &Config,
-        room: Room,
+        room: Capacity,
         moment: Moment,
     ) -> Result<Option<Self>, ReplayError> {
         let config = &without_files(config);
@@ -162,14 +162,14 @@ impl Picture {
 fn find(
     recording: &Recording,
     config: &Config,
-    room: Room,
+    room: Capacity,
     moment: Moment,
 ) -> Result<Option<usize>, ReplayError> {
     let (strategy, sim, held) = open_with_start(recording, config, room)?;
-    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+    let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
     let mut live = LiveBytes::of(&recording.workload);
     let (mut found, mut most_bytes) = (None, (0, 0));
-    walk(&recording.workload, &strategy, brake, held, |step| {
+    walk(&recording.workload, &strategy, work_gate, held, |step| {
         live.see(step.at, step.blocks);
         let bytes = match moment {
             Moment::FirstFailure if step.is_failure => {
@@ -227,14 +227,14 @@ impl<'a> LiveBytes<'a> {
 fn paint(
     recording: &Recording,
     config: &Config,
-    room: Room,
+    room: Capacity,
     moment: Moment,
     at: usize,
 ) -> Result<Picture, ReplayError> {
     let (strategy, sim, held) = open_with_start(recording, config, room)?;
-    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
+    let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
     let mut live = Vec::new();
-    walk(&recording.workload, &strategy, brake, held, |step| {
+    walk(&recording.workload, &strategy, work_gate, held, |step| {
         if step.at < at {
             return ControlFlow::Continue(());
         }
@@ -252,7 +252,7 @@ fn paint(
     picture.failed = match (moment, recording.workload.ops[at]) {
         (
             Moment::FirstFailure,
-            Op::Allocate { id, bytes, stream, .. } | Op::AllocateInVain { id, bytes, stream },
+            Op::Allocate { id, bytes, stream, .. } | Op::AllocateFailing { id, bytes, stream },
         ) => Some(Failed { requested_bytes: bytes, stream, stack: stack_of(recording, id) }),
         _ => None,
     };
@@ -287,7 +287,7 @@ fn live_blocks(workload: &Workload, at: usize, blocks: &[Option<Allocation>]) ->
     });
     // Blocks are numbered in the order of the requests.
     let newest = workload.ops[..=at].iter().rev().find_map(|op| match *op {
-        Op::Allocate { id, .. } | Op::AllocateInVain { id, .. } => Some(id),
+        Op::Allocate { id, .. } | Op::AllocateFailing { id, .. } => Some(id),
         _ => None,
     });
     let newest = newest.unwrap_or(0);
@@ -332,7 +332,8 @@ mod tests {
         ];
         let recording = recording(ops, 3);
         let (config, moment) = (Config::default(), Moment::PeakReserved);
-        let picture = Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
+        let picture =
+            Picture::take(&recording, &config, Capacity::Endless, moment).unwrap().unwrap();
         let expected = Causes {
             requested_bytes: 30 * MIB - 100,
             rounding_bytes: 100,
@@ -367,7 +368,7 @@ mod tests {
         let at = |moment| {
             let config = Config::default();
             let picture =
-                Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
+                Picture::take(&recording, &config, Capacity::Endless, moment).unwrap().unwrap();
             (picture.operations, picture.causes.requested_bytes / MIB)
         };
         assert_eq!(at(Moment::PeakReserved), (4, 90));
@@ -380,11 +381,11 @@ mod tests {
         let ops = vec![
             take(0, 0, 3 * MIB),
             take(1, 0, 600),
-            Op::AllocateInVain { id: 2, bytes: 30 * MIB, stream },
+            Op::AllocateFailing { id: 2, bytes: 30 * MIB, stream },
         ];
         let recording = recording(ops, 3);
         let take = |total_bytes| {
-            let room = Room::Device { total_bytes };
+            let room = Capacity::Device { total_bytes };
             Picture::take(&recording, &Config::default(), room, Moment::FirstFailure).unwrap()
         };
         assert!(take(60 * MIB).is_none());
@@ -407,7 +408,8 @@ mod tests {
         let config = Config::parse("backend:cudaMallocAsync", &Default::default()).unwrap();
         let recording = recording(ops, 2);
         let moment = Moment::PeakReserved;
-        let picture = Picture::take(&recording, &config, Room::Endless, moment).unwrap().unwrap();
+        let picture =
+            Picture::take(&recording, &config, Capacity::Endless, moment).unwrap().unwrap();
         assert_eq!(picture.causes.requested_bytes, 67 * MIB);
         assert!(picture.causes.driver_bytes > 0);
         assert_eq!(picture.causes.split_rest_bytes, 0);

@@ -74,7 +74,7 @@ pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
                 live = live.saturating_add(bytes);
                 peak = peak.max(live);
             }
-            Op::AllocateInVain { bytes, .. } => peak = peak.max(live.saturating_add(bytes)),
+            Op::AllocateFailing { bytes, .. } => peak = peak.max(live.saturating_add(bytes)),
             Op::Free { id } | Op::FreeInUse { id, .. } => {
                 live = live.saturating_sub(bytes_of.remove(&id).unwrap_or(0));
             }
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_is_from_the_first_event_that_says_one_to_the_last() {
+    fn the_time_is_from_the_first_event_with_a_time_to_the_last() {
         let at = |time_us| TraceEvent { time_us, ..event(Action::Alloc, 0, 512) };
         let trace = Trace { events: vec![at(0), at(1_000), at(4_500)], ..Trace::default() };
         assert_eq!(Figures::of(&trace).duration_us, Some(3_500));
@@ -140,7 +140,7 @@ mod tests {
             take(0, 10),
             Op::FreeInUse { id: 0, lane: StreamId(9) },
             take(1, 6),
-            Op::AllocateInVain { id: 2, bytes: 5, stream },
+            Op::AllocateFailing { id: 2, bytes: 5, stream },
             Op::Finished { id: 0 },
             Op::Free { id: 1 },
         ];

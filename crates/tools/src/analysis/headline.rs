@@ -276,20 +276,20 @@ fn simplest<'a>(mut settings: impl Iterator<Item = &'a Tried> + Clone) -> Option
 }
 
 /// Returns the device time as a share of the recorded time, if that is known.
-#[expect(clippy::cast_precision_loss, reason = "a share for people")]
+#[expect(clippy::cast_precision_loss, reason = "a printed share")]
 fn time_share(device_ns: u64, recording: &Recording) -> Option<f64> {
     let duration_us = recording.figures.duration_us.filter(|us| *us > 0)?;
     Some(device_ns as f64 / 1e3 / duration_us as f64)
 }
 
 fn setting(tried: &Tried) -> String {
-    let (settings, whose) = match tried.for_pytorch() {
+    let (settings, allocator) = match tried.for_pytorch() {
         Some(settings) => (settings, "PyTorch's own allocator"),
         None => (tried.conf.as_str(), "stratalloc"),
     };
     match settings.is_empty() {
-        true => format!("Use {whose} with its default settings"),
-        false => format!("Set {settings} in {whose}"),
+        true => format!("Use {allocator} with its default settings"),
+        false => format!("Set {settings} in {allocator}"),
     }
 }
 
@@ -345,24 +345,24 @@ mod tests {
     fn the_sentence_names_pytorchs_allocator_where_it_needs_hardly_more() {
         let ours = tried("max_split_size_mb:32", 1490);
         let theirs = tried("max_split_size_mb:64,compat:pytorch", 1493);
-        let told = advice(&[ours.clone(), theirs]).sentence(&recording());
+        let sentence = advice(&[ours.clone(), theirs]).sentence(&recording());
         assert_eq!(
-            told,
+            sentence,
             "Set max_split_size_mb:64 in PyTorch's own allocator: the recording then needs 1,493 MiB \
              instead of 2,100 MiB (29 % less). Retries: 1, as before."
         );
         let theirs = tried("compat:pytorch", 1800);
-        let told = advice(&[ours, theirs]).sentence(&recording());
-        assert!(told.starts_with("Set max_split_size_mb:32 in stratalloc"), "{told}");
+        let sentence = advice(&[ours, theirs]).sentence(&recording());
+        assert!(sentence.starts_with("Set max_split_size_mb:32 in stratalloc"), "{sentence}");
     }
 
     #[test]
     fn a_saving_below_two_hundredths_is_not_worth_it_and_nothing_is_printed_to_paste() {
         let advice = advice(&[tried("expandable_segments:True", 2060)]);
-        let told = advice.sentence(&recording());
+        let sentence = advice.sentence(&recording());
         let begin = "No setting is worth its cost: the recording needs 2,100 MiB as it is, and the best \
                      setting saves 40.0 MiB (1.9 %).";
-        assert!(told.starts_with(begin), "{told}");
+        assert!(sentence.starts_with(begin), "{sentence}");
         assert_eq!(advice.headline(&recording()).name(), "not worth it");
         assert_eq!(advice.worth_in_pytorch(&recording()), None);
         assert_eq!(advice.worth_in_ours(&recording()), None);
@@ -385,8 +385,11 @@ mod tests {
         slow.need.cost = Some(Cost { device_ns: 5_000_000, ..Cost::default() });
         assert_eq!(chosen(&settings(&slow), &recording), Some(1890));
         assert_eq!(chosen(&advice(&[slow.clone()]), &recording), None);
-        let told = advice(&[slow.clone()]).sentence(&recording);
-        assert!(told.contains("saves 420 MiB (20 %), but its device calls take 30 %"), "{told}");
+        let sentence = advice(&[slow.clone()]).sentence(&recording);
+        assert!(
+            sentence.contains("saves 420 MiB (20 %), but its device calls take 30 %"),
+            "{sentence}"
+        );
         recording.figures.duration_us = None;
         assert_eq!(chosen(&settings(&slow), &recording), Some(1680));
     }
@@ -396,11 +399,11 @@ mod tests {
         let one = tried("expandable_segments:True,compat:pytorch", 1004);
         let two = tried("max_split_size_mb:64,roundup_power2_divisions:8,compat:pytorch", 1000);
         let advice_of = |one: Tried| advice(&[two.clone(), one]);
-        let told = advice_of(one).sentence(&recording());
-        assert!(told.starts_with("Set expandable_segments:True in PyTorch's"), "{told}");
+        let sentence = advice_of(one).sentence(&recording());
+        assert!(sentence.starts_with("Set expandable_segments:True in PyTorch's"), "{sentence}");
         let more = tried("expandable_segments:True,compat:pytorch", 1010);
-        let told = advice_of(more).sentence(&recording());
-        assert!(told.starts_with("Set max_split_size_mb:64,roundup"), "{told}");
+        let sentence = advice_of(more).sentence(&recording());
+        assert!(sentence.starts_with("Set max_split_size_mb:64,roundup"), "{sentence}");
     }
 
     #[test]
@@ -430,11 +433,14 @@ mod tests {
         let mut advice = advice(&[fails("expandable_segments:True,compat:pytorch", 1510)]);
         advice.recorded.runs_under_limit = Some(false);
         assert_eq!(advice.headline(&recording).name(), "cannot help");
-        let told = advice.sentence(&recording);
-        assert!(told.starts_with("No setting can help: the live bytes alone (1,500 MiB"), "{told}");
-        assert!(told.ends_with("exceed the limit (1,400 MiB) by 100 MiB."), "{told}");
+        let sentence = advice.sentence(&recording);
+        assert!(
+            sentence.starts_with("No setting can help: the live bytes alone (1,500 MiB"),
+            "{sentence}"
+        );
+        assert!(sentence.ends_with("exceed the limit (1,400 MiB) by 100 MiB."), "{sentence}");
         recording.live_peak_bytes = 1300 * MIB;
-        let told = advice.sentence(&recording);
-        assert!(told.ends_with("needs least needs 1,510 MiB, 110 MiB too much."), "{told}");
+        let sentence = advice.sentence(&recording);
+        assert!(sentence.ends_with("needs least needs 1,510 MiB, 110 MiB too much."), "{sentence}");
     }
 }

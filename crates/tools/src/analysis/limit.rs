@@ -122,7 +122,7 @@ enum Bound {
 
 impl Bound {
     /// Returns the size of the device, and the fraction of it, for a limit of `limit_bytes`.
-    fn room(self, limit_bytes: u64) -> (u64, Option<f64>) {
+    fn device_memory(self, limit_bytes: u64) -> (u64, Option<f64>) {
         match self {
             Self::Device => (limit_bytes, None),
             Self::Fraction { total_bytes } => {
@@ -144,7 +144,7 @@ pub(super) fn infer(
     let search = |bound, most_bytes| {
         let search = Search { trace, config, bound };
         let limit_bytes = search.limit_bytes(figures.peak_reserved_bytes, most_bytes)?;
-        let (total_bytes, fraction) = bound.room(limit_bytes);
+        let (total_bytes, fraction) = bound.device_memory(limit_bytes);
         let found = verify(trace, config, total_bytes, fraction).ok()?;
         let ooms = figures.ooms;
         let source = match bound {
@@ -170,7 +170,7 @@ impl Search<'_> {
     /// Replays up to the first difference. A release without a recorded address counts as one that was
     /// not recorded.
     fn guess(&self, limit_bytes: u64) -> Guess {
-        let (total_bytes, fraction) = self.bound.room(limit_bytes);
+        let (total_bytes, fraction) = self.bound.device_memory(limit_bytes);
         let until = Until::FirstDifference;
         match verify_until(self.trace, self.config, total_bytes, fraction, until, &started) {
             Ok(found) if found.is_exact() => Guess::Exact,

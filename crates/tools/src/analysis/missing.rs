@@ -22,7 +22,7 @@ impl Recording {
     #[must_use]
     pub fn probably_lacks(&self, found: &Verification) -> &'static str {
         let has_private = self.trace.segments.iter().any(|segment| segment.pool != PoolId::DEFAULT);
-        let names_pools = self.trace.events.iter().any(|event| event.says_pool);
+        let names_pools = self.trace.events.iter().any(|event| event.names_pool);
         if self.lacks_collector_limit() {
             return "the limit near which garbage_collection_threshold acted: --memory-fraction sets it";
         }

@@ -2,7 +2,7 @@
 //! memory.
 //!
 //! A [`Recording`] is read once; it holds the requests, the configuration, the limit and the figures.
-//! [`measure`] repeats it in a [`Room`]. [`Need::search`] repeats it on many devices to find the
+//! [`measure`] repeats it in a [`Capacity`]. [`Need::search`] repeats it on many devices to find the
 //! smallest on which no request fails. [`Picture::take`] classifies the reserved bytes at a moment.
 //! [`Advice::search`] looks for a setting that needs less. Everything runs on the simulated device;
 //! nothing touches a real one, and nothing prints. Calls take milliseconds to a minute of this machine's
@@ -62,7 +62,7 @@ pub use served::advise_on_oom;
 pub(crate) use snapshot::snapshot_of;
 pub use streams::{StreamUse, Streams};
 pub use torch::ForTorch;
-pub use trial::{Room, Trial, fits, measure};
+pub use trial::{Capacity, Trial, fits, measure};
 pub(crate) use trial::{measure_watched, watch, without_files};
 pub(crate) use why::Why;
 pub(crate) use words::{BESIDES, Choice, counted_as, grouped, heap_name, near};

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use super::recording::Recording;
-use super::trial::{Room, fits_in_order, measure, without_files};
+use super::trial::{Capacity, fits_in_order, measure, without_files};
 use crate::replay::ReplayError;
 use stratalloc::config::Config;
 use stratalloc::size::MIB;
@@ -102,7 +102,7 @@ impl Need {
         options: &SearchOptions,
     ) -> Result<Self, ReplayError> {
         let config = &without_files(config);
-        let endless = measure(recording, config, Room::Endless, 1)?;
+        let endless = measure(recording, config, Capacity::Endless, 1)?;
         let peak = endless.run.statistics.reserved_bytes.all.peak;
         let mut need =
             Self { reserved_unlimited_bytes: u64::try_from(peak).unwrap_or(0), ..Self::default() };
@@ -125,7 +125,7 @@ impl Need {
 
     /// Returns whether [`try_other_addresses`](Self::try_other_addresses) has nothing left to do.
     #[must_use]
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn is_confirmed(&self) -> bool {
         self.all_orders || self.needs_bytes.is_none()
     }
 
@@ -142,7 +142,7 @@ impl Need {
         config: &Config,
         options: &SearchOptions,
     ) -> Result<(), ReplayError> {
-        let Some(first) = self.needs_bytes.filter(|_| !self.is_settled()) else {
+        let Some(first) = self.needs_bytes.filter(|_| !self.is_confirmed()) else {
             return Ok(());
         };
         let config = &without_files(config);
@@ -173,7 +173,7 @@ impl Need {
         config: &Config,
         total_bytes: u64,
     ) -> Result<(), ReplayError> {
-        let at_need = measure(recording, config, Room::Device { total_bytes }, 1)?;
+        let at_need = measure(recording, config, Capacity::Device { total_bytes }, 1)?;
         self.cost = Some(Cost {
             retries: u64::try_from(at_need.run.statistics.num_alloc_retries).unwrap_or(0),
             device_calls: at_need.device_calls(),

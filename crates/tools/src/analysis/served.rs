@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::advice::{ALONE, QUICK};
 use super::recording::{Memory, Recording};
-use super::trial::{Room, measure};
+use super::trial::{Capacity, measure};
 use super::words::counted_as;
 use crate::replay::Trace;
 use stratalloc::config::{Config, KeyTable};
@@ -29,8 +29,8 @@ pub fn advise_on_oom() {
 
 /// Replays the history under other settings and returns the results as sentences.
 fn advise(snapshot: &Snapshot) -> Vec<String> {
-    let said = served(snapshot, Instant::now() + TIME);
-    said.unwrap_or_else(|why| vec![format!("advise_on_oom found nothing: {why}")])
+    let sentences = served(snapshot, Instant::now() + TIME);
+    sentences.unwrap_or_else(|why| vec![format!("advise_on_oom found nothing: {why}")])
 }
 
 /// Returns settings under which fewer requests fail, best first; or why there are none.
@@ -45,12 +45,12 @@ fn served(snapshot: &Snapshot, ends: Instant) -> Result<Vec<String>, String> {
     let own = config.settings().clone();
     let recording = Recording::new(trace, Some(config.clone()), Memory::default());
     let failures = |config: &Config| {
-        let trial = measure(&recording, config, Room::Limited, 1).map_err(|e| e.to_string())?;
+        let trial = measure(&recording, config, Capacity::Limited, 1).map_err(|e| e.to_string())?;
         Ok::<_, String>(trial.run.ooms)
     };
     let before = failures(&config)?;
     if before == 0 {
-        let why = "the recorded part runs as it is on a device that nobody else uses";
+        let why = "the recorded part runs unchanged on a device without other processes";
         return Err(why.to_owned());
     }
     let mut found: Vec<(u64, &str)> = Vec::new();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::recording::Recording;
-use super::trial::{Room, watch};
+use super::trial::{Capacity, watch};
 use crate::replay::{ReplayError, StackId, Trace};
 use stratalloc::allocator::DeviceAllocator;
 use stratalloc::config::Config;
@@ -38,7 +38,7 @@ pub(crate) fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snap
             begin(strategy);
         }
     };
-    watch(recording, config, Room::Limited, &begun, &mut |at, strategy, _| {
+    watch(recording, config, Capacity::Limited, &begun, &mut |at, strategy, _| {
         if at + 1 == seeded {
             begin(strategy);
         }

@@ -98,7 +98,7 @@ fn changes(workload: &Workload, mut see: impl FnMut(StreamId, fn(u64, u64) -> u6
                     see(stream, u64::saturating_sub, bytes);
                 }
             }
-            Op::AllocateInVain { .. } | Op::Finished { .. } | Op::EmptyCache => {}
+            Op::AllocateFailing { .. } | Op::Finished { .. } | Op::EmptyCache => {}
         }
     }
 }

@@ -13,11 +13,11 @@ use stratalloc::driver::Driver;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
-use stratalloc_sim::{AddressOrder, Brake, EventMode, Sim, SimOptions};
+use stratalloc_sim::{AddressOrder, EventMode, Sim, SimOptions, WorkGate};
 
 /// The memory of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum Capacity {
     /// The recording's [`limit`](Recording::limit); without one, the memory that the caller set, or an
     /// H200's.
     Limited,
@@ -63,22 +63,22 @@ impl Trial {
 pub fn measure(
     recording: &Recording,
     config: &Config,
-    room: Room,
+    capacity: Capacity,
     passes: u32,
 ) -> Result<Trial, ReplayError> {
-    measure_watched(recording, config, room, passes, &|_| ())
+    measure_watched(recording, config, capacity, passes, &|_| ())
 }
 
 /// As [`measure`]; `progress` is called after each pass with the number of passes done.
 pub(crate) fn measure_watched(
     recording: &Recording,
     config: &Config,
-    room: Room,
+    capacity: Capacity,
     passes: u32,
     progress: &dyn Fn(u32),
 ) -> Result<Trial, ReplayError> {
-    let measure_on = |room| {
-        let (strategy, sim, held) = open_with_start(recording, config, room)?;
+    let measure_on = |capacity| {
+        let (strategy, sim, held) = open_with_start(recording, config, capacity)?;
         let strategy = counted(strategy);
         let begun_ns = Cell::new(0);
         let ended_ns = Cell::new(0);
@@ -91,20 +91,20 @@ pub(crate) fn measure_watched(
                 begun_ns.set(sim.elapsed_ns());
                 before.set(Calls::of(&sim));
             },
-            look: &|statistics: &mut Statistics| {
+            on_read: &|statistics: &mut Statistics| {
                 ended_ns.set(sim.elapsed_ns());
                 add_taken(statistics, &sim, before.get());
             },
         };
-        let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
-        let run = replay::run_as(&recording.workload, &strategy, brake, manner)?;
+        let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
+        let run = replay::run_as(&recording.workload, &strategy, work_gate, manner)?;
         let device_ns = ended_ns.get().saturating_sub(begun_ns.get());
         Ok(Trial { run, peak_taken_bytes: sim.peak_used_bytes(), device_ns })
     };
-    if room != Room::Endless {
-        return measure_on(room);
+    if capacity != Capacity::Endless {
+        return measure_on(capacity);
     }
-    let [large, larger] = ENDLESS_BYTES.map(|total_bytes| Room::Device { total_bytes });
+    let [large, larger] = ENDLESS_BYTES.map(|total_bytes| Capacity::Device { total_bytes });
     let trial = measure_on(large)?;
     if trial.run.ooms == 0 && trial.run.statistics.num_alloc_retries == 0 {
         return Ok(trial);
@@ -130,11 +130,11 @@ pub(super) fn fits_in_order(
     total_bytes: u64,
     order: AddressOrder,
 ) -> Result<bool, ReplayError> {
-    let (strategy, sim) = open(recording, config, Room::Device { total_bytes }, order)?;
+    let (strategy, sim) = open(recording, config, Capacity::Device { total_bytes }, order)?;
     replay::is_served(&recording.workload, &strategy, Some(sim))
 }
 
-/// Repeats a recording once. `begun` gets the allocator before the first operation. `look` gets, after
+/// Repeats a recording once. `begun` gets the allocator before the first operation. `on_step` gets, after
 /// each operation, its index and the bytes taken from the device.
 ///
 /// # Errors
@@ -143,15 +143,15 @@ pub(super) fn fits_in_order(
 pub(crate) fn watch(
     recording: &Recording,
     config: &Config,
-    room: Room,
+    capacity: Capacity,
     begun: &dyn Fn(&Strategy),
-    look: &mut dyn FnMut(usize, &Strategy, u64),
+    on_step: &mut dyn FnMut(usize, &Strategy, u64),
 ) -> Result<(), ReplayError> {
-    let (strategy, sim, held) = open_with_start(recording, config, room)?;
+    let (strategy, sim, held) = open_with_start(recording, config, capacity)?;
     begun(&strategy);
-    let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
-    replay::walk(&recording.workload, &strategy, brake, held, |step| {
-        look(step.at, &strategy, sim.used_bytes());
+    let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
+    replay::walk(&recording.workload, &strategy, work_gate, held, |step| {
+        on_step(step.at, &strategy, sim.used_bytes());
         ControlFlow::Continue(())
     })
 }
@@ -160,23 +160,23 @@ pub(crate) fn watch(
 /// that do not exist yet are allocated first.
 pub(super) type Opened = (Strategy, Arc<Sim>, Vec<(u32, Allocation)>);
 
-/// Opens an allocator on its own device. It starts from the recorded layout if `room` is
-/// [`Room::Limited`] and the layout is known.
+/// Opens an allocator on its own device. It starts from the recorded layout if `capacity` is
+/// [`Capacity::Limited`] and the layout is known.
 pub(super) fn open_with_start(
     recording: &Recording,
     config: &Config,
-    room: Room,
+    capacity: Capacity,
 ) -> Result<Opened, ReplayError> {
-    let (strategy, sim) = open(recording, config, room, AddressOrder::Lowest)?;
+    let (strategy, sim) = open(recording, config, capacity, AddressOrder::Lowest)?;
     let start = recording.start.as_ref().zip(recording.layout_for(config));
     let Some(((start, layout), engine)) =
-        start.filter(|_| room == Room::Limited).zip(strategy.engine())
+        start.filter(|_| capacity == Capacity::Limited).zip(strategy.engine())
     else {
         return Ok((strategy, sim, Vec::new()));
     };
     let Ok(installed) = engine.install(layout) else {
         // The layout does not fit; the live blocks alone may.
-        let (strategy, sim) = open(recording, config, room, AddressOrder::Lowest)?;
+        let (strategy, sim) = open(recording, config, capacity, AddressOrder::Lowest)?;
         return Ok((strategy, sim, Vec::new()));
     };
     let held = installed.into_iter().filter_map(|block| {
@@ -191,13 +191,13 @@ pub(super) fn open_with_start(
 fn open(
     recording: &Recording,
     config: &Config,
-    room: Room,
+    capacity: Capacity,
     addresses: AddressOrder,
 ) -> Result<(Strategy, Arc<Sim>), ReplayError> {
-    let (total_bytes, fraction) = match room {
-        Room::Endless => (ENDLESS_BYTES[0], None),
-        Room::Device { total_bytes } => (total_bytes, None),
-        Room::Limited => {
+    let (total_bytes, fraction) = match capacity {
+        Capacity::Endless => (ENDLESS_BYTES[0], None),
+        Capacity::Device { total_bytes } => (total_bytes, None),
+        Capacity::Limited => {
             let total_bytes = recording.total_bytes();
             (total_bytes, recording.fraction_of(total_bytes))
         }
@@ -213,7 +213,7 @@ fn open(
             // A strategy without a cache has no limit of its own, so the device gets that size.
             None if recording.limit_is_inferred() => {
                 let bytes = recording.limit.map_or(total_bytes, |limit| limit.bytes);
-                return open(recording, config, Room::Device { total_bytes: bytes }, addresses);
+                return open(recording, config, Capacity::Device { total_bytes: bytes }, addresses);
             }
             _ => strategy.caching_or_refuse()?.set_memory_fraction(fraction)?,
         }

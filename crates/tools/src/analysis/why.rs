@@ -3,7 +3,7 @@
 use super::causes::{Moment, Picture};
 use super::recording::Recording;
 use super::streams::Streams;
-use super::trial::Room;
+use super::trial::Capacity;
 use crate::replay::ReplayError;
 use stratalloc::config::Compat;
 
@@ -29,7 +29,7 @@ impl Why {
         let starts = recording.layout_for(&config).is_some()
             && recording.figures.peak_reserved_bytes <= recording.total_bytes();
         let limited = recording.limit.is_some() || starts;
-        let room = if limited { Room::Limited } else { Room::Endless };
+        let room = if limited { Capacity::Limited } else { Capacity::Endless };
         let take = |moment| Picture::take(recording, &config, room, moment);
         let main = match take(Moment::FirstFailure)? {
             Some(failure) => Some(failure),

@@ -44,7 +44,7 @@ pub(super) fn mib(bytes: u64) -> String {
     grouped(bytes.div_ceil(MIB))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+#[expect(clippy::cast_precision_loss, reason = "a printed number")]
 pub(super) fn part(bytes: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { bytes as f64 / of as f64 }
 }
@@ -183,7 +183,7 @@ impl Recording {
     /// Returns a sentence with the limit on reserved bytes and its source.
     pub(crate) fn limit_sentence(&self) -> Option<String> {
         let limit = self.limit?;
-        #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+        #[expect(clippy::cast_precision_loss, reason = "a printed number")]
         let mib = limit.bytes as f64 / MIB as f64;
         Some(format!("The limit is {mib:.1} MiB: {}.", limit.source))
     }
@@ -193,7 +193,7 @@ impl Recording {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     /// The allocator.
-    pub(crate) whose: String,
+    pub(crate) allocator: String,
     /// The variable and its value.
     pub(crate) set: String,
     /// The need of the recording with it.
@@ -225,7 +225,7 @@ impl Advice {
 
     /// Returns the setting to make for a searched setting.
     pub(crate) fn choice(&self, tried: &Tried) -> Choice {
-        let (whose, variable, conf) = match tried.for_pytorch() {
+        let (allocator, variable, conf) = match tried.for_pytorch() {
             Some(conf) => (self.torch.to_string(), "PYTORCH_CUDA_ALLOC_CONF", conf),
             None => ("stratalloc".to_owned(), "ALLOC_CONF", tried.conf.as_str()),
         };
@@ -233,7 +233,7 @@ impl Advice {
             true => "(nothing to set)".to_owned(),
             false => format!("{variable}={conf}"),
         };
-        Choice { whose, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
+        Choice { allocator, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
     }
 
     /// Lists the data that the recording lacks, why it matters, and what supplies it.

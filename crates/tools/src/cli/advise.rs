@@ -114,9 +114,9 @@ fn write_verdicts(name: &str, advice: &Advice, verdicts: &[Verdict]) -> io::Resu
     writeln!(out)
 }
 
-fn write_choice(Choice { whose, set, needs }: &Choice) -> io::Result<()> {
-    let whose = format!("{whose}:");
-    writeln!(out(), "  {whose:<21} {set}  {needs}")
+fn write_choice(Choice { allocator, set, needs }: &Choice) -> io::Result<()> {
+    let allocator = format!("{allocator}:");
+    writeln!(out(), "  {allocator:<21} {set}  {needs}")
 }
 
 /// How many settings the table shows.

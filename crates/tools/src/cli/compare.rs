@@ -5,15 +5,16 @@ use std::io::Write;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::analysis::{BESIDES, Need, Recording, Room, SearchOptions, Trial, measure};
+use crate::analysis::{BESIDES, Capacity, Need, Recording, SearchOptions, Trial, measure};
 use crate::replay::Trace;
 use stratalloc::config::{Compat, Config, TorchVersion, shown};
 
-use super::outcome::{Outcome, Result, out, tell};
+use super::outcome::{Outcome, Result, out, write_stderr};
 use super::recordings::{Devices, Recordings, limit_json};
 use super::show::Side::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, UNKNOWN, joined, mib, need_cells, progress, shown_conf, table, told,
+    LUCK, NEED_HEADING, UNKNOWN, joined, mib, need_cells, progress, shown_conf, table,
+    value_or_dash,
 };
 
 /// Arguments of `compare`.
@@ -55,7 +56,7 @@ struct Row {
 }
 
 /// A configuration string, and the parsed configuration.
-type Said = (String, Config);
+type NamedConf = (String, Config);
 
 pub(crate) fn run(args: &Compare) -> Result<Outcome> {
     let texts: Vec<String> = if args.conf.is_empty() {
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
     } else {
         args.conf.clone()
     };
-    let confs: Vec<Said> = texts
+    let confs: Vec<NamedConf> = texts
         .into_iter()
         .map(|text| args.recordings.parse_conf(&text).map(|config| (text, config)))
         .collect::<Result<_, _>>()?;
@@ -79,7 +80,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
             let options = SearchOptions { lucky: true, ..SearchOptions::QUICK };
             let mut need = Need::search(&recording, config, &options)?;
             need.try_other_addresses(&recording, config, &SearchOptions::QUICK)?;
-            let trial = measure(&recording, config, Room::Limited, PASSES)?;
+            let trial = measure(&recording, config, Capacity::Limited, PASSES)?;
             rows.push(Row { conf: text.clone(), need, trial });
             bar.inc(1);
         }
@@ -104,22 +105,22 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
 
 /// Removes configurations that the version of PyTorch refuses. Those that the user chose stay, with a
 /// note.
-fn for_torch(mut confs: Vec<Said>, args: &Compare) -> Vec<Said> {
+fn for_torch(mut confs: Vec<NamedConf>, args: &Compare) -> Vec<NamedConf> {
     let Some(version) = args.torch else { return confs };
     let refuses = |config: &Config| !config.is_accepted_by(version);
     if args.conf.is_empty() {
         confs.retain(|(_, config)| !refuses(config));
     }
     for (text, _) in confs.iter().filter(|(_, config)| refuses(config)) {
-        tell(format_args!("note: PyTorch {version} does not accept {}", shown_conf(text)));
+        write_stderr(format_args!("note: PyTorch {version} does not accept {}", shown_conf(text)));
     }
     confs
 }
 
 /// Returns the configurations to compare on a recording, each once. For the default set this includes
 /// the recording's own, with this library's rules and with PyTorch's.
-fn with_own(confs: &[Said], add_own: bool, recording: &Recording) -> Vec<Said> {
-    let mut all: Vec<Said> = Vec::new();
+fn with_own(confs: &[NamedConf], add_own: bool, recording: &Recording) -> Vec<NamedConf> {
+    let mut all: Vec<NamedConf> = Vec::new();
     let mut add = |text: &str, config: &Config| {
         if all.iter().all(|(_, known)| known.settings() != config.settings()) {
             all.push((text.to_owned(), config.clone()));
@@ -136,7 +137,7 @@ fn with_own(confs: &[Said], add_own: bool, recording: &Recording) -> Vec<Said> {
 }
 
 /// Returns the text of the row that repeats the recorded configuration exactly as PyTorch does.
-fn own_row<'a>(confs: &'a [Said], recording: &Recording) -> Option<&'a str> {
+fn own_row<'a>(confs: &'a [NamedConf], recording: &Recording) -> Option<&'a str> {
     let own = recording.config.clone()?.with_compat(Compat::PyTorch);
     let row = confs.iter().find(|(_, config)| config.settings() == own.settings());
     row.map(|(text, _)| text.as_str())
@@ -245,7 +246,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
     let mut recorded = vec![
         format!("{RECORDED}: {}", shown_conf(&recording.trace.conf)),
         UNKNOWN.to_owned(),
-        told(figures.retries),
+        value_or_dash(figures.retries),
         calls,
         UNKNOWN.to_owned(),
     ];
@@ -276,7 +277,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
     for row in rows.iter().filter(|row| row.need.needs_bytes.is_some()) {
         if let Some(lucky) = row.need.lucky_bytes.first() {
             let (conf, bytes) = (shown_conf(&row.conf), mib(*lucky as f64));
-            writeln!(out, "{conf} ran by luck on {bytes} MiB too, and failed on more.")?;
+            writeln!(out, "{conf} also ran on {bytes} MiB by luck, and failed on more.")?;
         }
     }
     Ok(())
@@ -404,7 +405,7 @@ mod tests {
         let config = settings::parse("--conf", "backend:straight").unwrap();
         let counting = settings::parse("--conf", "backend:straight,layers:[statistics]").unwrap();
         for config in [config, counting] {
-            let trial = measure(&recording, &config, Room::Limited, 1).unwrap();
+            let trial = measure(&recording, &config, Capacity::Limited, 1).unwrap();
             let row = Row { conf: "backend:straight".to_owned(), need: Need::default(), trial };
             let row = row.json("none", &recording);
             assert_eq!(row["peak_allocated_bytes"], 20 << 20);

@@ -10,7 +10,7 @@ use stratalloc::driver::Driver;
 use stratalloc::driver::HoldsWork;
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::StreamId;
-use stratalloc_sim::{Brake, EventMode, Gates};
+use stratalloc_sim::{EventMode, Gates, WorkGate};
 #[cfg(target_os = "linux")]
 use stratalloc_sim::{Host, HostOptions};
 
@@ -29,7 +29,7 @@ pub(crate) enum Device {
 pub(crate) struct Opened {
     pub(crate) driver: Arc<dyn Driver>,
     /// Controls when work finishes, if the device supports that.
-    pub(crate) brake: Option<Arc<dyn Brake>>,
+    pub(crate) work_gate: Option<Arc<dyn WorkGate>>,
 }
 
 impl Device {
@@ -48,8 +48,8 @@ impl Device {
         match self {
             Self::Sim => {
                 let sim = analysis::open_sim(total_bytes, EventMode::Immediate);
-                let brake = Some(Arc::clone(&sim) as Arc<dyn Brake>);
-                Ok(Opened { driver: sim, brake })
+                let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
+                Ok(Opened { driver: sim, work_gate })
             }
             #[cfg(target_os = "linux")]
             Self::Host => {
@@ -96,8 +96,8 @@ impl Opened {
 #[cfg(unix)]
 fn gated(driver: impl HoldsWork + 'static) -> Opened {
     let gated = Arc::new(Gates::before(driver));
-    let brake = Some(Arc::clone(&gated) as Arc<dyn Brake>);
-    Opened { driver: gated, brake }
+    let work_gate = Some(Arc::clone(&gated) as Arc<dyn WorkGate>);
+    Opened { driver: gated, work_gate }
 }
 
 impl FromStr for Device {

@@ -13,7 +13,7 @@ use stratalloc::driver::Driver;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
 
-use super::outcome::{Outcome, Result, out, tell};
+use super::outcome::{Outcome, Result, out, write_stderr};
 use super::settings;
 use super::show::{Side, table};
 
@@ -34,9 +34,9 @@ pub(crate) struct Explain {
 pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     let (source, config) = match &args.conf {
         Some(text) => {
-            let said = pasted(text);
-            let source = said.variable.map_or("the argument".to_owned(), ToOwned::to_owned);
-            (source, settings::parse("configuration", said.conf)?)
+            let input = pasted(text);
+            let source = input.variable.map_or("the argument".to_owned(), ToOwned::to_owned);
+            (source, settings::parse("configuration", input.conf)?)
         }
         None => {
             let environment = settings::environment()?;
@@ -57,10 +57,10 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         Origin::Code | Origin::Earlier => (1, 0),
         Origin::Default => (if differs(row) { 2 } else { 3 }, 0),
     });
-    let is_told = |row: &&ExplainRow| args.all || row.origin != Origin::Default || differs(row);
+    let is_shown = |row: &&ExplainRow| args.all || row.origin != Origin::Default || differs(row);
     let unbuilt = why_not_built(&config);
     if args.json {
-        let keys = rows.iter().filter(is_told).map(key_json).collect::<Vec<_>>();
+        let keys = rows.iter().filter(is_shown).map(key_json).collect::<Vec<_>>();
         let warnings: Vec<_> = config.warnings().iter().map(ToString::to_string).collect();
         let json = json!({"source": source, "keys": keys, "warnings": warnings, "error": unbuilt});
         writeln!(out(), "{json}")?;
@@ -68,13 +68,13 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     }
     let mut out = out();
     writeln!(out, "source: {source}")?;
-    let told: Vec<Vec<String>> = rows.iter().filter(is_told).map(cells).collect();
-    let left = rows.len() - told.len();
-    if told.is_empty() {
+    let shown_rows: Vec<Vec<String>> = rows.iter().filter(is_shown).map(cells).collect();
+    let left = rows.len() - shown_rows.len();
+    if shown_rows.is_empty() {
         writeln!(out, "Nothing is set: every key has its default.")?;
     } else {
         let names = ["key", "value", "from", "PyTorch", "note"];
-        table(&mut out, &names.map(|name| (name, Side::Left)), &told)?;
+        table(&mut out, &names.map(|name| (name, Side::Left)), &shown_rows)?;
     }
     if left > 0 {
         let keys = counted_as(left as u64, "key has its default", "keys have their defaults");
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     match unbuilt {
         None => Ok(Outcome::Good),
         Some(why) => {
-            tell(format_args!("stratalloc: this cannot be built: {why}"));
+            write_stderr(format_args!("stratalloc: this cannot be built: {why}"));
             Ok(Outcome::Usage)
         }
     }
@@ -166,11 +166,11 @@ mod tests {
             "export PYTORCH_CUDA_ALLOC_CONF=\"max_split_size_mb:64\"",
             " PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64' ",
         ] {
-            let said = pasted(line);
-            assert_eq!(said.variable, Some("PYTORCH_CUDA_ALLOC_CONF"), "{line}");
-            assert_eq!(said.conf, "max_split_size_mb:64", "{line}");
+            let input = pasted(line);
+            assert_eq!(input.variable, Some("PYTORCH_CUDA_ALLOC_CONF"), "{line}");
+            assert_eq!(input.conf, "max_split_size_mb:64", "{line}");
         }
-        let said = pasted("HOME=x");
-        assert_eq!((said.variable, said.conf), (None, "HOME=x"));
+        let input = pasted("HOME=x");
+        assert_eq!((input.variable, input.conf), (None, "HOME=x"));
     }
 }

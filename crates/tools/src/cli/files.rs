@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use stratalloc::config::{Config, LayerSetting};
 
-use super::outcome::BadWords;
+use super::outcome::BadArguments;
 use super::show::shown_path;
 
 /// Returns the identity of a file, independent of its name; `None` if it does not exist.
@@ -22,19 +22,19 @@ fn identity(path: &Path) -> Option<PathBuf> {
 }
 
 /// Refuses to write a file that is one of the recordings.
-pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadWords> {
+pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadArguments> {
     let Some(file) = identity(written) else {
         return Ok(());
     };
     let is_it = |recording: &&PathBuf| identity(recording).as_ref() == Some(&file);
     recordings.iter().find(is_it).map_or(Ok(()), |recording| {
         let (written, recording) = (shown_path(written), shown_path(recording));
-        Err(BadWords(format!("{written} would be written over the recording {recording}")))
+        Err(BadArguments(format!("{written} would be written over the recording {recording}")))
     })
 }
 
 /// Refuses a configuration whose layers write a file that is one of the recordings.
-pub(crate) fn spare_from(config: &Config, recordings: &[PathBuf]) -> Result<(), BadWords> {
+pub(crate) fn spare_from(config: &Config, recordings: &[PathBuf]) -> Result<(), BadArguments> {
     let mut written = config.settings().layers.iter().filter_map(LayerSetting::written_file);
     written.try_for_each(|file| spare(recordings, file))
 }

@@ -141,9 +141,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_lists_who_holds_it_and_says_why_it_cannot() {
+    fn a_device_lists_its_holders_or_the_reason_why_it_cannot() {
         let faulty = Faulty::new(Sim::new(SimOptions::default()));
-        assert!(holders_of(&faulty).unwrap().is_empty(), "nobody holds anything");
+        assert!(holders_of(&faulty).unwrap().is_empty(), "no process holds memory");
         faulty.allocate(3 << 20).unwrap();
         let own = std::process::id().to_string();
         let rows = |driver: &Faulty<Sim>| {

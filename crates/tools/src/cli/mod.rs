@@ -29,7 +29,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 #[doc(hidden)]
 pub use bench::{cases, loops::Loops};
-use outcome::{BadWords, Outcome, is_closed_pipe, tell};
+use outcome::{BadArguments, Outcome, is_closed_pipe, write_stderr};
 use settings::BadConf;
 
 /// Device-memory allocators, chosen by one string and measured on recordings of real programs.
@@ -124,7 +124,7 @@ pub fn run(loops: &Loops) -> ExitCode {
     if arguments.table.format == Some(table::Format::Json)
         && let Err(command) = arguments.command.print_json()
     {
-        tell(format_args!("stratalloc: {command} prints no JSON"));
+        write_stderr(format_args!("stratalloc: {command} prints no JSON"));
         return Outcome::Usage.into();
     }
     let outcome = match &arguments.command {
@@ -140,7 +140,7 @@ pub fn run(loops: &Loops) -> ExitCode {
     match outcome {
         Ok(outcome) => match table::missing_column() {
             Some(name) if outcome == Outcome::Good => {
-                tell(format_args!("stratalloc: --sort: no column is called {name}"));
+                write_stderr(format_args!("stratalloc: --sort: no column is called {name}"));
                 Outcome::Usage.into()
             }
             _ => outcome.into(),
@@ -148,8 +148,8 @@ pub fn run(loops: &Loops) -> ExitCode {
         Err(error) if is_closed_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
             // A string that cannot be used is shown with a caret: a mistake of the user.
-            let bad_words = error.is::<BadConf>() || error.is::<BadWords>();
-            tell(format_args!("stratalloc: {error}"));
+            let bad_words = error.is::<BadConf>() || error.is::<BadArguments>();
+            write_stderr(format_args!("stratalloc: {error}"));
             if bad_words { Outcome::Usage.into() } else { Outcome::Failed.into() }
         }
     }

@@ -34,7 +34,7 @@ pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 /// The arguments contradict each other: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct BadWords(pub(crate) String);
+pub(crate) struct BadArguments(pub(crate) String);
 
 /// Parses a share of a device's memory.
 pub(crate) fn fraction(text: &str) -> Result<f64, String> {
@@ -49,7 +49,7 @@ pub(crate) fn out() -> impl Write {
 
 /// Prints lines on standard error, without control characters. If that fails, only the exit code reports
 /// the error.
-pub(crate) fn tell(lines: impl Display) {
+pub(crate) fn write_stderr(lines: impl Display) {
     let clean: Vec<String> = lines.to_string().split('\n').map(shown).collect();
     let _ = writeln!(io::stderr(), "{}", clean.join("\n"));
 }
@@ -76,7 +76,7 @@ pub(crate) fn one_of_several(done: Result<Outcome>) -> Result<Outcome> {
         Ok(Outcome::Failed | Outcome::Usage) => Ok(Outcome::Failed),
         Err(error) if is_closed_pipe(&*error) => Err(error),
         Err(error) => {
-            tell(format_args!("stratalloc: {error}"));
+            write_stderr(format_args!("stratalloc: {error}"));
             Ok(Outcome::Failed)
         }
     }

@@ -12,7 +12,7 @@ use stratalloc::config::{Config, Size, shown};
 use stratalloc::history::{BlockStateName, SegmentLayout};
 
 use super::files;
-use super::outcome::{Outcome, Result, each, fraction, one_of_several, tell};
+use super::outcome::{Outcome, Result, each, fraction, one_of_several, write_stderr};
 use super::settings::{self, BadConf};
 use super::show::{mib, progress, shown_path};
 
@@ -64,10 +64,10 @@ impl Recordings {
     pub(crate) fn recording(&self, name: &str, trace: Trace, lack: &str) -> Recording {
         let own = settings::recorded(&trace.conf);
         if let Err(error) = &own {
-            tell(format_args!("note: {}: {lack}: {error}", shown(name)));
+            write_stderr(format_args!("note: {}: {lack}: {error}", shown(name)));
         }
         let recording = Recording::new(trace, own.ok(), self.memory());
-        tell_start(name, &recording);
+        write_start_note(name, &recording);
         recording
     }
 
@@ -75,7 +75,7 @@ impl Recordings {
     pub(crate) fn parse_conf(&self, text: &str) -> Result<Config> {
         let config = settings::parse("--conf", text)?;
         files::spare_from(&config, &self.files)?;
-        settings::tell_idle_keys(&config, self.memory_fraction.is_some());
+        settings::write_idle_keys(&config, self.memory_fraction.is_some());
         Ok(config)
     }
 
@@ -94,7 +94,7 @@ impl Recordings {
         let mut others = if device.is_none() { first.other_devices } else { 0 };
         if others == 0 || wanted == Devices::First {
             if others > 0 {
-                tell(format_args!(
+                write_stderr(format_args!(
                     "note: {}: events of device {taken} are taken, {others} more have some: \
                      --recorded-device N takes another",
                     shown_path(path)
@@ -103,8 +103,8 @@ impl Recordings {
             return take(path, act, &name, first);
         }
         let count = others + 1;
-        tell(format_args!(
-            "note: {}: events of {count} devices; each is told by itself, --recorded-device N takes one",
+        write_stderr(format_args!(
+            "note: {}: events of {count} devices, shown one by one; --recorded-device N takes one",
             shown_path(path)
         ));
         let mut outcome =
@@ -147,7 +147,7 @@ impl Recordings {
             if !trace.segments.iter().any(live) {
                 return Err(why.into());
             }
-            tell(format_args!("note: only the blocks that lived are taken: {why}"));
+            write_stderr(format_args!("note: only the blocks that lived are taken: {why}"));
         }
         Ok(trace)
     }
@@ -158,7 +158,7 @@ fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outc
     let UnknownEntries { entries, first_action } = &trace.unknown;
     if *entries > 0 {
         let ignored = counted_as(*entries, "entry is ignored", "entries are ignored");
-        tell(format_args!(
+        write_stderr(format_args!(
             "note: {}: {ignored}: unknown actions, the first {first_action:?}",
             shown(name)
         ));
@@ -212,9 +212,9 @@ pub(crate) fn limit_json(recording: &Recording) -> Value {
 }
 
 /// Prints from which state replays start, for a recording that begins late.
-pub(crate) fn tell_start(name: &str, recording: &Recording) {
+pub(crate) fn write_start_note(name: &str, recording: &Recording) {
     if recording.lacks_collector_limit() {
-        tell(format_args!(
+        write_stderr(format_args!(
             "note: {}: garbage_collection_threshold acts near a limit that the recording does not show: \
              --memory-fraction sets it",
             shown(name)
@@ -230,9 +230,9 @@ pub(crate) fn tell_start(name: &str, recording: &Recording) {
             "replays of the recorded configuration start from that layout, others and the needs from the \
              live blocks"
         }
-        None => "where they lay cannot be told, so that replays start from the live blocks alone",
+        None => "their addresses are unknown, so replays start from the live blocks alone",
     };
-    tell(format_args!(
+    write_stderr(format_args!(
         "note: {name}: it begins late: {blocks} blocks of {live} MiB lived and {reserved} MiB were reserved \
          before its first event; {from}"
     ));

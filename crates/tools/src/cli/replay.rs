@@ -7,7 +7,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::analysis::{
-    Memory, Need, Recording, Room, SearchOptions, counted, counted_as, measure_watched, snapshot_of,
+    Capacity, Memory, Need, Recording, SearchOptions, counted, counted_as, measure_watched,
+    snapshot_of,
 };
 use crate::replay::{self, Run, Trace, Verification, Workload};
 use stratalloc::config::{Config, shown};
@@ -16,8 +17,8 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 
 use super::device::{Device, Opened};
-use super::outcome::{BadWords, Outcome, Result, out};
-use super::recordings::{Devices, Recordings, limit_json, tell_start};
+use super::outcome::{BadArguments, Outcome, Result, out};
+use super::recordings::{Devices, Recordings, limit_json, write_start_note};
 use super::show::{joined, mib, progress, shown_conf, shown_path};
 use super::{files, settings};
 
@@ -64,37 +65,37 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome> {
         (snapshot && real, "--snapshot needs --device sim"),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(is_refused, _)| *is_refused) {
-        return Err(BadWords(why.to_owned()).into());
+        return Err(BadArguments(why.to_owned()).into());
     }
     for file in [&args.stats, &args.snapshot].into_iter().flatten() {
         files::spare(&args.recordings.files, file)?;
     }
-    let asked = match &args.conf {
+    let chosen = match &args.conf {
         Some(text) => Some((text.as_str(), args.recordings.parse_conf(text)?)),
         None => None,
     };
     // Statistics belong to one device.
     let wanted = if stats || snapshot { Devices::First } else { Devices::Each };
-    args.recordings.each(wanted, &mut |name, trace| replay_one(args, asked.as_ref(), name, trace))
+    args.recordings.each(wanted, &mut |name, trace| replay_one(args, chosen.as_ref(), name, trace))
 }
 
 /// A configuration string, and the parsed configuration.
-type Said<'a> = (&'a str, Config);
+type NamedConf<'a> = (&'a str, Config);
 
 fn replay_one(
     args: &Replay,
-    asked: Option<&Said<'_>>,
+    chosen: Option<&NamedConf<'_>>,
     name: &str,
     trace: Trace,
 ) -> Result<Outcome> {
     let own = settings::recorded(&trace.conf);
     let recorded_conf = trace.conf.clone();
-    let (text, config) = match asked {
+    let (text, config) = match chosen {
         Some((text, config)) => (*text, config.clone()),
         None => (recorded_conf.as_str(), settings::recorded(&trace.conf)?),
     };
     let mut recording = Recording::new(trace, own.ok(), args.recordings.memory());
-    tell_start(name, &recording);
+    write_start_note(name, &recording);
     if args.verify {
         // The recording was made under the recorded limit, whatever device the user sets.
         let shown = recording.inferred_limit.filter(|_| recording.exact.is_some());
@@ -174,7 +175,7 @@ fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repea
     let done = |passes: u32| bar.set_position(passes.into());
     let repeated = match args.device {
         Device::Sim => {
-            let trial = measure_watched(recording, config, Room::Limited, args.repeat, &done)?;
+            let trial = measure_watched(recording, config, Capacity::Limited, args.repeat, &done)?;
             (trial.run, Some(trial.device_ns))
         }
         Device::Host | Device::Cuda(_) => {
@@ -187,7 +188,7 @@ fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repea
                 strategy.caching_or_refuse()?.set_memory_fraction(fraction)?;
             }
             let strategy = counted(strategy);
-            (replay::run(workload, &strategy, opened.brake, args.repeat, &done)?, None)
+            (replay::run(workload, &strategy, opened.work_gate, args.repeat, &done)?, None)
         }
     };
     bar.finish_and_clear();
@@ -290,7 +291,7 @@ impl Done<'_> {
         joined([run, verified.unwrap_or_default(), recorded, limit_json(self.recording)])
     }
 
-    fn write(&self, [trace, conf, device]: [&str; 3], room_is_said: bool) -> std::io::Result<()> {
+    fn write(&self, [trace, conf, device]: [&str; 3], limit_is_set: bool) -> std::io::Result<()> {
         let (s, ns_per_op) = (self.statistics, self.ns_per_op());
         let (allocations, frees, ooms, wall_s) = self.counts();
         let bytes = |n: i64| mib(n as f64);
@@ -316,12 +317,12 @@ impl Done<'_> {
         )?;
         let recorded_ooms = self.recording.figures.ooms;
         // The replay may have had more memory than the recorded program.
-        if ooms < recorded_ooms && !room_is_said {
+        if ooms < recorded_ooms && !limit_is_set {
             let times = counted_as(recorded_ooms, "time", "times");
             writeln!(
                 out,
-                "  the recorded program ran out of memory {times}: --memory-fraction or --total-memory says how \
-                 much it had"
+                "  the recorded program ran out of memory {times}: --memory-fraction or --total-memory \
+                 sets how much it had"
             )?;
         }
         if let Some(report) = self.first_out_of_memory() {

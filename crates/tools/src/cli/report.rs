@@ -11,7 +11,7 @@ use crate::replay::Trace;
 use crate::report::{self, Options, PAGE_BYTES};
 use stratalloc::config::{TorchVersion, shown};
 
-use super::outcome::{BadWords, Outcome, Result, out, tell};
+use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
 use super::recordings::{Devices, Recordings, name_of};
 use super::show::{mib, progress, shown_path};
 use super::{files, settings};
@@ -61,7 +61,10 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
     let mut add = |name: &str, trace: Trace| -> Result<Outcome> {
         let own = settings::recorded(&trace.conf).map_err(|error| error.to_string());
         if let Err(error) = &own {
-            tell(format_args!("note: {}: shown with PyTorch's default: {error}", shown(name)));
+            write_stderr(format_args!(
+                "note: {}: shown with PyTorch's default: {error}",
+                shown(name)
+            ));
         }
         let bar = progress(1, &format!("trying settings on {}", shown(name)));
         report.add(name, trace, own, &|done, known| {
@@ -75,7 +78,9 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
     if report.left_out() > 0 {
         let count = counted_as(report.left_out() as u64, "recording", "recordings");
         let most = PAGE_BYTES / 1_000_000;
-        tell(format_args!("note: {count} found no room on the page, which has {most} MB at most"));
+        write_stderr(format_args!(
+            "note: {count} found no room on the page, which has {most} MB at most"
+        ));
     }
     if report.recordings() == 0 {
         return Ok(Outcome::Failed);
@@ -92,10 +97,10 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
 }
 
 /// Returns the default path: next to the first recording.
-fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadWords> {
+fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadArguments> {
     let named = recordings.first().filter(|file| *file != Path::new("-"));
     let named = named.map(|file| file.with_file_name(format!("{}.html", name_of(file))));
-    named.ok_or_else(|| BadWords("standard input has no name: -o names the page".to_owned()))
+    named.ok_or_else(|| BadArguments("standard input has no name: -o names the page".to_owned()))
 }
 
 /// The destination of a page. A file appears only when it is complete.

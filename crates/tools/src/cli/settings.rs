@@ -5,7 +5,7 @@ use stratalloc::config::{
 };
 use stratalloc::registry::{self, BuildError};
 
-use super::outcome::{BadWords, Result, tell};
+use super::outcome::{BadArguments, Result, write_stderr};
 
 /// A configuration string that could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -45,25 +45,26 @@ pub(crate) fn recorded(text: &str) -> Result<Config> {
     let config = parse("the trace's configuration", text)?;
     let settings = config.settings();
     if settings.writes_files() || settings.pluggable.library.is_some() {
-        let why = "the trace's configuration writes a file or loads a library, which only --conf may ask for";
-        return Err(BadWords(why.to_owned()).into());
+        let why =
+            "the trace's configuration writes a file or loads a library, which only --conf may do";
+        return Err(BadArguments(why.to_owned()).into());
     }
     Ok(config)
 }
 
 /// Returns the configuration of the environment.
 pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
-    let said = from_process(&keys()).map_err(|error| BadConf {
+    let from_env = from_process(&keys()).map_err(|error| BadConf {
         origin: error.variable.to_owned(),
         text: error.text,
         error: error.error,
     })?;
-    if let Some((variable, text)) = &said.source
-        && let Err(error) = check_backend(text, &said.config)
+    if let Some((variable, text)) = &from_env.source
+        && let Err(error) = check_backend(text, &from_env.config)
     {
         return Err(BadConf::new(variable, text, error));
     }
-    Ok(said)
+    Ok(from_env)
 }
 
 /// Checks the backend. The library accepts any name, because it may be registered later; here all are
@@ -88,7 +89,7 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
 
 /// Prints which keys of a string have no effect with its backend. `has_limit`: an option of the command
 /// line sets a limit, which the string does not show.
-pub(crate) fn tell_idle_keys(config: &Config, has_limit: bool) {
+pub(crate) fn write_idle_keys(config: &Config, has_limit: bool) {
     for row in config.explain_with(&keys()) {
         if has_limit
             && row.key == "garbage_collection_threshold"
@@ -97,22 +98,22 @@ pub(crate) fn tell_idle_keys(config: &Config, has_limit: bool) {
             continue;
         }
         if let (Origin::Text { .. }, Some(why)) = (row.origin, row.idle) {
-            tell(format_args!("note: {} does nothing here: {why}", row.key));
+            write_stderr(format_args!("note: {} does nothing here: {why}", row.key));
         }
     }
 }
 
-/// Returns the strings in `given`, or the environment's, or `backend:native`.
-pub(crate) fn confs_or_default(given: &[String]) -> Result<Vec<(String, Config)>, BadConf> {
-    if !given.is_empty() {
+/// Returns the strings in `texts`, or the environment's, or `backend:native`.
+pub(crate) fn confs_or_default(texts: &[String]) -> Result<Vec<(String, Config)>, BadConf> {
+    if !texts.is_empty() {
         let parsed = |text: &String| Ok((text.clone(), parse("--conf", text)?));
-        let confs: Vec<_> = given.iter().map(parsed).collect::<Result<_, _>>()?;
-        confs.iter().for_each(|(_, config)| tell_idle_keys(config, false));
+        let confs: Vec<_> = texts.iter().map(parsed).collect::<Result<_, _>>()?;
+        confs.iter().for_each(|(_, config)| write_idle_keys(config, false));
         return Ok(confs);
     }
     let environment = environment()?;
     for warning in environment.config.warnings() {
-        tell(format_args!("warning: {warning}"));
+        write_stderr(format_args!("warning: {warning}"));
     }
     Ok(match environment.source {
         Some((_, text)) => vec![(text, environment.config)],

@@ -32,7 +32,7 @@ fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
 pub(crate) const UNKNOWN: &str = "-";
 
 /// Formats a value, if it is known.
-pub(crate) fn told<T: ToString>(value: Option<T>) -> String {
+pub(crate) fn value_or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
 }
 
@@ -57,9 +57,9 @@ pub(crate) fn need_cells(
     vec![
         conf,
         needs,
-        told(cost.map(|cost| cost.retries)),
-        told(cost.map(|cost| cost.device_calls)),
-        told(cost.map(|cost| device_ms(cost.device_ns, recorded_us))),
+        value_or_dash(cost.map(|cost| cost.retries)),
+        value_or_dash(cost.map(|cost| cost.device_calls)),
+        value_or_dash(cost.map(|cost| device_ms(cost.device_ns, recorded_us))),
         mib(need.reserved_unlimited_bytes as f64),
     ]
 }
@@ -75,9 +75,9 @@ pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
 
 /// Formats a line in bold on a terminal.
 pub(crate) fn emphasised(text: &str) -> String {
-    let said = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
+    let is_set = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
     let text = shown(text);
-    match io::stdout().is_terminal() && !said("NO_COLOR") {
+    match io::stdout().is_terminal() && !is_set("NO_COLOR") {
         true => format!("\x1b[1m{text}\x1b[0m"),
         false => text,
     }

@@ -87,9 +87,9 @@ pub(crate) fn terminal_columns() -> Option<usize> {
         return None;
     }
     let (_, columns) = console::Term::stdout().size_checked().unwrap_or((0, 0));
-    let said = || std::env::var("COLUMNS").ok()?.parse().ok();
+    let from_env = || std::env::var("COLUMNS").ok()?.parse().ok();
     let columns = Some(usize::from(columns)).filter(|columns| *columns > 0);
-    Some(columns.or_else(said).unwrap_or(80))
+    Some(columns.or_else(from_env).unwrap_or(80))
 }
 
 fn column_of(heading: &[(&str, Side)], name: &str) -> Option<usize> {
@@ -219,7 +219,7 @@ mod tests {
         [("name", Side::Left), ("needs", Side::Right), ("calls", Side::Right), ("ms", Side::Right)];
 
     #[test]
-    fn a_table_that_is_too_wide_loses_its_last_columns_and_says_so() {
+    fn a_table_that_is_too_wide_loses_its_last_columns_with_a_note() {
         let rows = [vec!["native", "2,100", "77", "1.5"]];
         let all = printed(&NUMBERS, &rows, 26);
         assert_eq!(all, "name    needs  calls   ms\nnative  2,100     77  1.5\n");

@@ -6,7 +6,7 @@ use stratalloc::ids::StreamId;
 
 use super::trace::TraceEvent;
 
-fn told(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> String {
+fn describe(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> String {
     let (name, stream) = (action.name(), stream.0);
     match action {
         Action::OutOfMemory => {
@@ -16,18 +16,18 @@ fn told(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Stri
     }
 }
 
-fn list(told: Vec<String>) -> String {
-    if told.is_empty() { "nothing".to_owned() } else { format!("[{}]", told.join("; ")) }
+fn list(items: Vec<String>) -> String {
+    if items.is_empty() { "nothing".to_owned() } else { format!("[{}]", items.join("; ")) }
 }
 
 /// Formats the engine's events.
 pub(super) fn done(events: &[Event]) -> String {
-    list(events.iter().map(|e| told(e.action, e.address, e.size_bytes, e.stream)).collect())
+    list(events.iter().map(|e| describe(e.action, e.address, e.size_bytes, e.stream)).collect())
 }
 
 /// Formats recorded events.
 pub(super) fn recorded(events: &[TraceEvent]) -> String {
-    list(events.iter().map(|e| told(e.action, e.address, e.size_bytes, e.stream)).collect())
+    list(events.iter().map(|e| describe(e.action, e.address, e.size_bytes, e.stream)).collect())
 }
 
 /// Formats a segment with all its blocks.

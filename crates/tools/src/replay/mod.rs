@@ -10,7 +10,7 @@
 //! The version of PyTorch that made a recording follows from its contents ([`Trace::torch_version`]);
 //! `compat:pytorch` means that version.
 
-mod answers;
+mod addresses;
 mod describe;
 mod frames;
 mod pools;

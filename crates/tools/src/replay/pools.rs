@@ -33,9 +33,9 @@ impl PoolRouting {
     pub(crate) fn of(trace: &Trace, total_bytes: u64) -> Self {
         let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
         let mut routing = Self { reserved_bytes, ..Self::default() };
-        let said = trace.events.iter().filter_map(TraceEvent::said_pool);
+        let named = trace.events.iter().filter_map(TraceEvent::named_pool);
         let listed = trace.segments.iter().map(|segment| segment.pool);
-        routing.any = said.chain(listed).any(|pool| pool != PoolId::DEFAULT);
+        routing.any = named.chain(listed).any(|pool| pool != PoolId::DEFAULT);
         if !routing.any {
             return routing;
         }
@@ -86,8 +86,8 @@ impl PoolRouting {
 
     /// Returns the pool of a request.
     pub(crate) fn pool_of(&self, request: &TraceEvent) -> PoolId {
-        if let Some(said) = request.said_pool() {
-            return said;
+        if let Some(named) = request.named_pool() {
+            return named;
         }
         match request.action {
             Action::Alloc => self.pool_at(request.address),

@@ -18,7 +18,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::BuildError;
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::NoCache;
-use stratalloc_sim::Brake;
+use stratalloc_sim::WorkGate;
 
 /// Why a recording could not be repeated.
 #[non_exhaustive]
@@ -47,7 +47,7 @@ pub enum ReplayError {
     NotVerifiable,
     /// More heaps than any program has: each pair of a stream and a pool takes tens of KiB.
     #[error(
-        "the recording asks for {heaps} pairs of a stream and a pool; at most {HEAPS_MAX} are \
+        "the recording uses {heaps} pairs of a stream and a pool; at most {HEAPS_MAX} are \
          repeated"
     )]
     TooManyHeaps {
@@ -59,7 +59,7 @@ pub enum ReplayError {
     RequestsOnly,
     /// The state before the first event cannot be reconstructed.
     #[error(
-        "{blocks} blocks lived before the recording began, and where they lay cannot be told, so its \
+        "{blocks} blocks lived before the recording began, and their addresses are unknown, so its \
          decisions cannot be verified; it can be replayed without --verify"
     )]
     LiveBefore {
@@ -71,14 +71,14 @@ pub enum ReplayError {
 /// Streams whose work finishes at the recorded moments.
 #[derive(Debug)]
 pub(super) struct LaneWork {
-    brake: Arc<dyn Brake>,
+    work_gate: Arc<dyn WorkGate>,
     /// The lane that each block waits for, and the mark after the block's last use.
     waiting: HashMap<u64, (StreamId, u64)>,
 }
 
 impl LaneWork {
-    pub(super) fn new(brake: Arc<dyn Brake>) -> Self {
-        Self { brake, waiting: HashMap::new() }
+    pub(super) fn new(work_gate: Arc<dyn WorkGate>) -> Self {
+        Self { work_gate, waiting: HashMap::new() }
     }
 
     /// Returns how many blocks wait for the work of lanes.
@@ -88,19 +88,19 @@ impl LaneWork {
 
     /// Holds back the lane's work from now on; called before a block that the lane uses is freed.
     fn hold(&self, lane: StreamId) -> DriverResult<()> {
-        self.brake.hold(lane)
+        self.work_gate.hold(lane)
     }
 
     /// Records that the block `key` was freed and waits for the lane.
     pub(super) fn freed(&mut self, lane: StreamId, key: u64) -> DriverResult<()> {
-        self.waiting.insert(key, (lane, self.brake.mark(lane)?));
+        self.waiting.insert(key, (lane, self.work_gate.mark(lane)?));
         Ok(())
     }
 
     /// Finishes the lane's work on the block, and all earlier work of the lane.
     pub(super) fn finish(&mut self, key: u64) -> DriverResult<()> {
         match self.waiting.remove(&key) {
-            Some((lane, mark)) => self.brake.finish_until(lane, mark),
+            Some((lane, mark)) => self.work_gate.finish_until(lane, mark),
             None => Ok(()),
         }
     }
@@ -112,7 +112,7 @@ impl LaneWork {
 
     fn finish_all(&mut self) -> DriverResult<()> {
         self.waiting.clear();
-        self.brake.finish_all()
+        self.work_gate.finish_all()
     }
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct Manner<'a> {
     /// Called once, when all blocks from before the recording exist.
     pub(crate) begun: &'a dyn Fn(),
     /// May add to the counters when they are read.
-    pub(crate) look: &'a dyn Fn(&mut Statistics),
+    pub(crate) on_read: &'a dyn Fn(&mut Statistics),
     /// Called after each pass with the number of passes done.
     pub(crate) progress: &'a dyn Fn(u32),
 }
@@ -153,13 +153,13 @@ pub(crate) struct Manner<'a> {
 impl Default for Manner<'_> {
     /// Returns one pass without callbacks.
     fn default() -> Self {
-        Self { passes: 1, held: Vec::new(), begun: &|| (), look: &|_| (), progress: &|_| () }
+        Self { passes: 1, held: Vec::new(), begun: &|| (), on_read: &|_| (), progress: &|_| () }
     }
 }
 
 /// Repeats a workload `passes` times. Survivors are freed after each pass; the cache stays.
 ///
-/// With a brake, other streams' work finishes at the recorded moments; without one, when the device
+/// With a work_gate, other streams' work finishes at the recorded moments; without one, when the device
 /// finishes it. `progress` is called after each pass with the number of passes done. Peaks and sums
 /// count from the first recorded event; blocks from before exist by then.
 ///
@@ -170,22 +170,22 @@ impl Default for Manner<'_> {
 pub fn run<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
-    brake: Option<Arc<dyn Brake>>,
+    work_gate: Option<Arc<dyn WorkGate>>,
     passes: u32,
     progress: &dyn Fn(u32),
 ) -> Result<Run, ReplayError> {
-    run_as(workload, allocator, brake, Manner { passes, progress, ..Manner::default() })
+    run_as(workload, allocator, work_gate, Manner { passes, progress, ..Manner::default() })
 }
 
 /// As [`run`], with all options.
 pub(crate) fn run_as<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
-    brake: Option<Arc<dyn Brake>>,
+    work_gate: Option<Arc<dyn WorkGate>>,
     manner: Manner<'_>,
 ) -> Result<Run, ReplayError> {
     let mut before = if manner.held.is_empty() { workload.seeded as usize } else { 0 };
-    let mut runner = Runner::new(workload, allocator, brake, manner.held)?;
+    let mut runner = Runner::new(workload, allocator, work_gate, manner.held)?;
     let begin = Instant::now();
     let mut result = Run::default();
     let mut times = Vec::new();
@@ -211,7 +211,7 @@ pub(crate) fn run_as<A: DeviceAllocator>(
         if pass == 0 {
             let counters = allocator.control().counters;
             result.statistics = counters.map(|c| c.statistics()).unwrap_or_default();
-            (manner.look)(&mut result.statistics);
+            (manner.on_read)(&mut result.statistics);
             result.allocations = counts.allocations;
             result.frees = counts.frees;
             result.ooms = counts.ooms;
@@ -238,10 +238,10 @@ pub(crate) fn run_as<A: DeviceAllocator>(
 pub fn is_served<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
-    brake: Option<Arc<dyn Brake>>,
+    work_gate: Option<Arc<dyn WorkGate>>,
 ) -> Result<bool, ReplayError> {
     let mut served = true;
-    walk(workload, allocator, brake, Vec::new(), |step| {
+    walk(workload, allocator, work_gate, Vec::new(), |step| {
         served = !step.is_failure;
         if served { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
@@ -258,26 +258,26 @@ pub(crate) struct Step<'a> {
     pub(crate) blocks: &'a [Option<Allocation>],
 }
 
-/// Repeats a workload once and passes each finished operation to `look`, which may stop the replay.
+/// Repeats a workload once and passes each finished operation to `on_read`, which may stop the replay.
 /// Blocks that are live then are dropped with the allocator. Blocks in `held` already exist. Of the
-/// operations that would allocate them only the last is passed to `look`.
+/// operations that would allocate them only the last is passed to `on_step`.
 pub(crate) fn walk<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
-    brake: Option<Arc<dyn Brake>>,
+    work_gate: Option<Arc<dyn WorkGate>>,
     held: Vec<(u32, Allocation)>,
-    mut look: impl FnMut(Step<'_>) -> ControlFlow<()>,
+    mut on_step: impl FnMut(Step<'_>) -> ControlFlow<()>,
 ) -> Result<(), ReplayError> {
     let mut counts = PassCounts::default();
     let before = if held.is_empty() { 0 } else { workload.seeded as usize };
-    let mut runner = Runner::new(workload, allocator, brake, held)?;
+    let mut runner = Runner::new(workload, allocator, work_gate, held)?;
     for (at, &op) in workload.ops.iter().enumerate().skip(before.saturating_sub(1)) {
         let failures = counts.ooms;
         if at >= before {
             runner.step(op, &mut counts)?;
         }
         let is_failure = counts.ooms > failures;
-        if look(Step { at, is_failure, blocks: &runner.blocks }).is_break() {
+        if on_step(Step { at, is_failure, blocks: &runner.blocks }).is_break() {
             break;
         }
     }
@@ -299,7 +299,7 @@ pub(super) fn check_heaps<P: Eq + Hash>(
 fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
     workload.ops.iter().filter_map(|op| match *op {
         Op::Allocate { stream, pool, .. } => Some((stream, pool)),
-        Op::AllocateInVain { stream, .. } => Some((stream, PoolId::DEFAULT)),
+        Op::AllocateFailing { stream, .. } => Some((stream, PoolId::DEFAULT)),
         Op::Free { .. } | Op::FreeInUse { .. } | Op::Finished { .. } | Op::EmptyCache => None,
     })
 }
@@ -339,7 +339,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
     fn new(
         workload: &Workload,
         allocator: &'a A,
-        brake: Option<Arc<dyn Brake>>,
+        work_gate: Option<Arc<dyn WorkGate>>,
         held: Vec<(u32, Allocation)>,
     ) -> Result<Self, ReplayError> {
         check_heaps(pairs(workload))?;
@@ -348,7 +348,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         for (id, allocation) in held {
             blocks[id as usize] = Some(allocation);
         }
-        let lanes = brake.map(LaneWork::new);
+        let lanes = work_gate.map(LaneWork::new);
         Ok(Self { allocator, lanes, blocks, first_out_of_memory: None })
     }
 
@@ -388,7 +388,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
     fn rarer_step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
         match op {
             Op::Allocate { .. } | Op::Free { .. } => {}
-            Op::AllocateInVain { bytes, stream, .. } => {
+            Op::AllocateFailing { bytes, stream, .. } => {
                 match self.allocator.allocate(Request::new(bytes, stream)) {
                     Ok(allocation) => {
                         self.free(allocation)?;
@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn requests_that_no_device_could_serve_are_counted() {
         let stream = StreamId::DEFAULT;
-        let vain = |id, bytes| Op::AllocateInVain { id, bytes, stream };
+        let vain = |id, bytes| Op::AllocateFailing { id, bytes, stream };
         let run = repeat(vec![vain(0, 0), vain(1, u64::MAX), allocate(2, 1 << 62, 0)]).unwrap();
         assert_eq!((run.allocations, run.ooms), (0, 3));
         let error = repeat(vec![allocate(0, 0, 0)]).unwrap_err();
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn more_streams_than_programs_have_are_refused_before_anything_is_asked() {
+    fn more_streams_than_programs_have_are_refused_before_any_request() {
         let one_each = |count: u32| (0..count).map(|id| allocate(id, 512, id.into())).collect();
         let error = repeat(one_each(8193)).unwrap_err();
         assert!(matches!(error, ReplayError::TooManyHeaps { heaps: 8193 }), "{error}");

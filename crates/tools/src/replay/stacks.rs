@@ -145,10 +145,10 @@ const TABLE_BYTES: u64 = 20;
 const MOVING: u64 = 3;
 
 /// Reserves so many more bytes. Returns false if that would exceed the limit.
-pub(super) type Room<'a> = &'a mut dyn FnMut(u64) -> bool;
+pub(super) type MayGrow<'a> = &'a mut dyn FnMut(u64) -> bool;
 
-fn has_room(room: Room<'_>, bytes: usize) -> Option<()> {
-    room(bytes as u64 * MOVING + TABLE_BYTES).then_some(())
+fn check_growth(may_grow: MayGrow<'_>, bytes: usize) -> Option<()> {
+    may_grow(bytes as u64 * MOVING + TABLE_BYTES).then_some(())
 }
 
 /// Returns the number of the next item.
@@ -185,29 +185,29 @@ fn tail(text: &str) -> &str {
 
 impl StackBuilder {
     /// Returns the number of a frame, for [`Self::add`]; `None` if it exceeds the limit on memory.
-    pub(super) fn frame(&mut self, frame: Frame<'_>, room: Room<'_>) -> Option<u32> {
-        let file = self.text(tail(frame.file), room)?;
-        let function = self.text(head(frame.function), room)?;
+    pub(super) fn frame(&mut self, frame: Frame<'_>, may_grow: MayGrow<'_>) -> Option<u32> {
+        let file = self.text(tail(frame.file), may_grow)?;
+        let function = self.text(head(frame.function), may_grow)?;
         let numbers = Numbers { file, line: frame.line, function };
         let (frames, hasher) = (&self.stacks.frames, &self.hasher);
         let hash = hasher.hash_one(numbers);
         if let Some(&known) = self.frames.find(hash, |&at| frames[at as usize] == numbers) {
             return Some(known);
         }
-        has_room(room, size_of::<Numbers>())?;
+        check_growth(may_grow, size_of::<Numbers>())?;
         let index = next(frames)?;
         self.frames.insert_unique(hash, index, |&at| hasher.hash_one(frames[at as usize]));
         push(&mut self.stacks.frames, numbers);
         Some(index)
     }
 
-    fn text(&mut self, text: &str, room: Room<'_>) -> Option<u32> {
+    fn text(&mut self, text: &str, may_grow: MayGrow<'_>) -> Option<u32> {
         let (stacks, hasher) = (&self.stacks, &self.hasher);
         let hash = hasher.hash_one(text);
         if let Some(&known) = self.texts.find(hash, |&at| stacks.text(at) == text) {
             return Some(known);
         }
-        has_room(room, text.len() + size_of::<u32>())?;
+        check_growth(may_grow, text.len() + size_of::<u32>())?;
         let index = next(&stacks.text_ends)?;
         let end = u32::try_from(stacks.text.len() + text.len()).ok()?;
         self.texts.insert_unique(hash, index, |&at| hasher.hash_one(stacks.text(at)));
@@ -234,16 +234,16 @@ impl StackBuilder {
     }
 
     /// Ends the stack being read. Returns `None` if it has no frames or exceeds the limit on memory.
-    pub(super) fn end(&mut self, room: Room<'_>) -> Option<StackId> {
+    pub(super) fn end(&mut self, may_grow: MayGrow<'_>) -> Option<StackId> {
         let is_short = std::mem::take(&mut self.is_short);
         let has_frames = is_short || !self.open.is_empty();
-        let found = if is_short { None } else { self.intern(room) };
+        let found = if is_short { None } else { self.intern(may_grow) };
         self.open.clear();
         self.stacks.left_out += u64::from(has_frames && found.is_none());
         found
     }
 
-    fn intern(&mut self, room: Room<'_>) -> Option<StackId> {
+    fn intern(&mut self, may_grow: MayGrow<'_>) -> Option<StackId> {
         let (stacks, hasher) = (&self.stacks, &self.hasher);
         let open = self.open.as_slice();
         if open.is_empty() {
@@ -255,7 +255,7 @@ impl StackBuilder {
         if let Some(&known) = self.known.find(hash, |&at| of(at) == open) {
             return id(known);
         }
-        has_room(room, size_of_val(open) + size_of::<u32>())?;
+        check_growth(may_grow, size_of_val(open) + size_of::<u32>())?;
         let index = next(&stacks.stack_ends)?;
         let end = u32::try_from(stacks.stack_frames.len() + open.len()).ok()?;
         self.known.insert_unique(hash, index, |&at| hasher.hash_one(of(at)));
@@ -278,24 +278,28 @@ mod tests {
         Frame { file: "train.py", line: 7, function }
     }
 
-    fn add(builder: &mut StackBuilder, functions: &[&str], room: Room<'_>) -> Option<StackId> {
+    fn add(
+        builder: &mut StackBuilder,
+        functions: &[&str],
+        may_grow: MayGrow<'_>,
+    ) -> Option<StackId> {
         for function in functions {
-            let number = builder.frame(frame(function), room);
+            let number = builder.frame(frame(function), may_grow);
             if !builder.add(number) {
                 break;
             }
         }
-        builder.end(room)
+        builder.end(may_grow)
     }
 
     #[test]
     fn equal_stacks_are_one_and_frames_come_back_in_their_order() {
         let mut builder = StackBuilder::default();
-        let room: Room<'_> = &mut |_| true;
-        let first = add(&mut builder, &["step", "main"], room).unwrap();
-        let other = add(&mut builder, &["main", "step"], room).unwrap();
-        assert_eq!(add(&mut builder, &["step", "main"], room), Some(first));
-        assert_eq!(add(&mut builder, &[], room), None);
+        let may_grow: MayGrow<'_> = &mut |_| true;
+        let first = add(&mut builder, &["step", "main"], may_grow).unwrap();
+        let other = add(&mut builder, &["main", "step"], may_grow).unwrap();
+        assert_eq!(add(&mut builder, &["step", "main"], may_grow), Some(first));
+        assert_eq!(add(&mut builder, &[], may_grow), None);
         let stacks = builder.finish();
         assert_eq!((stacks.len(), stacks.left_out()), (2, 0));
         assert!(stacks.frames(first).eq([frame("step"), frame("main")]));
@@ -307,12 +311,12 @@ mod tests {
         let mut builder = StackBuilder::default();
         let first = add(&mut builder, &["step"], &mut |_| true);
         let mut left = 100;
-        let room: Room<'_> = &mut |bytes| {
+        let may_grow: MayGrow<'_> = &mut |bytes| {
             let fits = bytes <= left;
             left -= bytes.min(left);
             fits
         };
-        assert_eq!(add(&mut builder, &["a", "b", "c", "d"], room), None);
+        assert_eq!(add(&mut builder, &["a", "b", "c", "d"], may_grow), None);
         assert_eq!(add(&mut builder, &["step"], &mut |_| false), first);
         let stacks = builder.finish();
         assert_eq!((stacks.len(), stacks.left_out()), (1, 1));

@@ -117,7 +117,7 @@ impl Trace {
             let Event { action, address, size_bytes, stream, pool } = entry.event;
             let time_us = entry.time_us();
             let event = TraceEvent::new(action, address, size_bytes, stream);
-            TraceEvent { pool, says_pool: true, time_us, ..event }
+            TraceEvent { pool, names_pool: true, time_us, ..event }
         };
         let is_decision = |entry: &&Entry| entry.event.action != Action::Snapshot;
         let decisions = snapshot.entries.iter().filter(is_decision);
@@ -156,7 +156,7 @@ impl Trace {
     /// on there are `host_traces`. Without any of these it is 2.11.
     #[must_use]
     pub fn torch_version(&self) -> TorchVersion {
-        let names_pools = || self.events.iter().any(|event| event.says_pool);
+        let names_pools = || self.events.iter().any(|event| event.names_pool);
         let least = if names_pools() { TorchVersion::V2_12 } else { TorchVersion::V2_11 };
         self.torch.unwrap_or(least)
     }
@@ -195,7 +195,7 @@ pub struct TraceEvent {
     /// The pool; the default one if the recording does not name pools.
     pub pool: PoolId,
     /// Whether the recording names the pool.
-    pub says_pool: bool,
+    pub names_pool: bool,
     /// Whether the entry has the label `empty_cache`: an explicit call caused it.
     pub empty_cache: bool,
     /// The stack of the caller, in recordings with stacks.
@@ -214,7 +214,7 @@ impl TraceEvent {
             size_bytes,
             stream,
             pool: PoolId::DEFAULT,
-            says_pool: false,
+            names_pool: false,
             empty_cache: false,
             stack: None,
             time_us: 0,
@@ -239,8 +239,8 @@ impl TraceEvent {
 
     /// Returns the pool, if the recording names it.
     #[must_use]
-    pub fn said_pool(&self) -> Option<PoolId> {
-        self.says_pool.then_some(self.pool)
+    pub fn named_pool(&self) -> Option<PoolId> {
+        self.names_pool.then_some(self.pool)
     }
 }
 

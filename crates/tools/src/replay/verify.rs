@@ -3,7 +3,7 @@
 //! The recorded requests are sent to an engine whose driver returns the recorded segment addresses.
 //! Everything else is computed and compared: the address of every block, every segment event and every
 //! completion in order, and the final layout. Explicit `empty_cache` calls are inferred from the
-//! engine's state: a release before a request that would not begin with one (`Engine::foresee`) was an
+//! engine's state: a release before a request that would not begin with one (`Engine::predict`) was an
 //! explicit call. A call that released nothing leaves no event and cannot be inferred.
 //!
 //! The moments at which other streams' work finished are an input: they are timing of the recorded
@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::answers::{heap_of, held, ranges, starts};
+use super::addresses::{heap_of, held, ranges, starts};
 use super::describe;
 use super::run::{LaneWork, ReplayError, check_heaps};
 use super::start::Start;
@@ -31,7 +31,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::PoolKind;
 use stratalloc::stats::Statistics;
-use stratalloc::strategies::native::{Collection, Engine, Foresight};
+use stratalloc::strategies::native::{Collection, Engine, Prediction};
 use stratalloc_sim::{EventMode, Recorded, RecordedAddresses, Sim, SimOptions};
 
 /// The result of comparing recorded and repeated decisions.
@@ -118,7 +118,7 @@ pub(crate) fn started(history: &History) {
 /// How far a recording is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// To its end, or as far as the recording has answers.
+    /// To its end, or as far as the recording has addresses.
     End,
     /// To the first difference.
     FirstDifference,
@@ -136,7 +136,7 @@ pub(crate) fn verify_until(
     if trace.requests_only {
         return Err(ReplayError::RequestsOnly);
     }
-    check_heaps(trace.events.iter().map(|event| (event.stream, event.said_pool())))?;
+    check_heaps(trace.events.iter().map(|event| (event.stream, event.named_pool())))?;
     let config = &trace.resolved(config);
     let begin = Instant::now();
     let sim = Arc::new(Sim::new(SimOptions {
@@ -213,7 +213,7 @@ struct Verifier<'a> {
     late: bool,
     /// Events of the current operation.
     seen: Vec<Event>,
-    /// Whether decisions diverged so far that the recording has no further answers.
+    /// Whether decisions diverged so far that the recording has no further addresses.
     lost: bool,
     result: Verification,
 }
@@ -244,9 +244,9 @@ impl Verifier<'_> {
                 self.builder.segments(at + completions, segments);
                 let pool =
                     request.map_or(PoolId::DEFAULT, |event| self.builder.routing.pool_of(event));
-                self.know(pool)?;
+                self.add_pool(pool)?;
                 let waits = request.filter(|_| completions > 0 && segments.len() > 1);
-                let before = waits.map(|event| self.engine.foresee(pool, asked_by(event)));
+                let before = waits.map(|event| self.engine.predict(pool, asked_by(event)));
                 self.complete(at, completed)?;
                 let is_retry =
                     request.is_some_and(|event| self.is_retry(before, segments, pool, event));
@@ -301,7 +301,7 @@ impl Verifier<'_> {
     /// No block is pending after such a wait.
     fn is_retry(
         &self,
-        before: Option<Foresight>,
+        before: Option<Prediction>,
         segments: &[TraceEvent],
         pool: PoolId,
         request: &TraceEvent,
@@ -309,11 +309,11 @@ impl Verifier<'_> {
         let [first, .., last] = segments else {
             return false;
         };
-        before == Some(Foresight::Limit(None))
+        before == Some(Prediction::Limit(None))
             && self.lanes.pending() == 0
             && matches!(first.action, Action::SegmentFree | Action::SegmentUnmap)
             && matches!(last.action, Action::SegmentAlloc | Action::SegmentMap)
-            && matches!(self.engine.foresee(pool, asked_by(request)), Foresight::Hit(_))
+            && matches!(self.engine.predict(pool, asked_by(request)), Prediction::Hit(_))
     }
 
     /// Returns whether the releases at the head of `rest` belong to an explicit call.
@@ -328,18 +328,18 @@ impl Verifier<'_> {
             return true;
         }
         request.is_none_or(|request| {
-            match self.engine.foresee(pool, asked_by(request)) {
-                Foresight::Collect(own) => is_beyond(rest, &own),
+            match self.engine.predict(pool, asked_by(request)) {
+                Prediction::Collect(own) => is_beyond(rest, &own),
                 // At the limit, a request first releases an oversize block; a different first segment
                 // shows a call.
-                Foresight::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
-                Foresight::Hit(_) | Foresight::Grow | Foresight::Refuse => true,
+                Prediction::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
+                Prediction::Hit(_) | Prediction::Grow | Prediction::Refuse => true,
             }
         })
     }
 
     /// Creates a private pool when a request first names it.
-    fn know(&mut self, pool: PoolId) -> Result<(), ReplayError> {
+    fn add_pool(&mut self, pool: PoolId) -> Result<(), ReplayError> {
         if pool == PoolId::DEFAULT || !self.pools.insert(pool) {
             return Ok(());
         }
@@ -362,11 +362,12 @@ impl Verifier<'_> {
         }
         let pools: &dyn PrivatePools = self.engine;
         let scope = || PoolScope::open(pools, pool, ScopeFilter::this_thread());
-        let _scope = match self.routing_is_capture && event.said_pool().is_some() {
+        let _scope = match self.routing_is_capture && event.named_pool().is_some() {
             true => Some(scope().map_err(AllocError::from)?),
             false => None,
         };
-        let explained = grew || self.engine.foresee(pool, request) == Foresight::Hit(event.address);
+        let explained =
+            grew || self.engine.predict(pool, request) == Prediction::Hit(event.address);
         if !explained && event.action == Action::Alloc {
             let placed = self.engine.replace(pool, event.stream, event.address, event.size_bytes);
             if let Some(placed) = placed {
@@ -409,7 +410,7 @@ impl Verifier<'_> {
         }
         self.builder.request(event);
         let is_small = PoolKind::of(event.size_bytes) == PoolKind::Small;
-        self.device.interceptor().serve(Some(heap_of(event, is_small)));
+        self.device.interceptor().set_heap(Some(heap_of(event, is_small)));
         let retried =
             is_retry.then(|| self.engine.allocate_by_retry(pool, asked_by(event))).flatten();
         let answer = match retried {

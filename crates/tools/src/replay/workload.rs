@@ -30,7 +30,7 @@ pub enum Op {
         pool: PoolId,
     },
     /// A request that failed when it was recorded; its size is rounded.
-    AllocateInVain {
+    AllocateFailing {
         /// Its number, if it succeeds now; the block is freed at once.
         id: u32,
         /// Size in bytes.
@@ -63,7 +63,7 @@ impl Op {
     /// Returns the stream of a request, or the lane that a free waits for.
     fn stream(&mut self) -> Option<&mut StreamId> {
         match self {
-            Self::Allocate { stream, .. } | Self::AllocateInVain { stream, .. } => Some(stream),
+            Self::Allocate { stream, .. } | Self::AllocateFailing { stream, .. } => Some(stream),
             Self::FreeInUse { lane, .. } => Some(lane),
             Self::Free { .. } | Self::Finished { .. } | Self::EmptyCache => None,
         }
@@ -277,7 +277,7 @@ impl Builder {
         for block in &start.blocks {
             let id = self.new_block();
             let (bytes, stream, pool) = (block.requested_bytes, block.stream, block.pool);
-            self.know(pool);
+            self.add_pool(pool);
             self.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
             self.workload.seeded += 1;
             match block.draining {
@@ -302,7 +302,7 @@ impl Builder {
         self.workload.ops.extend(never);
     }
 
-    fn know(&mut self, pool: PoolId) {
+    fn add_pool(&mut self, pool: PoolId) {
         if pool != PoolId::DEFAULT && self.known_pools.insert(pool) {
             self.workload.pools.push(pool);
         }
@@ -325,11 +325,11 @@ impl Builder {
         let (bytes, stream) = (event.size_bytes, event.stream);
         let id = self.new_block();
         if event.action == Action::OutOfMemory {
-            self.workload.ops.push(Op::AllocateInVain { id, bytes, stream });
+            self.workload.ops.push(Op::AllocateFailing { id, bytes, stream });
         } else {
             self.live.insert(event.address, id);
             let pool = self.routing.pool_of(event);
-            self.know(pool);
+            self.add_pool(pool);
             self.workload.ops.push(Op::Allocate { id, bytes, stream, pool });
         }
     }
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_released_for_nobody_show_an_empty_cache() {
+    fn segments_released_for_no_request_show_an_empty_cache() {
         let found = ops(vec![event(Action::SegmentFree, 0, 512), event(Action::Alloc, 512, 1)]);
         assert_eq!(found[0], Op::EmptyCache);
         let under_pressure = ops(vec![

@@ -262,7 +262,7 @@ impl Walk<'_> {
             Action::SegmentAlloc | Action::SegmentMap => {
                 let expandable = action == Action::SegmentMap;
                 let kind = PoolKind::of_segment(size_bytes);
-                let pool = event.said_pool().unwrap_or_else(|| self.routing.pool_at(address));
+                let pool = event.named_pool().unwrap_or_else(|| self.routing.pool_at(address));
                 self.hold(moment, &event.in_segment(kind, pool, expandable));
             }
             Action::SegmentFree | Action::SegmentUnmap => self.drop(moment, address, size_bytes),

@@ -1,7 +1,7 @@
 //! Logs of requests contain no decisions: they are replayed, and the page shows the events of that
 //! replay.
 
-use crate::analysis::{Memory, Recording, Room, watch};
+use crate::analysis::{Capacity, Memory, Recording, watch};
 use crate::replay::{ReplayError, Trace, TraceEvent};
 use stratalloc::allocator::{Caching as _, Recording as _};
 use stratalloc::config::{Compat, Config};
@@ -11,7 +11,7 @@ use stratalloc::strategies::Strategy;
 /// Returns the events of a replay of the recorded requests, as a recording.
 pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-    let room = if recording.limit.is_some() { Room::Limited } else { Room::Endless };
+    let room = if recording.limit.is_some() { Capacity::Limited } else { Capacity::Endless };
     let mut events: Vec<TraceEvent> = Vec::new();
     let mut seen: Vec<Event> = Vec::new();
     let mut segments = Vec::new();
@@ -39,7 +39,7 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
             let Event { action, address, size_bytes, stream, pool } = event;
             events.push(TraceEvent {
                 pool,
-                says_pool: true,
+                names_pool: true,
                 stack,
                 time_us,
                 ..TraceEvent::new(action, address, size_bytes, stream)

@@ -11,7 +11,7 @@ use super::lives::{Block, Lives, Segment};
 
 /// The most rows that a page may hold of one recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct PageLimits {
     /// Rows of blocks.
     pub(crate) blocks: usize,
     /// Rows of segments.
@@ -55,7 +55,7 @@ impl Kept {
         is_joined || self.segments_left_out + self.runs_left_out > 0
     }
 
-    pub(crate) fn of(lives: &Lives, room: Room) -> Self {
+    pub(crate) fn of(lives: &Lives, room: PageLimits) -> Self {
         if lives.blocks.len() <= room.blocks && lives.segments.len() <= room.segments {
             let rows = lives.blocks.iter().map(|block| Row { block: *block, blocks: 1 }).collect();
             return Self { rows, segments: lives.segments.clone(), ..Self::default() };

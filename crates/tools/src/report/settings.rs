@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use crate::analysis::{Advice, Need, Recording, Room, SearchOptions, Tried, watch, without_files};
+use crate::analysis::{
+    Advice, Capacity, Need, Recording, SearchOptions, Tried, watch, without_files,
+};
 use crate::replay::{Op, ReplayError};
 use stratalloc::config::Config;
 
@@ -38,7 +40,7 @@ const SHOWN: usize = 6;
 const POINTS: usize = 800;
 
 /// Returns the best settings of `advice`, the recorded one and those that the caller requested.
-#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+#[expect(clippy::cast_precision_loss, reason = "a displayed number")]
 pub(crate) fn settings(
     recording: &Recording,
     lives: &Lives,
@@ -77,10 +79,12 @@ pub(crate) fn settings(
     let mut all = Vec::new();
     for (at, (Tried { conf, need, .. }, config)) in chosen.into_iter().enumerate() {
         let at_need = match need.needs_bytes {
-            Some(total_bytes) => curve(recording, &config, Room::Device { total_bytes }, &columns)?,
+            Some(total_bytes) => {
+                curve(recording, &config, Capacity::Device { total_bytes }, &columns)?
+            }
             None => Vec::new(),
         };
-        let unlimited = curve(recording, &config, Room::Endless, &columns)?;
+        let unlimited = curve(recording, &config, Capacity::Endless, &columns)?;
         let cost = need.cost;
         all.push(NeedData {
             recorded: at == 0,
@@ -116,7 +120,7 @@ fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
     let seeded = recording.workload.seeded;
     let mut moment = 0;
     let column = |op: &Op| {
-        if let Op::Allocate { id, .. } | Op::AllocateInVain { id, .. } = *op
+        if let Op::Allocate { id, .. } | Op::AllocateFailing { id, .. } = *op
             && let Some(request) = id.checked_sub(seeded)
         {
             moment = requests.get(request as usize).copied().unwrap_or(moment);
@@ -130,7 +134,7 @@ fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
 fn curve(
     recording: &Recording,
     config: &Config,
-    room: Room,
+    room: Capacity,
     columns: &[u32],
 ) -> Result<Vec<i128>, ReplayError> {
     let count = columns.last().map_or(0, |last| *last as usize + 1);

@@ -10,7 +10,7 @@ use super::columns::{Column, fewer};
 use super::headline::Headline;
 use super::holders::{Holder, Holders};
 use super::lives::{Block, Lives, NEVER, Peak, Segment};
-use super::rows::{Kept, Room};
+use super::rows::{Kept, PageLimits};
 use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
 use crate::analysis::{Callers, Category, Compared, Limit, counted_as};
@@ -116,7 +116,7 @@ struct HoldersData {
 #[derive(Clone, Copy)]
 struct Detail {
     columns: usize,
-    room: Room,
+    room: PageLimits,
     stack_bytes: usize,
     holders: usize,
     failures: usize,
@@ -128,7 +128,7 @@ impl Detail {
     fn of(bytes: usize) -> Self {
         Self {
             columns: (bytes / 400).clamp(32, COLUMNS),
-            room: Room { blocks: bytes * 6 / 10 / 42, segments: bytes / 10 / 36 },
+            room: PageLimits { blocks: bytes * 6 / 10 / 42, segments: bytes / 10 / 36 },
             stack_bytes: bytes / 6,
             holders: (bytes / 4000).clamp(4, 300),
             failures: (bytes / 2000).clamp(4, 500),
@@ -319,12 +319,12 @@ fn failures(lives: &Lives, table: &StackTable, most: usize) -> FailuresData {
     let all = &lives.failures;
     // The first ones and the last ones.
     let ends = all.len().saturating_sub(most / 2);
-    let told = all.iter().enumerate().filter(|(at, _)| *at < most - most / 2 || *at >= ends);
+    let listed = all.iter().enumerate().filter(|(at, _)| *at < most - most / 2 || *at >= ends);
     let row = |failure: &super::lives::Failure| {
         let stack = table.place(failure.stack);
         (failure.moment, failure.requested_bytes, failure.stream, stack, failure.device_free_bytes)
     };
-    FailuresData { total: all.len(), list: told.map(|(_, failure)| row(failure)).collect() }
+    FailuresData { total: all.len(), list: listed.map(|(_, failure)| row(failure)).collect() }
 }
 
 /// Returns the lowest address, and a common divisor of all addresses and sizes.

@@ -1,7 +1,7 @@
 //! Checks that a page shows exactly the recorded data.
 
 use super::lives::{Lives, NEVER};
-use super::rows::{Kept, Room};
+use super::rows::{Kept, PageLimits};
 use super::sheet::escaped;
 use super::*;
 use crate::analysis::Figures;
@@ -89,7 +89,7 @@ fn many(count: u64) -> Trace {
 fn a_large_recording_keeps_peaks_and_failures_and_a_hundred_moments() {
     let trace = many(300_000);
     let lives = lives(&trace);
-    let kept = Kept::of(&lives, Room { blocks: 20_000, segments: 2_000 });
+    let kept = Kept::of(&lives, PageLimits { blocks: 20_000, segments: 2_000 });
     let moments = kept.moments.clone().unwrap();
     assert!(moments.len() >= 100, "{}", moments.len());
     assert!(moments.contains(&lives.peak_reserved.moment));

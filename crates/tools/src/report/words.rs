@@ -70,7 +70,7 @@ impl AdviceData {
         Self {
             sentence: advice.sentence_with_holder(recording, why),
             is_searched: true,
-            set: choices.map(|Choice { whose, set, needs }| (whose, set, needs)).collect(),
+            set: choices.map(|Choice { allocator, set, needs }| (allocator, set, needs)).collect(),
             limit: recording.limit_sentence(),
             searched: Some(format!("{searched}{cut_short}.")),
             unknown: advice.unknown(recording),

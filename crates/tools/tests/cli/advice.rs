@@ -44,11 +44,11 @@ fn list(value: &Value) -> &[Value] {
 }
 
 /// Checks that the headline agrees with the table of settings that were tried.
-fn agrees(name: &str, told: &Value) {
-    let (sentence, set) = (word(&told["sentence"]), list(&told["set"]));
-    let tried = list(&told["tried"]);
-    let before = bytes(&told["recorded"]["needs_bytes"]);
-    let recorded = format!("{},compat:pytorch", word(&told["recorded"]["conf"]));
+fn agrees(name: &str, json: &Value) {
+    let (sentence, set) = (word(&json["sentence"]), list(&json["set"]));
+    let tried = list(&json["tried"]);
+    let before = bytes(&json["recorded"]["needs_bytes"]);
+    let recorded = format!("{},compat:pytorch", word(&json["recorded"]["conf"]));
     let recorded =
         tried.iter().find(|tried| word(&tried["conf"]) == recorded.trim_start_matches(','));
     let fails = recorded.expect("it was tried")["runs_under_limit"] == false;
@@ -56,9 +56,9 @@ fn agrees(name: &str, told: &Value) {
     let least =
         tried.iter().filter(|tried| !model(tried)).map(|tried| bytes(&tried["needs_bytes"]));
     let least = least.min().expect("there is one");
-    match word(&told["headline"]) {
+    match word(&json["headline"]) {
         "worth it" => {
-            let choice = &told["choice"];
+            let choice = &json["choice"];
             let needs = bytes(&choice["needs_bytes"]);
             assert!(sentence.starts_with("Set ") || sentence.starts_with("Use "), "{sentence}");
             assert!(tried.contains(choice), "{name}: {choice} is in the table");
@@ -103,9 +103,9 @@ const SHORT: &str = "cudagraph.default";
 
 /// Checks that the line to paste has only keys that this version accepts. Returns how many
 /// configurations of PyTorch's own allocator with the newest key were tried.
-fn has_keys_of(version: &str, name: &str, told: &Value) -> usize {
-    assert_eq!(told["torch"], version);
-    for set in list(&told["set"]) {
+fn has_keys_of(version: &str, name: &str, json: &Value) -> usize {
+    assert_eq!(json["torch"], version);
+    for set in list(&json["set"]) {
         if let Some(conf) = word(set).strip_prefix("PYTORCH_CUDA_ALLOC_CONF=") {
             let config = Config::parse(conf, &KeyTable::default()).expect("there is one");
             assert!(
@@ -118,7 +118,7 @@ fn has_keys_of(version: &str, name: &str, told: &Value) -> usize {
         let conf = word(&tried["conf"]);
         conf.contains("large_segment_size_mb") && conf.ends_with("compat:pytorch")
     };
-    list(&told["tried"]).iter().filter(is_new).count()
+    list(&json["tried"]).iter().filter(is_new).count()
 }
 
 /// Runs each recording once, with the oldest version, and with the quick settings unless the recording
@@ -131,11 +131,11 @@ fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
     for name in names() {
         let path = &trace(&name);
         let search = search_of(&name);
-        let told = json(&[&["advise", path, "--torch", version, "--json"][..], search].concat());
-        agrees(&name, &told);
-        assert_eq!(has_keys_of(version, &name, &told), 0, "{name}");
-        let needs = &told["recorded"]["needs_bytes"];
-        let recorded = told["recorded"]["conf"].as_str().unwrap();
+        let value = json(&[&["advise", path, "--torch", version, "--json"][..], search].concat());
+        agrees(&name, &value);
+        assert_eq!(has_keys_of(version, &name, &value), 0, "{name}");
+        let needs = &value["recorded"]["needs_bytes"];
+        let recorded = value["recorded"]["conf"].as_str().unwrap();
         let comma = if recorded.is_empty() { "" } else { "," };
         let conf = format!("{recorded}{comma}compat:pytorch");
         let compared = json(&["compare", path, "--conf", &conf, "--json"]);
@@ -156,8 +156,8 @@ fn every_key_of_the_line_to_paste_is_one_that_the_version_has() {
         let versions = if runs(1) > 1 { &VERSIONS[..] } else { &["2.8", "2.15"] };
         for &version in versions {
             let path = &trace(&name);
-            let told = json(&["advise", path, "--torch", version, "--json"]);
-            let newest = has_keys_of(version, &name, &told);
+            let value = json(&["advise", path, "--torch", version, "--json"]);
+            let newest = has_keys_of(version, &name, &value);
             let has_it = ["2.11", "2.13", "2.15"].contains(&version);
             assert!(has_it || newest == 0, "{name} {version}");
             assert!(!has_it || name != SHORT || newest > 0, "{version}");
@@ -206,47 +206,47 @@ fn compare_has_only_keys_of_the_version() {
 #[test]
 fn the_version_is_taken_from_a_recording_that_shows_it() {
     let path = &trace("2.12.1.default");
-    let told = json(&["advise", "--quick", "--json", path]);
-    assert_eq!(told["torch"], "2.12");
-    let not_shown = told["not_shown"].to_string();
+    let value = json(&["advise", "--quick", "--json", path]);
+    assert_eq!(value["torch"], "2.12");
+    let not_shown = value["not_shown"].to_string();
     assert!(!not_shown.contains("version"), "{not_shown}");
     // The recorded configuration has a key of PyTorch 2.6.
     let path = &trace("unet.frac045");
-    let told = json(&["advise", "--quick", "--json", path]);
-    assert_eq!((&told["torch"], &told["not_shown"]), (&"2.6".into(), &Value::Array(Vec::new())));
+    let value = json(&["advise", "--quick", "--json", path]);
+    assert_eq!((&value["torch"], &value["not_shown"]), (&"2.6".into(), &Value::Array(Vec::new())));
 }
 
 #[test]
 fn whether_a_program_fits_is_answered_with_the_cheapest_setting_and_by_the_exit_code() {
     let path = &trace("2.12.1.default");
-    let said = |more: &[&str]| {
+    let stdout = |more: &[&str]| {
         let output = run(&[&["advise", "--quick", path][..], more].concat());
         (output.code, output.stdout)
     };
-    let (code, told) = said(&["--fits", "4GiB"]);
-    assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("\nYes: the recording needs 3,230 MiB as it is; "), "{told}");
-    assert!(!told.contains("ALLOC_CONF"), "{told}");
-    let (code, told) = said(&["--fits", "3200MiB"]);
-    assert_eq!(code, Some(0), "{told}");
+    let (code, value) = stdout(&["--fits", "4GiB"]);
+    assert_eq!(code, Some(0), "{value}");
+    assert!(value.contains("\nYes: the recording needs 3,230 MiB as it is; "), "{value}");
+    assert!(!value.contains("ALLOC_CONF"), "{value}");
+    let (code, value) = stdout(&["--fits", "3200MiB"]);
+    assert_eq!(code, Some(0), "{value}");
     assert!(
-        told.contains("\nYes: with the setting below the recording needs 3,080 MiB; "),
-        "{told}"
+        value.contains("\nYes: with the setting below the recording needs 3,080 MiB; "),
+        "{value}"
     );
-    assert!(told.contains("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32"), "{told}");
-    let (code, told) = said(&["--fits", "3000MiB"]);
-    assert_eq!(code, Some(1), "{told}");
-    assert!(told.contains("\nNo: the least need of ") && !told.contains("ALLOC_CONF"), "{told}");
+    assert!(value.contains("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32"), "{value}");
+    let (code, value) = stdout(&["--fits", "3000MiB"]);
+    assert_eq!(code, Some(1), "{value}");
+    assert!(value.contains("\nNo: the least need of ") && !value.contains("ALLOC_CONF"), "{value}");
     for (condition, code) in
         [("needs>700MiB", 0), ("live_peak >= 4000MiB", 1), ("peak<1GiB", 2), ("needs=1GiB", 2)]
     {
-        assert_eq!(said(&["--assert", condition]).0, Some(code), "{condition}");
+        assert_eq!(stdout(&["--assert", condition]).0, Some(code), "{condition}");
     }
     let conditions = ["--fits", "3200MiB", "--assert", "live_peak<1MiB", "--json"];
     let output = run(&[&["advise", "--quick", path][..], &conditions].concat());
     assert_eq!(output.code, Some(1));
-    let told = output.json();
-    let (fits, live) = (&told["assertions"][0], &told["assertions"][1]);
+    let value = output.json();
+    let (fits, live) = (&value["assertions"][0], &value["assertions"][1]);
     assert_eq!((&fits["assertion"], &fits["holds"]), (&"needs<=3200MiB".into(), &true.into()));
     assert!(bytes(&fits["needs_bytes"]) <= 3200 * MIB && fits["is_recorded"] == false, "{fits}");
     assert_eq!((&live["holds"], &live["conf"]), (&false.into(), &Value::Null));
@@ -262,14 +262,14 @@ fn live_bytes_beyond_the_limit_name_the_excess_and_the_largest_holder() {
     made.out_of_memory(40 * MIB, 10 * MIB);
     let folder = Folder::new("beyond");
     let file = folder.file("beyond.json", &made.json());
-    let told = json(&["advise", "--quick", "--json", &file]);
+    let value = json(&["advise", "--quick", "--json", &file]);
     assert_eq!(
-        told["sentence"],
+        value["sentence"],
         "No setting can help: the live bytes alone (160 MiB, with the request that failed) exceed the limit \
          (130 MiB) by 30 MiB. Largest holder: 120 MiB in 3 blocks of 41,943,040 bytes."
     );
-    assert_eq!((&told["headline"], &told["choice"]), (&"cannot help".into(), &Value::Null));
-    assert!(told["set"].as_array().unwrap().is_empty());
+    assert_eq!((&value["headline"], &value["choice"]), (&"cannot help".into(), &Value::Null));
+    assert!(value["set"].as_array().unwrap().is_empty());
     let printed = run(&["advise", "--quick", &file]).stdout;
     assert!(!printed.contains("ALLOC_CONF="), "{printed}");
     assert!(

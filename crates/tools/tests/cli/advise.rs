@@ -14,11 +14,11 @@ fn number(value: &Value) -> u64 {
 #[test]
 fn the_setting_that_needs_least_is_named_and_runs_there() {
     let path = &trace("serve.default");
-    let said = advised(&[path]);
-    let (recorded, best) = (number(&said["recorded"]["needs_bytes"]), &said["best"]);
+    let value = advised(&[path]);
+    let (recorded, best) = (number(&value["recorded"]["needs_bytes"]), &value["best"]);
     let needs = number(&best["needs_bytes"]);
     assert!(recorded.abs_diff(2100 * MIB) < 32 * MIB && needs < 1520 * MIB, "{recorded} {needs}");
-    let tried = said["tried"].as_array().unwrap();
+    let tried = value["tried"].as_array().unwrap();
     assert!(tried.iter().all(|tried| number(&tried["needs_bytes"]) >= needs));
 
     // The best setting was replayed, and replaying it again gives the same result.
@@ -31,8 +31,8 @@ fn the_setting_that_needs_least_is_named_and_runs_there() {
 #[test]
 fn causes_add_up_to_what_was_recorded() {
     let path = &trace("multistream.default");
-    let said = advised(&[path]);
-    let causes = &said["causes"];
+    let json = advised(&[path]);
+    let causes = &json["causes"];
     let peak_reserved = &causes["peak_reserved"];
     let kinds = [
         "requested_bytes",
@@ -51,7 +51,7 @@ fn causes_add_up_to_what_was_recorded() {
     let heaps = peak_reserved["heaps"].as_array().unwrap();
     assert_eq!(heaps.iter().map(sum).sum::<u64>(), reserved);
     assert_eq!(heaps.len(), 4);
-    assert_eq!(said["holders"]["requested_bytes"], causes["requested_bytes"]);
+    assert_eq!(json["holders"]["requested_bytes"], causes["requested_bytes"]);
     assert_eq!(causes["requested_bytes"], causes["live_peak_bytes"]);
     assert_eq!(causes["moment"], "peak of live bytes");
 }
@@ -76,14 +76,14 @@ fn recording_with_stacks() -> String {
 }
 
 #[test]
-fn holders_are_told_by_the_users_own_frame_and_cannot_speak_to_the_terminal() {
+fn holders_are_named_by_the_users_own_frame_without_control_characters() {
     let folder = Folder::new("holders");
     let file = folder.file("job.json", &recording_with_stacks());
-    let said = advised(&[&file]);
-    let holders = said["holders"]["by_stack"].as_array().unwrap();
-    let told: Vec<_> =
+    let json = advised(&[&file]);
+    let holders = json["holders"]["by_stack"].as_array().unwrap();
+    let rows: Vec<_> =
         holders.iter().map(|h| (number(&h["requested_bytes"]), number(&h["blocks"]))).collect();
-    assert_eq!(told, [(150 * MIB, 2), (30 * MIB, 1)]);
+    assert_eq!(rows, [(150 * MIB, 2), (30 * MIB, 1)]);
     assert_eq!(holders[0]["asked_for_by"], "train.py:20 grow, in torch/nn.py:7 forward");
     assert_eq!(holders[0]["frames"].as_array().unwrap().len(), 2);
 
@@ -158,9 +158,9 @@ pub(super) fn recording_that_begins_late() -> String {
 fn the_code_of_the_program_is_named_at_the_peak_of_live_bytes_and_what_lived_before_comes_last() {
     let folder = Folder::new("late");
     let file = folder.file("job.json", &recording_that_begins_late());
-    let said = advised(&[&file]);
-    let rows = said["holders"]["by_stack"].as_array().unwrap();
-    let told: Vec<(&str, u64, u64)> = rows
+    let json = advised(&[&file]);
+    let rows = json["holders"]["by_stack"].as_array().unwrap();
+    let list: Vec<(&str, u64, u64)> = rows
         .iter()
         .map(|row| {
             let (bytes, blocks) = (number(&row["requested_bytes"]), number(&row["blocks"]));
@@ -173,15 +173,15 @@ fn the_code_of_the_program_is_named_at_the_peak_of_live_bytes_and_what_lived_bef
         ("model.py:39 forward < model.py:257 forward, in einops/einops.py:939 einsum", 24, 6),
         ("(lived before the recording began)", 80, 2),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(list, expected);
     assert_eq!(rows[3]["lived_before"], true);
-    let causes = &said["causes"];
+    let causes = &json["causes"];
     assert_eq!(
         (&causes["requested_bytes"], &causes["live_peak_bytes"]),
         (&(212 * MIB).into(), &(212 * MIB).into())
     );
     let machinery = ["unwind", "CachingAllocator", "_PyEval", "_ops::", "_call_impl", "_start"];
-    let printed = said.to_string();
+    let printed = json.to_string();
     assert!(machinery.iter().all(|part| !printed.contains(part)), "{printed}");
 
     let plain = run(&["advise", "--quick", &file]).stdout;
@@ -195,17 +195,17 @@ fn the_code_of_the_program_is_named_at_the_peak_of_live_bytes_and_what_lived_bef
 fn a_device_that_is_too_small_shows_the_first_failure() {
     let folder = Folder::new("failure");
     let file = folder.file("job.json", &recording_with_stacks());
-    let said = advised(&[&file, "--total-memory", "100MiB"]);
-    assert_eq!(said["limit_bytes"], 100 * MIB);
-    let failure = &said["causes"];
+    let json = advised(&[&file, "--total-memory", "100MiB"]);
+    assert_eq!(json["limit_bytes"], 100 * MIB);
+    let failure = &json["causes"];
     assert_eq!(failure["moment"], "first failure");
     assert_eq!(
         (&failure["failed_bytes"], &failure["requested_bytes"]),
         (&(90 * MIB).into(), &(90 * MIB).into())
     );
-    assert_eq!(said["holders"]["requested_bytes"], 90 * MIB);
-    assert_eq!(said["best"]["needs_bytes"], 180 * MIB);
-    let sentence = said["sentence"].as_str().unwrap();
+    assert_eq!(json["holders"]["requested_bytes"], 90 * MIB);
+    assert_eq!(json["best"]["needs_bytes"], 180 * MIB);
+    let sentence = json["sentence"].as_str().unwrap();
     let begin = "No setting can help: the live bytes alone (180 MiB) exceed the limit";
     assert!(sentence.starts_with(begin), "{sentence}");
     let holder = "Largest holder: train.py:20 grow, in torch/nn.py:7 forward, 60.0 MiB in 1 block.";
@@ -218,8 +218,8 @@ fn a_bad_file_does_not_stop_the_others() {
     let good = folder.file("good.json", &recording_with_stacks());
     let bad = folder.file("bad.json", "{");
     let output = fails(&["advise", "--quick", &bad, &good, "--format", "json"], 1, "bad.json");
-    let said = output.json();
-    assert_eq!(said["trace"], "good");
+    let value = output.json();
+    assert_eq!(value["trace"], "good");
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn bench_in_turns_answers_each_line_with_a_line() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let (mut asked, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let (mut requests, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let mut answers = BufReader::new(answers).lines();
     for (line, case, conf) in [
         ("floor:lock_pair", "floor:lock_pair", ""),
@@ -53,15 +53,15 @@ fn bench_in_turns_answers_each_line_with_a_line() {
         ("streams_raw:8 backend:native", "streams_raw:8", "backend:native"),
         ("serve:8 driver", "serve:8", "driver"),
     ] {
-        writeln!(asked, "{line}").unwrap();
+        writeln!(requests, "{line}").unwrap();
         let answer = answers.next().unwrap().unwrap();
         let row: Value = serde_json::from_str(&answer).unwrap();
         assert_eq!((row["case"].as_str(), row["conf"].as_str()), (Some(case), Some(conf)));
         assert!(row["ns_per_op"].as_f64().unwrap() > 0.0, "{answer}");
     }
-    writeln!(asked, "holes:4096 driver").unwrap();
+    writeln!(requests, "holes:4096 driver").unwrap();
     assert_eq!(answers.next().unwrap().unwrap(), "null", "the driver alone has no such case");
-    writeln!(asked, "pear:512B backend:native").unwrap();
+    writeln!(requests, "pear:512B backend:native").unwrap();
     assert!(answers.next().is_none());
     let output = Ended::from(child.wait_with_output().unwrap());
     assert_eq!(output.code, Some(2));

@@ -35,9 +35,9 @@ fn a_recording_is_not_overwritten_whatever_it_is_called() {
             vec!["compare", &other, &keep, "--conf", &new_first, "--conf", &log],
         ] {
             let output = run(&args);
-            let told = &output.stderr;
-            assert_eq!(output.code, Some(2), "{args:?}: {told}");
-            assert!(told.contains(" would be written over the recording "), "{told}");
+            let stderr = &output.stderr;
+            assert_eq!(output.code, Some(2), "{args:?}: {stderr}");
+            assert!(stderr.contains(" would be written over the recording "), "{stderr}");
             assert_eq!(output.stdout, "", "{args:?}");
             assert_eq!(std::fs::read_to_string(&keep).unwrap(), content, "{args:?}");
             assert!(!Path::new(&fresh).exists(), "{args:?}");
@@ -48,7 +48,7 @@ fn a_recording_is_not_overwritten_whatever_it_is_called() {
 
 /// Recordings may come from untrusted sources.
 #[test]
-fn what_a_recording_says_of_its_configuration_writes_no_file_and_loads_no_code() {
+fn the_configuration_of_a_recording_writes_no_file_and_loads_no_code() {
     let folder = Folder::new("hostile");
     let victim = folder.file("victim", "precious");
     for conf in [
@@ -58,11 +58,11 @@ fn what_a_recording_says_of_its_configuration_writes_no_file_and_loads_no_code()
         let path = folder.file("hostile.json", &recording(&[true], &conf));
         for args in [vec!["replay", &path], vec!["replay", &path, "--verify"]] {
             let output = run(&args);
-            let told = &output.stderr;
-            assert_eq!(output.code, Some(2), "{args:?}: {told}");
+            let stderr = &output.stderr;
+            assert_eq!(output.code, Some(2), "{args:?}: {stderr}");
             assert!(
-                told.contains("the trace's configuration") && told.contains("--conf"),
-                "{told}"
+                stderr.contains("the trace's configuration") && stderr.contains("--conf"),
+                "{stderr}"
             );
         }
         for args in [vec!["replay", &path, "--conf", ""], vec!["compare", &path, "--conf", ""]] {
@@ -73,7 +73,7 @@ fn what_a_recording_says_of_its_configuration_writes_no_file_and_loads_no_code()
 }
 
 #[test]
-fn a_recording_of_nothing_is_refused_and_says_what_may_be_missing() {
+fn an_empty_recording_is_refused_with_what_may_be_missing() {
     let folder = Folder::new("nothing");
     let block = |state: &str| {
         format!(
@@ -91,10 +91,13 @@ fn a_recording_of_nothing_is_refused_and_says_what_may_be_missing() {
         for args in [vec!["replay", path], vec!["replay", path, "--verify"], vec!["compare", path]]
         {
             let output = run(&args);
-            let told = &output.stderr;
-            assert_eq!(output.code, Some(1), "{args:?}: {told}");
-            assert!(told.contains(path.as_str()) && told.contains("holds no events"), "{told}");
-            assert!(told.contains("torch.cuda.memory._record_memory_history"), "{told}");
+            let stderr = &output.stderr;
+            assert_eq!(output.code, Some(1), "{args:?}: {stderr}");
+            assert!(
+                stderr.contains(path.as_str()) && stderr.contains("holds no events"),
+                "{stderr}"
+            );
+            assert!(stderr.contains("torch.cuda.memory._record_memory_history"), "{stderr}");
             assert_eq!(output.stdout, "", "{args:?}");
         }
     }
@@ -102,9 +105,9 @@ fn a_recording_of_nothing_is_refused_and_says_what_may_be_missing() {
     fails(&["replay", &log], 1, "holds no requests");
     // The recording has live blocks without their allocations. It is replayed with a note.
     let output = run(&["replay", &folder.file("live.json", &block("active_allocated"))]);
-    let told = &output.stderr;
-    assert_eq!(output.code, Some(0), "{told}");
-    assert!(told.starts_with("note: ") && told.contains("_record_memory_history"), "{told}");
+    let stderr = &output.stderr;
+    assert_eq!(output.code, Some(0), "{stderr}");
+    assert!(stderr.starts_with("note: ") && stderr.contains("_record_memory_history"), "{stderr}");
 }
 
 #[test]
@@ -113,9 +116,9 @@ fn a_device_without_events_beside_one_that_has_some_is_refused_only_when_asked_f
     let path = folder.file("two.json", &recording(&[false, true], ""));
     ok(&["replay", &path]);
     let output = run(&["replay", &path, "--recorded-device", "0"]);
-    let told = &output.stderr;
-    assert_eq!(output.code, Some(1), "{told}");
-    assert!(told.contains("no events of device 0; others may have some"), "{told}");
+    let stderr = &output.stderr;
+    assert_eq!(output.code, Some(1), "{stderr}");
+    assert!(stderr.contains("no events of device 0; others may have some"), "{stderr}");
 }
 
 #[cfg(unix)]
@@ -141,10 +144,13 @@ fn names_of_files_cannot_speak_to_the_terminal() {
     ] {
         let output = run(&args);
         let (stdout, stderr) = (output.stdout, output.stderr);
-        let speaks = |c: char| c.is_control() && c != '\n';
-        assert!(!stdout.contains(speaks) && !stderr.contains(speaks), "{stdout:?} {stderr:?}");
-        let said = if on { stdout } else { stderr };
-        assert!(said.contains(shown), "{shown}: {said}");
+        let is_control = |c: char| c.is_control() && c != '\n';
+        assert!(
+            !stdout.contains(is_control) && !stderr.contains(is_control),
+            "{stdout:?} {stderr:?}"
+        );
+        let text = if on { stdout } else { stderr };
+        assert!(text.contains(shown), "{shown}: {text}");
     }
     let row = run(&["replay", &whole, "--recorded-device", "0", "--json"]).json();
     assert_eq!(row["trace"], name(""), "for programs the name is what it is");

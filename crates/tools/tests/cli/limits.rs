@@ -45,10 +45,10 @@ fn a_full_device_limits_to_what_was_reserved_and_free() {
     ] {
         let file = folder.file(name, &content);
         let limit = limit_mib * MIB;
-        let said = printed(&["advise", "--quick", &file]);
-        assert_eq!((&said["limit_bytes"], &said["limit_inferred"]), (&limit.into(), &true.into()));
+        let json = printed(&["advise", "--quick", &file]);
+        assert_eq!((&json["limit_bytes"], &json["limit_inferred"]), (&limit.into(), &true.into()));
         let from = "the device was full, from what was reserved and free at 1 request that failed";
-        assert_eq!(said["limit_from"], from);
+        assert_eq!(json["limit_from"], from);
         for row in
             [printed(&["replay", &file]), printed(&["compare", &file, "--conf", "backend:native"])]
         {
@@ -60,20 +60,20 @@ fn a_full_device_limits_to_what_was_reserved_and_free() {
     assert_eq!((&row["limit_bytes"], &row["ooms"]), (&(550 * MIB).into(), &1.into()), "{row}");
     // `advise` names a setting with which the program would have run on the full device.
     let file = folder.path("fragmented.json");
-    let told = run(&["advise", &file]).stdout;
+    let stdout = run(&["advise", &file]).stdout;
     let runs = "Under the limit of 1,000 MiB, where 1 request failed when it was recorded, it runs";
-    assert!(told.contains(runs), "{told}");
-    assert!(told.contains("The limit is 1000.0 MiB: the device was full, "), "{told}");
+    assert!(stdout.contains(runs), "{stdout}");
+    assert!(stdout.contains("The limit is 1000.0 MiB: the device was full, "), "{stdout}");
 }
 
 #[test]
 fn a_request_that_fails_with_enough_free_memory_shows_a_fraction() {
     let folder = Folder::new("fraction");
     let file = folder.file("fraction.json", &one_block(70_000 * MIB));
-    let said = printed(&["advise", "--quick", &file]);
-    assert_eq!(said["limit_bytes"], 100 * MIB);
+    let json = printed(&["advise", "--quick", &file]);
+    assert_eq!(json["limit_bytes"], 100 * MIB);
     let from = "inferred from 1 request that failed; it was at least that and below 600.00 MiB";
-    assert_eq!(said["limit_from"], from);
+    assert_eq!(json["limit_from"], from);
 }
 
 #[test]
@@ -92,15 +92,15 @@ fn the_memory_that_is_set_holds_over_what_a_recording_shows() {
         for command in
             [&["advise", "--quick"][..], &["compare", "--conf", "backend:native"], &["replay"]]
         {
-            let said = printed(&[command, &[file], set].concat());
-            assert_eq!(said["limit_bytes"], 1200 * MIB, "{command:?} {set:?}");
+            let json = printed(&[command, &[file], set].concat());
+            assert_eq!(json["limit_bytes"], 1200 * MIB, "{command:?} {set:?}");
             assert_eq!(
-                (&said["limit_from"], &said["limit_inferred"]),
+                (&json["limit_from"], &json["limit_inferred"]),
                 (&from.into(), &false.into())
             );
         }
-        let told = run(&[&["advise", "--quick"][..], &[file], set].concat()).stdout;
-        assert!(told.contains(&format!("The limit is 1200.0 MiB: {from}.")), "{told}");
+        let stdout = run(&[&["advise", "--quick"][..], &[file], set].concat()).stdout;
+        assert!(stdout.contains(&format!("The limit is 1200.0 MiB: {from}.")), "{stdout}");
     }
     let page = folder.path("page.html");
     let args = ["report", "--quick", &by_device, "-o", &page, "--total-memory", "1200MiB"];

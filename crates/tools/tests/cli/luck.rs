@@ -37,10 +37,10 @@ fn trace() -> Trace {
 /// Returns whether the recording runs on a device of `bytes` whose segments get addresses in a random
 /// order.
 fn fits_in_random_order(recording: &Recording, config: &Config, bytes: u64, seed: u64) -> bool {
-    let mut dice = Dice::new(seed);
+    let mut rng = Rng::new(seed);
     let mut segments: Vec<u64> = (1..=200).map(|at| at << 30).collect();
     for at in (1..segments.len()).rev() {
-        segments.swap(at, dice.below(at + 1));
+        segments.swap(at, rng.below(at + 1));
     }
     let event_mode = EventMode::Manual;
     let sim = Sim::new(SimOptions { total_bytes: bytes, event_mode, ..SimOptions::default() });

@@ -147,7 +147,7 @@ fn a_recording_of_several_streams_reserves_the_same_on_the_host() {
 }
 
 #[test]
-fn each_device_of_a_recording_is_told() {
+fn each_device_of_a_recording_is_shown() {
     let event = |address: u64, bytes: u64| {
         format!(r#"{{"action":"alloc","addr":{address},"size":{bytes},"stream":0}}"#)
     };
@@ -174,7 +174,7 @@ fn each_device_of_a_recording_is_told() {
     let piped = run_with(&["replay", "-", "--json"], &recording);
     assert_eq!(allocations(&piped), [("- device 1".to_owned(), 2), ("- device 0".to_owned(), 1)]);
     let advised = rows(&run(&["advise", "--quick", &file, "--json"]));
-    let names: Vec<&str> = advised.iter().map(|said| said["trace"].as_str().unwrap()).collect();
+    let names: Vec<&str> = advised.iter().map(|value| value["trace"].as_str().unwrap()).collect();
     assert_eq!(names, ["two device 1", "two device 0"]);
     let one = replay(&["--recorded-device", "0"]);
     assert_eq!(allocations(&one), [("two".to_owned(), 1)]);
@@ -234,8 +234,8 @@ fn unknown_words_end_with_two() {
 fn a_missing_or_broken_file_is_named_and_ends_with_one() {
     fails(&["replay", "no/such/file.pickle"], 1, "no/such/file.pickle");
     let here = format!("{}/{}", env!("CARGO_MANIFEST_DIR"), file!());
-    let told = fails(&["replay", &here], 1, "").stderr;
-    assert!(!told.contains("panicked"), "{told}");
+    let stderr = fails(&["replay", &here], 1, "").stderr;
+    assert!(!stderr.contains("panicked"), "{stderr}");
 }
 
 #[test]
@@ -249,18 +249,18 @@ fn explain_lists_every_key_and_where_it_came_from() {
     for key in stratalloc::config::BUILT_IN {
         assert!(stdout.lines().any(|line| line.starts_with(key.name)), "{}", key.name);
     }
-    assert!(stdout.contains("max_split_size_mb stands at byte 0 and at byte 21"), "{stdout}");
+    assert!(stdout.contains("max_split_size_mb is set at byte 0 and at byte 21"), "{stdout}");
     assert!(stdout.contains("ALLOC_CONF and PYTORCH_ALLOC_CONF are both set and differ"));
 }
 
 #[test]
-fn explain_tells_first_what_was_set_and_the_rest_on_request() {
+fn explain_lists_what_was_set_and_the_rest_on_request() {
     let conf = "PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8,large_segment_size_mb:64MiB";
     let stdout = ok(&["explain", conf]).stdout;
     let keys: Vec<&str> =
         stdout.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    let told = ["source:", "key", "roundup_power2_divisions", "large_segment_size_mb"];
-    assert_eq!(keys[..4], told, "{stdout}");
+    let output = ["source:", "key", "roundup_power2_divisions", "large_segment_size_mb"];
+    assert_eq!(keys[..4], output, "{stdout}");
     assert!(stdout.starts_with("source: PYTORCH_CUDA_ALLOC_CONF\n"), "{stdout}");
     assert!(!stdout.contains("cpu_alignment") && stdout.contains(": --all shows all."));
     assert!(run(&["explain", conf, "--all"]).stdout.contains("cpu_alignment"));
@@ -268,9 +268,9 @@ fn explain_tells_first_what_was_set_and_the_rest_on_request() {
 
 #[test]
 fn explain_and_info_print_json() {
-    let told = ok(&["explain", "large_segment_size_mb:32,compat:pytorch", "--json"]).json();
-    assert!(told["source"] == "the argument" && told["error"].is_null(), "{told}");
-    let keys = told["keys"].as_array().unwrap();
+    let data = ok(&["explain", "large_segment_size_mb:32,compat:pytorch", "--json"]).json();
+    assert!(data["source"] == "the argument" && data["error"].is_null(), "{data}");
+    let keys = data["keys"].as_array().unwrap();
     let row = |at: usize| ["key", "value", "from", "pytorch"].map(|name| &keys[at][name]);
     let expected = ["large_segment_size_mb", "32", "byte 0", "2.11"];
     assert_eq!(row(0), expected.map(Value::from).each_ref());
@@ -300,7 +300,7 @@ fn explain_shows_the_first_version_of_pytorch_that_has_a_key() {
 }
 
 #[test]
-fn explain_says_what_cannot_be_built_and_loads_nothing_to_find_out() {
+fn explain_reports_what_cannot_be_built_and_loads_nothing_to_find_out() {
     fails(&["explain", "backend:pluggable"], 2, "this cannot be built: ");
     let folder = Folder::new("explain");
     let log = folder.path("log.csv");
@@ -322,7 +322,7 @@ fn tables_are_sorted_and_printed_as_asked() {
 }
 
 #[test]
-fn sizes_are_said_in_one_way_everywhere() {
+fn sizes_have_one_format_everywhere() {
     let path = &trace("multistream.default");
     let reserved = |total: &str| {
         let row = run(&["replay", path, "--total-memory", total, "--json"]).json();
@@ -332,7 +332,7 @@ fn sizes_are_said_in_one_way_everywhere() {
     assert!(reserved("1024MiB") > 0 && reserved("40GiB") == 0);
     fails(&["replay", path, "--total-memory", "8GB"], 2, "");
     fails(&["replay", path, "--max-input", "1KiB"], 1, "");
-    fails(&["explain", "layers:[limit:8]"], 2, "a number alone does not say what it counts");
+    fails(&["explain", "layers:[limit:8]"], 2, "a number needs a unit");
 }
 
 #[test]
@@ -340,9 +340,9 @@ fn keys_that_do_nothing_with_the_backend_are_named() {
     let path = &trace("multistream.default");
     let conf = "backend:cudaMallocAsync,expandable_segments:True,per_process_memory_fraction:0.9";
     for command in ["replay", "compare"] {
-        let told = ok(&[command, path, "--conf", conf, "--json"]).stderr;
-        assert!(told.contains("note: expandable_segments does nothing here"), "{told}");
-        assert_eq!(told.lines().filter(|line| line.starts_with("note: ")).count(), 1, "{told}");
+        let stderr = ok(&[command, path, "--conf", conf, "--json"]).stderr;
+        assert!(stderr.contains("note: expandable_segments does nothing here"), "{stderr}");
+        assert_eq!(stderr.lines().filter(|line| line.starts_with("note: ")).count(), 1, "{stderr}");
     }
 }
 
@@ -352,22 +352,25 @@ fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
     let path = &trace("multistream.default");
     let conf = "backend:native,garbage_collection_threshold:0.5";
     for command in ["replay", "compare"] {
-        let told = |more: &[&str]| {
+        let output = |more: &[&str]| {
             let args = [&[command, path, "--conf", conf, "--json"][..], more];
             run(&args.concat()).stderr
         };
-        assert!(told(&[]).contains("garbage_collection_threshold does nothing here"), "{command}");
-        assert_eq!(told(&["--memory-fraction", "0.5"]), "", "{command}");
+        assert!(
+            output(&[]).contains("garbage_collection_threshold does nothing here"),
+            "{command}"
+        );
+        assert_eq!(output(&["--memory-fraction", "0.5"]), "", "{command}");
     }
 }
 
 #[test]
 fn explain_takes_no_built_in_backend_for_a_registered_one() {
     for stratalloc::registry::Backend { name, .. } in stratalloc::registry::BUILT_IN {
-        let said = format!("backend:{name},per_process_memory_fraction:0.5");
+        let output = format!("backend:{name},per_process_memory_fraction:0.5");
         // `pluggable` fails because the string names no functions.
         let expected = if *name == "pluggable" { 2 } else { 0 };
-        let Ended { code, stdout, .. } = run(&["explain", &said]);
+        let Ended { code, stdout, .. } = run(&["explain", &output]);
         assert_eq!(code, Some(expected), "{name}");
         assert!(!stdout.contains("not in effect"), "{name}: {stdout}");
     }
@@ -405,7 +408,7 @@ fn compare_ranks_by_need_and_shows_a_configuration_once() {
 
 /// Recordings whose names differ only in numbers are ranks of one job. The others are listed one by one.
 #[test]
-fn the_largest_need_of_a_job_is_told_with_its_rank() {
+fn the_largest_need_of_a_job_has_its_rank() {
     let folder = Folder::new("ranks");
     let (small, large) = (folder.path("job.rank0.pickle.xz"), folder.path("job.rank1.pickle.xz"));
     std::fs::copy(trace("multistream.default"), &small).unwrap();
@@ -446,16 +449,16 @@ fn a_limit_is_found_in_the_recording() {
     assert_eq!(inferred["needs_bytes"], with_room["needs_bytes"], "no limit decides on needs");
     let exact = row(&["--verify", "--total-memory", "150109880320"]);
     assert_eq!(exact["first_mismatch"], Value::Null, "{exact}");
-    let told = run(&["replay", path]).stdout;
+    let stdout = run(&["replay", path]).stdout;
     let words = ["limit: ", "--memory-fraction 1 turns it off"];
-    assert!(words.iter().all(|words| told.contains(words)), "{told}");
+    assert!(words.iter().all(|words| stdout.contains(words)), "{stdout}");
     // A smaller device than the recorded one is a different device, so no limit is inferred.
     let other = row(&["--total-memory", "7516192768"]);
     assert_eq!((&other["ooms"], &other["limit_inferred"]), (&0.into(), &false.into()), "{other}");
     let as_it_was = row(&["--memory-fraction", "0.045", "--verify"]);
     assert_eq!(as_it_was["ooms"], as_it_was["recorded_ooms"], "{as_it_was}");
-    let told = run(&["replay", path, "--memory-fraction", "0.045"]).stdout;
-    assert!(!told.contains("the recorded program"));
+    let stdout = run(&["replay", path, "--memory-fraction", "0.045"]).stdout;
+    assert!(!stdout.contains("the recorded program"));
     fails(&["replay", path, "--recorded-device", "7"], 1, "no device 7");
 }
 
@@ -475,7 +478,7 @@ fn a_replay_that_runs_out_of_memory_shows_the_first_report() {
 }
 
 #[test]
-fn compare_says_where_no_device_suffices() {
+fn compare_shows_where_no_device_suffices() {
     let path = &trace("multistream.default");
     let confs = ["--conf", "per_process_memory_fraction:0", "--conf", "backend:native"];
     let table = run(&[&["compare", path][..], &confs].concat()).stdout;
@@ -493,11 +496,11 @@ fn a_recording_with_private_pools_replays_without_verification() {
 }
 
 #[test]
-fn a_strategy_that_is_not_there_says_so() {
+fn a_missing_strategy_is_reported() {
     let path = &trace("multistream.default");
     let conf = "backend:cpu,cpu_numa_node:900";
-    let told = fails(&["replay", path, "--conf", conf], 1, "").stderr;
-    assert!(told.starts_with("stratalloc: "), "{told}");
+    let text = fails(&["replay", path, "--conf", conf], 1, "").stderr;
+    assert!(text.starts_with("stratalloc: "), "{text}");
     for (args, carets) in [
         (&["explain", "backend:nativ"][..], "\n        ^^^^^\n"),
         (&["compare", path, "--conf", "backend: natvie"], "\n         ^^^^^^\n"),

@@ -1,6 +1,6 @@
 //! Needs of recordings, with a limit and without their beginning.
 
-use stratalloc_tools::analysis::{Figures, Memory, Recording, Room, measure};
+use stratalloc_tools::analysis::{Capacity, Figures, Memory, Recording, measure};
 use stratalloc_tools::replay::{Limits, Op, Trace, reader};
 
 use super::*;
@@ -27,8 +27,8 @@ fn fits_from_its_need_on(path: &str, conf: &str, known_mib: Option<f64>) {
     let ooms = |bytes: u64| {
         let bytes = bytes.to_string();
         let more = ["--memory-fraction", "1", "--total-memory", &bytes];
-        let told = run(&[&["replay", path, "--conf", conf][..], &more].concat()).stdout;
-        !told.contains(" 0 out of memory")
+        let stdout = run(&[&["replay", path, "--conf", conf][..], &more].concat()).stdout;
+        !stdout.contains(" 0 out of memory")
     };
     for thousandths in [1000, 1012, 1050, 1100, 1300, 2000] {
         let above = need / 1000 * thousandths + need % 1000;
@@ -127,7 +127,7 @@ fn a_recording_that_begins_late_starts_with_what_was_there() {
             assert_eq!(start.reserved_bytes, recorded.reserved_before_bytes, "{name}");
             let config = recording.config.clone().unwrap();
             assert!(recording.layout_for(&config).is_some(), "{name}, last 1/{part}");
-            let trial = measure(&recording, &config, Room::Limited, 1).unwrap();
+            let trial = measure(&recording, &config, Capacity::Limited, 1).unwrap();
             let counters = &trial.run.statistics;
             let peak = counters.reserved_bytes.all.peak as f64;
             let off = (peak / recorded.peak_reserved_bytes as f64 - 1.0).abs();
@@ -139,7 +139,7 @@ fn a_recording_that_begins_late_starts_with_what_was_there() {
             // event.
             let other = Config::parse("large_segment_size_mb:64", &KeyTable::default()).unwrap();
             assert!(recording.layout_for(&other).is_none());
-            let trial = measure(&recording, &other, Room::Limited, 1).unwrap();
+            let trial = measure(&recording, &other, Capacity::Limited, 1).unwrap();
             assert_eq!(trial.run.ooms, 0, "{name}");
         }
     }

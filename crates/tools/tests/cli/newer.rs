@@ -22,13 +22,13 @@ fn entries_with_unknown_actions_are_counted_and_ignored() {
         (&["report", "--quick", &file, "-o", &page], false),
     ] {
         let output = run(command);
-        let told = &output.stderr;
-        assert_eq!(output.code, Some(0), "{command:?}: {told}");
+        let stderr = &output.stderr;
+        assert_eq!(output.code, Some(0), "{command:?}: {stderr}");
         let note = "note: newer: 2 entries are ignored: unknown actions, the first \"teleport\"\n";
-        assert_eq!(told, note, "{command:?}");
+        assert_eq!(stderr, note, "{command:?}");
         if prints {
-            let said = output.json();
-            assert_eq!(said["unknown_entries"], 2, "{command:?}");
+            let value = output.json();
+            assert_eq!(value["unknown_entries"], 2, "{command:?}");
         }
     }
 }
@@ -55,9 +55,9 @@ fn errors_of_a_recording_name_its_file() {
             &["report", "--quick", &file, "-o", &page],
         ] {
             let output = run(command);
-            let told = &output.stderr;
+            let stderr = &output.stderr;
             assert_eq!(output.code, Some(1), "{command:?}");
-            let error = told.lines().find(|line| line.starts_with("stratalloc: ")).unwrap();
+            let error = stderr.lines().find(|line| line.starts_with("stratalloc: ")).unwrap();
             assert!(error.starts_with(&format!("stratalloc: {file}: ")), "{command:?}: {error}");
         }
     }

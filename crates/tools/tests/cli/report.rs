@@ -14,8 +14,8 @@ pub(super) fn recordings(page: &str) -> Vec<Value> {
 }
 
 fn written(args: &[&str], page: &str) -> String {
-    let told = ok(args).stdout;
-    assert!(told.contains(page) && told.lines().count() == 1, "{told}");
+    let stdout = ok(args).stdout;
+    assert!(stdout.contains(page) && stdout.lines().count() == 1, "{stdout}");
     std::fs::read_to_string(page).expect("it was written")
 }
 

@@ -144,11 +144,11 @@ fn a_replay_that_differs_names_what_the_recording_probably_lacks() {
         let row = verified(file, set);
         let found = row["probably_lacks"].as_str().unwrap_or_default();
         assert!(found.starts_with(lacks), "{file}: {found}");
-        let told = run(&[&["replay", "--verify", file], set].concat()).stdout;
-        assert!(told.contains(&format!("  the recording probably lacks {lacks}")), "{told}");
+        let stdout = run(&[&["replay", "--verify", file], set].concat()).stdout;
+        assert!(stdout.contains(&format!("  the recording probably lacks {lacks}")), "{stdout}");
     }
-    let told = run(&["replay", &collects]).stderr;
-    assert!(told.contains("garbage_collection_threshold acts near a limit"), "{told}");
+    let stdout = run(&["replay", &collects]).stderr;
+    assert!(stdout.contains("garbage_collection_threshold acts near a limit"), "{stdout}");
     let exact = verified(&trace("serve.default"), &[]);
     assert_eq!(exact["probably_lacks"], Value::Null);
 }

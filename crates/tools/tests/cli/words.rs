@@ -51,7 +51,7 @@ fn shells_complete_every_command() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = ok(&["completions", shell]).stdout;
         for word in ["advise", "compare", "recorded-device"] {
-            assert!(script.contains(word), "{shell} does not know {word}");
+            assert!(script.contains(word), "{shell} does not complete {word}");
         }
     }
     fails(&["completions", "dos"], 2, "");
@@ -64,10 +64,10 @@ fn a_variable_that_is_no_text_is_named_once() {
     let no_text = std::ffi::OsStr::from_bytes(b"backend:\xff");
     let output = ended(stratalloc().arg("explain").env("ALLOC_CONF", no_text));
     assert_eq!(output.code, Some(2));
-    let told = &output.stderr;
+    let stderr = &output.stderr;
     assert!(
-        told.starts_with("stratalloc: ALLOC_CONF: expected text in UTF-8 (byte 8)\n"),
-        "{told}"
+        stderr.starts_with("stratalloc: ALLOC_CONF: expected text in UTF-8 (byte 8)\n"),
+        "{stderr}"
     );
 }
 
@@ -93,7 +93,11 @@ fn mismatches_show_sizes_as_numbers_and_addresses_as_such() {
         let digits = word.bytes().filter(u8::is_ascii_digit).count();
         digits > 0 && digits < word.len() && !word.starts_with("0x")
     };
-    assert_eq!(words.iter().find(mixed), None, "a number that looks like another: {first}");
+    assert_eq!(
+        words.iter().find(mixed),
+        None,
+        "a number that can be confused with another: {first}"
+    );
 }
 
 #[test]
@@ -101,10 +105,10 @@ fn a_largest_split_that_does_nothing_in_expandable_segments_is_named() {
     let path = &trace("multistream.default");
     let conf = "expandable_segments:True,max_split_size_mb:64";
     for command in ["replay", "compare"] {
-        let told = |conf: &str| run(&[command, path, "--conf", conf, "--json"]).stderr;
+        let stderr = |conf: &str| run(&[command, path, "--conf", conf, "--json"]).stderr;
         let idle = "note: max_split_size_mb does nothing here: ";
-        assert!(told(conf).starts_with(idle), "{}", told(conf));
-        assert_eq!(told(&format!("{conf},compat:pytorch")), "", "{command}");
-        assert_eq!(told("max_split_size_mb:64"), "", "{command}");
+        assert!(stderr(conf).starts_with(idle), "{}", stderr(conf));
+        assert_eq!(stderr(&format!("{conf},compat:pytorch")), "", "{command}");
+        assert_eq!(stderr("max_split_size_mb:64"), "", "{command}");
     }
 }

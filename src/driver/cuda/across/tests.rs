@@ -12,8 +12,8 @@ use crate::driver::{Driver, Peers};
 const OURS: u64 = 0;
 const THEIRS: u64 = 0x7000;
 const FOREIGN: StreamId = StreamId(THEIRS + 0x111);
-const GONE_KIND: DriverErrorKind = DriverErrorKind::InvalidValue;
-const GONE: StreamId = StreamId(0x999);
+const CONTEXT_DESTROYED_KIND: DriverErrorKind = DriverErrorKind::InvalidValue;
+const CONTEXT_DESTROYED: StreamId = StreamId(0x999);
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(OURS) };
@@ -24,7 +24,7 @@ thread_local! {
     /// 1: the foreign stream is captured.
     static CAPTURED: Cell<u32> = const { Cell::new(0) };
     /// How often each device's context is retained.
-    static HELD: Cell<[i32; 3]> = const { Cell::new([0; 3]) };
+    static RETAINED: Cell<[i32; 3]> = const { Cell::new([0; 3]) };
 }
 
 const fn context_of(handle: u64) -> u64 {
@@ -36,9 +36,9 @@ fn called(what: &'static str, a: u64, b: u64) {
 }
 
 fn hold(device: i32, by: i32) {
-    let mut held = HELD.get();
-    held[usize::try_from(device).unwrap()] += by;
-    HELD.set(held);
+    let mut retained = RETAINED.get();
+    retained[usize::try_from(device).unwrap()] += by;
+    RETAINED.set(retained);
 }
 
 library! {
@@ -53,7 +53,7 @@ library! {
     stream_destroy(stream: u64) = { called("destroy stream", stream, 0); 0 };
     stream_context(stream: u64, context: &mut u64) = {
         *context = context_of(stream);
-        if stream == GONE.0 { INVALID_HANDLE } else { 0 }
+        if stream == CONTEXT_DESTROYED.0 { INVALID_HANDLE } else { 0 }
     };
     event_create(event: &mut u64, _: u32) = {
         if CURRENT.get() == THEIRS && THERE.get() != 0 {
@@ -66,7 +66,7 @@ library! {
     event_destroy(event: u64) = { called("destroy event", event, 0); 0 };
     event_record(event: u64, stream: u64) = {
         let fits = context_of(event) == context_of(stream) && CURRENT.get() == context_of(event);
-        if stream == GONE.0 || !fits {
+        if stream == CONTEXT_DESTROYED.0 || !fits {
             return INVALID_HANDLE;
         }
         called("record", event, stream);
@@ -136,12 +136,14 @@ fn a_captured_stream_of_another_context_draws_nothing_of_ours_in() {
 
 /// A stream counts as destroyed only for certain error codes. Other errors are returned.
 #[test]
-fn a_stream_whose_context_lives_and_has_no_event_is_not_gone() {
+fn a_stream_whose_context_lives_and_has_no_event_is_not_destroyed() {
     let cuda = cuda();
     let event = cuda.create_event().unwrap();
-    for (there, kind) in
-        [(2, DriverErrorKind::OutOfMemory), (700, DriverErrorKind::DeviceLost), (709, GONE_KIND)]
-    {
+    for (there, kind) in [
+        (2, DriverErrorKind::OutOfMemory),
+        (700, DriverErrorKind::DeviceLost),
+        (709, CONTEXT_DESTROYED_KIND),
+    ] {
         THERE.set(there);
         assert_eq!(cuda.record_event(event, FOREIGN).unwrap_err().kind(), kind, "{there}");
     }
@@ -149,12 +151,12 @@ fn a_stream_whose_context_lives_and_has_no_event_is_not_gone() {
 }
 
 #[test]
-fn a_stream_that_is_gone_stays_refused() {
+fn a_destroyed_stream_stays_refused() {
     let cuda = cuda();
     let event = cuda.create_event().unwrap();
-    for stream in [GONE, StreamId(0x998)] {
+    for stream in [CONTEXT_DESTROYED, StreamId(0x998)] {
         // The second stream is of the device's own context, so the driver's error stands.
-        let event = if stream == GONE { event } else { EventId(THEIRS + 9) };
+        let event = if stream == CONTEXT_DESTROYED { event } else { EventId(THEIRS + 9) };
         let refused = cuda.record_event(event, stream).unwrap_err();
         assert_eq!((refused.kind(), refused.code()), (DriverErrorKind::InvalidValue, 400));
     }
@@ -163,17 +165,17 @@ fn a_stream_that_is_gone_stays_refused() {
 
 /// Access that is enabled for a context ends with it.
 #[test]
-fn the_context_that_was_let_in_is_held_until_the_device_is_dropped() {
+fn a_context_with_peer_access_is_retained_until_the_device_is_dropped() {
     let cuda = cuda();
     assert!(cuda.can_access(DeviceId(1)).unwrap());
-    assert_eq!(HELD.get(), [0; 3], "to ask needs no context");
+    assert_eq!(RETAINED.get(), [0; 3], "the query needs no context");
     for _ in 0..2 {
         cuda.enable_access(DeviceId(1)).unwrap();
-        assert_eq!(HELD.get(), [0, 1, 0]);
+        assert_eq!(RETAINED.get(), [0, 1, 0]);
     }
     assert_eq!(calls(), [("enable", THEIRS, OURS); 2]);
     assert!(cuda.enable_access(DeviceId(3)).is_err(), "there is none");
     drop(cuda);
     // The test library has not counted a retain of the device's own context.
-    assert_eq!(HELD.get(), [-1, 0, 0]);
+    assert_eq!(RETAINED.get(), [-1, 0, 0]);
 }

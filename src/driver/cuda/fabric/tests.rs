@@ -20,7 +20,7 @@ thread_local! {
     /// `gpuDirectRDMACapable` of the last piece.
     static DIRECT: Cell<u8> = const { Cell::new(0) };
     /// Pieces that were created and not released.
-    static HELD: Cell<u64> = const { Cell::new(0) };
+    static LIVE_PIECES: Cell<u64> = const { Cell::new(0) };
 }
 
 library! {
@@ -30,11 +30,11 @@ library! {
         if what.handles & FABRIC != 0 && FABRIC_ANSWER.get() != 0 {
             return FABRIC_ANSWER.get();
         }
-        HELD.set(HELD.get() + 1);
-        *piece = 70 + HELD.get();
+        LIVE_PIECES.set(LIVE_PIECES.get() + 1);
+        *piece = 70 + LIVE_PIECES.get();
         0
     };
-    piece_release(_: u64) = { HELD.set(HELD.get() - 1); 0 };
+    piece_release(_: u64) = { LIVE_PIECES.set(LIVE_PIECES.get() - 1); 0 };
     // The handle is the piece's number, eight times.
     piece_export_fabric(handle: &mut [u8; 64], piece: u64, kind: u32, _: u64) = {
         handle.as_chunks_mut().0.fill(piece.to_le_bytes());
@@ -61,7 +61,7 @@ fn asked() -> Vec<u32> {
 }
 
 #[test]
-fn a_piece_for_the_fabric_comes_back_from_its_handle() {
+fn a_piece_for_the_fabric_is_opened_by_its_handle() {
     let cuda = cuda(true);
     let piece = cuda.create(4 * MIB, Exportable::Fabric).unwrap();
     assert_eq!(asked(), [9, 9], "tried with a small one, then made; both kinds of handles");
@@ -69,7 +69,7 @@ fn a_piece_for_the_fabric_comes_back_from_its_handle() {
     let handle = fabric.export_handle(piece).unwrap();
     assert_eq!(fabric.import_handle(&handle).unwrap(), piece);
     assert_eq!(asked(), [0; 0], "what was found out is remembered");
-    assert_eq!(HELD.get(), 1, "the piece of the trial went back");
+    assert_eq!(LIVE_PIECES.get(), 1, "the trial's piece was released");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn where_the_system_forbids_it_descriptors_are_made_and_it_is_not_tried_again() 
 }
 
 #[test]
-fn want_of_memory_is_no_answer() {
+fn lack_of_memory_is_not_lack_of_fabric() {
     FABRIC_ANSWER.set(OUT_OF_MEMORY);
     let cuda = cuda(true);
     assert!(cuda.virtual_memory().unwrap().fabric().is_none());

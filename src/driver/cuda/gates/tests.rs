@@ -78,7 +78,7 @@ fn each_stream_waits_for_a_number_of_its_own() {
 }
 
 #[test]
-fn a_number_serves_another_stream_once_its_own_is_gone() {
+fn a_number_is_reused_once_its_stream_is_destroyed() {
     let cuda = cuda();
     let stream = cuda.create_stream().unwrap();
     for _ in 0..3 {
@@ -92,7 +92,7 @@ fn a_number_serves_another_stream_once_its_own_is_gone() {
 }
 
 #[test]
-fn a_number_that_a_stream_still_waits_for_serves_nobody_else() {
+fn a_number_that_a_stream_still_waits_for_is_not_reused() {
     let cuda = cuda();
     let stream = cuda.create_stream().unwrap();
     let _gate = cuda.hold_back(stream).unwrap();

@@ -156,7 +156,7 @@ fn calls_that_break_other_threads_captures_relax_the_thread_while_captures_are_e
     assert_eq!(all(), [RELAXED; 4]);
     cuda.expect_captures(false).unwrap();
     assert_eq!(all(), [GLOBAL; 4]);
-    assert!(cuda.expect_captures(false).is_err(), "nobody expects any");
+    assert!(cuda.expect_captures(false).is_err(), "none is expected");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
 
 /// When memory is short, a request releases memory while another thread may capture, expected or not.
 #[test]
-fn giving_memory_back_breaks_no_capture_of_another_thread() {
+fn freeing_memory_breaks_no_capture_of_another_thread() {
     let cuda = cuda();
     cuda.free(0x1000, 512).unwrap();
     cuda.reserve(4096).unwrap();
@@ -228,7 +228,7 @@ fn an_older_driver_has_less_and_breaks_nothing() {
 }
 
 #[test]
-fn codes_that_no_list_knows_are_errors_like_others() {
+fn unlisted_codes_are_errors_like_others() {
     assert_eq!(kind_of(123_456), DriverErrorKind::Other);
     assert_eq!(kind_of(INVALID_CONTEXT), DriverErrorKind::Other, "says nothing about a stream");
     assert_eq!(kind_of(709), DriverErrorKind::InvalidValue, "as of a stream that is gone");

@@ -49,7 +49,7 @@ fn neighbours_freed_on_one_stream_serve_a_larger_request_there() {
 }
 
 #[test]
-fn a_pool_keeps_its_threshold_when_somebody_waits_and_trims_on_demand() {
+fn a_pool_keeps_its_threshold_at_a_wait_and_trims_on_demand() {
     let host = host();
     let pool = host.create_pool().unwrap();
     let take = || host.allocate_async(pool, 32 * MIB, A).unwrap();
@@ -60,7 +60,7 @@ fn a_pool_keeps_its_threshold_when_somebody_waits_and_trims_on_demand() {
     host.set_release_threshold(pool, 32 * MIB).unwrap();
     host.free_async(a, A).unwrap();
     host.free_async(b, A).unwrap();
-    assert_eq!(reserved(&host, pool), 64 * MIB, "nobody waited yet");
+    assert_eq!(reserved(&host, pool), 64 * MIB, "no call has waited yet");
     host.synchronize_stream(A).unwrap();
     assert_eq!(reserved(&host, pool), 32 * MIB);
     host.trim(pool, 0).unwrap();

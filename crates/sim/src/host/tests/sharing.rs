@@ -31,7 +31,7 @@ fn an_exported_piece_is_the_same_memory_in_another_driver() {
     let piece = here.create(PAGE, Exportable::Descriptor).unwrap();
     let sent = here.export(piece).unwrap();
     assert!(fcntl_getfd(&sent).unwrap().contains(FdFlags::CLOEXEC));
-    assert!(ftruncate(&sent, 0).is_err(), "nobody can shrink it");
+    assert!(ftruncate(&sent, 0).is_err(), "it cannot be shrunk");
     let received = there.import(sent, PAGE).unwrap();
     for (host, at, piece) in [(&here, at_here, piece), (&there, at_there, received)] {
         host.map(at, PAGE, piece).unwrap();

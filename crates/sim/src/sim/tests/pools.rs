@@ -46,7 +46,7 @@ fn usage_counts_what_is_held_and_its_high_marks() {
 }
 
 #[test]
-fn idle_memory_goes_back_when_somebody_synchronises() {
+fn idle_memory_is_released_when_a_call_synchronises() {
     let sim = sim(EventMode::Manual);
     let pool = default_pool(&sim);
     let [a, b] = [(); 2].map(|()| sim.allocate_async(pool, 32 * MIB, A).unwrap());

@@ -25,7 +25,7 @@ fn immediate_events_have_finished_at_once() {
 }
 
 #[test]
-fn manual_events_finish_when_the_test_says_so() {
+fn manual_events_finish_when_the_test_completes_them() {
     let sim = sim(EventMode::Manual);
     let (s, t) = (StreamId(7), StreamId(8));
     let events = [record(&sim, s), record(&sim, t), record(&sim, s)];

@@ -14,7 +14,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, LogNormal};
 
-use crate::cli::outcome::tell;
+use crate::cli::outcome::write_stderr;
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::driver::{Driver, DriverPoolId, MemoryPools};
 use stratalloc::error::{DriverError, DriverErrorKind};
@@ -105,7 +105,7 @@ impl Pool {
     }
 
     fn pools(&self) -> &dyn MemoryPools {
-        self.driver.memory_pools().expect("asked for at the start")
+        self.driver.memory_pools().expect("checked at the start")
     }
 }
 
@@ -116,7 +116,7 @@ impl Drop for Pool {
         let emptied = self.driver.synchronize_device().and_then(|()| pools.trim(self.pool, 0));
         let restored = pools.set_release_threshold(self.pool, self.threshold_bytes);
         if let Err(error) = emptied.and(restored) {
-            tell(format_args!("note: the device's pool keeps what it has: {error}"));
+            write_stderr(format_args!("note: the device's pool keeps what it has: {error}"));
         }
     }
 }

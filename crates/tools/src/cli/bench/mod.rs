@@ -21,7 +21,7 @@ use stratalloc::registry::BuildOptions;
 use stratalloc::strategies::Strategy;
 
 use super::device::{Device, Opened};
-use super::outcome::{BadWords, Outcome, Result};
+use super::outcome::{BadArguments, Outcome, Result};
 use super::settings;
 use super::show::spinner;
 use cases::{Effort, Pool, Tail, Together, Typed};
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     }
     session.bar.finish_and_clear();
     if session.results.is_empty() {
-        return Err(BadWords(format!("no case begins with {:?}", args.case)).into());
+        return Err(BadArguments(format!("no case begins with {:?}", args.case)).into());
     }
     session.results.print()?;
     Ok(Outcome::Good)

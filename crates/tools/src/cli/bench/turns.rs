@@ -7,7 +7,7 @@
 
 use std::io::{BufRead, Write};
 
-use super::super::outcome::{BadWords, Result, out};
+use super::super::outcome::{BadArguments, Result, out};
 use super::cases::{Effort, Together};
 use super::loops::Loops;
 use super::results::{Row, Subject};
@@ -37,7 +37,7 @@ fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Shown<Together> 
     }
     let (_, cell) = cells::alone().find(|(name, _)| *name == case).ok_or_else(|| {
         let known: Vec<_> = cells::alone().map(|(name, _)| name).collect();
-        BadWords(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
+        BadArguments(format!("no case of one thread is {case:?}; expected {}", known.join(", ")))
     })?;
     let config = match conf {
         "driver" => None,

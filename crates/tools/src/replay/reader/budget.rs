@@ -58,7 +58,7 @@ impl Budget {
 
     /// Makes room for `extra` more items. Both the old and the new memory count while a vector is moved.
     #[inline]
-    pub(super) fn room<T>(&mut self, vec: &mut Vec<T>, extra: usize) -> Result<(), OverBudget> {
+    pub(super) fn reserve<T>(&mut self, vec: &mut Vec<T>, extra: usize) -> Result<(), OverBudget> {
         if vec.capacity() - vec.len() >= extra {
             return Ok(());
         }

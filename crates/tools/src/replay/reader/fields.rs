@@ -168,7 +168,7 @@ impl Entry for TraceEvent {
                 let address = needed(address, "the key addr")?;
                 let text = metadata.as_ref().and_then(Scalar::text).unwrap_or_default().to_owned();
                 from.budget.charge(text.len() as u64)?;
-                from.budget.room(&mut from.beside.annotations, 1)?;
+                from.budget.reserve(&mut from.beside.annotations, 1)?;
                 let (events_before, size_bytes) = (from.beside.events, size.unwrap_or(0));
                 let annotation = Annotation { events_before, address, size_bytes, text };
                 from.beside.annotations.push(annotation);
@@ -194,7 +194,7 @@ impl Entry for TraceEvent {
             size_bytes,
             stream: needed(stream, "the key stream")?,
             pool: pool.unwrap_or_default(),
-            says_pool: pool.is_some(),
+            names_pool: pool.is_some(),
             empty_cache: metadata == Some(Scalar::Word(Word::EmptyCache)),
             stack,
             time_us: time_us.unwrap_or(0),
@@ -222,14 +222,14 @@ impl Entry for BlockLayout {
         let state = needed(state, "the key state")?;
         // Old files have no requested_size. A live block then counts as requested in full, a free one as
         // not requested.
-        let unsaid = match state {
+        let default_bytes = match state {
             BlockStateName::Inactive => 0,
             _ => size_bytes,
         };
         Ok(Some(Self {
             address: address.unwrap_or(ADDRESS_ABSENT),
             size_bytes,
-            requested_bytes: requested.unwrap_or(unsaid),
+            requested_bytes: requested.unwrap_or(default_bytes),
             state,
         }))
     }

@@ -167,7 +167,7 @@ impl Heap {
     }
 
     pub(super) fn push_bytes(&mut self, bytes: &[u8]) -> Result<(), OverBudget> {
-        self.budget.room(&mut self.bytes, bytes.len())?;
+        self.budget.reserve(&mut self.bytes, bytes.len())?;
         self.bytes.extend_from_slice(bytes);
         Ok(())
     }
@@ -191,7 +191,7 @@ impl Heap {
 
     fn container(&mut self, kind: u64) -> Result<Value, OverBudget> {
         let id = u32::try_from(self.containers.len()).map_err(|_| OverBudget)?;
-        self.budget.room(&mut self.containers, 1)?;
+        self.budget.reserve(&mut self.containers, 1)?;
         self.containers.push(Container { head: NOWHERE, tail: NOWHERE, len: 0 });
         Ok(Value::of(kind, id.into()))
     }
@@ -338,7 +338,7 @@ impl Heap {
 
     #[expect(clippy::cast_possible_truncation, reason = "seven bits at a time")]
     fn push_number(&mut self, mut number: u64) -> Result<(), OverBudget> {
-        self.budget.room(&mut self.bytes, 10)?;
+        self.budget.reserve(&mut self.bytes, 10)?;
         while number >= 0x80 {
             self.bytes.push(number as u8 | 0x80);
             number >>= 7;

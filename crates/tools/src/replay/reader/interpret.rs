@@ -156,13 +156,13 @@ impl<'h> Interpreter<'h> {
             let len = self.items("a list of trace entries", list)?.len();
             self.path.leave();
             if len > 0 {
-                self.budget.room(&mut found, 1)?;
+                self.budget.reserve(&mut found, 1)?;
                 found.push(DeviceList { number, list, len });
             }
         }
         if let Some(wanted) = self.limits.device.filter(|&d| d as usize >= count) {
             return Err(Stop::Mismatch(Mismatch::new(
-                "events of the device that was asked for",
+                "events of the requested device",
                 format!("{count} devices and no device {wanted}"),
             )));
         }

@@ -85,7 +85,7 @@ struct Builder<'b> {
 
 impl Builder<'_> {
     fn push<E: Error>(&mut self, value: Value) -> Result<(), E> {
-        self.heap.budget.room(&mut self.stack, 1).map_err(E::custom)?;
+        self.heap.budget.reserve(&mut self.stack, 1).map_err(E::custom)?;
         self.stack.push(value);
         Ok(())
     }

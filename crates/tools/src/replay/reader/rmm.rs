@@ -25,7 +25,7 @@ const LINE_MAX_BYTES: usize = 256;
 const CHUNK_ROWS: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Said {
+enum RowAction {
     Allocate = 0,
     Failure = 1,
     Free = 2,
@@ -43,31 +43,31 @@ const ACTION_SHIFT: u32 = 62;
 const _: () = assert!(EIB < 1 << ACTION_SHIFT);
 
 impl Row {
-    fn new(action: Said, address: u64, size_bytes: u64, stream: StreamId) -> Self {
+    fn new(action: RowAction, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         let size_and_action = size_bytes | (action as u64) << ACTION_SHIFT;
         Self { address, size_and_action, stream }
     }
 
-    fn action(&self) -> Said {
+    fn action(&self) -> RowAction {
         match self.size_and_action >> ACTION_SHIFT {
-            0 => Said::Allocate,
-            1 => Said::Failure,
-            _ => Said::Free,
+            0 => RowAction::Allocate,
+            1 => RowAction::Failure,
+            _ => RowAction::Free,
         }
     }
 
     /// Adds the row's events.
-    fn tell(&self, events: &mut Vec<TraceEvent>) {
+    fn add_events(&self, events: &mut Vec<TraceEvent>) {
         let size_bytes = self.size_and_action & ((1 << ACTION_SHIFT) - 1);
         let Self { address, stream, .. } = *self;
         let mut push = |action, address| {
             events.push(TraceEvent::new(action, address, size_bytes, stream));
         };
         match self.action() {
-            Said::Allocate => push(Action::Alloc, address),
+            RowAction::Allocate => push(Action::Alloc, address),
             // The address of such an event is the device's free memory, which the log does not contain.
-            Said::Failure => push(Action::OutOfMemory, 0),
-            Said::Free => {
+            RowAction::Failure => push(Action::OutOfMemory, 0),
+            RowAction::Free => {
                 push(Action::FreeRequested, address);
                 push(Action::FreeCompleted, address);
             }
@@ -86,16 +86,16 @@ struct Rows {
 impl Rows {
     fn push(&mut self, row: Row) -> Result<(), Mismatch> {
         match row.action() {
-            Said::Allocate if !self.live.insert(row.address) => {
+            RowAction::Allocate if !self.live.insert(row.address) => {
                 let found = format!("{:#x}, which is live since an earlier row", row.address);
                 return Err(Mismatch::new("the pointer of a new block", found));
             }
-            Said::Free => {
+            RowAction::Free => {
                 self.live.remove(&row.address);
             }
-            Said::Allocate | Said::Failure => {}
+            RowAction::Allocate | RowAction::Failure => {}
         }
-        self.events += if row.action() == Said::Free { 2 } else { 1 };
+        self.events += if row.action() == RowAction::Free { 2 } else { 1 };
         match self.chunks.last_mut() {
             Some(chunk) if chunk.len() < CHUNK_ROWS => chunk.push(row),
             _ => {
@@ -111,7 +111,7 @@ impl Rows {
         drop(self.live);
         let mut events = Vec::with_capacity(self.events);
         for chunk in self.chunks {
-            chunk.iter().for_each(|row| row.tell(&mut events));
+            chunk.iter().for_each(|row| row.add_events(&mut events));
         }
         events
     }
@@ -187,20 +187,20 @@ fn row(line: &str) -> Result<Row, Mismatch> {
         return Err(wrong("a time as 12:34:56.789000", time));
     }
     let action = match action {
-        "allocate" => Said::Allocate,
-        "allocate failure" => Said::Failure,
-        "free" => Said::Free,
+        "allocate" => RowAction::Allocate,
+        "allocate failure" => RowAction::Failure,
+        "free" => RowAction::Free,
         other => return Err(wrong("allocate, allocate failure or free", other)),
     };
     let address = number(pointer).ok_or_else(|| wrong("a pointer", pointer))?;
-    if address == 0 && action != Said::Failure {
+    if address == 0 && action != RowAction::Failure {
         return Err(wrong("a pointer that is not null", pointer));
     }
     let size_bytes: u64 = size.parse().map_err(|_| wrong("a size in bytes", size))?;
     // A request that failed may have any size; a block has at least one byte.
     let legal = match action {
-        Said::Allocate => (1..=EIB).contains(&size_bytes),
-        Said::Failure | Said::Free => size_bytes <= EIB,
+        RowAction::Allocate => (1..=EIB).contains(&size_bytes),
+        RowAction::Failure | RowAction::Free => size_bytes <= EIB,
     };
     if !legal {
         return Err(wrong("a size of at most 1 EiB, not 0 for a new block", size));

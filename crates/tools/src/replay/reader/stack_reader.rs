@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use super::budget::Budget;
 use super::heap::{Heap, Value, View};
 use super::words::Word;
-use crate::replay::stacks::{Frame, Room, StackBuilder, StackId, Stacks, TEXT_MAX_BYTES};
+use crate::replay::stacks::{Frame, MayGrow, StackBuilder, StackId, Stacks, TEXT_MAX_BYTES};
 
 /// Bytes that stacks may hold for each decoded byte; the rest of the budget is for everything else.
 const STACKS_FACTOR: u64 = 2;
@@ -44,7 +44,7 @@ impl StackReader {
     ) -> Option<StackId> {
         let View::List(list) = heap.view(value) else { return None };
         let Self { builder, seen, held_bytes } = self;
-        let room: Room<'_> = &mut |bytes| {
+        let may_grow: MayGrow<'_> = &mut |bytes| {
             let held = *held_bytes + bytes;
             let allowed = heap.decoded_bytes * STACKS_FACTOR + FREE_BYTES;
             let fits = held <= allowed && budget.charge(bytes).is_ok();
@@ -53,7 +53,7 @@ impl StackReader {
         };
         if seen.is_empty() {
             let count = heap.container_count();
-            if !room((count * size_of::<Seen>()) as u64) {
+            if !may_grow((count * size_of::<Seen>()) as u64) {
                 return None;
             }
             seen.resize(count, Seen::Nothing);
@@ -67,7 +67,7 @@ impl StackReader {
                 Seen::Frame(known) => known,
                 _ => {
                     let (file, line, function) = &frame_of(heap, dict);
-                    builder.frame(Frame { file, line: *line, function }, room)
+                    builder.frame(Frame { file, line: *line, function }, may_grow)
                 }
             };
             seen[dict] = Seen::Frame(number);
@@ -75,7 +75,7 @@ impl StackReader {
                 break;
             }
         }
-        let stack = builder.end(room);
+        let stack = builder.end(may_grow);
         seen[list] = Seen::Stack(stack);
         stack
     }

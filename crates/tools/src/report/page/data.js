@@ -117,7 +117,7 @@ function addressOf(recording, offset) {
 }
 
 /// Returns the code that requested a block, as one line.
-function toldBy(recording, stack) {
+function callerOf(recording, stack) {
   if (stack === LIVED_BEFORE) return "(lived before the recording began)";
   if (stack === LEFT_OUT) return "(its stack is left out to keep the page small)";
   const { caller, callers } = recording.stacks;

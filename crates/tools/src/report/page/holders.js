@@ -36,7 +36,7 @@ function holdersNow(recording) {
 function pathOf(recording, { by_stack: byStack }, [stack, stream, each]) {
   if (!byStack) return [{ name: `stream ${recording.streams[stream]}` }, { name: each ? `blocks of ${exactly(each)}` : "blocks of several sizes" }];
   const frames = framesOf(recording, stack);
-  if (!frames.length) return [{ name: toldBy(recording, stack), without: true }];
+  if (!frames.length) return [{ name: callerOf(recording, stack), without: true }];
   return frames.reverse().map((frame) => ({
     name: frame.name || frame.file, own: frame.own, short: fileOf(frame), place: shortFile(frame) + lineNumber(frame),
   }));
@@ -83,7 +83,7 @@ function showFound() {
 /// Returns whether a row of the table matches the search, in its line or in a frame that is shown.
 function isRowFound(recording, holders, row) {
   if (state.search === "") return true;
-  const texts = holders.by_stack ? [toldBy(recording, row[0]), ...framesOf(recording, row[0]).map(lineOf)] : [whatOf(recording, row)];
+  const texts = holders.by_stack ? [callerOf(recording, row[0]), ...framesOf(recording, row[0]).map(lineOf)] : [whatOf(recording, row)];
   return texts.some((text) => text.toLowerCase().includes(state.search));
 }
 
@@ -112,15 +112,15 @@ function drawFlames(top) {
   const add = (node, x, w) => {
     deepest = Math.max(deepest, node.depth);
     const share = `${bytes(node.bytes)}, ${percent(node.bytes, flames.root.bytes)}`;
-    const says = `${node.name}${node.place ? ` (${node.place})` : ""}: ${share}, ${plural(node.blocks, "block", "blocks")}`;
+    const label = `${node.name}${node.place ? ` (${node.place})` : ""}: ${share}, ${plural(node.blocks, "block", "blocks")}`;
     const background = node === flames.root ? (isDark() ? "#8fa1b8" : "#c8d2de")
       : node.without ? (isDark() ? "#77828f" : "#dfe3e8") : `hsl(${node.own ? 205 : 28} ${node.own ? 62 : 45}% ${72 - nameHash(node.name) % 12}%)`;
-    const button = element("button", { type: "button", "aria-label": says, tabindex: made.length ? "-1" : "0",
+    const button = element("button", { type: "button", "aria-label": label, tabindex: made.length ? "-1" : "0",
       class: state.search === "" ? null : isFound(node) ? "found" : "dim",
       style: { left: `${x}px`, top: `${node.depth * FLAME_ROW}px`, width: `${Math.max(2, w)}px`, background },
       onclick: () => { drawFlames(node === flames.top && node.parent ? node.parent : node); },
       onpointermove: (event) => tip(event, [...flameLines(node), `${share} of the live bytes, ${plural(node.blocks, "block", "blocks")}`]),
-      onpointerleave: () => tip(null, null), onfocus: () => { byId("flames-text").textContent = says; },
+      onpointerleave: () => tip(null, null), onfocus: () => { byId("flames-text").textContent = label; },
     }, w > 30 ? (node.short || "") + node.name + (w > 260 ? ` ${share}` : "") : "");
     button.node = node;
     made.push(button);
@@ -197,8 +197,8 @@ function drawHoldersTable(holders) {
   const withCode = found.filter((row) => !isWithout(row));
   const rows = [...withCode.slice(0, most), ...found.filter(isWithout)].map((row) => {
     const [stack, , , blocks, size, newest, oldest] = row;
-    const who = holders.by_stack ? whoElement(recording, stack) : whatOf(recording, row);
-    return { cells: [bytes(size), percent(size, holders.bytes), grouped(blocks), newest === oldest ? grouped(oldest) : `${grouped(newest)} to ${grouped(oldest)}`, who] };
+    const caller = holders.by_stack ? callerElement(recording, stack) : whatOf(recording, row);
+    return { cells: [bytes(size), percent(size, holders.bytes), grouped(blocks), newest === oldest ? grouped(oldest) : `${grouped(newest)} to ${grouped(oldest)}`, caller] };
   });
   const heading = [["bytes", false], ["", false], ["blocks", false], ["events ago", false], [holders.by_stack ? "requested by (called by)" : "what", true]];
   const rest = holders.rest_blocks + withCode.slice(most).reduce((all, row) => all + row[3], 0);
@@ -218,12 +218,12 @@ function showSearch(text) {
   drawHoldersTable(holdersNow(state.recording));
 }
 
-function whoElement(recording, stack) {
+function callerElement(recording, stack) {
   const frames = framesOf(recording, stack);
-  const told = toldBy(recording, stack);
-  if (frames.length < 2) return told;
+  const name = callerOf(recording, stack);
+  if (frames.length < 2) return name;
   const line = (frame) => element("li", { class: frame.own ? "own" : null }, lineOf(frame));
-  return element("details", {}, element("summary", {}, told), element("ol", {}, ...frames.map(line)));
+  return element("details", {}, element("summary", {}, name), element("ol", {}, ...frames.map(line)));
 }
 
 /// Shows the recording's holders: at the first failure, or else at the peak of live bytes.

@@ -12,14 +12,14 @@ function showNeeds() {
     byId("needs-table").replaceChildren(element("p", {}, needs.missing || "Nothing was searched."));
     return;
   }
-  const told = (number) => number == null ? "-" : grouped(number);
+  const valueOrDash = (number) => number == null ? "-" : grouped(number);
   const least = Math.min(...rows.filter((row) => !row.model).map((row) => row.needs ?? Infinity));
   const best = rows.findIndex((row) => !row.model && row.needs === least);
   state.strong = new Set(rows.map((row, at) => at).filter((at) => at === best || rows[at].recorded || rows[at].asked));
   const cells = rows.map((row, at) => ({
     strong: at === best, act: () => { if (!state.strong.delete(at)) state.strong.add(at); drawNeeds(); },
     cells: [element("span", { class: "key" }, element("b", { style: { background: hue(at) } }, String(at + 1)), settingName(row)),
-      row.needs == null ? "no device suffices" : needed(row.needs) + withLuck(row), told(row.retries), told(row.device_calls),
+      row.needs == null ? "no device suffices" : needed(row.needs) + withLuck(row), valueOrDash(row.retries), valueOrDash(row.device_calls),
       row.device_ms == null ? "-" : row.device_ms.toFixed(1), bytes(row.reserved_unlimited)],
   }));
   byId("needs-table").replaceChildren(table([["configuration", true], ["needs", false], ["retries", false], ["device calls", false],

@@ -208,8 +208,8 @@ function saySegments() {
   const failed = byId("segments-failed");
   failed.hidden = !failure;
   if (failure) {
-    const who = failure[3] >= 0 ? `, requested by ${toldBy(state.recording, failure[3])}` : "";
-    failed.textContent = `A request of ${bytes(failure[1])} on stream ${state.recording.streams[failure[2]]} fails here${who}. The largest free range has ${bytes(largest)}.`;
+    const caller = failure[3] >= 0 ? `, requested by ${callerOf(state.recording, failure[3])}` : "";
+    failed.textContent = `A request of ${bytes(failure[1])} on stream ${state.recording.streams[failure[2]]} fails here${caller}. The largest free range has ${bytes(largest)}.`;
   }
   byId("segments-sums").textContent = `${when(state.recording, state.moment)}: ${state.recording.is_short ? "drawn are " : ""}${plural(count, "segment", "segments")}, `
     + `${bytes(sum("size"))} reserved, ${bytes(sum("requested"))} live, ${bytes(sum("idle"))} in completely free segments, `
@@ -238,16 +238,16 @@ function showApart() {
     return {
       cells: [bytes(segment.free), String(segment.ranges), bytes(segment.largest), `${bytes(segment.size)} ${kind}, ${heapName(recording, heap.heap)}`,
         `${plural(held.length, "block", "blocks")} of ${bytes(segment.live + segment.waiting)}`,
-        `${bytes(blocks.size[shown.block])}, ${toldBy(recording, blocks.stack[shown.block])}`],
+        `${bytes(blocks.size[shown.block])}, ${callerOf(recording, blocks.stack[shown.block])}`],
       act: () => chooseBlock(shown.block, true),
     };
   });
   const all = rows.reduce((sum, { segment }) => sum + segment.free, 0);
   const back = rows.some(({ segment }) => segment.expandable) ? "only whole pages of expandable ranges can be released" : "cannot be released";
-  const said = element("p", { class: "quiet" }, rows.length
+  const note = element("p", { class: "quiet" }, rows.length
     ? `${plural(rows.length, "segment is", "segments are")} partly used: ${bytes(all)} of free memory in them can only serve requests of their own stream and pool, and ${back}.`
     : "No partly used segment has more than half a MiB free.");
-  byId("apart").replaceChildren(said, ...(cells.length ? [table([["free", false], ["ranges", false], ["largest range", false],
+  byId("apart").replaceChildren(note, ...(cells.length ? [table([["free", false], ["ranges", false], ["largest range", false],
     ["segment", true], ["kept by", true], ["the smallest of them, requested by", true]], cells)] : []));
 }
 
@@ -294,9 +294,9 @@ function partLines({ segment, heap, part }) {
 function chooseBlock(block, show) {
   state.block = block;
   drawSegments();
-  const said = byId("segments-text");
-  if (block === NOTHING) { said.textContent = ""; return; }
-  said.textContent = blockLines(state.recording, block, state.moment).join("; ");
+  const note = byId("segments-text");
+  if (block === NOTHING) { note.textContent = ""; return; }
+  note.textContent = blockLines(state.recording, block, state.moment).join("; ");
   const piece = map.pieces.find(({ from, size }) => from <= state.recording.blocks.address[block] && state.recording.blocks.address[block] < from + size);
   const scroll = byId("segments-scroll");
   if (show && piece && (piece.y < scroll.scrollTop || piece.y > scroll.scrollTop + scroll.clientHeight - ROW)) scroll.scrollTop = piece.y - 60;

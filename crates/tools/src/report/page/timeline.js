@@ -251,10 +251,10 @@ function zoom(factor, around = part(state.recording, state.moment)) {
   const span = Math.min(1, Math.max(least, (state.to - state.from) * factor));
   const middle = Math.min(Math.max(around, state.from), state.to);
   const share = (middle - state.from) / (state.to - state.from);
-  look(middle - share * span, span);
+  showRange(middle - share * span, span);
 }
 
-function look(from, span = state.to - state.from) {
+function showRange(from, span = state.to - state.from) {
   state.from = Math.max(0, Math.min(1 - span, from));
   state.to = state.from + span;
   drawTimeline();
@@ -288,8 +288,8 @@ function setUpTimeline() {
     choice("over", [["events", "events"], ["time", "time"]], () => state.axis, (axis) => { state.axis = axis; drawTimeline(); }),
     choice("height", [["reserved", "reserved bytes"], ["live", "live bytes"]], () => state.scale, (scale) => { state.scale = scale; drawTimeline(); }),
     element("span", { class: "group" }, press("+", "zoom in", () => zoom(0.5)), press("−", "zoom out", () => zoom(2)),
-      press("◀", "earlier", () => look(state.from - (state.to - state.from) / 3)),
-      press("▶", "later", () => look(state.from + (state.to - state.from) / 3)), press("all", "show all", () => look(0, 1))),
+      press("◀", "earlier", () => showRange(state.from - (state.to - state.from) / 3)),
+      press("▶", "later", () => showRange(state.from + (state.to - state.from) / 3)), press("all", "show all", () => showRange(0, 1))),
     element("span", { class: "group", id: "jumps" }),
   );
   let drag = null;
@@ -307,7 +307,7 @@ function setUpTimeline() {
     if (drag && Math.abs(event.clientX - drag.x) > 4) drag.moved = true;
     if (drag?.moved) {
       const share = (drag.x - event.clientX) / (width - timeline.left - timeline.right);
-      look(drag.from + share * (state.to - state.from));
+      showRange(drag.from + share * (state.to - state.from));
       return tip(null, null);
     }
     hoverTimeline(event, x, y, width, height);
@@ -324,8 +324,8 @@ function setUpTimeline() {
     const acts = {
       ArrowLeft: () => stepMoment(event.shiftKey ? -several : -1), ArrowRight: () => stepMoment(event.shiftKey ? several : 1),
       Home: () => choose(0), End: () => choose(state.recording.events), "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2),
-      "0": () => look(0, 1), p: () => choose(state.recording.peak_reserved.moment), l: () => choose(state.recording.peak_live.moment), f: nextFailure,
-      PageUp: () => look(state.from - (state.to - state.from) / 3), PageDown: () => look(state.from + (state.to - state.from) / 3),
+      "0": () => showRange(0, 1), p: () => choose(state.recording.peak_reserved.moment), l: () => choose(state.recording.peak_live.moment), f: nextFailure,
+      PageUp: () => showRange(state.from - (state.to - state.from) / 3), PageDown: () => showRange(state.from + (state.to - state.from) / 3),
     };
     const act = event.ctrlKey || event.altKey || event.metaKey ? null : acts[event.key] || acts[event.key.toLowerCase()];
     if (act) { event.preventDefault(); act(); }
@@ -342,7 +342,7 @@ function hoverTimeline(event, x, y, width, height) {
   const lines = [`${when(recording, moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved`];
   if (failure && y < height / 2) {
     const [, size, stream, stack] = failure;
-    lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, ...(stack >= 0 ? [`requested by ${toldBy(recording, stack)}`] : []));
+    lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, ...(stack >= 0 ? [`requested by ${callerOf(recording, stack)}`] : []));
   } else if (annotation && y < height / 4) {
     lines.unshift(`${annotation[1]}: annotation of a block of ${exactly(annotation[2])}`);
   } else if (at !== NOTHING) {

@@ -154,7 +154,7 @@ function blockLines(recording, at, moment) {
   const what = several ? `${grouped(blocks.count[at])} small blocks together` : "Block";
   const state = moment < blocks.freed[at] ? "live" : "waiting for other streams";
   const [stream, pool] = recording.heaps[blocks.heap[at]];
-  const lines = several ? [] : [toldBy(recording, blocks.stack[at])];
+  const lines = several ? [] : [callerOf(recording, blocks.stack[at])];
   lines.push(`${what}: ${exactly(blocks.size[at])}, ${state}`,
     `requested ${exactly(blocks.requested[at])}`,
     `stream ${recording.streams[stream]}, ${recording.pools[pool].name}`);

@@ -24,8 +24,8 @@ pub(super) fn chromium() -> Option<PathBuf> {
 }
 
 fn installed() -> Option<PathBuf> {
-    if let Some(said) = std::env::var_os("CHROMIUM") {
-        return Some(said.into());
+    if let Some(output) = std::env::var_os("CHROMIUM") {
+        return Some(output.into());
     }
     let folders: Vec<PathBuf> =
         std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect())?;
@@ -38,7 +38,7 @@ const WATCH: &str = "<head><script>var problems = [];\
     addEventListener('error', (event) => problems.push(`error: ${event.message}`));\
     addEventListener('unhandledrejection', (event) => problems.push(`rejection: ${event.reason}`));\
     addEventListener('securitypolicyviolation', (event) => problems.push(`request: ${event.blockedURI}`));\
-    for (const name of ['error', 'warn']) console[name] = (...said) => problems.push(`console: ${said.join(' ')}`);\
+    for (const name of ['error', 'warn']) console[name] = (...output) => problems.push(`console: ${output.join(' ')}`);\
     </script>";
 
 /// The window that shows a page.
@@ -74,25 +74,25 @@ pub(super) fn used(browser: &Path, folder: &Folder, page: &str, window: Window) 
         .arg(format!("file://{path}"))
         .output()
         .expect("the browser runs");
-    let (dom, told) = (text(output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
+    let (dom, log) = (text(output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
     // Chromium warns that reading a canvas back is slow. The test does it on purpose.
-    let errors = told.lines().filter(|line| line.contains("CONSOLE") && !line.contains("willRead"));
+    let errors = log.lines().filter(|line| line.contains("CONSOLE") && !line.contains("willRead"));
     assert_eq!(errors.collect::<Vec<_>>(), [""; 0]);
     let result = dom.rsplit_once("RESULT").and_then(|(_, rest)| rest.split_once("TLUSER"));
-    let (result, _) = result.unwrap_or_else(|| panic!("the page says nothing: {told}"));
+    let (result, _) = result.unwrap_or_else(|| panic!("the page prints nothing: {log}"));
     // The frame's document contains the result as escaped text.
     let result = result.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");
-    let said: Value = serde_json::from_str(&result).expect("the page says JSON");
-    assert_eq!((&said["width"], &said["dark"]), (&width.into(), &is_dark.into()));
-    said
+    let json: Value = serde_json::from_str(&result).expect("the page prints JSON");
+    assert_eq!((&json["width"], &json["dark"]), (&width.into(), &is_dark.into()));
+    json
 }
 
 /// Checks the results that must hold for every page.
-pub(super) fn is_well(said: &Value) {
-    assert_eq!(said["problems"], serde_json::json!([]), "{said:#}");
-    assert_eq!(said["requests"], serde_json::json!([]), "{said:#}");
-    assert_eq!(said["images"], 0, "{said:#}");
-    for seen in said["recordings"].as_array().expect("a list") {
+pub(super) fn is_well(value: &Value) {
+    assert_eq!(value["problems"], serde_json::json!([]), "{value:#}");
+    assert_eq!(value["requests"], serde_json::json!([]), "{value:#}");
+    assert_eq!(value["images"], 0, "{value:#}");
+    for seen in value["recordings"].as_array().expect("a list") {
         assert_eq!(seen["panels"].as_array().map(Vec::len), Some(5), "{seen:#}");
         let text = |name: &str| seen[name].as_str().unwrap_or_default().to_owned();
         assert!(
@@ -156,13 +156,13 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     let page = folder.path("page.html");
     let files: Vec<&str> = shipped.iter().chain(&made).map(String::as_str).collect();
     ok(&[&["report", "--quick", "-o", &page][..], &files].concat());
-    let said = used(&browser, &folder, &page, USUAL);
-    is_well(&said);
-    assert_eq!(said["chooser"], true);
-    let first = &said["recordings"][0];
+    let json = used(&browser, &folder, &page, USUAL);
+    is_well(&json);
+    assert_eq!(json["chooser"], true);
+    let first = &json["recordings"][0];
     assert_eq!(first["address"], format!("#recording=0&moment={}", first["start"]));
-    let seen = said["recordings"].as_array().expect("a list");
-    assert_eq!(seen.len(), 9, "one file has two devices: {said:#}");
+    let seen = json["recordings"].as_array().expect("a list");
+    assert_eq!(seen.len(), 9, "one file has two devices: {json:#}");
     let of = |name: &str| seen.iter().find(|seen| seen["name"] == name).expect("it is shown");
     let serve = of("serve.default");
     assert_eq!(serve["otherMap"], true);
@@ -213,10 +213,10 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
         if is_full && runs(1) == 1 {
             continue;
         }
-        let said = used(&browser, &folder, &page, Window { width, is_dark });
-        is_well(&said);
-        let [failed, late] = &said["recordings"].as_array().expect("a list")[..] else {
-            panic!("two recordings: {said:#}")
+        let json = used(&browser, &folder, &page, Window { width, is_dark });
+        is_well(&json);
+        let [failed, late] = &json["recordings"].as_array().expect("a list")[..] else {
+            panic!("two recordings: {json:#}")
         };
         assert!(failed["copied"] == true && failed["needsUsed"] == true, "{failed:#}");
         assert_eq!(late["flamesUsed"]["tip"], true, "{late:#}");
@@ -232,9 +232,9 @@ fn pages_of_recordings_from_elsewhere_answer_too() {
         let page = folder.path("page.html");
         ok(&["report", "--quick", path, "-o", &page]);
         assert!(std::fs::metadata(&page).expect("it is there").len() <= 10_000_000, "{path}");
-        let said = used(&browser, &folder, &page, USUAL);
-        is_well(&said);
-        for seen in said["recordings"].as_array().expect("a list") {
+        let json = used(&browser, &folder, &page, USUAL);
+        is_well(&json);
+        for seen in json["recordings"].as_array().expect("a list") {
             let flames = |name: &str| seen["flamesUsed"][name].as_str().unwrap_or_default();
             for part in MACHINERY {
                 assert!(!flames("own").contains(part), "{part}: {seen:#}");
@@ -245,7 +245,7 @@ fn pages_of_recordings_from_elsewhere_answer_too() {
                 assert!(flames("first").contains(first), "{seen:#}");
                 assert!(flames("own").contains("< model.py:399 forward, in einops/"), "{seen:#}");
             }
-            eprintln!("{path}: load {} ms, {}", said["load"], seen["answers"]);
+            eprintln!("{path}: load {} ms, {}", json["load"], seen["answers"]);
         }
     }
 }

@@ -52,7 +52,7 @@ function hoverBlock(recording) {
   const frames = framesOf(recording, stack);
   const text = tipText();
   point(byId("segments-canvas"), "pointerleave", 0, 0);
-  return { text, hasSize: text.includes(exactly(recording.blocks.size[found[0].block])), hasStack: text.startsWith(toldBy(recording, stack)), frames: frames.length };
+  return { text, hasSize: text.includes(exactly(recording.blocks.size[found[0].block])), hasStack: text.startsWith(callerOf(recording, stack)), frames: frames.length };
 }
 
 function hoverArea() {
@@ -90,7 +90,7 @@ function useFlames(recording) {
   const rows = () => byId("holders-table").querySelectorAll("tbody tr").length;
   find("");
   const everyRow = rows();
-  find(holdersNow(recording).by_stack ? toldBy(recording, holdersNow(recording).list[0][0]) : "stream");
+  find(holdersNow(recording).by_stack ? callerOf(recording, holdersNow(recording).list[0][0]) : "stream");
   const rowsFound = rows();
   find("no code has this name");
   const isEmpty = rows() === 0 && byId("holders-table").textContent.includes("No holder has this text.");
@@ -155,49 +155,49 @@ function tooWide() {
 }
 
 function exercise(recording) {
-  const said = { name: recording.name, events: recording.events, moments: recording.moments?.length ?? recording.events + 1 };
-  said.panels = ["timeline", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
-  said.sentence = byId("sentence").textContent;
-  said.causes = byId("causes").textContent;
-  said.unknown = byId("unknown").textContent;
-  said.timelineColours = coloursOf("timeline-canvas");
-  said.segmentsColours = coloursOf("segments-canvas");
-  said.flames = byId("flames").children.length;
-  said.holders = byId("holders-table").querySelectorAll("tbody tr").length;
-  said.needs = byId("needs-table").textContent;
-  said.curves = recording.needs.rows.length ? coloursOf("needs-canvas") : null;
-  said.block = hoverBlock(recording);
-  said.area = hoverArea();
-  said.start = state.moment;
-  said.opensAt = state.moment === (recording.failures.list[0]?.[0] ?? recording.peak_live.moment);
-  said.address = location.hash;
-  said.flamesUsed = useFlames(recording);
-  said.copied = copyLine();
-  said.needsUsed = useNeeds(recording);
-  said.tooWide = tooWide();
-  said.followsAddress = followsAddress(recording, recording.events) && followsAddress(recording, said.start);
+  const result = { name: recording.name, events: recording.events, moments: recording.moments?.length ?? recording.events + 1 };
+  result.panels = ["timeline", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
+  result.sentence = byId("sentence").textContent;
+  result.causes = byId("causes").textContent;
+  result.unknown = byId("unknown").textContent;
+  result.timelineColours = coloursOf("timeline-canvas");
+  result.segmentsColours = coloursOf("segments-canvas");
+  result.flames = byId("flames").children.length;
+  result.holders = byId("holders-table").querySelectorAll("tbody tr").length;
+  result.needs = byId("needs-table").textContent;
+  result.curves = recording.needs.rows.length ? coloursOf("needs-canvas") : null;
+  result.block = hoverBlock(recording);
+  result.area = hoverArea();
+  result.start = state.moment;
+  result.opensAt = state.moment === (recording.failures.list[0]?.[0] ?? recording.peak_live.moment);
+  result.address = location.hash;
+  result.flamesUsed = useFlames(recording);
+  result.copied = copyLine();
+  result.needsUsed = useNeeds(recording);
+  result.tooWide = tooWide();
+  result.followsAddress = followsAddress(recording, recording.events) && followsAddress(recording, result.start);
   const before = picture("segments-canvas");
   const third = Math.floor(recording.events / 3);
-  choose(shownMoment(recording, third) === said.start ? recording.events : third);
-  said.otherMoment = state.moment;
-  said.otherMap = picture("segments-canvas") !== before;
+  choose(shownMoment(recording, third) === result.start ? recording.events : third);
+  result.otherMoment = state.moment;
+  result.otherMap = picture("segments-canvas") !== before;
   const timelineCanvas = byId("timeline-canvas");
   key(timelineCanvas, "Home");
   key(timelineCanvas, "ArrowRight");
-  said.keyMoment = state.moment;
+  result.keyMoment = state.moment;
   key(timelineCanvas, "+");
-  said.zoomed = state.to - state.from < 1;
+  result.zoomed = state.to - state.from < 1;
   key(timelineCanvas, "0");
   key(timelineCanvas, "p");
-  said.peakShown = state.moment === recording.peak_reserved.moment;
-  said.sums = byId("segments-sums").textContent;
+  result.peakShown = state.moment === recording.peak_reserved.moment;
+  result.sums = byId("segments-sums").textContent;
   key(byId("segments-canvas"), "ArrowRight");
-  said.keyBlock = state.block !== NOTHING && byId("segments-text").textContent.length > 10;
+  result.keyBlock = state.block !== NOTHING && byId("segments-text").textContent.length > 10;
   const { moments, events } = recording;
   const some = [0.1, 0.35, 0.6, 0.85, 1].map((share) => moments ? moments[Math.floor(share * (moments.length - 1))] : Math.floor(share * events));
-  said.answers = {
+  result.answers = {
     moment: Math.max(...some.map((moment) => answerOf(() => choose(moment)))),
-    zoom: answerOf(() => { zoom(0.3); }), pan: answerOf(() => look(state.from + 0.05)), all: answerOf(() => look(0, 1)),
+    zoom: answerOf(() => { zoom(0.3); }), pan: answerOf(() => showRange(state.from + 0.05)), all: answerOf(() => showRange(0, 1)),
     colours: Math.max(...["stream", "pool", "age", "state"].map((by) => answerOf(() => { state.by = by; drawSegments(); }))),
     hover: answerOf(() => point(timelineCanvas, "pointermove", 300, 200)),
     hoverMap: answerOf(() => point(byId("segments-canvas"), "pointermove", 100, 30)),
@@ -206,11 +206,11 @@ function exercise(recording) {
   point(timelineCanvas, "pointerleave", 0, 0);
   state.holders = "now";
   choose(recording.peak_live.moment);
-  said.holdersNow = byId("flames").children.length;
-  return said;
+  result.holdersNow = byId("flames").children.length;
+  return result;
 }
 
-const said = { load: performance.now(), width: innerWidth, dark: isDark(), recordings: [] };
+const result = { load: performance.now(), width: innerWidth, dark: isDark(), recordings: [] };
 try {
   const select = byId("recording");
   recordings.forEach((recording, at) => {
@@ -218,13 +218,13 @@ try {
     const begin = performance.now();
     if (at > 0) select.dispatchEvent(new Event("change"));
     const shown = performance.now() - begin;
-    said.recordings.push({ ...exercise(recording), shown });
+    result.recordings.push({ ...exercise(recording), shown });
   });
 } catch (error) {
   problems.push(`the test: ${error.stack}`);
 }
-said.problems = problems;
-said.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
-said.images = document.querySelectorAll("img, iframe, object, embed, link").length;
-said.chooser = !byId("chooser").hidden;
-parent.postMessage("RESULT" + JSON.stringify(said).replace(/[&<>]/g, (sign) => "\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0")) + "TLUSER", "*");
+result.problems = problems;
+result.requests = performance.getEntriesByType("resource").map((entry) => entry.name);
+result.images = document.querySelectorAll("img, iframe, object, embed, link").length;
+result.chooser = !byId("chooser").hidden;
+parent.postMessage("RESULT" + JSON.stringify(result).replace(/[&<>]/g, (sign) => "\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0")) + "TLUSER", "*");

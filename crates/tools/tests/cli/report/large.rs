@@ -130,7 +130,7 @@ fn four_million_events_make_a_page_in_bounded_time_and_memory() {
     assert_eq!(data["failures"]["total"], 1);
     assert!(data["needs"]["missing"].as_str().is_some_and(|why| why.contains("--needs")));
     let Some(program) = browser::chromium() else { return };
-    let said = browser::used(&program, &folder, &page, browser::USUAL);
-    eprintln!("load {} ms, {}", said["load"], said["recordings"][0]["answers"]);
-    browser::is_well(&said);
+    let json = browser::used(&program, &folder, &page, browser::USUAL);
+    eprintln!("load {} ms, {}", json["load"], json["recordings"][0]["answers"]);
+    browser::is_well(&json);
 }

@@ -235,7 +235,7 @@ impl Machine<'_, '_> {
         if self.values > self.limits.values {
             return Err(PickleProblem::Values(self.limits.values).into());
         }
-        self.heap.budget.room(&mut self.stack, 1)?;
+        self.heap.budget.reserve(&mut self.stack, 1)?;
         self.stack.push(value);
         Ok(())
     }
@@ -327,7 +327,7 @@ impl Machine<'_, '_> {
         if self.marks.len() >= self.limits.nesting {
             return Err(PickleProblem::Nesting(self.limits.nesting).into());
         }
-        self.heap.budget.room(&mut self.marks, 1)?;
+        self.heap.budget.reserve(&mut self.marks, 1)?;
         self.marks.push(self.stack.len());
         Ok(())
     }
@@ -430,7 +430,7 @@ impl Machine<'_, '_> {
         if let Some(entry) = self.dense.get_mut(place) {
             *entry = value;
         } else if place == self.dense.len() && self.sparse.is_empty() {
-            self.heap.budget.room(&mut self.dense, 1)?;
+            self.heap.budget.reserve(&mut self.dense, 1)?;
             self.dense.push(value);
         } else {
             if !self.sparse.contains_key(&index) {

@@ -48,8 +48,8 @@ fn a_snapshot_is_read_from_both_syntaxes() {
     assert_eq!(alloc.address, 0x7f00_0000_0000);
     assert_eq!(alloc.size_bytes, 4 * MIB - 100);
     assert_eq!(alloc.stream, StreamId(0x5555_0000_1234));
-    assert_eq!(alloc.said_pool(), Some(PoolId { capture: 3, user: 1 }));
-    assert_eq!(trace.events[0].said_pool(), None);
+    assert_eq!(alloc.named_pool(), Some(PoolId { capture: 3, user: 1 }));
+    assert_eq!(trace.events[0].named_pool(), None);
     assert_eq!(trace.events[2].address, 1234, "the device's free bytes");
     assert!(trace.events[3].empty_cache);
     assert!(!alloc.empty_cache);
@@ -151,7 +151,7 @@ fn white_space_and_a_byte_order_mark_may_precede_json() {
 }
 
 #[test]
-fn progress_tells_the_bytes_taken() {
+fn progress_counts_the_bytes_taken() {
     let bytes = snapshot().pickle();
     let last = Cell::new(0);
     let progress = |taken| last.set(taken);
@@ -247,7 +247,7 @@ fn pools_may_be_lists_or_tuples() {
             [("addr", int(1)), ("size", int(2)), ("segment_pool_id", pool)],
         )]);
         let expected = PoolId { capture: 1, user: 2 };
-        assert_eq!(read_both(&node).unwrap().events[0].said_pool(), Some(expected));
+        assert_eq!(read_both(&node).unwrap().events[0].named_pool(), Some(expected));
     }
 }
 

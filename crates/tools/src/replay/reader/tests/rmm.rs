@@ -36,8 +36,8 @@ fn a_log_becomes_the_requests_that_were_made() {
     let workload = Workload::of(&trace, 1 << 40);
     assert_eq!((workload.blocks, workload.seeded), (5, 1));
     assert_eq!(workload.streams(), [StreamId(0), StreamId(2), StreamId(0x55d0_c0de)]);
-    let in_vain = Op::AllocateInVain { id: 3, bytes: 99_999_999, stream: StreamId(0x55d0_c0de) };
-    assert!(workload.ops.contains(&in_vain), "{:?}", workload.ops);
+    let failed = Op::AllocateFailing { id: 3, bytes: 99_999_999, stream: StreamId(0x55d0_c0de) };
+    assert!(workload.ops.contains(&failed), "{:?}", workload.ops);
     assert_eq!(workload.ops[4..6], [Op::Free { id: 1 }, Op::Free { id: 0 }]);
 
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -48,7 +48,7 @@ fn a_log_becomes_the_requests_that_were_made() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_line() {
+fn errors_have_their_line_number() {
     let long = row("free", &format!("{},1,0", "1".repeat(300)));
     let row = |rest: &str| format!("1,12:34:56.7,{rest}\n");
     for (rows, line, expected) in [

@@ -43,7 +43,7 @@ pub unsafe extern "C" fn stratalloc_callbacks_end(
 /// A caller's `user` pointer, with the release function that runs when the last reference is dropped. A
 /// running call holds a reference.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct UserData {
     user: *mut c_void,
     release: Release,
     gate: Arc<Gate>,
@@ -51,11 +51,11 @@ pub(super) struct Lent {
 }
 
 // SAFETY: the interface requires functions that can be called on any thread with this pointer.
-unsafe impl Send for Lent {}
+unsafe impl Send for UserData {}
 // SAFETY: as above.
-unsafe impl Sync for Lent {}
+unsafe impl Sync for UserData {}
 
-impl Lent {
+impl UserData {
     /// Passes the caller's pointer and its release function to `take`. If `take` fails, the pointer stays
     /// the caller's.
     pub(super) fn to<T>(
@@ -64,8 +64,9 @@ impl Lent {
         take: impl FnOnce(Arc<Self>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let gate = Gate::of(release.map_or(0, |release| release as usize));
-        let lent = Arc::new(Self { user, release, gate, is_taken: AtomicBool::new(true) });
-        take(Arc::clone(&lent)).inspect_err(|_| lent.is_taken.store(false, Ordering::Relaxed))
+        let user_data = Arc::new(Self { user, release, gate, is_taken: AtomicBool::new(true) });
+        take(Arc::clone(&user_data))
+            .inspect_err(|_| user_data.is_taken.store(false, Ordering::Relaxed))
     }
 
     /// Runs `call` with `user`. `None` if `stratalloc_callbacks_end` has stopped the calls.
@@ -75,7 +76,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for UserData {
     fn drop(&mut self) {
         if let (Some(release), true) = (self.release, *self.is_taken.get_mut()) {
             // SAFETY: the caller's function, with the caller's pointer, once.
@@ -117,7 +118,7 @@ fn known<T: Any + Send + Sync>(
     kind: &str,
     thing: Option<Arc<dyn Any + Send + Sync>>,
 ) -> Result<Arc<T>, Failure> {
-    let text = format_args!("there is no such {kind}, or it has gone");
+    let text = format_args!("there is no such {kind}, or it was released");
     let unknown = || Failure::new(Status::UnknownHandle, text);
     thing.and_then(|thing| thing.downcast().ok()).ok_or_else(unknown)
 }

@@ -51,7 +51,7 @@ impl DeviceAllocator for Two {
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let address = allocation.address();
-        let foreign = HandleError::Foreign { owner: allocation.owner(), asked: self.owner };
+        let foreign = HandleError::Foreign { owner: allocation.owner(), called: self.owner };
         let mut state = self.state.lock();
         if allocation.owner() != self.owner {
             return Err(FreeError { reason: foreign, allocation });
@@ -72,7 +72,7 @@ pub(crate) fn sim() -> Arc<Sim> {
 pub(crate) fn native(sim: &Arc<Sim>, raw_addresses: bool) -> Engine {
     let options =
         EngineOptions { settings: Settings::default(), raw_addresses, ..EngineOptions::default() };
-    Engine::new(Arc::clone(sim) as Arc<dyn Driver>, &options).expect("nothing is asked of it")
+    Engine::new(Arc::clone(sim) as Arc<dyn Driver>, &options).expect("the options are valid")
 }
 
 pub(crate) fn built(text: &str, driver: Arc<dyn Driver>, raw_addresses: bool) -> Strategy {

@@ -6,13 +6,13 @@
 
 /// Number of users of one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Keepers {
+pub struct PoolUsers {
     count: u64,
     /// The release threshold before the first user.
     before_bytes: u64,
 }
 
-impl Keepers {
+impl PoolUsers {
     /// Adds a user (`keep`) or removes one. Returns the new count and the threshold to set, if it
     /// changes. Returns `None` if there is no user to remove.
     pub fn after(self, keep: bool, now_bytes: u64) -> Option<(Self, Option<u64>)> {
@@ -29,27 +29,27 @@ impl Keepers {
 
     /// Returns whether there are no users.
     #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
-    pub fn is_nobody(self) -> bool {
+    pub fn is_empty(self) -> bool {
         self.count == 0
     }
 }
 
 /// The error message when there is no user to remove.
-pub const NO_KEEPER: &str = "nobody wants this pool to keep its memory";
+pub const NO_POOL_USER: &str = "this pool has no user to remove";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_was_before_the_first_comes_back_with_the_last() {
-        let (one, set) = Keepers::default().after(true, 7).unwrap();
+    fn the_last_user_restores_the_threshold_from_before_the_first() {
+        let (one, set) = PoolUsers::default().after(true, 7).unwrap();
         assert_eq!(set, Some(u64::MAX));
         let (two, set) = one.after(true, u64::MAX).unwrap();
         assert_eq!(set, Some(u64::MAX));
         let (one, set) = two.after(false, u64::MAX).unwrap();
         assert_eq!(set, None);
-        assert_eq!(one.after(false, u64::MAX), Some((Keepers::default(), Some(7))));
-        assert_eq!(Keepers::default().after(false, 7), None);
+        assert_eq!(one.after(false, u64::MAX), Some((PoolUsers::default(), Some(7))));
+        assert_eq!(PoolUsers::default().after(false, 7), None);
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn starts(segments: &[(Range<u64>, Option<u64>)]) -> Vec<u64> {
 /// Returns a key for the heap of an event: stream, pool (if the recording has pools) and kind.
 pub(super) fn heap_of(event: &TraceEvent, is_small: bool) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (event.stream, event.said_pool(), is_small).hash(&mut hasher);
+    (event.stream, event.named_pool(), is_small).hash(&mut hasher);
     hasher.finish()
 }
 

@@ -10,15 +10,15 @@
 //! number changes rarely. So live and active blocks share one room, that of the tighter limit. The excess
 //! of the other limit is stored in `beyond_live` or `beyond_active`.
 
-use crate::heap::{Completed, HandOut, SplitChange};
+use crate::heap::{AllocatedBlock, Completed, SplitChange};
 use crate::size::PoolKind;
 
 /// The number of counters.
-pub(crate) const LANES: usize = 8;
+pub(crate) const COUNTERS: usize = 8;
 
 /// The index of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum CounterIndex {
     /// Live blocks: allocated and not freed.
     Allocation,
     /// Their bytes.
@@ -40,9 +40,9 @@ pub(crate) enum Lane {
 /// One value for each counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(align(64))]
-pub(crate) struct Lanes(pub [i64; LANES]);
+pub(crate) struct CounterValues(pub [i64; COUNTERS]);
 
-impl Lanes {
+impl CounterValues {
     /// Combines two sets of values counter by counter.
     #[inline]
     #[must_use]
@@ -56,8 +56,8 @@ impl Lanes {
 
     /// Returns one counter.
     #[must_use]
-    pub(crate) const fn of(&self, lane: Lane) -> i64 {
-        self.0[lane as usize]
+    pub(crate) const fn of(&self, counter: CounterIndex) -> i64 {
+        self.0[counter as usize]
     }
 }
 
@@ -94,12 +94,12 @@ pub(crate) struct HeapCounters {
     freed: [Hot; 2],
     draining: [Amount; 2],
     /// All counters at the last reset of accumulated values.
-    base: [Lanes; 2],
+    base: [CounterValues; 2],
     /// Draining blocks at the last reset of accumulated values.
     base_draining: [Amount; 2],
     /// Whether the ledger lists this heap as one that may have spare. An unlisted heap has none.
     listed: bool,
-    calls_at_last_look: u64,
+    calls_at_last_check: u64,
     /// Requests served by a cached block.
     pub(crate) hits: u64,
     /// Requests that needed more than a search of the cache.
@@ -121,8 +121,8 @@ fn less(a: i64, b: i64) -> i64 {
 #[inline]
 fn zip<const N: usize>(a: [i64; N], b: [i64; N], f: impl Fn(i64, i64) -> i64) -> [i64; N] {
     let mut result = a;
-    for lane in 0..N {
-        result[lane] = f(a[lane], b[lane]);
+    for counter in 0..N {
+        result[counter] = f(a[counter], b[counter]);
     }
     result
 }
@@ -132,24 +132,24 @@ impl HeapCounters {
     /// ledger. An unlisted heap has no spare, so it passes one.
     #[inline]
     #[must_use]
-    pub(crate) fn handed_out(
+    pub(crate) fn allocated(
         &mut self,
-        out: &HandOut,
+        out: &AllocatedBlock,
         requested_bytes: u64,
         oversize: bool,
     ) -> bool {
-        let HandOut { kind, inactive: SplitChange { count, bytes }, .. } = *out;
+        let AllocatedBlock { kind, inactive: SplitChange { count, bytes }, .. } = *out;
         let change = [1, signed(out.size_bytes), signed(requested_bytes), count, bytes];
         let signs = self.take_room::<BLOCKS>(kind, change);
         self.freed[kind.index()][PARTS] -= count.min(0);
         self.add_freed(kind.index(), PART_BYTES, -bytes.min(0));
-        if oversize { self.oversize_handed_out(kind) || signs < 0 } else { signs < 0 }
+        if oversize { self.oversize_allocated(kind) || signs < 0 } else { signs < 0 }
     }
 
     /// Adds to a sum of freed bytes. It wraps, because sums can exceed 2^63.
     #[inline]
-    fn add_freed(&mut self, kind: usize, lane: usize, bytes: i64) {
-        let sum = &mut self.freed[kind][lane];
+    fn add_freed(&mut self, kind: usize, counter: usize, bytes: i64) {
+        let sum = &mut self.freed[kind][counter];
         *sum = sum.wrapping_add(bytes);
     }
 
@@ -160,18 +160,18 @@ impl HeapCounters {
         let (kinds, both) = self.room.split_at_mut(ALL);
         let (own, both) = (&mut kinds[kind.index()], &mut both[0]);
         let mut signs = 0;
-        for (lane, change) in change.into_iter().enumerate() {
-            own[lane] -= change;
-            both[lane] -= change;
-            if lane >= FIRST {
-                signs |= own[lane] | both[lane];
+        for (counter, change) in change.into_iter().enumerate() {
+            own[counter] -= change;
+            both[counter] -= change;
+            if counter >= FIRST {
+                signs |= own[counter] | both[counter];
             }
         }
         signs
     }
 
     #[cold]
-    fn oversize_handed_out(&mut self, kind: PoolKind) -> bool {
+    fn oversize_allocated(&mut self, kind: PoolKind) -> bool {
         for class in [kind.index(), ALL] {
             self.room[class][OVERSIZE] -= 1;
         }
@@ -179,7 +179,7 @@ impl HeapCounters {
     }
 
     #[cold]
-    fn oversize_given_back(&mut self, kind: PoolKind) {
+    fn oversize_freed(&mut self, kind: PoolKind) {
         for class in [kind.index(), ALL] {
             self.room[class][OVERSIZE] += 1;
         }
@@ -190,13 +190,18 @@ impl HeapCounters {
     /// ledger.
     #[must_use]
     #[inline]
-    pub(crate) fn given_back(&mut self, kind: PoolKind, size_bytes: u64, oversize: bool) -> bool {
+    pub(crate) fn began_draining(
+        &mut self,
+        kind: PoolKind,
+        size_bytes: u64,
+        oversize: bool,
+    ) -> bool {
         let (own, size) = (kind.index(), signed(size_bytes));
         self.take_room::<OVERSIZE>(kind, [-1, -size, 0, 0, 0]);
         self.add_freed(own, BYTES, size);
         self.freed[own][BLOCKS] += 1;
         if oversize {
-            self.oversize_given_back(kind);
+            self.oversize_freed(kind);
         }
         self.drain(own, [1, size]);
         !self.listed
@@ -229,7 +234,7 @@ impl HeapCounters {
         self.add_freed(own, BYTES, size);
         self.freed[own][BLOCKS] += 1;
         if oversize {
-            self.oversize_given_back(done.kind);
+            self.oversize_freed(done.kind);
         }
         self.became_free(done, [-1, -size])
     }
@@ -250,14 +255,14 @@ impl HeapCounters {
 
     /// Returns the current values of a kind or of [`ALL`].
     #[must_use]
-    pub(crate) fn current(&self, class: usize) -> Lanes {
+    pub(crate) fn current(&self, class: usize) -> CounterValues {
         if class == ALL {
             return self.current(0).zip(self.current(1), |a, b| a + b);
         }
         let [blocks, bytes, requested, parts, part_bytes, oversize] =
             zip(self.bound[class], self.room[class], less);
         let active = zip([blocks, bytes], self.draining[class], |live, draining| live + draining);
-        Lanes([blocks, bytes, active[0], active[1], requested, parts, part_bytes, oversize])
+        CounterValues([blocks, bytes, active[0], active[1], requested, parts, part_bytes, oversize])
     }
 
     /// Returns the sums of increases and decreases of one kind since the last reset.
@@ -267,8 +272,9 @@ impl HeapCounters {
         let [blocks, bytes, requested, parts, part_bytes, oversize] = self.freed[own];
         let still = zip(self.draining[own], self.base_draining[own], less);
         let active = (blocks - still[0], bytes.wrapping_sub(still[1]));
-        let freed =
-            Lanes([blocks, bytes, active.0, active.1, requested, parts, part_bytes, oversize]);
+        let freed = CounterValues([
+            blocks, bytes, active.0, active.1, requested, parts, part_bytes, oversize,
+        ]);
         let held = self.current(own).zip(freed, i64::wrapping_add);
         Accumulated { allocated: held.zip(self.base[own], i64::wrapping_sub), freed }
     }
@@ -306,21 +312,23 @@ impl HeapCounters {
     #[inline]
     pub(super) fn is_covered(&self) -> bool {
         let [small, large, both] = &self.room;
-        (0..HOT).fold(0, |signs, lane| signs | small[lane] | large[lane] | both[lane]) >= 0
+        (0..HOT).fold(0, |signs, counter| signs | small[counter] | large[counter] | both[counter])
+            >= 0
     }
 
-    /// Takes spare from `other`. If that suffices and `other` was used since its last look, takes a part:
+    /// Takes spare from `other`. If that suffices and `other` was used since its last check, takes a part:
     /// in those classes where this heap has passed a limit, both heaps then have the same room. Otherwise
     /// takes all spare.
     #[inline(never)]
     pub(super) fn take_spare(&mut self, other: &mut Self) -> Spare {
         let ([small, large, both], [small_there, large_there, both_there]) =
             (&self.room, &other.room);
-        let is_enough = (0..HOT).fold(0, |signs, lane| {
-            let sums = (small[lane] + small_there[lane]) | (large[lane] + large_there[lane]);
-            signs | sums | (both[lane] + both_there[lane])
+        let is_enough = (0..HOT).fold(0, |signs, counter| {
+            let sums =
+                (small[counter] + small_there[counter]) | (large[counter] + large_there[counter]);
+            signs | sums | (both[counter] + both_there[counter])
         }) >= 0;
-        let shares = other.used_since_last_look() && is_enough;
+        let shares = other.used_since_last_check() && is_enough;
         if !shares {
             self.take_all_spare(other);
             return Spare::All;
@@ -357,8 +365,8 @@ impl HeapCounters {
     }
 
     /// Raises each passed limit to the current value, and returns by how much each one rose.
-    pub(super) fn cover(&mut self) -> [Lanes; CLASSES] {
-        let mut rises = [Lanes::default(); CLASSES];
+    pub(super) fn cover(&mut self) -> [CounterValues; CLASSES] {
+        let mut rises = [CounterValues::default(); CLASSES];
         for (class, risen) in rises.iter_mut().enumerate() {
             let [blocks, bytes, requested, parts, part_bytes, oversize] = self.room[class];
             let add = |a, b| a + b;
@@ -366,7 +374,7 @@ impl HeapCounters {
             let active = zip([blocks, bytes], self.beyond_active[class], add);
             let spare =
                 [live[0], live[1], active[0], active[1], requested, parts, part_bytes, oversize];
-            *risen = Lanes(spare).zip(Lanes::default(), |spare, _| -spare.min(0));
+            *risen = CounterValues(spare).zip(CounterValues::default(), |spare, _| -spare.min(0));
             let [blocks, bytes, active_blocks, active_bytes, rest @ ..] = risen.0;
             let active = [active_blocks, active_bytes];
             self.beyond_live[class] = zip(self.beyond_live[class], [blocks, bytes], add);
@@ -391,10 +399,10 @@ impl HeapCounters {
 
     /// Returns true if a block was allocated or freed since the last call.
     #[inline]
-    fn used_since_last_look(&mut self) -> bool {
+    fn used_since_last_check(&mut self) -> bool {
         let freed = self.freed[0][BLOCKS].wrapping_add(self.freed[1][BLOCKS]);
         let calls = self.hits.wrapping_add(self.misses).wrapping_add_signed(freed);
-        std::mem::replace(&mut self.calls_at_last_look, calls) != calls
+        std::mem::replace(&mut self.calls_at_last_check, calls) != calls
     }
 
     /// Adds to the room of one class, without changing the current values.
@@ -420,7 +428,7 @@ impl HeapCounters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Accumulated {
     /// Of increases.
-    pub(crate) allocated: Lanes,
+    pub(crate) allocated: CounterValues,
     /// Of decreases.
-    pub(crate) freed: Lanes,
+    pub(crate) freed: CounterValues,
 }

@@ -1,19 +1,19 @@
-//! The laws, one function each. A law checks one step against the model and describes any violation.
-//! Read next: `accounts` (the law of the counters).
+//! The invariants, one function each. A function checks one step against the model and describes any
+//! violation. Read next: `accounts` (the invariant of the counters).
 
 use super::Checked;
-use super::bed::{Bed, Step};
+use super::fixture::{Fixture, Step};
 
 /// A check after each step.
-pub(super) type Law = fn(&mut Bed<'_>, &Step) -> Checked;
+pub(super) type Invariant = fn(&mut Fixture<'_>, &Step) -> Checked;
 
 /// Checks that no byte belongs to two live blocks.
 ///
 /// # Errors
 ///
 /// The two blocks.
-pub(super) fn live_blocks_never_overlap(bed: &mut Bed<'_>, step: &Step) -> Checked {
-    let (Step::Got, Some((last, before))) = (step, bed.model.live.split_last()) else {
+pub(super) fn live_blocks_never_overlap(fixture: &mut Fixture<'_>, step: &Step) -> Checked {
+    let (Step::Got, Some((last, before))) = (step, fixture.model.live.split_last()) else {
         return Ok(());
     };
     let hit = before.iter().find(|b| b.start() < last.end() && last.start() < b.end());
@@ -36,16 +36,16 @@ pub(super) fn live_blocks_never_overlap(bed: &mut Bed<'_>, step: &Step) -> Check
 /// # Errors
 ///
 /// The block.
-pub(super) fn blocks_are_as_large_as_asked(bed: &mut Bed<'_>, step: &Step) -> Checked {
-    let (Step::Got, Some(last)) = (step, bed.model.live.last()) else { return Ok(()) };
-    let (name, bytes, says) = (last.name, last.bytes, last.allocation.size_bytes());
-    if says < bytes {
-        return Err(format!("block {name} says {says} bytes; asked for were {bytes}"));
+pub(super) fn blocks_are_large_enough(fixture: &mut Fixture<'_>, step: &Step) -> Checked {
+    let (Step::Got, Some(last)) = (step, fixture.model.live.last()) else { return Ok(()) };
+    let (name, bytes, size) = (last.name, last.bytes, last.allocation.size_bytes());
+    if size < bytes {
+        return Err(format!("block {name} has {size} bytes; the request was for {bytes}"));
     }
     if last.start().checked_add(bytes).is_none() {
         return Err(format!("block {name} at {:#x} does not end within 64 bits", last.start()));
     }
-    live_blocks_are_reachable(bed, step)
+    live_blocks_are_reachable(fixture, step)
 }
 
 /// Checks that work can use every byte of every live block. Checks only memory of the driver.
@@ -53,16 +53,17 @@ pub(super) fn blocks_are_as_large_as_asked(bed: &mut Bed<'_>, step: &Step) -> Ch
 /// # Errors
 ///
 /// The block.
-pub(super) fn live_blocks_are_reachable(bed: &mut Bed<'_>, step: &Step) -> Checked {
-    if bed.from_driver != Some(true) || !matches!(step, Step::Got | Step::Emptied | Step::Ended) {
+pub(super) fn live_blocks_are_reachable(fixture: &mut Fixture<'_>, step: &Step) -> Checked {
+    if fixture.from_driver != Some(true) || !matches!(step, Step::Got | Step::Emptied | Step::Ended)
+    {
         return Ok(());
     }
     // Filling real memory takes too long: only both ends of a block are written there.
-    if !bed.machine.holds_work() {
-        return bytes_stay_intact(bed, step);
+    if !fixture.machine.holds_work() {
+        return bytes_stay_intact(fixture, step);
     }
-    for live in &bed.model.live {
-        let filled = bed.device.fill(live.start(), 0, live.bytes, live.stream);
+    for live in &fixture.model.live {
+        let filled = fixture.device.fill(live.start(), 0, live.bytes, live.stream);
         filled.map_err(|error| format!("block {} cannot be used: {error}", live.name))?;
     }
     Ok(())
@@ -74,14 +75,14 @@ pub(super) fn live_blocks_are_reachable(bed: &mut Bed<'_>, step: &Step) -> Check
 /// # Errors
 ///
 /// The block.
-pub(super) fn bytes_stay_intact(bed: &mut Bed<'_>, step: &Step) -> Checked {
-    if bed.from_driver != Some(true) {
+pub(super) fn bytes_stay_intact(fixture: &mut Fixture<'_>, step: &Step) -> Checked {
+    if fixture.from_driver != Some(true) {
         return Ok(());
     }
-    if let (Step::Got, Some(last)) = (step, bed.model.live.last_mut()) {
+    if let (Step::Got, Some(last)) = (step, fixture.model.live.last_mut()) {
         let seed = last.name as u64;
         last.seed = Some(seed);
-        let written = bed.machine.write(last.start(), last.bytes, seed, last.stream);
+        let written = fixture.machine.write(last.start(), last.bytes, seed, last.stream);
         written.map_err(|wrong| format!("block {} cannot be written: {wrong}", last.name))?;
     }
     // Reading waits for work, so it is done rarely: blocks are then reused while work runs. In addition,
@@ -91,11 +92,11 @@ pub(super) fn bytes_stay_intact(bed: &mut Bed<'_>, step: &Step) -> Checked {
     }
     // Work that was held back runs before the last check.
     if matches!(step, Step::Ended) {
-        bed.streams.iter().for_each(|stream| bed.machine.finish_stream(*stream));
+        fixture.streams.iter().for_each(|stream| fixture.machine.finish_stream(*stream));
     }
-    for live in &bed.model.live {
+    for live in &fixture.model.live {
         let Some(seed) = live.seed else { continue };
-        let found = bed.machine.verify(live.start(), live.bytes, seed, live.stream);
+        let found = fixture.machine.verify(live.start(), live.bytes, seed, live.stream);
         found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
     }
     Ok(())
@@ -108,17 +109,17 @@ pub(super) fn bytes_stay_intact(bed: &mut Bed<'_>, step: &Step) -> Checked {
 /// # Errors
 ///
 /// The old and the new block, and the stream.
-pub(super) fn reuse_waits_for_work(bed: &mut Bed<'_>, step: &Step) -> Checked {
-    let (Step::Got, Some(last)) = (step, bed.model.live.last()) else { return Ok(()) };
-    if bed.is_streamless() {
+pub(super) fn reuse_waits_for_work(fixture: &mut Fixture<'_>, step: &Step) -> Checked {
+    let (Step::Got, Some(last)) = (step, fixture.model.live.last()) else { return Ok(()) };
+    if fixture.is_streamless() {
         return Ok(());
     }
-    for freed in bed.model.freed.iter().filter(|freed| !freed.excused) {
+    for freed in fixture.model.freed.iter().filter(|freed| !freed.excused) {
         if !freed.touches(last.start(), last.end()) {
             continue;
         }
         for &(stream, event) in freed.uses.iter().filter(|(stream, _)| *stream != last.stream) {
-            if !bed.comes_after(last.stream, event)? {
+            if !fixture.comes_after(last.stream, event)? {
                 return Err(format!(
                     "block {} for stream {} got memory of block {}, which work of stream {stream} \
                      still uses",
@@ -136,10 +137,12 @@ pub(super) fn reuse_waits_for_work(bed: &mut Bed<'_>, step: &Step) -> Checked {
 /// # Errors
 ///
 /// The way in which the call was not refused.
-pub(super) fn misuse_is_refused(bed: &mut Bed<'_>, step: &Step) -> Checked {
+pub(super) fn misuse_is_refused(fixture: &mut Fixture<'_>, step: &Step) -> Checked {
     let Step::Misused(refused) = step else { return Ok(()) };
     refused.clone()?;
-    let (Some(before), Some(after)) = (&bed.before, bed.statistics()) else { return Ok(()) };
+    let (Some(before), Some(after)) = (&fixture.before, fixture.statistics()) else {
+        return Ok(());
+    };
     // Requested bytes may change: a call may notice that other streams have finished.
     for (name, before, after) in [
         ("blocks", before.allocation.all, after.allocation.all),

@@ -15,8 +15,8 @@ use crate::tracepoints;
 
 impl MallocAsyncAllocator {
     /// Frees a live block. On an error the block is unchanged.
-    pub(super) fn give_back(&self, name: BlockName) -> Result<u64, HandleError> {
-        let _asks = self.history.of_free();
+    pub(super) fn free_block(&self, name: BlockName) -> Result<u64, HandleError> {
+        let _context = self.history.of_free();
         // Taken first: another thread may get the address, and record it, as soon as the driver has
         // freed it.
         let moment = self.history.moment();
@@ -34,15 +34,15 @@ impl MallocAsyncAllocator {
         tracepoints::free(name.address);
         let bytes = block.bytes;
         if !is_plain {
-            let given = self.free_with_care(&block);
-            return self.settle_free(block, given, moment).map(|()| bytes);
+            let outcome = self.free_checked(&block);
+            return self.finish_free(block, outcome, moment).map(|()| bytes);
         }
-        let given = match self.memory_pools().free_async(block.address, block.stream) {
+        let outcome = match self.memory_pools().free_async(block.address, block.stream) {
             Ok(()) if !is_charged => {
-                self.is_freed(&block, moment);
+                self.record_freed(&block, moment);
                 return Ok(bytes);
             }
-            Ok(()) => Ok(Given::Freed),
+            Ok(()) => Ok(FreeOutcome::Freed),
             Err(error) => {
                 if !is_charged {
                     self.blocks.lock().reserved_bytes += bytes;
@@ -50,32 +50,32 @@ impl MallocAsyncAllocator {
                 self.after_refusal(&block, error)
             }
         };
-        self.settle_free(block, given, moment).map(|()| bytes)
+        self.finish_free(block, outcome, moment).map(|()| bytes)
     }
 
     /// Completes a free of a charged block, depending on its outcome.
     #[cold]
-    fn settle_free(
+    fn finish_free(
         &self,
         block: Live<Block>,
-        given: Result<Given, DriverError>,
+        outcome: Result<FreeOutcome, DriverError>,
         moment: Option<Moment>,
     ) -> Result<(), HandleError> {
-        match or_later(given) {
+        match or_later(outcome) {
             Err(error) => {
                 let mut blocks = self.blocks.lock();
                 blocks.reserved_bytes -= block.bytes;
-                blocks.come_back(block);
+                blocks.undo_leave(block);
                 return Err(error.into());
             }
-            Ok(Given::Freed) => {
+            Ok(FreeOutcome::Freed) => {
                 self.blocks.lock().reserved_bytes -= block.bytes;
-                self.is_freed(&block, moment);
+                self.record_freed(&block, moment);
             }
-            Ok(Given::Deferred) => {
+            Ok(FreeOutcome::Deferred) => {
                 self.record_block(Action::FreeRequested, &block, moment);
                 self.notes.count(Note::DeferredFree);
-                // Counted first: another thread may settle it at once.
+                // Counted first: another thread may free it at once.
                 self.captures.add_deferred();
                 let mut blocks = self.blocks.lock();
                 blocks.reserved_bytes -= block.bytes;
@@ -87,7 +87,7 @@ impl MallocAsyncAllocator {
 
     /// Records that the driver has freed the block, at the same moment as the caller.
     #[inline]
-    fn is_freed(&self, block: &Live<Block>, moment: Option<Moment>) {
+    fn record_freed(&self, block: &Live<Block>, moment: Option<Moment>) {
         self.record_block(Action::FreeRequested, block, moment);
         self.record_block(Action::FreeCompleted, block, moment.map(Moment::next));
     }
@@ -95,7 +95,7 @@ impl MallocAsyncAllocator {
     #[inline]
     fn record_block(&self, action: Action, block: &Live<Block>, moment: Option<Moment>) {
         if let Some(moment) = moment {
-            let Live { address, kept: Block { bytes: size_bytes, stream, pool, .. }, .. } = *block;
+            let Live { address, value: Block { bytes: size_bytes, stream, pool, .. }, .. } = *block;
             let event = Event { action, address, size_bytes, stream, pool };
             self.history.push(stream.0, moment, event);
         }
@@ -105,57 +105,61 @@ impl MallocAsyncAllocator {
     /// deferred until the end. If the stream no longer exists, the block is freed after synchronizing
     /// the device.
     #[cold]
-    fn after_refusal(&self, block: &Live<Block>, error: DriverError) -> Result<Given, DriverError> {
+    fn after_refusal(
+        &self,
+        block: &Live<Block>,
+        error: DriverError,
+    ) -> Result<FreeOutcome, DriverError> {
         if self.capture_of(block.stream)?.is_some() {
-            return Ok(Given::Deferred);
+            return Ok(FreeOutcome::Deferred);
         }
         if error.kind() != DriverErrorKind::InvalidValue {
             return Err(error);
         }
-        self.free_after_all(block).map(|()| Given::Freed)
+        self.free_after_all(block).map(|()| FreeOutcome::Freed)
     }
 
     /// Frees a block if captures or other streams are involved.
     #[cold]
-    pub(super) fn free_with_care(&self, block: &Live<Block>) -> Result<Given, DriverError> {
+    pub(super) fn free_checked(&self, block: &Live<Block>) -> Result<FreeOutcome, DriverError> {
         let of_captures =
             block.capture().is_some() || block.uses().iter().any(|by| by.capture.is_some());
         if !of_captures && !self.captures.any_scope() {
             // The capture status is queried when each stream is joined, which detects captures without a
             // scope.
-            return self.give_to_driver(block).map(|()| Given::Freed);
+            return self.free_in_driver(block).map(|()| FreeOutcome::Freed);
         }
         let mut now = self.capture_of(block.stream)?;
         if let Some(capture) = block.capture().filter(|own| now == Some(*own)) {
-            let given = self.free_inside(block, capture);
-            now = match &given {
+            let outcome = self.free_inside(block, capture);
+            now = match &outcome {
                 Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     self.capture_of(block.stream)?
                 }
-                _ => return given,
+                _ => return outcome,
             };
             if now == Some(capture) {
-                return given;
+                return outcome;
             }
             // Another thread has ended the capture since.
         }
         for by in block.uses() {
             if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {
-                return Ok(Given::Deferred);
+                return Ok(FreeOutcome::Deferred);
             }
         }
         // A use inside a capture that is still active ends with the capture.
-        if now.is_some() || self.any_use_goes_on(block.uses())? {
-            return Ok(Given::Deferred);
+        if now.is_some() || self.any_use_active(block.uses())? {
+            return Ok(FreeOutcome::Deferred);
         }
-        self.give_to_driver(block)?;
+        self.free_in_driver(block)?;
         if block.capture().is_some() {
             self.notes.count(Note::FreeAfterCapture);
         }
-        Ok(Given::Freed)
+        Ok(FreeOutcome::Freed)
     }
 
-    fn any_use_goes_on(&self, uses: &[Use]) -> Result<bool, DriverError> {
+    fn any_use_active(&self, uses: &[Use]) -> Result<bool, DriverError> {
         for by in uses.iter().filter(|by| by.capture.is_some()) {
             if self.capture_of(by.stream)? == by.capture {
                 return Ok(true);
@@ -166,7 +170,7 @@ impl MallocAsyncAllocator {
 
     /// Frees a block in the driver, not as part of a capture, in stream order after all work that uses it.
     /// Captured work needs no wait: its captures have ended.
-    fn give_to_driver(&self, block: &Live<Block>) -> Result<(), DriverError> {
+    fn free_in_driver(&self, block: &Live<Block>) -> Result<(), DriverError> {
         if block.uses().iter().any(|by| by.capture.is_none()) {
             return self.free_after_all(block);
         }
@@ -254,7 +258,7 @@ impl MallocAsyncAllocator {
     /// # Errors
     ///
     /// [`DriverError`]: the first failure.
-    pub(super) fn settle_deferred(&self) -> Result<(), DriverError> {
+    pub(super) fn free_deferred(&self) -> Result<(), DriverError> {
         let mut done = self.offer_leftovers();
         if self.captures.deferred() == 0 {
             return done;
@@ -262,11 +266,11 @@ impl MallocAsyncAllocator {
         let blocks = std::mem::take(&mut self.blocks.lock().deferred);
         let mut waiting = Vec::new();
         for block in blocks {
-            let settled = self.settle(&block);
-            if settled != Ok(Given::Freed) {
+            let freed = self.free_deferred_block(&block);
+            if freed != Ok(FreeOutcome::Freed) {
                 waiting.push(block);
             }
-            done = done.and(settled.map(drop));
+            done = done.and(freed.map(drop));
         }
         self.blocks.lock().deferred.extend(waiting);
         done
@@ -274,44 +278,45 @@ impl MallocAsyncAllocator {
 
     /// Tries to free one deferred block, and all of them if that succeeds. Checking all each time would
     /// be too slow for requests inside a capture.
-    pub(super) fn settle_if_one_may(&self) {
+    pub(super) fn try_free_deferred(&self) {
         let Some(block) = self.blocks.lock().deferred.pop_front() else { return };
-        match self.settle(&block) {
+        match self.free_deferred_block(&block) {
             // A block that the driver fails to free stays deferred; `process_events` reports the error.
-            Ok(Given::Freed) => drop(self.settle_deferred()),
+            Ok(FreeOutcome::Freed) => drop(self.free_deferred()),
             _ => self.blocks.lock().deferred.push_back(block),
         }
     }
 
     /// Frees one deferred block, if its captures have ended.
-    fn settle(&self, block: &Live<Block>) -> Result<Given, DriverError> {
+    fn free_deferred_block(&self, block: &Live<Block>) -> Result<FreeOutcome, DriverError> {
         // If a live block has the address, a destroyed graph's memory was allocated again: there is
         // nothing to free.
         let moment = self.history.moment();
-        let gone = block.capture().is_some() && self.blocks.lock().is_live(block.address);
-        let given = if gone { Given::Freed } else { or_later(self.free_with_care(block))? };
-        if given == Given::Freed {
+        let is_reused = block.capture().is_some() && self.blocks.lock().is_live(block.address);
+        let outcome =
+            if is_reused { FreeOutcome::Freed } else { or_later(self.free_checked(block))? };
+        if outcome == FreeOutcome::Freed {
             self.captures.remove_deferred();
             self.blocks.lock().sums.end_to_wait(block.bytes);
             self.record_block(Action::FreeCompleted, block, moment);
         }
-        Ok(given)
+        Ok(outcome)
     }
 }
 
 /// Defers the free if a capture is active. The block's stream may be captured, or may no longer exist.
 /// In the second case the free must follow all work of the device, and synchronizing the device would
 /// break the capture.
-fn or_later(given: Result<Given, DriverError>) -> Result<Given, DriverError> {
-    given.or_else(|error| match error.kind() {
-        DriverErrorKind::CaptureActive => Ok(Given::Deferred),
+fn or_later(outcome: Result<FreeOutcome, DriverError>) -> Result<FreeOutcome, DriverError> {
+    outcome.or_else(|error| match error.kind() {
+        DriverErrorKind::CaptureActive => Ok(FreeOutcome::Deferred),
         _ => Err(error),
     })
 }
 
 /// The outcome of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Given {
+pub(super) enum FreeOutcome {
     /// The driver has freed the block.
     Freed,
     /// It waits for the end of a capture.

@@ -1,8 +1,8 @@
 //! Runs operations on an allocator, updates the model, and writes a line about each.
 //!
-//! An operation returns its effect as a [`Step`], which `laws` checks. Only two failures are errors
-//! here, because no law could be checked after them: a live block that cannot be freed, and an
-//! allocation error that is not about memory. Read next: `laws`.
+//! An operation returns its effect as a [`Step`], which `invariants` checks. Only two failures are errors
+//! here, because no invariant could be checked after them: a live block that cannot be freed, and an
+//! allocation error that is not about memory. Read next: `invariants`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use stratalloc::error::{AllocError, DriverError, FreeError, HandleError, OutOfMe
 use stratalloc::ids::{EventId, OwnerId, StreamId};
 use stratalloc::size::REQUEST_MAX_BYTES;
 use stratalloc::stats::Statistics;
-use stratalloc_sim::Held;
+use stratalloc_sim::HeldResources;
 
 /// The number of streams of a script.
 const STREAMS: usize = 3;
@@ -48,7 +48,7 @@ pub(super) enum Step {
 
 /// An allocator under test, with the model and the device.
 #[derive(Debug)]
-pub(super) struct Bed<'m> {
+pub(super) struct Fixture<'m> {
     /// The device.
     pub(super) machine: &'m dyn Machine,
     /// The same device, for the test's own calls.
@@ -73,13 +73,13 @@ pub(super) struct Bed<'m> {
     pub(super) reserved_is_counted: bool,
     /// Whether every block so far was inside memory that the driver allocated with a known size.
     pub(super) is_held: bool,
-    held_before: Held,
+    held_before: HeldResources,
     used_before: u64,
-    stranger: OwnerId,
+    foreign_owner: OwnerId,
     waited: u64,
 }
 
-impl<'m> Bed<'m> {
+impl<'m> Fixture<'m> {
     /// Builds the allocator over `driver`, which is the machine's driver or a wrapper of it.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl<'m> Bed<'m> {
             is_held: true,
             held_before,
             used_before,
-            stranger: OwnerId::next(),
+            foreign_owner: OwnerId::next(),
             waited: machine.waits_owed(),
         })
     }
@@ -125,7 +125,7 @@ impl<'m> Bed<'m> {
     ///
     /// # Errors
     ///
-    /// A failure after which no law can be checked.
+    /// A failure after which no invariant can be checked.
     pub(super) fn perform(&mut self, op: &Op) -> Result<Step, String> {
         let step = match *op {
             Op::Allocate { bytes, stream } => self.allocate(bytes, self.stream(stream)),
@@ -156,32 +156,32 @@ impl<'m> Bed<'m> {
     /// When the request fails for another reason than lack of memory and no faults are injected.
     pub(super) fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Step, String> {
         let name = self.model.handed_out;
-        let asked = format!("allocate {bytes} bytes on stream {stream}");
-        self.lines.push(asked.clone());
+        let call = format!("allocate {bytes} bytes on stream {stream}");
+        self.lines.push(call.clone());
         let answer = self.allocator.allocate(Request::new(bytes, stream));
         let line = self.lines.len() - 1;
         let allocation = match answer {
             Ok(allocation) => allocation,
             Err(AllocError::OutOfMemory(report)) => {
                 self.report = Some(report);
-                self.lines[line] = format!("{asked}: out of memory");
+                self.lines[line] = format!("{call}: out of memory");
                 return Ok(Step::OutOfMemory);
             }
             Err(AllocError::Driver(_)) if self.faulty => {
-                self.lines[line] = format!("{asked}: the driver fails");
+                self.lines[line] = format!("{call}: the driver fails");
                 return Ok(Step::DriverFailed);
             }
             Err(other) => return Err(format!("a plain request was refused: {other}")),
         };
         let start = allocation.address();
-        self.lines[line] = format!("{asked}: block {name} at {start:#x}");
+        self.lines[line] = format!("{call}: block {name} at {start:#x}");
         let others = BTreeSet::new();
         self.model.hand_out(Live { name, allocation, bytes, stream, others, seed: None });
         let held = self.machine.held();
         self.is_held &= held.pool_ranges == 0 && is_within(&held, start);
         if self.from_driver.is_none() {
-            let apart =
-                Held { events: 0, ..held } != Held { events: 0, ..self.held_before.clone() };
+            let apart = HeldResources { events: 0, ..held }
+                != HeldResources { events: 0, ..self.held_before.clone() };
             self.from_driver = Some(apart);
         }
         Ok(Step::Got)
@@ -190,9 +190,10 @@ impl<'m> Bed<'m> {
     /// Returns the bytes of segments and mapped physical allocations since the allocator was built.
     /// Returns `None` if blocks come from elsewhere, or if there are physical allocations of unknown
     /// size.
-    pub(super) fn given_bytes(&self) -> Option<u64> {
+    pub(super) fn provided_bytes(&self) -> Option<u64> {
         let (held, before) = (self.machine.held(), &self.held_before);
-        let known = |held: &Held| held.pool_ranges == 0 && held.pieces <= held.mapped.len() as u64;
+        let known =
+            |held: &HeldResources| held.pool_ranges == 0 && held.pieces <= held.mapped.len() as u64;
         if !self.is_held || !known(&held) || !before.is_nothing() {
             return None;
         }
@@ -298,32 +299,32 @@ impl<'m> Bed<'m> {
     fn misuse(&mut self, what: Misuse, pick: u16) -> Step {
         self.before = self.statistics();
         let done = match what {
-            Misuse::Freed => self.gone(pick).map(|twin| self.use_illegally(twin)),
+            Misuse::Freed => self.freed_block(pick).map(|twin| self.use_illegally(twin)),
             Misuse::Foreign => {
                 let as_if = "as if another allocator had made it";
-                self.forged(pick, as_if, |bed, block| (bed.stranger, block.token()))
+                self.forged(pick, as_if, |fixture, block| (fixture.foreign_owner, block.token()))
             }
             Misuse::MadeUp => {
                 let made_up = Token([[u32::MAX, 1 << 20][usize::from(pick % 2)]; 3]);
-                let how = "with a token that nobody made";
+                let how = "with a token of no allocation";
                 self.forged(pick, how, |_, block| (block.owner(), made_up))
             }
-            Misuse::ZeroBytes => Some(self.ask_illegally(0)),
+            Misuse::ZeroBytes => Some(self.request_illegally(0)),
             Misuse::AbsurdBytes => {
                 let most = REQUEST_MAX_BYTES;
                 let absurd = [most + 1, u64::MAX / 2 + 1, u64::MAX - 511, u64::MAX];
-                Some(self.ask_illegally(absurd[usize::from(pick) % absurd.len()]))
+                Some(self.request_illegally(absurd[usize::from(pick) % absurd.len()]))
             }
         };
         done.map_or(Step::Other, Step::Misused)
     }
 
     /// Returns a handle of a block that was freed.
-    fn gone(&mut self, pick: u16) -> Option<Allocation> {
+    fn freed_block(&mut self, pick: u16) -> Option<Allocation> {
         let stale = &self.model.stale;
-        let gone = stale.get(usize::from(pick) % stale.len().max(1))?;
-        self.lines.push(format!("free block {}, which was freed before", gone.name));
-        Some(gone.twin())
+        let freed = stale.get(usize::from(pick) % stale.len().max(1))?;
+        self.lines.push(format!("free block {}, which was freed before", freed.name));
+        Some(freed.twin())
     }
 
     /// Uses a handle of a live block with another owner or token.
@@ -340,7 +341,7 @@ impl<'m> Bed<'m> {
         Some(self.use_illegally(twin))
     }
 
-    fn ask_illegally(&mut self, bytes: u64) -> Checked {
+    fn request_illegally(&mut self, bytes: u64) -> Checked {
         self.lines.push(format!("allocate {bytes} bytes"));
         match self.allocator.allocate(Request::new(bytes, self.streams[0])) {
             Err(AllocError::ZeroBytes) if bytes == 0 => Ok(()),
@@ -348,7 +349,7 @@ impl<'m> Bed<'m> {
             // A limit may refuse the request first.
             Err(AllocError::OutOfMemory(_)) if bytes > 0 => Ok(()),
             Err(error) => Err(format!("{bytes} bytes were refused as: {error}")),
-            Ok(block) => Err(format!("{bytes} bytes were handed out at {:#x}", block.address())),
+            Ok(block) => Err(format!("{bytes} bytes were allocated at {:#x}", block.address())),
         }
     }
 
@@ -364,14 +365,14 @@ impl<'m> Bed<'m> {
             Err(FreeError { reason, allocation }) => (Err(reason), allocation),
         };
         if (back.address(), back.owner(), back.token()) != (address, owner, token) {
-            return Err(format!("the free at {address:#x} gave another allocation back: {back:?}"));
+            return Err(format!("the free at {address:#x} returned another allocation: {back:?}"));
         }
         let is_right = |done: &Result<(), HandleError>| match done {
             Err(HandleError::Foreign { owner: named, .. }) => {
-                owner == self.stranger && *named == owner
+                owner == self.foreign_owner && *named == owner
             }
             Err(HandleError::Stale { address: named }) => {
-                owner != self.stranger && *named == address
+                owner != self.foreign_owner && *named == address
             }
             _ => false,
         };
@@ -467,7 +468,7 @@ impl<'m> Bed<'m> {
     /// # Errors
     ///
     /// When a live block cannot be freed.
-    pub(super) fn hand_everything_back(&mut self) -> Checked {
+    pub(super) fn free_everything(&mut self) -> Checked {
         let (lines, count) = (self.lines.len(), self.model.live.len());
         while let Some(last) = self.model.live.len().checked_sub(1) {
             self.free(last)?;
@@ -492,7 +493,7 @@ impl<'m> Bed<'m> {
 }
 
 /// Returns true if an address lies in a segment or in a mapped range.
-fn is_within(held: &Held, address: u64) -> bool {
+fn is_within(held: &HeldResources, address: u64) -> bool {
     let mut ranges = held.segments.iter().chain(&held.mapped);
     ranges.any(|(start, bytes)| (*start..start.saturating_add(*bytes)).contains(&address))
 }

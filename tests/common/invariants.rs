@@ -119,21 +119,22 @@ pub(crate) fn families(statistics: &Statistics) -> [(&'static str, &PerPool); 9]
 /// Checks that every current value equals its recount and that no peak is below it.
 pub(crate) fn check_statistics(statistics: &Statistics, segments: &[SegmentLayout]) -> Checked {
     let counted = recount(segments);
-    for ((name, told), (_, counted)) in families(statistics).into_iter().zip(families(&counted)) {
-        for (pool, told, counted) in [
-            ("all", told.all, counted.all),
-            ("large", told.large, counted.large),
-            ("small", told.small, counted.small),
+    for ((name, reported), (_, counted)) in families(statistics).into_iter().zip(families(&counted))
+    {
+        for (pool, reported, counted) in [
+            ("all", reported.all, counted.all),
+            ("large", reported.large, counted.large),
+            ("small", reported.small, counted.small),
         ] {
-            ensure_eq!(told.current, counted.current, "{name}.{pool} and its recount");
-            ensure!(told.peak >= told.current, "{name}.{pool} has a peak below its value");
+            ensure_eq!(reported.current, counted.current, "{name}.{pool} and its recount");
+            ensure!(reported.peak >= reported.current, "{name}.{pool} has a peak below its value");
         }
     }
     ensure_eq!(statistics.free_blocks, counted.free_blocks, "free blocks and their recount");
     Ok(())
 }
 
-/// Checks all laws. `used_bytes` is the memory in use according to the driver.
+/// Checks all invariants. `used_bytes` is the memory in use according to the driver.
 pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentLayout>, String> {
     engine.check().map_err(|broken| format!("{broken:?}"))?;
     let segments = engine.layout();

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 /// A generator (xorshift). Its numbers are nearly uniform.
 #[derive(Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Rng(u64);
 
-impl Dice {
+impl Rng {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }

@@ -2,8 +2,8 @@
 //! another owner will free it, and with the last block of an instance whose allocator was dropped.
 //!
 //! A block is removed from the instance first, then from the map of all instances, then released to the
-//! system. `giving` is held, shared, during all of this, so that a thread that is out of memory can wait
-//! for it. The only user code that runs here is the source's `give`, and trackers.
+//! system. `releasing` is held, shared, during all of this, so that a thread that is out of memory can wait
+//! for it. The only user code that runs here is the source's `release`, and trackers.
 
 use std::sync::atomic::Ordering;
 
@@ -27,14 +27,14 @@ impl Core {
         }
         let most = self.cached_max_bytes.load(Ordering::Relaxed);
         {
-            let _giving = self.giving.read();
+            let _giving = self.releasing.read();
             let mut blocks = self.blocks.lock();
             if self.history.may_release(address, 1)
                 && let Some((block, stream)) = blocks.evict_if_larger(slot, address, life, most)
             {
                 self.record(Action::SegmentFree, address, block.size_bytes(), stream);
                 drop(blocks);
-                self.give(block, stream);
+                self.release_block(block, stream);
             }
         }
         while self.evict(|_, idle_bytes| idle_bytes > most).is_some() {}
@@ -63,35 +63,35 @@ impl Core {
     }
 
     /// Waits until no block is being released to the system.
-    pub(super) fn wait_for_giving(&self) {
+    pub(super) fn wait_for_releases(&self) {
         if !self.history.is_in_tracker() {
-            drop(self.giving.write());
+            drop(self.releasing.write());
         }
     }
 
-    /// Releases the oldest free block if `goes` returns true for it. Returns its bytes.
-    fn evict(&self, goes: impl FnOnce(u64, u64) -> bool) -> Option<u64> {
-        // Inside a tracker, the thread may already hold `giving`.
+    /// Releases the oldest free block if `should_evict` returns true for it. Returns its bytes.
+    fn evict(&self, should_evict: impl FnOnce(u64, u64) -> bool) -> Option<u64> {
+        // Inside a tracker, the thread may already hold `releasing`.
         if self.history.is_in_tracker() {
             return None;
         }
-        let _giving = self.giving.read();
+        let _giving = self.releasing.read();
         let mut blocks = self.blocks.lock();
-        let may_go = |address| self.history.may_release(address, 1);
-        let (block, stream) = blocks.evict(may_go, goes)?;
+        let may_release = |address| self.history.may_release(address, 1);
+        let (block, stream) = blocks.evict(may_release, should_evict)?;
         self.record(Action::SegmentFree, block.address(), block.size_bytes(), stream);
         drop(blocks);
-        Some(self.give(block, stream))
+        Some(self.release_block(block, stream))
     }
 
     /// Releases a block that was removed from the instance. Returns its bytes.
-    fn give(&self, block: SystemBlock, stream: StreamId) -> u64 {
+    fn release_block(&self, block: SystemBlock, stream: StreamId) -> u64 {
         let bytes = block.size_bytes();
         let _charge = self.limit.kept(bytes);
         self.announce(Action::SegmentFree, block.address(), bytes, stream);
         // Removed first: the system may give the address to another thread at once.
         live::leave(block.address(), self);
-        self.source.give(block);
+        self.source.release(block);
         bytes
     }
 
@@ -109,7 +109,7 @@ impl Core {
         live::leave(address, self);
         block.mark_touched();
         if retired {
-            self.wind_up();
+            self.release_retired();
         }
         Some(block)
     }
@@ -117,7 +117,7 @@ impl Core {
     /// Releases all free blocks of an instance whose allocator was dropped. Drops the instance itself if
     /// no block is live.
     #[cold]
-    pub(super) fn wind_up(&self) {
+    pub(super) fn release_retired(&self) {
         while self.evict(|_, _| true).is_some() {}
         let empty = self.blocks.lock().live_blocks() == 0;
         let itself = if empty { self.retired.lock().take() } else { None };

@@ -22,7 +22,7 @@ use stratalloc::switch::Switchable;
 use stratalloc_sim::Sim;
 
 use super::base::Base;
-use super::law;
+use super::invariants;
 
 /// Configurations for both kinds of segments.
 pub(crate) const BOTH: [&str; 2] = ["", "expandable_segments:True"];
@@ -93,7 +93,7 @@ pub(crate) trait Tested: DeviceAllocator {
         self.counters().statistics()
     }
 
-    fn ask(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
+    fn try_allocate(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
         self.allocate(Request::new(bytes, stream))
     }
 
@@ -124,7 +124,7 @@ pub(crate) trait Tested: DeviceAllocator {
     /// Returns the report of a request that must run out of memory.
     #[track_caller]
     fn fail(&self, bytes: u64, stream: StreamId) -> OutOfMemory {
-        match self.ask(bytes, stream) {
+        match self.try_allocate(bytes, stream) {
             Err(AllocError::OutOfMemory(report)) => *report,
             other => panic!("{bytes} bytes on {stream}: expected out of memory, got {other:?}"),
         }
@@ -136,13 +136,13 @@ pub(crate) trait Tested: DeviceAllocator {
     }
 
     /// Adds an observer and returns its count of requests that ran out of memory.
-    fn ooms_told(&self) -> Arc<AtomicUsize> {
-        let told = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&told);
+    fn count_ooms(&self) -> Arc<AtomicUsize> {
+        let output = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&output);
         self.hooks().add_oom_observer(Arc::new(move |_| {
             count.fetch_add(1, SeqCst);
         }));
-        told
+        output
     }
 
     /// Creates a private pool.
@@ -185,7 +185,7 @@ impl Built for MallocAsyncAllocator {
 
 /// Runs `work` on a new thread.
 #[track_caller]
-pub(crate) fn elsewhere<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn on_new_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(work).join().expect("it does not panic"))
 }
 
@@ -197,20 +197,20 @@ pub(crate) fn config(conf: &str) -> Config {
 
 /// A device and an allocator on it. Dereferences to the allocator.
 #[derive(Debug)]
-pub(crate) struct BedOn<D, A = Strategy> {
+pub(crate) struct FixtureOn<D, A = Strategy> {
     pub(crate) device: Arc<D>,
     pub(crate) allocator: A,
 }
 
 /// The same on the simulated device.
-pub(crate) type Bed = BedOn<Sim>;
+pub(crate) type Fixture = FixtureOn<Sim>;
 
-/// Returns one bed for each kind of segments.
-pub(crate) fn beds(total_bytes: u64) -> impl Iterator<Item = Bed> {
-    BOTH.into_iter().map(move |conf| Bed::new(total_bytes, conf))
+/// Returns one fixture for each kind of segments.
+pub(crate) fn fixtures(total_bytes: u64) -> impl Iterator<Item = Fixture> {
+    BOTH.into_iter().map(move |conf| Fixture::new(total_bytes, conf))
 }
 
-impl<D, A> Deref for BedOn<D, A> {
+impl<D, A> Deref for FixtureOn<D, A> {
     type Target = A;
 
     fn deref(&self) -> &A {
@@ -218,7 +218,7 @@ impl<D, A> Deref for BedOn<D, A> {
     }
 }
 
-impl<D: Base, A: Built> BedOn<D, A> {
+impl<D: Base, A: Built> FixtureOn<D, A> {
     /// Creates an allocator on a new device of `total_bytes`. Work on the device finishes when the test
     /// completes it or a call waits for it.
     #[track_caller]
@@ -304,7 +304,7 @@ impl<D: Base, A: Built> BedOn<D, A> {
     }
 }
 
-impl<D: Base + Capture, A: Built> BedOn<D, A> {
+impl<D: Base + Capture, A: Built> FixtureOn<D, A> {
     /// Starts a capture of a stream, with a scope that routes its requests to a pool.
     #[track_caller]
     pub(crate) fn capture(&self, stream: StreamId, pool: PoolId) -> PoolScope<'_> {
@@ -319,22 +319,22 @@ impl<D: Base + Capture, A: Built> BedOn<D, A> {
     }
 }
 
-impl<D: Base> BedOn<D> {
+impl<D: Base> FixtureOn<D> {
     pub(crate) fn engine(&self) -> &Engine {
         self.allocator.engine().expect("it was built on the engine")
     }
 
-    /// Checks every law of `law` and returns the layout.
+    /// Checks every invariant of `invariants` and returns the layout.
     ///
     /// # Errors
     ///
-    /// The first law that does not hold.
+    /// The first invariant that does not hold.
     pub(crate) fn checked(&self) -> Result<Vec<SegmentLayout>, String> {
-        law::check_all(self.engine(), self.used_bytes() - self.engine().unreleased_bytes())
+        invariants::check_all(self.engine(), self.used_bytes() - self.engine().unreleased_bytes())
     }
 
     #[track_caller]
     pub(crate) fn check(&self) {
-        drop(self.checked().expect("every law holds"));
+        drop(self.checked().expect("every invariant holds"));
     }
 }
