@@ -1,11 +1,11 @@
 //! The table of driver calls: all methods of the driver's traits that can fail.
 //!
-//! `calls! { Trait then with.. }` expands to `then! { with.. entries }`, with one entry for each call of
-//! the trait. All code that needs a list of the calls is generated this way. An entry is a variant of
-//! [`Call`] followed by the method's signature. `stream: StreamId as stream` means: an interceptor
-//! translates this argument with its method `stream`. A file that uses the table imports the types of
-//! the signatures. Methods that cannot fail (`info`, `granularity_bytes`, the accessors of parts) are not
-//! in the table.
+//! `calls! { Trait then with.. }` expands to `then! { with.. entries }`, with one entry for each method
+//! of the trait. Code for all calls is generated from these entries. An entry is a variant of [`Call`]
+//! followed by the method's signature. `stream: StreamId as stream` means that an interceptor
+//! translates this argument with its method `stream`. A file that uses the table imports the types in
+//! the signatures. Methods that cannot fail (`info`, `granularity_bytes`, the accessors of optional
+//! parts) are not in the table.
 
 use std::sync::Arc;
 
@@ -113,8 +113,9 @@ macro_rules! calls {
 }
 pub use calls;
 
-/// `forward! { via; calls }` generates the methods of a trait. Each is `via(self, call, act)`, where
-/// `act` calls the method of the same name on its argument.
+/// `forward! { via; calls }` generates the methods of a trait. Each method returns
+/// `via(self, call, act)`. `act` calls the method of the same name on the driver that `via` passes to
+/// it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! forward {
@@ -179,7 +180,8 @@ impl Call {
     ///
     /// # Panics
     ///
-    /// When no call has that name. Otherwise a misspelt name in a test would never match.
+    /// When no call has that name. Otherwise a test with a misspelt name would match no call and test
+    /// nothing.
     pub fn named(name: &str) -> Self {
         Self::ALL
             .into_iter()

@@ -1,9 +1,10 @@
 //! A wrapper that intercepts the calls to another driver.
 //!
 //! [`Intercepted`] passes every call of every part to an [`Interceptor`], which has a method for each
-//! call. The default method calls the inner driver. [`Interceptor::around`] runs around every call. Two
-//! more methods translate the streams and addresses that calls name. Read next: `faulty` (calls that
-//! fail), `gated` (work held back), `recorded` (recorded addresses).
+//! call. Each method calls the inner driver unless it is overridden. [`Interceptor::around`] runs
+//! around every call. [`Interceptor::stream`] and [`Interceptor::address`] translate the streams and
+//! addresses in arguments. Read next: `faulty` (calls that fail), `gated` (work held back), `recorded`
+//! (recorded addresses).
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -48,19 +49,19 @@ macro_rules! translated {
     };
 }
 
-/// The behaviour that an [`Intercepted`] driver changes. By default: none.
+/// The behaviour that an [`Intercepted`] driver changes. The default methods change nothing.
 ///
 /// Methods run on the calling thread and may wait only where the call may. There is a method for each
-/// call, with the caller's arguments. Its default calls the inner driver, with streams and addresses
-/// translated by [`stream`](Self::stream) and [`address`](Self::address). [`around`](Self::around) does
-/// not run for calls that cannot fail.
+/// call, with the caller's arguments. The default method calls the inner driver, after translating
+/// streams and addresses with [`stream`](Self::stream) and [`address`](Self::address).
+/// [`around`](Self::around) does not run for calls that cannot fail.
 pub trait Interceptor: fmt::Debug + Send + Sync {
-    /// Runs around every call that can fail. `call` is its name in the driver traits; `act` does the
-    /// call.
+    /// Runs around every call that can fail. `call` is the method's name in the driver traits. `act`
+    /// makes the call.
     ///
     /// # Errors
     ///
-    /// Those of `act`, and those of the interceptor, which may return one without `act`.
+    /// Those of `act`, or an error of the interceptor, which may return without calling `act`.
     fn around<T>(
         &self,
         call: &'static str,
@@ -70,17 +71,18 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
         act()
     }
 
-    /// Translates an address that a call names into the inner driver's. Not used for addresses that a
-    /// call frees, and not for stream-ordered memory. Never waits.
+    /// Translates an address in a call's arguments into an address of the inner driver. Not used for
+    /// addresses that a call frees, and not for stream-ordered memory. Never waits.
     fn address(&self, address: u64) -> u64 {
         address
     }
 
-    /// Translates a stream that a call names into the inner driver's.
+    /// Translates a stream in a call's arguments into a stream of the inner driver.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when there is none. The call fails with it.
+    /// [`DriverError`] when the inner driver has no such stream. The intercepted call returns this
+    /// error.
     fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
         Ok(stream)
     }
@@ -95,9 +97,9 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
         inner.info()
     }
 
-    /// Returns the optional parts, given those of the inner driver. Never waits. `parts` holds only the
-    /// part that is queried. The others are `None`, because a driver may take long to find out whether
-    /// it has them.
+    /// Returns the optional parts, given those of the inner driver. Never waits. Only the queried part
+    /// is set in `parts`. The others are `None`, because a driver may take long to find out whether it
+    /// has them.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         parts
     }
@@ -116,7 +118,8 @@ fn fabric(inner: &dyn Driver) -> Option<&dyn Fabric> {
     inner.virtual_memory()?.fabric()
 }
 
-/// Translates an address of this interceptor's device. Addresses of other devices do not change.
+/// Translates an address if it belongs to this interceptor's device. Leaves addresses of other devices
+/// unchanged.
 fn device_address<I: Interceptor + ?Sized>(
     interceptor: &I,
     inner: &dyn Driver,
@@ -126,15 +129,15 @@ fn device_address<I: Interceptor + ?Sized>(
     (device, if is_own { interceptor.address(address) } else { address })
 }
 
-/// Returns the error for a part that the inner driver lacks. A caller gets it only if it calls the
-/// method without the accessor, which returns `None` then.
+/// Returns the error for a part that the inner driver lacks. A caller gets this error only if it calls
+/// the method without the accessor of the part, which returns `None` in that case.
 #[cold]
 pub fn lacking(call: Call) -> DriverError {
     let message = "the wrapped driver lacks this part";
     DriverError::new(DriverErrorKind::NotSupported, call.name(), 801, message)
 }
 
-/// The optional parts of a driver. By default: none.
+/// The optional parts of a driver. The default has none.
 #[derive(Clone, Copy, Default)]
 pub struct Parts<'a> {
     /// See [`Driver::virtual_memory`].
@@ -161,7 +164,7 @@ pub struct Intercepted<D, I> {
 }
 
 impl<D, I: Default> Intercepted<D, I> {
-    /// Puts a new interceptor in front of a driver.
+    /// Wraps a driver with a default interceptor.
     #[must_use]
     pub fn new(inner: D) -> Self {
         Self::with(inner, I::default())

@@ -1,8 +1,9 @@
 //! The contract between allocators and devices.
 //!
 //! A driver owns device state and nothing else: it caches nothing, rounds nothing and decides nothing.
-//! The doc of each call states its preconditions and whether it may wait. Optional parts are accessors
-//! that return an `Option`. A driver that returns a part implements all of its calls.
+//! The doc of each call states its preconditions and whether it may wait. Calls that not every device
+//! has form *parts*, such as [`VirtualMemory`]. A part is reached through an accessor that returns
+//! `None` if the driver lacks it. A driver that has a part implements all of its calls.
 //!
 //! All methods may be called from any thread. Addresses and sizes are in bytes of device memory. A call
 //! that fails returns a [`DriverError`] with its kind. Unless its doc states otherwise, a failed call
@@ -87,9 +88,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Makes the device's context current on the calling thread, in place of the previous one. Never
     /// waits.
     ///
-    /// No other call needs it. On CUDA it makes calls of the thread cheaper: otherwise most calls push
-    /// the context and pop it again. The driver, or another owner of the context, must live as long as
-    /// the thread uses the device.
+    /// The other calls work without it. On CUDA, most of them then push the context and pop it again,
+    /// which costs time. The driver, or another owner of the context, must live as long as the thread
+    /// uses the device.
     fn make_current(&self) -> DriverResult<()> {
         Ok(())
     }
@@ -101,8 +102,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// 512 bytes. May wait for running work: drivers are free to synchronise.
     fn allocate(&self, size_bytes: u64) -> DriverResult<u64>;
 
-    /// Frees memory that [`allocate`](Self::allocate) returned. `size_bytes` is the size of that call.
-    /// Waits for running work on real devices (measured beside a 35 ms kernel on an H200: 30 ms).
+    /// Frees memory that [`allocate`](Self::allocate) returned. `size_bytes` is the size passed to that
+    /// call. Waits for running work on real devices.
     fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
 
     /// Creates a stream that does not synchronise with the default stream. Never waits.
@@ -127,7 +128,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()>;
 
     /// Returns whether all work before the event's last record has finished. Never waits. Not allowed
-    /// while the calling thread captures.
+    /// while the calling thread captures a stream.
     fn query_event(&self, event: EventId) -> DriverResult<bool>;
 
     /// Waits until all work before the event's last record has finished.
@@ -157,9 +158,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns whether `stream` is being captured. Never waits.
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus>;
 
-    /// Returns whether `stream` is the per-thread default stream. Every call that names it means the
-    /// calling thread's own stream. Work that two threads submit to it is unordered, and no thread can
-    /// wait for another thread's. The answer for a stream never changes. Never waits.
+    /// Returns whether `stream` is the per-thread default stream. Its id names a different stream on
+    /// each thread: a call that names it uses the calling thread's own. Work that two threads submit to
+    /// it is unordered, and no thread can wait for another thread's work. The answer for a stream never
+    /// changes. Never waits.
     fn is_per_thread_stream(&self, stream: StreamId) -> bool {
         let _ = stream;
         false
@@ -201,8 +203,8 @@ pub(crate) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadN
     driver.is_per_thread_stream(stream).then(ThreadNumber::current)
 }
 
-/// A stream together with the calling thread's number if it is the per-thread default stream. Events
-/// recorded on one timeline finish in order.
+/// A stream. The second field is the calling thread's number if the stream is the per-thread default
+/// stream, which differs between threads. Events recorded on one timeline finish in order.
 pub(crate) type Timeline = (StreamId, Option<ThreadNumber>);
 
 /// Returns the timeline of `stream` on the calling thread.
@@ -211,11 +213,12 @@ pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
     (stream, thread_of(driver, stream))
 }
 
-/// Returns whether a stream is being captured. A destroyed stream is not.
+/// Returns the capture status of a stream. A destroyed stream counts as not captured.
 ///
 /// # Errors
 ///
-/// [`DriverError`] when the driver fails for another reason. The stream may be captured then.
+/// [`DriverError`] when the driver fails for another reason. The stream may or may not be captured
+/// then.
 pub(crate) fn capture_status_of(
     driver: &dyn Driver,
     stream: StreamId,
@@ -226,8 +229,8 @@ pub(crate) fn capture_status_of(
     })
 }
 
-/// Returns true if work submitted to `stream` now may become part of a graph. An event recorded then
-/// would never finish. Returns false when the device is lost: the next call reports that.
+/// Returns true if work submitted to `stream` now may become part of a graph. An event recorded in a
+/// graph would never finish. Returns false when the device is lost, because the next call reports that.
 #[inline]
 pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     match capture_status_of(driver, stream) {
@@ -236,12 +239,12 @@ pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     }
 }
 
-/// Records an event and fails if it became part of a graph.
+/// Records an event and fails if the record became part of a graph.
 ///
 /// # Errors
 ///
-/// [`DriverError`], of kind `CaptureActive` when the stream is captured. That includes a capture that
-/// another thread began just before. The event can be recorded again then.
+/// [`DriverError`], of kind `CaptureActive` if the stream is captured after the record. The capture may
+/// have begun before the record or after it. In both cases the event can be recorded again later.
 #[inline]
 pub(crate) fn record_outside_graphs(
     driver: &dyn Driver,
@@ -252,18 +255,19 @@ pub(crate) fn record_outside_graphs(
     if may_be_captured(driver, stream) { Err(captured(stream)) } else { Ok(()) }
 }
 
-/// Returns true if any allocator over this driver expects captures. Every open scope does.
+/// Returns true if an allocator that uses this driver expects captures, as it does while it has an open
+/// scope (requests routed to a private pool).
 pub(crate) fn expects_captures(driver: &dyn Driver) -> bool {
-    // If the call fails, there may be a capture.
+    // If the call fails, assume that there is a capture.
     driver.capture().is_some_and(|capture| capture.expected() != Ok(0))
 }
 
-/// Waits for all work of the device, unless captures are expected: the wait would invalidate a capture
+/// Waits for all work of the device, unless captures are expected. The wait would invalidate a capture
 /// of any thread.
 ///
 /// # Errors
 ///
-/// [`DriverError`], of kind `CaptureActive` when it did not wait because captures are expected.
+/// [`DriverError`], of kind `CaptureActive` if captures are expected. The call has not waited then.
 pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<()> {
     if !expects_captures(driver) {
         return driver.synchronize_device();
@@ -272,8 +276,8 @@ pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<
     Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
 }
 
-/// Replaces a `CaptureActive` error of a wait with success. The caller goes on with the work that has
-/// finished already.
+/// Replaces the error `CaptureActive` of a wait with success. The caller then handles only the work
+/// that has already finished.
 ///
 /// # Errors
 ///
@@ -291,8 +295,9 @@ pub(crate) fn captured(stream: StreamId) -> DriverError {
     DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
 }
 
-/// Gives the device `device` access to this device's plain allocations, existing and future. It does not
-/// give this device access to `device`. Mapped pages and stream-ordered pools need their own calls.
+/// Gives the device `device` access to this device's plain allocations, existing and future. It does
+/// not give this device access to `device`. Mapped pages and stream-ordered pools need calls of their
+/// own.
 ///
 /// # Errors
 ///
@@ -316,15 +321,15 @@ pub(crate) fn open_to_peer(driver: &dyn Driver, device: DeviceId) -> DriverResul
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PhysicalId(pub u64);
 
-/// Whether a physical piece can be shared with other processes.
+/// States whether and how a physical piece can be shared with other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exportable {
     /// It cannot be shared.
     No,
     /// It can be exported as a file descriptor.
     Descriptor,
-    /// It can also be exported as a fabric handle, if [`VirtualMemory::fabric`] returns a part.
-    /// Otherwise the same as [`Descriptor`](Self::Descriptor).
+    /// It can also be exported as a fabric handle, if [`VirtualMemory::fabric`] returns `Some`. If not,
+    /// this is the same as [`Descriptor`](Self::Descriptor).
     Fabric,
 }
 
@@ -335,21 +340,24 @@ pub enum Exportable {
 ///
 /// Source: CUDA driver guide, "Virtual Memory Management".
 pub trait VirtualMemory: Send + Sync {
-    /// Returns the granularity. Sizes of pieces and addresses of mappings are multiples of it.
+    /// Returns the granularity: sizes of pieces and addresses of mappings are multiples of it.
     fn granularity_bytes(&self) -> u64;
-    /// Reserves address space. It uses no memory and cannot be accessed yet.
+    /// Reserves address space. The range has no memory behind it and cannot be accessed until it is
+    /// mapped.
     fn reserve(&self, size_bytes: u64) -> DriverResult<u64>;
-    /// Unreserves address space. All of it must be unmapped. `size_bytes` is the size that was reserved.
+    /// Unreserves address space, all of which must be unmapped. `size_bytes` is the size passed to
+    /// `reserve`.
     fn unreserve(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
     /// Creates a physical piece. It has no address yet.
     fn create(&self, size_bytes: u64, exportable: Exportable) -> DriverResult<PhysicalId>;
     /// Releases this process's reference to a piece.
     fn release(&self, piece: PhysicalId) -> DriverResult<()>;
-    /// Maps a whole piece at `address` of reserved, unmapped space. It cannot be accessed yet.
+    /// Maps a whole piece at `address` of reserved, unmapped space. The range cannot be accessed before
+    /// [`set_access`](Self::set_access).
     fn map(&self, address: u64, size_bytes: u64, piece: PhysicalId) -> DriverResult<()>;
     /// Gives `device` read and write access to a mapped range of whole pieces.
     fn set_access(&self, address: u64, size_bytes: u64, device: DeviceId) -> DriverResult<()>;
-    /// Unmaps a range of whole pieces. The caller makes sure that no work uses them any more.
+    /// Unmaps a range of whole pieces. The caller makes sure that no work uses the range any more.
     fn unmap(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
     /// Returns the calls for fabric handles, if the device and the system support them. The first call
     /// may query the device.
@@ -358,7 +366,8 @@ pub trait VirtualMemory: Send + Sync {
     }
     /// Exports a piece that was created exportable as a file descriptor.
     fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd>;
-    /// Imports a piece from another process's descriptor. Fails if its size is not `size_bytes`.
+    /// Imports a piece from another process's descriptor. Fails if the piece's size is not
+    /// `size_bytes`.
     fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId>;
 }
 
@@ -371,7 +380,7 @@ pub struct FabricHandle(pub [u8; 64]);
 pub trait Fabric: Send + Sync {
     /// Returns the handle of a piece that was created with [`Exportable::Fabric`].
     fn export_handle(&self, piece: PhysicalId) -> DriverResult<FabricHandle>;
-    /// Imports the piece of a handle. The piece may lie on another machine.
+    /// Imports the piece that a handle names. The piece may lie on another machine.
     fn import_handle(&self, handle: &FabricHandle) -> DriverResult<PhysicalId>;
 }
 
@@ -401,19 +410,20 @@ pub trait MemoryPools: Send + Sync {
     /// Creates a pool.
     fn create_pool(&self) -> DriverResult<DriverPoolId>;
     /// Destroys a created pool. Its memory is released when its last allocation is freed. Call it only
-    /// when [`usage`](Self::usage) reports no bytes in use. After a pool was destroyed with a block in use,
-    /// libcuda (580) crashed some calls later.
+    /// when [`usage`](Self::usage) reports no bytes in use: libcuda (580) has crashed later when a pool
+    /// was destroyed with a block in use.
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()>;
-    /// Sets how many bytes the pool keeps when it synchronises.
+    /// Sets the free bytes that the pool may keep reserved when the driver synchronises.
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()>;
     /// Returns the value that [`set_release_threshold`](Self::set_release_threshold) set last, or 0.
     fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64>;
-    /// Adds (`keep`) or removes a request that the pool keep all its memory. While there is any, the
-    /// release threshold is `u64::MAX`. After the last one is removed it is what it was before the
-    /// first. All drivers of this process that have the device open share the count of a pool.
+    /// Adds (`keep`) or removes one user that needs the pool to keep all its memory. While the pool has
+    /// users, its release threshold is `u64::MAX`. Removing the last user restores the threshold from
+    /// before the first. The users of a pool are counted over all drivers of this process that have the
+    /// device open.
     fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()>;
-    /// Enables every kind of reuse that the driver supports: after events, after work that happens to
-    /// have finished, and with dependencies that the driver inserts.
+    /// Enables the three kinds of reuse that the driver supports: after events, after work that happens
+    /// to have finished, and with dependencies that the driver inserts.
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()>;
     /// Gives `other` access to the pool's allocations, existing and future. A repeated call is no error.
     fn open_pool(&self, pool: DriverPoolId, other: DeviceId) -> DriverResult<()>;
@@ -425,9 +435,10 @@ pub trait MemoryPools: Send + Sync {
     fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()>;
     /// Returns the pool's counters.
     fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage>;
-    /// Sets the high marks to the current values.
+    /// Resets the high marks (the maxima in [`usage`](Self::usage)) to the current values.
     fn reset_high_marks(&self, pool: DriverPoolId) -> DriverResult<()>;
-    /// Returns the counters of memory that the device holds for captured graphs. It belongs to no pool.
+    /// Returns the counters of memory that the device holds for captured graphs. This memory belongs to
+    /// no pool.
     fn graph_usage(&self) -> DriverResult<DriverPoolUsage>;
     /// Sets the high marks of [`graph_usage`](Self::graph_usage) to the current values.
     fn reset_graph_high_marks(&self) -> DriverResult<()>;
@@ -439,7 +450,7 @@ pub trait MemoryPools: Send + Sync {
 pub trait Ipc: Send + Sync {
     /// Returns a handle for the allocation that starts at `base`. Its bytes are opaque.
     fn share(&self, base: u64) -> DriverResult<[u8; 64]>;
-    /// Maps another process's allocation. Refuses handles of this process.
+    /// Maps another process's allocation and returns its address. Fails for a handle of this process.
     fn open(&self, handle: &[u8; 64]) -> DriverResult<u64>;
     /// Unmaps an address that [`open`](Self::open) returned.
     fn close(&self, address: u64) -> DriverResult<()>;
@@ -470,24 +481,24 @@ pub struct NodeId(pub u64);
 pub trait Capture: Send + Sync {
     /// Starts capturing `stream` and returns the capture's id.
     fn begin(&self, stream: StreamId) -> DriverResult<u64>;
-    /// Increments (`expected`) or decrements the number of expected captures. While it is not 0, calls
-    /// of other threads avoid everything that would invalidate a capture.
+    /// Increments (`expected`) or decrements the number of expected captures. While the number is not
+    /// 0, other threads make no call that would invalidate a capture.
     fn expect_captures(&self, expected: bool) -> DriverResult<()>;
     /// Returns the number of expected captures. Never waits.
     fn expected(&self) -> DriverResult<u64>;
-    /// Ends the capture that began on `stream`. If it was invalidated, or one of its streams was not
-    /// joined, it ends with an error.
+    /// Ends the capture that began on `stream`. Fails if the capture was invalidated, or if a stream
+    /// that joined it was not joined back.
     fn end(&self, stream: StreamId) -> DriverResult<()>;
     /// Returns the nodes that the next node on `stream` would depend on.
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>>;
     /// Returns the nodes that `node` depends on directly.
     fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>>;
-    /// Adds nodes of `stream`'s capture to the dependencies of the next node on `stream`. Work that
-    /// another thread submits to the stream at the same time keeps its dependencies.
+    /// Adds nodes of `stream`'s capture to the dependencies of the next node on `stream`. The
+    /// dependencies of work that another thread submits to the stream at the same time are kept.
     fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()>;
-    /// Adds a free of memory that the capture of `stream` allocated, as a graph node that depends on
-    /// `nodes`. Returns that node. The stream's dependencies do not change: later work does not wait for
-    /// the free.
+    /// Adds a graph node that frees memory which the capture of `stream` allocated. The node depends on
+    /// `nodes`. Returns the node. The stream's dependencies do not change, so later work does not wait
+    /// for the free.
     fn free_behind(&self, address: u64, stream: StreamId, nodes: &[NodeId])
     -> DriverResult<NodeId>;
 }
@@ -497,13 +508,13 @@ pub trait Capture: Send + Sync {
 pub struct ProcessUsage {
     /// Process id.
     pub process: u32,
-    /// Bytes that it holds.
+    /// Bytes that the process holds.
     pub used_bytes: u64,
 }
 
 /// The processes that hold memory of the device.
 pub trait Processes: Send + Sync {
-    /// Lists all processes that are visible from here.
+    /// Lists all processes that are visible to this process.
     fn list(&self) -> DriverResult<Vec<ProcessUsage>>;
 }
 
@@ -513,12 +524,12 @@ pub trait HoldsWork: Driver {
     /// A closed gate. Dropping it lets the stream run. The drop neither waits nor fails.
     type Gate: fmt::Debug + Send + 'static;
 
-    /// Holds back work that is submitted to `stream` from now on. Never waits. Calls that wait for that
-    /// work wait until another thread drops the gate.
+    /// Holds back work that is submitted to `stream` from now on. Never waits. A call that waits for
+    /// such work returns only after another thread has dropped the gate.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device cannot.
+    /// [`DriverError`] when the device cannot hold back work.
     fn hold_back(&self, stream: StreamId) -> DriverResult<Self::Gate>;
 }
 

@@ -1,25 +1,25 @@
 //! Counts the users that want a driver pool to keep its memory.
 //!
-//! Several allocators may share one pool, and each sets its release threshold to the maximum. The last
-//! one restores the threshold from before the first. This type calls no driver: it returns the threshold
-//! to set.
+//! Several allocators may share one pool. Each sets the pool's release threshold to the maximum while
+//! it uses the pool. The last one restores the threshold from before the first. This type calls no
+//! driver: it returns the threshold that the caller has to set.
 
-/// Number of users of one pool.
+/// The number of users of one pool, and the threshold to restore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolUsers {
     count: u64,
-    /// The release threshold before the first user.
+    /// The release threshold from before the first user.
     before_bytes: u64,
 }
 
 impl PoolUsers {
-    /// Adds a user (`keep`) or removes one. Returns the new count and the threshold to set, if it
+    /// Adds a user (`keep`) or removes one. Returns the new value and the threshold to set, if it
     /// changes. Returns `None` if there is no user to remove.
     pub fn after(self, keep: bool, now_bytes: u64) -> Option<(Self, Option<u64>)> {
         let Self { count, before_bytes } = self;
         match (keep, count) {
             (true, 0) => Some((Self { count: 1, before_bytes: now_bytes }, Some(u64::MAX))),
-            // Set it again: another library may have lowered it.
+            // Set the threshold again: another library may have lowered it.
             (true, _) => Some((Self { count: count + 1, before_bytes }, Some(u64::MAX))),
             (false, 0) => None,
             (false, 1) => Some((Self::default(), Some(before_bytes))),

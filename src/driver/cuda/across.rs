@@ -1,8 +1,9 @@
 //! Streams of other contexts, and primary contexts of other devices.
 //!
-//! An event can be recorded only on a stream of its own context. For a stream of another context, an
-//! event of that context is recorded there. A stream of this context waits for it, and the requested
-//! event is recorded on that stream. So blocks of this device can be used on streams of other contexts,
+//! An event can be recorded only on a stream of its own context. For a stream of another context, the
+//! driver creates a second event in that context and records it on the stream. A stream of this context
+//! then waits for the second event, and the requested event is recorded on this stream. So blocks of
+//! this device can be used on streams of other contexts, of this device or another.
 //! of this device or another.
 //!
 //! Source: CUDA driver API, `cuEventRecord` (event and stream must be of one context) and
@@ -21,7 +22,8 @@ const CONTEXT_DESTROYED: [i64; 3] = [1, 201, 709];
 
 impl Cuda {
     /// Records `event` after the work submitted to `stream` so far, if the stream belongs to another
-    /// context. Otherwise returns `refused`, the error of the first attempt.
+    /// context. Otherwise returns `refused`, the error of the first attempt to record `event` on
+    /// `stream`.
     #[cold]
     pub(super) fn record_across(
         &self,
@@ -40,12 +42,12 @@ impl Cuda {
             .and_then(|_entered| self.api.event_create(&mut between, NO_TIMING).ok());
         match made {
             Ok(()) => {}
-            // The context was destroyed, and the stream with it.
+            // The other context was destroyed, and its streams with it.
             Err(error) if CONTEXT_DESTROYED.contains(&error.code()) => return refused.ok(),
             Err(error) => return Err(error),
         }
         let recorded = self.record_behind(event, between, theirs, stream);
-        // The driver keeps the event until all waits for it have finished.
+        // Safe although a stream may still wait for the event: CUDA keeps the event until then.
         let destroyed = self.api.event_destroy(between).ok();
         recorded.and(destroyed)
     }
@@ -60,7 +62,8 @@ impl Cuda {
         {
             let _entered = self.enter_context(theirs)?;
             self.api.event_record(between, stream.0).ok()?;
-            // A stream that waits for an event of a capture would join that capture.
+            // Fail before the wait below: a stream that waits for an event of a capture joins that
+            // capture.
             if self.status_of(stream)? != CaptureStatus::None {
                 let message = format!("stream {stream} is being captured");
                 let kind = DriverErrorKind::CaptureActive;
@@ -68,8 +71,8 @@ impl Cuda {
             }
         }
         let _entered = self.enter()?;
-        // Locked during both calls: otherwise the event could also wait for work that another thread
-        // adds.
+        // Locked during both calls. Otherwise another thread could add a wait between them, and the
+        // event would also wait for that thread's work.
         let mut bridge = self.bridge.lock();
         let ours = match *bridge {
             Some(ours) => ours,
@@ -82,14 +85,14 @@ impl Cuda {
         self.api.event_record(event.0, ours).ok()
     }
 
-    /// Returns the driver's handle of a device.
+    /// Returns CUDA's handle (`CUdevice`) of another device.
     pub(super) fn number_of(&self, other: DeviceId) -> DriverResult<i32> {
         let ordinal = i32::try_from(other.0).unwrap_or(i32::MAX);
         got(|device| self.api.device_get(device, ordinal))
     }
 
-    /// Returns the primary context of another device, and retains it until this device is dropped.
-    /// Access that is enabled for a context ends when the context is destroyed.
+    /// Returns the primary context of another device, and retains it until this `Cuda` is dropped.
+    /// Destroying the context would end the access that was enabled for it.
     pub(super) fn context_of(&self, other: DeviceId) -> DriverResult<u64> {
         let device = self.number_of(other)?;
         let mut retained = self.others.lock();

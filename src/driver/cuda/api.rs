@@ -1,11 +1,13 @@
 //! The functions of the driver library, each looked up by name when the library is loaded.
 //!
-//! This is the only list of signatures. A function that an older driver lacks is absent, and a call to
-//! it returns an error with its name. Result codes are plain numbers, because newer drivers have unknown
-//! codes. Handles are 64-bit numbers, because the library's handles are pointers to its own objects.
+//! This is the only list of signatures. A function that an older driver lacks is `None`. Calling it
+//! returns an error with its name. Result codes are plain numbers, because newer drivers return codes
+//! that are unknown here. Handles are 64-bit numbers, because the library's handles are pointers to its
+//! own objects.
 //!
-//! Trust: handles and addresses come from this driver, or the caller is responsible for them. The library
-//! checks addresses, but not the handles of streams, events and graphs.
+//! Safety relies on the arguments: handles and addresses come from this driver, or the caller is
+//! responsible for them. The library checks addresses, but not the handles of streams, events and
+//! graphs.
 //!
 //! Source of names and signatures: `cuda.h`.
 #![expect(unsafe_code, reason = "calling a foreign library")]
@@ -21,7 +23,8 @@ use libloading::Library;
 use crate::driver::DriverResult;
 use crate::error::{DriverError, DriverErrorKind};
 
-/// Result of a call: its name, and the library's code. `None` if the function is absent.
+/// Result of a call: the function's name and the library's code. The code is `None` if the function is
+/// absent.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub(super) struct Status {
@@ -82,8 +85,8 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
         // 709: the stream's context was destroyed, and the stream with it.
         1 | 400 | 709 => DriverErrorKind::InvalidValue,
         900..=908 => DriverErrorKind::CaptureActive,
-        // Errors of kernels and of the hardware last until the process ends, and so does a driver that
-        // shuts down.
+        // An error of a kernel or of the hardware lasts until the process ends. So does the code of a
+        // driver that is shutting down.
         4 | 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 721 | 999 => {
             DriverErrorKind::DeviceLost
         }
@@ -91,8 +94,8 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     }
 }
 
-/// Returns the address of a function in the library. It is untyped, so that the lookup is compiled once
-/// and not for each signature.
+/// Returns the address of a function in the library. The result is untyped, so this is compiled once
+/// and not once per signature.
 fn address_of(library: &Library, name: &str) -> Option<NonNull<c_void>> {
     // SAFETY: any symbol may be read as an untyped pointer; it is not followed here.
     let found = unsafe { library.get::<*mut c_void>(name.as_bytes()) };
@@ -360,7 +363,8 @@ fn load() -> Result<Api, DriverError> {
         match unsafe { Library::new(name) } {
             Ok(library) => {
                 let api = Api::new(library);
-                // `API` is not set yet, so `Status::ok` could not describe the error.
+                // `Status::ok` would look up the code's description through `API`, which is not set
+                // yet.
                 return match api.init(0).code() {
                     Some(SUCCESS) => Ok(api),
                     Some(code) => {
@@ -371,7 +375,7 @@ fn load() -> Result<Api, DriverError> {
                     None => Err(missing(format!("{name} has no cuInit"))),
                 };
             }
-            // The source of the error is the loader's message, which names the file.
+            // `error.source()` is the loader's message, which names the file.
             Err(error) => {
                 reasons.push(error.source().map_or_else(|| error.to_string(), ToString::to_string));
             }
@@ -395,7 +399,8 @@ impl Api {
             && has!(self: piece_create, piece_release, piece_map, piece_unmap)
     }
 
-    /// The functions for memory of graphs are optional: see `graph_usage`.
+    /// Returns whether all functions of pools are present, except those for memory of graphs, which are
+    /// optional: see `graph_usage`.
     pub(super) fn has_pools(&self) -> bool {
         has!(self: pool_default, pool_create, pool_destroy, pool_allocate, pool_free)
             && has!(self: pool_trim, pool_get, pool_set)
@@ -434,7 +439,8 @@ impl Api {
     /// Copies bytes to the device and waits for the copy.
     pub(super) fn copy_from_host(&self, to: u64, from: &[u8], stream: u64) -> DriverResult<()> {
         self.copy_in(to, from.as_ptr().cast(), from.len(), stream).ok()?;
-        // The copy may still read pageable memory, and the slice is valid only during this call.
+        // `cuMemcpyHtoDAsync` may read pageable memory after it returns. The slice is valid only during
+        // this call.
         self.stream_synchronize(stream).ok()
     }
 

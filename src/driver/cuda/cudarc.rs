@@ -1,9 +1,10 @@
 //! A cudarc slice over memory that cudarc does not free.
 //!
 //! cudarc's functions take a `CudaSlice`, or types that implement its traits. [`CudaVec`] is a
-//! `CudaSlice` together with a keeper, which owns the memory and keeps the stream alive. Its drop leaks
-//! the slice: the stream waits for the slice's last reader and writer, which cudarc tracks, and nothing
-//! is freed. Then it drops the keeper, after the slice's own reference to the stream.
+//! `CudaSlice` together with a keeper: an object that owns the memory and keeps the stream alive. The
+//! drop of a `CudaVec` first leaks the slice. That makes the stream wait for the slice's last reader
+//! and writer, which cudarc tracks, and frees nothing. Then it drops the keeper, so the slice's
+//! reference to the stream is dropped first.
 //!
 //! A slice's address is never read with `device_ptr`: cudarc would count that as a read and forget the
 //! previous reader.
@@ -53,7 +54,8 @@ fn primary_context(device: DeviceId) -> DriverResult<u64> {
     Ok(context)
 }
 
-/// Returns the address of a slice, and the slice. Its stream waits for all uses that cudarc tracks.
+/// Returns the address of a slice, and the slice. The slice's stream waits for all uses that cudarc
+/// tracks.
 pub(crate) fn with_address<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSlice<T>)> {
     let (stream, len) = (Arc::clone(slice.stream()), slice.len());
     can_make_events(&stream)?;
@@ -63,8 +65,8 @@ pub(crate) fn with_address<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSli
     Ok((address, unsafe { stream.upgrade_device_ptr(address, len) }))
 }
 
-/// Checks that cudarc can create events. cudarc panics if it cannot create the events of a slice. That
-/// happens on a lost device, or when cudarc has kept an earlier error. Here it is an error.
+/// Returns an error if cudarc cannot create events. cudarc panics if it cannot create the events of a
+/// slice, which happens on a lost device or when cudarc has kept an earlier error.
 fn can_make_events(stream: &CudaStream) -> DriverResult<()> {
     let made = stream.context().new_event(None).map(drop);
     made.map_err(|cudarc::driver::DriverError(code)| {
@@ -80,13 +82,13 @@ pub struct CudaVec<T> {
     address: u64,
     /// `Some` until the drop.
     slice: Option<CudaSlice<T>>,
-    /// Owns the memory and the slice's stream. Dropped after the slice.
+    /// Owns the memory and keeps the slice's stream alive. Dropped after the slice.
     keeps: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl<T> CudaVec<T> {
-    /// Creates a slice of `len` values at `address`. It is valid as long as `keeps` lives, which must
-    /// also keep the stream alive.
+    /// Creates a slice of `len` values at `address`. The slice is valid as long as `keeps` lives, so
+    /// `keeps` must also keep the stream alive.
     ///
     /// # Errors
     ///
@@ -129,7 +131,8 @@ impl<T> CudaVec<T> {
         self.inside().as_view()
     }
 
-    /// Returns the owner of the memory. The slice's stream waits for the slice's readers and writers.
+    /// Leaks the slice and returns the owner of the memory. The slice's stream waits for the slice's
+    /// readers and writers.
     pub(crate) fn into_keeper(mut self) -> Box<dyn Any + Send + Sync> {
         self.keeps.take().expect("the keeper is present until the drop")
     }

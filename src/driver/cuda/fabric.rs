@@ -1,10 +1,10 @@
 //! Fabric handles: handles of memory that other machines of the same fabric can import.
 //!
-//! A device with fabric support may still not be allowed to use it. Without a running fabric manager, or
-//! without its channel in this container, creating such memory fails. So it is tried once, with the
-//! smallest piece, and the result is cached. Where fabric handles are not allowed, memory is created
+//! A device with fabric support may still not be allowed to use it: creating such memory fails without
+//! a running fabric manager, or without its channel in this container. So the driver tries once, with
+//! the smallest piece, and caches the result. Where fabric handles are not allowed, memory is created
 //! with descriptors. Only success and refusal are cached. After any other failure, such as lack of
-//! memory, it is tried again the next time.
+//! memory, the next query tries again.
 
 use super::Cuda;
 use super::api::got;
@@ -16,13 +16,13 @@ use crate::error::{DriverError, DriverErrorKind};
 const FABRIC: u32 = 8;
 
 impl Cuda {
-    /// Returns the handle types of a piece for the fabric. It can also be exported as a descriptor if
-    /// supported.
+    /// Returns the handle types for a piece with a fabric handle. They include the descriptor if the
+    /// device supports it.
     pub(super) fn fabric_kinds(&self) -> u32 {
         FABRIC | if self.can.descriptors { DESCRIPTOR } else { 0 }
     }
 
-    /// Returns whether pieces can be created with fabric handles. Tries it at the first call.
+    /// Returns whether pieces can be created with fabric handles. The first call tries to create one.
     pub(super) fn has_fabric(&self) -> bool {
         if !self.can.fabric || !self.can.virtual_memory {
             return false;

@@ -1,8 +1,9 @@
 //! Holds back the work of a CUDA stream with a number in pinned host memory.
 //!
-//! The device waits at a point of the stream until the number is large enough. It blocks no thread of
-//! the program or the driver, so streams wait independently. Streams that share a hardware queue still
-//! run one after the other. There are eight such queues (`CUDA_DEVICE_MAX_CONNECTIONS`).
+//! The device waits at a point of the stream (`cuStreamWaitValue32`) until the number is large enough.
+//! The wait blocks no thread of the program or the driver, so streams wait independently. Only streams
+//! that share a hardware queue run one after the other. A device has eight such queues
+//! (`CUDA_DEVICE_MAX_CONNECTIONS`).
 #![expect(unsafe_code, reason = "memory that the device reads while we write")]
 
 use std::sync::Arc;
@@ -20,9 +21,9 @@ use crate::ids::StreamId;
 const SEEN_BY_DEVICES: u32 = 3;
 /// `CU_STREAM_WAIT_VALUE_GEQ`: waits until `number - value >= 0`, as a signed difference.
 const AT_LEAST: u32 = 0;
-/// One for each stream whose work was ever held back.
+/// The length of the array: one number for each stream whose work was ever held back.
 const NUMBERS: usize = 1024;
-/// Larger than the value of any gate: all gates are open.
+/// A number larger than the value of any gate, so all gates of the stream are open.
 const ALL_OPEN: u32 = i32::MAX as u32;
 
 /// The numbers that streams wait for, in pinned host memory.
@@ -30,7 +31,7 @@ struct Numbers {
     api: &'static Api,
     device: i32,
     context: u64,
-    /// Address of the numbers for the program (`here`) and for the device (`there`).
+    /// Address of the array for the program (`here`) and for the device (`there`).
     here: u64,
     there: u64,
 }
@@ -42,7 +43,7 @@ impl std::fmt::Debug for Numbers {
 }
 
 impl Numbers {
-    /// Creates the numbers, all 0. The context is retained as long as they live.
+    /// Creates the numbers, all 0. They retain the context as long as they live.
     fn new(cuda: &Cuda) -> DriverResult<Self> {
         let api = cuda.api;
         let context = got(|context| api.context_retain(context, cuda.device))?;
@@ -69,7 +70,8 @@ impl Drop for Numbers {
     fn drop(&mut self) {
         if self.here != 0 && self.api.context_push(self.context).ok().is_ok() {
             (0..NUMBERS).for_each(|at| self.number(at).store(ALL_OPEN, Ordering::Release));
-            // After this no stream reads the numbers any more. A lost device does not read either.
+            // After this wait no stream reads the numbers any more. If it fails, the device is lost and
+            // does not read them either.
             let _ = self.api.context_synchronize();
             let _ = self.api.host_free(self.here);
             let mut popped = 0;
@@ -79,7 +81,7 @@ impl Drop for Numbers {
     }
 }
 
-/// The number that each stream waits for.
+/// The assignment of numbers to streams.
 #[derive(Debug, Default)]
 pub(super) struct Gates {
     numbers: Option<Arc<Numbers>>,
@@ -92,7 +94,7 @@ pub(super) struct Gates {
 }
 
 impl Gates {
-    /// Removes a destroyed stream. Its number can be reused if all its gates are open.
+    /// Removes a destroyed stream. Its number is reused if all its gates are open.
     pub(super) fn forget(&mut self, stream: u64) {
         if let (Some(numbers), Some((at, gates))) = (&self.numbers, self.streams.remove(&stream))
             && numbers.number(at).load(Ordering::Acquire) >= gates
@@ -102,8 +104,8 @@ impl Gates {
     }
 }
 
-/// Holds back work submitted to a stream after it. Dropping it lets the stream run past this and all
-/// earlier gates of the stream.
+/// Holds back work submitted to its stream after it. Dropping it lets the stream run past this gate and
+/// all earlier ones.
 #[derive(Debug)]
 pub struct Gate {
     numbers: Arc<Numbers>,
@@ -127,8 +129,8 @@ fn too_many(what: &str) -> DriverError {
     DriverError::new(kind, "cuStreamWaitValue32_v2", 0, format!("more than {what}"))
 }
 
-/// Calls that wait for the device, including `free`, deadlock if the calling thread has a closed gate.
-/// Use [`Gated`](crate::driver::Gated), which opens gates before such calls.
+/// Calls that wait for the device, such as `free`, deadlock if the calling thread holds a closed gate.
+/// Use [`Gated`](crate::driver::Gated), which opens the gates before such calls.
 impl HoldsWork for Cuda {
     type Gate = Gate;
 

@@ -98,8 +98,8 @@ impl Cuda {
         })
     }
 
-    /// Returns status and id of a capture, from drivers without further information. The oldest drivers
-    /// have no captures: returns 0 for both.
+    /// Returns status and id of a capture, on a driver that returns no more. Returns 0 for both if the
+    /// driver has no captures.
     fn oldest_capture_info(&self, stream: StreamId) -> DriverResult<(u32, u64)> {
         let (mut status, mut id) = (0, 0);
         let queried = self.api.capture_info_1(stream.0, &mut status, &mut id);
@@ -150,7 +150,7 @@ impl Capture for Cuda {
         let _entered = self.enter()?;
         self.api.capture_begin(stream.0, RELAXED).ok()?;
         self.capture_info(stream).map(|info| info.id).inspect_err(|_| {
-            // End the capture: the caller has no id for it.
+            // End the capture: the caller gets no id with which to end it.
             let mut graph = 0;
             if self.api.capture_end(stream.0, &mut graph).ok().is_ok() {
                 let _ = self.api.graph_destroy(graph);
@@ -173,8 +173,8 @@ impl Capture for Cuda {
         let query = |nodes: *mut u64, count: &mut usize| {
             let older = self.api.node_dependencies_1(node.0, nodes, count);
             match older.code() {
-                // This function exists on older drivers. It fails where edges carry data; then the newer
-                // one works.
+                // The older function is tried first, because more drivers have it. It fails for a graph
+                // whose edges carry data. The newer function supports them.
                 Some(0) => Ok(()),
                 _ => self.api.node_dependencies_2(node.0, nodes, ptr::null_mut(), count).ok(),
             }

@@ -1,8 +1,8 @@
 //! Virtual memory of a CUDA device.
 //!
-//! Pieces are pinned device memory, with GPUDirect RDMA if the device supports it. A piece can be shared
-//! with other processes as a file descriptor if it was created for that, and with other machines as a
-//! fabric handle (`fabric`).
+//! Pieces are pinned device memory, with GPUDirect RDMA if the device supports it. A piece can be
+//! shared only in the ways it was created for: with other processes as a file descriptor, with other
+//! machines as a fabric handle (`fabric`).
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -131,7 +131,7 @@ impl VirtualMemory for Cuda {
     fn import(&self, descriptor: OwnedFd, _size_bytes: u64) -> DriverResult<PhysicalId> {
         self.check_descriptors("cuMemImportFromShareableHandle")?;
         let _entered = self.enter()?;
-        // The library takes the number in place of a pointer. A wrong size fails at `map`.
+        // The library takes the descriptor in place of a pointer. A wrong size is detected by `map`.
         let number = u64::try_from(descriptor.as_raw_fd()).unwrap_or(u64::MAX);
         got(|piece| self.api.piece_import(piece, number, DESCRIPTOR)).map(PhysicalId)
     }

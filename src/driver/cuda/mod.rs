@@ -1,20 +1,19 @@
 //! CUDA devices.
 //!
-//! The driver library is loaded when the first device is opened. Without one, opening fails with an
-//! error. The functions that the library exports and the attributes of the device decide which parts a
-//! device has. cudarc is not used here: its result codes are a Rust enum, and the program chooses which
-//! version of it is linked.
+//! The driver library (`libcuda`) is loaded when the first device is opened. Without it, opening fails
+//! with an error. Which optional parts a device has depends on the functions that the library exports
+//! and on the attributes of the device. cudarc is not used here, for two reasons: its result codes are
+//! a Rust enum, and the program chooses which version of it is linked.
 //!
 //! The device's **primary context** is used, as in PyTorch and the CUDA runtime, so memory, streams and
-//! events are shared with them. It is made current for each call that needs it, and the previous context
-//! is restored afterwards. Stream-ordered calls need it on default streams only. Streams of other
-//! libraries are used by their handles: 0 and 1 are the legacy default stream, 2 is the per-thread
-//! default stream.
+//! events are shared with them. Each call that needs the context makes it current and then restores the
+//! previous one. Stream-ordered calls need it on default streams only. Streams of other libraries are
+//! named by their handles: 0 and 1 are the legacy default stream, 2 is the per-thread default stream.
 //!
 //! While any thread captures in the mode `global`, allocating, freeing and querying an event would
-//! invalidate that capture. So the thread's capture mode is relaxed during such calls.
+//! invalidate that capture. So these calls set the thread's capture mode to relaxed while they run.
 //!
-//! An error of a kernel stays with the context. The first call that notices it fails with the kind
+//! An error of a kernel stays with the context. The first call that reports it fails with the kind
 //! `DeviceLost`, and so does every later call.
 //!
 //! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`, `across`, `processes`,
@@ -92,11 +91,11 @@ pub struct Cuda {
     granularity_bytes: u64,
     /// PCI bus id, if the driver returned one. Other libraries identify devices by it.
     bus: Option<String>,
-    /// Streams created here.
+    /// Streams that this driver created.
     streams: Mutex<HashSet<u64>>,
-    /// Pools created here.
+    /// Pools that this driver created.
     own_pools: Mutex<HashSet<u64>>,
-    /// Whether fabric handles are allowed. `None` until that was tried.
+    /// Whether fabric handles are allowed. `None` until the driver has tried to create one.
     fabric: Mutex<Option<bool>>,
     /// Streams whose work was ever held back.
     gates: Mutex<Gates>,
@@ -104,13 +103,13 @@ pub struct Cuda {
     captures_expected: AtomicUsize,
     /// Primary contexts of other devices, by the driver's device handles.
     others: Mutex<Vec<(i32, u64)>>,
-    /// Stream that waits for streams of other contexts, so that an event of this context can be recorded
-    /// after their work (see `across`). Created at the first use.
+    /// Stream for recording events after the work of streams of other contexts (see `across`). Created
+    /// at the first use.
     bridge: Mutex<Option<u64>>,
 }
 
-/// Parts that the device and its driver support. A part is missing if the library lacks one of its
-/// functions.
+/// Optional parts that the device and its library support. A part is missing if the library lacks one
+/// of its functions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Abilities {
     virtual_memory: bool,
@@ -120,7 +119,8 @@ struct Abilities {
     capture: bool,
     ipc: bool,
     peers: bool,
-    /// Supported by the device. Whether the system allows it is tried at the first use.
+    /// Whether the device supports fabric handles. `has_fabric` finds out at the first use whether the
+    /// system allows them.
     fabric: bool,
 }
 
@@ -137,7 +137,7 @@ impl Drop for Entered {
     fn drop(&mut self) {
         if let Some(api) = self.0 {
             let mut popped = 0;
-            // This thread has pushed it. If the pop fails, there is nothing left to do.
+            // This thread has pushed the context. A failed pop cannot be handled here.
             let _ = api.context_pop(&mut popped);
         }
     }
@@ -151,7 +151,7 @@ struct Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        // This thread has exchanged it, so exchanging it back succeeds.
+        // This thread has exchanged the mode before, so this exchange succeeds.
         let _ = self.api.exchange_capture_mode(&mut self.before);
     }
 }
@@ -221,7 +221,8 @@ impl Cuda {
             own_pools: Mutex::default(),
             fabric: Mutex::default(),
             gates: Mutex::default(),
-            // Without the calls for captures nothing can announce them, so always expect one.
+            // If the device has no calls for captures, `expect_captures` cannot be called. So a capture
+            // is always expected.
             captures_expected: AtomicUsize::new(usize::from(!can.capture)),
             others: Mutex::default(),
             bridge: Mutex::default(),
@@ -248,9 +249,10 @@ impl Cuda {
         self.enter_context(self.context)
     }
 
-    /// Makes the context current for a stream-ordered call on `stream`, if the call needs that. Only the
-    /// default streams are those of the current context; other handles determine their context. Querying
-    /// the current context would cost as much as the rest of what such a call does here.
+    /// Makes the context current for a stream-ordered call on `stream`, if `stream` is a default
+    /// stream. The handles of default streams mean the streams of the current context. Any other handle
+    /// determines its context. The function does not query the current context first: the query would
+    /// double the cost of this step.
     ///
     /// Source: CUDA driver API, `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`: the context is invalid
     /// when the "default stream \[is\] specified with no current context".
@@ -259,8 +261,8 @@ impl Cuda {
         if stream.0 > LAST_DEFAULT_STREAM { Ok(Entered(None)) } else { self.enter() }
     }
 
-    /// Runs a stream-ordered call. If the driver requires a current context after all, runs it once more
-    /// with one.
+    /// Runs a stream-ordered call. If the driver reports an invalid context, repeats the call with the
+    /// device's context current.
     #[inline]
     fn in_order_of(&self, stream: StreamId, mut call: impl FnMut() -> Status) -> DriverResult<()> {
         let _entered = self.enter_for(stream)?;
@@ -269,12 +271,12 @@ impl Cuda {
         if status.code() != Some(INVALID_CONTEXT) {
             return status.ok();
         }
-        // A call with an invalid context has had no effect.
+        // The failed call has had no effect, so it can be repeated.
         let _entered = self.enter()?;
         call().ok()
     }
 
-    /// Makes the context current and allows calls that would invalidate a capture, while the guards
+    /// Makes the context current and relaxes the thread's capture mode (see `relax`), while the guards
     /// live.
     fn enter_relaxed(&self) -> DriverResult<(Option<Relaxed>, Entered)> {
         let entered = self.enter()?;
@@ -291,14 +293,14 @@ impl Cuda {
         Ok(Entered(Some(self.api)))
     }
 
-    /// Calls [`relax`](Self::relax) if captures are expected. Otherwise saves two calls of the driver.
+    /// Calls [`relax`](Self::relax) if captures are expected. If not, saves two calls of the library.
     #[inline]
     fn relax_if_captures(&self) -> Option<Relaxed> {
         if self.captures_expected.load(Ordering::Relaxed) == 0 { None } else { self.relax() }
     }
 
-    /// Allows calls that would invalidate a capture of this or another thread, while the guard lives.
-    /// Allocating does not depend on the order of captured work, so such calls are safe.
+    /// Relaxes the thread's capture mode while the guard lives. The thread's calls then invalidate no
+    /// capture. That is safe, because these calls do not depend on the order of captured work.
     fn relax(&self) -> Option<Relaxed> {
         let mut mode = RELAXED;
         let exchanged = self.api.exchange_capture_mode(&mut mode).ok().is_ok();
@@ -360,7 +362,8 @@ impl Driver for Cuda {
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        // Locked during the call: another new stream may get the same handle.
+        // Locked during the call: once the stream is destroyed, `create_stream` on another thread may
+        // get and insert the same handle.
         let mut streams = self.streams.lock();
         if !streams.contains(&stream.0) {
             return Err(foreign("cuStreamDestroy_v2", "stream", stream.0));
@@ -374,7 +377,7 @@ impl Driver for Cuda {
 
     fn synchronize_stream(&self, stream: StreamId) -> DriverResult<()> {
         let _entered = self.enter()?;
-        // Another stream may be captured.
+        // Another stream may be captured, and this call must not invalidate that capture.
         let _relaxed = self.relax();
         self.api.stream_synchronize(stream.0).ok()
     }
@@ -466,7 +469,7 @@ impl Driver for Cuda {
         self.can.capture.then_some(self as &dyn Capture)
     }
 
-    /// The first call loads the management library, which takes tens of milliseconds.
+    /// The first call loads NVML, which takes tens of milliseconds.
     fn processes(&self) -> Option<&dyn Processes> {
         self.has_process_list().then_some(self as &dyn Processes)
     }
@@ -476,7 +479,8 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         let streams = std::mem::take(&mut *self.streams.lock());
         let pools = std::mem::take(&mut *self.own_pools.lock());
-        // Another thread may be capturing on this context.
+        // Another thread may be capturing in this context, and these calls must not invalidate that
+        // capture.
         let _relaxed = self.relax();
         if let Ok(_entered) = self.enter() {
             // A failed call leaks the object. A drop cannot report it.
@@ -485,7 +489,7 @@ impl Drop for Cuda {
                 .iter()
                 .chain(&bridge)
                 .for_each(|stream| drop(self.api.stream_destroy(*stream).ok()));
-            // A pool with a block in use is left to the context: see `MemoryPools::destroy_pool`.
+            // A pool with a block in use is not destroyed: see `MemoryPools::destroy_pool`.
             let is_empty =
                 |pool: &&u64| self.usage(DriverPoolId(**pool)).is_ok_and(|u| u.used_bytes == 0);
             let empty = pools.iter().filter(is_empty);

@@ -1,4 +1,4 @@
-//! Sharing with other processes, and access from other devices.
+//! The parts [`Ipc`] and [`Peers`]: sharing with other processes, and access from other devices.
 
 use super::api::{IpcHandle, got};
 use super::{Cuda, size};
@@ -36,7 +36,7 @@ impl Peers for Cuda {
     }
 
     fn enable_access(&self, other: DeviceId) -> DriverResult<()> {
-        // Access is enabled in the context that gets it: the other device's.
+        // CUDA enables access in the context that gets it: the other device's.
         let _entered = self.enter_context(self.context_of(other)?)?;
         let enabled = self.api.peer_enable(self.context, 0);
         if enabled.code() == Some(ENABLED_ALREADY) {

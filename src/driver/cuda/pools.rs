@@ -2,8 +2,8 @@
 //!
 //! While any thread captures in the mode `global`, allocating, freeing and trimming fail on all threads
 //! and invalidate that capture. (Observed with driver 13.0, also on streams that are not captured.)
-//! These calls do not depend on the order of captured work, so the thread's capture mode is relaxed for
-//! them. Allocating and freeing do that only while captures are expected.
+//! These calls do not depend on the order of captured work. So trimming always sets the thread's
+//! capture mode to relaxed while it runs; allocating and freeing do so while captures are expected.
 
 #[cfg(test)]
 mod tests;
@@ -19,15 +19,15 @@ use crate::driver::{DriverPoolId, DriverPoolUsage, DriverResult, MemoryPools};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, StreamId};
 
-/// `CUmemPool_attribute` numbers of reuse: after events, of finished work, with dependencies that the
-/// driver inserts.
+/// `CUmemPool_attribute` numbers for reuse: after events, after finished work, with dependencies that
+/// the driver inserts.
 const REUSE: [u32; 3] = [1, 2, 3];
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
 const RELEASE_THRESHOLD: u32 = 4;
 
 /// `CUmemPool_attribute` numbers: used bytes, their high mark, reserved bytes, their high mark.
 const OF_POOLS: [u32; 4] = [7, 8, 5, 6];
-/// The same numbers of `CUgraphMem_attribute`.
+/// `CUgraphMem_attribute` numbers of the same counters.
 const OF_GRAPHS: [u32; 4] = [0, 1, 2, 3];
 
 fn usage(
@@ -67,7 +67,8 @@ impl MemoryPools for Cuda {
     }
 
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()> {
-        // Both are locked during the call: another new pool may get the same handle.
+        // Both locks are held during the call: once the pool is destroyed, `create_pool` on another
+        // thread may get the same handle.
         let mut own = self.own_pools.lock();
         if !own.contains(&pool.0) {
             return Err(foreign("cuMemPoolDestroy", "pool", pool.0));
@@ -90,8 +91,8 @@ impl MemoryPools for Cuda {
     }
 
     fn keep_memory(&self, pool: DriverPoolId, keep: bool) -> DriverResult<()> {
-        // Locked during the calls: two users may come at the same time, through two [`Cuda`] values of
-        // the device.
+        // Locked during the calls: two threads may add users at the same time, through two [`Cuda`]
+        // values of the device.
         let mut all = POOL_USERS.lock();
         let now_bytes = self.release_threshold(pool)?;
         let changed = all.get(&pool).copied().unwrap_or_default().after(keep, now_bytes);
@@ -109,7 +110,8 @@ impl MemoryPools for Cuda {
     }
 
     fn allow_reuse(&self, pool: DriverPoolId) -> DriverResult<()> {
-        // The driver reads these attributes as 32 bits: the lower half on little-endian machines.
+        // The driver reads these attributes as 32-bit values: the lower half on a little-endian
+        // machine.
         let allow = |flag| self.api.pool_set(pool.0, flag, &mut 1).ok();
         REUSE.into_iter().try_for_each(allow)
     }
@@ -145,7 +147,7 @@ impl MemoryPools for Cuda {
         [used_high, reserved_high].into_iter().try_for_each(reset)
     }
 
-    /// Returns zeros if the driver lacks the counters: older drivers have no memory of graphs.
+    /// Returns zeros if the library lacks the function: older drivers hold no memory for graphs.
     fn graph_usage(&self) -> DriverResult<DriverPoolUsage> {
         if self.api.graph_memory_get.is_none() {
             return Ok(DriverPoolUsage::default());

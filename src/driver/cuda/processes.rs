@@ -1,9 +1,9 @@
 //! Lists the processes that hold memory of a CUDA device, with the management library NVML.
 //!
-//! NVML comes with the driver, but is missing in some containers. It is loaded at the first use; without
-//! it there is only no list. It numbers devices differently (it ignores `CUDA_VISIBLE_DEVICES`), so a
-//! device is found by its PCI bus id. Process ids are those that the driver sees: in a container they
-//! may be those of the host, or the list may be empty.
+//! NVML comes with the driver, but is missing in some containers. It is loaded at the first use.
+//! Without it the list is absent. NVML numbers devices differently (it ignores `CUDA_VISIBLE_DEVICES`),
+//! so a device is found by its PCI bus id. Process ids are those that the kernel driver sees: in a
+//! container they may be those of the host, or the list may be empty.
 
 #![expect(unsafe_code, reason = "calling a foreign library")]
 
@@ -21,16 +21,17 @@ use crate::error::{DriverError, DriverErrorKind};
 /// Names of the library. The second exists only where development files are installed.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// `nvmlProcessInfo_t.usedGpuMemory` if it is not available (`NVML_VALUE_NOT_AVAILABLE`).
+/// `NVML_VALUE_NOT_AVAILABLE`: the value of `nvmlProcessInfo_t.usedGpuMemory` if it is not known.
 const UNKNOWN_BYTES: u64 = u64::MAX;
 
-/// Space for processes that start between the call that counts and the call that lists.
+/// Extra entries for processes that start between the call that returns the count and the call that
+/// lists.
 const HEADROOM: c_uint = 5;
 
-/// A device's handle (`nvmlDevice_t`): a pointer that only the library dereferences.
+/// A device's handle (`nvmlDevice_t`): a pointer that only NVML dereferences.
 type DeviceHandle = *mut c_void;
 
-/// `nvmlProcessInfo_t` of `nvml.h`, in the layout of the `_v3` calls.
+/// `nvmlProcessInfo_t` of `nvml.h`, as the functions with the suffix `_v3` write it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProcessInfo {
@@ -57,7 +58,7 @@ type StartCall = unsafe extern "C" fn() -> Code;
 /// `nvmlDeviceGetHandleByPciBusId_v2`.
 type FindCall = unsafe extern "C" fn(bus: *const c_char, device: *mut DeviceHandle) -> Code;
 
-/// The functions that are used.
+/// The functions of NVML that are used here.
 struct Nvml {
     find: FindCall,
     computing: Option<ListCall>,
@@ -104,7 +105,7 @@ fn device_at(library: &Nvml, bus: &str) -> Result<DeviceHandle, Code> {
     }
 }
 
-/// Returns the list that one of the calls reports for a device.
+/// Returns the list that the function `call` reports for a device.
 fn processes_of(device: DeviceHandle, call: ListCall) -> Result<Vec<ProcessInfo>, Code> {
     let mut count = 0;
     // SAFETY: with a count of zero, the call only writes the number of processes.
@@ -125,7 +126,7 @@ fn processes_of(device: DeviceHandle, call: ListCall) -> Result<Vec<ProcessInfo>
 }
 
 impl Cuda {
-    /// Returns whether the library is loaded and knows this device.
+    /// Returns whether NVML is loaded and finds this device.
     pub(super) fn has_process_list(&self) -> bool {
         let known = |bus: &str| library().is_some_and(|library| device_at(library, bus).is_ok());
         self.bus.as_deref().is_some_and(known)
@@ -133,7 +134,7 @@ impl Cuda {
 }
 
 impl Processes for Cuda {
-    /// Leaves out processes whose bytes are not available.
+    /// Lists the processes whose bytes are available.
     fn list(&self) -> DriverResult<Vec<ProcessUsage>> {
         let (Some(bus), Some(library)) = (self.bus.as_deref(), library()) else {
             let message =
@@ -146,7 +147,7 @@ impl Processes for Cuda {
         let asked = |call: Option<ListCall>| processes_of(device, call.ok_or(NOT_SUPPORTED)?);
         let computing = asked(library.computing)
             .map_err(|code| failed("nvmlDeviceGetComputeRunningProcesses_v3", code))?;
-        // On some drivers a device without a display has no such list.
+        // On some drivers a device without a display has no list of graphics processes.
         let drawing = match asked(library.drawing) {
             Err(NOT_SUPPORTED) => Vec::new(),
             other => {
@@ -168,8 +169,8 @@ fn failed(call: &'static str, code: Code) -> DriverError {
     DriverError::new(kind, call, code.into(), message)
 }
 
-/// Returns one entry per process. A process that both computes and draws is in both lists with the same
-/// bytes.
+/// Returns one entry per process. A process that both computes and draws is in both lists of NVML, with
+/// the same bytes.
 fn merged(processes: impl Iterator<Item = ProcessInfo>) -> Vec<ProcessUsage> {
     let mut bytes_of = HashMap::<u32, u64>::new();
     for process in processes {

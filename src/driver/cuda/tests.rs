@@ -1,4 +1,4 @@
-//! Tests that need no device. Those with a device are in `tests/cuda.rs`.
+//! Tests that need no device. Tests that need one are in `tests/cuda.rs`.
 
 use super::api::Api;
 use super::{Abilities, Cuda, DeviceInfo};
@@ -18,7 +18,7 @@ fn a_machine_without_a_driver_is_an_error() {
     }
 }
 
-/// A fake library, with the result of each of its functions.
+/// Defines a fake library. Each listed function returns the given result.
 macro_rules! library {
     ($($name:ident($($argument:tt)*) = $answer:expr;)*) => {
         fn library() -> crate::driver::cuda::api::Api {
@@ -33,7 +33,7 @@ macro_rules! library {
 }
 pub(super) use library;
 
-/// A device over a fake library. No context is current, and the device's context is 0.
+/// Returns a device over a fake library. No context is current, and the device's context is 0.
 pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
     let info =
         DeviceInfo { device: DeviceId(0), name: String::new(), driver: "cuda", total_bytes: MIB };

@@ -1,5 +1,5 @@
 //! Streams of other contexts, and other devices, on a fake library. The context of a stream or event is
-//! its handle without the last three hexadecimal digits.
+//! its handle with the last three hexadecimal digits set to 0.
 
 use std::cell::{Cell, RefCell};
 
@@ -21,9 +21,9 @@ thread_local! {
     static EVENTS: Cell<u64> = const { Cell::new(0) };
     /// Result of creating an event in the other context.
     static THERE: Cell<u32> = const { Cell::new(0) };
-    /// 1: the foreign stream is captured.
+    /// 1 if the foreign stream is captured.
     static CAPTURED: Cell<u32> = const { Cell::new(0) };
-    /// How often each device's context is retained.
+    /// How often the context of each device is retained.
     static RETAINED: Cell<[i32; 3]> = const { Cell::new([0; 3]) };
 }
 
@@ -134,7 +134,7 @@ fn a_captured_stream_of_another_context_draws_nothing_of_ours_in() {
     assert_eq!(calls(), [("record", THEIRS + 2, FOREIGN.0), ("destroy event", THEIRS + 2, 0)]);
 }
 
-/// A stream counts as destroyed only for certain error codes. Other errors are returned.
+/// A stream counts as destroyed only for the codes of a destroyed context. Other errors are returned.
 #[test]
 fn a_stream_whose_context_lives_and_has_no_event_is_not_destroyed() {
     let cuda = cuda();
@@ -155,7 +155,7 @@ fn a_destroyed_stream_stays_refused() {
     let cuda = cuda();
     let event = cuda.create_event().unwrap();
     for stream in [CONTEXT_DESTROYED, StreamId(0x998)] {
-        // The second stream is of the device's own context, so the driver's error stands.
+        // The second stream belongs to the device's own context, so the first error is returned.
         let event = if stream == CONTEXT_DESTROYED { event } else { EventId(THEIRS + 9) };
         let refused = cuda.record_event(event, stream).unwrap_err();
         assert_eq!((refused.kind(), refused.code()), (DriverErrorKind::InvalidValue, 400));
@@ -163,7 +163,7 @@ fn a_destroyed_stream_stays_refused() {
     assert_eq!(calls(), []);
 }
 
-/// Access that is enabled for a context ends with it.
+/// Access that is enabled for a context ends when the context is destroyed.
 #[test]
 fn a_context_with_peer_access_is_retained_until_the_device_is_dropped() {
     let cuda = cuda();
@@ -176,6 +176,6 @@ fn a_context_with_peer_access_is_retained_until_the_device_is_dropped() {
     assert_eq!(calls(), [("enable", THEIRS, OURS); 2]);
     assert!(cuda.enable_access(DeviceId(3)).is_err(), "there is none");
     drop(cuda);
-    // The test library has not counted a retain of the device's own context.
+    // -1: dropping the device releases its own context, which `device_over` did not retain.
     assert_eq!(RETAINED.get(), [-1, 0, 0]);
 }

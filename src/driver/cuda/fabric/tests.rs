@@ -47,7 +47,7 @@ library! {
     context_current(context: &mut u64) = { *context = 0; 0 };
 }
 
-/// A device over that library. Its context is the current one: none.
+/// Returns a device over the fake library. The device's context is 0, and so is the current one.
 fn cuda(can_fabric: bool) -> Cuda {
     cuda_that_can(Abilities { fabric: can_fabric, ..Abilities::default() })
 }

@@ -1,4 +1,4 @@
-//! Gates on a fake library: which number each stream waits for, and when it is large enough.
+//! Gates on a fake library: the number that each stream waits for, and when it is large enough.
 
 use std::cell::{Cell, RefCell};
 
@@ -27,7 +27,7 @@ library! {
     context_push(_: u64) = 0;
     stream_destroy(_: u64) = 0;
     context_synchronize() = 0;
-    // Memory that the test leaks. It contains other values than 0.
+    // Returns memory that is never freed. It contains values other than 0.
     host_allocate(pointer: &mut u64, bytes: usize, flags: u32) = {
         let words: &'static [AtomicU32] =
             (0..bytes / 4).map(|_| AtomicU32::new(77)).collect::<Vec<_>>().leak();
@@ -49,7 +49,7 @@ fn cuda() -> Cuda {
     device_over(library(), Abilities::default())
 }
 
-/// Returns the waits whose number is still too small.
+/// Returns the waits that still hold back their stream, because the number is too small.
 fn waiting(cuda: &Cuda) -> Vec<(u64, u32)> {
     let gates = cuda.gates.lock();
     let numbers = gates.numbers.as_ref().expect("something was held");

@@ -1,5 +1,5 @@
-//! Stream-ordered calls on a fake library: which context is current for them, and which capture mode the
-//! thread has.
+//! Stream-ordered calls on a fake library: the context that is current during each call, and the
+//! thread's capture mode.
 
 use std::cell::{Cell, RefCell};
 
@@ -25,7 +25,7 @@ thread_local! {
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
     /// Whether the library requires a current context for any stream.
     static WANTS_CONTEXT: Cell<bool> = const { Cell::new(false) };
-    /// The calls, each with the current context and the capture mode.
+    /// The calls, each with the current context and the thread's capture mode.
     static SEEN: RefCell<Vec<(&'static str, u64, u32)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -122,7 +122,7 @@ fn a_device_that_was_made_current_stays_so_and_is_pushed_no_more() {
     cuda.make_current().unwrap();
     let address = cuda.allocate_async(POOL, 512, StreamId::DEFAULT).unwrap();
     cuda.free_async(address, StreamId::DEFAULT).unwrap();
-    // A call that pops a context would leave the other one current.
+    // If the call had pushed and popped a context, the previous one would be current.
     assert_eq!(CURRENT.get(), OURS);
 }
 
@@ -171,7 +171,7 @@ fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
     second.keep_memory(pool, false).unwrap();
     assert_eq!(THRESHOLD.get(), 7);
     assert!(first.keep_memory(pool, false).is_err());
-    // If the library refuses to restore the threshold, the user stays counted.
+    // If the library fails to restore the threshold, the user stays counted.
     THRESHOLD.set(1);
     first.keep_memory(pool, true).unwrap();
     assert!(first.keep_memory(pool, false).is_err());
@@ -180,7 +180,8 @@ fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
     assert!(first.keep_memory(pool, false).is_err());
 }
 
-/// When memory is short, a request releases memory while another thread may capture, expected or not.
+/// When memory is short, a request releases memory. Another thread may be capturing at that time,
+/// whether or not a capture is expected.
 #[test]
 fn freeing_memory_breaks_no_capture_of_another_thread() {
     let cuda = cuda();
