@@ -1,8 +1,9 @@
 //! `align:4KiB`: every block starts at a multiple of a power of two.
 //!
-//! Each request to the allocator below is enlarged so that an aligned address lies inside the block: by
-//! the alignment less the one that the allocator below guarantees. If that guarantee suffices, all calls
-//! pass through and all capabilities stay; otherwise see [`Shifted`] for those that are absent.
+//! The bytes of each request to the allocator below are increased so that an aligned address lies
+//! inside the block. The increase is the alignment minus the alignment that the allocator below
+//! guarantees. If that guarantee suffices, all calls pass through and all capabilities stay. Otherwise
+//! some capabilities are absent: see [`Shifted`].
 
 use super::shift::{Block, Placement, Shifted};
 use crate::allocator::DeviceAllocator;
@@ -19,8 +20,9 @@ pub struct Align {
     slack_bytes: u64,
 }
 
-/// Returns `inner` with blocks at multiples of `align_bytes`, given that its own blocks are at multiples
-/// of `known_bytes` (1 if unknown). Both are rounded up to powers of two, at most 2^62.
+/// Returns `inner` with blocks that start at multiples of `align_bytes`. The blocks of `inner` itself
+/// start at multiples of `known_bytes` (1 if unknown). Both are rounded up to powers of two, at most
+/// 2^62.
 pub fn align<A: DeviceAllocator>(inner: A, align_bytes: u64, known_bytes: u64) -> Aligned<A> {
     let power = |bytes: u64| bytes.clamp(1, 1 << 62).next_power_of_two();
     let align_bytes = power(align_bytes);
@@ -41,8 +43,8 @@ impl Placement for Align {
         below_address.wrapping_neg() & (self.align_bytes - 1)
     }
 
-    /// Refuses a block that is less aligned than `known_bytes` promised: the end of the caller's bytes
-    /// would lie outside the block.
+    /// Refuses a block of `inner` that is not aligned to `known_bytes`: the caller's bytes would end
+    /// outside it.
     fn placed(&self, block: &Block, below_address: u64) -> Result<(), DriverError> {
         if block.address - below_address <= self.slack_bytes {
             return Ok(());

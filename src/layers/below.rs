@@ -1,5 +1,5 @@
-//! The caching calls of layers that make handles of their own. `Front` and `Shifted` translate the
-//! handles.
+//! The caching calls of layers that return handles of their own. `Front` and `Shifted` convert such a
+//! handle into the handle of the allocator below.
 
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, CrossStream, DeviceAllocator,
@@ -13,11 +13,11 @@ pub(super) trait Above: Send + Sync {
     /// Returns the allocator below.
     fn inner(&self) -> &dyn DeviceAllocator;
 
-    /// Returns the handle that the allocator below made for the block; `None` if it is `allocation`
-    /// itself.
+    /// Returns the handle that the allocator below made for the block. `None` if `allocation` is
+    /// already that handle.
     fn below(&self, allocation: &Allocation) -> Option<Allocation>;
 
-    /// Called before idle memory is released.
+    /// Called before the allocator below releases idle memory.
     fn empties(&self) {}
 
     /// Returns the caching capability of the allocator below.
@@ -30,7 +30,7 @@ pub(super) trait Above: Send + Sync {
         self.inner().control().cross_stream.expect(PRESENT)
     }
 
-    /// Calls `call` with the handle that the allocator below made.
+    /// Calls `call` with the handle that the allocator below made for the block.
     fn with_handle_below<R>(
         &self,
         allocation: &Allocation,

@@ -1,8 +1,9 @@
 //! `fault:[call:5]`: fails requests on purpose, to test how a program handles it.
 //!
-//! Fails the k-th request, each request with a probability, or each above a size. The random numbers
-//! depend only on a seed and the number of the request, so a single-threaded program fails at the same
-//! changed every time. A failed request returns out of memory and never reaches the allocator below.
+//! Fails the k-th request, each request with a probability, or each request above a size. The random
+//! numbers depend only on a seed and on the number of the request. So the same requests of a
+//! single-threaded program fail in every run. A failed request returns out of memory and never reaches
+//! the allocator below.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +15,7 @@ use crate::error::{AllocResult, OutOfMemory};
 /// See the [module](self).
 pub(crate) type Faulting<A> = Watched<A, Faults>;
 
-/// When requests fail, with the counts so far.
+/// The rule by which requests fail, and the counts so far.
 #[derive(Debug)]
 pub struct Faults {
     when: FaultSetting,
@@ -23,7 +24,7 @@ pub struct Faults {
     injected: AtomicU64,
 }
 
-/// Returns `inner` with requests that fail on purpose.
+/// Returns `inner` with requests that fail by the rule `when`.
 pub fn fault<A: DeviceAllocator>(inner: A, when: FaultSetting) -> Faulting<A> {
     let (calls, injected) = (AtomicU64::new(0), AtomicU64::new(0));
     Watched::new(inner, Faults { when, calls, injected })

@@ -1,14 +1,15 @@
-//! `guard`: guard bytes before and behind each block, for host memory only. Finds writes past a block.
+//! `guard`: adds guard bytes before and behind each block, to find writes past a block. For host memory
+//! only.
 //!
-//! A block has 512 guard bytes on each side; the second guard begins directly behind the requested
-//! bytes. Fresh memory is filled with 0xCB and freed memory with 0xDD, in stream order, so that reads of
-//! uninitialised or freed memory are noticed. A request **waits** for the block's stream, because the
-//! caller may write to host memory at once. A free waits for that stream and for all streams announced
-//! with `record_stream`, then checks the guards.
+//! A block has 512 guard bytes on each side. The second guard begins directly behind the requested
+//! bytes. Fresh memory is filled with 0xCB and freed memory with 0xDD, in stream order, so that reads
+//! of uninitialised or freed memory are noticed. A request **waits** for the block's stream, because
+//! the caller may write to host memory at once. A free waits for that stream and for all streams
+//! announced with `record_stream`, then checks the guards.
 //!
-//! Damage is reported to a callback (from the string: to the standard error stream), and the block is
-//! freed all the same. If the allocator below refuses the free, the block stays with its caller, filled
-//! with 0xDD. Private pools and sharing are absent, see [`Shifted`].
+//! Damage is reported to a callback, and the block is freed all the same. Layers from the configuration
+//! string report to the standard error stream. If the allocator below refuses the free, the block stays
+//! with its caller, filled with 0xDD. Private pools and sharing are absent, see [`Shifted`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub enum Side {
     Behind,
 }
 
-/// The result of a failed check at a free.
+/// The damage that a free found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Damage {
     /// Guard bytes were overwritten.
@@ -51,15 +52,14 @@ pub enum Damage {
         block: Block,
         /// The side of the damaged guard.
         side: Side,
-        /// The distance of the nearest overwritten byte. Before the block, it is counted back from the
-        /// block's start (1: the byte just before it). Behind the block, it is counted from the block's
-        /// end (0: the byte just after it).
+        /// The distance of the nearest overwritten byte from the block. 1 is the byte just before the
+        /// block. Behind the block, 0 is the byte just after it.
         nearest_bytes: u64,
         /// The number of bytes that differ.
         count: u64,
         /// The address of the first overwritten byte.
         address: u64,
-        /// The value of that byte.
+        /// The value of the byte at `address`.
         found: u8,
     },
     /// The device failed to read the guards.
@@ -110,8 +110,8 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Returns `inner` with guards; damage is reported to `report`. The blocks of `inner` must be memory of
-/// `driver` that host code can copy to and from at any time.
+/// Returns `inner` with guards, which reports damage to `report`. The blocks of `inner` must be memory
+/// of `driver` that host code can copy to and from at any time.
 pub fn guard_to<A: DeviceAllocator>(
     inner: A,
     driver: Arc<dyn Driver>,
@@ -170,7 +170,8 @@ impl Guard {
 
     fn check(&self, block: &Block, below: u64, used_by: &[StreamId]) -> Result<(), DriverError> {
         let wait = |stream: &StreamId| self.driver.synchronize_stream(*stream);
-        // A stream may have been destroyed before the block is freed; its work may still be running.
+        // A wait fails if its stream was destroyed before the block was freed. The stream's work may
+        // still be running.
         let own_is_destroyed = wait(&block.stream).is_err();
         if own_is_destroyed || used_by.iter().any(|stream| wait(stream).is_err()) {
             self.driver.synchronize_device()?;
@@ -201,7 +202,7 @@ impl Placement for Guard {
         self.driver.fill(below, GUARD, GUARD_BYTES, stream)?;
         self.driver.fill(address, FRESH, size_bytes, stream)?;
         self.driver.fill(address + size_bytes, GUARD, GUARD_BYTES, stream)?;
-        // During a capture only the graph writes to the block.
+        // During a capture no work runs now: only the graph writes to the block, when it is launched.
         unless_captured(self.driver.synchronize_stream(stream))
     }
 

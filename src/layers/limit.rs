@@ -1,8 +1,9 @@
 //! `limit:8GiB`: limits the bytes that callers hold; a request beyond the limit fails as out of memory.
 //!
-//! Requested bytes count. Rounding and caching of the allocator below do not
+//! Requested bytes count. The rounding and caching of the allocator below do not count
 //! (`per_process_memory_fraction` limits those). The limit is exact, see `sync::Quota`. Blocks that a
-//! restored checkpoint makes live count too, even beyond the limit, because no request asks for them.
+//! restored checkpoint makes live count too, and may exceed the limit, because no request asks for
+//! them.
 
 use super::watch::{Watch, Watched, out_of_memory};
 use crate::allocator::{DeviceAllocator, Request};
@@ -19,12 +20,13 @@ pub struct Limit {
     quota: Quota,
 }
 
-/// Returns `inner` with at most `limit_bytes` in callers' hands.
+/// Returns `inner` with a limit on the bytes that callers hold.
 pub fn limit<A: DeviceAllocator>(inner: A, limit_bytes: u64) -> Limited<A> {
     Watched::new(inner, Limit { quota: Quota::new(limit_bytes) })
 }
 
-/// The bytes of a request in progress. Dropped only if the allocator below panics.
+/// The bytes of a request in progress. The drop runs only if the allocator below panics, and subtracts
+/// them.
 struct Charge<'l> {
     quota: &'l Quota,
     bytes: u64,

@@ -1,13 +1,13 @@
 //! `log:"PATH"`: logs every request, failure and free in the format of RMM's logging adaptor.
 //!
-//! Rows are `Thread,Time,Action,Pointer,Size,Stream`; actions are `allocate`, `allocate failure` and
-//! `free`; times are UTC. A `free` is written before the allocator below receives it, and an `allocate`
-//! after the allocator below has returned. So the rows of one address are in order, whatever threads do.
-//! A refused free is followed by an `allocate` of the same block. `replay` reads such files.
+//! Rows are `Thread,Time,Action,Pointer,Size,Stream`. Actions are `allocate`, `allocate failure` and
+//! `free`. Times are UTC. A `free` is written before the allocator below receives it, and an `allocate`
+//! after the allocator below has returned. So the rows of one address are in order, even with several
+//! threads. A refused free is followed by an `allocate` of the same block. `replay` reads such files.
 //!
-//! A table of live blocks supplies size and stream of a block that is freed by address. A free removes
-//! the block first, because the address may be allocated again at once, and puts it back if the free is
-//! refused. No lock is held while the allocator below runs.
+//! A table of live blocks provides size and stream of a block that is freed by address. A free removes
+//! the block first, because the address may be allocated again at once. If the free is refused, the
+//! block is inserted again. No lock is held while the allocator below runs.
 //!
 //! Rows are buffered (64 KiB). If the file can no longer be written, logging ends and the allocator
 //! continues. [`Log::error`] returns the error, which is also written to the standard error stream.
@@ -43,15 +43,15 @@ struct Record {
     block: Block,
     /// The owner and token of its handle.
     handle: (OwnerId, Token),
-    /// The number of blocks entered before it.
+    /// The number of blocks inserted before this one.
     number: u64,
 }
 
-/// The table of live blocks, and the file.
+/// The table of live blocks, and the file that rows are written to.
 #[derive(Debug)]
 pub struct Log {
     live: Sharded<Record>,
-    /// The number of blocks entered so far.
+    /// The number of blocks inserted so far.
     entered: AtomicU64,
     path: PathBuf,
     sink: Mutex<Sink>,
@@ -111,7 +111,8 @@ impl Log {
     fn row(&self, action: &str, address: u64, size_bytes: u64, stream: StreamId) {
         let thread = ThreadNumber::current();
         self.with_file(|file| {
-            // Read under the lock, so that times in the file are ordered unless the clock is set back.
+            // The clock is read under the lock, so that times in the file ascend unless the clock is
+            // set back.
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let (seconds, micros) = (now.as_secs() % 86_400, now.subsec_micros());
             let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -132,11 +133,12 @@ impl Log {
         self.block("allocate", &block);
         let number = self.entered.fetch_add(1, Ordering::Relaxed);
         let record = Record { block, handle: (made.owner(), made.token()), number };
-        // If the address was live, the allocator below has freed the old block by itself.
+        // If the table has a block at this address already, the allocator below has freed that block by
+        // itself.
         let _ = self.live.lock(block.address).enter(block.address, record);
     }
 
-    /// Removes the block at `address` if `is_block` is true of it, and writes its `free` row.
+    /// Removes the block at `address` if `is_block` returns true for it, and writes its `free` row.
     fn remove(&self, address: u64, is_block: impl FnOnce(&Record) -> bool) -> Option<Live<Record>> {
         let removed = self.live.lock(address).take_if(address, |live| is_block(live));
         removed.inspect(|removed| self.block("free", &removed.block))
@@ -157,7 +159,8 @@ impl Watch for Log {
     }
 
     fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        // A stale handle, or one of another allocator, may have the same address.
+        // The block in the table may have the address of a stale handle, or of a handle of another
+        // allocator.
         let is_block = |record: &Record| block.handle.is_none_or(|handle| record.handle == handle);
         let Some(record) = self.remove(block.address, is_block) else { return free() };
         free().inspect_err(|_| {
@@ -174,7 +177,7 @@ impl Watch for Log {
         let before = self.entered.load(Ordering::Relaxed);
         let restored = restore()?;
         for freed in &restored.freed {
-            // A block allocated since the restore began is a different one.
+            // A block that was allocated after the restore began is a different one, and stays.
             let _ = self.remove(freed.address, |record| record.number < before);
         }
         for made in &restored.live {

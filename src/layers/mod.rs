@@ -18,10 +18,10 @@
 //!
 //! Other configuration keys add [`on_oom`] and [`record`].
 //!
-//! A layer implements only the calls that it observes; capabilities that it does not change are those of
-//! the allocator below. A free by address returns the freed size, so `limit` and `statistics` need no
-//! table of blocks. Read next: [`Watch`], for layers that observe; `shift`, for layers that move blocks;
-//! `front`, which caches some; and `stack`, which builds a list of layers.
+//! A layer implements only the calls that it observes. Capabilities that a layer does not change are
+//! those of the allocator below. A free by address returns the freed size, so `limit` and `statistics`
+//! need no table of blocks. Read next: [`Watch`], for layers that observe; `shift`, for layers that
+//! move blocks; `front`, which caches blocks; and `stack`, which builds a list of layers.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 

@@ -1,8 +1,9 @@
 //! Diagnostics of an out-of-memory error: a snapshot, and settings under which the program would have
 //! fitted. The keys `snapshot_on_oom` and `advise_on_oom` add this layer outside all others.
 //!
-//! Both run on the thread of the request, with no lock held, and at most four times per allocator. So a
-//! program that runs out of memory repeatedly is not delayed each time.
+//! The snapshot and the search for settings run on the thread of the request, with no lock held. Each
+//! runs at most four times per allocator, so that a program that runs out of memory repeatedly is not
+//! delayed each time.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,12 +18,13 @@ use crate::sync::{Global, Rank};
 /// The most snapshots and searches for settings per allocator.
 pub(crate) const TIMES_MAX: usize = 4;
 
-/// Returns, as sentences, settings under which the program of a snapshot would have fitted.
+/// Searches for settings under which the program of a snapshot would have fitted. Returns them as
+/// sentences.
 pub type Adviser = fn(&Snapshot) -> Vec<String>;
 
 static ADVISER: Global<Option<Adviser>> = Global::new(Rank::Adviser, None);
 
-/// Sets the adviser of all allocators of this process. There is none by default. Does not wait.
+/// Sets the adviser of all allocators of this process. By default there is no adviser. Does not wait.
 pub fn set_adviser(adviser: Adviser) {
     *ADVISER.lock() = Some(adviser);
 }
@@ -40,7 +42,7 @@ pub struct OnOom {
     times: AtomicUsize,
 }
 
-/// Returns `inner` with snapshots written to the path, if given, and advice.
+/// Returns `inner` with diagnostics: snapshots, if a path is given, and advice.
 pub(crate) fn on_oom<A: DeviceAllocator>(
     inner: A,
     snapshot: Option<String>,
@@ -70,8 +72,8 @@ impl OnOom {
     }
 }
 
-/// Returns the path with its placeholders replaced. From the second time on, `.2` and so on precedes the
-/// extension.
+/// Returns the path with its placeholders replaced. The second snapshot gets `.2` before the extension,
+/// the third `.3`, and so on.
 fn path(pattern: &str, report: &OutOfMemory, time: usize) -> PathBuf {
     let process = std::process::id().to_string();
     let path =

@@ -1,9 +1,10 @@
 //! `oom_retry:3`: retries requests that are out of memory.
 //!
-//! From code, a callback frees something and decides whether to retry. From the string, each retry first
-//! empties the cache of the allocator below, if it has one, and yields to other threads. The number is
-//! the most retries of one request. The callback runs with no lock of this layer held and may allocate
-//! and free. Requests that it makes are not retried.
+//! A layer built in code calls a callback, which frees memory and decides whether to retry. A layer
+//! built from the configuration string empties the cache of the allocator below, if it has one, and
+//! yields to other threads before each retry. The number is the most retries of one request. The
+//! callback runs with no lock of this layer held and may allocate and free. Requests that the callback
+//! makes are not retried.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -20,9 +21,9 @@ pub(crate) type Retrying<A> = Watched<A, Retry>;
 /// retry.
 pub type OomCallback = Arc<dyn Fn(Request, &OutOfMemory, u32) -> bool + Send + Sync>;
 
-/// When to retry.
+/// What to do before a retry, and the most attempts.
 pub struct Retry {
-    /// `None` empties the cache.
+    /// If `None`, a retry empties the cache.
     callback: Option<OomCallback>,
     attempts_max: u32,
 }
@@ -48,7 +49,7 @@ pub fn retry<A: DeviceAllocator>(inner: A, retries_max: u32) -> Retrying<A> {
     Watched::new(inner, Retry { callback: None, attempts_max: retries_max })
 }
 
-/// Marks threads that are running a callback of any layer.
+/// The threads that are running a callback of any such layer.
 static CALLBACKS: LazyLock<Region> = LazyLock::new(Region::default);
 
 impl Retry {
@@ -67,7 +68,8 @@ impl Retry {
         if let Some(callback) = &self.callback {
             return callback(request, report, attempt);
         }
-        // If the driver fails, the retried request fails too and returns that error.
+        // If emptying the cache fails, the driver fails the retried request too, and that error is
+        // returned.
         let _ = cache.map(Caching::empty_cache);
         std::thread::yield_now();
         true
@@ -75,7 +77,7 @@ impl Retry {
 }
 
 impl Watch for Retry {
-    /// Retries for as long as it is wanted, then returns the last error.
+    /// Retries until the callback refuses or the attempts are used up. Then returns the last error.
     #[cold]
     #[inline(never)]
     fn failed<A: DeviceAllocator>(

@@ -51,8 +51,8 @@ impl Record {
         }
     }
 
-    /// Records a free if `free` succeeds. Its time is taken before the free: afterwards another thread
-    /// may have allocated the address.
+    /// Records a free if `free` succeeds. The timestamp is taken before the free, because another
+    /// thread may allocate the address right after the free.
     #[cold]
     fn freed<T, E>(&self, address: u64, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let _context = self.history.of_free();
@@ -100,8 +100,8 @@ impl<A: DeviceAllocator> Recording for Watched<A, Record> {
         &self.history
     }
 
-    /// Returns the layout of the allocator below. If it has none, each recorded live block becomes a
-    /// segment of its own.
+    /// Returns the layout of the allocator below. If it reports none, returns each recorded live block
+    /// as a segment of its own.
     fn snapshot(&self) -> Snapshot {
         let caching = self.below().control().caching;
         let limit_bytes = caching.and_then(Caching::limit_bytes);

@@ -1,9 +1,10 @@
 //! Layers whose blocks start at other addresses than those of the allocator below.
 //!
-//! [`Placement`] returns how many more bytes to request, and where in them the caller's block starts.
-//! [`Shifted`] maps addresses above to blocks below, under one lock. Handles are this layer's own, so a
-//! foreign or freed one is refused here. Capabilities that use addresses of blocks below (private pools,
-//! sharing, exact addresses) are absent. Layouts and base allocations are those of the allocator below.
+//! A [`Placement`] returns the bytes to request from the allocator below, and the start of the caller's
+//! block within them. [`Shifted`] keeps a table, under one lock, from callers' addresses to the blocks
+//! below. Handles are made by this layer, so it detects foreign and freed handles itself. Capabilities
+//! that use addresses of blocks below (private pools, sharing, exact addresses) are absent. Layouts and
+//! base allocations are those of the allocator below.
 
 use std::fmt;
 
@@ -21,7 +22,7 @@ use crate::stats::Usage;
 /// A block as its caller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its start.
+    /// The address of its first byte.
     pub address: u64,
     /// The requested bytes.
     pub size_bytes: u64,
@@ -29,27 +30,27 @@ pub struct Block {
     pub stream: StreamId,
 }
 
-/// The position of a caller's block in the block below.
+/// The position of a caller's block in the block of the allocator below.
 pub trait Placement: fmt::Debug + Send + Sync {
-    /// Returns true if blocks are moved; otherwise all calls pass through.
+    /// Returns true if blocks are moved. If not, all calls pass through.
     fn acts(&self) -> bool {
         true
     }
 
-    /// Returns the bytes to request from the allocator below; `None` on overflow.
+    /// Returns the bytes to request from the allocator below. `None` on overflow.
     fn below_bytes(&self, bytes: u64) -> Option<u64>;
 
-    /// Returns the caller's start, in bytes from the start of the block below.
+    /// Returns the offset of the caller's block in the block that starts at `below_address`.
     fn offset_bytes(&self, below_address: u64) -> u64;
 
     /// Called before the block is returned to the caller.
     ///
     /// # Errors
     ///
-    /// The reason to refuse the block, which is then freed.
+    /// The reason to refuse the block. The block is freed then.
     fn placed(&self, block: &Block, below_address: u64) -> Result<(), DriverError>;
 
-    /// Called before the block is freed. `used_by` holds the streams whose use was announced.
+    /// Called before the block is freed. `used_by` holds the streams that were announced as its users.
     fn freeing(&self, block: &Block, below_address: u64, used_by: &[StreamId]) {
         let _ = (block, below_address, used_by);
     }
@@ -92,24 +93,24 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         Ok(Request { bytes, ..request })
     }
 
-    /// Enters a block in the table; returns its address and its serial number.
+    /// Adds a block to the table. Returns the caller's address and the serial number of the block.
     fn enter(&self, request: Request, below: Allocation) -> AllocResult<(u64, u64)> {
         let start = below.address();
         let offset = self.place.offset_bytes(start);
         let block =
             Block { address: start + offset, size_bytes: request.bytes, stream: request.stream };
         if let Err(error) = self.place.placed(&block, start) {
-            // If the free is refused, the block stays live in the allocator below.
+            // If this free is refused, the block stays live in the allocator below.
             let _ = self.inner.free(below);
             return Err(error.into());
         }
         let placed = Placed { below, block, used_by: Vec::new() };
-        // Blocks below do not overlap, so the address is not in the table.
+        // Blocks of the allocator below do not overlap, so the table has no block at this address.
         let (serial, _) = self.table.lock().enter(block.address, placed);
         Ok((block.address, serial))
     }
 
-    /// Frees the block with this handle or address; returns its requested bytes.
+    /// Frees the block with this handle or address. Returns its requested bytes.
     fn leave(&self, name: BlockName) -> Result<u64, HandleError> {
         let Live { address, serial, value } = self.table.lock().take(name)?;
         let Placed { below, block, used_by } = value;
@@ -129,8 +130,8 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         let below = {
             let mut table = self.table.lock();
             let placed = table.find_mut(name)?;
-            // Added first: if the call below fails, the free waits for one stream too many, never for
-            // one too few.
+            // Added before the call below: if that call fails, the free waits for a stream too many,
+            // which is safe.
             if !placed.used_by.contains(&stream) {
                 placed.used_by.push(stream);
             }

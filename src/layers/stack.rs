@@ -1,7 +1,7 @@
 //! Builds a list of layers around an allocator.
 //!
-//! The list goes from outermost to innermost, so it is built from its end. Each layer is boxed.
-//! Requirements of a layer on the device are checked as it is built.
+//! The list goes from outermost to innermost, so it is built from its end. Each layer is boxed. A layer
+//! checks when it is built whether the device meets its requirements.
 
 use std::io;
 use std::path::Path;
@@ -43,7 +43,8 @@ pub enum LayerError {
 ///
 /// # Errors
 ///
-/// [`LayerError`] for the innermost layer that cannot be built; `inner` is dropped then.
+/// [`LayerError`] for the first layer that cannot be built, starting with the innermost. `inner` is
+/// dropped then.
 pub fn wrap(
     inner: Box<dyn DeviceAllocator>,
     layers: &[LayerSetting],

@@ -1,11 +1,12 @@
-//! `statistics`: counts what callers hold, for an allocator that has no counters or counts other
-//! figures.
+//! `statistics`: counts the blocks and bytes that callers hold, for an allocator that has no counters
+//! or other ones.
 //!
-//! Blocks and bytes are those that callers requested. They are exact whenever no call overlaps (one
-//! lock). Figures that only the allocator below has (segments, reserved bytes, splits, hits) are taken
-//! from its counters, or are zero if it has none. Active is what callers hold plus what waits for other
-//! streams below; its peak is at least the peak of what callers hold. Around a `front`, whose cached
-//! blocks count as allocated for the strategy below, this layer counts what callers really hold.
+//! Bytes are those that callers requested. One lock makes the counters exact whenever no call overlaps.
+//! Counters that only the allocator below can keep (segments, reserved bytes, splits, hits) are taken
+//! from there, or are zero if it has none. The counter *active* is the bytes that callers hold, plus
+//! the freed bytes that wait for other streams in the allocator below. Its peak is at least the peak of
+//! the bytes that callers hold. Around a `front`, whose cached blocks count as allocated in the
+//! strategy below, this layer counts only blocks that callers hold.
 
 use parking_lot::Mutex;
 
@@ -21,7 +22,7 @@ pub(crate) type Counted<A> = Watched<A, Count>;
 /// The counters of this layer.
 #[derive(Debug, Default)]
 pub struct Count {
-    /// Allocations, their bytes and failures.
+    /// Allocations, and their bytes and failures.
     own: Mutex<Statistics>,
 }
 
@@ -30,14 +31,16 @@ pub fn statistics<A: DeviceAllocator>(inner: A) -> Counted<A> {
     Watched::new(inner, Count::default())
 }
 
-/// Returns the counters of live blocks, plus freed blocks that still wait for streams in the allocator
-/// below.
+/// Returns the counters of the blocks that callers hold (`held`), increased by freed blocks that still
+/// wait for streams in the allocator below. Their number is the difference of its counters `active` and
+/// `allocated`.
 fn with_waiting(mut held: PerPool, active: &PerPool, allocated: &PerPool) -> PerPool {
     let add = |held: &mut Counter, active: &Counter, allocated: &Counter| {
         let waiting = (active.current - allocated.current).max(0);
         held.current += waiting;
-        // Waiting blocks do not count as freed. Bytes that the allocator below rounded up were never
-        // counted here.
+        // Blocks that wait do not count as freed, so they are subtracted from `freed`. `waiting` is in
+        // rounded bytes and `freed` in requested bytes, so `waiting` may be larger. The excess is added
+        // to `allocated`.
         let freed = held.freed.cast_unsigned().min(waiting.cast_unsigned()).cast_signed();
         held.allocated = held.allocated.wrapping_add(waiting - freed);
         held.freed = held.freed.wrapping_sub(freed);

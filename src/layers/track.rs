@@ -1,10 +1,10 @@
 //! `track`: reports leaks, the blocks that were never freed, with their stacks.
 //!
-//! The history does the work. `track` makes it gather stacks of live blocks, native ones unless the
-//! program set a [provider](History::set_stack_provider), and report live blocks when the history is
-//! dropped. Allocators built from the string also report at process exit, because a typed buffer or
-//! PyTorch may keep them alive until then. [Stopping](History::stop) the history, or recording without
-//! stacks, ends tracking too.
+//! `track` uses the history. It makes the history gather stacks of live blocks and report the live
+//! blocks when it is dropped. The stacks are native ones unless the program set a
+//! [provider](History::set_stack_provider). Allocators built from the configuration string also report
+//! at process exit, because a typed buffer or PyTorch may keep them alive until then.
+//! [Stopping](History::stop) the history, or recording without stacks, ends tracking too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,9 +17,9 @@ use crate::sync::{Global, Rank, at_exit};
 /// Histories that report leaks at process exit, with the process in which each is tracked.
 static TRACKED: Global<Vec<(u32, Weak<History>)>> = Global::new(Rank::Tracked, Vec::new());
 
-/// Returns `inner` with a stack for each block. Leaks are passed to `report` when the history is
-/// dropped, which is after this allocator and all that replaced it in a switch. [`History::live`]
-/// returns the live blocks at any time.
+/// Returns `inner` with a stack for each block. Passes leaks to `report` when the history is dropped.
+/// That happens after this allocator, and all allocators that replaced it in a switch, were dropped.
+/// [`History::live`] returns the live blocks at any time.
 pub fn track_to<A: DeviceAllocator + 'static>(
     inner: A,
     report: LeakReporter,
@@ -43,7 +43,7 @@ pub fn track<A: DeviceAllocator + 'static>(inner: A) -> Box<dyn DeviceAllocator>
 }
 
 extern "C" fn report_at_exit() {
-    // A panic must not cross the C boundary; there is no caller to report it to.
+    // A panic must not cross the C boundary. It is dropped, because no caller could receive it.
     let _ = std::panic::catch_unwind(|| {
         let own = std::process::id();
         let histories: Vec<_> = {

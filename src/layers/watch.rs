@@ -4,8 +4,8 @@
 //! [`DeviceAllocator`]. A capability that the allocator below lacks stays absent. Read next: `limit`, a
 //! small layer.
 //!
-//! A layer that only checks whether a request failed changes the result in place. Moving a handle that
-//! was just written in parts would cause a store-forwarding stall.
+//! A layer that only checks whether a request failed replaces the result in place. Moving the result
+//! would load a handle that was just written in parts, which causes a store-forwarding stall.
 
 use std::fmt;
 use std::ops::Deref;
@@ -17,22 +17,22 @@ use crate::error::{AllocError, AllocResult, FreeError, HandleError, OutOfMemory,
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::stats::Usage;
 
-/// The block of a free.
+/// The block that a caller frees.
 #[derive(Clone, Copy, Debug)]
 pub struct Freeing {
-    /// Its start.
+    /// The address of its first byte.
     pub address: u64,
-    /// The owner and token of its handle; `None` for a free by address.
+    /// The owner and token of its handle. `None` for a free by address.
     pub handle: Option<(OwnerId, Token)>,
 }
 
-/// The calls that a layer may observe. By default each call is passed on.
+/// The calls that a layer may observe. The default methods forward the call to the allocator below.
 pub trait Watch: fmt::Debug + Send + Sync + Sized {
-    /// Serves a request with `below`, or refuses it. May wait as `below` does.
+    /// Serves a request by calling `below`, or refuses it. May wait as `below` does.
     ///
     /// # Errors
     ///
-    /// [`AllocError`]; nothing has changed then.
+    /// [`AllocError`]. The failed request has changed nothing.
     #[inline]
     fn allocate<A: DeviceAllocator>(&self, request: Request, below: &A) -> AllocResult {
         let mut answer = below.allocate(request);
@@ -42,11 +42,11 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         answer
     }
 
-    /// Returns the result for a request that `below` refused with this error.
+    /// Returns the result for a request that `below` has refused with `error`.
     ///
     /// # Errors
     ///
-    /// [`AllocError`]; nothing has changed then.
+    /// [`AllocError`]. The failed request has changed nothing.
     #[cold]
     fn failed<A: DeviceAllocator>(&self, _: Request, error: AllocError, _: &A) -> AllocResult {
         Err(error)
@@ -63,13 +63,14 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         free()
     }
 
-    /// Called after a free, with the bytes that were requested for the block.
+    /// Called after a free, with the bytes that the block's request asked for.
     #[inline]
     fn freed(&self, size_bytes: u64) {
         let _ = size_bytes;
     }
 
-    /// Called when a restored checkpoint made a block live, with the bytes that were requested for it.
+    /// Called when a restored checkpoint made a block live, with the bytes that the block's request
+    /// asked for.
     fn revived(&self, size_bytes: u64) {
         let _ = size_bytes;
     }
@@ -91,12 +92,13 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         Ok(restored)
     }
 
-    /// Returns the counters, given those of the allocator below.
+    /// Returns the counters, given the counters `below` of the allocator below.
     fn usage(&self, below: Usage) -> Usage {
         below
     }
 
-    /// Returns the capabilities: those of the allocator below, with the layer's own in their place.
+    /// Returns the capabilities. By default, those of the allocator below; a layer may replace some by
+    /// its own.
     fn control<A: DeviceAllocator>(watched: &Watched<A, Self>) -> Control<'_> {
         watched.below.control()
     }
@@ -190,7 +192,7 @@ impl<A: DeviceAllocator, W: Watch> Checkpoints for Watched<A, W> {
 }
 
 /// Returns the error of a layer that refuses a request itself. Adds the configuration and the largest
-/// holders, as the allocator below would have done.
+/// holders to the report, as the allocator below does for its own errors.
 #[cold]
 pub(super) fn out_of_memory<A: DeviceAllocator>(below: &A, mut report: OutOfMemory) -> AllocError {
     if let Some(own) = below.control().recording {

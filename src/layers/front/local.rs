@@ -1,12 +1,12 @@
-//! The per-thread caches of `front`: a few free blocks of each size, of one stream, per front.
+//! The per-thread caches of `front`: a few free blocks of each size, all of one stream.
 //!
-//! A cache belongs to one thread, so a hit takes no lock and no atomic read-modify-write. A cache is
-//! valid while its `state` equals the front's; changing the front's state empties all caches. No
-//! allocator is called while the thread's caches are borrowed: blocks that must be freed are returned to
-//! the caller.
+//! Each thread has one cache for each `Front`, so a hit takes no lock and no atomic read-modify-write.
+//! A cache is valid while its `state` equals the state of its `Front`. So changing the `Front`'s state
+//! empties the caches of all threads. No allocator is called while the thread's caches are borrowed.
+//! Blocks that must be freed are returned to the caller instead.
 //!
-//! The functions of a hit are always inlined: passing a handle through memory would cause a
-//! store-forwarding stall that takes longer than all the rest of a hit.
+//! The functions of a hit are always inlined. Otherwise handles would be passed through memory and
+//! cause a store-forwarding stall that takes longer than the rest of a hit.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -26,7 +26,7 @@ pub(super) const THREAD_MAX_BYTES: u64 = 4 << 20;
 /// Returns the size class of a request.
 #[inline]
 pub(super) fn class_of(bytes: u64) -> u32 {
-    // Zero bytes become a class that no cache has.
+    // A request of zero bytes gets a class that no cache has.
     u32::try_from(bytes.wrapping_sub(1) / STEP_BYTES).unwrap_or(u32::MAX)
 }
 
@@ -36,25 +36,25 @@ pub(super) fn bytes_of(class: u32) -> u64 {
     (u64::from(class) + 1) * STEP_BYTES
 }
 
-/// A cached block: its address and its token in the allocator below.
+/// A cached block: its address, and the token of its handle in the allocator below.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CachedBlock {
     pub(super) address: u64,
     pub(super) token: Token,
 }
 
-/// A block that leaves a cache to be freed.
+/// A block that is removed from a cache and must be freed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EvictedBlock {
     pub(super) block: CachedBlock,
     pub(super) bytes: u64,
 }
 
-/// The front of a cache, which receives its blocks when the thread ends.
+/// The callbacks of a cache to its `Front`.
 pub(super) trait FrontCallbacks: fmt::Debug + Send + Sync {
-    /// Frees the blocks.
+    /// Frees blocks that the cache of an ending thread held.
     fn free_blocks(&self, evicted: Vec<EvictedBlock>);
-    /// Adds the thread's counters to the totals.
+    /// Adds the counters of an ending thread to the totals.
     fn remember(&self, counts: &Counts);
 }
 
@@ -64,18 +64,19 @@ pub(super) struct Counts {
     pub(super) hits: AtomicU64,
     pub(super) misses: AtomicU64,
     pub(super) frees: AtomicU64,
-    /// Cached blocks that were freed to the allocator below.
+    /// Cached blocks that were freed in the allocator below.
     pub(super) returned: AtomicU64,
     pub(super) held_bytes: AtomicU64,
 }
 
-/// Adds to a counter that only this thread writes, modulo 2^64.
+/// Adds to a counter that only this thread writes. Wraps around at 2^64, so negative numbers can be
+/// added.
 #[inline]
 fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-/// Free blocks of one size class, the last freed on top.
+/// Free blocks of one size class. The last freed one is on top.
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     len: usize,
@@ -89,14 +90,15 @@ impl Bin {
     }
 }
 
-/// One thread's cache of one front.
+/// One thread's cache of one `Front`.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// The front's state when this cache was last emptied; no front has state 0.
+    /// The state of the `Front` when this cache was last emptied. 0 for an unused cache: no `Front` has
+    /// state 0.
     state: u64,
     stream: StreamId,
-    /// The owner number of a handle of this front and stream is `first_owner` plus the size class. So a
-    /// free finds the class from the handle alone.
+    /// A handle of this stream has the owner number `first_owner` plus its size class. So a free finds
+    /// the class from the handle alone.
     first_owner: u32,
     /// The owner number and size class of the last block taken. A free of that block finds its class by
     /// a predicted branch, before the load of the handle has completed.
@@ -177,15 +179,15 @@ impl Cache {
         true
     }
 
-    /// Returns the size class of an owner number; out of range for owners of other caches. Not inlined,
-    /// so that the choice in `keep` stays a predictable branch instead of arithmetic that waits for the
-    /// handle.
+    /// Returns the size class of an owner number. The result is out of range for owners of other
+    /// caches. Not inlined, so that the compiler keeps the branch in `keep`. Otherwise it computes both
+    /// sides, and the result waits for the load of the handle.
     #[inline(never)]
     fn class_by(&self, owner: u32) -> usize {
         owner.wrapping_sub(self.first_owner) as usize
     }
 
-    /// Takes out all cached blocks.
+    /// Removes and returns all cached blocks.
     fn drain(&mut self) -> Vec<EvictedBlock> {
         let mut evicted = Vec::new();
         for (bytes, bin) in (1..).map(|n| n * STEP_BYTES).zip(&mut self.bins) {
@@ -203,8 +205,8 @@ impl Cache {
 }
 
 impl Drop for Cache {
-    /// Runs when the thread ends, or when a new front replaces a dropped one at the same index. If the
-    /// front was dropped, its blocks were dropped with the allocator below.
+    /// Runs when the thread ends, or when a new `Front` reuses the index of a dropped one. If the
+    /// cache's own `Front` was dropped, its blocks were dropped with the allocator below.
     fn drop(&mut self) {
         if let Some(front) = self.front.as_ref().and_then(Weak::upgrade) {
             let evicted = self.drain();
@@ -215,11 +217,11 @@ impl Drop for Cache {
 }
 
 thread_local! {
-    /// The caches of this thread, by the index of their front.
+    /// The caches of this thread. The index is that of the `Front`.
     static LOCAL: RefCell<Vec<Cache>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Leaks this thread's caches after a fork: the child must not call the parent's fronts.
+/// Leaks this thread's caches after a fork: the child must not call the allocators of the parent.
 pub fn forget_all() {
     let _ = LOCAL.try_with(|caches| {
         if let Ok(mut caches) = caches.try_borrow_mut() {
@@ -228,8 +230,8 @@ pub fn forget_all() {
     });
 }
 
-/// Calls `act` with this thread's cache number `index`; returns `None` if there is none or the thread is
-/// ending.
+/// Calls `act` with this thread's cache number `index`. Returns `None` if there is no such cache or the
+/// thread is ending.
 #[inline(always)]
 fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
     let found = LOCAL.try_with(|caches| {
@@ -245,13 +247,13 @@ pub(super) fn take(index: usize, request: Request, state: u64) -> Option<Allocat
     with(index, |cache| cache.take(request, state))
 }
 
-/// Caches a block if there is room for it; returns true if so. The handle is then used up.
+/// Caches a block if there is room. Returns true if it did; the caller's handle is then invalid.
 #[inline(always)]
 pub(super) fn keep(index: usize, allocation: &Allocation, state: u64) -> bool {
     with(index, |cache| cache.keep(allocation, state).then_some(())).is_some()
 }
 
-/// Returns true if this thread caches the block: its handle was used before.
+/// Returns true if this thread caches the block. A free with `allocation` is then a double free.
 pub(super) fn keeps(index: usize, allocation: &Allocation, state: u64) -> bool {
     with(index, |cache| {
         let class = cache.class_by(allocation.owner().number());
@@ -274,11 +276,11 @@ pub(super) fn is_in_force(index: usize, stream: StreamId, state: u64) -> bool {
     with(index, |cache| cache.is_in_force(stream, state).then_some(())).is_some()
 }
 
-/// Removed by [`put_in_force`]: blocks of the same front, to be freed, or the cache of a dropped front,
-/// to be dropped. Both are done once nothing is borrowed.
+/// The result of [`put_in_force`]: blocks of the same `Front`, which the caller frees, or the cache of
+/// a dropped `Front`, which the caller drops. The caller does so when no cache is borrowed.
 pub(super) type Out = (Vec<EvictedBlock>, Option<Cache>);
 
-/// Empties this thread's cache and binds it to `stream` and `state`; returns `None` if the thread is
+/// Empties this thread's cache and binds it to `stream` and `state`. Returns `None` if the thread is
 /// ending.
 pub(super) fn put_in_force(
     index: usize,
@@ -306,12 +308,12 @@ pub(super) fn put_in_force(
     put.ok().flatten()
 }
 
-/// Takes out this thread's cached blocks of the front with this state.
+/// Removes and returns this thread's cached blocks of the `Front` with this state.
 pub(super) fn drain(index: usize, state: u64) -> Vec<EvictedBlock> {
     with(index, |cache| cache.is_of(state).then(|| cache.drain())).unwrap_or_default()
 }
 
-/// Returns this thread's counters of the front with this state.
+/// Returns this thread's counters for the `Front` with this state.
 pub(super) fn counts(index: usize, state: u64) -> Option<Arc<Counts>> {
     with(index, |cache| cache.is_of(state).then(|| Arc::clone(&cache.counts)))
 }

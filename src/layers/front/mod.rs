@@ -1,23 +1,24 @@
 //! `front`: caches a few small blocks per thread, so that a hit takes no lock.
 //!
-//! A freed block of up to 64 KiB (`front:SIZE` for another limit, at most 1 MiB) is cached by the thread
-//! that freed it. A thread caches at most 8 blocks of a size and 4 MiB in all. A cached block serves
-//! that thread's next request of the same size, rounded to 512 bytes, on the same stream. **For the
-//! strategy below a cached block is allocated**: it counts in the strategy's counters, layout, limit and
-//! history, with the rounded size. [`Front::here`] and [`Front::totals`] return what is cached.
+//! A freed block of up to 64 KiB (`front:SIZE` sets another limit, at most 1 MiB) is cached by the
+//! thread that freed it. A thread caches at most 8 blocks of a size and 4 MiB in all. A cached block
+//! serves that thread's next request of the same size, rounded to 512 bytes, on the same stream. **For
+//! the strategy below, a cached block is allocated**: the strategy's counters, layout, limit and
+//! history include it, with the rounded size. [`Front::here`] and [`Front::totals`] return the number
+//! and bytes of cached blocks.
 //!
-//! A thread caches blocks of one stream at a time. It frees them to the strategy when it allocates or
-//! frees on another stream, and when it ends. It also does so before an out-of-memory error, after which
-//! the request is retried, and on `empty_cache`. The last two empty the calling thread's cache at once,
-//! and that of every other thread at its next call here: no thread can touch another thread's cache. So
-//! a thread that makes no further call keeps its blocks until it ends.
+//! A thread caches blocks of one stream at a time. It frees them in the strategy when it allocates or
+//! frees on another stream, and when it ends. When a request is out of memory, and on `empty_cache`,
+//! the calling thread's cache is emptied at once. The cache of every other thread is emptied at that
+//! thread's next call here, because no thread can touch another thread's cache. So a thread that makes
+//! no further call keeps its blocks until it ends. A request that was out of memory is then retried.
 //!
 //! Some calls bypass the caches: frees of blocks that `record_stream` has marked, and requests for a
-//! pool or at an address. While a scope of a private pool is open, all calls do. Frees by bare address
-//! are not supported: an address does not show which thread caches the block. A forged second handle of
-//! a block is refused while the calling thread caches the block. A block that another thread caches or
-//! has allocated since is not recognised. When the front is dropped, blocks that other threads cache are
-//! dropped with the strategy below.
+//! pool or at an address. While a scope of a private pool is open, all calls bypass them. Frees by bare
+//! address are not supported, because an address does not show which thread caches the block. A double
+//! free with a forged handle is refused while the calling thread caches the block. It is not detected
+//! if another thread caches the block or has allocated it since. When the front is dropped, blocks that
+//! other threads cache are dropped with the strategy below.
 
 mod local;
 
@@ -42,7 +43,7 @@ use crate::sync::{Global, Rank};
 pub use local::forget_all;
 use local::{CachedBlock, Counts, EvictedBlock, FrontCallbacks, STEP_BYTES, bytes_of, class_of};
 
-/// The most streams whose blocks are cached; requests on further streams go to the strategy.
+/// The most streams whose blocks are cached. Requests on further streams go to the strategy.
 const STREAMS_MAX: usize = 256;
 
 /// The counters of a front, for one thread or for all.
@@ -56,7 +57,7 @@ pub struct FrontCounts {
     pub frees: u64,
     /// Blocks in the cache now.
     pub held_blocks: u64,
-    /// Their bytes, as the strategy below counts them.
+    /// The bytes of these blocks, as the strategy below counts them.
     pub held_bytes: u64,
 }
 
@@ -95,7 +96,7 @@ pub struct Front<A: DeviceAllocator + 'static> {
 struct Shared<A> {
     inner: A,
     /// This front's number, its epoch, and whether a scope is open; see [`Shared::publish`]. A cache
-    /// with another state is invalid.
+    /// whose state differs is invalid.
     state: AtomicU64,
     /// The index of this front's cache in each thread's list.
     index: usize,
@@ -108,9 +109,9 @@ struct Shared<A> {
     /// The owner of handles of the allocator below.
     owner_below: OnceLock<OwnerId>,
     /// Streams by their first owner number. Each stream has a range of owner numbers, one for each size
-    /// class, so a free finds both from the handle.
+    /// class. So a free finds stream and size class from the handle.
     streams: RwLock<BTreeMap<u32, StreamId>>,
-    /// Blocks whose free the allocator below has refused so far.
+    /// Blocks that the allocator below has refused to free. The free is retried later.
     refused: Mutex<Vec<Allocation>>,
     threads: Mutex<Threads>,
     this: Weak<Shared<A>>,
@@ -128,7 +129,7 @@ struct Threads {
     ended: FrontCounts,
 }
 
-/// The indices of fronts in the threads' lists; true is taken.
+/// The indices of fronts in the threads' lists of caches. True if the index is taken.
 static CACHE_INDICES: Global<Vec<bool>> = Global::new(Rank::FrontIndices, Vec::new());
 
 fn take_index() -> usize {
@@ -141,8 +142,8 @@ fn take_index() -> usize {
     free
 }
 
-/// Returns `inner` with per-thread caches of blocks of up to `block_max_bytes` (0 caches none; at most 1
-/// MiB).
+/// Returns `inner` with per-thread caches of blocks of up to `block_max_bytes`, at most 1 MiB. With 0,
+/// nothing is cached.
 pub fn front<A: DeviceAllocator + 'static>(inner: A, block_max_bytes: u64) -> Front<A> {
     let classes = u32::try_from(block_max_bytes.min(1 << 20) / STEP_BYTES).unwrap_or(0);
     let id = u64::from(OwnerId::next().number());
@@ -203,7 +204,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         self.state.store(id << 32 | low, Ordering::SeqCst);
     }
 
-    /// Returns the stream and size class of an owner number; `None` if it is not one of this front's.
+    /// Returns the stream and size class of an owner number. `None` if the number is not one of this
+    /// front's.
     fn class_of_owner(&self, owner: OwnerId) -> Option<(StreamId, u32)> {
         let streams = self.streams.read();
         let (first, stream) = streams.range(..=owner.number()).next_back()?;
@@ -211,7 +213,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         (class < self.classes).then_some((*stream, class))
     }
 
-    /// Returns the first owner number of a stream; `None` if there are too many streams.
+    /// Returns the first owner number of a stream. `None` if there are too many streams.
     fn first_owner_of(&self, stream: StreamId) -> Option<u32> {
         let known = |streams: &BTreeMap<u32, StreamId>| {
             streams.iter().find(|(_, own)| **own == stream).map(|(first, _)| *first)
@@ -231,15 +233,15 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         Some(first)
     }
 
-    /// Converts a handle of this front to that of the allocator below; `None` before the first
-    /// allocation there.
+    /// Converts a handle of this front into the handle of the allocator below. `None` if nothing was
+    /// allocated below yet.
     fn below(&self, allocation: &Allocation, class: u32) -> Option<Allocation> {
         let owner = *self.owner_below.get()?;
         Some(Allocation::new(allocation.address(), bytes_of(class), owner, allocation.token()))
     }
 
-    /// Binds this thread's cache to `stream` and `state`, and frees the blocks it held. Returns the
-    /// first owner number of its blocks; `None` if nothing can be cached now.
+    /// Binds this thread's cache to `stream` and `state`, and frees the blocks that the cache held.
+    /// Returns the stream's first owner number. `None` if nothing can be cached now.
     fn ready(&self, stream: StreamId, state: u64) -> Option<u32> {
         if Self::scope_is_open(state) {
             self.free_blocks(local::drain(self.index, state));
@@ -260,8 +262,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         Some(first_owner)
     }
 
-    /// Frees this thread's cached blocks, and retries frees that were refused; returns true if there
-    /// were any.
+    /// Frees this thread's cached blocks, and retries frees that were refused. Returns true if there
+    /// were any such blocks.
     fn release(&self) -> bool {
         let state = self.state.load(Ordering::SeqCst);
         let evicted = local::drain(self.index, state);
@@ -276,7 +278,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         some
     }
 
-    /// Allocates from the allocator below; if it is out of memory, frees the cached blocks and retries.
+    /// Allocates from the allocator below. If it is out of memory, frees the cached blocks and retries.
     fn allocate_below(&self, request: Request) -> AllocResult {
         let first = self.inner.allocate(request);
         if !matches!(first, Err(AllocError::OutOfMemory(_))) {
@@ -302,7 +304,7 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         let rounded = Request { bytes: bytes_of(class), ..request };
         let found = self.allocate_below(rounded)?;
         let known = *self.owner_below.get_or_init(|| found.owner()) == found.owner();
-        // A scope opened during the request may have routed it to a pool.
+        // A scope that was opened during the request may have routed the request to a private pool.
         let routed = Self::scope_is_open(self.state.load(Ordering::SeqCst));
         if routed || !known || found.size_bytes() != rounded.bytes {
             return Ok(found);
@@ -342,8 +344,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         })
     }
 
-    /// Marks a block as used by another stream, so that its free bypasses the cache. Returns true if it
-    /// was not marked before.
+    /// Marks a block as used by another stream, so that its free bypasses the cache. Returns true if
+    /// the block was not marked before.
     fn mark(&self, address: u64) -> bool {
         let mut marks = self.marks.lock();
         let new = marks.insert(address);
