@@ -13,7 +13,7 @@ use super::record::History;
 pub struct Annotation {
     /// Microseconds since 1970.
     pub time_us: u64,
-    /// Keys and values. PyTorch's have `name`, and `stage` with `START` or `END`.
+    /// Keys and values. Annotations of PyTorch have the key `name`, and `stage` with `START` or `END`.
     pub words: Vec<(String, String)>,
 }
 
@@ -33,7 +33,7 @@ impl Annotations {
     }
 }
 
-/// An annotated region. Records its end when dropped. See [`History::annotated`].
+/// An annotated region. Records the end of the region when dropped. See [`History::annotated`].
 #[derive(Debug)]
 #[must_use = "it ends when this is dropped"]
 pub struct AnnotationScope<'a> {
@@ -49,7 +49,8 @@ impl Drop for AnnotationScope<'_> {
 
 impl History {
     /// Records keys and values with the current time, if recording is on. Snapshots list the newest
-    /// 65,536 under `external_annotations`, as PyTorch's do. Takes a short lock only.
+    /// 65,536 annotations under `external_annotations`, as snapshots of PyTorch do. May wait for a
+    /// short lock only.
     pub fn annotate<'w>(&self, words: impl IntoIterator<Item = (&'w str, &'w str)>) {
         if !self.is_on() {
             return;

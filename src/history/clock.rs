@@ -1,4 +1,5 @@
-//! Timestamps of entries; they also keep the entries of one operation together.
+//! Timestamps of entries. Entries of one operation share a time, which keeps them together in the
+//! history.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -7,15 +8,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::event::Action;
 use crate::ids::ThreadNumber;
 
-/// The timestamp of an entry, by which all entries are ordered.
+/// The timestamp of an entry. All entries are ordered by it.
 ///
-/// An operation that takes memory from the driver records several entries while other threads work on
-/// other heaps. These entries share a time and differ in `step`, so no entry of another thread comes
-/// between them. Events of other heaps could as well have happened after the operation.
+/// An operation that takes memory from the driver records several entries, while other threads work on
+/// other heaps. The entries of the operation share a time and differ in `step`, so no entry of another
+/// thread comes between them. This order is valid, because events of different heaps do not depend on
+/// each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
-    /// Nanoseconds since the process's first timestamp. An event that happens after an event of another
-    /// thread has no earlier time.
+    /// Nanoseconds since the process's first timestamp. Of two events on different threads, the one
+    /// that happens later never has an earlier time.
     time_ns: u64,
     /// Orders entries of different threads that have the same time.
     thread: u32,
@@ -23,9 +25,9 @@ pub(crate) struct Moment {
 }
 
 thread_local! {
-    /// The last timestamp of this thread; `thread` is 0 until there is one.
+    /// The last timestamp of this thread. `thread` is 0 before the first one.
     static LAST: Cell<Moment> = const { Cell::new(Moment { time_ns: 0, thread: 0, step: 0 }) };
-    /// Whether the next entry belongs to the same operation as the last one.
+    /// Whether the next entry may share the time of the last one, because both belong to one operation.
     static CONTINUES: Cell<bool> = const { Cell::new(false) };
     /// The number of open (nested) operations on this thread.
     static OPEN: Cell<u32> = const { Cell::new(0) };
@@ -40,7 +42,7 @@ fn start() -> &'static (Instant, u64) {
 }
 
 impl Moment {
-    /// Returns the current time. No two timestamps of a thread are equal, however coarse the clock.
+    /// Returns the current time. All timestamps of a thread differ, even if the clock is coarse.
     pub(super) fn now() -> Self {
         let since = u64::try_from(start().0.elapsed().as_nanos()).unwrap_or(u64::MAX - 1);
         LAST.with(|last| {
@@ -54,7 +56,7 @@ impl Moment {
         })
     }
 
-    /// Returns the current time, for an entry that is passed to trackers only and not recorded. Does not
+    /// Returns the current time, for an entry that trackers receive but that is not recorded. Does not
     /// change the thread's last timestamp, so the recorded entries of one operation still share a time.
     pub(super) fn passing() -> Self {
         let last = LAST.get();
@@ -63,8 +65,8 @@ impl Moment {
         now
     }
 
-    /// Returns the timestamp of an entry. Entries for memory that one request takes from the driver or
-    /// releases to it share a time with the request's own entry.
+    /// Returns the timestamp of an entry. The entry of a request, and the entries of the segments that
+    /// this request takes from the driver or releases to it, share a time.
     pub(super) fn of(action: Action) -> Self {
         let continues = CONTINUES.get();
         CONTINUES.set(action.is_segment() && OPEN.get() > 0);
@@ -78,7 +80,7 @@ impl Moment {
         })
     }
 
-    /// Returns the next timestamp with the same time.
+    /// Returns a timestamp with the same time and the next step.
     pub(crate) fn next(self) -> Self {
         Self { step: self.step + 1, ..self }
     }
@@ -87,7 +89,7 @@ impl Moment {
         self.time_ns
     }
 
-    /// Returns the time elapsed since an earlier timestamp.
+    /// Returns the time between an earlier timestamp and this one.
     pub(super) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.time_ns.saturating_sub(earlier.time_ns))
     }

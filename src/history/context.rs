@@ -1,10 +1,11 @@
 //! The context of a request or free: call stack, names and metadata.
 //!
-//! A context is gathered before an operation takes its first lock and dropped after it has released its
-//! last one. The reason is that stack providers are user code: they may allocate, take other locks (an
-//! interpreter's, for example) and panic. In between, the context is kept in a thread-local, and all
-//! entries of the operation share it. It consists of the provider's stack, the names of the thread's open
-//! [scopes](Context::scope), the thread's compile context and the metadata of the history.
+//! A context is gathered before an operation acquires its first lock, and dropped after it has released
+//! its last one. The reason is that stack providers are user code: they may allocate, acquire other
+//! locks (such as an interpreter's) and panic. During the operation the context is kept in a
+//! thread-local, and all entries of the operation share it. It consists of the provider's stack, the
+//! names of the thread's open [scopes](Context::scope), the thread's compile context and the metadata
+//! of the history.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -35,7 +36,8 @@ pub struct Frame {
 
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Names come from user code. Control characters are replaced, so they cannot control a terminal.
+        // Names come from user code. Control characters are replaced, because they could control a
+        // terminal.
         write!(f, "{}", plain(&self.function))?;
         match self.line {
             0 => Ok(()),
@@ -48,16 +50,16 @@ fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// A stack that a [`StackProvider`] gathered. It may be dropped on any thread, with no lock of the
-/// allocator held.
+/// A stack that a [`StackProvider`] gathered. It may be dropped on any thread. No lock of the allocator
+/// is held then.
 pub trait Stack: Any + fmt::Debug + Send + Sync {
-    /// Returns its frames, innermost first. Called when a snapshot or a report is written.
+    /// Returns the stack's frames, innermost first. Called when a snapshot or a report is written.
     fn frames(&self) -> Vec<Frame>;
 }
 
-/// Gathers stacks. Called on the thread that allocates or frees, with no lock of the allocator held. It
-/// may allocate, free and take snapshots; its own requests have no context. It must not
-/// [switch](crate::switch::Switchable) the allocator; that fails. If it panics, the operation has no
+/// Gathers stacks. Called on the thread that allocates or frees, with no lock of the allocator held. A
+/// provider may allocate, free and take snapshots. Its own requests have no context. Within it,
+/// [switching](crate::switch::Switchable) the allocator fails. If it panics, the operation has no
 /// stack.
 pub trait StackProvider: Send + Sync {
     /// Returns the stack of the calling thread, or `None`.
@@ -70,17 +72,17 @@ impl<F: Fn() -> Option<Arc<dyn Stack>> + Send + Sync> StackProvider for F {
     }
 }
 
-/// Returns the address of the stack, which identifies it while it is alive.
+/// Returns the address of a stack, which identifies the stack as long as it is alive.
 fn number_of(stack: &Arc<dyn Stack>) -> usize {
     Arc::as_ptr(stack).cast::<()>() as usize
 }
 
-/// Returns its frames; none if looking them up panics.
+/// Returns the frames of a stack. Returns no frames if looking them up panics.
 fn frames_of(stack: &Arc<dyn Stack>) -> Vec<Frame> {
     catch_unwind(AssertUnwindSafe(|| stack.frames())).unwrap_or_default()
 }
 
-/// A stack with its frames looked up.
+/// A stack whose frames were looked up already.
 #[derive(Debug)]
 pub(super) struct Names(Vec<Frame>);
 
@@ -112,11 +114,11 @@ struct Labels {
 type NameList = Lasting<Vec<Arc<str>>>;
 
 thread_local! {
-    /// The context of the entries that this thread records. Empty outside of operations.
+    /// The context of the entries that this thread records. Empty unless an operation is running.
     static CURRENT: Lasting<Option<Context>> = const { Lasting::new(None) };
     static SCOPES: NameList = const { Lasting::new(Vec::new()) };
     static COMPILE_CONTEXT: NameList = const { Lasting::new(Vec::new()) };
-    /// The number of names in both lists.
+    /// The number of names in `SCOPES` and `COMPILE_CONTEXT` together.
     static NAME_COUNT: Cell<u32> = const { Cell::new(0) };
     /// True while a provider runs on this thread.
     static GATHERS: Cell<bool> = const { Cell::new(false) };
@@ -133,7 +135,7 @@ impl Drop for ClearNames {
     }
 }
 
-/// The two kinds of names that a thread can have.
+/// The two kinds of names that user code can set on a thread.
 #[derive(Clone, Copy, Debug)]
 pub enum NameKind {
     /// A scope.
@@ -153,8 +155,8 @@ impl NameKind {
     /// Adds a name for the calling thread. It becomes the innermost one.
     #[doc(hidden)]
     pub fn push(self, name: &str) {
-        // Registers the destructor. A name that is added after the destructor ran is kept until it is
-        // popped.
+        // This access registers the destructor that frees the names when the thread ends. A name that
+        // is added after the destructor has run is not freed until it is popped.
         let _ = CLEAR_NAMES.try_with(|_| ());
         self.list().with(|names| names.change(|names| names.push(name.into())));
         NAME_COUNT.set(NAME_COUNT.get() + 1);
@@ -170,21 +172,21 @@ impl NameKind {
 }
 
 impl Context {
-    /// Opens a scope on the calling thread. Until the result is dropped, entries have `name` as their
-    /// innermost frame. Scopes nest.
+    /// Opens a scope on the calling thread. Until the result is dropped, the stacks of entries have
+    /// `name` as their innermost frame. Scopes can be nested.
     #[must_use = "the scope ends when this is dropped"]
     pub fn scope(name: &str) -> ContextScope {
         ContextScope::new(NameKind::Scope, name)
     }
 
     /// Sets the name of the compiled region that runs on this thread, until the result is dropped.
-    /// Snapshots list it in a field of its own.
+    /// Snapshots list the name in a field of its own.
     #[must_use = "the compile context ends when this is dropped"]
     pub fn compiled(name: &str) -> ContextScope {
         ContextScope::new(NameKind::CompileContext, name)
     }
 
-    /// Returns its frames, innermost first: the names of scopes, then the stack.
+    /// Returns the frames, innermost first: the names of scopes, then the stack.
     #[must_use]
     pub fn frames(&self) -> Vec<Frame> {
         let named = |name: &Arc<str>| Frame {
@@ -216,7 +218,7 @@ impl Context {
     }
 
     /// Returns a number that identifies the frames. Contexts with the same stack and no scopes have the
-    /// same number. After the context is dropped, the number may be reused.
+    /// same number. The number may be reused after the context was dropped.
     pub(super) fn frames_number(&self) -> usize {
         match &self.0.stack {
             Some(stack) if self.0.labels.scopes.is_empty() => number_of(stack),
@@ -224,13 +226,13 @@ impl Context {
         }
     }
 
-    /// Returns a key for the frames. Contexts with equal keys have equal frames, while they are alive.
+    /// Returns a key for the frames. Two live contexts with equal keys have equal frames.
     pub(super) fn frames_key(&self) -> (Option<usize>, Vec<Arc<str>>) {
         (self.0.stack.as_ref().map(number_of), self.0.labels.scopes.clone())
     }
 
-    /// Returns a copy with the frames of its stack looked up. `known` holds the frames that were looked
-    /// up before.
+    /// Returns a copy whose stack contains its frames instead of a reference to the provider. `known`
+    /// holds the frames that were looked up before.
     pub(super) fn with_names(&self, known: &mut HashMap<usize, Arc<Names>>) -> Self {
         let look_up = |stack: &Arc<dyn Stack>| -> Arc<dyn Stack> {
             let names = known.entry(number_of(stack));
@@ -272,8 +274,8 @@ impl Drop for ContextScope {
     }
 }
 
-/// Returns the metadata of the calling thread, if any. Called on the thread that allocates or frees, with
-/// no lock of the allocator held. It must not allocate from the allocator.
+/// Returns the metadata of the calling thread, if any. Called on the thread that allocates or frees,
+/// with no lock of the allocator held. The function must not allocate from the allocator.
 pub type ThreadMetadata = Arc<dyn Fn() -> Option<Arc<str>> + Send + Sync>;
 
 /// The stack provider and the metadata.
@@ -284,7 +286,8 @@ pub(super) struct Sources {
     has_metadata: AtomicBool,
 }
 
-/// Metadata for all threads, and a function that returns a thread's own. The latter takes precedence.
+/// Metadata for all threads, and a function that returns the metadata of the calling thread, which
+/// takes precedence.
 #[derive(Clone, Default)]
 struct Metadata {
     of_all_threads: Option<Arc<str>>,
@@ -298,21 +301,21 @@ impl fmt::Debug for Sources {
 }
 
 impl History {
-    /// Sets the source of stacks; with `None` no stacks are gathered.
+    /// Sets the provider of stacks. With `None` no stacks are gathered.
     pub fn set_stack_provider(&self, provider: Option<Arc<dyn StackProvider>>) {
         let before = std::mem::replace(&mut *self.sources.provider.write(), provider);
         drop(before);
     }
 
-    /// Sets the metadata that later entries have.
+    /// Sets the metadata of entries that are recorded from now on.
     ///
     /// Source: `torch.cuda.memory._set_memory_metadata`.
     pub fn set_metadata(&self, metadata: Option<&str>) {
         self.sources.change_metadata(|own| own.of_all_threads = metadata.map(Into::into));
     }
 
-    /// Sets a function that returns the metadata of each entry. Where it returns `None`, the entry has
-    /// the metadata that was [set](Self::set_metadata) for all threads. `None` removes the function.
+    /// Sets a function that returns the metadata of each entry. If it returns `None`, the entry has the
+    /// metadata that was [set](Self::set_metadata) for all threads. `None` removes the function.
     pub fn set_thread_metadata(&self, source: Option<ThreadMetadata>) {
         self.sources.change_metadata(|own| own.of_thread = source);
     }
@@ -337,7 +340,7 @@ impl Sources {
         let has_metadata = next.of_all_threads.is_some() || next.of_thread.is_some();
         self.has_metadata.store(has_metadata, Ordering::Relaxed);
         let before = std::mem::replace(&mut *own, next);
-        // The source is user code: its destructor must run without the lock.
+        // The old metadata may hold a function of the user, whose destructor must run without the lock.
         drop(own);
         drop(before);
     }
@@ -348,7 +351,7 @@ impl Sources {
         of_thread.and_then(|source| source()).or(of_all_threads)
     }
 
-    /// Returns true if the calling thread's entries have nothing but a stack in their context.
+    /// Returns true if the contexts of the calling thread's entries can contain nothing but a stack.
     #[inline]
     pub(super) fn has_no_labels(&self) -> bool {
         NAME_COUNT.get() == 0 && !self.has_metadata.load(Ordering::Relaxed)
@@ -373,7 +376,7 @@ impl Sources {
     }
 }
 
-/// The context of this thread's entries, until dropped.
+/// Guard: the entries of this thread have the gathered context until it is dropped.
 #[must_use = "entries have the context until this is dropped"]
 pub(crate) struct Gathered<'a> {
     history: &'a History,
@@ -383,7 +386,8 @@ pub(crate) struct Gathered<'a> {
 }
 
 impl<'a> Gathered<'a> {
-    /// Gathers the context if recording is on; with a stack if stacks are gathered from level `from` on.
+    /// Gathers the context if recording is on. Includes a stack if the history gathers stacks at level
+    /// `from` or above.
     #[inline]
     pub(super) fn new(history: &'a History, from: StackLevel) -> Option<Self> {
         if history.is_on() { Self::gather(history, history.stacks() >= from) } else { None }
@@ -398,7 +402,8 @@ impl<'a> Gathered<'a> {
     fn gather(history: &'a History, with_stack: bool) -> Option<Self> {
         let mut context = None;
         if with_stack || !history.sources.has_no_labels() {
-            // A provider is running: its own requests and frees get no context.
+            // If a provider is running on this thread, this operation is the provider's own. It gets no
+            // context.
             if GATHERS.replace(true) {
                 return None;
             }
@@ -416,7 +421,7 @@ impl Drop for Gathered<'_> {
     fn drop(&mut self) {
         self.operation = None;
         drop(Context::replace(self.before.take()));
-        // Inside another operation a lock may be held.
+        // If this operation was nested in another one, that one may still hold a lock.
         if !Operation::is_open() {
             self.history.trackers.notify();
         }

@@ -1,6 +1,6 @@
 //! The entries of a history at one moment, merged by timestamp.
 //!
-//! `record` stores the entries of a shard as a list of arrays, called chunks.
+//! `record` stores the entries of each shard as a list of arrays, called chunks.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -45,8 +45,8 @@ impl Row {
     }
 }
 
-/// The entries of a history at one moment, oldest first. Keeps their memory until dropped. Copies only
-/// the last chunk of each shard.
+/// The entries of a history at one moment, oldest first. The value shares the memory of full chunks
+/// with the recorder until it is dropped. Only the last chunk of each shard is copied.
 #[derive(Clone, Debug, Default)]
 pub struct Entries {
     rows: Vec<Row>,
@@ -57,14 +57,15 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Returns the newest `entries_max` entries. `dropped` were lost before.
+    /// Returns the newest `entries_max` entries. `dropped` is the number of entries that were lost
+    /// before.
     pub(super) fn newest(rows: Vec<Row>, entries_max: usize, dropped: u64) -> Self {
         let all: usize = rows.iter().map(Row::len).sum();
         let passed_over = all.saturating_sub(entries_max);
         Self { rows, passed_over, len: all - passed_over, dropped: dropped + passed_over as u64 }
     }
 
-    /// Returns the newest `entries_max` entries; the others count as dropped.
+    /// Returns the newest `entries_max` entries. The others count as dropped.
     #[must_use]
     pub fn at_most(self, entries_max: usize) -> Self {
         Self::newest(self.rows, entries_max.min(self.len), self.dropped - self.passed_over as u64)
@@ -82,7 +83,7 @@ impl Entries {
         self.len == 0
     }
 
-    /// Returns the number of older entries that were recorded and are lost.
+    /// Returns the number of older entries that were recorded but are lost.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped

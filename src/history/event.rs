@@ -10,11 +10,11 @@ use crate::size::PoolKind;
 /// Source of the names: PyTorch's memory snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A block was allocated; the size is the requested size.
+    /// A block was allocated. The size is the requested size.
     Alloc,
     /// The caller freed a block.
     FreeRequested,
-    /// The block became free: immediately, or after other streams had finished with it.
+    /// The block became free: at once, or after other streams had finished using it.
     FreeCompleted,
     /// A segment was allocated from the driver.
     SegmentAlloc,
@@ -24,9 +24,10 @@ pub enum Action {
     SegmentMap,
     /// Pages were unmapped.
     SegmentUnmap,
-    /// A snapshot was taken; the size is the active bytes of all segments and the address is 0.
+    /// A snapshot was taken. The size is the active bytes of all segments, and the address is 0.
     Snapshot,
-    /// A request failed; the size is the rounded request, and the address is the device's free bytes.
+    /// A request failed. The size is the rounded size of the request, and the address is the device's
+    /// free bytes.
     OutOfMemory,
 }
 
@@ -90,7 +91,7 @@ impl Action {
 pub struct Event {
     /// The action.
     pub action: Action,
-    /// The address; free bytes of the device for [`Action::OutOfMemory`].
+    /// The address. The free bytes of the device for [`Action::OutOfMemory`].
     pub address: u64,
     /// The size in bytes.
     pub size_bytes: u64,
@@ -118,25 +119,25 @@ impl Entry {
     }
 }
 
-// A history of ten million entries needs ten million times this size.
+// Limits the memory of a history of ten million entries.
 const _: () = assert!(size_of::<Entry>() <= 72);
 
 /// One segment with all its blocks, as a snapshot lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentLayout {
-    /// Its start address.
+    /// The start address of the segment.
     pub address: u64,
-    /// Its size in bytes: the sum of its blocks.
+    /// The size in bytes: the sum of the blocks.
     pub size_bytes: u64,
-    /// The stream whose requests it serves.
+    /// The stream whose requests the segment serves.
     pub stream: StreamId,
     /// Small or large.
     pub kind: PoolKind,
-    /// Its pool.
+    /// The pool of the segment.
     pub pool: PoolId,
-    /// Whether it consists of mapped pages.
+    /// Whether the segment consists of mapped pages.
     pub expandable: bool,
-    /// Its blocks in address order, without gaps.
+    /// The blocks in address order, without gaps.
     pub blocks: Vec<BlockLayout>,
 }
 
@@ -169,9 +170,9 @@ impl SegmentLayout {
 /// The state of a block, with PyTorch's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockStateName {
-    /// Allocated.
+    /// In use by the caller.
     ActiveAllocated,
-    /// Freed, and waiting for other streams.
+    /// Freed by the caller, and waiting for other streams.
     ActivePendingFree,
     /// Free.
     Inactive,
@@ -188,7 +189,7 @@ impl BlockStateName {
         }
     }
 
-    /// Returns the state that PyTorch writes as `name`; older versions wrote `active_awaiting_free`.
+    /// Returns the state that PyTorch writes as `name`. Older versions wrote `active_awaiting_free`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -203,12 +204,12 @@ impl BlockStateName {
 /// One block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// Its start address.
+    /// The start address of the block.
     pub address: u64,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// The size of the last request that it served; free blocks keep the value, as PyTorch's do.
+    /// The size of the last request that the block served. A free block keeps the value, as in PyTorch.
     pub requested_bytes: u64,
-    /// Its state.
+    /// The state of the block.
     pub state: BlockStateName,
 }

@@ -7,7 +7,7 @@ use crate::error::OutOfMemory;
 const FRAMES_MAX: usize = 4;
 
 impl History {
-    /// Adds the configuration in force, and the largest holders of live bytes if stacks are recorded.
+    /// Adds the current configuration, and the largest holders of live bytes if stacks are recorded.
     /// Holds no lock while it looks up frames.
     #[cold]
     pub(crate) fn explain(&self, report: &mut OutOfMemory) {

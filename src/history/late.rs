@@ -1,8 +1,8 @@
-//! Late entries: those with a timestamp that are not recorded yet.
+//! Late entries: entries that have a timestamp but are not recorded yet.
 //!
-//! A free takes its timestamp under the heap's lock. It is recorded after that lock is released, because
-//! its stack is gathered in between. A snapshot at that point would list the block as free without an
-//! entry for it.
+//! A free gets its timestamp under the heap's lock. Its entry is recorded after that lock is released,
+//! because its stack is gathered in between. A snapshot taken in between would list the block as free
+//! without an entry for the free.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,7 +12,7 @@ use crate::threads::{Inside, Region};
 #[derive(Debug, Default)]
 pub(super) struct LateEntries {
     count: AtomicUsize,
-    /// The region of threads that have a late entry.
+    /// The region that a thread is in while it has a late entry.
     here: Region,
 }
 
@@ -30,17 +30,17 @@ impl Drop for Late<'_> {
 }
 
 impl History {
-    /// Counts a late entry. Called under the lock under which its timestamp was taken. The result is
-    /// dropped when the entry is recorded.
+    /// Counts a late entry. Called under the lock under which the entry's timestamp was taken. The
+    /// caller drops the result when the entry is recorded.
     pub(crate) fn late(&self) -> Late<'_> {
         let LateEntries { count, here } = &self.late;
         count.fetch_add(1, Ordering::AcqRel);
         Late { count, _here: here.enter() }
     }
 
-    /// Returns true if other threads have late entries. The calling thread's own do not count, because it
-    /// cannot wait for them: a stack provider may take a snapshot, and the thread's entry is recorded
-    /// only after that.
+    /// Returns true if other threads have late entries. Late entries of the calling thread do not
+    /// count, because it cannot wait for them: a stack provider may take a snapshot, and the thread's
+    /// entry is recorded only after the provider has returned.
     #[doc(hidden)]
     pub fn any_late(&self) -> bool {
         let count = self.late.count.load(Ordering::Acquire);

@@ -16,8 +16,8 @@ use super::record::{History, Holder};
 use crate::error::LiveBytes;
 use crate::size::human_bytes;
 
-/// The most stacks whose frames are looked up for one report; those with the most bytes come first. The
-/// lookup is user code and may take microseconds for each stack.
+/// The most stacks whose frames are looked up for one report, starting with those that have the most
+/// bytes. The lookup is user code and may take microseconds for each stack.
 const STACKS_MAX: usize = 2000;
 
 /// Live blocks at one moment, grouped by call stack (*holder*).
@@ -28,14 +28,14 @@ pub struct LiveReport {
     pub bytes: u64,
     /// The number of blocks.
     pub blocks: u64,
-    /// The largest holders, largest first; at most 16. Blocks without a known stack are one holder
+    /// The largest holders, at most 16, largest first. Blocks without a known stack form one holder
     /// without frames.
     pub holders: Vec<LiveBytes>,
     /// The number of holders that are not listed.
     pub others: u64,
-    /// Their bytes.
+    /// The bytes of the holders that are not listed.
     pub others_bytes: u64,
-    /// Their blocks.
+    /// The blocks of the holders that are not listed.
     pub others_blocks: u64,
 }
 
@@ -65,10 +65,11 @@ impl fmt::Display for LiveReport {
     }
 }
 
-/// Called with the live blocks when the history is dropped and no allocator is left that could free them.
+/// Called with the live blocks when the history is dropped. No allocator is left then that could free
+/// them.
 pub type LeakReporter = Box<dyn Fn(&LiveReport) + Send + Sync>;
 
-/// The reporter of leaks.
+/// The function that receives leaks.
 #[derive(Default)]
 pub(super) struct Leaks(Mutex<Option<LeakReporter>>);
 
@@ -79,8 +80,9 @@ impl fmt::Debug for Leaks {
 }
 
 impl History {
-    /// Returns live blocks by holder: those that were allocated while stacks were gathered. Looks up the
-    /// frames of each stack, which may take milliseconds the first time. Holds no lock during the lookup.
+    /// Returns the live blocks that were allocated while stacks were gathered, grouped by holder. Looks
+    /// up the frames of each stack, which may take milliseconds the first time. Holds no lock during
+    /// the lookup.
     #[must_use]
     pub fn live(&self) -> LiveReport {
         let (mut holders, mut others) = self.holders(LiveReport::FRAMES_MAX, |_| true);
@@ -100,8 +102,8 @@ impl History {
         }
     }
 
-    /// Gathers stacks of live blocks from now on. Uses `RustStacks` (feature `stacks`) if no provider was
-    /// set. If recording is off, it is started, but records no entries.
+    /// Gathers stacks of live blocks from now on. Uses `RustStacks` (feature `stacks`) if the program
+    /// set no provider. If recording is off, starts it, but without recording entries.
     pub(crate) fn remember_live_blocks(&self) {
         #[cfg(feature = "stacks")]
         self.sources.provider.write().get_or_insert_with(|| Arc::new(super::RustStacks::new()));
@@ -113,16 +115,16 @@ impl History {
         }
     }
 
-    /// Sets a function that is called with the live blocks, if there are any, when this history is
-    /// dropped. At that point no allocator is left that could free them.
+    /// Sets a function that is called when this history is dropped, with the blocks that are still
+    /// live, if there are any. No allocator is left then that could free them.
     pub fn report_leaks(&self, reporter: LeakReporter) {
         let before = self.leaks.0.lock().replace(reporter);
         drop(before);
     }
 
-    /// Removes the stack provider because it is about to end, as an interpreter does at exit. If
-    /// [leaks](Self::report_leaks) are to be reported, live blocks keep the frames of their stacks; all
-    /// entries are dropped. Holds no lock while it looks up frames.
+    /// Removes the stack provider because it is about to end, as an interpreter does at process exit.
+    /// If [leaks](Self::report_leaks) will be reported, live blocks keep the frames of their stacks. If
+    /// not, recording stops. All entries are dropped. Holds no lock while it looks up frames.
     pub fn drop_stack_provider(&self) {
         self.set_stack_provider(None);
         if self.leaks.0.lock().is_none() {
@@ -144,9 +146,9 @@ impl History {
         }
     }
 
-    /// Returns the holders of those live blocks that `wanted` accepts, largest first, with at most
-    /// `frames_max` frames each. The second list has the holders beyond [`STACKS_MAX`], without frames.
-    /// Holds no lock while it looks up frames.
+    /// Returns the holders of those live blocks for which `wanted` returns true, largest first, with at
+    /// most `frames_max` frames each. The second list has the holders beyond [`STACKS_MAX`], without
+    /// frames. Holds no lock while it looks up frames.
     pub(super) fn holders(
         &self,
         frames_max: usize,
@@ -169,7 +171,7 @@ impl History {
         let mut by_context: Vec<_> = by_context.into_values().collect();
         by_context.sort_by_key(|(live, _)| Reverse(live.bytes));
         let small = by_context.split_off(by_context.len().min(STACKS_MAX));
-        // Two stacks may have equal frames: they become one holder.
+        // Different stacks may have equal frames. Their blocks form one holder.
         let mut by_frames: HashMap<Vec<Frame>, LiveBytes> = HashMap::new();
         for (live, context) in by_context {
             let frames = context.as_ref().map(Context::frames).unwrap_or_default();

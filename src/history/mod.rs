@@ -1,23 +1,25 @@
 //! The recording of allocator events, and snapshots of the memory layout.
 //!
-//! Recording is off by default; then it costs one predictable branch.
+//! Recording is off by default. While it is off, it costs each operation one predictable branch.
 //!
-//! **Order.** `record` keeps the newest entries in 64 shards, each with its own lock. The entries of one
-//! heap go to one shard under the heap's lock. So the order within a heap is exact, and threads on
+//! **Order.** `record` keeps the newest entries in 64 shards, each with its own lock. The entries of
+//! one heap go to one shard, under the heap's lock. So the order within a heap is exact, and threads on
 //! different heaps do not contend. Readers merge the shards by timestamp (`clock`). Timestamps increase
-//! on each thread, and an event that happens after an event of another thread has no earlier timestamp.
-//! The entries of one request that takes memory from the driver share a timestamp, although other threads
-//! may have worked on other heaps in between. So a file reads as if the allocator had one lock, and a
-//! verifying replay reproduces it. There is one exception: a request releases memory in two passes, and
-//! between them another thread frees a block that the second pass releases.
+//! on each thread. Of two events on different threads, the one that happens later never has an earlier
+//! timestamp. The entries of one request that takes memory from the driver share a time, although other
+//! threads may have worked on other heaps in between. So a file reads as if the allocator had one lock,
+//! and a replay that verifies it makes the same decisions. There is one exception: a request releases
+//! memory in two passes, and between them another thread frees a block that the second pass releases.
 //!
-//! **Contexts.** `context` holds the call stack and the names that a request or free belongs to. It is
-//! gathered before an operation takes its first lock, because stack providers are user code. A reference
-//! that may be the last one goes to a list, which is emptied when no lock is held. Live blocks and
-//! segments keep their contexts in maps beside the entries, but only while stacks are gathered.
+//! **Contexts.** A context (`context`) holds the call stack and the names that belong to a request or
+//! free. It is gathered before an operation acquires its first lock, because stack providers are user
+//! code. For the same reason a context is never dropped under a lock. A reference that may be the last
+//! one goes to a list, which is emptied when no lock is held. Contexts of live blocks and segments are
+//! kept in maps beside the entries, but only while stacks are gathered.
 //!
-//! **Checks.** A request checks for a history as part of its check of `Attention`, which the history
-//! raises. A free checks under its heap's lock, and releases that lock to gather a stack.
+//! **Checks.** The history raises the flag word `Attention` while it records. A request checks that
+//! word once, so the history needs no check of its own. A free checks the history under its heap's
+//! lock. If a stack is to be gathered, it releases that lock first.
 //!
 //! **Output.** `snapshot` combines the entries and contexts with the segments; `write` stores it as
 //! pickle or JSON.

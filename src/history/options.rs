@@ -11,7 +11,7 @@ pub enum StackLevel {
     /// No stacks.
     #[default]
     Never,
-    /// Stacks of live blocks, kept until they are freed; entries have none.
+    /// Stacks of live blocks, kept until the blocks are freed. Entries have no stacks.
     OfLiveBlocks,
     /// Also stacks of entries that allocate memory.
     OfAllocations,
@@ -25,11 +25,12 @@ pub enum StackLevel {
 pub struct RecordOptions {
     /// The operations for which stacks are gathered.
     pub stacks: StackLevel,
-    /// The most entries that are kept, at least 1; the oldest are dropped first. Unlimited by default.
+    /// The most entries that are kept, at least 1. The oldest entries are dropped first. Unlimited by
+    /// default.
     pub entries_max: usize,
     /// Actions that are not recorded.
     pub skip: Vec<Action>,
-    /// Whether entries recorded before are dropped.
+    /// Whether starting the recording drops the entries recorded before.
     pub clear: bool,
 }
 
@@ -52,7 +53,7 @@ impl RecordOptions {
         Self { stacks, ..self }
     }
 
-    /// Returns these options without the actions in `skip`.
+    /// Returns these options with `skip` as the actions that are not recorded.
     #[must_use]
     pub fn without(self, skip: &[Action]) -> Self {
         Self { skip: skip.to_vec(), ..self }

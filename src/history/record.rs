@@ -1,12 +1,13 @@
 //! Keeps the newest entries while recording is on.
 //!
-//! Entries are stored in 64 **shards**, each with its own lock. The entries of one heap go to one shard,
-//! under the heap's lock, so threads on different heaps do not contend. Each entry has a timestamp in
-//! nanoseconds that increases on each thread; readers merge the shards by it. A shard is a list of
-//! chunks. Full chunks never change, so readers share them without a copy. All shards share one budget of
-//! chunks. When it is spent, the full chunk whose last entry is the oldest is dropped. The budget is 128
-//! chunks above what the most entries fill, so the newest entries are always kept, however unevenly the
-//! heaps are used.
+//! Entries are stored in 64 **shards**, each with its own lock. The entries of one heap go to one
+//! shard, under the heap's lock, so threads on different heaps do not contend. Each entry has a
+//! timestamp in nanoseconds, which increases on each thread. Readers merge the shards by timestamp.
+//!
+//! A shard is a list of chunks. Full chunks never change, so readers share them without a copy. All
+//! shards share one limit on the number of chunks. At the limit, the full chunk whose last entry is the
+//! oldest is dropped. The limit is 128 chunks more than `entries_max` entries fill. So the newest
+//! entries are always kept, even if most of them are in one shard.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -31,16 +32,16 @@ use crate::ids::DeviceId;
 
 const SHARDS: usize = 64;
 const CHUNK_ENTRIES: usize = 256;
-/// Chunks beyond those that the most entries fill: see the [module](self).
+/// The chunks that are allowed beyond those that `entries_max` entries fill: see the [module](self).
 const SPARE_CHUNKS: usize = 2 * SHARDS;
 
 /// Called when recording starts or stops.
 pub(crate) trait Listener: Send + Sync {
-    /// Receives whether recording is on.
+    /// Called with true when recording starts, and with false when it stops.
     fn records(&self, on: bool);
 }
 
-/// Calls the listeners that are alive, and removes the others.
+/// Calls the listeners that are still alive, and removes the others.
 fn call(listeners: &mut Vec<Weak<dyn Listener>>, on: bool) {
     listeners
         .retain(|listener| listener.upgrade().inspect(|listener| listener.records(on)).is_some());
@@ -58,38 +59,40 @@ pub(super) struct Holder {
 struct Shard {
     full: VecDeque<Arc<Vec<Entry>>>,
     open: Vec<Entry>,
-    /// Live blocks and segments, by address.
+    /// Contexts of live blocks and of segments, by address.
     blocks: HashMap<u64, Holder>,
     segments: HashMap<u64, Holder>,
 }
 
-/// The history of one device's memory. Initially off.
+/// The history of one device's memory. Off until it is started.
 ///
-/// It outlives the strategy that records it: after a [switch](crate::switch) the next strategy continues
-/// it.
+/// The history outlives the strategy that records in it: after a [switch](crate::switch) the next
+/// strategy records in the same history.
 #[derive(Debug)]
 pub struct History {
     /// 0 if off, else 1 plus the [`StackLevel`].
     mode: AtomicU8,
-    /// Bit set of actions that are not recorded.
+    /// Bit set: the actions that are not recorded.
     skipped: AtomicU64,
     entries_max: AtomicUsize,
     chunks: AtomicUsize,
     dropped: AtomicU64,
-    /// Bit set of the shards that have entries.
+    /// Bit set: the shards that have entries.
     filled: AtomicU64,
     shards: Box<[Alone<Mutex<Shard>>]>,
-    /// For each shard, the time of the last entry of its first full chunk.
+    /// For each shard, the time of the last entry of its oldest full chunk. `u64::MAX` without such a
+    /// chunk.
     oldest: Box<[AtomicU64]>,
-    /// Chunks and contexts whose last references these may be. They are dropped when no lock is held.
+    /// Chunks and contexts that may be the last reference. They are dropped when no lock is held,
+    /// because dropping a context runs user code.
     removed: Mutex<Removed>,
     any_removed: AtomicBool,
-    /// True if any entry ever had a context. Until then, dropping a chunk drops no context.
+    /// True if any entry ever had a context. While false, dropping a chunk runs no user code.
     has_contexts: AtomicBool,
     pub(super) sources: Sources,
     pub(super) trackers: Trackers,
     pub(super) annotations: Annotations,
-    /// The number of segments that were numbered.
+    /// The number of segment numbers that were assigned.
     pub(super) segment_count: AtomicU64,
     about: Mutex<About>,
     listeners: Mutex<Vec<Weak<dyn Listener>>>,
@@ -97,7 +100,7 @@ pub struct History {
     pub(super) late: LateEntries,
 }
 
-/// Entries and contexts that were removed under a lock.
+/// Entries and contexts that were removed under a lock and are dropped later.
 #[derive(Debug, Default)]
 struct Removed {
     chunks: Vec<Arc<Vec<Entry>>>,
@@ -136,8 +139,8 @@ impl Default for History {
 }
 
 impl History {
-    /// Starts recording, or changes the options of a running recording. Earlier entries are kept as far
-    /// as there is room, unless `options.clear` is set.
+    /// Starts recording, or changes the options of a running recording. Keeps as many of the earlier
+    /// entries as the options allow, or none if `options.clear` is set.
     pub fn start(&self, options: &RecordOptions) {
         if options.clear {
             self.clear();
@@ -159,7 +162,7 @@ impl History {
         self.clear();
     }
 
-    /// Turns recording on and sets the level of stacks.
+    /// Turns recording on at this level of stacks.
     pub(super) fn gather_from(&self, stacks: StackLevel) {
         self.turn(1 + stacks as u8);
         if stacks == StackLevel::Never {
@@ -167,8 +170,8 @@ impl History {
         }
     }
 
-    /// Drops the contexts of live blocks and segments: frees no longer remove them, so they would become
-    /// stale.
+    /// Drops the contexts of live blocks and segments. While recording is off, frees do not remove
+    /// contexts, so these would become stale.
     fn forget_holders(&self) {
         for shard in &self.shards {
             let Shard { blocks, segments, .. } = &mut *shard.0.lock();
@@ -183,7 +186,7 @@ impl History {
         call(&mut listeners, mode != 0);
     }
 
-    /// Calls a listener with the current state, and again whenever recording starts or stops.
+    /// Calls a listener with the current state, and adds it for later starts and stops.
     pub(crate) fn listen(&self, listener: Weak<dyn Listener>) {
         let mut listeners = self.listeners.lock();
         listeners.push(listener);
@@ -213,7 +216,7 @@ impl History {
         *self.about.lock() = About { device, total_bytes, config, limit_bytes: None };
     }
 
-    /// Sets the configuration that is now in force.
+    /// Replaces the configuration that snapshots list, after it was changed at run time.
     pub(crate) fn configured(&self, config: &Config) {
         self.about.lock().config = config.clone();
     }
@@ -225,7 +228,7 @@ impl History {
         self.mode.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the operations for which stacks are gathered now.
+    /// Returns the level of stacks that is gathered now.
     #[must_use]
     pub fn stacks(&self) -> StackLevel {
         match self.mode.load(Ordering::Relaxed) {
@@ -236,8 +239,8 @@ impl History {
         }
     }
 
-    /// Returns the entries that are kept now. Shares full chunks with the recorder and copies the others;
-    /// removes nothing. Threads that record wait while the shards are read.
+    /// Returns the current entries. Shares full chunks with the recorder and copies the others. Removes
+    /// nothing. Threads that record wait while the shards are read.
     #[must_use]
     pub fn entries(&self) -> Entries {
         let shards: Vec<_> = self.shards.iter().map(|shard| shard.0.lock()).collect();
@@ -269,7 +272,7 @@ impl History {
             taken.append(&mut shard.open);
             self.is_empty_now(number, &shard);
             drop(shard);
-            // Contexts must be dropped without a lock.
+            // A dropped chunk may drop contexts, which is user code and must run without a lock.
             drop(full);
         }
         if rows > 1 {
@@ -278,8 +281,8 @@ impl History {
         into.extend(taken.into_iter().map(|entry| entry.event));
     }
 
-    /// Records an event if recording is on; `event` is called only then. Events whose order is kept by
-    /// one lock of the caller have the same `row`.
+    /// Records an event if recording is on, and calls `event` only then. `row` selects the shard.
+    /// Events that the caller orders by one lock must have the same `row`.
     #[inline]
     pub(crate) fn record(&self, row: u64, event: impl FnOnce() -> Event) {
         if self.is_on() {
@@ -294,7 +297,7 @@ impl History {
         self.is_on().then(Moment::now)
     }
 
-    /// Records an event with an earlier [timestamp](Self::moment). It is inserted before later events of
+    /// Records an event with an earlier [timestamp](Self::moment). Inserts it before later events of
     /// its row.
     #[cold]
     pub(crate) fn push(&self, row: u64, moment: Moment, event: Event) {
@@ -307,7 +310,8 @@ impl History {
         let context = Context::current();
         let number = shard_of(row);
         let mut shard = self.shards[number].0.lock();
-        // Read under the lock: `forget_holders` takes it after the level has changed.
+        // The level is read under the shard's lock. `forget_holders` takes this lock after the level
+        // was changed, so no context is added after it.
         let stacks = self.stacks();
         for &(moment, ref event) in events {
             if stacks != StackLevel::Never {
@@ -339,7 +343,7 @@ impl History {
                     open.insert(at, Entry { event: *event, moment, context });
                     at
                 }
-                // Built in place: an entry is longer than a cache line.
+                // The entry is built in place, because it is longer than a cache line.
                 _ => {
                     open.push(Entry { event: *event, moment, context });
                     open.len() - 1
@@ -349,21 +353,21 @@ impl History {
         }
     }
 
-    /// Returns true if an operation needs neither a context nor a call of trackers, both of which must
-    /// run unlocked. `from` is the level from which on such operations gather stacks.
+    /// Returns true if an operation needs neither a context nor a call of trackers. Both run user code,
+    /// which must not run under a lock. `from` is the level of stacks from which on the operation
+    /// gathers one.
     #[inline]
     pub(crate) fn is_plain(&self, from: StackLevel) -> bool {
         self.stacks() < from && self.sources.has_no_labels() && !self.trackers.any()
     }
 
-    /// Opens an operation. Until the result is dropped, consecutive entries of segments share a
-    /// timestamp.
+    /// Opens an operation. Until the result is dropped, consecutive entries of segments share a time.
     pub(crate) fn operation(&self) -> Operation {
         Operation::begin()
     }
 
-    /// Makes room for an entry in the open chunk. Appends the full chunk to the shard's list, and drops
-    /// the oldest chunk of all shards if the budget is spent.
+    /// Makes room for an entry in the open chunk. If the open chunk is full, moves it to the shard's
+    /// list of full chunks. If the limit of chunks is reached, drops the oldest chunk of all shards.
     fn grow_open_chunk<'a>(
         &'a self,
         number: usize,
@@ -371,7 +375,7 @@ impl History {
     ) -> MutexGuard<'a, Shard> {
         let mut room = None;
         if self.chunks.load(Ordering::Relaxed) >= self.chunks_max() {
-            // Another shard must not be locked while this one is.
+            // Only one shard may be locked at a time, and `drop_oldest` locks another one.
             drop(shard);
             room = self.drop_oldest().flatten();
             shard = self.shards[number].0.lock();
@@ -395,8 +399,8 @@ impl History {
         entries_max.div_ceil(CHUNK_ENTRIES).saturating_add(SPARE_CHUNKS)
     }
 
-    /// Drops the full chunk whose last entry is the oldest. Returns `None` if there is no full chunk,
-    /// else the chunk's memory for reuse unless a reader shares it.
+    /// Drops the full chunk whose last entry is the oldest. Returns `None` if there is no full chunk.
+    /// Otherwise returns the chunk's memory for reuse, or `Some(None)` if it cannot be reused.
     fn drop_oldest(&self) -> Option<Option<Vec<Entry>>> {
         let times = self.oldest.iter().map(|time| time.load(Ordering::Relaxed)).enumerate();
         let (number, _) =
@@ -445,14 +449,15 @@ impl History {
                 let context = context.cloned();
                 of.insert(address, Holder { moment, size_bytes, context })
             }
-            // The address was allocated again after this event: the newer context stays.
+            // The address was allocated again after this event, so the newer context stays.
             _ if of.get(&address).is_some_and(|holder| holder.moment > moment) => None,
             _ => of.remove(&address),
         };
         self.drop_later(None, removed.and_then(|holder| holder.context));
     }
 
-    /// Keeps a chunk and contexts whose last reference this may be, until no lock is held.
+    /// Stores a chunk and contexts that may be the last reference. `release` drops them when no lock is
+    /// held.
     fn drop_later(
         &self,
         chunk: Option<Arc<Vec<Entry>>>,
@@ -468,8 +473,8 @@ impl History {
         self.any_removed.store(true, Ordering::Release);
     }
 
-    /// Drops what was [deferred](Self::drop_later). Holds no lock while it drops contexts, which runs
-    /// user code.
+    /// Drops what [`drop_later`](Self::drop_later) stored. Holds no lock while it drops contexts, which
+    /// runs user code.
     #[inline]
     pub(crate) fn release(&self) {
         if !self.any_removed.load(Ordering::Acquire) {
@@ -483,8 +488,8 @@ impl History {
         drop(removed);
     }
 
-    /// Gathers the context of a request, for entries of this thread until the result is dropped. Holds no
-    /// lock.
+    /// Gathers the context of a request. Entries of this thread have the context until the result is
+    /// dropped. Holds no lock.
     #[inline]
     pub(crate) fn of_request(&self) -> Option<Gathered<'_>> {
         Gathered::new(self, StackLevel::OfLiveBlocks)
@@ -496,7 +501,7 @@ impl History {
         Gathered::new(self, StackLevel::OfFrees)
     }
 
-    /// Returns the contexts of live blocks, in no order; none unless stacks are gathered.
+    /// Returns the contexts of live blocks, in no order. Returns none if stacks are not gathered.
     pub(super) fn live_blocks(&self) -> Vec<Holder> {
         let of = |shard: &Alone<Mutex<Shard>>| -> Vec<Holder> {
             shard.0.lock().blocks.values().cloned().collect()
@@ -510,8 +515,8 @@ impl History {
         self.shards.iter().find_map(|shard| shard.0.lock().blocks.get(&address).cloned())?.context
     }
 
-    /// Replaces the context of each live block by the result of `named`, and drops the contexts of
-    /// segments. Holds no lock while it calls `named`.
+    /// Replaces the context of each live block by the result of `named` for it, and drops the contexts
+    /// of segments. Holds no lock while it calls `named`.
     pub(super) fn rename_holders(&self, mut named: impl FnMut(&Context) -> Context) {
         for shard in &self.shards {
             let held =
@@ -555,17 +560,17 @@ impl History {
     }
 }
 
-/// Returns true if entries of an action get the context of their operation at this level of stacks.
+/// Returns true if, at this level of stacks, entries of the action get the context of their operation.
 pub(super) fn wants_context(stacks: StackLevel, action: Action) -> bool {
     match stacks {
-        // Without stacks the context has only names.
+        // At the level `Never` a context has no stack, only names.
         StackLevel::Never | StackLevel::OfFrees => true,
         StackLevel::OfLiveBlocks => false,
         StackLevel::OfAllocations => !action.is_release(),
     }
 }
 
-/// Returns the shard of a row. Mixes in higher bits: heaps are numbered consecutively, and the values of
+/// Returns the shard of a row. Mixes in higher bits, because rows of heaps are consecutive numbers and
 /// stream handles are addresses.
 fn shard_of(row: u64) -> usize {
     let mixed = row ^ row >> 6 ^ row >> 12 ^ row >> 18;

@@ -1,8 +1,8 @@
 //! Call stacks of the program: Rust functions, and C functions that called them.
 //!
-//! Gathering a stack stores its return addresses only. Equal stacks are shared, in a table of live
-//! stacks, so a million blocks allocated at one place share one stack. Names are looked up when the
-//! frames are read.
+//! Gathering a stack stores its return addresses only. Equal stacks are stored once, in a table of live
+//! stacks. So a million blocks allocated at one place share one stack. Function names are looked up
+//! when the frames are read.
 
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Weak};
@@ -18,12 +18,12 @@ use crate::sync::walk;
 const ADDRESSES_MAX: usize = 128;
 const SHARDS: usize = 16;
 
-/// Gathers the stack of the calling thread: its Rust and C functions, without the innermost ones that
-/// belong to this library.
+/// Gathers the stack of the calling thread: its Rust and C functions. Omits the innermost frames if
+/// they belong to this library.
 ///
-/// Function names need symbols in the program, and lines need debug information (`debug =
-/// "line-tables-only"`). Without a symbol a frame is shown as its address. The names of a library that
-/// was unloaded in the meantime are not found.
+/// Function names need symbols in the program, and lines need debug information
+/// (`debug = "line-tables-only"`). A frame without a symbol is shown as its address. Names of functions
+/// in a library that was unloaded before the lookup are not found.
 #[derive(Debug, Default)]
 pub struct RustStacks {
     table: Arc<StackTable>,
@@ -76,14 +76,14 @@ impl StackTable {
         &self.shards[usize::from(low) % SHARDS]
     }
 
-    /// Returns the stack with these addresses; equal stacks are shared.
+    /// Returns the stack with these addresses. Equal stacks share one value.
     fn stack(self: &Arc<Self>, addresses: &[usize]) -> Arc<Addresses> {
         let mut shard = self.shard(addresses).lock();
         let known = shard.get_key_value(addresses);
         if let Some(held) = known.and_then(|(_, held)| held.upgrade()) {
             return held;
         }
-        // An entry whose stack is being dropped may still be in the table: it is replaced.
+        // If the table has an entry whose stack is being dropped, this replaces it.
         let key = known.map_or_else(|| addresses.into(), |(key, _)| Arc::clone(key));
         let new = Arc::new(Addresses { addresses: Arc::clone(&key), table: Arc::clone(self) });
         shard.insert(key, Arc::downgrade(&new));
@@ -94,7 +94,7 @@ impl StackTable {
 impl Drop for Addresses {
     fn drop(&mut self) {
         let mut shard = self.table.shard(&self.addresses).lock();
-        // The entry may already belong to a newer, equal stack.
+        // By now the entry may belong to a newer, equal stack. Then it stays.
         if shard.get(&self.addresses).is_some_and(|held| held.strong_count() == 0) {
             shard.remove(&self.addresses);
         }
@@ -126,8 +126,8 @@ impl Stack for Addresses {
     }
 }
 
-/// Returns the frames of the program: without those of this library and of the runtime that called the
-/// program.
+/// Returns the frames of the program. Removes the frames of this library at the inner end, and those of
+/// the runtime that called `main` or the thread's function at the outer end.
 fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
     let runtime = |frame: &Frame| frame.function.contains("__rust_begin_short_backtrace");
     if let Some(at) = frames.iter().position(runtime) {
@@ -139,14 +139,15 @@ fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
     let ours = frames.iter().take_while(|frame| is_ours(frame) || is_glue(frame));
     let ours = ours.enumerate().filter(|(_, frame)| is_ours(frame)).last();
     match ours.map_or(0, |(at, _)| at + 1) {
-        // All frames belong to this library, as in its command line: they are kept.
+        // All frames belong to this library, as in its command line. Keep them.
         all if all == frames.len() => frames,
         ours => frames.split_off(ours),
     }
 }
 
-/// Returns true if a frame belongs to this library or to the stack walk. With debug information function
-/// names are short, so the file decides; without it the function's path decides.
+/// Returns true if a frame belongs to this library or to the code that walks the stack. With debug
+/// information, function names are short, so the file decides. Without debug information, the
+/// function's path decides.
 fn is_ours(frame: &Frame) -> bool {
     const SOURCES: [&str; 2] = [
         concat!(env!("CARGO_MANIFEST_DIR"), "/src/"),
@@ -154,7 +155,8 @@ fn is_ours(frame: &Frame) -> bool {
     ];
     let (file, path) = (&*frame.file, outer_path(frame));
     let of_c = |name: &str| name.starts_with("stratalloc_") && !name.contains("::");
-    // A trait of this library implemented for a type of the standard library or for an unnamed type.
+    // The frame may be in an implementation of a trait of this library, for a type of the standard
+    // library or for an unnamed type.
     let (of, named) = path.split_once(" as ").unwrap_or((path, ""));
     let nobodys = is_path_of_std(of) || !of.contains("::");
     SOURCES.iter().any(|own| file.starts_with(own))
@@ -165,7 +167,8 @@ fn is_ours(frame: &Frame) -> bool {
         || nobodys && named.starts_with("stratalloc::")
 }
 
-/// Returns true if a frame belongs to the standard library, which calls closures of this library.
+/// Returns true if a frame belongs to the standard library. Such frames lie between this library's
+/// functions and its closures.
 fn is_glue(frame: &Frame) -> bool {
     let from_std = ["/library/core/", "/library/alloc/", "/library/std/"];
     from_std.iter().any(|own| frame.file.contains(own)) || is_path_of_std(outer_path(frame))

@@ -18,11 +18,12 @@ use crate::ids::{DeviceId, PoolId, StreamId};
 pub struct SegmentState {
     /// The segment.
     pub layout: SegmentLayout,
-    /// Increases in the order in which segments were taken from the driver. An expandable segment has one
-    /// number for all its pages. If the allocator keeps no numbers, the order is that of the addresses.
+    /// Segments are numbered in the order in which they were taken from the driver. An expandable
+    /// segment has one number for all its pages. If the allocator assigns no numbers, the order is that
+    /// of the addresses.
     pub number: u64,
-    /// The context in which its memory was taken from the driver, if stacks are recorded. Pages that were
-    /// mapped later may have another one.
+    /// The context in which the segment's memory was taken from the driver, if stacks are recorded.
+    /// Pages that were mapped later may have another context.
     pub context: Option<Context>,
     /// The context of each block in `layout`, in the same order.
     pub holders: Vec<Option<Context>>,
@@ -36,9 +37,9 @@ pub struct About {
     pub device: DeviceId,
     /// The total memory of the device; 0 if unknown.
     pub total_bytes: u64,
-    /// The most bytes that may be reserved.
+    /// The most bytes that the allocator may reserve.
     pub limit_bytes: Option<u64>,
-    /// The configuration in force.
+    /// The configuration at the time of the snapshot.
     pub config: Config,
 }
 
@@ -57,8 +58,8 @@ pub struct Snapshot {
 }
 
 impl About {
-    /// Returns the configuration without the settings that a replay must not repeat: writing files and
-    /// recording.
+    /// Returns the configuration without settings that a replay must not apply: those for writing files
+    /// and for recording.
     #[doc(hidden)]
     pub fn config_text(&self) -> String {
         Config::from_settings(self.config.settings().clone().for_replay()).to_text()
@@ -85,7 +86,8 @@ impl Snapshot {
         Self { segments, entries, annotations: Vec::new(), about }
     }
 
-    /// Creates a snapshot of segments and of the contexts that were captured under the same locks.
+    /// Creates a snapshot from a layout and from the contexts, which were captured under the same
+    /// locks.
     fn of(segments: Vec<SegmentLayout>, captured: Captured, limit_bytes: Option<u64>) -> Self {
         let Captured { entries, annotations, mut blocks, segments: mut memory, about } = captured;
         let mut held = |layout: SegmentLayout| {
@@ -103,7 +105,7 @@ impl Snapshot {
         Self { segments, entries, annotations, about: About { limit_bytes, ..about } }
     }
 
-    /// Sets the number of each segment. `starts` maps start addresses to numbers; a segment gets the
+    /// Sets the number of each segment. `starts` maps start addresses to numbers. A segment gets the
     /// number of the last start at or below its address.
     pub(crate) fn numbered_by(mut self, starts: &BTreeMap<u64, u64>) -> Self {
         for segment in &mut self.segments {
@@ -118,8 +120,8 @@ impl Snapshot {
         self.segments.iter().map(|segment| segment.layout.bytes_in(&active)).sum()
     }
 
-    /// Adds the segments of `other`, in address order; keeps the entries of `self`. For allocators that
-    /// share a history.
+    /// Adds the segments of `other` in address order, and keeps the entries of `self`. For allocators
+    /// that share a history.
     #[must_use]
     pub(crate) fn with_segments_of(mut self, other: Self) -> Self {
         self.segments.extend(other.segments);
@@ -129,9 +131,9 @@ impl Snapshot {
 }
 
 impl History {
-    /// Returns the snapshot of segments and of the contexts that were captured under the same locks.
-    /// Records an [entry](Self::note_snapshot) for it, unless the thread has an open operation. The
-    /// caller holds no lock.
+    /// Returns the snapshot of a layout and of contexts that were captured under the same locks. Also
+    /// records an [entry](Self::note_snapshot) for the snapshot, unless the thread has an open
+    /// operation. The caller holds no lock.
     pub(crate) fn snapshot_of(
         &self,
         segments: Vec<SegmentLayout>,
@@ -145,8 +147,9 @@ impl History {
         snapshot
     }
 
-    /// Records an entry `snapshot`. It is listed by later snapshots only, as in PyTorch, which copies its
-    /// entries first. The caller holds no lock, because trackers are called.
+    /// Records an entry with the action `snapshot`. Only later snapshots list it, as in PyTorch, which
+    /// copies its entries before it records this one. The caller holds no lock, because trackers are
+    /// called.
     pub(crate) fn note_snapshot(&self, snapshot: &Snapshot) {
         let _operation = Gathered::without_stack(self);
         self.record(0, || Event {

@@ -1,26 +1,27 @@
 //! Callbacks (*trackers*) that are called with each entry.
 //!
-//! **Blocks and failures** (`alloc`, `free_requested`, `free_completed`, `oom`). Their entries are made
+//! **Entries of blocks and failures** (`alloc`, `free_requested`, `free_completed`, `oom`) are recorded
 //! under locks. A tracker is called with them on the same thread, after the operation has released its
 //! locks and before it returns.
 //!
-//! **Driver memory** (`segment_alloc`, `segment_map`, `segment_free`, `segment_unmap`). A tracker may
-//! register the range with a network library, so the order of calls for one address matters. The
-//! allocator calls [`History::announce`] while no other thread can reach the range: before a new range
-//! serves any request, and, before a range is released, after it has left the heap. So for one address,
-//! over all threads, the calls alternate between allocation and release. The range is mapped during each
-//! call. No lock is held: a tracker may allocate, free and take snapshots. If the driver refuses to
-//! release a range, trackers are called with its allocation again.
+//! **Entries of driver memory** (`segment_alloc`, `segment_map`, `segment_free`, `segment_unmap`). A
+//! tracker may register the range with a network library, so the order of calls for one address
+//! matters. The allocator calls [`History::announce`] while no other thread can reach the range. For a
+//! new range, that is before the range serves any request. For a range to be released, it is after the
+//! range has left the heap. So for one address, over all threads, calls for allocation and for release
+//! alternate. The range is mapped during each call. No lock is held: a tracker may allocate, free and
+//! take snapshots. If the driver refuses to release a range, trackers are called with an allocation of
+//! the range again.
 //!
-//! **Inside a tracker** the thread is in the region `running`. Trackers are not called with blocks that
-//! they allocate or free themselves, and they are never called recursively. So a range that a tracker's
-//! own request takes from the driver is announced after the call has returned, and is not released
-//! before. No memory is released to the driver inside a tracker ([`History::may_release`]). The strategy
-//! over a user's own functions has no cache: a block that a tracker frees to it is announced after the
-//! call has returned.
+//! **Inside a tracker** the thread is in the region `running`, and trackers are never called
+//! recursively. A tracker is not called with blocks that trackers allocate or free. If a request of a
+//! tracker takes a range from the driver, trackers are called with the range after the tracker has
+//! returned, and the range is not released before. Inside a tracker no memory is released to the driver
+//! ([`History::may_release`]). The strategy over a user's own functions (`pluggable`) has no cache and
+//! frees at once. There, trackers are called with the freed block after the tracker has returned.
 //!
-//! Threads do not wait for trackers of other threads, with one exception. A request that would otherwise
-//! fail waits, because the range that is being announced may serve it.
+//! Threads do not wait for trackers of other threads, with one exception: a request that would
+//! otherwise fail waits until a new range was announced, because the range may serve it.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,13 +39,13 @@ use crate::threads::{Lasting, Region};
 
 /// Called with each entry. A panic is caught and ignored.
 ///
-/// It may allocate, free and take snapshots, also with the allocator that calls it. It is not called with
-/// the blocks that it allocates itself. While it runs, its thread releases no memory to the driver:
-/// emptying the cache inside a tracker releases nothing. It must not wait for a request of another
+/// A tracker may allocate, free and take snapshots, also with the allocator that calls it. It is not
+/// called with blocks that it allocates itself. While it runs, its thread releases no memory to the
+/// driver, so emptying the cache has no effect there. A tracker must not wait for a request of another
 /// thread.
 pub type Tracker = Arc<dyn Fn(&Entry) + Send + Sync>;
 
-/// Identifies a tracker, to remove it.
+/// Identifies a tracker. Needed to remove it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TrackerId(#[doc(hidden)] pub u64);
 
@@ -55,7 +56,8 @@ pub(super) struct Trackers {
     any: AtomicBool,
     next: AtomicU64,
     all: RwLock<Vec<(TrackerId, Tracker)>>,
-    /// Ranges that requests of trackers took from the driver and that are not announced yet.
+    /// Ranges that requests of trackers took from the driver, and that trackers have not been called
+    /// with yet.
     unannounced: Mutex<Vec<Range<u64>>>,
 }
 
@@ -66,8 +68,8 @@ impl fmt::Debug for Trackers {
 }
 
 thread_local! {
-    /// Entries of the current operation that trackers have not been called with yet. The number is the
-    /// id of `running`, which identifies the history. Empty between operations.
+    /// Entries of the current operation that trackers have not been called with yet. Each has the id of
+    /// the region `running` of its history, which identifies the history. Empty between operations.
     static KEPT: Lasting<Vec<(u64, Entry)>> = const { Lasting::new(Vec::new()) };
 }
 
@@ -82,8 +84,8 @@ impl History {
         id
     }
 
-    /// Removes a tracker; returns false if there is none with the id. A call on another thread may still
-    /// be running.
+    /// Removes a tracker. Returns false if no tracker has the id. A call of the tracker on another
+    /// thread may still be running.
     pub fn remove_tracker(&self, id: TrackerId) -> bool {
         let removed: Vec<_> = {
             let mut all = self.trackers.all.write();
@@ -111,7 +113,7 @@ impl History {
     }
 
     /// Returns true if the calling thread may release a range to the driver now. Returns false inside a
-    /// tracker, and for a range that is not announced yet.
+    /// tracker, and for a range that trackers have not been called with yet.
     pub(crate) fn may_release(&self, address: u64, size_bytes: u64) -> bool {
         !self.has_trackers()
             || !self.is_in_tracker()
@@ -130,8 +132,8 @@ impl Trackers {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// Keeps an entry until this thread's operation has released its locks. Entries of driver memory are
-    /// not kept: they are announced.
+    /// Keeps an entry until this thread's operation has released its locks. Does not keep entries of
+    /// driver memory, because `announce` handles them.
     #[inline]
     pub(super) fn keep(&self, entry: &Entry) {
         if self.any() && !entry.event.action.is_segment() && !self.running.is_here() {
@@ -166,7 +168,8 @@ impl Trackers {
             entries.push(entry);
             self.call(entries);
         } else if entry.event.action.is_release() && self.forget(entry.event.address) {
-            // The range was also taken during this tracker call, so neither is announced.
+            // Both the allocation and the release of the range happened inside this tracker, so
+            // trackers are called with neither.
         } else {
             if !entry.event.action.is_release() {
                 self.unannounced.lock().push(range_of(&entry.event));
@@ -175,8 +178,8 @@ impl Trackers {
         }
     }
 
-    /// Drops the unannounced entry of a range that was taken during this tracker call. Returns false if
-    /// there is none.
+    /// Drops the entry of a range that was taken inside the running tracker. Returns false if there is
+    /// none.
     fn forget(&self, address: u64) -> bool {
         let of = |(of, entry): &mut (u64, Entry)| {
             *of == self.running.id() && entry.event.address == address
@@ -191,7 +194,8 @@ impl Trackers {
         self.unannounced.lock().iter().any(overlaps)
     }
 
-    /// Calls each tracker with each entry, then with the driver memory that the trackers themselves took.
+    /// Calls each tracker with each entry. Then does the same with the driver memory that the trackers
+    /// themselves took.
     fn call(&self, mut entries: Vec<Entry>) {
         if entries.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! The JSON syntax. Text is escaped so that a file can be embedded in an HTML page.
+//! The JSON syntax. Texts are escaped so that a file can be embedded in an HTML page.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use super::{Group, Syntax, Value};
 
 pub(super) struct Json<'o> {
     out: &'o mut dyn Write,
-    /// For each open container, whether it has an item.
+    /// For each open container, whether it has an item already.
     open: Vec<bool>,
     /// True if a key was just written.
     after_key: bool,
@@ -17,7 +17,7 @@ impl<'o> Json<'o> {
         Self { out, open: Vec::new(), after_key: false }
     }
 
-    /// Writes the comma before a key or a list item, if needed.
+    /// Writes the comma before a key or an item of a list, if there was an item before it.
     fn separate(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.after_key) {
             return Ok(());
@@ -30,7 +30,7 @@ impl<'o> Json<'o> {
         self.out.write_all(b"\"")?;
         let mut plain = 0;
         for (at, c) in text.char_indices() {
-            // `<` is escaped, so a text cannot end a script element of an HTML page.
+            // `<` is escaped, so that a text cannot contain `</script>`.
             if !matches!(c, '"' | '\\' | '<' | '\u{2028}' | '\u{2029}') && !c.is_control() {
                 continue;
             }

@@ -1,9 +1,9 @@
 //! Writes snapshots to files, in PyTorch's format.
 //!
-//! One walk over a snapshot writes one of two syntaxes: pickle of protocol 2, which every viewer reads,
-//! or JSON. Output is streamed. Only the pickle writer keeps a table: the texts and stacks written
-//! before, at most half a million of each. A file is written under a temporary name and then renamed, so
-//! a failed write leaves the old file.
+//! One function walks over a snapshot and writes it in one of two syntaxes: pickle of protocol 2, which
+//! every viewer reads, or JSON. Output is streamed. Only the pickle writer keeps a table. It contains
+//! the texts and stacks that were written before, at most half a million of each. A file is written
+//! under a temporary name and then renamed, so that a failed write leaves the old file unchanged.
 //!
 //! Source of the format: `torch.cuda.memory._snapshot` and its viewers. This library adds four settings
 //! of the allocator: `stratalloc` (the version), `limit_bytes`, `total_bytes` and `dropped_entries`.
@@ -83,24 +83,24 @@ enum Group {
     List,
 }
 
-/// A syntax. Containers are opened and closed in nested order; in a dictionary each key is followed by
-/// its value.
+/// A syntax. The container that was opened last is closed first. In a dictionary, each key is followed
+/// by its value.
 trait Syntax {
     fn open(&mut self, group: Group) -> io::Result<()>;
     fn key(&mut self, key: &str) -> io::Result<()>;
     fn value(&mut self, value: Value<'_>) -> io::Result<()>;
     fn close(&mut self, group: Group) -> io::Result<()>;
-    /// Writes a reference to the remembered list `list`. Returns false if there is none: then the list
-    /// must be written and may be [remembered](Self::remember_list).
+    /// Writes a reference to the list that was remembered under `list`. Returns false if there is none.
+    /// The caller must then write the list, and may [remember](Self::remember_list) it.
     fn again(&mut self, list: usize) -> io::Result<bool>;
-    /// Remembers the list that was just closed under the number `list`.
+    /// Remembers the list that was just closed, under the number `list`.
     fn remember_list(&mut self, list: usize) -> io::Result<()>;
     fn finish(&mut self) -> io::Result<()>;
 }
 
 impl Snapshot {
-    /// Writes the snapshot. Uses less than 100 MiB besides the snapshot itself, however long the history
-    /// is.
+    /// Writes the snapshot. Uses less than 100 MiB of memory in addition to the snapshot itself, for a
+    /// history of any length.
     ///
     /// # Errors
     ///
@@ -112,8 +112,8 @@ impl Snapshot {
         }
     }
 
-    /// Writes the snapshot to a file. The name determines the [format](Format::of); a name that ends in
-    /// `.gz` makes it compressed. If writing fails, the file keeps its old content.
+    /// Writes the snapshot to a file. The name determines the [format](Format::of). A file whose name
+    /// ends in `.gz` is compressed. If writing fails, the file keeps its old content.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl Snapshot {
             fs::rename(&beside, path)
         });
         written.inspect_err(|_| {
-            // The first error is the one to return.
+            // An error of this removal is ignored: the error of the write is returned.
             let _ = fs::remove_file(&beside);
         })
     }

@@ -27,10 +27,10 @@ const BINGET: u8 = b'h';
 const LONG_BINGET: u8 = b'j';
 const STOP: u8 = b'.';
 
-/// Items of a list are appended in batches of this size, so that a reader's stack does not grow with the
-/// list.
+/// The items of a list are appended in batches of this size. Otherwise a reader's stack would grow with
+/// the list.
 const PORTION: u32 = 1000;
-/// The most texts and the most lists that are remembered; later ones are written out again.
+/// The most texts, and the most lists, that are remembered. Further ones are written again each time.
 const REMEMBERED_MAX: usize = 1 << 19;
 /// The longest text that is remembered.
 const TEXT_MAX_BYTES: usize = 128;
@@ -40,7 +40,7 @@ pub(super) struct Pickle<'o> {
     texts: HashMap<Box<str>, u32>,
     lists: HashMap<usize, u32>,
     next: u32,
-    /// The open containers; for a list, the number of items in its current batch.
+    /// The open containers. For a list, the number of items in its current batch.
     open: Vec<Option<u32>>,
 }
 
@@ -70,7 +70,7 @@ impl<'o> Pickle<'o> {
         }
     }
 
-    /// Stores the value that was just written in the pickle memo and returns its number.
+    /// Stores the value that was just written in the memo of the pickle. Returns its number there.
     fn put(&mut self) -> io::Result<u32> {
         let number = self.next;
         self.next += 1;
@@ -111,7 +111,7 @@ impl<'o> Pickle<'o> {
         if let Ok(small) = i32::try_from(value) {
             return self.operation(BININT, &small.to_le_bytes());
         }
-        // Two's complement, in the fewest bytes that preserve the sign.
+        // An integer is written in two's complement, in the fewest bytes that preserve the sign.
         let bytes = value.to_le_bytes();
         let sign = if value < 0 { 0xff } else { 0 };
         let mut length = bytes.len();
