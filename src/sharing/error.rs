@@ -11,37 +11,37 @@ pub enum FormatError {
     /// The number of bytes does not match their contents.
     #[error("a shared handle of {len} bytes should have {expected}")]
     Length {
-        /// Actual number.
+        /// The actual number of bytes.
         len: usize,
-        /// Expected number, or the minimum.
+        /// The expected number of bytes, or their minimum if the number varies.
         expected: u64,
     },
     /// The bytes do not begin with the magic bytes of a handle.
     #[error("these bytes are not a shared handle")]
     Magic,
-    /// The version of the handle is not supported.
+    /// This library does not support the version of the handle.
     #[error("the shared handle has version {version}; this library supports only version {known}")]
     Version {
-        /// Version of the handle.
+        /// The version of the handle.
         version: u16,
-        /// The supported version.
+        /// The version that this library supports.
         known: u16,
     },
-    /// The kind of memory is not supported.
+    /// This library does not support the kind of memory.
     #[error("the shared handle has the unknown kind {kind}")]
     Kind {
-        /// Kind in the handle.
+        /// The kind in the handle.
         kind: u8,
     },
     /// The handle has no pages, or too many.
     #[error("the shared handle has {pages} pages; expected 1 to {most}")]
     PageCount {
-        /// Number of pages in the handle.
+        /// The number of pages in the handle.
         pages: u64,
-        /// Maximum number.
+        /// The maximum number of pages.
         most: u64,
     },
-    /// The block does not lie inside the shared memory.
+    /// The block does not lie inside the shared memory of the handle.
     #[error(
         "{size_bytes} bytes at offset {offset_bytes} do not fit the {shared_bytes} bytes that are \
          shared"
@@ -57,15 +57,15 @@ pub enum FormatError {
     /// A reserved byte is not zero.
     #[error("byte {at} of the shared handle is reserved and not zero")]
     Reserved {
-        /// The first such byte.
+        /// The offset of the first such byte.
         at: usize,
     },
-    /// The checksum is wrong: bytes were changed or lost.
+    /// The checksum is wrong, because bytes were changed or lost.
     #[error("the shared handle's checksum does not match: its bytes were changed or lost")]
     Checksum,
 }
 
-/// Why a block was not shared or not opened. The failed call has changed nothing.
+/// The reason why a block was not shared or not opened. The failed call has changed nothing.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SharingError {
@@ -75,13 +75,13 @@ pub enum SharingError {
     /// The bytes are not a usable handle.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The block's pages were not created exportable.
+    /// A page of the block was not created exportable.
     #[error(
         "the page at {address:#x} cannot leave the process: set expandable_segments_ipc:True \
          before it is mapped"
     )]
     NotExportable {
-        /// The first such page.
+        /// The address of the first such page.
         address: u64,
     },
     /// The device cannot share this kind of memory.
@@ -93,38 +93,39 @@ pub enum SharingError {
     /// The block covers more pages than a handle may have.
     #[error("the block covers {pages} pages; {most} can be shared at once")]
     TooManyPages {
-        /// Number of pages that it covers.
+        /// The number of pages that the block covers.
         pages: u64,
-        /// Maximum number.
+        /// The maximum number of pages.
         most: u64,
     },
-    /// The handle is of a plain allocation of this process, which already has an address here.
+    /// The handle is for a plain allocation of this process, where the block already has an address.
     #[error("the handle is of this process: use the block's own address")]
     OwnProcess,
     /// The process that shared the block, or its allocator, has ended.
     #[error("process {process}, which shared the block, has ended")]
     ExporterGone {
-        /// Process id.
+        /// The id of that process.
         process: u32,
     },
-    /// No process listens on the handle's socket, though the exporter may still run. Its allocator has
-    /// ended, or it is in another network namespace, such as another container.
+    /// No process listens on the handle's socket, though the process that shared the block may still
+    /// run. Its allocator has ended, or it is in another network namespace, such as that of another
+    /// container.
     #[error(
         "process {process} cannot be reached: its allocator has ended, or is in another \
          network namespace"
     )]
     Unreachable {
-        /// Process id.
+        /// The id of the process that shared the block.
         process: u32,
     },
-    /// The secret in the handle is not the exporter's: the handle is forged, or of an allocator that has
-    /// ended.
+    /// The secret in the handle is not the exporter's secret. The handle is forged, or the allocator
+    /// that made it has ended.
     #[error("process {process} refused: the handle's secret is not its own")]
     Refused {
-        /// Process id.
+        /// The id of the exporter.
         process: u32,
     },
-    /// The exporter has unmapped a page of the block since it was shared.
+    /// The exporter has unmapped a page of the block after sharing it.
     #[error("the owner of the shared block has released its page {page}")]
     PageGone {
         /// Index of the page in the handle.
@@ -133,12 +134,12 @@ pub enum SharingError {
     /// A process of another user listens on the exporter's socket.
     #[error("a process of user {user} listens in place of process {process}")]
     ForeignUser {
-        /// Id of that user.
+        /// The id of that user.
         user: u32,
-        /// Id of the expected process.
+        /// The id of the process that should listen.
         process: u32,
     },
-    /// A descriptor is not of the page in the handle.
+    /// A received descriptor is not that of the page in the handle.
     #[error("the descriptor of page {page} is not of the page that was shared")]
     WrongDescriptor {
         /// Index of the page in the handle.
@@ -150,25 +151,25 @@ pub enum SharingError {
          {granularity_bytes}"
     )]
     PageSize {
-        /// Size of the exporter's pages.
+        /// The size of the exporter's pages.
         page_bytes: u64,
-        /// This device's granularity.
+        /// The granularity of this device.
         granularity_bytes: u64,
     },
-    /// The exporter did not answer in time.
+    /// The exporter did not reply in time.
     #[error("process {process} did not answer within {seconds} seconds")]
     TimedOut {
-        /// Process id.
+        /// The id of the exporter.
         process: u32,
-        /// The time limit.
+        /// The time limit in seconds.
         seconds: u64,
     },
-    /// The exporter's answer is invalid.
+    /// The exporter's reply is invalid.
     #[error("the answer of process {process} is invalid: {why}")]
     BadAnswer {
-        /// Process id.
+        /// The id of the exporter.
         process: u32,
-        /// The reason.
+        /// The reason why it is invalid.
         why: &'static str,
     },
     /// A system call failed.

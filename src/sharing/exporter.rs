@@ -1,10 +1,11 @@
-//! The exporting process: the descriptors of its pages, and a thread that serves them.
+//! The exporting process: the descriptors of its pages, and a thread that sends them.
 //!
-//! The first share starts the thread. It listens on a socket in the abstract namespace, whose random
-//! name is in the handle. One connection is one request and one answer, each one packet. Connections of
-//! other users are closed at once. A connection without a request is closed after its time limit. At
-//! most a few connections are open; more wait in the system's short queue. So no client can block the
-//! thread or make it use more memory. The thread ends with the exporter.
+//! The first share starts the thread. The thread listens on a socket in the abstract namespace. The
+//! socket's name is random and is part of the handle. A connection carries one request and one answer,
+//! each in one packet. Connections of other users are closed at once. A connection without a request is
+//! closed after a time limit. The number of open connections is limited, and further ones wait in the
+//! system's short queue. So no client can block the thread or increase its memory without bound. The
+//! thread ends with the [`Exporter`].
 
 use std::io::{self, IoSlice, PipeWriter};
 use std::mem::MaybeUninit;
@@ -29,24 +30,25 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::packet::{Answer, CHUNK_PAGES, PageRequest, REQUEST_BYTES_MAX};
 use super::{PageEntry, ProcessMark, Random, SharingError};
 
-/// Maximum number of open connections. Further ones wait in the system's queue.
+/// The most open connections. Further ones wait in the system's queue.
 const CONNECTIONS_MAX: usize = 16;
-/// Time limit for a connection to send its request.
+/// The time that a connection has to send its request.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Pause in accepting after the system lacked resources for a connection.
+/// How long the thread stops accepting connections after the system had no resources for one.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Descriptors by the random identities of their pages.
+/// The descriptors of shared pages, by the random identity of each page.
 type Table = Arc<Mutex<HashMap<u64, Arc<OwnedFd>>>>;
 
-/// The pages that this process shares. Dropping it ends the thread; then no page can be opened any more.
+/// The pages that this process shares. Dropping the exporter ends the thread. No page can be opened
+/// after that.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     pub(crate) owner: ProcessMark,
     pub(crate) secret: Random,
     pub(crate) socket: Random,
     table: Table,
-    /// Closing it ends the thread.
+    /// Closing this end of the pipe ends the thread.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
@@ -73,7 +75,7 @@ impl Exporter {
         Ok(Self { owner, secret, socket, table, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Allows other processes to fetch a descriptor until [`withdraw`](Self::withdraw).
+    /// Adds a descriptor, which other processes can fetch until [`withdraw`](Self::withdraw).
     pub(crate) fn offer(&self, descriptor: OwnedFd) -> Result<PageEntry, SharingError> {
         let (device, inode) = file_of(&descriptor)?;
         let mut table = self.table.lock();
@@ -88,12 +90,12 @@ impl Exporter {
         }
     }
 
-    /// Closes the descriptor of a page that is being unmapped.
+    /// Closes the descriptor of a page, before the page is unmapped.
     pub(crate) fn withdraw(&self, page: &PageEntry) {
         self.table.lock().remove(&page.identity);
     }
 
-    /// Returns whether this is a copy in a forked process, which has no thread.
+    /// Returns whether this exporter is a copy in a forked process. The thread does not exist there.
     pub(crate) fn is_forked(&self) -> bool {
         self.owner.process != std::process::id()
     }
@@ -107,9 +109,10 @@ impl Exporter {
 impl Drop for Exporter {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A forked process has no such thread and would wait without end.
+        // A forked process does not have the thread and would wait forever.
         if let Some(thread) = self.thread.take().filter(|_| !self.is_forked()) {
-            // The thread serves at most one more request. A panic of the thread no longer matters.
+            // The wait is short: the thread serves at most one more request. A panic of the thread is
+            // ignored.
             let _ = thread.join();
         }
     }
@@ -171,10 +174,10 @@ impl Server {
             let Some((ready, has_new_connection)) = self.wait(&connections, listens, wait) else {
                 return;
             };
-            // In descending order, so that `swap_remove` does not move the remaining ones.
+            // In descending order, because `swap_remove` moves only elements behind `at`.
             for at in (0..connections.len()).rev().filter(|at| ready[*at]) {
                 let connection = connections.swap_remove(at);
-                // A failed send affects only the client, which has gone away or does not read.
+                // A failed send affects only the client, which has ended or does not read.
                 let _ = self.answer(&connection.socket);
             }
             if has_new_connection && !self.accept(&mut connections) {
@@ -184,7 +187,7 @@ impl Server {
     }
 
     /// Waits for an event. Returns which connections have a request, and whether there is a new
-    /// connection. Returns `None` when the thread must end.
+    /// connection. Returns `None` if the thread must end.
     fn wait(
         &self,
         connections: &[Connection],
@@ -202,7 +205,8 @@ impl Server {
         match poll(&mut polled, wait.as_ref()) {
             Ok(_) => {}
             Err(Errno::INTR | Errno::AGAIN) => polled.iter_mut().for_each(PollFd::clear_revents),
-            // The system lacks memory even for waiting: sharing ends, but the program continues.
+            // The system lacks memory even for waiting. The thread ends, so sharing ends, but the
+            // program continues.
             Err(_) => return None,
         }
         let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -212,7 +216,7 @@ impl Server {
         (!first).then(|| (connections.to_vec(), listener))
     }
 
-    /// Accepts one connection. Returns false when the system lacked resources for it.
+    /// Accepts one connection. Returns false if the system had no resources for it.
     fn accept(&self, connections: &mut Vec<Connection>) -> bool {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match accept_with(&self.listener, flags) {
@@ -230,7 +234,7 @@ impl Server {
 
     /// Reads the request that has arrived and answers it. Does not wait.
     fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
-        // One byte more than the maximum, so that a longer request is detected.
+        // One byte more than the maximum, to detect a longer request.
         let mut bytes = [0; REQUEST_BYTES_MAX + 1];
         let (_, len) = recv(socket, &mut bytes[..], RecvFlags::DONTWAIT)?;
         let (answer, descriptors) = self.look_up(&bytes[..len.min(bytes.len())]);
@@ -250,7 +254,7 @@ impl Server {
         let Some(request) = PageRequest::from_bytes(bytes) else {
             return (Answer::Malformed, Vec::new());
         };
-        // Compare all bytes, so that the time does not depend on how many match.
+        // Compares all bytes, so that the time does not show how many match.
         let pairs = request.secret.iter().zip(&self.secret);
         if pairs.fold(0, |differ, (theirs, ours)| differ | (theirs ^ ours)) != 0 {
             return (Answer::Refused, Vec::new());

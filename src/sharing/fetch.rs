@@ -1,8 +1,8 @@
-//! The opening process: requests the descriptors of a handle's pages, some at a time.
+//! The opening process: requests the descriptors of a handle's pages, a limited number at a time.
 //!
-//! The requests go to the exporter's socket, which is in its network namespace, and carry the handle's
-//! secret. Each descriptor is compared with the file that the handle names. Each step waits for the
-//! exporter a few seconds at most.
+//! Requests go to the exporter's socket, which is reachable only in the exporter's network namespace.
+//! They carry the handle's secret. Each received descriptor is compared with the file that the handle
+//! names. Each step waits for the exporter a few seconds at most.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -22,10 +22,10 @@ use super::exporter::{file_of, socket_name, socket_of_packets};
 use super::packet::{ANSWER_BYTES, Answer, CHUNK_PAGES, PageRequest};
 use super::{PageEntry, PagesShare, SharingError};
 
-/// Time limit of each step.
+/// The time limit of each step.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Fetches descriptors in the order of the handle's pages.
+/// Fetches the descriptors of a handle's pages, in the handle's order.
 #[derive(Debug)]
 pub(crate) struct Fetch<'h> {
     share: &'h PagesShare,
@@ -58,7 +58,7 @@ impl<'h> Fetch<'h> {
         self.share.owner.process
     }
 
-    /// Requests these pages over the socket.
+    /// Requests the descriptors of these pages over the socket.
     fn request(&self, pages: &[PageEntry]) -> Result<Vec<OwnedFd>, SharingError> {
         let socket = socket_of_packets(SocketFlags::empty())?;
         for direction in [Timeout::Send, Timeout::Recv] {
@@ -77,7 +77,8 @@ impl<'h> Fetch<'h> {
             }
             Err(error) => return Err(self.lost("connect to the exporter", error)),
         }
-        // A process of another user could have bound this name to collect secrets.
+        // Check the user before sending the secret: a process of another user may have bound this name
+        // to collect secrets.
         let peer = sockopt::socket_peercred(&socket)
             .map_err(|error| SharingError::system("read the peer's credentials", error))?;
         if peer.uid != geteuid() {
@@ -92,7 +93,7 @@ impl<'h> Fetch<'h> {
         self.receive(&socket, pages.len())
     }
 
-    /// Reads the answer.
+    /// Receives the answer and its descriptors.
     fn receive(&self, socket: &OwnedFd, wanted: usize) -> Result<Vec<OwnedFd>, SharingError> {
         let process = self.exporter();
         let mut bytes = [0; ANSWER_BYTES + 1];
@@ -105,7 +106,7 @@ impl<'h> Fetch<'h> {
         };
         let (count, flags) = patiently(patience(), receive)
             .map_err(|error| self.lost("receive the exporter's answer", error))?;
-        // Take the descriptors first: those that are not returned are closed.
+        // Collect the descriptors first, so that an early return closes them.
         let descriptors: Vec<OwnedFd> = beside
             .drain()
             .filter_map(|message| match message {
@@ -162,14 +163,14 @@ impl<'h> Fetch<'h> {
     }
 }
 
-/// Returns the end of the time limit of a step that begins now.
+/// Returns the time at which a step that begins now must have ended.
 fn patience() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// Repeats a call that a signal interrupted. Socket calls with a timeout are not restarted, whatever the
-/// handler's flags are. After `until` an interrupted call fails as timed out, so frequent signals cannot
-/// make it wait without end.
+/// Repeats a call while signals interrupt it. The system does not restart socket calls with a timeout,
+/// even if the signal handler has `SA_RESTART`. After `until`, an interrupted call fails as timed out.
+/// Otherwise frequent signals could make it wait forever.
 fn patiently<T>(until: Instant, mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {

@@ -28,9 +28,9 @@
 //! end  8      checksum (FNV-1a) of everything before it
 //! ```
 //!
-//! The checksum detects accidental changes, not forgery. A handle contains the secret that gives access
-//! to its pages, so it must be kept from others. For pages of a fabric, the fabric's own rules decide
-//! which processes may open them.
+//! The checksum detects accidental changes, not forgery. A handle of pages contains the secret that
+//! gives access to them, so it must be kept from others. For pages of a fabric, the rules of the fabric
+//! decide which processes may open them.
 
 use std::fmt;
 
@@ -51,17 +51,17 @@ const FABRIC_HEAD_BYTES: usize = HEAD_BYTES + 16;
 const FABRIC_HANDLE_BYTES: usize = 64;
 const CHECKSUM_BYTES: usize = 8;
 
-/// A block of memory for another process: bytes for any channel.
+/// A block of memory for another process, as bytes that can be sent over any channel.
 ///
-/// Sharing one block twice gives equal bytes. They contain a secret: any process of the same user that
-/// has them can open the block, as long as the exporting process lives.
+/// Sharing a block twice gives equal bytes. They contain a secret. Any process of the same user that
+/// has the bytes can open the block, as long as the exporting process lives.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct SharedHandle {
     bytes: Box<[u8]>,
     contents: Contents,
 }
 
-/// The decoded bytes. All sizes are consistent.
+/// The decoded contents of a handle. All sizes are consistent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Contents {
     Fixed(FixedShare),
@@ -69,14 +69,15 @@ pub(crate) enum Contents {
     Fabric(FabricShare),
 }
 
-/// Range of the block in the shared memory. At least one byte, without overflow.
+/// The range of the block in the shared memory. It has at least one byte, and its end does not
+/// overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Extent {
     pub(crate) offset_bytes: u64,
     pub(crate) size_bytes: u64,
 }
 
-/// A block of a plain allocation.
+/// A block in a plain allocation (a fixed segment).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FixedShare {
     pub(crate) owner: ProcessMark,
@@ -85,7 +86,7 @@ pub(crate) struct FixedShare {
     pub(crate) handle: [u8; 64],
 }
 
-/// A block of pages.
+/// A block in pages that are sent as file descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PagesShare {
     pub(crate) owner: ProcessMark,
@@ -105,7 +106,7 @@ pub(crate) struct FabricShare {
     pub(crate) pages: Box<[[u8; FABRIC_HANDLE_BYTES]]>,
 }
 
-/// One page: its random identity, and its file in the exporter.
+/// One page: its random identity, and the file behind its descriptor in the exporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PageEntry {
     pub(crate) identity: u64,
@@ -147,7 +148,8 @@ impl SharedHandle {
         &self.bytes
     }
 
-    /// Decodes the bytes that another process sent. Allocates no more memory than their length.
+    /// Decodes the bytes that another process sent. Allocates no more memory than the length of
+    /// `bytes`.
     ///
     /// # Errors
     ///
@@ -180,7 +182,7 @@ impl SharedHandle {
         &self.contents
     }
 
-    /// Returns a handle with contents of this process. Their sizes are checked too.
+    /// Encodes contents that this process made. Checks their sizes as for received bytes.
     pub(crate) fn of(contents: Contents) -> Result<Self, FormatError> {
         let mut bytes = Vec::new();
         match &contents {
@@ -222,7 +224,7 @@ impl SharedHandle {
 }
 
 impl fmt::Debug for SharedHandle {
-    /// Omits the secret, because handles are written to logs.
+    /// Omits the bytes, because handles may be written to logs and contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedHandle")
             .field("process", &self.process())
@@ -246,7 +248,7 @@ fn read(bytes: &[u8]) -> Result<Contents, FormatError> {
     if parts.array::<8>()? != MAGIC {
         return Err(FormatError::Magic);
     }
-    // Checked first: another version may have changed everything after it.
+    // The version is checked before the rest, which another version may have changed.
     let version = u16::from_le_bytes(parts.array()?);
     if version != VERSION {
         return Err(FormatError::Version { version, known: VERSION });
@@ -269,7 +271,8 @@ fn read(bytes: &[u8]) -> Result<Contents, FormatError> {
             let page_bytes = parts.u64()?;
             let count = check_count(u64::from(parts.u32()?))?;
             parts.zero::<4>()?;
-            // Check the length before allocating, so that the allocation is no larger than the bytes.
+            // The length is checked before allocating, so that the allocation is not larger than the
+            // received bytes.
             parts.check_len(PAGES_HEAD_BYTES + count as usize * ENTRY_BYTES + CHECKSUM_BYTES)?;
             let pages = (0..count).map(|_| parts.entry()).collect::<Result<_, _>>()?;
             parts.check_sum()?;
@@ -299,7 +302,7 @@ fn check_count(pages: u64) -> Result<u32, FormatError> {
     legal.ok_or(FormatError::PageCount { pages, most: PAGES_MAX as u64 })
 }
 
-/// A reader over bytes.
+/// Reads fields of a handle from bytes, in order.
 struct Parts<'b> {
     all: &'b [u8],
     at: usize,

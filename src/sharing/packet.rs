@@ -1,18 +1,18 @@
 //! Packets between the two processes: one request and one answer.
 //!
-//! A request carries the secret and the identities of pages. The answer is a status, with the
-//! descriptors as ancillary data. Both have a fixed little-endian layout and a maximum size; larger
+//! A request contains the secret and the identities of pages. An answer contains a status, and the
+//! descriptors as ancillary data. Both have a fixed little-endian layout and a maximum size. Larger
 //! packets are rejected.
 
 use super::Random;
 
-/// Maximum number of pages in one request. The system passes at most 253 descriptors at once.
+/// The most pages in one request. The system passes at most 253 descriptors at once.
 pub(super) const CHUNK_PAGES: usize = 250;
 const MAGIC: [u8; 8] = *b"stratrq1";
 const HEAD_BYTES: usize = 32;
-/// Maximum size of a request.
+/// The maximum size of a request.
 pub(super) const REQUEST_BYTES_MAX: usize = HEAD_BYTES + CHUNK_PAGES * 8;
-/// Exact size of an answer.
+/// The exact size of an answer.
 pub(super) const ANSWER_BYTES: usize = 8;
 
 /// A request for pages, by their identities.
@@ -25,11 +25,11 @@ pub(super) struct PageRequest {
 /// The exporter's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Success, with this number of descriptors.
+    /// Success. The number of descriptors that the packet carries.
     Pages(u32),
-    /// The secret is wrong.
+    /// The secret in the request is wrong.
     Refused,
-    /// This page of the request is no longer shared.
+    /// A page is no longer shared. The index of the page in the request.
     Released(u32),
     /// The request is invalid.
     Malformed,
@@ -47,8 +47,8 @@ impl PageRequest {
         bytes
     }
 
-    /// Decodes a request. Returns `None` for bytes that [`to_bytes`](Self::to_bytes) does not write for
-    /// 1 to [`CHUNK_PAGES`] pages.
+    /// Decodes a request. Returns `None` for bytes that are not a valid request for 1 to
+    /// [`CHUNK_PAGES`] pages.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
         let (pages, []) = rest.as_chunks::<8>() else { return None };

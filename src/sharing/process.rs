@@ -5,9 +5,9 @@ use std::fs;
 /// A process of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProcessMark {
-    /// Process id, in its own pid namespace.
+    /// The process id, in the pid namespace of that process.
     pub(crate) process: u32,
-    /// Start time in clock ticks since boot; 0 if it is not known.
+    /// The start time in clock ticks since boot. 0 if it is not known.
     pub(crate) started: u64,
 }
 
@@ -22,19 +22,20 @@ impl ProcessMark {
         *self == Self::own()
     }
 
-    /// Returns whether the process may still run: the system lists one with this id and start time, or
-    /// lists no processes at all.
+    /// Returns false only if the process has certainly ended: the system lists processes, but none with
+    /// this id and start time.
     pub(super) fn may_live(&self) -> bool {
         match started(&self.process.to_string()) {
             Some(started) => self.started == 0 || started == self.started,
-            // If not even this process is listed, `/proc` is not available.
+            // If `/proc` does not list this process either, it is not available.
             None => started("self").is_none(),
         }
     }
 }
 
-/// Returns field 22 of `/proc/PROCESS/stat`, the start time. The name in field 2 may contain any
-/// characters, including parentheses. Returns `None` for a process that has ended.
+/// Returns the start time, field 22 of `/proc/PROCESS/stat`. The fields are counted from the last
+/// parenthesis, because the name in field 2 may contain any characters. Returns `None` for a process
+/// that has ended.
 ///
 /// Source: `proc_pid_stat(5)`.
 fn started(process: &str) -> Option<u64> {
@@ -42,7 +43,7 @@ fn started(process: &str) -> Option<u64> {
     let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;
     let text = str::from_utf8(&text[after_name..]).ok()?;
     let mut fields = text.split_ascii_whitespace();
-    // A zombie has closed its files.
+    // A zombie has closed its files, so it counts as ended.
     let state = fields.next()?;
     (!matches!(state, "Z" | "X")).then(|| fields.nth(18)?.parse().ok())?
 }
