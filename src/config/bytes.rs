@@ -3,16 +3,16 @@
 use super::error::{ConfigError, Span};
 use crate::size::{EIB, GIB, KIB, MIB, TIB};
 
-/// A parsed size.
+/// A size that was parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// The size in bytes, rounded up.
     pub bytes: u64,
-    /// Whether it had a unit. The caller decides what a number without a unit means.
+    /// Whether the text had a unit. The caller decides what a number without a unit means.
     pub has_unit: bool,
 }
 
-/// The units, largest first. Each step is 1,024, as in PyTorch's `40G`.
+/// The units, largest first. Each is 1,024 times the next one, as in PyTorch's `40G`.
 const UNITS: [(&str, &str, u64); 5] =
     [("TiB", "T", TIB), ("GiB", "G", GIB), ("MiB", "M", MIB), ("KiB", "K", KIB), ("B", "B", 1)];
 
@@ -41,7 +41,7 @@ impl Size {
         (bytes <= EIB).then_some(Self { bytes, has_unit: unit.is_some() })
     }
 
-    /// Parses a size in which a number without a unit counts bytes.
+    /// Parses a size. A number without a unit is in bytes.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ fn scaled(number: f64, unit_bytes: u64) -> u64 {
     (number * unit_bytes as f64).ceil() as u64
 }
 
-/// Parses a whole number of 64 bits that consists of digits only.
+/// Parses a 64-bit number that consists of digits only.
 pub(super) fn whole(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
@@ -72,7 +72,7 @@ pub(super) fn whole(text: &str) -> Option<u64> {
 
 const RANGE: &str = "a size with its unit, as 8GiB, 40G or 512B: from 1B to 1073741824GiB";
 
-/// Parses a size in a configuration string, for keys that do not count MiB.
+/// Parses a size in a configuration string, for keys whose unit is not MiB.
 pub(super) fn size(key: &str, text: &str, span: Span) -> Result<u64, ConfigError> {
     match Size::parse(text) {
         Some(Size { bytes, has_unit: true }) if bytes > 0 => Ok(bytes),
@@ -87,7 +87,7 @@ pub(super) fn size(key: &str, text: &str, span: Span) -> Result<u64, ConfigError
 /// Formats bytes so that [`size`] can parse them.
 pub(crate) fn to_text(bytes: u64) -> String {
     let fits = |unit: u64| bytes > 0 && bytes.is_multiple_of(unit);
-    // TiB is left out, so that existing strings, which use GiB, stay the same.
+    // TiB is skipped, so that the text of existing configurations, which have GiB, does not change.
     let unit = UNITS[1..].iter().find(|(_, _, unit)| fits(*unit));
     unit.map_or_else(|| format!("{bytes}B"), |(name, _, unit)| format!("{}{name}", bytes / unit))
 }

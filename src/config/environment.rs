@@ -2,15 +2,15 @@
 
 use super::{Config, ConfigError, ConfigWarning, KeyTable, Span};
 
-/// The variables in order of precedence: the first that is set is used, the others are ignored. This
-/// library's own variable comes first, then PyTorch's in PyTorch's order.
+/// The variables in order of precedence. The first one that is set is used, and the others are ignored.
+/// This library's own variable comes first, then PyTorch's variables in PyTorch's order.
 pub const VARIABLES: [&str; 4] =
     ["ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
 /// The configuration found in the environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FromEnvironment {
-    /// The configuration; the default one if no variable is set.
+    /// The configuration. The default one if no variable is set.
     pub config: Config,
     /// The variable that was used, and its text.
     pub source: Option<(&'static str, String)>,
@@ -22,9 +22,9 @@ pub struct FromEnvironment {
 pub struct EnvironmentError {
     /// The variable.
     pub variable: &'static str,
-    /// Its text.
+    /// The text of the variable.
     pub text: String,
-    /// The error and its position.
+    /// The error, with its position in the text.
     #[source]
     pub error: Box<ConfigError>,
 }
@@ -45,12 +45,12 @@ pub fn from_process(table: &KeyTable) -> Result<FromEnvironment, EnvironmentErro
         let error = Box::new(ConfigError::new("", span, "text in UTF-8"));
         return Err(EnvironmentError { variable, text, error });
     }
-    // An ignored variable is only compared with the used one, so invalid UTF-8 does not matter.
+    // Lossy, because the texts of ignored variables are only compared with the text in use.
     let lossy = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
     from_environment(table, lossy)
 }
 
-/// Returns the configuration of an environment; `lookup` returns a variable's text.
+/// Returns the configuration of an environment. `lookup` returns the text of a variable.
 ///
 /// # Errors
 ///

@@ -10,22 +10,22 @@ use super::keys::nearest_of;
 /// A range of the text, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// The offset of its first byte.
+    /// The offset of the first byte.
     pub at: usize,
-    /// Its length.
+    /// The number of bytes.
     pub len: usize,
 }
 
 /// An invalid configuration string. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub struct ConfigError {
-    /// The key; empty if the error belongs to no key.
+    /// The key. Empty if the error belongs to no key.
     pub key: String,
     /// The position of the error.
     pub span: Span,
-    /// The expected text.
+    /// A description of the expected text.
     pub expected: String,
-    /// The suggestion: the known key, or valid value, most similar to the text.
+    /// The known key, or valid value, that is most similar to the text.
     pub nearest: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl ConfigError {
         Self { key: key.to_owned(), span, expected: expected.into(), nearest: None }
     }
 
-    /// Adds the word of `known` that is most similar to the text as a suggestion, if any is similar.
+    /// Adds the most similar word of `known` as a suggestion, unless none is similar.
     pub(super) fn or_nearest(mut self, given: &str, known: &[&str]) -> Self {
         self.nearest = nearest_of(given, known.iter().copied());
         self
@@ -49,9 +49,9 @@ impl ConfigError {
         self.span.at
     }
 
-    /// Returns the text with a caret under the error, for a terminal. Long lines are shown in part.
-    /// Control characters and characters without a column of their own are shown as `?`. Carets are
-    /// positioned by columns; wide characters have two.
+    /// Returns the text with a caret under the error, for a terminal. Of a long line, the part around
+    /// the error is shown. Control characters, and characters without a column of their own, are shown
+    /// as `?`. Carets are positioned by columns: a wide character has two.
     #[must_use]
     pub fn caret(&self, text: &str) -> String {
         let at = floor(text, self.span.at);
@@ -79,8 +79,8 @@ fn columns(chars: impl Iterator<Item = char>) -> usize {
     chars.filter_map(UnicodeWidthChar::width).sum()
 }
 
-/// Returns the character, or `?` for one that would move or hide others: control characters, joiners,
-/// changes of direction, selectors. Accents are kept; they appear on the letter before them.
+/// Returns the character, or `?` if it would move or hide others: control characters, joiners, changes
+/// of direction, selectors. Accents are kept, because they appear on the letter before them.
 fn visible(c: char) -> char {
     let hidden = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'
@@ -89,8 +89,8 @@ fn visible(c: char) -> char {
     if hidden || c.width().is_none() { '?' } else { c }
 }
 
-/// Returns the text in one line that is safe for a terminal: with `?` for characters that would move or
-/// hide others.
+/// Returns the text in one line that is safe for a terminal. Characters that would move or hide others
+/// become `?`.
 pub fn shown(text: &str) -> String {
     text.chars().map(visible).collect()
 }
@@ -119,20 +119,20 @@ impl fmt::Display for ConfigError {
 /// A valid but probably unintended configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigWarning {
-    /// A key occurs twice; the last one is used.
+    /// A key occurs twice. The last occurrence is used.
     Repeated {
         /// The key.
         key: String,
-        /// Byte offset of the ignored one.
+        /// The byte offset of the ignored occurrence.
         earlier_at: usize,
-        /// Byte offset of the used one.
+        /// The byte offset of the used occurrence.
         last_at: usize,
     },
     /// Two environment variables are set to different texts.
     Disagreement {
-        /// The used one.
+        /// The variable that is used.
         used: &'static str,
-        /// The ignored one.
+        /// The variable that is ignored.
         ignored: &'static str,
     },
 }

@@ -11,16 +11,16 @@ use super::{Config, KeyTable, Origin};
 pub struct ExplainRow {
     /// The key.
     pub key: String,
-    /// Its value in the syntax of the string.
+    /// The value, as it is written in a configuration string.
     pub value: String,
     /// The origin of the value.
     pub origin: Origin,
-    /// The key's meaning, and why it has no effect, if so.
+    /// The meaning of the key. Followed by the reason if the key has no effect.
     pub note: String,
-    /// Why the key is set but has no effect.
+    /// The reason why the key is set but has no effect, if so.
     pub idle: Option<String>,
-    /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has
-    /// no such key.
+    /// The first version of PyTorch that accepts the key. 2.1 stands for 2.1 or older. `None` if
+    /// PyTorch has no such key.
     pub since: Option<TorchVersion>,
 }
 
@@ -65,21 +65,22 @@ impl Config {
         built_in.chain(declared).chain(undeclared).collect()
     }
 
-    /// Returns a string with the same meaning. Keys with default values are left out.
+    /// Returns a configuration string with the same meaning. Keys with default values are left out.
     #[must_use]
     pub fn to_text(&self) -> String {
         self.to_text_over(&Settings::default())
     }
 
-    /// Returns a string with the same meaning for a reader with these defaults.
+    /// Returns a configuration string with the same meaning for a parser whose default values are
+    /// `defaults`.
     #[doc(hidden)]
     pub fn to_text_over(&self, defaults: &Settings) -> String {
         let set = BUILT_IN.iter().filter(|key| (key.differs)(&self.settings, defaults));
         let mut parts: Vec<String> =
             set.map(|key| format!("{}:{}", key.name, (key.show)(&self.settings))).collect();
         parts.extend(self.settings.extra.iter().map(|(key, value)| {
-            // A value with a double quote can only be a list. All others are quoted: a word may look like
-            // an unclosed list.
+            // A value with a double quote can only be a list, which needs no quotes. All other values
+            // are quoted, because a word may look like a list that is not closed.
             if value.contains('"') {
                 format!("{key}:{value}")
             } else {
@@ -90,7 +91,7 @@ impl Config {
     }
 }
 
-/// Returns why a key that is set has no effect.
+/// Returns the reason why a key has no effect, if it is set but has none.
 fn idle(settings: &Settings, key: &Key) -> Option<String> {
     if (key.show)(settings) == (key.show)(&Settings::default()) {
         return None;

@@ -11,7 +11,7 @@ use super::versions::TorchVersion;
 use super::{Config, Origin};
 use crate::size::MIB;
 
-/// Returns true if `backend` is built in: such a backend has keys of its own.
+/// Returns true if `backend` is built in. Each built-in backend has keys of its own.
 pub(super) fn is_built_in(backend: &str) -> bool {
     BUILT_IN.iter().any(|key| key.backends.contains(&backend))
 }
@@ -20,44 +20,47 @@ pub(super) fn is_built_in(backend: &str) -> bool {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Key {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     /// Other names of the same key.
     pub aliases: &'static [&'static str],
-    /// The values that it accepts.
+    /// A description of the values that the key accepts.
     pub range: &'static str,
-    /// Its meaning, in one line.
+    /// The meaning, in one line.
     pub meaning: &'static str,
-    /// The backends that read it; empty if all do, or none does yet.
+    /// The backends that read the key. Empty if all do, or if none does yet.
     pub backends: &'static [&'static str],
-    /// Whether it is read only when an allocator is built, so that a change of it needs another
-    /// allocator.
+    /// Whether the key is read only when an allocator is built. A change of its value then needs
+    /// another allocator.
     pub is_fixed: bool,
-    /// The first version of PyTorch that accepts the key; 2.1 if an older one does. `None` if PyTorch has
-    /// no such key.
+    /// The first version of PyTorch that accepts the key. 2.1 stands for 2.1 or older. `None` if
+    /// PyTorch has no such key.
     pub since: Option<TorchVersion>,
     /// Parses a value and stores it in the settings.
     pub(super) read: fn(&mut Settings, &Reader<'_, '_>) -> Result<(), ConfigError>,
-    /// Formats the value in the syntax of the string; `unlimited`, `off` or `unset` if there is none.
+    /// Formats the value as it is written in a configuration string: `unlimited`, `off` or `unset` if
+    /// there is none.
     pub(super) show: fn(&Settings) -> String,
     /// Returns whether two settings differ in this key.
     pub(super) differs: fn(&Settings, &Settings) -> bool,
-    /// Restores the default when a later string does not contain the key. `None` if the value stays.
+    /// Restores the default value if a later string does not contain the key. `None` if the value is
+    /// kept.
     pub(super) reset: Option<fn(&mut Settings)>,
-    /// Returns why the key has no effect with these settings.
+    /// Returns the reason why the key has no effect with these settings, if so.
     pub(super) idle: fn(&Settings) -> Option<&'static str>,
 }
 
 impl Settings {
-    /// Returns the first key that belongs to `backend` alone, is read only when an allocator is built,
-    /// and differs in `other`.
+    /// Returns the first key whose value in `other` differs, among the keys that only `backend` reads,
+    /// and only when an allocator is built.
     pub(crate) fn fixed_key_that_differs(&self, other: &Self, backend: &str) -> Option<&str> {
         let mut fixed = BUILT_IN.iter().filter(|key| key.is_fixed && key.backends == [backend]);
         fixed.find(|key| (key.differs)(self, other)).map(|key| key.name)
     }
 
-    /// Returns true if an allocator built from these settings can apply `other`. A registered backend may
-    /// read any key when it is built, so for it all keys count that any backend reads then.
+    /// Returns true if an allocator built from these settings can apply `other` without being built
+    /// again. For a registered backend, all keys that are read only at building count, because its
+    /// constructor may read any of them.
     pub(crate) fn is_built_alike(&self, other: &Self) -> bool {
         let reads = |key: &Key| {
             key.backends.is_empty()
@@ -69,12 +72,12 @@ impl Settings {
 }
 
 impl Config {
-    /// Returns the first version of PyTorch whose own allocator accepts the string of this configuration,
-    /// without `compat`: it has all keys that the string sets. `None` if PyTorch lacks one of them.
+    /// Returns the first version of PyTorch whose allocator accepts all keys that the string of this
+    /// configuration sets, except `compat`. `None` if PyTorch lacks one of the keys.
     #[must_use]
     #[doc(hidden)]
     pub fn oldest_torch(&self) -> Option<TorchVersion> {
-        // Before 2.10 the value had to be larger than 20.
+        // Before PyTorch 2.10, `max_split_size_mb` had to be larger than 20.
         let is_least = self.settings.max_split_bytes == Some(20 * MIB);
         let least = if is_least { TorchVersion::minor(10) } else { TorchVersion::V2_1 };
         let is_set = |key: &&Key| matches!(self.origin(key.name), Origin::Text { .. });
@@ -85,8 +88,8 @@ impl Config {
         })
     }
 
-    /// Returns true if PyTorch's own allocator accepts the string of this configuration in that version,
-    /// without `compat`.
+    /// Returns true if that version of PyTorch accepts all keys that the string of this configuration
+    /// sets, except `compat`.
     #[must_use]
     pub fn is_accepted_by(&self, version: TorchVersion) -> bool {
         self.oldest_torch().is_some_and(|oldest| oldest <= version)
@@ -116,7 +119,7 @@ impl Known<'_> {
 }
 
 impl KeyTable {
-    /// Adds a key of a user-defined strategy. A name that is already known keeps its first meaning.
+    /// Adds a key of a user-defined strategy. Does nothing if the name is already known.
     #[must_use]
     pub fn with(mut self, key: UserKey) -> Self {
         if !self.contains(key.name()) {

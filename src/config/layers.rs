@@ -1,6 +1,6 @@
 //! The value of `layers:[limit:8GiB,track,log:"PATH"]`, typed and validated.
 //!
-//! The first layer of the list is the outermost: it receives a request first. A layer may occur twice.
+//! The first layer of the list is the outermost: requests reach it first. A layer may occur twice.
 //! `src/layers` implements and documents the layers.
 
 use super::bytes;
@@ -15,7 +15,7 @@ const LAYERS_MAX: usize = 16;
 const RETRIES_MAX: u32 = 1000;
 /// The largest alignment.
 const ALIGN_MAX_BYTES: u64 = GIB;
-/// The largest block that `front` may cache: its tables grow with it.
+/// The largest limit that `front` accepts. Its tables grow with the limit.
 const FRONT_MAX_BYTES: u64 = MIB;
 /// The largest block that `front` caches by default.
 const FRONT_DEFAULT_BYTES: u64 = 64 * KIB;
@@ -29,18 +29,18 @@ pub enum LayerSetting {
         /// The most live bytes.
         bytes: u64,
     },
-    /// `statistics`.
+    /// `statistics`: counts the bytes that callers hold.
     Statistics,
-    /// `track`: reports leaks with backtraces at the end.
+    /// `track`: reports leaks with stacks when the allocator is dropped or the process ends.
     Track,
     /// `log:"PATH"`: writes a file in RMM's format.
     Log {
         /// The path of the file.
         path: String,
     },
-    /// `fault:[call:K,probability:P,seed:N,above:SIZE]`.
+    /// `fault:[call:K,probability:P,seed:N,above:SIZE]`: fails requests on purpose.
     Fault(FaultSetting),
-    /// `oom_retry:TIMES`.
+    /// `oom_retry:TIMES`: retries requests that are out of memory.
     OomRetry {
         /// The most retries of one request.
         times: u32,
@@ -50,17 +50,18 @@ pub enum LayerSetting {
         /// The alignment, a power of two.
         bytes: u64,
     },
-    /// `guard`: adds guard bytes around each block, which must not be written.
+    /// `guard`: adds guard bytes around each block, and checks at the free that they were not
+    /// overwritten.
     Guard,
-    /// `front` or `front:SIZE`: a cache for each thread.
+    /// `front` or `front:SIZE`: caches small blocks per thread.
     Front {
-        /// The largest block that is cached.
+        /// The largest block that is cached, in bytes.
         block_max_bytes: u64,
     },
 }
 
 impl LayerSetting {
-    /// Returns true if blocks may have different addresses above and below the layer.
+    /// Returns true if the layer may return other addresses than the allocator below it.
     #[doc(hidden)]
     pub fn may_move_blocks(&self) -> bool {
         matches!(self, Self::Align { .. } | Self::Guard)
@@ -83,20 +84,20 @@ impl LayerSetting {
     }
 }
 
-/// The requests that fail on purpose: those that any of the selectors matches.
+/// The rule by which requests fail on purpose. A request fails if any of the fields matches it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultSetting {
-    /// `call`: the request with this number, counted from 1.
+    /// `call`: fails the request with this number, counted from 1.
     pub call: Option<u64>,
-    /// `probability`: each request with this probability, in [0, 1].
+    /// `probability`: fails each request with this probability, in [0, 1].
     pub probability: f64,
     /// `seed`: the seed of the random numbers.
     pub seed: u64,
-    /// `above`: each request of more bytes.
+    /// `above`: fails each request of more bytes than this.
     pub above_bytes: Option<u64>,
 }
 
-/// For each layer: its name, its syntax, and the expected text for errors.
+/// For each layer: its name, its syntax, and the description of the expected text in errors.
 const LAYERS: [(&str, &str, &str); 9] = [
     ("limit", "limit:SIZE", "limit:SIZE, as limit:8GiB"),
     ("statistics", "statistics", "statistics without a value"),
@@ -110,12 +111,12 @@ const LAYERS: [(&str, &str, &str); 9] = [
 ];
 const FAULTS: &str = "call:K, probability:P, seed:N or above:SIZE";
 
-/// Returns the syntax of all layers.
+/// Returns the syntax of all layers, for an error message.
 fn all_layers() -> String {
     LAYERS.map(|(_, syntax, _)| syntax).join(", ")
 }
 
-/// The parameters of a layer, which follow its name.
+/// The parameters that follow the name of a layer.
 enum Parameters<'v, 't> {
     Nothing,
     Word(&'v Token<'t>),
@@ -157,7 +158,7 @@ pub(super) fn layers(key: &str, value: &Value<'_>) -> Result<Vec<LayerSetting>, 
     Ok(found)
 }
 
-/// Parses the parameters of a layer; also returns the tokens after them.
+/// Parses the parameters of a layer. Also returns the tokens behind them.
 fn parameters<'v, 't>(
     key: &str,
     rest: &'v [Token<'t>],
@@ -167,7 +168,7 @@ fn parameters<'v, 't>(
             Ok((Parameters::Word(word), more))
         }
         [colon, open, more @ ..] if colon.kind == Kind::Colon && open.kind == Kind::Open => {
-            // The whole list is closed, so this bracket is too.
+            // The brackets of the whole list match, so a bracket inside it has its partner.
             let mut depth = 1;
             let end = more.iter().position(|token| {
                 match token.kind {
@@ -273,7 +274,7 @@ fn size(key: &str, word: &Token<'_>) -> Result<u64, ConfigError> {
 }
 
 impl LayerSetting {
-    /// Returns the layer in the syntax of the string.
+    /// Returns the layer as it is written in a configuration string.
     #[doc(hidden)]
     pub fn text(&self) -> String {
         match self {
@@ -285,7 +286,8 @@ impl LayerSetting {
                 let call = fault.call.map(|call| format!("call:{call}"));
                 let above =
                     fault.above_bytes.map(|bytes| format!("above:{}", bytes::to_text(bytes)));
-                // A fault layer needs a selector. `probability:0` is one, although it matches no request.
+                // A `fault` layer needs at least one selector. `probability:0` is one, although it
+                // matches no request.
                 let chosen = call.is_some() || above.is_some();
                 let chance = (fault.probability > 0.0 || !chosen)
                     .then(|| format!("probability:{}", fault.probability));

@@ -1,12 +1,12 @@
 //! The configuration string: parsed from text to tokens with positions, and then to typed, validated
 //! settings.
 //!
-//! All strings that PyTorch accepts on purpose are accepted, with PyTorch's meaning. Unlike PyTorch, all
-//! other text is refused: the error has the key, the byte offset, the expected text and the nearest known
-//! key, and nothing changes. This module only parses settings; it does not apply them.
+//! All strings that PyTorch accepts on purpose are accepted, with PyTorch's meaning. Unlike PyTorch,
+//! all other text is refused and changes nothing. The error has the key, the byte offset, the expected
+//! text and the nearest known key. This module only parses settings. It does not apply them.
 //!
-//! `token` splits a text; `parse` looks up its keys in `rows`; `read` parses their values into
-//! `settings`. `environment` finds the text, `explain` lists the settings.
+//! `token` splits a text into tokens, `parse` looks up the keys in `rows`, and `read` parses their
+//! values into `settings`. `environment` finds the text, and `explain` lists the settings.
 
 mod bytes;
 mod environment;
@@ -56,9 +56,10 @@ pub enum Origin {
         /// Byte offset of the key.
         at: usize,
     },
-    /// Set by code. In [`Config::from_settings`], a default value does not count as set.
+    /// Set by code. A field that [`Config::from_settings`] gets with its default value does not count
+    /// as set.
     Code,
-    /// Set by code or by an earlier text, and kept by the last text.
+    /// Set by code or by an earlier text. The last text does not contain the key.
     Earlier,
 }
 
@@ -72,8 +73,9 @@ pub struct Config {
 }
 
 impl Config {
-    /// Creates a configuration from settings. Values outside the ranges of the string are clamped. Values
-    /// equal to the defaults (sizes in whole MiB) do not count as set.
+    /// Creates a configuration from settings. Values outside the ranges of the configuration string are
+    /// clamped. A field does not count as set if it equals its default (sizes are compared in whole
+    /// MiB).
     #[must_use]
     pub fn from_settings(settings: Settings) -> Self {
         let settings = settings.in_range();
@@ -94,14 +96,14 @@ impl Config {
         Self::default().updated(text, table)
     }
 
-    /// Returns this configuration changed by a further text, as at run time. Some keys that `text` does
-    /// not contain are reset: `max_split_size_mb`, `max_non_split_rounding_mb`,
-    /// `garbage_collection_threshold` and `roundup_power2_divisions`. All other keys, including
-    /// user-defined ones, keep their values.
+    /// Returns this configuration, changed by a further text as at run time. Four keys are reset to
+    /// their defaults if `text` does not contain them: `max_split_size_mb`,
+    /// `max_non_split_rounding_mb`, `garbage_collection_threshold` and `roundup_power2_divisions`. All
+    /// other keys, including user-defined ones, keep their values.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] for the first error in the text; this configuration is unchanged.
+    /// [`ConfigError`] for the first error in the text. This configuration is unchanged then.
     pub fn updated(&self, text: &str, table: &KeyTable) -> Result<Self, ConfigError> {
         let entries = parse::entries(text, table)?;
         let mut settings = self.settings.clone();
@@ -134,7 +136,7 @@ impl Config {
         &self.settings
     }
 
-    /// Sets `compat`, with code as its origin.
+    /// Returns this configuration with `compat` set by code.
     #[must_use]
     pub fn with_compat(mut self, compat: Compat) -> Self {
         self.settings.compat = compat;

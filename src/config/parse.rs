@@ -1,4 +1,5 @@
-//! Parses tokens to entries (a key and its value, a word or a list), and entries to settings.
+//! Parses tokens to entries, and entries to settings. An entry is a key and its value, which is a word
+//! or a list.
 
 use super::error::{ConfigError, Span};
 use super::keys::{KeyTable, Known};
@@ -27,7 +28,7 @@ pub(super) struct Value<'t> {
     pub(super) tokens: Vec<Token<'t>>,
     pub(super) is_list: bool,
     pub(super) span: Span,
-    /// The text as written, without quotes around a word.
+    /// The value as written, but without quotes around a word.
     pub(super) text: &'t str,
 }
 
@@ -53,8 +54,8 @@ pub(super) fn entries<'t, 'k>(
     Ok(found)
 }
 
-/// Applies all entries. `large_segment_size_mb` is applied first, wherever it occurs: the ranges of other
-/// keys depend on it.
+/// Applies all entries. Applies `large_segment_size_mb` first, wherever it occurs, because the ranges
+/// of other keys depend on it.
 pub(super) fn apply(settings: &mut Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
     let (first, rest): (Vec<_>, Vec<_>) =
         entries.iter().partition(|entry| entry.key.name() == "large_segment_size_mb");
@@ -78,7 +79,7 @@ pub(super) fn apply(settings: &mut Settings, entries: &[Entry<'_, '_>]) -> Resul
     check_fills(settings, entries)
 }
 
-/// Checks that `backend:cpu` does not fill blocks with both zeros and junk.
+/// Returns an error if blocks of `backend:cpu` would be filled with both zeros and junk.
 fn check_fills(settings: &Settings, entries: &[Entry<'_, '_>]) -> Result<(), ConfigError> {
     if !(settings.cpu.zero_fill && settings.cpu.junk_fill) {
         return Ok(());
@@ -104,7 +105,7 @@ impl<'t> Parser<'t, '_> {
         token
     }
 
-    /// Returns the end of the last token, the position of missing text.
+    /// Returns the end of the last token, as the position of an error about missing text.
     fn end(&self) -> Span {
         let before = self.tokens.get(self.at.saturating_sub(2)).or(self.tokens.last());
         Span { at: before.map_or(0, |token| token.span.at + token.span.len), len: 0 }
@@ -126,7 +127,7 @@ impl<'t> Parser<'t, '_> {
         let key = table.find(token.text, token.span)?;
         self.expect(key.name(), Kind::Colon, "a colon and a value behind the key")?;
         let value = self.value(key.name())?;
-        // A second colon follows: the value is a list without its brackets.
+        // A second colon means that the value is a list, and that its brackets are missing.
         if let Known::BuiltIn(known) = key
             && let Some(list) = known.range.find('[')
             && !value.is_list
@@ -182,7 +183,7 @@ impl<'t> Parser<'t, '_> {
     }
 }
 
-/// Returns the value if it is one word.
+/// Returns the value's only token, or an error if the value is not one word.
 pub(super) fn word<'v, 't>(
     key: &str,
     value: &'v Value<'t>,
@@ -194,7 +195,7 @@ pub(super) fn word<'v, 't>(
     }
 }
 
-/// Returns the value if it is a list of `name:word`.
+/// Returns the pairs of a list such as `[name:word,name:word]`, or an error for any other value.
 pub(super) fn pairs<'v, 't>(
     key: &str,
     value: &'v Value<'t>,

@@ -1,4 +1,4 @@
-//! Codecs: how values of each kind are parsed from the string and formatted in its syntax.
+//! Codecs: how each kind of value is parsed from a configuration string and formatted for one.
 
 use std::time::Duration;
 
@@ -150,12 +150,12 @@ pub(super) const SNAPSHOT: Codec<Option<String>> =
 pub(super) const SYMBOL: Codec<Option<String>> =
     Codec { range: "a function's name", read: |value| value.symbol().map(Some), show: word_text };
 
-/// Parses the value of one key.
+/// The value of one key, with methods that parse it.
 pub(super) struct Reader<'v, 't> {
     pub(super) key: &'static str,
     pub(super) range: &'static str,
     pub(super) value: &'v Value<'t>,
-    /// `large_segment_size_mb`, the minimum of some other keys.
+    /// `large_segment_size_mb`, which is the minimum of some other keys.
     pub(super) segment_mib: u64,
 }
 
@@ -174,7 +174,7 @@ impl<'v, 't> Reader<'v, 't> {
         number.ok_or_else(|| self.wrong(token.span))
     }
 
-    /// Parses a number of MiB, or a size with a unit that is a multiple of 1 MiB.
+    /// Parses a number of MiB, or a size with a unit that is a whole number of MiB.
     fn mib(&self, legal: impl Fn(u64) -> bool, range: &str) -> Result<u64, ConfigError> {
         let token = self.word()?;
         let sized = || {
@@ -192,8 +192,8 @@ impl<'v, 't> Reader<'v, 't> {
         })
     }
 
-    /// Parses MiB and returns bytes, at least the size of a large segment. `None` if 64 bits cannot hold
-    /// the value: unlimited.
+    /// Parses a number of MiB, at least the size of a large segment, and returns it in bytes. Returns
+    /// `None` (unlimited) if the number of bytes does not fit in 64 bits.
     fn mib_from_segment(&self) -> Result<Option<u64>, ConfigError> {
         let least = self.segment_mib;
         let mib = self.mib(|n| n >= least, &format!("a whole number >= {least}"))?;
@@ -226,7 +226,7 @@ impl<'v, 't> Reader<'v, 't> {
         Ok(if text == "hipMallocAsync" { "cudaMallocAsync" } else { text }.to_owned())
     }
 
-    /// Parses the number of a NUMA node; `None` for `any`.
+    /// Parses the number of a NUMA node. Returns `None` for `any`.
     fn node(&self) -> Result<Option<u32>, ConfigError> {
         let token = self.word()?;
         if token.text == "any" {
@@ -243,7 +243,7 @@ impl<'v, 't> Reader<'v, 't> {
         if legal { Ok(token.text.to_owned()) } else { Err(self.wrong(token.span)) }
     }
 
-    /// Parses the name of a function in a library.
+    /// Parses the name of a function in a shared library.
     fn symbol(&self) -> Result<String, ConfigError> {
         let token = self.word()?;
         let text = token.text;
@@ -254,7 +254,7 @@ impl<'v, 't> Reader<'v, 't> {
         if legal { Ok(text.to_owned()) } else { Err(self.wrong(token.span)) }
     }
 
-    /// Returns the value that belongs to the name.
+    /// Returns the value in `named` whose name the text is.
     fn one_of<T: Copy>(&self, named: &[(&str, T)]) -> Result<T, ConfigError> {
         let token = self.word()?;
         match named.iter().find(|(name, _)| *name == token.text) {
@@ -266,9 +266,9 @@ impl<'v, 't> Reader<'v, 't> {
         }
     }
 
-    /// Parses the divisions. A single number applies to all intervals. In a list the first number also
-    /// applies to the intervals below it. Gaps stay 0. `>` applies to all intervals above the last number
-    /// so far.
+    /// Parses `roundup_power2_divisions`. A single number applies to all intervals. In a list, the
+    /// first number also applies to all smaller intervals. An interval between two listed ones gets 0.
+    /// `>` applies to all intervals above the last one listed so far.
     fn divisions(&self) -> Result<RoundupDivisions, ConfigError> {
         const LAST: usize = RoundupDivisions::INTERVALS - 1;
         if !self.value.is_list {
@@ -316,7 +316,7 @@ impl<'v, 't> Reader<'v, 't> {
         for (class, size) in pairs(self.key, self.value, self.range)? {
             entries.push((class.text, reserve(self, size)?));
         }
-        // Of equal names, the last one is kept, at its position.
+        // If a name occurs several times, the last occurrence is kept.
         let mut seen = HashSet::new();
         let last = entries.into_iter().rev().filter(|(class, _)| seen.insert(*class));
         let mut found: Vec<_> = last.map(|(class, size)| (class.to_owned(), size)).collect();
@@ -325,7 +325,7 @@ impl<'v, 't> Reader<'v, 't> {
     }
 }
 
-/// Parses a fraction, or a size with a unit.
+/// Parses a fraction of the device's memory, or a size with a unit.
 fn reserve(read: &Reader<'_, '_>, token: &Token<'_>) -> Result<Reserve, ConfigError> {
     let sized = Size::parse(token.text).filter(|size| size.has_unit && size.bytes > 0);
     let positive = |x: &f64| x.is_finite() && *x > 0.0;
@@ -347,7 +347,7 @@ fn name_of<T: PartialEq>(named: &[(&str, T)], value: T) -> String {
     found.map_or("", |(name, _)| name).to_owned()
 }
 
-/// Formats a word; quoted where it could be mistaken for syntax or for a missing value.
+/// Formats a word. Quotes it if it could be mistaken for syntax or for a missing value.
 fn word_text(text: &Option<String>) -> String {
     let Some(text) = text else { return "unset".to_owned() };
     let plain = !text.contains(|c: char| ",:[]\"".contains(c) || c.is_whitespace());

@@ -1,10 +1,15 @@
-//! The built-in keys: one row for each.
+//! The built-in keys, one row each.
 //!
-//! A row is `name => field: codec, backends that read it, options, meaning`. The codec has the range, and
-//! parses and formats the field of [`Settings`]. Options: `since(minor)`: the first PyTorch 2.x that
-//! accepts the key; `fixed()`: read only when an allocator is built; `also(names)`: aliases; `reset(..)`:
-//! not kept by a later string; `idle(..)`: when it has no effect. Source of names and ranges: PyTorch's
-//! `PYTORCH_CUDA_ALLOC_CONF`.
+//! A row is `name => field: codec, backends that read it, options, meaning`. The codec has the range,
+//! and parses and formats the field of [`Settings`]. The options are:
+//!
+//! - `since(minor)`: the first PyTorch 2.x that accepts the key;
+//! - `fixed()`: the key is read only when an allocator is built;
+//! - `also(names)`: aliases;
+//! - `reset(..)`: restores the default if a later string does not contain the key;
+//! - `idle(..)`: the condition under which the key has no effect.
+//!
+//! Source of names and ranges: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
 
 use super::keys::Key;
 use super::read::*;
@@ -90,7 +95,8 @@ keys! {
         reset(|settings| settings.max_split_bytes = None), idle(without_effect_in_expandable_segments),
         "blocks from this size on are never split";
     max_non_split_rounding_mb => max_non_split_rounding_bytes: ROUNDING, NATIVE, since(6),
-        // The default follows another key, so a value that equals the default still counts as set.
+        // Compares the field itself: the default depends on another key, so a value equal to the
+        // default still counts as set.
         shown(|settings| mib(settings.non_split_rounding_bytes())),
         compared(|one, other| one.max_non_split_rounding_bytes != other.max_non_split_rounding_bytes),
         reset(|settings| settings.max_non_split_rounding_bytes = None),
@@ -133,8 +139,8 @@ keys! {
     malloc_async_own_pool => malloc_async_own_pool: FLAG, ASYNC, fixed(),
         "a driver pool of one's own instead of the device's default pool";
     layers => layers: LAYERS, ALL, fixed(),
-        // Compared as values: the path of a layer that was set in code may contain the syntax of further
-        // layers.
+        // Compared as values, not as text: a path that was set in code may contain text that looks like
+        // further layers.
         compared(|one, other| one.layers != other.layers),
         "layers around the strategy, from outside to inside";
     record_history => history.entries_max: ENTRIES, ALL, fixed(),

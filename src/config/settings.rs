@@ -1,5 +1,5 @@
 //! The typed configuration. Parsed values are in range. Values set in code are clamped once, when a
-//! configuration is made of them.
+//! [`Config`] is created from them.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -23,26 +23,28 @@ pub struct Settings {
     pub large_segment_bytes: u64,
     /// `max_split_size_mb`: blocks of this size or more are never split. `None`: no limit.
     pub max_split_bytes: Option<u64>,
-    /// `max_non_split_rounding_mb`: how much larger an oversize block may be than the oversize request
-    /// that reuses it. `None`: the size of a large segment.
+    /// `max_non_split_rounding_mb`: the most bytes by which an oversize block may be larger than the
+    /// request that reuses it. Oversize means at least `max_split_size_mb`. `None`: the size of a large
+    /// segment.
     pub max_non_split_rounding_bytes: Option<u64>,
-    /// `garbage_collection_threshold`: the fraction of the limit, in (0, 1), above which the oldest free
-    /// segments are released. `None`: never.
+    /// `garbage_collection_threshold`: the fraction of the memory limit, in (0, 1), above which the
+    /// oldest free segments are released. `None`: never.
     pub garbage_collection_threshold: Option<f64>,
     /// `roundup_power2_divisions`.
     pub roundup: RoundupDivisions,
     /// `expandable_segments`.
     pub expandable_segments: bool,
-    /// `expandable_segments_ipc`: pages mapped from now on can be shared with other processes.
+    /// `expandable_segments_ipc`: pages that are mapped while this is set can be shared with other
+    /// processes.
     pub expandable_segments_ipc: bool,
     /// `expandable_segments_handle_type`: the kind of handle with which pages are shared.
     pub expandable_segments_handle_type: HandleType,
-    /// `release_lock_on_cudamalloc`: other cache misses proceed while one waits for the driver.
+    /// `release_lock_on_cudamalloc`: other cache misses proceed while one of them waits for the driver.
     pub release_lock_on_device_allocate: bool,
     /// `graph_capture_record_stream_reuse`.
     pub graph_capture_record_stream_reuse: bool,
-    /// `per_process_memory_fraction`, in [0, 1]; 1 means no limit. Read once, when an allocator is built;
-    /// a switchable one also applies it from later strings.
+    /// `per_process_memory_fraction`, in [0, 1]. 1 means no limit. Read once, when an allocator is
+    /// built. A switchable allocator also applies it from later strings.
     pub per_process_memory_fraction: f64,
     /// `throw_on_cudamalloc_oom`.
     pub throw_on_device_oom: bool,
@@ -57,12 +59,13 @@ pub struct Settings {
     pub layers: Vec<LayerSetting>,
     /// The keys about the history and about failed requests.
     pub history: HistorySettings,
-    /// `peers`: whether allocators that PyTorch loads give each other's devices access to their memory.
-    /// Read when a device gets its allocator.
+    /// `peers`: whether devices get access to each other's memory. Only for allocators that PyTorch
+    /// loads. Read when a device gets its allocator.
     pub peers: PeersSetting,
     /// The `pinned_*` keys.
     pub pinned: PinnedSettings,
-    /// `compat`: which decisions are made where PyTorch's rules are defects or differ between versions.
+    /// `compat`: whether decisions follow PyTorch, and which version, where PyTorch's rules are defects
+    /// or differ between versions.
     pub compat: Compat,
     /// The keys of `backend:pluggable`.
     pub pluggable: PluggableSettings,
@@ -73,8 +76,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Clamps values that were set in code: a shared large segment must hold each request that shares it,
-    /// and fractions must be in range.
+    /// Clamps values that were set in code. A large segment that requests share must be able to hold
+    /// each of these requests, and fractions must be in range.
     #[must_use]
     pub(crate) fn in_range(mut self) -> Self {
         self.large_segment_bytes =
@@ -94,8 +97,8 @@ impl Settings {
             || self.layers.iter().any(|layer| layer.written_file().is_some())
     }
 
-    /// Returns the settings for a replay: the same decisions, but no files, no recording and no leak
-    /// reports.
+    /// Returns the settings for a replay: those that affect decisions, but no files, no recording and
+    /// no leak reports.
     #[doc(hidden)]
     pub fn for_replay(mut self) -> Self {
         self.history = HistorySettings::default();
@@ -105,8 +108,8 @@ impl Settings {
         self
     }
 
-    /// Returns the value of a user-defined key, if it is set. The value was checked: that of a key
-    /// declared as a number or a flag parses as one.
+    /// Returns the value of a user-defined key, if it is set. The value has passed the check of the
+    /// key: for example, the value of a key declared as a number parses as a number.
     #[must_use]
     pub fn user_value(&self, key: &str) -> Option<&str> {
         self.extra.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
@@ -150,16 +153,16 @@ impl Default for Settings {
     }
 }
 
-/// The recording from the start, and the files written for a failed request. Read once, when an allocator
+/// The keys about the history, and the files written for a failed request. Read once, when an allocator
 /// is built.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HistorySettings {
     /// `record_history`: the most entries that are kept. `None`: nothing is recorded until the program
     /// starts a recording.
     pub entries_max: Option<u64>,
-    /// `snapshot_on_oom`: the path of a file.
+    /// `snapshot_on_oom`: the path of the snapshot that is written when a request fails.
     pub snapshot_on_oom: Option<String>,
-    /// `advise_on_oom`.
+    /// `advise_on_oom`: whether the error of a failed request suggests settings.
     pub advise_on_oom: bool,
 }
 
@@ -172,7 +175,7 @@ pub enum Reserve {
     Bytes(u64),
 }
 
-/// The kind of handle with which a page is shared with other processes.
+/// The kind of handle by which pages are shared with other processes.
 ///
 /// Source of the names: PyTorch's `Expandable_Segments_Handle_Type`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -182,15 +185,15 @@ pub enum HandleType {
     Unspecified,
     /// A file descriptor.
     PosixFd,
-    /// A fabric handle. A device without support for them refuses the setting.
+    /// A fabric handle. The setting is refused on a device that does not support them.
     Fabric,
 }
 
-/// The devices that get access to the memory of an allocator that PyTorch loads. PyTorch does not notify
-/// such an allocator of copies between devices.
+/// The devices that get access to the memory of an allocator that PyTorch loads. Access is given in
+/// advance, because PyTorch does not notify such an allocator of copies between devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PeersSetting {
-    /// All devices that can access it, as soon as they have an allocator too.
+    /// All devices that can access the memory, as soon as they have an allocator too.
     #[default]
     Auto,
     /// No devices.
@@ -199,7 +202,7 @@ pub enum PeersSetting {
 
 /// The settings of `backend:pluggable`: a library, and the names of functions in it.
 ///
-/// Source of the set and of the signatures: PyTorch's `CUDAPluggableAllocator`.
+/// Source of the set of functions and their signatures: PyTorch's `CUDAPluggableAllocator`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluggableSettings {
     /// `library`: the path of a shared library. Required.
@@ -231,21 +234,24 @@ pub struct PluggableSettings {
 /// Source of the alignment and of the fills: PyTorch's `alloc_cpu`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuSettings {
-    /// `cpu_alignment`, in bytes: a power of two. Read once, when an instance is built.
+    /// `cpu_alignment`, in bytes: a power of two. Read once, when an allocator is built.
     pub alignment_bytes: u64,
     /// `cpu_cached_max_mb`: the most bytes of free memory that are cached. `None`: unlimited.
     pub cached_max_bytes: Option<u64>,
-    /// `cpu_trim_age_s`: how long free memory is cached. `None`: without a limit.
+    /// `cpu_trim_age_s`: the time for which free memory stays cached. `None`: unlimited.
     pub trim_age: Option<Duration>,
-    /// `cpu_stop_caching_on_oom`: nothing is cached after the system had no memory for a request.
+    /// `cpu_stop_caching_on_oom`: after the system had no memory for a request, nothing is cached any
+    /// more.
     pub stop_caching_on_oom: bool,
-    /// `cpu_huge_pages`. Read once, when an instance is built.
+    /// `cpu_huge_pages`: whether blocks are backed by huge pages. Read once, when an allocator is
+    /// built.
     pub huge_pages: bool,
-    /// `cpu_zero_fill`. Never together with `junk_fill`.
+    /// `cpu_zero_fill`: whether blocks are filled with zeros. Excludes `junk_fill`.
     pub zero_fill: bool,
-    /// `cpu_junk_fill`.
+    /// `cpu_junk_fill`: whether blocks are filled with junk.
     pub junk_fill: bool,
-    /// `cpu_numa_node`. `None`: any. Read once, when an instance is built.
+    /// `cpu_numa_node`: the NUMA node of the memory. `None`: any. Read once, when an allocator is
+    /// built.
     pub numa_node: Option<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! Strings that PyTorch accepts on purpose keep their meaning; all others are refused with the position
-//! of the error.
+//! Tests that strings which PyTorch accepts on purpose keep their meaning, and that all others are
+//! refused with the position of the error.
 
 use quickcheck::{Arbitrary, Gen};
 
@@ -20,7 +20,7 @@ fn divisions(text: &str) -> [u64; 16] {
     *settings(&format!("roundup_power2_divisions:{text}")).roundup.divisions()
 }
 
-/// Returns the error of a text, as `byte: expected`.
+/// Returns the error of an invalid text, as `byte: expected`.
 fn wrong(text: &str) -> String {
     let error = parse(text).expect_err(text);
     assert!(error.span.at + error.span.len <= text.len(), "{error:?}");
@@ -314,7 +314,7 @@ fn a_value_set_by_code_is_distinguished_from_the_default() {
     assert!(later.warnings().is_empty(), "code and a text repeat nothing");
 }
 
-/// For each backend, the keys whose change needs another allocator.
+/// For each backend, checks which keys need another allocator when their values change.
 #[test]
 fn keys_that_are_read_once_take_another_allocator() {
     let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "mine"];
@@ -446,7 +446,7 @@ fn layers_stand_in_the_order_given_and_mistakes_are_shown_in_place() {
         let found = wrong(text);
         assert!(found.starts_with(&format!("{at}: ")), "{text}: {found}");
     }
-    // The limit that the error message names is valid.
+    // The largest limit that the error message names is valid.
     let largest = settings("layers:[limit:1073741824GiB]").layers;
     assert_eq!(largest, [LayerSetting::Limit { bytes: 1 << 60 }]);
     assert!(wrong("layers:[limit:1EiB]").ends_with("from 1B to 1073741824GiB"));
@@ -550,7 +550,7 @@ fn explanations_name_the_backends_of_each_key() {
     }
 }
 
-/// Text that consists of parts of configuration strings.
+/// A text composed of parts of configuration strings.
 #[derive(Clone, Debug)]
 struct Plausible(String);
 

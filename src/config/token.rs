@@ -1,7 +1,7 @@
 //! Splits the text into tokens with positions.
 //!
-//! `,` `:` `[` `]` are tokens of their own; any other text between white space is a word. A word in
-//! double quotes may contain any character except a double quote.
+//! Each of `,` `:` `[` `]` is a token. Any other text between white space is a word. A word in double
+//! quotes may contain any character except a double quote.
 
 use super::error::{ConfigError, Span};
 
@@ -20,7 +20,7 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token<'a> {
     pub(super) kind: Kind,
-    /// The word without its quotes; the character itself for punctuation.
+    /// The word without its quotes, or the punctuation character.
     pub(super) text: &'a str,
     pub(super) span: Span,
 }
@@ -31,7 +31,7 @@ impl Token<'_> {
     }
 }
 
-/// Splits the text.
+/// Splits the text into tokens.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, ConfigError> {
     let mut found = Vec::new();
     let mut rest = text.char_indices().peekable();

@@ -1,14 +1,15 @@
-//! Keys of user-defined strategies: declared once, then parsed as strictly as built-in keys.
+//! Keys of user-defined strategies. They are declared once, and then parsed as strictly as built-in
+//! keys.
 //!
-//! A key has a name, a range of values and a meaning. Its value is kept as written. A value outside the
-//! range is a [`ConfigError`](super::ConfigError) with its position. The strategy interprets the value
-//! ([`Settings::user_value`](super::Settings::user_value)).
+//! A key has a name, a range of values and a meaning. Its value is kept as text, and the strategy
+//! interprets it ([`Settings::user_value`](super::Settings::user_value)). A value outside the range is
+//! a [`ConfigError`](super::ConfigError) with its position.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Returns whether a value is accepted, as written.
+/// Returns whether a value is accepted. Receives the value as written.
 type Check = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// One key of a user-defined strategy.
@@ -17,7 +18,7 @@ pub struct UserKey {
     name: String,
     range: String,
     meaning: String,
-    /// The strategy that registered it, if any.
+    /// The strategy that registered the key, if any.
     owner: Option<String>,
     accepts_lists: bool,
     check: Check,
@@ -48,7 +49,7 @@ impl UserKey {
         Self::new(name, "True or False", meaning, check)
     }
 
-    /// Declares a key that accepts a whole number of digits only.
+    /// Declares a key that accepts a whole number, written in digits only.
     #[must_use]
     pub fn whole(
         name: impl Into<String>,
@@ -83,10 +84,10 @@ impl UserKey {
         Self::new(name, range, meaning, move |text| words.iter().any(|word| word == text))
     }
 
-    /// Declares a key that accepts a word or a bracketed list for which `check` returns true; `range`
-    /// describes these values.
+    /// Declares a key that accepts a word or a bracketed list for which `check` returns true. `range`
+    /// describes these values in errors.
     ///
-    /// `check` gets the value as written, without the quotes around a word.
+    /// `check` receives the value as written, without the quotes around a word.
     #[must_use]
     pub fn checked(
         name: impl Into<String>,
@@ -110,25 +111,25 @@ impl UserKey {
         self
     }
 
-    /// Returns its name.
+    /// Returns the name of the key.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns a description of the values that it accepts.
+    /// Returns a description of the values that the key accepts.
     #[must_use]
     pub fn range(&self) -> &str {
         &self.range
     }
 
-    /// Returns its meaning, in one line.
+    /// Returns the meaning of the key, in one line.
     #[must_use]
     pub fn meaning(&self) -> &str {
         &self.meaning
     }
 
-    /// Returns the strategy that registered it.
+    /// Returns the strategy that registered the key.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()

@@ -4,16 +4,16 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Which of several free blocks of one size is used.
+/// The choice among several free blocks of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ties {
-    /// The one at the lowest address.
+    /// The block at the lowest address.
     Address,
-    /// The one whose block structure was created first. A split creates a new structure for the front
-    /// part and keeps the old one for the rest. A merged block keeps the structure of the block that is
-    /// freed.
+    /// The block whose block structure was created first. A split creates a new structure for the front
+    /// part and keeps the old one for the rest. When free neighbours are merged, the structure of the
+    /// block that was freed last is kept.
     BlockAge,
-    /// The one in the oldest segment; within a segment, the one at the lowest address.
+    /// The block in the oldest segment. Within a segment, the block at the lowest address.
     SegmentAge,
 }
 
@@ -23,13 +23,14 @@ pub enum Ties {
 pub struct Decisions {
     /// The choice among free blocks of one size.
     pub ties: Ties,
-    /// Whether an open scope of a private pool counts as a capture, although no graph is captured. Then
-    /// no request queries events, and one that finds no memory releases no free segments.
+    /// Whether an open scope of a private pool counts as a capture, even if no graph is captured. If it
+    /// does, requests query no events while the scope is open, and a request that finds no memory
+    /// releases no free segments.
     pub routing_is_capture: bool,
 }
 
-/// A version of PyTorch, from 2.1 on. The decisions of some versions are known; any other one counts as
-/// the nearest of these.
+/// A version of PyTorch, from 2.1 on. Only the decisions of some versions are known. Any other version
+/// decides as the nearest of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TorchVersion {
     /// The 2 of 2.x is not stored, because all versions have it.
@@ -38,12 +39,13 @@ pub struct TorchVersion {
 
 /// For each version, oldest first: the value of `compat` and the decisions.
 ///
-/// Ties were measured with the allocators of 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0. Each of 200 and
-/// more ties of a recording matches the rule of its version and no other rule. The rules match PyTorch's
-/// pull requests: 178362 numbers each block; 183591 numbers each segment, and blocks inherit its number.
-/// Queries of events while a scope is open were measured with the same five versions; see issue 175015
-/// and pull request 181830. The segments that such a request releases were measured with 2.12.1 and
-/// later. 2.10 and 2.12.0 were not measured in this way: 2.10 is assumed to decide as 2.11.
+/// Ties were measured with the allocators of 2.11.0, 2.12.1, 2.13.0, 2.14.1 and 2.15.0. The recording
+/// of each version has at least 200 ties, and each tie matches the rule of that version and no other
+/// rule. The rules agree with PyTorch's pull requests: 178362 numbers each block; 183591 numbers each
+/// segment, and blocks inherit the number of their segment. Queries of events while a scope is open
+/// were measured with the same five versions; see issue 175015 and pull request 181830. The release of
+/// segments in that case was measured with 2.12.1 and later. 2.10 and 2.12.0 were not measured. 2.10 is
+/// assumed to decide as 2.11.
 const TABLE: [(&str, u8, Decisions); 6] = [
     ("pytorch-2.10", 10, Decisions { ties: Ties::Address, routing_is_capture: true }),
     ("pytorch-2.11", 11, Decisions { ties: Ties::Address, routing_is_capture: true }),
@@ -53,17 +55,17 @@ const TABLE: [(&str, u8, Decisions); 6] = [
     ("pytorch-2.15", 15, Decisions { ties: Ties::SegmentAge, routing_is_capture: false }),
 ];
 
-/// The values of the key `compat`, for its range.
+/// The values of the key `compat`, as the description of its range.
 pub(super) const COMPAT_VALUES: &str = "default, pytorch, or pytorch-2.10 to pytorch-2.15";
 
-/// The minor version of the PyTorch that runs in this process; 0 if there is none.
+/// The minor version of the PyTorch in this process. 0 if there is none.
 static RUNNING: AtomicU8 = AtomicU8::new(0);
 
 impl TorchVersion {
-    /// 2.1: the oldest version with known keys.
+    /// 2.1: the oldest version whose keys are known.
     #[doc(hidden)]
     pub const V2_1: Self = Self { minor: 1 };
-    /// 2.11: the version of recordings that show no sign of a newer one.
+    /// 2.11: assumed for recordings that show no sign of a newer version.
     #[doc(hidden)]
     pub const V2_11: Self = Self { minor: 11 };
     /// 2.12: the first version whose entries name a pool.
@@ -78,7 +80,7 @@ impl TorchVersion {
         Self { minor }
     }
 
-    /// Returns the version with known decisions that is nearest to a release of PyTorch.
+    /// Returns the version with known decisions that is nearest to the given release of PyTorch.
     #[must_use]
     pub fn nearest(major: u32, minor: u32) -> Self {
         let [(_, oldest, _), .., (_, newest, _)] = TABLE;
@@ -89,7 +91,7 @@ impl TorchVersion {
         }
     }
 
-    /// Sets this as the version that `compat:pytorch` means in this process, for configurations parsed
+    /// Sets this version as the meaning of `compat:pytorch` in this process, for configurations parsed
     /// from now on.
     pub fn set_running(self) {
         RUNNING.store(self.minor, Ordering::Relaxed);
@@ -137,14 +139,14 @@ impl FromStr for TorchVersion {
     }
 }
 
-/// Which decisions are made where PyTorch's rules are defects. All choices are safe.
+/// Which decisions are made where PyTorch's rules are defects. All of them are safe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compat {
     /// The decisions of this library.
     #[default]
     Default,
-    /// Exactly those of PyTorch: of the version that made the recording, otherwise of 2.11. A
-    /// configuration that is parsed in a process with PyTorch names that version instead.
+    /// Exactly the decisions of PyTorch. The version is that of the PyTorch in this process when the
+    /// configuration was parsed, then that of the recording, otherwise 2.11.
     PyTorch,
     /// Exactly the decisions of one version of PyTorch.
     Version(TorchVersion),
@@ -157,14 +159,14 @@ impl Compat {
         self != Self::Default
     }
 
-    /// Sets the version, if PyTorch is named without one.
+    /// Sets the version, if this is PyTorch without a version.
     #[must_use]
     #[doc(hidden)]
     pub fn or_version(self, version: TorchVersion) -> Self {
         if self == Self::PyTorch { Self::Version(version) } else { self }
     }
 
-    /// Sets the version that runs in this process, if there is one and PyTorch is named without a
+    /// Sets the version of the PyTorch in this process, if there is one and this is PyTorch without a
     /// version.
     pub(super) fn in_this_process(self) -> Self {
         TorchVersion::running().map_or(self, |version| self.or_version(version))
@@ -190,7 +192,7 @@ impl Compat {
         }
     }
 
-    /// Returns all values of the key `compat`, with their meanings.
+    /// Returns all values of the key `compat`, with the variants that they mean.
     pub(super) fn values() -> impl Iterator<Item = (&'static str, Self)> {
         let versions =
             TABLE.iter().map(|row| (row.0, Self::Version(TorchVersion { minor: row.1 })));

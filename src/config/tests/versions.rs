@@ -35,8 +35,9 @@ fn a_version_of_pytorch_that_is_not_known_counts_as_the_nearest_one() {
     }
 }
 
-/// The first version whose libraries contain each key. Found in the wheels of PyTorch 2.1 to 2.15 for
-/// Linux with `strings libc10.so libc10_cuda.so`. Keys of 2.1 may be older.
+/// The first version of PyTorch whose libraries contain the name of each key. Found with
+/// `strings libc10.so libc10_cuda.so` in the wheels of PyTorch 2.1 to 2.15 for Linux. Keys of 2.1 may
+/// be older.
 const KEYS_OF_WHEELS: [(&str, &str); 20] = [
     ("backend", "2.1"),
     ("expandable_segments", "2.1"),
