@@ -65,7 +65,8 @@ fn malloc_async(build: Build<'_>) -> Result<Strategy, BuildError> {
     Ok(own.into())
 }
 
-/// Refuses devices with memory of their own: programs would take a host address for a device address.
+/// Refuses a device that has memory of its own. Its kernels cannot use the host addresses of
+/// `backend:cpu`.
 fn cpu(build: Build<'_>) -> Result<Strategy, BuildError> {
     let info = build.driver.info();
     if !matches!(info.driver, "host" | "sim") {
@@ -110,7 +111,8 @@ fn load(own: &PluggableSettings) -> Result<Callbacks, BuildError> {
     Err(BuildError::NotAvailable { what })
 }
 
-/// Returns the number of devices of this kind, which is passed to users' functions.
+/// Returns the number of devices of this kind. The library of `backend:pluggable` receives it in
+/// `init_fn`.
 pub(crate) fn device_count(driver: &dyn Driver) -> u32 {
     let info = driver.info();
     #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
@@ -130,7 +132,7 @@ mod tests {
     use crate::driver::{CaptureStatus, DeviceInfo, DriverResult, MemoryInfo, lacking};
     use crate::ids::{DeviceId, EventId, StreamId};
 
-    /// A device that refuses every call.
+    /// A device on which every call fails.
     #[derive(Debug)]
     struct Refuses;
 

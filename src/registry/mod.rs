@@ -1,12 +1,12 @@
 //! Builds an allocator from a configuration: names and their constructors.
 //!
-//! Built-in names come first; users add theirs with [`register`] or, with keys of their own, with a
-//! [`Registration`]. Requirements of a strategy on the driver are checked here, before anything is
-//! built.
+//! A name is looked up among the built-in strategies first, then among those that users added with
+//! [`register`] or, with keys of their own, with a [`Registration`]. The requirements of a strategy on
+//! the driver are checked before anything is built.
 //!
-//! The first use of a name fixes it: once [`build`] has looked a name up, it can no longer be
-//! registered, whether it was known or not. So a name has one meaning for the lifetime of the process.
-//! Register before anything is built.
+//! The first use of a name fixes its meaning for the lifetime of the process. Once [`build`] has looked
+//! a name up, it can no longer be registered, whether it was known or not. So register before anything
+//! is built.
 
 mod backends;
 
@@ -34,7 +34,7 @@ use crate::sync::{Global, Rank};
 pub use backends::{BUILT_IN, Backend};
 use backends::{Build, device_count};
 
-/// The error of a constructor: any error type.
+/// The error of a registered constructor: any error type.
 pub type ConstructError = Box<dyn Error + Send + Sync>;
 /// The result of a registered constructor.
 pub type Constructed = Result<Box<dyn DeviceAllocator>, ConstructError>;
@@ -43,8 +43,8 @@ pub type Constructor = Arc<dyn Fn(Arc<dyn Driver>, &Settings) -> Constructed + S
 
 /// The longest name that can be registered.
 const NAME_MAX_BYTES: usize = 64;
-/// The most unknown names that are remembered as used. After that, a name may be registered although it
-/// was looked up before.
+/// The most unknown names that are remembered as used. Further unknown names can still be registered
+/// after they were looked up.
 const UNKNOWN_MAX: usize = 256;
 
 static NAMES: Global<Names> =
@@ -52,7 +52,7 @@ static NAMES: Global<Names> =
 
 struct Names {
     registered: Vec<Registered>,
-    /// Unknown names that were looked up; they can no longer be registered.
+    /// Unknown names that were looked up, and therefore can no longer be registered.
     unknown: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ pub struct KnownBackend {
 /// Build options that are not part of the configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildOptions {
-    /// Whether live blocks can be found by bare address.
+    /// Whether live blocks can be found by their bare address.
     pub raw_addresses: bool,
 }
 
@@ -98,13 +98,13 @@ pub enum BuildError {
     Configuration {
         /// The string.
         text: String,
-        /// The error and its place in the string.
+        /// The error, with its position in the string.
         error: ConfigError,
     },
-    /// This system, or this build of the library, does not support it.
+    /// This system, or this build of the library, does not support a setting.
     #[error("{what} is not available in this build or on this system")]
     NotAvailable {
-        /// The key and value.
+        /// The key and its value.
         what: String,
     },
     /// A layer cannot be built.
@@ -141,7 +141,7 @@ pub enum RegisterError {
     /// The name is already registered.
     #[error("an allocator is already registered as {0}")]
     Taken(String),
-    /// The name is already registered, and an allocator was built by it.
+    /// The name is already registered, and an allocator with this name was built.
     #[error("{0} is in use: an allocator by that name was built, so it cannot be replaced")]
     InUse(String),
     /// A configuration used the name before it was registered.
@@ -166,7 +166,7 @@ pub enum RegisterError {
         /// The prefix that its keys must have.
         prefix: String,
     },
-    /// The key already has a meaning.
+    /// The key is already defined.
     #[error("the key {key} of {name} is already defined")]
     KeyTaken {
         /// The strategy.
@@ -181,8 +181,9 @@ pub enum RegisterError {
 pub struct Registration(Registered);
 
 impl Registration {
-    /// Prepares the registration of `constructor` as `name`. The constructor runs with no lock held,
-    /// each time a configuration names it. A panic in it reaches the caller of [`build`].
+    /// Prepares the registration of `constructor` as `name`. The constructor is called each time an
+    /// allocator with this name is built, with no lock held. A panic in it reaches the caller of
+    /// [`build`].
     pub fn new(
         name: &str,
         constructor: impl Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync + 'static,
@@ -196,24 +197,25 @@ impl Registration {
         })
     }
 
-    /// Sets the description, one line, that lists of strategies show.
+    /// Sets the description that lists of strategies show, in one line.
     pub fn about(mut self, about: &str) -> Self {
         self.0.about = about.to_owned();
         self
     }
 
-    /// Adds a key of its own. The key begins with the strategy's name (with `_` for `-`) and `_`.
+    /// Adds a key of the strategy. The key must begin with the strategy's name (with `_` for `-`) and
+    /// `_`.
     pub fn key(mut self, key: UserKey) -> Self {
         self.0.keys.push(key.owned_by(&self.0.name));
         self
     }
 
-    /// Registers the name and the keys. Configurations are parsed with [`key_table`], so those parsed
-    /// earlier do not have the keys.
+    /// Registers the name and the keys. Configurations that were parsed before do not have the keys:
+    /// parse with [`key_table`] after this call.
     ///
     /// # Errors
     ///
-    /// [`RegisterError`]; nothing has changed then.
+    /// [`RegisterError`]. Nothing was registered then.
     pub fn register(self) -> Result<(), RegisterError> {
         let own = self.0;
         let legal = own.name.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -269,12 +271,12 @@ impl Names {
     }
 }
 
-/// Registers a user-defined allocator under a name for `backend:`. Use [`Registration`] for one with
-/// keys of its own.
+/// Registers a user-defined allocator under a name for `backend:`. Use [`Registration`] for an
+/// allocator with keys of its own.
 ///
 /// # Errors
 ///
-/// [`RegisterError`]; nothing has changed then.
+/// [`RegisterError`]. Nothing was registered then.
 pub fn register(
     name: &str,
     constructor: impl Fn(Arc<dyn Driver>, &Settings) -> Constructed + Send + Sync + 'static,
@@ -310,7 +312,7 @@ pub fn register(
 ///
 /// # Errors
 ///
-/// [`RegisterError`]; nothing has changed then.
+/// [`RegisterError`]. Nothing was registered then.
 pub fn register_callbacks(name: &str, callbacks: Callbacks) -> Result<(), RegisterError> {
     let own_name = name.to_owned();
     let make = move |driver: Arc<dyn Driver>, settings: &Settings| -> Constructed {
@@ -327,7 +329,7 @@ pub fn key_table() -> KeyTable {
     NAMES.read().key_table()
 }
 
-/// Returns true if allocators with these settings share one memory pool of the driver.
+/// Returns true if all allocators with these settings use the same memory pool of the driver.
 pub(crate) fn shares_pool(settings: &Settings) -> bool {
     let own = BUILT_IN.iter().find(|own| own.name == settings.backend);
     own.is_some_and(|own| (own.shares_pool)(settings))
@@ -363,7 +365,7 @@ pub fn check_name(name: &str) -> Result<(), BuildError> {
     Err(BuildError::UnknownBackend { name: name.to_owned(), known })
 }
 
-/// Returns the constructor of a registered name. The name can no longer be registered afterwards.
+/// Returns the constructor of a registered name. After this call the name can no longer be registered.
 fn mark_used(name: &str) -> Option<Constructor> {
     let mut names = NAMES.lock();
     if let Some(own) = names.registered.iter_mut().find(|own| own.name == name) {
@@ -377,12 +379,12 @@ fn mark_used(name: &str) -> Option<Constructor> {
     None
 }
 
-/// Builds the allocator that the configuration names, with the layers that it lists. Calls of a built-in
-/// strategy without layers are dispatched statically; an allocator with layers is boxed.
+/// Builds the allocator that the configuration names, with the layers that it lists. A built-in
+/// strategy without layers is dispatched statically. An allocator with layers is boxed.
 ///
 /// # Errors
 ///
-/// [`BuildError`]; nothing was allocated from the device then.
+/// [`BuildError`]. Nothing stays allocated from the device then.
 pub fn build(
     config: &Config,
     driver: Arc<dyn Driver>,
@@ -391,7 +393,7 @@ pub fn build(
     build_recording_in(&Arc::default(), config, driver, options)
 }
 
-/// As [`build`], recording in `history` if the strategy records at all.
+/// Builds as [`build`] does, and records in `history` if the strategy supports recording.
 pub(crate) fn build_recording_in(
     history: &Arc<History>,
     config: &Config,
@@ -410,7 +412,7 @@ pub(crate) fn build_recording_in(
     }
     if let Some(entries_max) = entries_max.filter(|_| !was_on) {
         let entries_max = usize::try_from(entries_max).unwrap_or(usize::MAX);
-        // Keeps the stacks that `layers:[track]` has switched on.
+        // Keeps the level of stacks, which `layers:[track]` may have raised.
         history.start(&RecordOptions::at_most(entries_max).with_stacks(history.stacks()));
     }
     Ok(match snapshot_on_oom.is_some() || advise_on_oom {
