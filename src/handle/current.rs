@@ -1,9 +1,9 @@
 //! The current allocator of each device, shared by the whole process.
 //!
-//! It is a [`Handle`], and each holder keeps it alive. [`Handle::switch`] changes the allocator of a
-//! device: all holders of the handle use the new one at once. Existing blocks are freed to the allocator
-//! that made them. Current allocators find blocks by bare address, because programs in other languages
-//! share them. The table's lock is never held while an allocator is built or dropped.
+//! A current allocator is a [`Handle`]. It lives as long as any clone of the handle. [`Handle::switch`]
+//! replaces the strategy of a device for all clones at once. Existing blocks are freed to the strategy
+//! that allocated them. Current allocators can find blocks by bare address, because programs in other
+//! languages use them. The table's lock is not held while an allocator is built or dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub enum CurrentError {
         /// The device.
         device: DeviceId,
     },
-    /// The device already has a current allocator; [`change`] can replace it.
+    /// The device already has a current allocator. [`change`] can replace its strategy.
     #[error("device {device} has a current allocator already; change it instead")]
     Exists {
         /// The device.
@@ -41,7 +41,7 @@ pub enum CurrentError {
     Configuration {
         /// The string.
         text: String,
-        /// The error and its position.
+        /// The error, with its position in the string.
         error: ConfigError,
     },
     /// The allocator could not be built.
@@ -75,7 +75,8 @@ pub fn create_with(config: &Config, driver: Arc<dyn Driver>) -> Result<Handle, C
     }
     let handle = Handle::build_with(config, driver, BuildOptions { raw_addresses: true })?;
     let mut current = CURRENT.write();
-    // Another thread may have created one first. Then this one is dropped, after the lock is released.
+    // Another thread may have created one meanwhile. Then this one is dropped, after the lock is
+    // released.
     if current.contains_key(&device) {
         drop(current);
         return Err(CurrentError::Exists { device });
@@ -93,7 +94,8 @@ pub fn get(device: DeviceId) -> Result<Handle, CurrentError> {
     CURRENT.read().get(&device).cloned().ok_or(CurrentError::Missing { device })
 }
 
-/// Switches the current allocator of a device, for all its holders. May wait as [`Handle::switch`] does.
+/// Switches the current allocator of a device, for all clones of its handle. May wait as
+/// [`Handle::switch`] does.
 ///
 /// # Errors
 ///
@@ -102,8 +104,8 @@ pub fn change(device: DeviceId, conf: &str) -> Result<(), CurrentError> {
     Ok(get(device)?.switch(conf)?)
 }
 
-/// Removes the current allocator of a device from the table and returns it. It stays alive as long as it
-/// has a holder; another one can be created for the device.
+/// Removes the current allocator of a device from the table and returns it. It lives on while clones of
+/// the handle exist. Another current allocator can be created for the device.
 ///
 /// # Errors
 ///

@@ -9,7 +9,7 @@ use crate::ids::DeviceId;
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum BufferError {
-    /// The size of so many values does not fit into 64 bits.
+    /// The size of this number of values does not fit into 64 bits.
     #[error("{len} values of {item_bytes} bytes are more than memory can hold")]
     TooLong {
         /// The number of values.
@@ -35,7 +35,8 @@ pub enum BufferError {
         /// The number of values in the target.
         to: usize,
     },
-    /// The allocator does not support streams, so use of the block on another stream cannot be announced.
+    /// The allocator does not support use of a block on several streams, so the other stream cannot be
+    /// announced to it.
     #[error("backend:{backend} does not support other streams")]
     NoStreams {
         /// The allocator's name.
@@ -52,7 +53,7 @@ pub enum BufferError {
     /// The allocation failed.
     #[error(transparent)]
     Alloc(#[from] AllocError),
-    /// The allocator no longer has this block.
+    /// The block is no longer live in the allocator.
     #[error(transparent)]
     Handle(#[from] HandleError),
     /// The driver failed.

@@ -1,12 +1,12 @@
 //! Allocators with their devices, and typed buffers.
 //!
-//! [`Handle`] is an allocator with its device. It is cheap to clone and is itself a [`DeviceAllocator`].
-//! A [`DeviceVec`] holds values in one block. It keeps its handle alive, has a stream, and frees the
-//! block when dropped. Values are `bytemuck::Pod`, so a copy is a copy of bytes, and this module has no
-//! unsafe code. A view borrows its buffer.
+//! [`Handle`] is an allocator with its device. It is cheap to clone and is itself a
+//! [`DeviceAllocator`]. A [`DeviceVec`] holds values in one block on one stream. It keeps its handle
+//! alive, and frees the block when dropped. Values are `bytemuck::Pod`, so copying them is copying
+//! bytes, and this module needs no unsafe code. A view borrows its buffer.
 //!
-//! Addresses and streams are plain numbers, and the caller is responsible for them. The devices `sim` and
-//! `host` check each one. CUDA does not: a wrong address can even refer to host memory.
+//! Addresses and streams are plain numbers, and the caller is responsible for them. The devices `sim`
+//! and `host` check each one. CUDA does not, and a wrong address may even be that of host memory.
 //!
 //! With the feature `cudarc`, a buffer can be lent to cudarc as a `CudaVec`. [`Handle::switch`] replaces
 //! the strategy of a handle that is in use. `current` keeps one handle per device for the whole process.
@@ -64,7 +64,7 @@ struct Inner {
     lost: AtomicU64,
 }
 
-/// Builds the allocator that a configuration string names, over `device`. The string may contain keys of
+/// Builds the allocator that a configuration string names, for `device`. The string may contain keys of
 /// registered strategies. Does not wait.
 ///
 /// ```
@@ -80,7 +80,7 @@ struct Inner {
 ///
 /// # Errors
 ///
-/// [`BuildError`]; nothing was taken from the device then.
+/// [`BuildError`]. Nothing stays allocated from the device then.
 pub fn build(conf: &str, device: Arc<dyn Driver>) -> Result<Handle, BuildError> {
     let parsed = Config::parse(conf, &registry::key_table());
     let config =
@@ -89,15 +89,16 @@ pub fn build(conf: &str, device: Arc<dyn Driver>) -> Result<Handle, BuildError> 
 }
 
 impl Handle {
-    /// Creates a handle from a strategy and the driver that it was built over. Its configuration is
-    /// unknown, so any further string ([`Switchable::update`]) builds a new strategy.
+    /// Creates a handle from a strategy and the driver that it was built with. The configuration of the
+    /// strategy is unknown, so [`Switchable::update`] with any string builds a new strategy.
     #[must_use]
     pub fn new(strategy: Strategy, driver: Arc<dyn Driver>) -> Self {
         let options = BuildOptions { raw_addresses: strategy.control().by_address };
         Self::of(Switchable::around(strategy, driver, options))
     }
 
-    /// Creates a handle from an allocator. The allocator may be shared: its switches affect all handles.
+    /// Creates a handle from a switchable allocator. It may be shared: a switch affects all its
+    /// handles.
     #[must_use]
     pub fn of(switchable: Switchable) -> Self {
         Self { inner: Arc::new(Inner { switchable, lost: AtomicU64::new(0) }) }
@@ -107,7 +108,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`BuildError`]; nothing was taken from the device then.
+    /// [`BuildError`]. Nothing stays allocated from the device then.
     pub fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, BuildError> {
         Self::build_with(config, driver, BuildOptions::default())
     }
@@ -116,7 +117,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`BuildError`]; nothing was taken from the device then.
+    /// [`BuildError`]. Nothing stays allocated from the device then.
     pub fn build_with(
         config: &Config,
         driver: Arc<dyn Driver>,
@@ -127,7 +128,7 @@ impl Handle {
 
     /// Replaces the strategy of this handle and of all its clones by the one that the string names. The
     /// new strategy serves new requests. Existing buffers stay valid and are freed to the strategy that
-    /// allocated them. See [`Switchable::switch`], also for when it waits.
+    /// allocated them. [`Switchable::switch`] describes the details, and when the call waits.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -147,19 +148,19 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`SwitchError`]; nothing has changed then.
+    /// [`SwitchError`]. Nothing has changed then.
     pub fn switch(&self, conf: &str) -> Result<(), SwitchError> {
         self.inner.switchable.switch(conf)
     }
 
-    /// Returns the allocator, which can be switched.
+    /// Returns the allocator as a [`Switchable`].
     #[must_use]
     pub fn switchable(&self) -> &Switchable {
         &self.inner.switchable
     }
 
-    /// Returns the strategy that serves requests now, and keeps it alive until the result is dropped. Use
-    /// it to inspect the strategy only: blocks allocated from it directly bypass the handle.
+    /// Returns the strategy that serves requests now, and keeps it alive until the result is dropped.
+    /// Use it only to inspect the strategy: a request to it directly bypasses the handle.
     #[must_use]
     pub fn strategy(&self) -> CurrentStrategy {
         self.inner.switchable.strategy()
@@ -171,8 +172,9 @@ impl Handle {
         self.inner.switchable.driver()
     }
 
-    /// Returns the number of blocks of dropped buffers that could not be freed: the driver failed, or the
-    /// block was already freed by address. A drop cannot return an error, so it counts.
+    /// Returns the number of blocks that could not be freed when their buffer was dropped: the driver
+    /// failed, or the block was already freed by address. They are counted, because a drop cannot
+    /// return an error.
     #[must_use]
     pub fn lost_blocks(&self) -> u64 {
         self.inner.lost.load(Ordering::Relaxed)
@@ -182,11 +184,12 @@ impl Handle {
         self.inner.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes later work on `after` wait for the work submitted to `before` so far. The caller does not
-    /// wait. Does nothing if both are the same stream.
+    /// Makes later work on `after` wait for the work submitted to `before` so far. The calling thread
+    /// does not wait. Does nothing if both are the same stream.
     ///
-    /// The per-thread default stream is that of the calling thread. Work that another thread submitted to
-    /// its own one is not ordered: synchronize it there before a buffer moves to another thread.
+    /// If a stream is the per-thread default stream, the stream of the calling thread is meant. Work
+    /// that another thread submitted to its own per-thread default stream is not ordered. Synchronize
+    /// that stream on the other thread before a buffer moves to this thread.
     ///
     /// # Errors
     ///
@@ -199,7 +202,7 @@ impl Handle {
         let event = driver.create_event()?;
         let ordered =
             driver.record_event(event, before).and_then(|()| driver.wait_event(after, event));
-        // Destroyed even if the wait failed. A submitted wait does not need the event any more.
+        // Destroyed even if the wait failed. A wait that was submitted no longer needs the event.
         let destroyed = driver.destroy_event(event);
         Ok(ordered.and(destroyed)?)
     }
@@ -209,7 +212,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when there is no memory, or when the size of so many values overflows.
+    /// [`BufferError`] when there is not enough memory, or when the size overflows.
     pub fn uninit<T: Pod>(
         &self,
         len: usize,
@@ -223,12 +226,12 @@ impl Handle {
         Ok(DeviceVec::of_block(self.clone(), block, len, stream))
     }
 
-    /// Allocates a buffer of zeros. They are written on `stream`: a reader on another stream must wait
-    /// for it.
+    /// Allocates a buffer of zeros. The zeros are written on `stream`, so a reader on another stream
+    /// must wait for `stream`.
     ///
     /// # Errors
     ///
-    /// [`BufferError`]; nothing stays allocated then.
+    /// [`BufferError`]. Nothing stays allocated then.
     pub fn zeroed<T: Pod>(
         &self,
         len: usize,
@@ -243,7 +246,7 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`BufferError`]; nothing stays allocated then.
+    /// [`BufferError`]. Nothing stays allocated then.
     pub fn from_slice<T: Pod>(
         &self,
         values: &[T],

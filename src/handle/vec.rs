@@ -15,8 +15,8 @@ use crate::ids::StreamId;
 
 /// A buffer of values of type `T` on a device.
 ///
-/// Its block belongs to one stream, on which its copies and fills run. Dropping the buffer frees the
-/// block. At that point work submitted to this stream may still be running. Work on other streams must
+/// The block belongs to one stream, on which copies and fills of the buffer run. Dropping the buffer
+/// frees the block. At that time work on this stream may still be running. Work on other streams must
 /// have been announced with [`record_stream`](Self::record_stream).
 pub struct DeviceVec<T> {
     handle: Handle,
@@ -24,7 +24,7 @@ pub struct DeviceVec<T> {
     address: u64,
     len: usize,
     stream: StreamId,
-    /// The streams that the buffer was lent to. Dropped after the memory.
+    /// The streams that the buffer was lent to. Dropped after the memory, because freeing it uses them.
     lent: Vec<Lent>,
     of: PhantomData<T>,
 }
@@ -41,7 +41,7 @@ struct Lent {
 pub enum Released {
     /// The buffer had no memory.
     Nothing,
-    /// A block, to be freed with the allocator of the buffer's handle.
+    /// A block, which the allocator of the buffer's handle must free.
     Block(Allocation),
     /// The owner of foreign memory.
     Foreign(Box<dyn Any + Send + Sync>),
@@ -60,12 +60,12 @@ impl<T: Pod> DeviceVec<T> {
         Self { handle, memory, address, len, stream, lent: Vec::new(), of: PhantomData }
     }
 
-    /// Creates a buffer over a block: as many values as fit, on the block's stream.
+    /// Creates a buffer over a block. It has as many values as fit, and the stream of the block.
     ///
     /// # Errors
     ///
-    /// Returns the block when values have no size. Also when it belongs to another allocator than the
-    /// handle's, where that can be detected (allocators with a cache detect it).
+    /// Returns the block when values have no size, or when the block belongs to an allocator other than
+    /// the handle's. Only some allocators (those with a cache) can detect the latter.
     pub fn from_block(
         handle: &Handle,
         block: Allocation,
@@ -84,19 +84,19 @@ impl<T: Pod> DeviceVec<T> {
         }
     }
 
-    /// Creates a buffer over foreign memory: `len` values at `address`, which stay valid while `keeps` is
-    /// alive. Dropping the buffer drops `keeps` and frees nothing.
+    /// Creates a buffer over foreign memory: `len` values at `address`. The memory must stay valid
+    /// while `keeps` is alive. Dropping the buffer drops `keeps` and frees nothing else.
     ///
-    /// The address is not checked. The caller is responsible for it, as each caller of a
-    /// [`Driver`](crate::driver::Driver) is for addresses and streams. The whole range must be device
-    /// memory, and no value of the program may be stored there.
+    /// The address is not checked. The caller is responsible for it, as for all addresses that are
+    /// passed to a [`Driver`](crate::driver::Driver). The whole range must be device memory, and no
+    /// value of the program may be stored there.
     ///
     /// The devices `sim` and `host` check each access and refuse memory that they have not allocated.
-    /// CUDA does not check. It has one address space for all memory of the process. So an address of
-    /// pinned or managed host memory is valid, and so is one of any host memory if the device can access
-    /// pageable memory. Copies and fills of the buffer access that memory. If a value of the program is
-    /// stored there, behavior is undefined. Any other wrong address makes the device's calls fail or
-    /// access other device memory.
+    /// CUDA does not check, and has one address space for all memory of the process. So an address of
+    /// pinned or managed host memory is also valid for a copy, and so is any host address if the device
+    /// can access pageable memory. Copies and fills of the buffer then access that host memory. If a
+    /// value of the program is stored there, behavior is undefined. Any other wrong address makes the
+    /// device's calls fail or access other device memory.
     ///
     /// Source: CUDA programming guide, "Unified Virtual Address Space".
     ///
@@ -181,13 +181,14 @@ impl<T: Pod> DeviceVec<T> {
         self.view().to_vec()
     }
 
-    /// Announces that work on another stream uses the buffer. After the buffer is dropped, the block is
-    /// reused only when the work submitted there before the drop has finished. Does nothing for foreign
-    /// memory.
+    /// Announces that work on another stream uses the buffer. When the buffer is dropped, its block is
+    /// not reused before the work submitted to that stream until then has finished. Does nothing for
+    /// foreign memory.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the allocator does not support streams, or no longer has the block.
+    /// [`BufferError`] when the allocator does not support several streams per block, or when the block
+    /// is not live.
     pub fn record_stream(&self, stream: StreamId) -> Result<(), BufferError> {
         let Released::Block(block) = &self.memory else {
             return Ok(());
@@ -204,12 +205,13 @@ impl<T: Pod> DeviceVec<T> {
     }
 
     /// Prepares the buffer for use on another stream. That stream waits for the work submitted to the
-    /// buffer's own stream so far. It is kept alive as long as the memory, because the free waits for its
-    /// work.
+    /// buffer's own stream so far. `alive` keeps the other stream alive as long as the memory, because
+    /// the free waits for its work.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the allocator does not support streams, or the device refuses.
+    /// [`BufferError`] when the allocator does not support several streams per block, or when the
+    /// device fails.
     pub fn lend(
         &mut self,
         stream: StreamId,
@@ -222,8 +224,8 @@ impl<T: Pod> DeviceVec<T> {
         self.handle.order(self.stream, stream)
     }
 
-    /// Returns the memory without freeing it. Streams that the buffer was lent to are no longer kept
-    /// alive.
+    /// Returns the memory without freeing it. No longer keeps the streams alive that the buffer was
+    /// lent to.
     pub fn release(mut self) -> Released {
         std::mem::replace(&mut self.memory, Released::Nothing)
     }
@@ -239,11 +241,12 @@ impl<T> Drop for DeviceVec<T> {
                 }
             }
             Released::Foreign(keeps) => {
-                // The owner frees the memory on this buffer's stream and does not wait for other streams.
+                // Order the other streams first: the owner frees the memory on this buffer's stream and
+                // does not wait for others.
                 for Lent { stream, .. } in &self.lent {
                     if self.handle.order(*stream, self.stream).is_err() {
-                        // Fallback: wait on the host. An error means that the device is lost, and then no
-                        // work is running.
+                        // Fallback: wait on the host. If this fails too, the device is lost, and no
+                        // work is running on it.
                         let _ = self.handle.driver().synchronize_stream(*stream);
                     }
                 }

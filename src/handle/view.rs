@@ -12,10 +12,10 @@ use super::{BufferError, Handle};
 use crate::driver::{Driver, DriverResult};
 use crate::ids::StreamId;
 
-/// The methods for the address and the length of a view.
+/// Generates the methods that return the address and the length of a view.
 macro_rules! extent {
     ($self:ident => $view:expr) => {
-        /// Returns the device address of the first value; 0 if the buffer has no bytes.
+        /// Returns the device address of the first value. 0 if the buffer has no bytes.
         #[must_use]
         pub fn address(&$self) -> u64 {
             $view.address
@@ -108,8 +108,8 @@ impl<'a, T: Pod> DeviceView<'a, T> {
         })
     }
 
-    /// Copies the values to the host; zeros on a simulated device, which stores no bytes. Waits for the
-    /// stream.
+    /// Copies the values to the host. Waits for the stream. The values are zeros on a simulated device,
+    /// which stores no bytes.
     ///
     /// # Errors
     ///
@@ -182,11 +182,12 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
             .submit(|driver, _| driver.copy_from_host(address, bytemuck::cast_slice(from), stream))
     }
 
-    /// Submits a copy from a buffer of the same device. Does not wait for work on the source's stream.
+    /// Submits a copy from a buffer of the same device, on this buffer's stream. Does not wait for work
+    /// on the source's stream.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the lengths differ or the device refuses.
+    /// [`BufferError`] when the lengths differ or the device fails.
     pub fn copy_from(&mut self, from: &DeviceView<'_, T>) -> Result<(), BufferError> {
         self.view.same_length(from.len, self.view.len)?;
         let DeviceView { address, stream, .. } = self.view;
@@ -197,7 +198,7 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the device refuses.
+    /// [`BufferError`] when the device fails.
     pub fn fill_zero(&mut self) -> Result<(), BufferError> {
         let DeviceView { address, stream, .. } = self.view;
         self.view.submit(|driver, bytes| driver.fill(address, 0, bytes, stream))
