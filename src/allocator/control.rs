@@ -5,10 +5,10 @@ use super::{
     Recording, Sharing,
 };
 
-/// The capabilities of an allocator; `None` where it lacks one.
+/// The capabilities of an allocator. `None` for those that it lacks.
 ///
-/// An allocator returns those that it has. A wrapper replaces those that it changes and forwards the
-/// others:
+/// An allocator returns the capabilities that it has. A wrapper replaces those that it changes, and
+/// forwards the others:
 ///
 /// ```
 /// use stratalloc::allocator::{Control, Counters, DeviceAllocator};
@@ -29,30 +29,31 @@ pub struct Control<'a> {
     pub caching: Option<&'a dyn Caching>,
     /// Counters.
     pub counters: Option<&'a dyn Counters>,
-    /// Whether [`free_raw`](super::DeviceAllocator::free_raw) and
-    /// [`record_stream_raw`](super::DeviceAllocator::record_stream_raw) can find its blocks.
+    /// Whether the allocator can find its blocks by address, for
+    /// [`free_raw`](super::DeviceAllocator::free_raw) and
+    /// [`record_stream_raw`](super::DeviceAllocator::record_stream_raw).
     pub by_address: bool,
     /// User callbacks that are called under memory pressure.
     pub hooks: Option<&'a Hooks>,
     /// Private memory pools.
     pub private_pools: Option<&'a dyn PrivatePools>,
-    /// Private pools whose blocks can be restored to an earlier state.
+    /// Private pools whose live blocks can be saved and restored.
     pub checkpoints: Option<&'a dyn Checkpoints>,
     /// Segments that grow by pages.
     pub expandable: Option<&'a dyn Expandable>,
-    /// Access of other devices to its memory.
+    /// Access of other devices to the allocator's memory.
     pub peer_access: Option<&'a dyn PeerAccess>,
     /// Sharing of blocks with other processes.
     pub sharing: Option<&'a dyn Sharing>,
-    /// The history and snapshots. A registered allocator without this capability is recorded by a
-    /// wrapper.
+    /// The history and snapshots. If a registered allocator lacks this capability, a wrapper records
+    /// it.
     pub recording: Option<&'a dyn Recording>,
 }
 
 macro_rules! combine {
     ($($capability:ident)*) => {
         impl Control<'_> {
-            /// Keeps the capabilities that `other` has too.
+            /// Removes the capabilities that `other` lacks.
             pub(crate) fn also_in(self, other: &Control<'_>) -> Self {
                 Self {
                     by_address: self.by_address && other.by_address,

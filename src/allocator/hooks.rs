@@ -1,8 +1,8 @@
 //! User callbacks that are called under memory pressure.
 //!
-//! An allocator that supports them keeps a [`Hooks`]. It calls the callbacks before it takes memory from
-//! the driver, and the observers with the report of a failed request. They run with no lock held, and may
-//! allocate and free. Such nested calls on the same thread do not run them again.
+//! An allocator that supports hooks has a [`Hooks`]. It calls the free-memory callbacks before it takes
+//! memory from the driver, and the observers with the report of a failed request. Hooks are called with
+//! no lock held, and may allocate and free. Requests that a hook makes call no hooks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::error::OutOfMemory;
 use crate::ids::HookId;
 use crate::threads::Region;
 
-/// Called when a request found no cached block; returns whether it freed anything.
+/// Called when no cached block fits a request. Returns whether it freed anything.
 pub type FreeMemoryCallback = Arc<dyn Fn() -> bool + Send + Sync>;
 /// Called with the report of a failed request.
 pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
@@ -24,12 +24,12 @@ pub type OomObserver = Arc<dyn Fn(&OutOfMemory) + Send + Sync>;
 /// The callbacks and observers of one allocator.
 #[derive(Default)]
 pub struct Hooks {
-    /// The region of threads that are running a callback or an observer.
+    /// The region that a thread is in while it runs a callback or an observer.
     running: Region,
     callbacks: RwLock<Vec<(HookId, FreeMemoryCallback)>>,
     observers: RwLock<Vec<(HookId, OomObserver)>>,
     rejection_observers: RwLock<Vec<(HookId, OomObserver)>>,
-    /// Whether a wrapper around this allocator logs failures.
+    /// Whether a wrapper around this allocator writes the log lines of failures.
     is_inner: AtomicBool,
 }
 
@@ -40,7 +40,8 @@ fn add<H>(to: &RwLock<Vec<(HookId, H)>>, hook: H) -> HookId {
     id
 }
 
-/// Removes a hook from a list and returns it. Its destructor is user code: it must run without a lock.
+/// Removes a hook from a list and returns it. The caller drops it without a lock, because its
+/// destructor is user code.
 fn remove<H>(from: &RwLock<Vec<(HookId, H)>>, id: HookId) -> Option<H> {
     let mut all = from.write();
     let at = all.iter().position(|(known, _)| *known == id)?;
@@ -54,7 +55,8 @@ impl Hooks {
         Self::default()
     }
 
-    /// Adds a callback that may free memory before more is taken from the driver.
+    /// Adds a callback that is called before memory is taken from the driver, and may free memory
+    /// instead.
     pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) -> HookId {
         add(&self.callbacks, callback)
     }
@@ -70,16 +72,16 @@ impl Hooks {
         add(&self.rejection_observers, observer)
     }
 
-    /// Removes a callback or an observer; returns whether it was there. A call on another thread may
-    /// still be running.
+    /// Removes a callback or an observer. Returns false if there is none with this id. A call of it on
+    /// another thread may still be running.
     pub fn remove(&self, hook: HookId) -> bool {
         remove(&self.callbacks, hook).is_some()
             || remove(&self.observers, hook).is_some()
             || remove(&self.rejection_observers, hook).is_some()
     }
 
-    /// Calls each callback; returns whether one freed anything. Allocators call this with no lock held,
-    /// before they take memory from the driver.
+    /// Calls each callback. Returns whether any of them freed anything. Allocators call this with no
+    /// lock held, before they take memory from the driver.
     #[must_use = "a callback that freed something may have made room"]
     pub fn free_some_memory(&self) -> bool {
         if self.callbacks.read().is_empty() {
@@ -97,8 +99,8 @@ impl Hooks {
         freed
     }
 
-    /// Leaves the log line of a failure to the wrapper around this allocator, which may retry the
-    /// request.
+    /// Disables the log lines of failed requests. The wrapper around this allocator, which may retry
+    /// the request, writes them instead.
     pub(crate) fn report_outside(&self) {
         self.is_inner.store(true, Ordering::Relaxed);
     }

@@ -1,7 +1,8 @@
-//! The trait of all allocators, and the types of its arguments and results.
+//! if they are in many small blocks. It is always 0 with `cudaMallocAsync`, because the driver does not
+//! report its free ranges.
 //!
-//! A user-defined allocator implements [`DeviceAllocator::allocate`] and [`DeviceAllocator::free`]. All
-//! else is an optional capability, a field of [`Control`].
+//! A user-defined allocator implements [`DeviceAllocator::allocate`] and [`DeviceAllocator::free`].
+//! Everything else is an optional capability, a field of [`Control`].
 
 mod control;
 mod hooks;
@@ -32,17 +33,17 @@ pub use pools::{
 pub use recording::Recording;
 pub use sharing::{Imported, Sharing};
 
-/// The placement of a block.
+/// Where a block must be placed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
-    /// Chosen by the allocator; an open scope routes the request to its private pool.
+    /// The allocator chooses. An open scope routes the request to its private pool.
     #[default]
     Anywhere,
     /// In this pool, regardless of open scopes.
     Pool(PoolId),
-    /// At exactly this address, in a free block of the request's stream and of the pool that scopes route
-    /// it to. The bytes before the address are split off and stay free. Searches all free blocks of the
-    /// stream; never waits.
+    /// At exactly this address, within a free block. The free block must belong to the request's
+    /// stream, and to the pool that scopes route the request to. Its bytes before the address are split
+    /// off and stay free. Searches all free blocks of the stream. Never waits.
     Address(u64),
 }
 
@@ -50,12 +51,12 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Request {
-    /// The size in bytes; at least 1.
+    /// The size in bytes, at least 1.
     pub bytes: u64,
-    /// The stream whose work uses the memory first. The per-thread default stream means that of the
-    /// calling thread; then it also matters which thread frees the block: see [`StreamId`].
+    /// The stream whose work uses the memory first. If it is the per-thread default stream, that of the
+    /// calling thread is meant. It then also matters which thread frees the block: see [`StreamId`].
     pub stream: StreamId,
-    /// The placement of the block.
+    /// Where the block must be placed.
     pub place: Place,
 }
 
@@ -81,8 +82,8 @@ impl Request {
         Self { place: Place::Address(address), ..self }
     }
 
-    /// Returns the size of a request without a private pool and without an address. For allocators that
-    /// support neither.
+    /// Returns the size of the request if it names no private pool and no address, otherwise an error.
+    /// For allocators that support neither.
     ///
     /// # Errors
     ///
@@ -107,7 +108,8 @@ impl Request {
         if fits { Ok(()) } else { Err(AllocError::of_size(self.bytes)) }
     }
 
-    /// Returns the error for an address, for allocators that do not round sizes.
+    /// Returns the error for a request at an address that no free block contains. For allocators that
+    /// do not round sizes.
     #[cold]
     pub(crate) fn no_block_at(&self, address: u64) -> AllocError {
         AllocError::NoBlockAt { address, rounded_bytes: self.bytes, stream: self.stream }
@@ -137,8 +139,9 @@ impl Token {
 
 /// A live block.
 ///
-/// It cannot be copied, so a block cannot be freed twice by accident. It has no `Drop`: dropping it leaks
-/// the block until its allocator is dropped. The typed buffers of `handle` free their block when dropped.
+/// The type cannot be copied, so a block is not freed twice by accident. It has no `Drop`: dropping it
+/// leaks the block until its allocator is dropped. The typed buffers of `handle` free their block when
+/// dropped.
 #[must_use = "dropping an allocation leaks its block until the allocator is dropped"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Allocation {
@@ -189,7 +192,7 @@ impl Allocation {
         Err(HandleError::Foreign { owner: self.owner, called })
     }
 
-    /// Returns the token of its allocator.
+    /// Returns the token, which only the allocator of the block interprets.
     #[inline]
     #[must_use]
     pub const fn token(&self) -> Token {
@@ -200,14 +203,14 @@ impl Allocation {
 /// An allocator of one device's memory.
 #[enum_dispatch]
 pub trait DeviceAllocator: fmt::Debug + Send + Sync {
-    /// Allocates a block of at least `request.bytes`, valid for work on `request.stream` from now on.
-    /// Does not wait when a cached block fits. Otherwise it may wait for the driver and, under memory
-    /// pressure, for running work. An allocator that supports no pools and no exact addresses calls
-    /// [`Request::plain`] first.
+    /// Allocates a block of at least `request.bytes`. Work submitted to `request.stream` from now on
+    /// may use it. Does not wait when a cached block fits. Otherwise it may wait for the driver and,
+    /// under memory pressure, for running work. An allocator that supports no pools and no exact
+    /// addresses calls [`Request::plain`] first.
     ///
     /// # Errors
     ///
-    /// [`AllocError`]; nothing has changed then.
+    /// [`AllocError`]. Nothing has changed then.
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError>;
 
     /// Frees a block. Work submitted to the block's own stream may still be running. Work on other
@@ -215,30 +218,30 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     ///
     /// Does not wait for running work, with these exceptions:
     ///
-    /// - A stream that the free must wait for was destroyed: an announced one or, with `cudaMallocAsync`,
-    ///   the block's own. Then it waits for the device.
-    /// - It frees the last block of an allocator that was replaced by a switch. Then that allocator
-    ///   releases its memory.
-    /// - The layer `guard` checks the block's bytes first.
-    /// - Functions of users may wait.
+    /// - A stream that the free must wait for was destroyed: an announced stream or, with
+    ///   `cudaMallocAsync`, the block's own. The free then waits for the device.
+    /// - The block is the last one of an allocator that a switch replaced. That allocator then releases
+    ///   its memory.
+    /// - The layer `guard` first waits for the block's streams, to check its bytes.
+    /// - The allocator calls functions of the user, which may wait.
     ///
     /// # Errors
     ///
-    /// [`FreeError`], which returns the allocation; nothing has changed then.
+    /// [`FreeError`], which returns the allocation. Nothing has changed then.
     fn free(&self, allocation: Allocation) -> Result<(), FreeError>;
 
-    /// Returns the name of this allocator for users.
+    /// Returns the name of this allocator, for messages.
     fn name(&self) -> &str {
         "user"
     }
 
-    /// Frees the live block at `address` and returns its requested size in bytes. For callers that store
-    /// only [`Allocation::address`]. Waits as [`free`](Self::free) does. An allocator without
-    /// [`Control::by_address`] finds no addresses.
+    /// Frees the live block at `address` and returns its requested size in bytes. For callers that
+    /// store only [`Allocation::address`]. Waits as [`free`](Self::free) does. Fails for an allocator
+    /// without [`Control::by_address`].
     ///
     /// # Errors
     ///
-    /// [`HandleError`]; nothing has changed then.
+    /// [`HandleError`]. Nothing has changed then.
     fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         Err(HandleError::UnknownAddress { address })
     }
@@ -247,14 +250,14 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`HandleError`]; nothing has changed then.
+    /// [`HandleError`]. Nothing has changed then.
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
         let _ = stream;
         Err(HandleError::UnknownAddress { address })
     }
 
-    /// Returns the most important counters; zeros if the allocator has none. With the caching engine,
-    /// also below layers, it waits for no driver call.
+    /// Returns the most important counters. They are zeros if the allocator has none. The caching
+    /// allocator returns them without waiting for a driver call, also if it has layers around it.
     fn usage(&self) -> Usage {
         self.control().counters.map(|own| Usage::of(&own.statistics())).unwrap_or_default()
     }
@@ -306,21 +309,22 @@ impl<A: DeviceAllocator + ?Sized> DeviceAllocator for Arc<A> {
 
 /// Use of a block on streams other than its own.
 pub trait CrossStream: Send + Sync {
-    /// Announces that work on `stream` uses the block. After it is freed, the block is reused only when
-    /// the work submitted to `stream` before the free has finished. Never waits. The per-thread default
-    /// stream is that of the thread that frees, no matter which thread announced it: see [`StreamId`].
+    /// Announces that work on `stream` uses the block. When the block is freed, it is not reused before
+    /// the work submitted to `stream` until then has finished. Never waits. If `stream` is the
+    /// per-thread default stream, it means that of the freeing thread, whichever thread announced it:
+    /// see [`StreamId`].
     ///
     /// # Errors
     ///
     /// [`HandleError`] when the handle is foreign or stale.
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError>;
 
-    /// Makes blocks available whose other streams have finished. Each allocation does this too. Does not
-    /// wait for work of the device. Does nothing on a thread that captures.
+    /// Makes freed blocks available if the work of other streams on them has finished. Each allocation
+    /// does this too. Does not wait for work of the device. Does nothing on a thread that captures.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when an event cannot be queried; its block continues to wait.
+    /// [`DriverError`] when an event cannot be queried. The block of that event continues to wait.
     fn process_events(&self) -> Result<(), DriverError>;
 }
 
@@ -331,32 +335,31 @@ pub trait Caching: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the driver fails; memory that was not released stays cached.
+    /// [`DriverError`] when the driver fails. Memory that was not released stays cached.
     fn empty_cache(&self) -> Result<(), DriverError>;
 
-    /// Sets the most bytes that may be reserved, or removes the limit. Releases nothing by itself. With
-    /// `cudaMallocAsync` the limit applies to live bytes instead, as in PyTorch.
+    /// Sets the most bytes that the allocator may reserve, or removes this limit. Releases nothing.
+    /// With `cudaMallocAsync` the limit applies to live bytes instead, as in PyTorch.
     fn set_limit_bytes(&self, limit_bytes: Option<u64>);
 
-    /// Sets the limit to a fraction of the device's memory; 1 removes it.
+    /// Sets the limit to a fraction of the device's memory. 1 removes the limit.
     ///
     /// # Errors
     ///
-    /// [`FractionError`] outside [0, 1]; nothing has changed then.
+    /// [`FractionError`] outside [0, 1]. Nothing has changed then.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError>;
 
-    /// Returns the most bytes that may be reserved.
+    /// Returns the most bytes that the allocator may reserve, if it is limited.
     fn limit_bytes(&self) -> Option<u64>;
 
-    /// Applies a new configuration; existing blocks and segments stay.
+    /// Applies a new configuration to later requests. Existing blocks and segments stay.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device does not support the configuration; nothing has changed then.
+    /// [`DriverError`] when the device does not support the configuration. Nothing has changed then.
     fn apply(&self, config: &Config) -> Result<(), DriverError>;
 
-    /// Returns the free and total bytes of the device and the largest request that a cached block could
-    /// serve.
+    /// Returns the free and total bytes of the device, and the free blocks in the cache.
     ///
     /// # Errors
     ///
@@ -366,8 +369,9 @@ pub trait Caching: Send + Sync {
     /// Returns all segments with their blocks, in address order.
     fn layout(&self) -> Vec<SegmentLayout>;
 
-    /// Returns the driver allocation that contains the block, for callers that use the driver's interface
-    /// themselves. Never waits for the device. Its cost grows with the number of blocks in the segment.
+    /// Returns the driver allocation that contains the block. For callers that pass it to the driver's
+    /// own functions. Never waits for the device. Its cost grows with the number of blocks in the
+    /// segment.
     ///
     /// # Errors
     ///
@@ -380,20 +384,20 @@ pub trait Expandable: Send + Sync {
     /// Returns all expandable segments, in address order.
     fn expandable_segments(&self) -> Vec<ExpandableSegment>;
 
-    /// Assigns a stream to a class of `expandable_segments_reserve_by_class`, or to none. Applies to
-    /// segments reserved later. A class that the configuration does not name reserves as much as streams
-    /// without a class.
+    /// Assigns a stream to a class of `expandable_segments_reserve_by_class`, or to no class. Applies
+    /// to segments reserved later. If the configuration does not name the class, the stream reserves as
+    /// much as one without a class.
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>);
 }
 
 /// A reserved address range that is mapped on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpandableSegment {
-    /// Its start address.
+    /// The start address of the range.
     pub address: u64,
-    /// The stream whose requests it serves.
+    /// The stream whose requests the segment serves.
     pub stream: StreamId,
-    /// Its pool.
+    /// The pool of the segment.
     pub pool: PoolId,
     /// Small or large.
     pub kind: PoolKind,
@@ -408,13 +412,13 @@ pub struct ExpandableSegment {
 /// The result of [`Caching::base_allocation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseAllocation {
-    /// The start of the block's segment; in an expandable segment, the start of the mapped range around
+    /// The start of the block's segment. In an expandable segment, the start of the mapped range around
     /// the block.
     pub address: u64,
     /// The size of the segment or mapped range, in bytes. A range may grow and shrink while the block is
     /// live.
     pub size_bytes: u64,
-    /// Whether it is a range of mapped pages. The driver has handles for its pages, but none for the
+    /// Whether this is a range of mapped pages. The driver has handles for the pages, but none for the
     /// range.
     pub expandable: bool,
 }
@@ -430,7 +434,7 @@ pub struct CacheInfo {
     pub largest_cached_bytes: u64,
     /// The number of free blocks in the cache.
     pub free_blocks: u64,
-    /// The sum of their sizes.
+    /// The sum of the sizes of these blocks.
     pub free_block_bytes: u64,
 }
 
@@ -447,7 +451,7 @@ impl CacheInfo {
         }
     }
 
-    /// Counts a free block.
+    /// Adds a free block to the numbers.
     pub(crate) fn add_free(&mut self, bytes: u64) {
         self.largest_cached_bytes = self.largest_cached_bytes.max(bytes);
         self.free_blocks += 1;
@@ -455,9 +459,8 @@ impl CacheInfo {
     }
 
     /// Returns the external fragmentation of the segments: 1 - largest free block / sum of all free
-    /// blocks. Adjacent free blocks of a segment count as one. It is 0 if one block has all free bytes or
-    /// nothing is free, and near 1 if many small blocks have them. It is always 0 with `cudaMallocAsync`,
-    /// because the driver does not expose its free ranges.
+    /// blocks. Adjacent free blocks of a segment count as one. The result is 0 if nothing is free or
+    /// all free bytes are in one block, and near
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio, of far less than 2^52 bytes")]
     pub fn fragmentation(&self) -> f64 {
@@ -474,6 +477,7 @@ pub trait Counters: Send + Sync {
     fn statistics(&self) -> Statistics;
     /// Sets each peak to the current value.
     fn reset_peaks(&self);
-    /// Sets all sums since the start to zero: allocated, freed, numbers of events.
+    /// Sets all counters that only grow to zero: bytes and blocks allocated and freed, and numbers of
+    /// events.
     fn reset_accumulated(&self);
 }

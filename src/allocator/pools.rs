@@ -1,9 +1,9 @@
 //! Private memory pools: memory that serves only requests to the pool.
 //!
 //! A pool serves the requests that a **scope** routes to it: those of a thread, of a stream, or of a
-//! graph's capture. It exists while it has users. After that, its free memory is released to the driver
-//! whenever memory is released. The guards in this module close scopes and release pools when dropped, so
-//! also when a capture fails.
+//! graph's capture. A pool exists while it has users. After that, its free memory is released to the
+//! driver whenever the allocator releases memory. The guards in this module close scopes and release
+//! pools when they are dropped, so this also happens when a capture fails.
 //!
 //! Source: PyTorch's `MemPool`, `use_mem_pool` and the pools of CUDA graphs.
 
@@ -16,11 +16,11 @@ use crate::error::PoolError;
 use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 
-/// The source of a pool's segments, instead of the driver. Called with no lock held. It may use the
+/// A source of segments for a pool, in place of the driver. Called with no lock held. It may use the
 /// allocator, but not the pool that it serves.
 pub trait SegmentAllocator: fmt::Debug + Send + Sync {
-    /// Returns the address of `size_bytes` (a multiple of 512) for `stream`, aligned to 512; `None` when
-    /// there is not enough memory.
+    /// Returns the address of `size_bytes` (a multiple of 512) for `stream`, aligned to 512. `None`
+    /// when there is not enough memory.
     fn allocate(&self, size_bytes: u64, stream: StreamId) -> Option<u64>;
     /// Frees memory that [`allocate`](Self::allocate) returned.
     fn free(&self, address: u64, size_bytes: u64, stream: StreamId);
@@ -29,11 +29,11 @@ pub trait SegmentAllocator: fmt::Debug + Send + Sync {
 /// Options of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct PoolOptions {
-    /// The source of segments, instead of the driver. Such segments are never expandable.
+    /// The source of segments, in place of the driver. Segments from it are never expandable.
     pub allocator: Option<Arc<dyn SegmentAllocator>>,
-    /// Whether requests to the default pool may use free blocks of this pool before they fail. Not those
-    /// of a pool in which a graph was captured or a checkpoint was taken: the graph or checkpoint uses
-    /// them.
+    /// Whether requests to the default pool may use free blocks of this pool before they fail. Has no
+    /// effect for a pool in which a graph was captured or a checkpoint was taken, because the graph or
+    /// checkpoint needs these blocks.
     pub use_on_oom: bool,
     /// Whether blocks are never split, except for requests at exact addresses.
     pub no_split: bool,
@@ -41,8 +41,8 @@ pub struct PoolOptions {
 
 /// The requests that a scope routes to its pool.
 ///
-/// While an open scope, with any filter, routes requests of a capture, the allocator queries no events of
-/// the captured streams and releases no memory for them.
+/// While an open scope routes requests of a capture, whatever its filter, the allocator queries no
+/// events of the captured streams and releases no memory for these requests.
 #[derive(Clone)]
 pub enum ScopeFilter {
     /// The requests of one thread.
@@ -51,8 +51,8 @@ pub enum ScopeFilter {
     Stream(StreamId),
     /// The requests on streams of a capture, by the driver's capture id.
     Capture(u64),
-    /// The requests on streams that a function accepts. It is called at each request, on the requesting
-    /// thread. It must not call the allocator and must not panic.
+    /// The requests on streams for which a function returns true. It is called at each request, on the
+    /// requesting thread. It must not call the allocator and must not panic.
     Where(Arc<dyn Fn(StreamId) -> bool + Send + Sync>),
 }
 
@@ -81,15 +81,15 @@ impl fmt::Debug for ScopeFilter {
 pub struct PoolCheckpoint {
     /// The pool.
     pub pool: PoolId,
-    /// The segments of the pool, without unmapped ranges. Segments of one reservation are adjacent in the
-    /// list.
+    /// The segments of the pool, without unmapped ranges. Segments in one reserved range are adjacent
+    /// in the list.
     pub segments: Vec<SegmentLayout>,
 }
 
 /// The result of [`Checkpoints::restore`].
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// Blocks that were live before and were freed. All their handles are stale now.
+    /// Blocks that were live before and were freed. All handles of these blocks are stale now.
     pub freed: Vec<Freed>,
     /// Blocks that were live at the checkpoint and are live again, each with a new handle.
     pub live: Vec<Allocation>,
@@ -98,73 +98,74 @@ pub struct Restored {
 /// A block that was freed without its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Freed {
-    /// Its address.
+    /// The address of the block.
     pub address: u64,
-    /// Its requested size in bytes.
+    /// The requested size in bytes.
     pub size_bytes: u64,
 }
 
 /// Private pools. A request names a pool by [`Request::in_pool`](super::Request::in_pool), or an open
-/// scope routes it there. No method of this trait waits unless its documentation states it.
+/// scope routes it to one. A method of this trait waits only if its documentation states it.
 pub trait PrivatePools: Send + Sync {
     /// Creates a pool with one user: the caller.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the id is in use or is that of the default pool.
+    /// [`PoolError`] when a pool with this id exists, or when the id is that of the default pool.
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError>;
 
-    /// Changes the options of a pool that has users. Its `allocator` does not change. `no_split` may
+    /// Changes the options of a pool that has users. The option `allocator` is ignored. `no_split` may
     /// change only while the pool has served no request.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool is unknown, it has no users any more, or the strategy does not support
-    /// the options, as `cudaMallocAsync` does not support `no_split`.
+    /// [`PoolError`] when the pool is unknown or has no users any more. Also when the strategy does not
+    /// support the options; `cudaMallocAsync` does not support `no_split`.
     fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
         let _ = options;
         Err(PoolError::NotSupported { pool, what: "other options for an existing pool" })
     }
 
-    /// Adds a user.
+    /// Adds a user to a pool.
     ///
     /// # Errors
     ///
     /// [`PoolError`] when the pool is unknown or has no users any more.
     fn retain_pool(&self, pool: PoolId) -> Result<(), PoolError>;
 
-    /// Removes a user. Without users the pool serves no requests, and its memory is released to the
-    /// driver, as its blocks are freed, whenever memory is released. An open scope stays open until
-    /// [`close_scope`](Self::close_scope) and still routes requests to the pool: close it first.
+    /// Removes a user from a pool. A pool without users serves no requests. Its blocks can still be
+    /// freed, and its free memory is released to the driver whenever the allocator releases memory. An
+    /// open scope still routes requests to the pool until [`close_scope`](Self::close_scope), so close
+    /// it first.
     ///
     /// # Errors
     ///
     /// [`PoolError`] when the pool is unknown or has no users any more.
     fn release_pool(&self, pool: PoolId) -> Result<(), PoolError>;
 
-    /// Returns the number of users; `None` when the pool is unknown or all its memory is released.
+    /// Returns the number of users. `None` when the pool is unknown or all its memory was released.
     fn pool_users(&self, pool: PoolId) -> Option<u32>;
 
-    /// Opens a scope that routes requests to a pool, before all scopes that are open already, and adds a
-    /// user. Creates the pool if it is unknown.
+    /// Opens a scope that routes requests to a pool. It takes precedence over the scopes that are open
+    /// already. Adds a user to the pool. Creates the pool if it is unknown.
     ///
     /// # Errors
     ///
     /// [`PoolError`] when the pool already has an open scope or has no users any more.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError>;
 
-    /// Closes the scope. The user that the scope added stays until it is released. For scopes opened with
-    /// [`open_scope`](Self::open_scope): a guard closes its own scope. A capture should end before its
-    /// scope is closed.
+    /// Closes the scope of a pool that [`open_scope`](Self::open_scope) opened. (A guard closes its own
+    /// scope.) The user that the scope added stays until [`release_pool`](Self::release_pool). If a
+    /// graph is captured in the scope, end the capture first.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool has no open scope; of the kind `Driver` when the driver fails after
+    /// [`PoolError`] when the pool has no open scope. Of the kind `Driver` when the driver failed after
     /// the scope was closed.
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError>;
 
-    /// Releases the free memory of a pool without users to the driver. Waits for the events of its
-    /// draining blocks. Does nothing for a pool that has users.
+    /// Releases the free memory of a pool without users to the driver. Waits for the events of blocks
+    /// that were freed while other streams used them. Does nothing for a pool that has users.
     ///
     /// # Errors
     ///
@@ -191,22 +192,24 @@ pub trait PrivatePools: Send + Sync {
     fn pool_layout(&self, pool: PoolId) -> Result<Vec<SegmentLayout>, PoolError>;
 }
 
-/// Private pools whose blocks can be restored to an earlier state. No method of this trait waits.
+/// Private pools whose live blocks can be saved and restored. No method of this trait waits.
 pub trait Checkpoints: Send + Sync {
-    /// Returns the pool's blocks. From now on its free memory is kept while it has users.
+    /// Returns the pool's blocks. From now on, the pool's free memory is not released while the pool
+    /// has users.
     ///
     /// # Errors
     ///
     /// [`PoolError`] when the pool is unknown, has no users, or has blocks that wait for other streams.
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError>;
 
-    /// Restores the pool's blocks to those of the checkpoint: frees all live blocks and allocates those
-    /// of the checkpoint again. Memory that the pool took since then stays in it, free.
+    /// Restores the pool's blocks to those of the checkpoint. Frees all live blocks, and allocates the
+    /// blocks that were live at the checkpoint again. Memory that the pool has taken since then stays
+    /// in the pool, free.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the state cannot be restored, or other streams use a live block of the pool;
-    /// nothing has changed then.
+    /// [`PoolError`] when the state cannot be restored, or when other streams use a live block of the
+    /// pool. Nothing has changed then.
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError>;
 }
 
@@ -216,8 +219,8 @@ impl fmt::Debug for dyn PrivatePools + '_ {
     }
 }
 
-/// A private pool. Dropping it releases the pool and its free memory. Live blocks keep their memory until
-/// they are freed and memory is released.
+/// A private pool. Dropping it removes its user and releases the pool's free memory. Memory of live
+/// blocks is released after they are freed, the next time the allocator releases memory.
 #[must_use = "dropping it releases the pool"]
 #[derive(Debug)]
 pub struct MemoryPool<'a> {
@@ -230,7 +233,7 @@ impl<'a> MemoryPool<'a> {
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when its id is in use, because a pool with this id was created by
+    /// [`PoolError`] when the id is in use, because a pool with this id was created by
     /// [`PrivatePools::create_pool`].
     pub fn new(pools: &'a dyn PrivatePools, options: PoolOptions) -> Result<Self, PoolError> {
         let id = PoolId::next_user();
@@ -238,7 +241,7 @@ impl<'a> MemoryPool<'a> {
         Ok(Self { pools, id })
     }
 
-    /// Returns its id.
+    /// Returns the id of the pool.
     #[must_use]
     pub fn id(&self) -> PoolId {
         self.id
@@ -256,7 +259,7 @@ impl<'a> MemoryPool<'a> {
 
 impl Drop for MemoryPool<'_> {
     fn drop(&mut self) {
-        // If the driver fails, the memory stays cached and is released later.
+        // If the driver fails, the memory stays cached. It is released later.
         let _ = self.pools.release_pool(self.id).and_then(|()| self.pools.empty_pool(self.id));
     }
 }
@@ -285,22 +288,22 @@ impl<'a> PoolScope<'a> {
         Ok(Self { pools, pool })
     }
 
-    /// Returns its pool.
+    /// Returns the pool of the scope.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.pool
     }
 
-    /// Closes the scope and keeps the pool in use, for a graph that was captured in it.
+    /// Closes the scope and keeps its user of the pool. For a graph that was captured in the scope.
     pub fn finish(self) -> PoolHold<'a> {
         ManuallyDrop::new(self).close()
     }
 
-    /// Closes the scope. The result is the user that the scope added.
+    /// Closes the scope. Returns the user that the scope added.
     fn close(&self) -> PoolHold<'a> {
         let hold = PoolHold { pools: self.pools, pool: self.pool };
-        // An error leaves nothing to do: the scope was closed by other code, or the driver failed after
-        // the scope was closed.
+        // An error needs no action: other code has closed the scope, or the driver failed after the
+        // scope was closed.
         let _ = self.pools.close_scope(self.pool);
         hold
     }
@@ -321,7 +324,7 @@ pub struct PoolHold<'a> {
 }
 
 impl PoolHold<'_> {
-    /// Returns its pool.
+    /// Returns the pool that is kept in use.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.pool
@@ -330,7 +333,7 @@ impl PoolHold<'_> {
 
 impl Drop for PoolHold<'_> {
     fn drop(&mut self) {
-        // Fails only if other code released the pool more often than it retained it.
+        // Fails only if other code has released the pool more often than it retained it.
         let _ = self.pools.release_pool(self.pool);
     }
 }

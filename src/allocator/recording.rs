@@ -33,7 +33,7 @@ pub trait Recording: Send + Sync {
     /// Returns the history. Recording is initially off.
     fn history(&self) -> &Arc<History>;
 
-    /// Returns all segments with their blocks, and the history, at one moment. Requests of other threads
-    /// wait while they are collected. Does not wait for work of the device.
+    /// Returns all segments with their blocks, and the history, at one moment. Requests of other
+    /// threads wait while the data is collected. Does not wait for work of the device.
     fn snapshot(&self) -> Snapshot;
 }
