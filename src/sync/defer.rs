@@ -1,6 +1,6 @@
 //! A function call at the end of a scope.
 
-/// Calls its function when it is dropped, also when the scope ends with a panic.
+/// Calls its function when it is dropped, including when a panic unwinds the scope.
 #[must_use = "dropping it calls the function"]
 pub struct Defer<A: FnMut()>(pub A);
 

@@ -1,9 +1,9 @@
 //! A process-wide lock that stays consistent across `fork`.
 //!
-//! Each lock registers itself at its first use. A thread that forks first takes all registered locks
-//! ([`hold_all`]), so the child finds every value complete and every lock held by its own thread. These
-//! locks are of `std`: parking_lot keeps waiting threads in a process-wide table with locks of its own,
-//! and a child could inherit those locked.
+//! Each lock registers itself at its first use. A thread that forks first acquires all registered locks
+//! ([`hold_all`]). So in the child every value is complete, and every lock is held by the child's only
+//! thread. The locks are those of `std`. parking_lot keeps waiting threads in a process-wide table that
+//! has locks of its own, and a child could inherit these in the locked state.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockW
 
 use super::barrier;
 
-/// The locks of the process, in the order in which a fork takes them. The first one may be held while an
-/// allocator is made. The others are held briefly, and no other lock is taken under them.
+/// The locks of the process, in the order in which a fork acquires them. The first one may be held
+/// while an allocator is built. The others are held briefly, and no other lock is acquired while one of
+/// them is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
     TorchDevices,
@@ -29,7 +30,7 @@ pub enum Rank {
     Warnings,
 }
 
-/// See the module. User code never runs under it.
+/// A value with such a lock: see the module. No user code runs while it is held.
 #[derive(Debug)]
 pub struct Global<T> {
     value: RwLock<T>,
@@ -43,7 +44,7 @@ trait Hold: Sync {
 
 type List = Vec<(Rank, &'static dyn Hold)>;
 
-/// All locks used so far, by rank. A fork takes this lock last.
+/// All locks that were used so far, by rank. A fork acquires the lock of this list last.
 static LISTED: Mutex<List> = Mutex::new(Vec::new());
 
 fn listed() -> MutexGuard<'static, List> {
@@ -56,7 +57,7 @@ impl<T: Send + Sync + 'static> Global<T> {
         Self { value: RwLock::new(value), rank, is_listed: AtomicBool::new(false) }
     }
 
-    /// Locks for reading. A lock that a panic has poisoned is usable.
+    /// Locks for reading. Ignores that a panic has poisoned the lock.
     #[inline]
     #[doc(hidden)]
     pub fn read(&'static self) -> RwLockReadGuard<'static, T> {
@@ -64,7 +65,7 @@ impl<T: Send + Sync + 'static> Global<T> {
         self.value.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks for writing. A lock that a panic has poisoned is usable.
+    /// Locks for writing. Ignores that a panic has poisoned the lock.
     #[inline]
     #[doc(hidden)]
     pub fn lock(&'static self) -> RwLockWriteGuard<'static, T> {
@@ -95,18 +96,18 @@ impl<T: Send + Sync + 'static> Hold for Global<T> {
     }
 }
 
-/// Takes all locks of the process, by rank, until the result is dropped. The calling thread already
-/// holds those of rank `own`.
+/// Acquires all locks of the process, by rank, until the result is dropped. Skips those of rank `own`,
+/// which the calling thread already holds.
 pub fn hold_all(own: Option<Rank>) -> Vec<Box<dyn Any>> {
-    // Decided before the fork: otherwise the child could wait for a decision that another thread was
-    // making.
+    // Make this decision before the fork. Otherwise the child could wait forever for another thread of
+    // the parent that was making it.
     let _ = barrier::is_asymmetric();
     loop {
         let all = listed().clone();
         let others = all.iter().filter(|(rank, _)| Some(*rank) != own);
         let mut held: Vec<_> = others.map(|(_, lock)| lock.hold()).collect();
         let now = listed();
-        // Another lock may have been registered and taken since the list was copied.
+        // If another lock was registered after the list was copied, try again: it may be held.
         if now.len() == all.len() {
             held.push(Box::new(now));
             return held;

@@ -1,10 +1,10 @@
 //! State that threads share and read without a lock.
 //!
 //! `Swap` holds a value that is read at every call and replaced rarely. A reader stores the value's
-//! address in its thread's slot (`slots`) with a plain store. The rare writer pays for both sides with a
-//! barrier on all threads (`barrier`). [`Global`] is a process-wide lock. `Quota` is a byte limit that
-//! all threads share. [`Defer`] calls a function at the end of a scope. None of these depends on the
-//! type of the value.
+//! address in a slot of its thread (`slots`), with a plain store. The writer, which is rare, executes a
+//! barrier on all threads (`barrier`), so readers need none. [`Global`] is a process-wide lock. `Quota`
+//! is a byte limit that all threads share. [`Defer`] calls a function at the end of a scope. None of
+//! these depends on the type of the value.
 //!
 //! Unsafe code: one dereference, two system calls, and the walk over the calling thread's stack.
 

@@ -1,10 +1,10 @@
-//! A byte limit that threads charge without shared writes while bytes are plentiful.
+//! A byte limit that threads charge without writing to shared memory while many bytes are free.
 //!
-//! Each thread reserves a **part** of the free bytes and changes it with plain stores. It takes the lock
-//! when its part is too small or has grown large. If the unreserved rest is too small as well, the
-//! thread collects all parts (`barrier`: it pays for both sides). While bytes are scarce, every call
-//! takes the lock. So the limit is exact: it is never exceeded, and a request is refused only if it does
-//! not fit.
+//! Each thread reserves a **part** of the free bytes and changes it with plain stores. A thread
+//! acquires the lock only when its part is too small or has become large. If the bytes outside all
+//! parts are too few as well, the thread collects all parts, and executes the heavy fence of `barrier`
+//! for that. As long as bytes are scarce after that, every call acquires the lock. So the limit is
+//! exact: it is never exceeded, and a request is refused only if it does not fit.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,18 +12,18 @@ use parking_lot::Mutex;
 
 use super::{barrier, slots};
 
-/// The number of threads that may reserve a part. Further threads always take the lock.
+/// The number of threads that may have a part. Further threads always acquire the lock.
 const PARTS: usize = 64;
-/// The largest part, as a share of the limit.
+/// The largest part is the limit divided by this.
 const PART_SHARE: u64 = 128;
-/// Bytes are plentiful again when this share of the limit is free.
+/// Bytes are plentiful again when the limit divided by this is free.
 const PLENTY_SHARE: u64 = 4;
 
-/// The free bytes that one thread has reserved. Aligned so that no two parts share a cache line.
+/// The free bytes that one thread has reserved. Aligned, so that no two parts share a cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Part {
-    /// Whether its thread may be changing it now.
+    /// Whether the part's thread may be changing it now.
     is_changing: AtomicBool,
     free_bytes: AtomicU64,
 }
@@ -33,10 +33,10 @@ struct Part {
 pub(crate) struct Quota {
     limit_bytes: u64,
     part_max_bytes: u64,
-    /// Whether threads must leave their parts alone. Changed under the lock.
+    /// True while bytes are scarce: threads must not change their parts. Changed under the lock.
     is_scarce: AtomicBool,
     parts: Box<[Part]>,
-    /// Bytes taken by callers plus bytes reserved in parts.
+    /// Bytes held by callers plus bytes reserved in parts.
     out_bytes: Mutex<u64>,
 }
 
@@ -63,11 +63,11 @@ impl Quota {
         out.saturating_sub(self.parts.iter().map(free).sum())
     }
 
-    /// Takes bytes.
+    /// Takes bytes from the quota.
     ///
     /// # Errors
     ///
-    /// The bytes already held, if these bytes would exceed the limit.
+    /// The bytes that are already held, if taking `bytes` would exceed the limit.
     #[inline]
     pub(crate) fn take(&self, bytes: u64) -> Result<(), u64> {
         if self.change_part(|free| free.checked_sub(bytes)) {
@@ -76,7 +76,7 @@ impl Quota {
         self.take_from_rest(bytes)
     }
 
-    /// Returns bytes that were taken.
+    /// Returns bytes to the quota.
     #[inline]
     pub(crate) fn put_back(&self, bytes: u64) {
         if !self.change_part(|free| self.as_part(free, bytes)) {
@@ -84,7 +84,7 @@ impl Quota {
         }
     }
 
-    /// Takes bytes even if they exceed the limit.
+    /// Takes bytes from the quota even if that exceeds the limit.
     pub(crate) fn force(&self, bytes: u64) {
         let mut out = self.out_bytes.lock();
         *out = out.saturating_add(bytes);
@@ -94,8 +94,8 @@ impl Quota {
         free.checked_add(more).filter(|sum| *sum <= self.part_max_bytes)
     }
 
-    /// Replaces the calling thread's part by the result of `change`. Returns false if the result is
-    /// `None`, or if the thread may not change its part now.
+    /// Replaces the calling thread's part by the result of `change`. Returns false if `change` returns
+    /// `None`, or if the thread has no part or may not change it now.
     #[inline]
     fn change_part(&self, change: impl FnOnce(u64) -> Option<u64>) -> bool {
         let Some(slot) = slots::own() else {
@@ -105,7 +105,7 @@ impl Quota {
             return false;
         };
         part.is_changing.store(true, Ordering::Relaxed);
-        // Pairs with the barrier in `collect`: either it sees `is_changing`, or this thread sees
+        // Pairs with the barrier in `collect`. Either `collect` sees `is_changing`, or this thread sees
         // `is_scarce`.
         barrier::light(slot.asymmetric);
         let next = match self.is_scarce.load(Ordering::Acquire) {
@@ -153,12 +153,12 @@ impl Quota {
         self.check_scarcity(*out);
     }
 
-    /// Takes all parts back and forbids further changes to them. Waits for threads in the middle of a
-    /// change.
+    /// Sets all parts to 0 and forbids changes to them, so that all free bytes are outside parts. Waits
+    /// for threads that are changing their part.
     fn collect(&self, out: &mut u64) {
         self.is_scarce.store(true, Ordering::SeqCst);
         if !barrier::heavy() {
-            // The kernel refuses: the parts stay, and their bytes count as held.
+            // The kernel refused the barrier. The parts stay, and their bytes count as held.
             self.is_scarce.store(false, Ordering::Release);
             return;
         }
@@ -170,7 +170,7 @@ impl Quota {
         }
     }
 
-    /// Ends scarcity if enough is free. The caller holds the lock.
+    /// Allows parts again if enough bytes are free. The caller holds the lock.
     fn check_scarcity(&self, out: u64) {
         let free = self.limit_bytes.saturating_sub(out);
         if free >= self.limit_bytes / PLENTY_SHARE && self.is_scarce.load(Ordering::Relaxed) {
@@ -225,9 +225,9 @@ mod tests {
         assert_eq!(quota.held_bytes(), 1);
     }
 
-    /// Four threads allocate up to `share_bytes` each, free everything, and start again. Returns how many
-    /// requests were refused. The first free waits until all threads have filled up once, so requests are
-    /// refused if the four shares exceed the limit.
+    /// Runs four threads, each of which allocates up to `share_bytes`, frees everything, and starts
+    /// again. Returns the number of refused requests. No thread frees anything before all threads have
+    /// allocated their share once. So requests are refused if the four shares exceed the limit.
     fn crowd(limit_bytes: u64, share_bytes: u64, block_max_bytes: u64) -> u64 {
         let quota = Quota::new(limit_bytes);
         let (held, held_peak, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));

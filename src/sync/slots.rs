@@ -1,8 +1,9 @@
 //! One numbered slot per thread, which holds the address that the thread is reading (a hazard pointer).
 //!
-//! Slots are never freed. A slot passes to another thread once its thread has ended and it is empty. So
-//! there are as many as there were threads at once, plus one for each leaked read. A thread announces
-//! one address at a time; a read inside a read takes a counted reference instead (see `swap`).
+//! Slots are never freed. The slot of an ended thread is given to another thread once it is empty. So
+//! there are as many slots as there were threads at the same time, plus one for each read that was
+//! leaked. A slot holds one address at a time. A read inside another read uses a counted reference
+//! instead (see `swap`).
 
 use std::cell::Cell;
 use std::ptr::null_mut;
@@ -10,21 +11,21 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::{Global, Rank, barrier};
 
-/// The address that one thread reads. Aligned so that no two slots share a cache line.
+/// A slot: the address that one thread reads. Aligned, so that no two slots share a cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct HazardSlot {
     reading: AtomicPtr<()>,
     pub(super) asymmetric: bool,
-    /// Unique. The lowest numbers are used first.
+    /// Unique among all slots. The lowest numbers are used first.
     pub(super) number: usize,
 }
 
 #[derive(Debug)]
 struct HazardSlots {
     all: Vec<&'static HazardSlot>,
-    /// Slots of threads that have ended. A slot may still hold an address: of a leaked read, or of one
-    /// that is dropped later in the thread's end. Such a slot is reused only once it is empty.
+    /// Slots of threads that have ended. A slot may still hold an address, because the read was leaked
+    /// or is dropped later in the thread's end. Such a slot is reused only after it is empty.
     unused: Vec<&'static HazardSlot>,
 }
 
@@ -32,12 +33,13 @@ static SLOTS: Global<HazardSlots> =
     Global::new(Rank::Slots, HazardSlots { all: Vec::new(), unused: Vec::new() });
 
 thread_local! {
-    /// The thread's slot, once it has one. Without a destructor, so reading it takes one load.
+    /// The slot of the thread, if it has one. The value has no destructor, so reading it takes one
+    /// load.
     static OWN: Cell<Option<&'static HazardSlot>> = const { Cell::new(None) };
     static RETURN: Return = const { Return };
 }
 
-/// Makes the thread's slot available to others when the thread ends.
+/// Its drop makes the thread's slot available to others when the thread ends.
 struct Return;
 
 impl Drop for Return {
@@ -46,7 +48,7 @@ impl Drop for Return {
     }
 }
 
-/// Returns the calling thread's slot; `None` if the slot is in use or the thread is ending.
+/// Returns the calling thread's slot. `None` if the slot holds an address or the thread is ending.
 #[inline]
 pub(super) fn idle() -> Option<&'static HazardSlot> {
     match OWN.get() {
@@ -55,13 +57,13 @@ pub(super) fn idle() -> Option<&'static HazardSlot> {
     }
 }
 
-/// Returns the calling thread's slot; `None` if the thread is ending.
+/// Returns the calling thread's slot. `None` if the thread is ending.
 #[inline]
 pub(super) fn own() -> Option<&'static HazardSlot> {
     OWN.get().or_else(take)
 }
 
-/// Assigns a slot to the calling thread; returns `None` if the thread is ending.
+/// Assigns a slot to the calling thread. Returns `None` if the thread is ending.
 #[cold]
 fn take() -> Option<&'static HazardSlot> {
     RETURN.try_with(|_| ()).ok()?;
@@ -83,28 +85,30 @@ fn take() -> Option<&'static HazardSlot> {
 }
 
 impl HazardSlot {
-    /// Returns true if the slot is empty. After its thread has ended, only the next owner fills it
-    /// again.
+    /// Returns true if the slot is empty. Once empty, the slot of an ended thread stays empty until
+    /// another thread gets it.
     #[inline]
     fn is_empty(&self) -> bool {
         self.reading.load(Ordering::Relaxed).is_null()
     }
 
-    /// Announces that the thread reads `at`; null means nothing. Only called by the slot's own thread.
+    /// Announces that the thread reads the value at `at`. Null means nothing. Called only by the slot's
+    /// own thread.
     #[inline]
     pub(super) fn announce(&self, at: *mut ()) {
         self.reading.store(at, Ordering::Release);
     }
 
-    /// Announces that the thread reads nothing. Its earlier reads are ordered before this store.
+    /// Announces that the thread reads nothing. The thread's earlier reads are ordered before this
+    /// store.
     #[inline]
     pub(super) fn clear(&self) {
         self.reading.store(null_mut(), Ordering::Release);
     }
 }
 
-/// Returns true if any thread announces that it reads `at`. Reads of threads that have ended their
-/// announcement happen before this call returns.
+/// Returns true if any thread announces that it reads the value at `at`. If not, the reads that threads
+/// announced before happen before the return of this call.
 pub(super) fn is_read(at: *mut ()) -> bool {
     SLOTS.read().all.iter().any(|slot| slot.reading.load(Ordering::Acquire) == at)
 }

@@ -1,10 +1,9 @@
-//! A value that is read at every call and replaced rarely, and the values it replaced.
+//! A value that is read at every call and replaced rarely, and the values that it replaced.
 //!
-//! A read stores the value's address in the thread's slot and checks that the value is still the current
-//! one. This needs no lock and no reference count (a counted pair of calls takes 20 ns on an AMD EPYC,
-//! this about 4). A replaced value stays until `take_retired` takes it out, which succeeds only while no
-//! thread reads it. A read inside a read, and a read of a thread that is ending, takes a counted
-//! reference instead.
+//! A read stores the value's address in the thread's slot, and then checks that the value is still the
+//! current one. This needs no lock and no reference count. A replaced value is kept until
+//! `take_retired` removes it, which succeeds only while no thread reads the value. A read inside
+//! another read, and a read on a thread that is ending, use a counted reference instead.
 
 use std::fmt;
 use std::ops::Deref;
@@ -25,7 +24,7 @@ pub(crate) struct Swap<T> {
 
 struct Values<T> {
     current: Arc<T>,
-    /// The newest first.
+    /// The replaced values, newest first.
     retired: Vec<Retired<T>>,
 }
 
@@ -35,13 +34,13 @@ struct Retired<T> {
     reads_visible: bool,
 }
 
-/// The current value, then the replaced ones from the newest to the oldest.
+/// The current value, then the replaced values from the newest to the oldest.
 pub(crate) type All<T> = SmallVec<[Arc<T>; 4]>;
 
-/// A read that lasts until this is dropped. Stays on its thread.
+/// A read, which lasts until it is dropped. It must stay on its thread.
 pub(crate) struct Read<'s, T> {
     at: *const T,
-    /// The slot that announces `at`; without one, `held` keeps the value alive.
+    /// The slot that announces `at`. If there is none, `held` keeps the value alive.
     slot: Option<&'static HazardSlot>,
     held: Option<Arc<T>>,
     swap: &'s Swap<T>,
@@ -52,25 +51,26 @@ impl<T> Deref for Read<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: `at` came from an `Arc`. Either `held` is that one, or `kept` holds it: `at` was
-        // current after `slot` announced it, so a later `replace` orders its store before any later scan
-        // of the slots (`barrier`). Only `take_retired` takes values out of `kept`, and it leaves a
-        // value that a slot announces. The slot holds `at` until this is dropped, because a read inside
-        // this read gets no slot. The swap is borrowed until then, so `kept` is not dropped either.
+        // SAFETY: `at` points into an `Arc`. Either `held` is this `Arc`, or `kept` contains it. In the
+        // second case `at` was still the current value after `slot` announced it. So a later `replace`
+        // orders the announcement before any later scan of the slots (`barrier`). Only `take_retired`
+        // removes values from `kept`, and it skips a value that a slot announces. The slot holds `at`
+        // until this read is dropped, because a read inside this read gets no slot. `kept` outlives
+        // this read, because the read borrows the swap.
         unsafe { &*self.at }
     }
 }
 
 impl<T> Read<'_, T> {
-    /// Ends the read; returns true if the value was replaced before that. Then this read may have
-    /// prevented a [`Swap::take_retired`]. If this returns false, it did not and will not.
+    /// Ends the read. Returns true if the value was replaced before the end. This read may then have
+    /// made a [`Swap::take_retired`] fail. If the result is false, it has not and will not.
     #[inline(always)]
     pub(crate) fn leave(self) -> bool {
         let (swap, at) = (self.swap, self.at);
         let asymmetric = self.slot.is_some_and(|slot| slot.asymmetric);
         drop(self);
-        // Pairs with the barrier of `replace`: either `replace` sees the end, or this sees the next
-        // value.
+        // Pairs with the barrier of `replace`. Either `replace` sees that the read has ended, or this
+        // load sees the next value.
         barrier::light(asymmetric);
         !std::ptr::eq(swap.current.load(Ordering::Acquire), at)
     }
@@ -100,8 +100,7 @@ impl<T: Send + Sync> Swap<T> {
         Self { current: AtomicPtr::new(at), kept }
     }
 
-    /// Returns the current value, which lives until the read is dropped, even if it is replaced during
-    /// the read.
+    /// Returns the current value. It lives until the read is dropped, even if it is replaced before.
     #[inline(always)]
     pub(crate) fn read(&self) -> Read<'_, T> {
         let Some(slot) = slots::idle() else {
@@ -138,7 +137,7 @@ impl<T: Send + Sync> Swap<T> {
         Arc::clone(&self.kept.read().current)
     }
 
-    /// Returns all values at one moment.
+    /// Returns the current and all replaced values, as of one moment.
     pub(crate) fn all(&self) -> All<T> {
         let kept = self.kept.read();
         let mut all = All::with_capacity(1 + kept.retired.len());
@@ -147,13 +146,13 @@ impl<T: Send + Sync> Swap<T> {
         all
     }
 
-    /// Returns how many replaced values are still there.
+    /// Returns the number of replaced values that were not removed yet.
     pub(crate) fn retired(&self) -> usize {
         self.kept.read().retired.len()
     }
 
-    /// Makes `next` the current value and returns the replaced one, which stays. Does not wait for
-    /// readers.
+    /// Makes `next` the current value, and returns the replaced value, which is also kept here. Does
+    /// not wait for readers.
     pub(crate) fn replace(&self, next: T) -> Arc<T> {
         let next = Arc::new(next);
         let mut kept = self.kept.write();
@@ -164,12 +163,12 @@ impl<T: Send + Sync> Swap<T> {
         old
     }
 
-    /// Takes a replaced value out if no thread reads it, no other reference exists and `may_take` returns
-    /// true. `may_take` runs under this swap's lock, while no new read of the value can begin.
+    /// Removes a replaced value if no thread reads it, no other reference exists and `may_take` returns
+    /// true. `may_take` runs under this swap's lock. No new read of the value can begin then.
     ///
     /// # Errors
     ///
-    /// `old`, which stays where it was.
+    /// Returns `old` if the value was not removed.
     pub(crate) fn take_retired(
         &self,
         old: Arc<T>,
@@ -182,7 +181,8 @@ impl<T: Send + Sync> Swap<T> {
         let entry = &mut kept.retired[at];
         entry.reads_visible = entry.reads_visible || barrier::heavy();
         let address = Arc::as_ptr(&old).cast_mut().cast();
-        // References are made under the lock only: two are `old` and the one in the list.
+        // New references are made only under the lock. The two expected ones are `old` and the one in
+        // the list.
         let alone = entry.reads_visible && Arc::strong_count(&old) == 2;
         if !alone || slots::is_read(address) || !may_take(&old) {
             return Err(old);
@@ -215,7 +215,8 @@ mod tests {
 
     use super::*;
 
-    /// Counts its drop, and changes `twice` so that a read after the drop is noticed.
+    /// A value that counts its drop, and changes `twice` in it, so that a read after the drop is
+    /// noticed.
     #[derive(Debug)]
     struct Marked {
         value: u64,
@@ -262,12 +263,12 @@ mod tests {
 
     #[test]
     fn a_leaked_read_keeps_its_value() {
-        // Leaked too: the slot keeps its address, and no other test's swap may reuse that
+        // Leaked, because the slot keeps its address, and no swap of another test may reuse this
         // address.
         let swap: &'static Swap<u32> = Box::leak(Box::new(Swap::new(1)));
         std::thread::scope(|scope| {
             scope.spawn(|| std::mem::forget(swap.read())).join().unwrap();
-            // A thread that reused the leaked slot would overwrite the address.
+            // A thread that wrongly got the leaked slot would overwrite the address.
             scope.spawn(|| swap.with(|value| assert_eq!(*value, 1))).join().unwrap();
         });
         let old = swap.replace(2);
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(swap.retired(), 1);
     }
 
-    /// Drops its read late in the end of its thread, when the channel allows it.
+    /// A value that drops its read late in the end of its thread, when the channel allows it.
     struct Late {
         read: Option<Read<'static, u32>>,
         ending: mpsc::Sender<()>,
@@ -301,7 +302,8 @@ mod tests {
         let swap: &'static Swap<u32> = Box::leak(Box::new(Swap::new(1)));
         let ((ending, is_ending), (end_it, end)) = (mpsc::channel(), mpsc::channel());
         let thread = std::thread::spawn(move || {
-            // Created before the slot, so it is destroyed after the slot became available to others.
+            // Created before the slot, so its destructor runs after the slot has become available to
+            // other threads.
             LATE.with_borrow_mut(|late| {
                 *late = Some(Late { read: Some(swap.read()), ending, end });
             });
@@ -343,7 +345,7 @@ mod tests {
         let swap = Swap::new(Marked::new(0, &drops));
         const ROUNDS: u64 = 2000;
         std::thread::scope(|scope| {
-            // Dropped when the loop below ends, also by a panic.
+            // Dropped when the loop below ends, including by a panic.
             let running = Arc::new(());
             for _ in 0..3 {
                 let (swap, watched) = (&swap, Arc::downgrade(&running));
