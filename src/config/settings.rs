@@ -1,5 +1,5 @@
 //! The typed configuration. Parsed values are in range. Values set in code are clamped once, when a
-//! [`Config`] is created from them.
+//! `Config` is created from them.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
