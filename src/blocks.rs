@@ -1,8 +1,8 @@
-//! The table of live blocks for authors of a strategy.
+//! The table of live blocks, for authors of a strategy.
 //!
-//! [`Blocks`] refuses requests that a simple strategy cannot serve and gives each block a unique handle.
-//! It rejects stale handles, double frees and handles of other allocators, finds blocks by address and
-//! counts them. `examples/straight.rs` is a complete strategy built on it.
+//! [`Blocks`] refuses requests that a simple strategy cannot serve, and returns a unique handle for
+//! each block. It rejects stale handles, double frees and handles of other allocators. It finds blocks
+//! by address and counts them. `examples/straight.rs` is a complete strategy that uses it.
 
 use std::fmt;
 
@@ -17,12 +17,12 @@ use crate::live_blocks::{BlockName, LiveBlocks};
 use crate::size::PoolKind;
 use crate::stats::{Statistics, signed};
 
-/// The live blocks of one allocator, by address, each with its requested bytes. Dropping the table frees
-/// the memory of every block in it.
+/// The live blocks of one allocator by address, with the requested bytes of each. Dropping the table
+/// frees the memory of all its blocks.
 ///
-/// Each block counts as its own segment. A strategy that holds more memory than its live blocks must
-/// replace the field `counters` of [`control`](Self::control). The table has one lock, which is not held
-/// while memory is allocated or freed.
+/// In the counters, each block is a segment of its own. A strategy that holds more memory than its live
+/// blocks must replace the field `counters` of [`control`](Self::control). The table has one lock,
+/// which is not held while memory is allocated or freed.
 pub struct Blocks {
     owner: OwnerId,
     state: Mutex<State>,
@@ -34,7 +34,7 @@ type FreeFn = dyn Fn(u64, u64) -> Result<(), DriverError> + Send + Sync;
 #[derive(Default)]
 struct State {
     live: LiveBlocks<u64>,
-    /// Counts of allocations, bytes and failures.
+    /// The counters of allocations, bytes and failures.
     statistics: Statistics,
 }
 
@@ -45,21 +45,21 @@ impl fmt::Debug for Blocks {
 }
 
 impl Blocks {
-    /// Returns an empty table. `free` frees the memory of a block, given its address and its size in
-    /// bytes. It is called once for each block, with no lock held.
+    /// Returns an empty table. `free` receives the address and the size in bytes of a block, and frees
+    /// its memory. It is called once for each block, with no lock held.
     #[must_use]
     pub fn new(free: impl Fn(u64, u64) -> Result<(), DriverError> + Send + Sync + 'static) -> Self {
         Self { owner: OwnerId::next(), state: Mutex::default(), free: Box::new(free) }
     }
 
-    /// Serves a request from memory at the address that `take` returns; `take` receives the number of
-    /// bytes. May wait if `take` does. An out-of-memory error of `take` is completed with the size and
-    /// stream of the request.
+    /// Serves a request from memory at the address that `take` returns. `take` receives the number of
+    /// bytes. May wait if `take` does. If `take` returns an out-of-memory error, the size and stream of
+    /// the request are added to it.
     ///
     /// # Errors
     ///
-    /// Those of [`Request::plain`] and of `take`; [`AllocError::BadAddress`] when a live block starts at the
-    /// address.
+    /// Those of [`Request::plain`] and of `take`. [`AllocError::BadAddress`] when a live block starts
+    /// at the address.
     pub fn allocate<E: Into<AllocError>>(
         &self,
         request: Request,
@@ -91,8 +91,8 @@ impl Blocks {
     ///
     /// # Errors
     ///
-    /// [`FreeError`] when the handle is stale or belongs to another allocator, or when that function
-    /// fails. Nothing has changed then.
+    /// [`FreeError`] when the handle is stale or belongs to another allocator, or when the function
+    /// passed to [`new`](Self::new) fails. Nothing has changed then.
     pub fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let freed = BlockName::of(&allocation, self.owner).and_then(|name| self.remove(name));
         freed.map(drop).map_err(|reason| FreeError { reason, allocation })
@@ -108,8 +108,8 @@ impl Blocks {
         self.remove(BlockName::at(address))
     }
 
-    /// Removes the block, then frees its memory. The order matters: another thread may get the address
-    /// at once.
+    /// Removes the block from the table, then frees its memory. After the free, another thread may get
+    /// the same address at once, so the block must not be in the table then.
     fn remove(&self, name: BlockName) -> Result<u64, HandleError> {
         let block = self.state.lock().live.take(name)?;
         let bytes = block.value;
@@ -155,7 +155,7 @@ impl Blocks {
 impl Drop for Blocks {
     fn drop(&mut self) {
         for block in self.state.get_mut().live.drain() {
-            // A drop cannot return an error: memory that cannot be freed leaks.
+            // A drop cannot return an error, so memory that cannot be freed leaks.
             let _ = (self.free)(block.address, block.value);
         }
     }
@@ -165,7 +165,7 @@ impl Counters for Blocks {
     fn statistics(&self) -> Statistics {
         let own = self.state.lock().statistics.clone();
         let (blocks, bytes) = (own.allocation, own.allocated_bytes);
-        // Each block is a segment, and every request allocates one.
+        // Each block is a segment, so every request allocates one.
         Statistics {
             active: blocks,
             segment: blocks,

@@ -1,9 +1,9 @@
 //! Log lines, written with the `log` crate (target `stratalloc`). A cache hit writes none.
 //!
-//! Most lines are made while locks are held, and a logger is user code. So `note` only queues a line
-//! for the calling thread; the operation's `Lines` passes the queue to the logger after all locks are
-//! released. While a logger runs, its own requests and frees add no lines. A logger that panics loses its
-//! line; nothing else is affected.
+//! Most lines are created while locks are held, and a logger is user code. So `note` only queues a line
+//! for the calling thread. When the operation's `Lines` is dropped, after all locks are released, it
+//! passes the queued lines to the logger. While a logger runs, its own requests and frees add no lines.
+//! If a logger panics, only the line that it was called with is lost.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -18,7 +18,7 @@ use crate::threads::Lasting;
 const TARGET: &str = "stratalloc";
 
 thread_local! {
-    /// Queued lines of this thread's open operations. Empty outside of operations.
+    /// The queued lines of this thread's open operations. Empty when no operation is open.
     static KEPT: Lasting<Vec<(Level, String)>> = const { Lasting::new(Vec::new()) };
     /// The number of open (nested) operations on this thread.
     static OPEN: Cell<u32> = const { Cell::new(0) };
@@ -26,8 +26,8 @@ thread_local! {
     static EMITS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Passes the operation's queued lines to the logger when dropped. Created before the first lock is
-/// taken.
+/// Passes the operation's queued lines to the logger when dropped. Must be created before the first
+/// lock is acquired, so that it is dropped after the last one is released.
 #[must_use = "lines are queued until this is dropped"]
 pub(crate) struct Lines(PhantomData<*const ()>);
 
@@ -37,7 +37,7 @@ pub(crate) fn lines() -> Lines {
     Lines(PhantomData)
 }
 
-/// Queues a line if its level is enabled and an operation is open. `text` runs only in that case.
+/// Queues a line if its level is enabled and an operation is open. Calls `text` only then.
 #[inline]
 pub(crate) fn note(level: Level, text: impl FnOnce() -> String) {
     if level <= log::max_level() && OPEN.get() > 0 && !EMITS.get() {
@@ -94,13 +94,13 @@ mod standard_error {
         fn flush(&self) {}
     }
 
-    /// Writes a line. A write error is ignored: there is no other place to report it.
+    /// Writes a line. Ignores a write error, because there is no other place to report it.
     fn write_line(text: &str) {
         let _ = io::stderr().lock().write_all(format!("stratalloc: {text}\n").as_bytes());
     }
 
-    /// Installs the logger at the level in `STRATALLOC_LOG`, unless the program has a logger. Reads the
-    /// variable once.
+    /// Installs this logger at the level in `STRATALLOC_LOG`, unless the program has installed one.
+    /// Reads the variable only once.
     pub fn log_by_environment() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {

@@ -1,7 +1,7 @@
 //! Error types, with the numbers that explain each failure.
 //!
-//! Callers match on variants; `Display` is for people. No successful path allocates host memory for an
-//! error: the large report of an out-of-memory error is boxed.
+//! Callers match on variants. The `Display` text is for people. A successful call allocates no host
+//! memory for its error type, because the large report of an out-of-memory error is boxed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::size::{REQUEST_MAX_BYTES, human_bytes};
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverErrorKind {
-    /// The device or the host has not enough memory or address space for the call.
+    /// The device or the host does not have enough memory or address space for the call.
     OutOfMemory,
     /// The device or its driver does not support the call.
     NotSupported,
@@ -27,11 +27,11 @@ pub enum DriverErrorKind {
     CaptureActive,
     /// The device's context is broken, and all later calls fail too.
     DeviceLost,
-    /// Any other failure; see the code.
+    /// Any other failure. See the code.
     Other,
 }
 
-/// A failed driver call. As large as a pointer.
+/// A failed driver call. The size of a pointer.
 #[derive(Clone, PartialEq, Eq, Error)]
 #[error("{} failed: {} (code {})", self.call(), self.message(), self.code())]
 pub struct DriverError(Box<Failure>);
@@ -54,7 +54,7 @@ impl fmt::Debug for DriverError {
 }
 
 impl DriverError {
-    /// Returns the error for a changed value of `key`, which is read only when the allocator is built.
+    /// Returns the error for a change of `key`, which is read only when the allocator is built.
     pub(crate) fn fixed_key(key: &str) -> Self {
         let message = format!("{key} is read when an allocator is built, and cannot change");
         Self::new(DriverErrorKind::NotSupported, "apply", 0, message)
@@ -89,7 +89,7 @@ impl DriverError {
         self.0.code
     }
 
-    /// Returns the driver's message, or one of this library with the numbers of the call.
+    /// Returns the driver's message, or a message of this library with the numbers of the call.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message
@@ -115,7 +115,7 @@ pub enum AllocError {
     /// The request was for zero bytes.
     #[error("a request of zero bytes has no address")]
     ZeroBytes,
-    /// More than [`REQUEST_MAX_BYTES`].
+    /// The request was for more than [`REQUEST_MAX_BYTES`].
     #[error(
         "out of memory: tried to allocate {requested_bytes} bytes, which is more than 1 EiB \
          ({REQUEST_MAX_BYTES} bytes)"
@@ -127,18 +127,18 @@ pub enum AllocError {
     /// Neither the cache nor the driver could serve the request, even after free memory was released.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// The allocator has heaps for the maximum number of streams already.
+    /// The allocator already has the maximum number of streams.
     #[error("too many streams: stream {stream} exceeds the limit of {limit}; reuse streams")]
     TooManyStreams {
         /// The stream of the request.
         stream: StreamId,
-        /// That maximum.
+        /// The maximum number of streams.
         limit: usize,
     },
     /// The requested pool cannot serve requests.
     #[error(transparent)]
     Pool(Box<PoolError>),
-    /// No free block of the stream contains the requested range.
+    /// No free block of the stream contains the requested bytes at the requested address.
     #[error("no free block of stream {stream} holds {rounded_bytes} bytes at {address:#x}")]
     NoBlockAt {
         /// The address.
@@ -174,7 +174,7 @@ impl AllocError {
     }
 }
 
-/// Converts an error of the kind `OutOfMemory` to a report that contains only this error.
+/// Converts an error of the kind `OutOfMemory` to a report that contains only the error.
 impl From<DriverError> for AllocError {
     fn from(error: DriverError) -> Self {
         if error.is_out_of_memory() {
@@ -191,7 +191,7 @@ impl From<PoolError> for AllocError {
     }
 }
 
-// Errors are small: the result of an allocation is at most one word larger than a block.
+// Errors are kept small: the result of an allocation is at most one word larger than a block.
 const _: () = assert!(
     size_of::<Result<Allocation, AllocError>>() <= size_of::<Allocation>() + size_of::<usize>()
 );
@@ -201,17 +201,17 @@ const _: () = assert!(size_of::<Result<u64, HandleError>>() <= 3 * size_of::<usi
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AddressFault {
-    /// A live block has this address. The user's free function is not called with it.
+    /// A live block has this address. The user's free function was not called for it.
     #[error("the address of a live block")]
     Live,
-    /// It is not a multiple of the alignment that kernels rely on. The block was freed with the user's
-    /// function.
+    /// The address is not a multiple of the alignment that kernels rely on. The memory was freed with
+    /// the user's function.
     #[error("which is not a multiple of {alignment_bytes}")]
     Misaligned {
         /// The required alignment in bytes.
         alignment_bytes: u64,
     },
-    /// The end of the block would exceed 64 bits. The block was freed with the user's function.
+    /// The end of the block would not fit in 64 bits. The memory was freed with the user's function.
     #[error("where the block would end beyond 64 bits")]
     PastTheEnd,
 }
@@ -241,7 +241,7 @@ pub enum PoolError {
         /// The pool.
         pool: PoolId,
     },
-    /// A scope of the pool is already open; a pool has one scope at a time.
+    /// A scope of the pool is already open. A pool can have only one open scope.
     #[error("a scope of pool {pool} is open already")]
     ScopeOpen {
         /// The pool.
@@ -253,12 +253,12 @@ pub enum PoolError {
         /// The pool.
         pool: PoolId,
     },
-    /// A block waits for other streams; a checkpoint cannot contain it.
+    /// A freed block still waits for other streams, which a checkpoint cannot represent.
     #[error("the block at {address:#x} in pool {pool} waits for other streams")]
     Draining {
         /// The pool.
         pool: PoolId,
-        /// Its address.
+        /// The address of the block.
         address: u64,
     },
     /// A live block is used by other streams outside of captures, so it cannot be freed now.
@@ -269,14 +269,14 @@ pub enum PoolError {
         /// Its address.
         address: u64,
     },
-    /// The range in the checkpoint is no longer, or never was, memory of the pool.
+    /// The range in the checkpoint is not memory of the pool, or is no longer.
     #[error("pool {pool} has no memory for the checkpoint's {size_bytes} bytes at {address:#x}")]
     NotInPool {
         /// The pool.
         pool: PoolId,
         /// The start of the range.
         address: u64,
-        /// Its size in bytes.
+        /// The size of the range in bytes.
         size_bytes: u64,
     },
     /// The pools of this allocator do not support the operation.
@@ -287,13 +287,13 @@ pub enum PoolError {
         /// The unsupported feature, in the plural.
         what: &'static str,
     },
-    /// The driver failed; steps completed before stay in effect.
+    /// The driver failed. Steps that were completed before stay in effect.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
 impl PoolError {
-    /// Returns the error for an id that is not that of a private pool.
+    /// Returns the error for an id that names no private pool.
     pub(crate) fn missing(pool: PoolId) -> Self {
         if pool == PoolId::DEFAULT { Self::IsDefault } else { Self::Unknown { pool } }
     }
@@ -303,8 +303,8 @@ impl PoolError {
         if pool == PoolId::DEFAULT { Err(Self::IsDefault) } else { Ok(()) }
     }
 
-    /// Returns true if `close_scope` has closed the scope although it returned this error: the driver
-    /// failed afterwards. With any other error the scope is unchanged.
+    /// Returns true if `close_scope` has closed the scope although it returned this error, because the
+    /// driver failed afterwards. With any other error the scope is unchanged.
     pub const fn ends_scope(&self) -> bool {
         matches!(self, Self::Driver(_))
     }
@@ -329,12 +329,12 @@ pub struct OutOfMemory {
     pub device_free_bytes: Option<u64>,
     /// Total memory of the device. `None` if the driver did not report it.
     pub device_total_bytes: Option<u64>,
-    /// The most bytes that this allocator may reserve, if it is limited; from a layer, the most live
-    /// bytes.
+    /// The most bytes that this allocator may reserve, if it is limited. In the report of a layer: the
+    /// most live bytes.
     pub limit_bytes: Option<u64>,
-    /// Live bytes.
+    /// Bytes of live blocks.
     pub allocated_bytes: u64,
-    /// Bytes reserved from the driver. 0 if unknown; then the text does not mention the cache.
+    /// Bytes reserved from the driver. 0 if unknown; the text then omits the cached bytes.
     pub reserved_bytes: u64,
     /// Free bytes in small pools.
     pub cached_small_bytes: u64,
@@ -342,37 +342,37 @@ pub struct OutOfMemory {
     pub cached_large_bytes: u64,
     /// Free bytes in private pools, which are included in the two values above.
     pub cached_private_bytes: u64,
-    /// The free bytes of each stream and pool that has any, sorted by their largest range; at most 5.
+    /// The free bytes of each stream and pool that has any, at most 5, sorted by the largest range.
     pub free: Vec<FreeRanges>,
-    /// Bytes freed by the caller but still used by unfinished work of other streams.
+    /// Bytes that callers freed but that unfinished work of other streams still uses.
     pub draining_bytes: u64,
     /// The driver's error, if the driver was called and failed.
     pub driver: Option<DriverError>,
-    /// The processes that use most of the device's memory, largest first; at most 5. Empty when the
-    /// driver was not called for memory or does not list processes.
+    /// The processes that use most of the device's memory, largest first, at most 5. Empty if the
+    /// driver was not called for memory or cannot list processes.
     pub holders: Vec<Holder>,
-    /// The call stacks with the most live bytes, largest first; at most 10. Empty unless the history
+    /// The call stacks with the most live bytes, largest first, at most 10. Empty unless the history
     /// records stacks or names of scopes.
     pub live: Vec<LiveBytes>,
-    /// The configuration in force, without default values.
+    /// The current configuration, without default values.
     pub configuration: Option<String>,
-    /// The file with a snapshot, or the reason why it was not written; `None` if no snapshot is
+    /// The file with a snapshot, or the reason why it was not written. `None` if no snapshot is
     /// configured.
     pub snapshot: Option<Result<PathBuf, String>>,
-    /// The settings and changes that would most likely have helped, as sentences.
+    /// Settings and changes that would most likely have helped, as sentences.
     pub hints: Vec<String>,
 }
 
 /// Live blocks that were allocated from one place of the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveBytes {
-    /// The sum of their requested sizes, in bytes.
+    /// The sum of the requested sizes of the blocks, in bytes.
     pub bytes: u64,
     /// The number of blocks.
     pub blocks: u64,
-    /// The age of the oldest of them.
+    /// The age of the oldest block.
     pub oldest: Duration,
-    /// The innermost frames of their call stack.
+    /// The innermost frames of the call stack.
     pub frames: Vec<String>,
 }
 
@@ -389,34 +389,34 @@ impl fmt::Display for LiveBytes {
 /// The free memory for requests on one stream in one pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FreeRanges {
-    /// The stream; requests on other streams cannot use this memory.
+    /// The stream. Requests on other streams cannot use this memory.
     pub stream: StreamId,
     /// The pool.
     pub pool: PoolId,
     /// The sum of the ranges, in bytes.
     pub bytes: u64,
-    /// The number of ranges; one request needs one range.
+    /// The number of ranges. One request is served from one range.
     pub ranges: u64,
     /// The largest range, in bytes.
     pub largest_bytes: u64,
-    /// Blocks in the same segments that are live or wait for other streams. They separate the ranges, and
-    /// keep the segments from being released.
+    /// The number of blocks in the same segments that are live or wait for other streams. They separate
+    /// the ranges and prevent the release of the segments.
     pub between_blocks: u64,
-    /// The bytes of those blocks.
+    /// The bytes of these blocks.
     pub between_bytes: u64,
 }
 
 /// A process that holds memory of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its process id as the driver reports it: inside a container it may be the host's.
+    /// The process id as the driver reports it. In a container this may be the id on the host.
     pub process: u32,
-    /// Its memory on the device, in bytes.
+    /// The memory that the process holds on the device, in bytes.
     pub used_bytes: u64,
 }
 
 impl Holder {
-    /// Returns true if it has the id of this process.
+    /// Returns true if the process id is that of this process.
     #[must_use]
     pub(crate) fn is_this_process(&self) -> bool {
         self.process == std::process::id()
@@ -450,7 +450,7 @@ impl fmt::Display for OutOfMemory {
             return writeln!(f, "The device has {all} in total: {why}.");
         }
         write!(f, "out of memory on device {}", self.device)?;
-        // A report that was made from a driver error alone has no request.
+        // A report that was created from a driver error alone has no request.
         if self.requested_bytes > 0 {
             let tried = self.segment_bytes.max(self.requested_bytes);
             let asked = h(self.requested_bytes);
@@ -556,10 +556,10 @@ pub enum HandleError {
         /// The allocator that was called.
         called: OwnerId,
     },
-    /// The block was freed before; its memory may already belong to another block.
+    /// The block was freed before. Its memory may already belong to another block.
     #[error("the allocation at {address:#x} was freed before")]
     Stale {
-        /// The address of the handle.
+        /// The address in the handle.
         address: u64,
     },
     /// No live block starts at this address.
@@ -573,7 +573,7 @@ pub enum HandleError {
     Driver(#[from] DriverError),
 }
 
-/// The error of a free. Returns the allocation.
+/// The error of a free, which returns the allocation to the caller.
 #[derive(Debug, Error)]
 #[error("{reason}")]
 pub struct FreeError {

@@ -1,11 +1,12 @@
-//! CUDA events on which freed memory waits.
+//! CUDA events that must pass before freed memory can be reused.
 //!
-//! A caller that must wait for several streams records one event on each and pushes them together with
-//! the item that waits ([`EventQueue::push`]). Each event that has passed is reported once. Events of
-//! one stream pass in order, so only the oldest one is queried. Each thread's per-thread default stream
-//! has a queue of its own. Passed events are reused.
+//! An item, such as a freed block, may have to wait for work of several streams. The allocator records
+//! one event on each stream and pushes the events together with the item ([`EventQueue::push`]). The
+//! queue reports each event that has passed once. Events of one stream pass in order, so only the
+//! oldest is queried. Each thread's per-thread default stream has a queue of its own. Passed events are
+//! reused.
 //!
-//! Source: PyTorch's `record_stream` rules.
+//! Source: the rules of PyTorch's `record_stream`.
 
 use std::collections::VecDeque;
 
@@ -22,7 +23,7 @@ use crate::ids::{EventId, StreamId};
 /// Recorded events, each with its stream.
 pub(crate) type Recorded = SmallVec<[(EventId, StreamId); 4]>;
 
-/// An event, and the item that waits for it.
+/// An event, and the item that waits for the event.
 #[derive(Clone, Copy, Debug)]
 struct Pending<T> {
     event: EventId,
@@ -32,7 +33,7 @@ struct Pending<T> {
     sequence: u64,
 }
 
-/// The events of one allocator. `T` names the item that waits.
+/// The events of one allocator. `T` identifies the item that waits.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     queues: Mutex<Queues<T>>,
@@ -74,12 +75,12 @@ impl<T> Default for EventQueue<T> {
 }
 
 impl<T: Copy> EventQueue<T> {
-    /// Records an event on each stream, or on none if one of them fails. A stream that no longer exists
-    /// gets no event; the device is synchronized instead.
+    /// Records an event on each stream and returns the events. If one record fails, returns none of
+    /// them. For a stream that no longer exists, synchronizes the device instead.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]; of the kind `CaptureActive` when a capture prevents it.
+    /// [`DriverError`]. Of the kind `CaptureActive` when a capture prevents the call.
     pub(crate) fn record(
         &self,
         driver: &dyn Driver,
@@ -92,7 +93,8 @@ impl<T: Copy> EventQueue<T> {
                     recorded.push((event, stream));
                     continue;
                 }
-                // The stream no longer exists, so no event can be recorded on it: wait for its work.
+                // The stream no longer exists, so no event can be recorded on it. Wait for its work
+                // instead.
                 Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     synchronize_outside_captures(driver)
                 }
@@ -120,7 +122,7 @@ impl<T: Copy> EventQueue<T> {
         Ok(event)
     }
 
-    /// Returns unused events for reuse.
+    /// Returns recorded events that nothing waits for, so that they can be reused.
     pub(crate) fn return_unused(&self, recorded: &[(EventId, StreamId)]) {
         self.queues.lock().spare.extend(recorded.iter().map(|(event, _)| *event));
     }
@@ -135,22 +137,22 @@ impl<T: Copy> EventQueue<T> {
         }
     }
 
-    /// Calls `passed` for each event that has passed, with the queue locked. Waits for another thread
-    /// that is polling, and for no work of the device.
+    /// Calls `passed` for each event that has passed, while the queue is locked. Waits if another
+    /// thread is polling. Does not wait for work of the device.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] of the first event that cannot be queried, except when a capture prevents the
-    /// query. The remaining events of its stream stay queued.
+    /// [`DriverError`] of the first event that cannot be queried, unless a capture prevents the query.
+    /// The remaining events of that stream stay queued.
     pub(crate) fn poll(&self, driver: &dyn Driver, passed: impl FnMut(T)) -> DriverResult<()> {
         poll(&mut self.queues.lock(), driver, passed)
     }
 
-    /// Like [`poll`](Self::poll), but returns at once if another thread holds the queue.
+    /// Polls as [`poll`](Self::poll) does, but returns at once if another thread has locked the queue.
     ///
     /// # Errors
     ///
-    /// As [`poll`](Self::poll).
+    /// Those of [`poll`](Self::poll).
     pub(crate) fn try_poll(&self, driver: &dyn Driver, passed: impl FnMut(T)) -> DriverResult<()> {
         match self.queues.try_lock() {
             Some(mut queues) => poll(&mut queues, driver, passed),
@@ -158,13 +160,13 @@ impl<T: Copy> EventQueue<T> {
         }
     }
 
-    /// Waits for the events of all items that are `wanted`, in the order in which they were pushed.
-    /// Calls `passed` for each event, with the queue unlocked.
+    /// Waits for the events of all items for which `wanted` returns true, in the order in which they
+    /// were pushed. Calls `passed` for each event, while the queue is unlocked.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] of the first event that cannot be waited for; of the kind `CaptureActive` only if
-    /// there was no other error. Events that failed stay queued.
+    /// [`DriverError`] of the first event that cannot be waited for. Of the kind `CaptureActive` only
+    /// if there was no other error. Events that failed stay queued.
     pub(crate) fn drain(
         &self,
         driver: &dyn Driver,
@@ -203,11 +205,11 @@ impl<T: Copy> EventQueue<T> {
         all
     }
 
-    /// Destroys the events that are not in use. Waits for no work of the device.
+    /// Destroys the events that are not in use. Does not wait for work of the device.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] of the first event that the driver fails to destroy. That event and the rest are
+    /// [`DriverError`] of the first event that the driver fails to destroy. This event and the rest are
     /// kept.
     pub(crate) fn destroy_spare(&self, driver: &dyn Driver) -> DriverResult<()> {
         let count = self.queues.lock().spare.len();
@@ -226,14 +228,14 @@ impl<T: Copy> EventQueue<T> {
     pub(crate) fn destroy(&self, driver: &dyn Driver) {
         let pending = self.take_all().into_iter().map(|pending| pending.event);
         for event in std::mem::take(&mut self.queues.lock().spare).into_iter().chain(pending) {
-            // There is no caller left to report an error to; the context destroys its events with
-            // itself.
+            // An error cannot be returned to any caller. The event is then destroyed together with its
+            // context.
             let _ = driver.destroy_event(event);
         }
     }
 }
 
-/// Returns true if the call failed because of a capture.
+/// Returns true if the error is that of a call which a capture prevents.
 fn is_captures(error: &DriverError) -> bool {
     error.kind() == DriverErrorKind::CaptureActive
 }
@@ -251,7 +253,7 @@ fn poll<T: Copy>(
             match driver.query_event(first.event) {
                 Ok(true) => {}
                 Ok(false) => break,
-                // A capture prevents the query.
+                // A capture prevents the query: try again at a later poll.
                 Err(error) if is_captures(&error) => break,
                 Err(error) => {
                     failed = failed.or(Some(error));

@@ -4,21 +4,21 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Ordinal of a device, as the driver numbers devices.
+/// The ordinal of a device, as the driver numbers devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
-/// A stream: the driver's raw handle as a number. 0 is the default stream.
+/// A stream: the driver's handle as a number. 0 is the default stream.
 ///
-/// Where an order over streams is needed, they are ordered by this value, as in PyTorch.
+/// Where streams must be in an order, they are ordered by this number, as in PyTorch.
 ///
-/// CUDA's per-thread default stream is number 2, and means a different stream on each thread: see
-/// [`Driver::is_per_thread_stream`](crate::driver::Driver::is_per_thread_stream). Allocators take the
-/// number to mean the calling thread's own stream. A free is ordered after the work of the freeing
-/// thread only. So free a block on the thread whose work used it last, or first make that thread's
-/// stream wait for the other threads' work. Caching allocators reuse the block on another thread only
-/// after the work before the free has finished. Allocators over stream-ordered pools free on the freeing
-/// thread's stream.
+/// CUDA's per-thread default stream has the number 2, which names a different stream on each thread:
+/// see [`Driver::is_per_thread_stream`](crate::driver::Driver::is_per_thread_stream). An allocator
+/// takes this number to mean the calling thread's own stream. A free is therefore ordered only after
+/// the work of the freeing thread. So free a block on the thread whose work used it last, or first make
+/// that thread's stream wait for the work of the other threads. A caching allocator reuses the block on
+/// another thread only after the work before the free has finished. An allocator over stream-ordered
+/// pools frees it on the freeing thread's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub u64);
 
@@ -27,26 +27,26 @@ impl StreamId {
     pub const DEFAULT: Self = Self(0);
 }
 
-/// An event: the driver's number for it.
+/// An event: the driver's handle as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u64);
 
-/// A pool: (0, 0) is the default pool, (n, 0) are pools of graph captures, (0, n) are pools of users.
+/// A pool. (0, 0) is the default pool, (n, 0) is the pool of a graph capture, (0, n) is a user's pool.
 ///
 /// Source: PyTorch's `MempoolId_t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolId {
-    /// Number of a capture's pool, or 0.
+    /// The number of a capture's pool, or 0.
     pub capture: u64,
-    /// Number of a user's pool, or 0.
+    /// The number of a user's pool, or 0.
     pub user: u64,
 }
 
 impl PoolId {
-    /// The pool for all requests that no scope routes elsewhere.
+    /// The pool of all requests that no scope routes to another pool.
     pub const DEFAULT: Self = Self { capture: 0, user: 0 };
 
-    /// The id of no pool: that of empty heaps that wait for a pool.
+    /// The id of heaps that belong to no pool yet.
     pub(crate) const NONE: Self = Self { capture: u64::MAX, user: u64::MAX };
 
     /// Returns an id for a user's pool that no other pool of this process has.
@@ -64,8 +64,8 @@ impl PoolId {
     }
 }
 
-/// Identifies one allocator in this process. It routes frees, and an allocator refuses handles with
-/// another id.
+/// Identifies one allocator in this process. Frees are routed by it, and an allocator refuses a handle
+/// with another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(u32);
 
@@ -76,7 +76,7 @@ impl OwnerId {
     ///
     /// # Panics
     ///
-    /// After 2^32 - 1 allocators. With a reused number one allocator could free another's blocks.
+    /// After 2^32 - 1 allocators. If a number were reused, one allocator could free blocks of another.
     #[must_use]
     pub fn next() -> Self {
         let after = |n: u32| n.checked_add(1);
@@ -84,8 +84,8 @@ impl OwnerId {
         Self(taken.expect("owner numbers are never reused"))
     }
 
-    /// Returns the first of `count` consecutive numbers that no other allocator has. Returns `None` when
-    /// half of all numbers are used: the rest is kept for callers of [`next`](Self::next).
+    /// Returns the first of `count` consecutive numbers that no other allocator has. Returns `None`
+    /// when half of all numbers are used, because the other half is kept for [`next`](Self::next).
     pub(crate) fn next_row(count: u32) -> Option<Self> {
         const END: u32 = u32::MAX / 2;
         let after = |n: u32| n.checked_add(count).filter(|after| *after <= END);
@@ -105,7 +105,7 @@ impl OwnerId {
     }
 }
 
-/// Identifies a hook that was added to an allocator, in order to remove it.
+/// Identifies a hook of an allocator. Needed to remove the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HookId(pub u64);
 
@@ -118,15 +118,16 @@ impl HookId {
     }
 }
 
-/// The number of a thread. No other thread of this process has or had it.
+/// The number of a thread. No other thread of this process has it or had it.
 ///
-/// Unlike [`std::thread::ThreadId`] it can be read until the very end of the thread, including in
+/// Unlike [`std::thread::ThreadId`], it can be read until the very end of the thread, including in
 /// destructors of C++ `thread_local`s and of pthread keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ThreadNumber(u64);
 
 impl ThreadNumber {
-    /// Returns the calling thread's number: 1, 2, .. in the order in which threads first call this.
+    /// Returns the calling thread's number: 1, 2, .. in the order in which threads first call this
+    /// function.
     #[inline]
     #[must_use]
     #[doc(hidden)]
@@ -141,7 +142,7 @@ impl ThreadNumber {
         Self(OWN.get())
     }
 
-    /// Returns its low 32 bits: enough to order two entries with the same nanosecond.
+    /// Returns the low 32 bits. They are sufficient to order two entries with the same time.
     pub(crate) fn low_half(self) -> u32 {
         let [a, b, c, d, ..] = self.0.to_le_bytes();
         u32::from_le_bytes([a, b, c, d])

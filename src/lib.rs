@@ -2,11 +2,11 @@
 //!
 //! One trait, [`DeviceAllocator`], has several implementations (*strategies*):
 //!
-//! - a caching allocator that makes the same decisions as PyTorch's,
-//! - one that maps pages as it grows,
-//! - one over the driver's own memory pools,
-//! - one for host memory,
-//! - and user-defined ones.
+//! - a caching allocator that makes the same decisions as PyTorch's, with fixed segments or with
+//!   segments that grow by pages,
+//! - an allocator over the driver's own memory pools,
+//! - an allocator for host memory,
+//! - and user-defined allocators.
 //!
 //! A [`Handle`] is an allocator with its device. Its buffers free their memory when dropped.
 //!

@@ -7,14 +7,14 @@ use crate::size::limit_of_fraction;
 /// The value that means no limit.
 const NONE: u64 = u64::MAX;
 
-/// A limit and the bytes charged to it. Has no lock.
+/// A limit, and the bytes charged to it. Uses atomic values and no lock.
 #[derive(Debug)]
 pub(crate) struct Limit {
     most_bytes: AtomicU64,
     charged_bytes: AtomicU64,
 }
 
-/// Bytes that stay charged until this is dropped.
+/// Bytes that are charged to the limit until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge<'l> {
     limit: &'l Limit,
@@ -22,7 +22,7 @@ pub(crate) struct Charge<'l> {
 }
 
 impl Limit {
-    /// Returns no limit, with nothing charged.
+    /// Returns a value without a limit, with nothing charged.
     pub(crate) const fn none() -> Self {
         Self { most_bytes: AtomicU64::new(NONE), charged_bytes: AtomicU64::new(0) }
     }
@@ -34,17 +34,17 @@ impl Limit {
         (most != NONE).then_some(most)
     }
 
-    /// Sets the limit in bytes, or removes it. Releases nothing.
+    /// Sets the limit in bytes, or removes it. Releases no memory.
     pub(crate) fn set(&self, most_bytes: Option<u64>) {
         self.most_bytes.store(most_bytes.unwrap_or(NONE), Ordering::Relaxed);
     }
 
-    /// Sets the limit to a fraction in [0, 1] of a device; 1 removes it.
+    /// Sets the limit to a fraction in [0, 1] of a device. 1 removes the limit.
     pub(crate) fn set_fraction(&self, fraction: f64, total_bytes: u64) {
         self.set(limit_of_fraction(fraction, total_bytes));
     }
 
-    /// Charges bytes that are about to be requested. Returns `None` if they would exceed the limit.
+    /// Charges bytes that are about to be allocated. Returns `None` if they would exceed the limit.
     pub(crate) fn charge(&self, bytes: u64) -> Option<Charge<'_>> {
         let most = self.most_bytes.load(Ordering::Relaxed);
         let grown = |charged: u64| charged.checked_add(bytes).filter(|charged| *charged <= most);
@@ -52,14 +52,14 @@ impl Limit {
         charged.ok().map(|_| Charge { limit: self, bytes })
     }
 
-    /// Returns a charge that [`Charge::keep`] kept, so that dropping it ends it.
+    /// Returns the charge for bytes that [`Charge::keep`] left charged. Dropping it ends the charge.
     pub(crate) fn kept(&self, bytes: u64) -> Charge<'_> {
         Charge { limit: self, bytes }
     }
 }
 
 impl Charge<'_> {
-    /// Keeps the bytes charged after this value is gone: the allocator holds them.
+    /// Leaves the bytes charged, because the allocator holds them from now on.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }

@@ -1,8 +1,8 @@
 //! Live blocks by address.
 //!
-//! Each block has a serial number that is unique in its table. A handle contains address and serial
-//! number, so a stale handle is rejected. [`LiveBlocks`] has no lock; [`Sharded`] is for use by many
-//! threads.
+//! Each block has a serial number that is unique in its table. A handle contains the address and the
+//! serial number, so a stale handle is rejected. [`LiveBlocks`] has no lock. [`Sharded`] has locks, for
+//! use by several threads.
 
 use std::ops::Deref;
 
@@ -14,7 +14,7 @@ use crate::allocator::Allocation;
 use crate::error::HandleError;
 use crate::ids::OwnerId;
 
-/// Identifies a block: its address and, from a handle, its serial number.
+/// Identifies a block by its address and, if the name is from a handle, its serial number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockName {
     pub(crate) address: u64,
@@ -22,20 +22,20 @@ pub(crate) struct BlockName {
 }
 
 impl BlockName {
-    /// Returns the name in a handle that `owner` made.
+    /// Returns the name in a handle. Fails if `owner` did not make the handle.
     #[inline]
     pub(crate) fn of(allocation: &Allocation, owner: OwnerId) -> Result<Self, HandleError> {
         allocation.check_owner(owner)?;
         Ok(Self { address: allocation.address(), serial: Some(allocation.token().number()) })
     }
 
-    /// Names the block at an address, with any serial number.
+    /// Returns the name of the block at an address, whatever its serial number.
     #[inline]
     pub(crate) const fn at(address: u64) -> Self {
         Self { address, serial: None }
     }
 
-    /// Returns the error for a name that no live block has.
+    /// Returns the error for a name if no live block has it.
     #[cold]
     pub(crate) fn missing(self) -> HandleError {
         let address = self.address;
@@ -51,12 +51,12 @@ impl BlockName {
 pub(crate) struct Live<T> {
     pub(crate) address: u64,
     pub(crate) serial: u64,
-    /// The data that the allocator keeps for it.
+    /// The allocator's data for the block.
     pub(crate) value: T,
 }
 
 impl<T> Live<T> {
-    /// Returns true if the block has this serial number, or if none is given.
+    /// Returns true if `serial` is the block's serial number or `None`.
     #[inline]
     pub(crate) fn has(&self, serial: Option<u64>) -> bool {
         serial.is_none_or(|serial| serial == self.serial)
@@ -85,8 +85,8 @@ impl<T> Default for LiveBlocks<T> {
     }
 }
 
-/// Returns a hash of an address. Addresses are multiples of a power of two, so both halves of the
-/// product are used.
+/// Returns a hash of an address. Addresses are multiples of a power of two, so the hash mixes both
+/// halves of the product.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the two halves of a product")]
 fn hash_of(address: u64) -> u64 {
@@ -100,15 +100,16 @@ impl<T> LiveBlocks<T> {
         self.last_serial
     }
 
-    /// Adds a block with a new serial number. Returns that number, and the block it replaced at this
-    /// address.
+    /// Adds a block with a new serial number. Returns this number, and the block that was at the same
+    /// address before.
     #[inline]
     pub(crate) fn enter(&mut self, address: u64, value: T) -> (u64, Option<Live<T>>) {
         let serial = self.next_serial();
         (serial, self.put_back(Live { address, serial, value }))
     }
 
-    /// Adds a block that was removed, unchanged. Returns the block it replaced at this address.
+    /// Adds a block that was removed, with its old serial number. Returns the block that was at the
+    /// same address before.
     #[inline]
     pub(crate) fn put_back(&mut self, block: Live<T>) -> Option<Live<T>> {
         let address = block.address;
@@ -143,7 +144,8 @@ impl<T> LiveBlocks<T> {
     ///
     /// # Errors
     ///
-    /// [`HandleError::Stale`] for a name with a serial number, [`HandleError::UnknownAddress`] otherwise.
+    /// [`HandleError::Stale`] if the name has a serial number, otherwise
+    /// [`HandleError::UnknownAddress`].
     #[inline]
     pub(crate) fn find_mut(&mut self, name: BlockName) -> Result<&mut T, HandleError> {
         let found = self.get_mut(name.address).filter(|live| live.has(name.serial));
@@ -171,7 +173,7 @@ impl<T> LiveBlocks<T> {
         is_wanted(found.get()).then(|| found.remove().0)
     }
 
-    /// Gives the block at an address a new serial number: existing handles to it become stale.
+    /// Gives the block at an address a new serial number, so that existing handles to it become stale.
     pub(crate) fn renew(&mut self, address: u64) -> Option<(u64, &mut T)> {
         let serial = self.next_serial();
         let live = self.get_mut(address)?;
@@ -202,13 +204,13 @@ impl<T> LiveBlocks<T> {
 
 const SHARDS: usize = 64;
 
-/// A shard, alone on its cache lines.
+/// A shard. Aligned, so that no two shards share a cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard<T>(Mutex<LiveBlocks<T>>);
 
-/// Live blocks in several tables, chosen by address, each with a lock. A serial number is unique within
-/// its shard.
+/// Live blocks in several tables, each with its own lock. The address determines the table (*shard*). A
+/// serial number is unique within its shard.
 #[derive(Debug)]
 pub(crate) struct Sharded<T> {
     shards: Box<[Shard<T>]>,

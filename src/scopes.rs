@@ -1,16 +1,18 @@
-//! The open scopes of one allocator: they route requests to pools, and indicate that captures may be
+//! The open scopes of one allocator. They route requests to pools, and show that captures may be
 //! active.
 //!
-//! A scope accepts the requests of a thread, of a stream, of the streams in a capture, or those that a
-//! function accepts, as PyTorch's filters do. The newest scope that accepts a request determines its
-//! pool.
+//! A scope accepts the requests of a thread, of a stream, of the streams in a capture, or those for
+//! which a function returns true, as PyTorch's filters do. If several scopes accept a request, the
+//! newest one determines its pool.
 //!
-//! A thread or a stream can begin a capture inside any scope, whatever its filter. So the driver expects
-//! captures while any scope is open, and each request that is routed queries the capture status of its
-//! stream. A scope that has routed a request of a captured stream counts as a capture's from then on.
-//! Whether a stream is captured is always the driver's answer, never derived from scopes.
+//! A thread or a stream can begin a capture inside any scope, whatever the scope's filter. So the
+//! allocator announces to the driver that captures are expected while any scope is open, and each
+//! routed request queries the capture status of its stream. A scope that has routed a request of a
+//! captured stream is marked as used by a capture from then on. Whether a stream is captured is always
+//! queried from the driver, never derived from scopes.
 //!
-//! One component serves all strategies. No lock is held while a filter runs, because it may be a user's
+//! All strategies use this code. No lock is held while a filter runs, because it may be a user's
+//! function.
 //! function.
 
 use std::sync::Arc;
@@ -22,17 +24,17 @@ use crate::allocator::ScopeFilter;
 use crate::driver::{CaptureStatus, Driver, DriverResult, capture_status_of};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 
-/// The open scopes, each with data of the allocator.
+/// The open scopes, each with data of type `P` that the allocator keeps for it.
 #[derive(Debug)]
 pub(crate) struct Scopes<P> {
     driver: Arc<dyn Driver>,
     count: AtomicUsize,
-    /// The number of open scopes that are used by captures.
+    /// The number of open scopes that are marked as used by a capture.
     captures: AtomicUsize,
-    /// The number of open scopes that the driver was notified of. Never greater than the driver's own
+    /// The number of open scopes that were announced to the driver. Never greater than the driver's own
     /// count.
     announced: AtomicU64,
-    /// The newest is last.
+    /// The open scopes. The newest is last.
     open: RwLock<Arc<Vec<Arc<Scope<P>>>>>,
 }
 
@@ -41,27 +43,27 @@ struct Scope<P> {
     pool: PoolId,
     filter: ScopeFilter,
     data: P,
-    /// The thread that opened it. A capture in the scope runs on this thread.
+    /// The thread that opened the scope. A capture in the scope runs on this thread.
     thread: ThreadNumber,
     is_captures: AtomicBool,
     is_announced: bool,
 }
 
-/// A scope that was closed. Dropping it drops its filter, which may be a user's: drop it without holding
-/// a lock.
+/// A scope that was closed. Drop it without holding a lock: this drops its filter, which may be a
+/// user's function.
 #[derive(Debug)]
 pub(crate) struct Closed<P> {
-    /// True if a capture used it.
+    /// True if a capture used the scope.
     pub(crate) was_captures: bool,
     _scope: Arc<Scope<P>>,
 }
 
-/// The destination of a request.
+/// The pool of a request, and the capture status of its stream.
 #[derive(Debug)]
 pub(crate) struct Routed<P> {
-    /// The data of the scope that accepts it, if one does.
+    /// The data of the scope that accepts the request, if any scope does.
     pub(crate) to: Option<P>,
-    /// The capture status of its stream. Not queried, and `None`, while no scope is open.
+    /// The capture status of the stream. Not queried while no scope is open, and `None` then.
     pub(crate) status: CaptureStatus,
 }
 
@@ -76,20 +78,20 @@ impl<P> Scopes<P> {
         }
     }
 
-    /// Returns true if any scope is open. One relaxed load.
+    /// Returns true if any scope is open. Costs one relaxed load.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns true if a capture is known to be active in any scope. One relaxed load.
+    /// Returns true if any scope is marked as used by a capture. Costs one relaxed load.
     #[inline]
     pub(crate) fn any_capture(&self) -> bool {
         self.captures.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns true if such a capture is active on the calling thread, which then may not synchronize or
-    /// query events.
+    /// Returns true if a scope that is used by a capture was opened on the calling thread. This thread
+    /// may then not synchronize or query events.
     #[inline]
     pub(crate) fn captures_here(&self) -> bool {
         let thread = ThreadNumber::current();
@@ -99,17 +101,17 @@ impl<P> Scopes<P> {
         self.any_capture() && self.open.read().iter().any(here)
     }
 
-    /// Returns true if other allocators over the same driver have scopes open.
+    /// Returns true if other allocators with the same driver have open scopes.
     pub(crate) fn any_in_other_allocators(&self) -> bool {
         let Some(capture) = self.driver.capture() else { return false };
-        // If the driver cannot report the number, a capture may be active.
+        // If the driver cannot report the number, assume that a capture may be active.
         capture.expected().map_or(true, |expected| expected > self.announced.load(Ordering::SeqCst))
     }
 
-    /// Opens a scope that takes precedence over all others. The caller has checked that its pool has
-    /// none.
+    /// Opens a scope that takes precedence over all others. The caller has checked that the pool has no
+    /// open scope.
     pub(crate) fn open(&self, pool: PoolId, filter: ScopeFilter, data: P) {
-        // If the notification fails, the driver behaves as without it.
+        // If this call fails, the driver does not count the scope. That is recorded in `is_announced`.
         let announced = self.driver.capture().map(|capture| capture.expect_captures(true));
         let is_announced = matches!(announced, Some(Ok(())));
         self.announced.fetch_add(u64::from(is_announced), Ordering::SeqCst);
@@ -122,7 +124,7 @@ impl<P> Scopes<P> {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Closes the scope of a pool. Returns `None` if it has none.
+    /// Closes the scope of a pool. Returns `None` if the pool has no open scope.
     #[must_use = "a user's filter is dropped with it"]
     pub(crate) fn close(&self, pool: PoolId) -> Option<Closed<P>> {
         let scope = {
@@ -131,12 +133,13 @@ impl<P> Scopes<P> {
             self.count.fetch_sub(1, Ordering::Relaxed);
             Arc::make_mut(&mut open).remove(at)
         };
-        // Set the flag, so that a request routed at the same time does not count the scope again.
+        // Sets the flag, so that a request routed at the same time does not count the scope as used
+        // once more.
         let was_captures = scope.is_captures.swap(true, Ordering::Relaxed);
         self.captures.fetch_sub(usize::from(was_captures), Ordering::Relaxed);
         if scope.is_announced {
             self.announced.fetch_sub(1, Ordering::SeqCst);
-            // This undoes a notification that succeeded.
+            // This reverses the call in `open`, which succeeded.
             let _ = self.driver.capture().map(|capture| capture.expect_captures(false));
         }
         Some(Closed { was_captures, _scope: scope })
@@ -158,7 +161,7 @@ impl<P: Clone> Scopes<P> {
         open.iter().find(|scope| scope.pool == pool).map(|scope| scope.data.clone())
     }
 
-    /// Routes a request on a stream to the newest scope that accepts it.
+    /// Finds the newest scope that accepts a request on a stream.
     ///
     /// # Errors
     ///
@@ -189,8 +192,8 @@ impl<P> Drop for Scopes<P> {
     }
 }
 
-/// Returns true if a filter accepts a request of the calling thread on a stream with this capture
-/// status.
+/// Returns true if a filter accepts a request that the calling thread makes on a stream with this
+/// capture status.
 pub(crate) fn accepts(filter: &ScopeFilter, stream: StreamId, status: CaptureStatus) -> bool {
     match filter {
         ScopeFilter::Thread(thread) => *thread == ThreadNumber::current(),

@@ -15,39 +15,40 @@ pub const TIB: u64 = 1 << 40;
 /// 1,024 PiB: the largest request that is accepted.
 pub const EIB: u64 = 1 << 60;
 
-/// Every block is a multiple of this, and no block is smaller.
+/// The size of every block is a multiple of this, and at least this.
 pub const MIN_BLOCK_BYTES: u64 = 512;
-/// The largest rounded request that the small pool serves (inclusive).
+/// The largest rounded request that the small pool serves.
 pub(crate) const SMALL_REQUEST_MAX_BYTES: u64 = MIB;
-/// Size of a segment of the small pool.
+/// The size of a segment of the small pool.
 pub const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
-/// Size of a segment that several large requests share, unless configured otherwise.
+/// The default size of a segment that several large requests share.
 pub(crate) const LARGE_SEGMENT_DEFAULT_BYTES: u64 = 20 * MIB;
-/// From this rounded size on, a request gets a segment of its own.
+/// A request of this rounded size or more gets a segment of its own.
 pub(crate) const OWN_SEGMENT_MIN_BYTES: u64 = 10 * MIB;
-/// A segment of its own is a multiple of this.
+/// The size of a segment for one request is a multiple of this.
 pub(crate) const OWN_SEGMENT_ROUND_BYTES: u64 = 2 * MIB;
-/// In fixed segments of the large pool, a remainder is split off only if it is larger than this.
+/// In fixed segments of the large pool, the rest of a block is split off only if it is larger than
+/// this.
 #[doc(hidden)]
 pub const LARGE_REST_MIN_BYTES: u64 = MIB;
-/// The largest request, in bytes. Larger ones are refused before they reach a pool.
+/// The largest request, in bytes. Larger requests fail before they reach a pool.
 pub const REQUEST_MAX_BYTES: u64 = EIB;
 
 const _: () = assert!(SMALL_SEGMENT_BYTES.is_multiple_of(MIN_BLOCK_BYTES));
 const _: () = assert!(SMALL_REQUEST_MAX_BYTES <= SMALL_SEGMENT_BYTES);
 const _: () = assert!(OWN_SEGMENT_MIN_BYTES.is_multiple_of(OWN_SEGMENT_ROUND_BYTES));
 
-/// The two kinds of pool: requests up to 1 MiB and those above it never share a segment.
+/// The two kinds of pool. Requests up to 1 MiB and larger ones never share a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PoolKind {
     /// Rounded requests up to 1 MiB.
     Small,
-    /// Everything larger.
+    /// Larger rounded requests.
     Large,
 }
 
 impl PoolKind {
-    /// Both kinds, in the order in which cached memory is released: large first.
+    /// Both kinds, in the order in which free memory is released: large first.
     pub(crate) const RELEASE_ORDER: [Self; 2] = [Self::Large, Self::Small];
 
     /// Returns the pool that serves a request of `rounded_bytes`.
@@ -57,14 +58,14 @@ impl PoolKind {
         if rounded_bytes <= SMALL_REQUEST_MAX_BYTES { Self::Small } else { Self::Large }
     }
 
-    /// Returns the pool of a segment of `size_bytes`, if it is not known otherwise: small segments have
-    /// one size.
+    /// Returns the pool of a segment of `size_bytes`, for segments whose pool is unknown. Small
+    /// segments have one size, so the size determines the pool.
     #[must_use]
     pub const fn of_segment(size_bytes: u64) -> Self {
         if size_bytes <= SMALL_SEGMENT_BYTES { Self::Small } else { Self::Large }
     }
 
-    /// Returns 0 for small and 1 for large, to index tables by kind.
+    /// Returns 0 for small and 1 for large, as an index into tables.
     #[inline]
     #[must_use]
     pub(crate) const fn index(self) -> usize {
@@ -112,7 +113,7 @@ pub(crate) fn fraction_of(fraction: f64, bytes: u64) -> u64 {
     (fraction * bytes as f64) as u64
 }
 
-/// Returns the limit for a fraction in [0, 1] of a device with `total_bytes`. A fraction of 1 is no
+/// Returns the limit for a fraction in [0, 1] of a device with `total_bytes`. A fraction of 1 means no
 /// limit.
 #[must_use]
 #[doc(hidden)]
@@ -120,23 +121,25 @@ pub fn limit_of_fraction(fraction: f64, total_bytes: u64) -> Option<u64> {
     (fraction < 1.0).then(|| fraction_of(fraction, total_bytes))
 }
 
-/// Returns the fraction of a device with `total_bytes` that sets this limit; 1 if the device has no
-/// more.
+/// Returns the fraction of a device with `total_bytes` that results in this limit. 1 if the limit is
+/// not below `total_bytes`.
 #[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^52 bytes")]
 #[doc(hidden)]
 pub fn fraction_of_limit(limit_bytes: u64, total_bytes: u64) -> f64 {
     if limit_bytes >= total_bytes {
         return 1.0;
     }
-    // The product is truncated later; adding half a byte keeps it from ending one byte short.
+    // `limit_of_fraction` truncates its product. The half byte prevents a result that is one byte too
+    // small.
     (limit_bytes as f64 + 0.5) / total_bytes as f64
 }
 
-/// The number of equal steps into which each power-of-two interval is divided when requests are rounded:
-/// `roundup_power2_divisions`.
+/// `roundup_power2_divisions`: the number of equal steps into which each power-of-two interval is
+/// divided. Requests are rounded up to a step.
 ///
-/// Entry `i` is for sizes from 2^(20+i) up to the next power of two. Sizes below 1 MiB use entry 0, and
-/// sizes from 32 GiB on use entry 15. The values 0 and 1 mean no rounding to steps.
+/// Entry `i` applies to sizes from 2^(20+i) up to the next power of two. Sizes below 1 MiB use entry 0,
+/// and sizes from 32 GiB on use entry 15. The values 0 and 1 mean that requests are not rounded to
+/// steps.
 ///
 /// Source: PyTorch, "Optimizing memory usage with `PYTORCH_CUDA_ALLOC_CONF`".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -148,23 +151,24 @@ pub struct RoundupDivisions {
 impl RoundupDivisions {
     /// The number of power-of-two intervals that have a setting.
     pub(crate) const INTERVALS: usize = 16;
-    /// Rounding to steps is off.
+    /// Requests are not rounded to steps.
     pub(crate) const OFF: Self = Self { divisions: [0; Self::INTERVALS], any: false };
 
-    /// Returns these divisions per interval, or `None` if one of them is neither 0 nor a power of two.
+    /// Returns the setting for these divisions per interval. `None` if one of them is neither 0 nor a
+    /// power of two.
     #[must_use]
     pub fn new(divisions: [u64; Self::INTERVALS]) -> Option<Self> {
         let legal = divisions.iter().all(|&d| d == 0 || d.is_power_of_two());
         legal.then(|| Self { divisions, any: divisions.iter().any(|&d| d > 1) })
     }
 
-    /// Returns the setting of each interval, from 1 MiB up.
+    /// Returns the number of divisions of each interval, starting at 1 MiB.
     #[must_use]
     pub const fn divisions(&self) -> &[u64; Self::INTERVALS] {
         &self.divisions
     }
 
-    /// Returns the divisions that apply to a request of `bytes` (at least 1).
+    /// Returns the number of divisions for a request of `bytes` (at least 1).
     #[must_use]
     pub(crate) const fn for_size(&self, bytes: u64) -> u64 {
         let interval = (bytes.ilog2() as usize).saturating_sub(20);
@@ -172,8 +176,8 @@ impl RoundupDivisions {
         self.divisions[if interval < last { interval } else { last }]
     }
 
-    /// Returns the block size for a request of `bytes`: a multiple of 512, or the next step of the
-    /// interval.
+    /// Returns the block size for a request of `bytes`: rounded up to a step of its interval if
+    /// divisions apply, otherwise to a multiple of 512.
     ///
     /// `bytes` is at most [`REQUEST_MAX_BYTES`].
     #[inline]
@@ -214,8 +218,8 @@ impl Default for RoundupDivisions {
 
 /// Returns the size of the segment to allocate for a request of `rounded_bytes`.
 ///
-/// A shared large segment serves many requests of 1 to 10 MiB. A driver call costs far more than the
-/// slack, and the next request uses the slack.
+/// A request of 1 to 10 MiB gets a segment that further requests share. A driver call costs far more
+/// than the unused bytes, and these can serve the next request.
 #[must_use]
 pub const fn segment_bytes(rounded_bytes: u64, large_segment_bytes: u64) -> u64 {
     if rounded_bytes <= SMALL_REQUEST_MAX_BYTES {
@@ -227,7 +231,7 @@ pub const fn segment_bytes(rounded_bytes: u64, large_segment_bytes: u64) -> u64 
     }
 }
 
-/// Formats `bytes` for people: two decimals and a binary unit, whole bytes up to 1 KiB.
+/// Formats `bytes` for people, with a binary unit. Whole bytes up to 1 KiB, otherwise two decimals.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "two decimals are shown")]
 pub fn human_bytes(bytes: u64) -> String {
@@ -235,7 +239,7 @@ pub fn human_bytes(bytes: u64) -> String {
         0..=KIB => format!("{bytes} bytes"),
         b if b <= MIB => format!("{:.2} KiB", b as f64 / KIB as f64),
         b if b <= GIB => format!("{:.2} MiB", b as f64 / MIB as f64),
-        // PyTorch's messages use GiB up to 1 EiB, beyond which it refuses requests.
+        // As in PyTorch's messages, GiB is the unit up to 1 EiB. PyTorch refuses larger requests.
         b if b < EIB => format!("{:.2} GiB", b as f64 / GIB as f64),
         b => format!("{:.2} EiB", b as f64 / EIB as f64),
     }

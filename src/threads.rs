@@ -1,9 +1,9 @@
 //! Thread-local values that stay usable until the very end of the thread.
 //!
-//! A thread may free memory in its last destructors: those of C++ `thread_local`s and of pthread keys. A
-//! Rust thread-local with a destructor is already destroyed then. Its use panics, and so does
-//! `std::thread::current`. The values here have no destructor. The code that stores a value also removes
-//! it, and an empty list owns no memory. For the number of a thread see
+//! A thread may free memory in its last destructors: those of C++ `thread_local`s and of pthread keys.
+//! A Rust thread-local with a destructor is already destroyed then. Using it panics, and so does
+//! `std::thread::current`. So the thread-locals here have no destructor. The code that stores a value
+//! also removes it, and an empty list owns no memory. For the number of a thread see
 //! [`ThreadNumber`](crate::ids::ThreadNumber). `tests/tidy.rs` forbids other thread-locals.
 
 use std::cell::Cell;
@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A thread-local value without a destructor. Its user must empty it before the thread ends.
+/// A thread-local value without a destructor. Its user must remove the value before the thread ends.
 #[doc(hidden)]
 pub struct Lasting<T>(Cell<ManuallyDrop<T>>);
 
@@ -28,14 +28,14 @@ impl<T: Default> Lasting<T> {
         ManuallyDrop::into_inner(self.0.replace(ManuallyDrop::new(value)))
     }
 
-    /// Returns the value and stores the default.
+    /// Returns the value and stores the default value.
     #[doc(hidden)]
     pub fn take(&self) -> T {
         self.replace(T::default())
     }
 
-    /// Runs `act` on the value. During `act` the default is stored in its place, so `act` must not use
-    /// it again.
+    /// Runs `act` on the value. The default value is stored while `act` runs, so `act` must not access
+    /// this thread-local.
     fn with<R>(&self, act: impl FnOnce(&mut T) -> R) -> R {
         let mut value = self.take();
         let answer = act(&mut value);
@@ -57,7 +57,7 @@ impl<T> Lasting<Vec<T>> {
         self.with(|list| read(list))
     }
 
-    /// Runs `change` on the list, and frees its memory if it is empty then.
+    /// Runs `change` on the list. If the list is empty after that, frees its memory.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut Vec<T>) -> R) -> R {
         self.with(|list| {
             let answer = change(list);
@@ -70,7 +70,7 @@ impl<T> Lasting<Vec<T>> {
 }
 
 thread_local! {
-    /// The regions that the calling thread is inside of, the innermost last.
+    /// The regions that the calling thread is inside of. The innermost is last.
     static INSIDE: Lasting<Vec<u64>> = const { Lasting::new(Vec::new()) };
 }
 
@@ -78,7 +78,7 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Region(u64);
 
-/// Guard: the thread is inside the region until this is dropped, on the same thread.
+/// Guard: the thread is inside the region until this is dropped. It must be dropped on the same thread.
 #[derive(Debug)]
 pub(crate) struct Inside<'r> {
     region: &'r Region,
@@ -99,7 +99,7 @@ impl Region {
         self.0
     }
 
-    /// Returns how often the calling thread has entered the region without leaving it.
+    /// Returns how many times the calling thread has entered the region and not left it yet.
     pub(crate) fn depth(&self) -> usize {
         INSIDE.with(|inside| inside.read(|all| all.iter().filter(|id| **id == self.0).count()))
     }

@@ -1,15 +1,17 @@
 //! Static tracepoints of the provider `stratalloc`, in the format of SystemTap's SDT (feature
 //! `tracepoints`).
 //!
-//! They have the names and arguments of PyTorch's: `malloc` with address, device, requested bytes and
-//! stream; `free` with the address. Each tracepoint is one `nop`; the ELF section `.note.stapsdt` lists
-//! its name and the registers of its arguments. Without the feature these functions compile to nothing.
+//! The tracepoints have the names and arguments of PyTorch's: `malloc` with address, device, requested
+//! bytes and stream; `free` with the address. Each tracepoint is one `nop`. The ELF section
+//! `.note.stapsdt` lists its name and the registers that hold its arguments. Without the feature these
+//! functions compile to nothing.
 
 use crate::history::Action;
 use crate::ids::{DeviceId, StreamId};
 
-/// Fires `malloc`. Called before another thread can free the block and allocate its address. `stream` is
-/// a closure that runs only with the feature: the compiler would not remove an unused atomic load.
+/// Fires `malloc`. Called before another thread can free the block and allocate its address again.
+/// `stream` is a closure that runs only with the feature, because the compiler would not remove an
+/// unused atomic load.
 #[inline(always)]
 pub(crate) fn malloc(
     address: u64,
