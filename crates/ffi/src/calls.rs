@@ -1,4 +1,4 @@
-//! The C interface's core: creates an allocator for one device, allocates and frees.
+//! The core of the C interface: creates an allocator for one device, allocates and frees.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -10,7 +10,7 @@ use super::pointers::{read, read_any, store, write_cut};
 use super::table;
 use stratalloc::ids::StreamId;
 
-/// Converts a caller's stream (`cudaStream_t`, or any number).
+/// Converts a stream from the caller's type: a `cudaStream_t`, or any number.
 pub(super) fn stream_of(stream: *mut c_void) -> StreamId {
     StreamId(stream.addr() as u64)
 }
@@ -27,7 +27,7 @@ pub(super) fn pointer_to(address: u64) -> Result<*mut c_void, Failure> {
     Ok(std::ptr::without_provenance_mut(address.map_err(wide)?))
 }
 
-/// Allocates a block and returns its address; null for zero bytes.
+/// Allocates a block and returns its address. Returns null for zero bytes.
 #[inline]
 pub(super) fn block(
     instance: &Instance,
@@ -37,14 +37,14 @@ pub(super) fn block(
     pointer_to(if bytes == 0 { 0 } else { instance.allocate(bytes, stream_of(stream))? })
 }
 
-/// Creates an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
-/// null to read the environment (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no memory,
-/// any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the process that
-/// created it: the child of a fork must create its own.
+/// Creates an allocator and stores its handle, which is never 0. `conf` is a configuration string. If
+/// it is null, the environment is read (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
+/// memory, any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the
+/// process that created it: the child of a fork must create its own.
 ///
-/// Some configurations are legal and probably a mistake, such as a repeated key or environment variables
-/// that differ. These cause a warning on the standard error stream, each text once per process. The
-/// functions that warn are this one, `stratalloc_set_conf`, `stratalloc_switch` and PyTorch's.
+/// Some configurations are valid but probably a mistake, such as a repeated key, or environment
+/// variables that differ. Each causes one warning per process on the standard error stream. The
+/// functions that warn are this one, `stratalloc_set_conf`, `stratalloc_switch` and those for PyTorch.
 ///
 /// # Safety
 ///
@@ -56,38 +56,39 @@ pub unsafe extern "C" fn stratalloc_create(
     handle: *mut u64,
 ) -> Status {
     let work = || {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let device = unsafe { read(device, "device") }?;
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let conf = unsafe { read_any(conf, "conf") }?;
         table::add(Instance::open(conf, device)?)
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(handle, "handle", work) }
 }
 
-/// Checks that a configuration string parses and that its backend is known. Builds nothing, so errors of
-/// a device show up later.
+/// Checks that a configuration string parses and that its backend is known. Creates no allocator, so it
+/// does not find errors that depend on a device.
 ///
 /// # Safety
 ///
 /// `conf` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_check_conf(conf: *const c_char) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     status(|| Instance::check(unsafe { read(conf, "conf") }?))
 }
 
 /// Destroys an allocator and releases all its memory to the device, including live blocks. Blocks of
-/// `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the process
-/// can free them. Calls that run on other threads finish first; later ones are refused.
+/// `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the
+/// process can free them. Calls that run on other threads finish first. Later calls with the handle
+/// fail.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_destroy(handle: u64) -> Status {
     status(|| table::remove(handle).map(drop))
 }
 
-/// Allocates a block of at least `bytes`, usable by work on `stream` at once, and stores its address.
-/// Zero bytes store null and are no error. Does not wait when a cached block fits.
+/// Allocates a block of at least `bytes` and stores its address. Work submitted to `stream` from now on
+/// may use the block. For zero bytes, stores null and succeeds. Does not wait when a cached block fits.
 ///
 /// # Safety
 ///
@@ -100,18 +101,18 @@ pub unsafe extern "C" fn stratalloc_allocate(
     pointer: *mut *mut c_void,
 ) -> Status {
     let work = || block(&*table::find(handle)?, bytes, stream);
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(pointer, "pointer", work) }
 }
 
-/// Frees the block that starts at `pointer`; null is ignored. Work on the block's own stream may still be
-/// running. Work on other streams must have been announced with `stratalloc_record_stream`.
+/// Frees the block that starts at `pointer`. Null is ignored. Work on the block's own stream may still
+/// be running. Work on other streams must have been announced with `stratalloc_record_stream`.
 ///
 /// Does not wait for running work, with these exceptions. If an announced stream was destroyed (with
-/// `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. Freeing the
-/// last block of a retired allocator, one that was switched away from, releases its memory, which may
-/// wait. The layer `guard` waits for the block's streams before it checks the bytes around the block.
-/// Callers' functions may wait.
+/// `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. If the block
+/// is the last one of an allocator that a switch has replaced, the memory of that allocator is
+/// released, which may wait. The layer `guard` waits for the block's streams before it checks the bytes
+/// around the block. An allocator that calls functions of the user may wait in them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| {
@@ -120,8 +121,8 @@ pub extern "C" fn stratalloc_free(handle: u64, pointer: *mut c_void) -> Status {
     })
 }
 
-/// Announces that work on `stream` uses the block. After its free, the block is reused only when that
-/// work has finished. Never waits.
+/// Announces that work on `stream` uses the block. When the block is freed, it is not reused before
+/// that work has finished. Never waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_record_stream(
     handle: u64,
@@ -131,60 +132,61 @@ pub extern "C" fn stratalloc_record_stream(
     status(|| table::find(handle)?.record_stream(pointer.addr() as u64, stream_of(stream)))
 }
 
-/// Waits for all pending work on freed blocks, then releases every segment that is entirely free.
+/// Waits until the streams that use freed blocks have finished with them. Then releases all segments
+/// without live blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_empty_cache(handle: u64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.empty_cache()?))
 }
 
-/// Limits the allocator to a fraction of the device's memory, from 0 to 1; 1 removes the limit. The limit
-/// counts reserved bytes. With `backend:cudaMallocAsync` it counts the bytes of blocks in use, as PyTorch
-/// does, and the driver's pool may reserve more. Setting a limit releases no memory.
+/// Limits the allocator to a fraction of the device's memory, from 0 to 1. 1 removes the limit. The
+/// limit applies to reserved bytes. With `backend:cudaMallocAsync` it applies to live bytes, as in
+/// PyTorch, and the driver's pool may reserve more. Setting a limit releases no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.set_memory_fraction(fraction)?))
 }
 
-/// Applies a configuration string on top of the current settings; blocks stay. If the string changes a
-/// key that is read only when an allocator is built (the backend, the layers and others), the call
-/// switches as `stratalloc_switch` does.
+/// Applies a configuration string on top of the current settings. Blocks stay valid. If the string
+/// changes a key that is read only when an allocator is built (such as the backend or the layers), the
+/// call switches as `stratalloc_switch` does.
 ///
 /// # Safety
 ///
 /// `conf` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_set_conf(handle: u64, conf: *const c_char) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     status(|| table::find(handle)?.set_conf(unsafe { read(conf, "conf") }?))
 }
 
-/// Switches the handle to the allocator that the string describes. New requests go to that allocator;
-/// existing blocks stay valid and are freed through the same handle. The string is complete: a key that
-/// it omits has its default. A memory limit stays unless the string sets another.
+/// Switches the handle to an allocator with this configuration. New requests go to that allocator.
+/// Existing blocks stay valid and are freed through the same handle. The string is complete: a key that
+/// it omits has its default value. A memory limit stays unless the string sets another one.
 ///
 /// If the call fails, nothing has changed. It fails while a pool has users or a scope is open. May wait
-/// for the device, as releasing memory does.
+/// for the device, because memory may be released.
 ///
 /// # Safety
 ///
 /// `conf` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_switch(handle: u64, conf: *const c_char) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     status(|| table::find(handle)?.switch(unsafe { read(conf, "conf") }?))
 }
 
 /// Writes the message of the calling thread's last failed call, cut to `size` bytes including the
-/// terminating zero. Returns the bytes that the whole message needs. The message is empty if no call of
-/// the thread has failed; a successful call leaves it unchanged. Returns 0 for a null buffer with a
-/// nonzero size.
+/// terminating zero. Returns the number of bytes that the whole message needs. The message is empty if
+/// no call of the thread has failed. A successful call does not change it. Returns 0 for a null buffer
+/// with a nonzero size.
 ///
 /// # Safety
 ///
 /// `size` bytes from `buffer` may be written, unless it is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_last_error(buffer: *mut c_char, size: usize) -> usize {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { write_cut(buffer, size, &guard::last_error()) }
 }
 

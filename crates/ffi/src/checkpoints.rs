@@ -12,7 +12,7 @@ use super::pools::Pool;
 use super::{table, user_data};
 use stratalloc::allocator::PoolCheckpoint;
 
-/// The blocks of a pool at one moment. An opaque handle: never dereferenced.
+/// The blocks of a pool at one moment. An opaque handle, which is never dereferenced.
 #[derive(Debug)]
 pub struct Checkpoint(());
 
@@ -29,7 +29,7 @@ struct Taken {
     checkpoint: PoolCheckpoint,
 }
 
-/// Takes a checkpoint of a pool's current blocks. From then on, free memory of the pool is not released
+/// Takes a checkpoint of a pool's current blocks. After that, free memory of the pool is not released
 /// while the pool has users.
 ///
 /// # Safety
@@ -45,14 +45,14 @@ pub unsafe extern "C" fn stratalloc_checkpoint_take(
         let taken = table::find(handle)?.checkpoints()?.checkpoint(pool.into())?;
         Ok(pointer_to(user_data::add(Taken { handle, checkpoint: taken }))?.cast())
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(checkpoint, "checkpoint", work) }
 }
 
 /// Restores a pool to a checkpoint: frees all live blocks, then makes the checkpoint's blocks live at
-/// their addresses. Memory that the pool acquired since stays in the pool, free. Then calls `freed` with
-/// each block that was freed, and `allocated` with each block that is live; either may be null. They may
-/// allocate and free, and must not unwind.
+/// their addresses. Memory that the pool has acquired since then stays in the pool, free. Then calls
+/// `freed` with each block that was freed, and `allocated` with each block that was made live. Either
+/// function may be null. They may allocate and free, and must not unwind.
 ///
 /// # Safety
 ///

@@ -10,7 +10,7 @@ use stratalloc::ids::DeviceId;
 #[cfg(target_os = "linux")]
 use stratalloc_sim::{Host, HostOptions, Sim, SimOptions};
 
-/// Opens `sim`, `host` (each with an optional `:N` for an ordinal) or `cuda:N`.
+/// Opens the device `sim`, `host` or `cuda:N`. `sim` and `host` may also have an ordinal `:N`.
 pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
     let (kind, ordinal) = match spec.split_once(':') {
         Some((kind, ordinal)) => (kind, Some(ordinal)),
@@ -26,7 +26,7 @@ pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
     };
     match kind {
         "sim" => {
-            // Simulated devices have peer access to each other.
+            // All simulated devices can access each other's memory.
             let options =
                 SimOptions { device, reachable_devices: u32::MAX, ..SimOptions::default() };
             Ok(Arc::new(Sim::new(options)))
@@ -38,7 +38,7 @@ pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
     }
 }
 
-/// Returns the number of CUDA devices; 0 without a driver, or if it does not start.
+/// Returns the number of CUDA devices. Returns 0 if there is no driver, or if it does not start.
 #[cfg(unix)]
 pub(super) fn device_count() -> Result<u32, Failure> {
     match stratalloc::driver::Cuda::count() {

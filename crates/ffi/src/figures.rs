@@ -1,4 +1,4 @@
-//! Counters and sizes of an allocator and its device, `record_free`, and turning the cache off.
+//! Counters and sizes of an allocator and its device, `record_free`, and the switch for the cache.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -36,8 +36,9 @@ pub extern "C" fn stratalloc_reset_accumulated(handle: u64) -> Status {
     table::on(handle, |instance| instance.counters().reset_accumulated())
 }
 
-/// Stores the fraction of the device's memory that the allocator may hold; 1 without a limit. A limit is
-/// a whole number of bytes, so the last digits may differ from the fraction that was set.
+/// Stores the fraction of the device's memory that the allocator may reserve. Stores 1 if there is no
+/// limit. A limit is a whole number of bytes, so the last digits may differ from the fraction that was
+/// set.
 ///
 /// # Safety
 ///
@@ -49,7 +50,7 @@ pub unsafe extern "C" fn stratalloc_memory_fraction(handle: u64, fraction: *mut 
         let total_bytes = instance.driver.info().total_bytes;
         Ok(instance.caching()?.limit_bytes().map_or(1.0, |limit| part_of(limit, total_bytes)))
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(fraction, "fraction", work) }
 }
 
@@ -58,8 +59,8 @@ fn part_of(limit_bytes: u64, total_bytes: u64) -> f64 {
     if limit_bytes >= total_bytes { 1.0 } else { limit_bytes as f64 / total_bytes as f64 }
 }
 
-/// Stores the free and the total bytes of the device, as its driver reports them now. Cached memory does
-/// not count as free, and a limit has no effect.
+/// Stores the free and the total bytes of the device, as its driver reports them now. Cached memory
+/// does not count as free. A limit does not affect the numbers.
 ///
 /// # Safety
 ///
@@ -74,7 +75,7 @@ pub unsafe extern "C" fn stratalloc_memory_info(
         let info = table::find(handle)?.driver.memory_info()?;
         Ok([info.free_bytes, info.total_bytes])
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store_all([free_bytes, total_bytes], work) }
 }
 
@@ -94,12 +95,12 @@ pub unsafe extern "C" fn stratalloc_cache_info(handle: u64, info: *mut CacheInfo
             free_blocks: now.free_blocks,
         })
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(info, "info", work) }
 }
 
-/// Stores the start and the size, in bytes, of the segment that contains `pointer`; of an expandable
-/// segment, of the mapped range. Walks over all segments.
+/// Stores the start and the size in bytes of the segment that contains `pointer`. For an expandable
+/// segment, stores those of the mapped range that contains it. Walks over all segments.
 ///
 /// # Safety
 ///
@@ -112,9 +113,9 @@ pub unsafe extern "C" fn stratalloc_base_allocation(
     size: *mut u64,
 ) -> Status {
     status(|| {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let base = unsafe { OutPointer::new(base, "base") }?;
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let size = unsafe { OutPointer::new(size, "size") }?;
         let instance = table::find(handle)?;
         instance.caching()?;
@@ -128,8 +129,9 @@ pub unsafe extern "C" fn stratalloc_base_allocation(
     })
 }
 
-/// Stores the allocated and the reserved bytes, each now and at its peak. Much cheaper than
-/// `STRATALLOC_TEXT_STATISTICS`; with `backend:native` without layers it waits for no call of the driver.
+/// Stores the allocated and the reserved bytes, and the peak of each. Much cheaper than
+/// `STRATALLOC_TEXT_STATISTICS`. With `backend:native` and no layers, it does not wait for calls of the
+/// driver on other threads.
 ///
 /// # Safety
 ///
@@ -149,7 +151,7 @@ pub unsafe extern "C" fn stratalloc_usage(
         Ok([allocated[0], allocated[1], reserved[0], reserved[1]]
             .map(|bytes| u64::try_from(bytes).unwrap_or(0)))
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store_all([allocated, allocated_peak, reserved, reserved_peak], work) }
 }
 
@@ -160,7 +162,7 @@ pub unsafe extern "C" fn stratalloc_usage(
 /// `count` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe {
         store(count, "count", || {
             Ok(u64::try_from(table::find(handle)?.usage().live_blocks).unwrap_or(0))
@@ -169,15 +171,16 @@ pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) ->
 }
 
 /// Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block /
-/// sum of all free blocks. Adjacent free blocks count as one. Stores 0 if nothing is free, and always
-/// with `backend:cudaMallocAsync`, whose free ranges are not visible. Walks over the free blocks.
+/// sum of all free blocks. Adjacent free blocks count as one. Stores 0 if nothing is free. Always
+/// stores 0 with `backend:cudaMallocAsync`, because the driver does not report its free ranges. Walks
+/// over the free blocks.
 ///
 /// # Safety
 ///
 /// `fragmentation` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_fragmentation(handle: u64, fragmentation: *mut f64) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe {
         store(fragmentation, "fragmentation", || {
             Ok(table::find(handle)?.caching()?.cache_info()?.fragmentation())
@@ -185,34 +188,34 @@ pub unsafe extern "C" fn stratalloc_fragmentation(handle: u64, fragmentation: *m
     }
 }
 
-/// Stores the number of CUDA devices; 0 without a CUDA driver.
+/// Stores the number of CUDA devices. Stores 0 without a CUDA driver.
 ///
 /// # Safety
 ///
 /// `count` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_device_count(count: *mut c_int) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(count, "count", || Ok(c_int::try_from(device_count()?).unwrap_or(c_int::MAX))) }
 }
 
-/// Removes the live block of `backend:cpu` that starts at `pointer` from the allocator, because the
-/// caller will free its memory: with `free` below 1 MiB, with `munmap` from 1 MiB on. Call it before the
-/// memory is freed, because the system may reuse the address afterwards. Not supported by other backends,
-/// nor under layers.
+/// Removes the live block of `backend:cpu` that starts at `pointer` from the allocator. The caller then
+/// frees the block's memory: with `free` if the block is below 1 MiB, otherwise with `munmap`. Call
+/// this before that, because the system may reuse the address afterwards. Not supported by other
+/// backends, or if there are layers.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_record_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| table::find(handle)?.record_free(pointer.addr() as u64))
 }
 
-/// Turns the cache off if `on` is 0, or on again. Without the cache, each request is a driver call of its
-/// own, and a free releases the memory at once and waits for the device. This is for tools that observe
-/// every allocation. Such blocks appear in no counter, history, pool or layer, and no limit applies to
-/// them; existing blocks stay as they are. Only `backend:native` supports it; another strategy that is
-/// switched to uses its cache.
+/// Turns the cache off if `on` is 0, otherwise on. With the cache off, each request is one call of the
+/// driver, and a free releases the memory at once and waits for the device. This is for tools that
+/// observe every allocation. Blocks that are allocated with the cache off appear in no counter,
+/// history, pool or layer, and no limit applies to them. Existing blocks are not affected. Only
+/// `backend:native` supports this. After a switch to another backend, its cache is used.
 ///
 /// If the variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`) is set to any
-/// value, the cache starts turned off in allocators that are configured by the environment.
+/// value, the cache is initially off in allocators that get their configuration from the environment.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_set_caching(handle: u64, on: c_int) -> Status {
     status(|| table::find(handle)?.set_caching(on != 0))
@@ -225,6 +228,6 @@ pub extern "C" fn stratalloc_set_caching(handle: u64, on: c_int) -> Status {
 /// `on` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_caching(handle: u64, on: *mut c_int) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(on, "on", || Ok(c_int::from(table::find(handle)?.is_caching()))) }
 }

@@ -1,9 +1,10 @@
 //! Keeps the library usable across a fork.
 //!
-//! The child has one thread, and every lock in the state of that moment. So a handler acquires all
-//! process-wide locks ([`sync::Global`](stratalloc::sync)) before the fork, and releases them afterwards in
-//! parent and child. The child finds these locks free and the data under them consistent. The locks
-//! inside an allocator may stay locked forever, so the child abandons all allocators and creates its own.
+//! After a fork, the child has only the forking thread, but each lock is in the state that it had at
+//! the fork. So a handler acquires all process-wide locks ([`sync::Global`](stratalloc::sync)) before
+//! the fork, and releases them afterwards in parent and child. So in the child these locks are free,
+//! and the data under them is consistent. The locks inside an allocator may stay locked forever. So the
+//! child abandons all allocators of the parent and creates its own.
 
 #![expect(unsafe_code, reason = "handlers that the system calls when the process forks")]
 #![cfg_attr(not(unix), expect(dead_code, reason = "nothing forks there"))]
@@ -16,7 +17,7 @@ use stratalloc::layers::front;
 use stratalloc::sync::{self, Rank};
 use stratalloc::threads::Lasting;
 
-/// True in a child of a process that used the library.
+/// True in a forked child of a process that used the library.
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// The locks that the forking thread holds.
@@ -26,20 +27,20 @@ thread_local! {
     static HELD_LOCKS: Lasting<HeldLocks> = const { Lasting::new(Vec::new()) };
 }
 
-/// Returns true in a child of a process that used the library. It may free blocks of the parent's
-/// allocators, which do not exist here.
+/// Returns true in a forked child of a process that used the library. Such a child may still call
+/// functions that free blocks of the parent's allocators. These allocators do not exist in the child.
 pub(super) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }
 
-/// Registers the fork handlers, once.
+/// Registers the fork handlers, if that was not done yet.
 pub(super) fn prepare_for() {
     static IS_PREPARED: AtomicBool = AtomicBool::new(false);
     #[cfg(unix)]
     if !IS_PREPARED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the handlers are functions of this library, and the system removes them when it is
-        // unloaded. Registration fails only when memory is short; then forks work as without the
-        // handlers.
+        // SAFETY: the handlers are functions of this library, and the system removes them when the
+        // library is unloaded. Registration fails only when memory is short. Then no handlers run at a
+        // fork.
         let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     }
 }

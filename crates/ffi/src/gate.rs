@@ -1,6 +1,7 @@
-//! Counts running calls of callers' functions, so that an interpreter can wait for them before it exits.
+//! Counts running calls of users' functions (callbacks), so that an interpreter can wait for them
+//! before it exits.
 //!
-//! Functions that were added with the same release function share a gate.
+//! Functions that were added with the same release function share one gate.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use stratalloc::sync::{Global, Rank};
 
-/// Set when the gate is closed; never cleared. The other bits count the running calls.
+/// Bit that is set when the gate is closed, and never cleared. The other bits count the running calls.
 const CLOSED: u64 = 1 << 63;
 const POLL: Duration = Duration::from_millis(1);
 
@@ -18,7 +19,7 @@ const POLL: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(super) struct Gate(AtomicU64);
 
-/// A running call; dropping it ends the count.
+/// A running call. It is counted until this is dropped.
 #[derive(Debug)]
 pub(super) struct Inside<'a>(&'a Gate);
 
@@ -26,7 +27,7 @@ pub(super) struct Inside<'a>(&'a Gate);
 static GATES: Global<BTreeMap<usize, Arc<Gate>>> = Global::new(Rank::Gates, BTreeMap::new());
 
 impl Gate {
-    /// Returns the open gate of a release function, or a new gate for 0.
+    /// Returns the open gate of a release function. Returns a new gate if the function is null (0).
     pub(super) fn of(release: usize) -> Arc<Self> {
         if release == 0 {
             return Arc::default();
@@ -34,17 +35,19 @@ impl Gate {
         let mut gates = GATES.lock();
         let gate = gates.entry(release).or_default();
         if gate.0.load(Ordering::Relaxed) & CLOSED != 0 {
-            // The gate was closed: this is another function, loaded at the same address.
+            // The closed gate belonged to a function that was unloaded. This is a new function at the
+            // same address.
             *gate = Arc::default();
         }
         Arc::clone(gate)
     }
 
-    /// Counts a call until the result is dropped. `None` if the gate is closed: the call must not be made.
+    /// Counts a call until the result is dropped. `None` if the gate is closed. Then the call must not
+    /// be made.
     pub(super) fn enter(&self) -> Option<Inside<'_>> {
         let inside = Inside(self);
-        // SeqCst orders this against `close`: either `close` counts this call, or this call sees the gate
-        // closed.
+        // SeqCst pairs with `close`: either `close` counts this call, or this call sees that the gate
+        // is closed.
         (self.0.fetch_add(1, Ordering::SeqCst) & CLOSED == 0).then_some(inside)
     }
 
@@ -63,20 +66,21 @@ impl Gate {
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        // If the thread forked during the call, the child's count was reset to 0.
+        // The count may be 0: if this thread forked during the call, `forget_calls` has reset it in the
+        // child.
         let leave = |count: u64| (count & !CLOSED != 0).then(|| count - 1);
         let _ = self.0.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, leave);
     }
 }
 
-/// Closes the gate of a release function and waits at most `wait` until no call runs. Returns the number
-/// of calls that still run.
+/// Closes the gate of a release function and waits, at most `wait`, until no call is running. Returns
+/// the number of calls that are still running.
 pub(super) fn close(release: usize, wait: Duration) -> u64 {
     let gate = GATES.read().get(&release).map(Arc::clone);
     gate.map_or(0, |gate| gate.close(wait))
 }
 
-/// Resets the counts after a fork: the counted calls run on threads of the parent.
+/// Resets the counts in a forked child: the counted calls run on threads of the parent.
 pub(super) fn forget_calls() {
     for gate in GATES.read().values() {
         gate.0.fetch_and(CLOSED, Ordering::SeqCst);

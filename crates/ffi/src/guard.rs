@@ -1,4 +1,4 @@
-//! Error handling of every exported function: a failure becomes a status and a message, and a panic is
+//! Error handling of every exported function: a failure becomes a status and a message, and panics are
 //! caught.
 
 use std::any::Any;
@@ -14,9 +14,9 @@ use stratalloc::registry::BuildError;
 use stratalloc::sharing::SharingError;
 use stratalloc::switch::SwitchError;
 
-/// The result of a call. After any other status than `OK` nothing has changed, with one exception. If the
-/// driver fails in a call with several steps, the completed steps remain. `stratalloc_last_error` has the
-/// message for the calling thread.
+/// The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver
+/// fails in a call with several steps, completed steps stay in effect. `stratalloc_last_error` returns
+/// the message of the calling thread's last failure.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -24,7 +24,8 @@ pub enum Status {
     Ok = 0,
     /// A null pointer, text that is not UTF-8, or a number that is out of range.
     InvalidArgument = 1,
-    /// No allocator, checkpoint, snapshot or shared block has this handle, or it was destroyed.
+    /// The handle is of no allocator, checkpoint, snapshot or shared block, or the object was
+    /// destroyed.
     UnknownHandle = 2,
     /// The configuration string cannot be used.
     BadConfiguration = 3,
@@ -32,7 +33,8 @@ pub enum Status {
     OutOfMemory = 4,
     /// No live block starts at the address.
     UnknownAddress = 5,
-    /// The pool is unknown, has no user, or has (or lacks) an open scope.
+    /// The pool is unknown or has no user, or the call does not fit whether a scope of the pool is
+    /// open.
     BadPool = 6,
     /// The device, the strategy or this version does not support the call.
     NotSupported = 7,
@@ -40,7 +42,7 @@ pub enum Status {
     DriverFailed = 8,
     /// The output does not fit in the buffer.
     BufferTooSmall = 9,
-    /// A bug in the library. The allocator may be unusable.
+    /// A bug in the library. The allocator may be unusable after this.
     Internal = 10,
 }
 
@@ -77,11 +79,12 @@ thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs one call. A failure or a panic becomes a status, and its message the thread's last error.
+/// Runs one call. A failure or a panic is returned as a status, and its message becomes the thread's
+/// last error.
 #[inline]
 pub(super) fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Status> {
-    // Shared state that a panic may leave inconsistent is behind locks that every later call takes, and
-    // the status reports a bug in the library.
+    // `AssertUnwindSafe`: state that a panic may leave inconsistent is behind locks that every later
+    // call acquires. The returned status shows that there is a bug in the library.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(failure)) => Err(remember(failure)),
@@ -89,7 +92,7 @@ pub(super) fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, S
     }
 }
 
-/// [`guard`] for calls without a result.
+/// Runs a call without a result, as [`guard`] does.
 #[inline]
 pub(super) fn status(work: impl FnOnce() -> Result<(), Failure>) -> Status {
     match guard(work) {
@@ -115,13 +118,13 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
     failure
 }
 
-/// Returns the message of the calling thread's last failed call; empty if none has failed.
+/// Returns the message of the calling thread's last failed call. Empty if no call has failed.
 pub(super) fn last_error() -> String {
     LAST.try_with(|last| last.borrow().clone()).unwrap_or_default()
 }
 
 pub(super) fn set_last_error(text: String) {
-    // In a thread that is exiting, the thread-local may be destroyed already.
+    // The thread-local may be destroyed already if the thread is exiting.
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
 }
 
@@ -154,7 +157,7 @@ impl Fails for AllocError {
             Self::TooLarge { .. } | Self::OutOfMemory(_) | Self::TooManyStreams { .. } => {
                 Status::OutOfMemory
             }
-            // Among them that a user's strategy returned an illegal address.
+            // This includes an illegal address that a user's strategy returned.
             _ => Status::Internal,
         }
     }
@@ -200,7 +203,8 @@ impl Fails for SharingError {
             Self::NotExportable { .. } | Self::NotSupported { .. } | Self::PageSize { .. } => {
                 Status::NotSupported
             }
-            // The process that shared the block has freed it, or does not export it.
+            // Any other error means that the block cannot be fetched from its process. That process has
+            // freed the block or ended, for example.
             _ => Status::UnknownAddress,
         }
     }

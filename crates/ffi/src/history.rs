@@ -20,26 +20,26 @@ use stratalloc::history::{
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StackFrame {
-    /// The function's name, in UTF-8; null if unknown.
+    /// The name of the function, in UTF-8. Null if unknown.
     pub function: *const c_char,
-    /// The source file, in UTF-8; null if unknown.
+    /// The source file, in UTF-8. Null if unknown.
     pub file: *const c_char,
-    /// The line; 0 if unknown.
+    /// The line. 0 if unknown.
     pub line: u32,
 }
 
-/// A caller's source of stacks. The functions are called on any thread, with no lock of the library held;
-/// they may allocate and free, and must not unwind. `user` is passed to each.
+/// A source of stacks that the caller implements. The functions are called on any thread, with no lock
+/// of the library held. They may allocate and free, and must not unwind. `user` is passed to each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StackSource {
-    /// Returns the calling thread's stack as a pointer that only the source interprets, or null. The
-    /// library keeps the pointer until it calls `release`.
+    /// Returns the calling thread's stack, or null. The stack is a pointer that only the source
+    /// interprets. The library keeps it until it calls `release`.
     pub gather: Option<unsafe extern "C" fn(user: *mut c_void) -> *mut c_void>,
-    /// Releases a pointer that `gather` returned; called exactly once for each.
+    /// Releases a stack that `gather` returned. Called exactly once for each.
     pub release: Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>,
-    /// Stores at most `room` frames of a stack, innermost first, and returns their number. The frames'
-    /// texts stay valid until the calling thread's next call of `frames`.
+    /// Stores at most `room` frames of a stack, innermost first, and returns their number. The texts in
+    /// the frames must stay valid until the calling thread's next call of `frames`.
     pub frames: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -48,15 +48,15 @@ pub struct StackSource {
             room: usize,
         ) -> usize,
     >,
-    /// Must stay valid until the allocator is destroyed and every stack released.
+    /// Must stay valid until the allocator was destroyed and all its stacks were released.
     pub user: *mut c_void,
 }
 
-/// Receives the next bytes of a snapshot. Any result but 0 aborts the snapshot.
+/// Receives the next bytes of a snapshot. Any result other than 0 aborts the snapshot.
 pub type SnapshotWriter =
     Option<unsafe extern "C" fn(user: *mut c_void, bytes: *const c_void, size: usize) -> c_int>;
 
-/// Maximum number of frames that are requested of a stack.
+/// The maximum number of frames that are requested for one stack.
 const FRAMES_MAX: usize = 512;
 
 impl StackFrame {
@@ -68,14 +68,14 @@ impl StackFrame {
     unsafe fn read(self) -> Frame {
         let text = |from: *const c_char| match from.is_null() {
             true => String::new(),
-            // SAFETY: our caller's promise.
+            // SAFETY: required of the caller (`# Safety`).
             false => unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned(),
         };
         Frame { function: text(self.function), file: text(self.file), line: self.line }
     }
 }
 
-/// A [`StackSource`] none of whose functions is null.
+/// A [`StackSource`] whose functions are all present.
 #[derive(Clone, Debug)]
 struct Source {
     gate: Arc<Gate>,
@@ -85,12 +85,12 @@ struct Source {
     user: *mut c_void,
 }
 
-// SAFETY: `StackSource` requires functions that can be called on any thread with this pointer.
+// SAFETY: `StackSource` requires that its functions can be called on any thread with this pointer.
 unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Sync for Source {}
 
-/// A stack that a source gathered; released on drop.
+/// A stack that a source gathered. The source releases it on drop.
 #[derive(Debug)]
 struct Gathered {
     source: Source,
@@ -120,7 +120,8 @@ impl Stack for Gathered {
         let Some(_inside) = self.source.gate.enter() else { return Vec::new() };
         // SAFETY: the caller's function, with the caller's pointers and `FRAMES_MAX` writable frames.
         let count = unsafe { collect(user, self.stack, frames.as_mut_ptr(), FRAMES_MAX) };
-        // SAFETY: the source filled them, and their texts stay valid until its next call on this thread.
+        // SAFETY: the source has filled `count` frames, and their texts stay valid until its next call
+        // on this thread.
         frames.iter().take(count).map(|frame| unsafe { frame.read() }).collect()
     }
 }
@@ -133,7 +134,8 @@ impl Drop for Gathered {
     }
 }
 
-/// Returns a stack's pointer from its source, or null for a stack of another kind.
+/// Returns the pointer that a source returned for this stack. Null if the stack is not from a
+/// [`StackSource`].
 pub(super) fn stack_of(stack: Option<&dyn Any>) -> *mut c_void {
     let gathered = stack.and_then(|stack| stack.downcast_ref::<Gathered>());
     gathered.map_or(std::ptr::null_mut(), |gathered| gathered.stack)
@@ -141,9 +143,9 @@ pub(super) fn stack_of(stack: Option<&dyn Any>) -> *mut c_void {
 
 /// Starts recording the allocator's actions, or changes the options of a running recording. `stacks`
 /// selects the stacks that are gathered: 0 none, 1 those of live blocks, 2 also those of entries that
-/// allocate memory, 3 also those of entries that free memory. The newest `entries_max` entries are kept.
-/// `skip` lists actions that are not recorded, by PyTorch's names and separated by commas; null for none.
-/// Unless `clear` is 0, earlier entries are dropped.
+/// allocate memory, 3 also those of entries that free memory. The newest `entries_max` entries are
+/// kept. `skip` is a list of actions that are not recorded, with PyTorch's names and separated by
+/// commas. Null skips none. If `clear` is not 0, earlier entries are dropped.
 ///
 /// # Safety
 ///
@@ -165,7 +167,7 @@ pub unsafe extern "C" fn stratalloc_history_start(
             3 => StackLevel::OfFrees,
             _ => return Err(Failure::invalid(wrong)),
         };
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let skip = unsafe { read_any(skip, "skip") }?.unwrap_or_default();
         let names = skip.split(',').map(str::trim).filter(|name| !name.is_empty());
         let skip = names.map(|name| {
@@ -194,7 +196,7 @@ pub extern "C" fn stratalloc_history_stop(handle: u64) -> Status {
 /// `on` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_history_is_on(handle: u64, on: *mut c_int) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(on, "on", || Ok(c_int::from(table::find(handle)?.history().is_on()))) }
 }
 
@@ -204,7 +206,7 @@ pub extern "C" fn stratalloc_history_clear(handle: u64) -> Status {
     table::on(handle, |instance| instance.history().clear())
 }
 
-/// Sets the source of stacks; null removes it.
+/// Sets the source of stacks. Null removes it.
 ///
 /// # Safety
 ///
@@ -218,7 +220,7 @@ pub unsafe extern "C" fn stratalloc_history_set_stack_source(
         let provider: Option<Arc<dyn StackProvider>> = match source.is_null() {
             true => None,
             false => {
-                // SAFETY: our caller's promise.
+                // SAFETY: required of the caller (`# Safety`).
                 let StackSource { gather, release, frames, user } =
                     unsafe { source.read_unaligned() };
                 let missing = || Failure::null("a function of the source");
@@ -237,15 +239,15 @@ pub unsafe extern "C" fn stratalloc_history_set_stack_source(
     })
 }
 
-/// Removes the source of stacks before it becomes invalid, as when an interpreter exits, and drops the
-/// recorded entries. Under `layers:[track]`, live blocks keep the names of their stacks' frames for the
-/// leak report at the end of the process.
+/// Removes the source of stacks before it becomes invalid, for example before an interpreter exits.
+/// Drops the recorded entries. Under `layers:[track]`, live blocks keep the frames of their stacks for
+/// the leak report at the end of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_drop_stack_source(handle: u64) -> Status {
     table::on(handle, |instance| instance.history().drop_stack_provider())
 }
 
-/// Sets the metadata of later entries; null removes it.
+/// Sets the metadata of entries that are recorded from now on. Null removes it.
 ///
 /// # Safety
 ///
@@ -256,20 +258,20 @@ pub unsafe extern "C" fn stratalloc_history_set_metadata(
     metadata: *const c_char,
 ) -> Status {
     status(|| {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let text = unsafe { read_any(metadata, "metadata") }?;
         table::find(handle)?.history().set_metadata(text);
         Ok(())
     })
 }
 
-/// Returns the calling thread's metadata, in UTF-8 and with a terminating zero, or null if it has none.
-/// The text must stay valid until the same thread's next call into other code.
+/// Returns the calling thread's metadata, in UTF-8 with a terminating zero, or null if it has none. The
+/// text must stay valid until the same thread next runs code outside the library.
 pub type ThreadMetadata = Option<unsafe extern "C" fn() -> *const c_char>;
 
-/// Sets a function that returns the metadata of entries; where it returns null, the metadata of
+/// Sets a function that returns the metadata of entries. If it returns null, the metadata of
 /// `stratalloc_history_set_metadata` is used. Null removes the function. It is called on the thread of
-/// each recorded request and free, and must neither allocate from the allocator nor unwind.
+/// each recorded request and free. It must not allocate from the allocator, and must not unwind.
 ///
 /// # Safety
 ///
@@ -287,7 +289,8 @@ pub unsafe extern "C" fn stratalloc_history_set_thread_metadata(
                 if text.is_null() {
                     return None;
                 }
-                // SAFETY: the text stays valid until this thread calls other code.
+                // SAFETY: the source keeps the text valid until this thread runs code outside the
+                // library.
                 Some(unsafe { CStr::from_ptr(text) }.to_string_lossy().into())
             })
         });
@@ -296,20 +299,20 @@ pub unsafe extern "C" fn stratalloc_history_set_thread_metadata(
     })
 }
 
-/// Pushes a name for the calling thread.
+/// Adds a name to the calling thread's names of this kind.
 ///
 /// # Safety
 ///
 /// `name` ends with a zero byte if it is not null.
 unsafe fn push(names: NameKind, name: *const c_char) -> Status {
     status(|| {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         names.push(unsafe { read(name, "name") }?);
         Ok(())
     })
 }
 
-/// Pops the calling thread's last name.
+/// Removes the calling thread's newest name of this kind.
 fn pop(names: NameKind) -> Status {
     status(|| match names.pop() {
         true => Ok(()),
@@ -317,30 +320,30 @@ fn pop(names: NameKind) -> Status {
     })
 }
 
-/// Pushes a name for the calling thread's work: entries have it as their innermost frame. Every name must
-/// be removed by a `stratalloc_context_pop` on the same thread.
+/// Pushes a name for the calling thread. Until it is popped, the stacks of entries have it as their
+/// innermost frame. Each name must be removed by a `stratalloc_context_pop` on the same thread.
 ///
 /// # Safety
 ///
 /// `name` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_context_push(name: *const c_char) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { push(NameKind::Scope, name) }
 }
 
-/// Pops the calling thread's last name.
+/// Removes the calling thread's newest name.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_context_pop() -> Status {
     pop(NameKind::Scope)
 }
 
-/// Upper limit for the pairs of one annotation.
+/// The maximum number of pairs in one annotation.
 const ANNOTATION_PAIRS_MAX: usize = 64;
 
 /// Records `pairs` keys and values with the current time, if recording is on. Snapshots list the newest
-/// 65,536 annotations under `external_annotations`. PyTorch's have the key `name`, and `stage` with
-/// `START` or `END`.
+/// 65,536 annotations under `external_annotations`. Annotations of PyTorch have the key `name`, and
+/// `stage` with `START` or `END`.
 ///
 /// # Safety
 ///
@@ -356,13 +359,13 @@ pub unsafe extern "C" fn stratalloc_annotate(
             let text = format_args!("words is null, or pairs is not 1 to {ANNOTATION_PAIRS_MAX}");
             return Err(Failure::invalid(text));
         }
-        // SAFETY: not null; our caller promises the rest.
+        // SAFETY: not null, and the rest is required of the caller (`# Safety`).
         let words = unsafe { std::slice::from_raw_parts(words, 2 * pairs) };
         let mut metadata = Vec::with_capacity(pairs);
         for pair in words.chunks_exact(2) {
-            // SAFETY: our caller's promise.
+            // SAFETY: required of the caller (`# Safety`).
             let key = unsafe { read(pair[0], "key") }?;
-            // SAFETY: our caller's promise.
+            // SAFETY: required of the caller (`# Safety`).
             metadata.push((key, unsafe { read(pair[1], "value") }?));
         }
         table::find(handle)?.history().annotate(metadata);
@@ -370,26 +373,27 @@ pub unsafe extern "C" fn stratalloc_annotate(
     })
 }
 
-/// Pushes the name of the compiled region that the calling thread runs; entries have it in a field of its
-/// own. Every one must be removed by a `stratalloc_compile_context_pop` on the same thread.
+/// Pushes the name of the compiled region that the calling thread runs. Entries have it in a field of
+/// its own. Each name must be removed by a `stratalloc_compile_context_pop` on the same thread.
 ///
 /// # Safety
 ///
 /// `name` ends with a zero byte if it is not null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_compile_context_push(name: *const c_char) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { push(NameKind::CompileContext, name) }
 }
 
-/// Pops the calling thread's last compiled region.
+/// Removes the calling thread's newest compiled region.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_compile_context_pop() -> Status {
     pop(NameKind::CompileContext)
 }
 
-/// Writes all segments, blocks and the history, as of one moment, to a file for PyTorch's viewers: a
-/// pickle, or JSON if the name ends in `.json`. If the call fails, the file keeps its old content.
+/// Writes a file for PyTorch's viewers, with all segments, blocks and the history as of one moment. The
+/// file is a pickle, or JSON if its name ends in `.json`. If the call fails, the file keeps its old
+/// content.
 ///
 /// # Safety
 ///
@@ -397,7 +401,7 @@ pub extern "C" fn stratalloc_compile_context_pop() -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_snapshot_save(handle: u64, path: *const c_char) -> Status {
     status(|| {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let path = unsafe { read(path, "path") }?;
         let snapshot = table::find(handle)?.recording().snapshot();
         let failed = |error| Failure::invalid(format_args!("{path}: {error}"));
@@ -405,8 +409,8 @@ pub unsafe extern "C" fn stratalloc_snapshot_save(handle: u64, path: *const c_ch
     })
 }
 
-/// Passes the same content to `write`, piece by piece, with `user`: as a pickle if `format` is 0, as JSON
-/// if it is 1.
+/// Passes the content that `stratalloc_snapshot_save` writes to `write`, in pieces, together with
+/// `user`. The content is a pickle if `format` is 0, and JSON if it is 1.
 ///
 /// # Safety
 ///
@@ -434,7 +438,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_write(
     })
 }
 
-/// The caller's function as a writer.
+/// A [`io::Write`] that calls the caller's function.
 struct Pieces {
     write: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int,
     user: *mut c_void,

@@ -1,4 +1,4 @@
-//! Callers' functions that the library calls: trackers of entries, observers of failed requests, and
+//! Users' functions that the library calls: trackers of entries, observers of failed requests, and
 //! callbacks that free memory.
 //!
 //! They run on the thread of the request, with no lock of the library held.
@@ -19,11 +19,11 @@ use stratalloc::history::TrackerId;
 use stratalloc::ids::HookId;
 
 /// Called with an entry of the history, which is valid during the call. The function may allocate, free
-/// and take snapshots. It must not unwind, nor wait for a request of another thread.
+/// and take snapshots. It must not unwind, and must not wait for a request of another thread.
 pub type Tracker = Option<unsafe extern "C" fn(user: *mut c_void, entry: *const Entry)>;
 
-/// Called after a failed request with the device, the requested bytes, and the total and the free bytes
-/// of the device, each 0 if unknown. It may allocate and free, and must not unwind.
+/// Called after a failed request. Receives the device, the requested bytes, and the total and the free
+/// bytes of the device (0 if unknown). It may allocate and free, and must not unwind.
 pub type OomObserver = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -34,9 +34,9 @@ pub type OomObserver = Option<
     ),
 >;
 
-/// Called for a request that `throw_on_cudamalloc_oom` rejected, with the device, the size of the segment
-/// that the request needed, the reserved bytes of the allocator, and the total bytes of the device (0 if
-/// unknown). It may allocate and free, and must not unwind.
+/// Called for a request that `throw_on_cudamalloc_oom` rejected. Receives the device, the size of the
+/// segment that the request needed, the reserved bytes of the allocator, and the total bytes of the
+/// device (0 if unknown). It may allocate and free, and must not unwind.
 pub type OomRejectionObserver = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -47,11 +47,12 @@ pub type OomRejectionObserver = Option<
     ),
 >;
 
-/// Called before memory is acquired from the driver, to free something. Returns nonzero if it freed
-/// memory. It may allocate and free, and must not unwind.
+/// Called before memory is acquired from the driver, so that it can free memory instead. Returns
+/// nonzero if it freed any. It may allocate and free, and must not unwind.
 pub type FreeMemoryCallback = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
 
-/// Adds a caller's function and stores its number in `id`. If the call fails, `user` stays the caller's.
+/// Adds a user's function and stores its number in `id`. If the call fails, `user` still belongs to the
+/// caller.
 ///
 /// # Safety
 ///
@@ -68,13 +69,13 @@ unsafe fn add<F>(
         let instance = table::find(handle)?;
         UserData::to(user, release, |user_data| Ok(add(&instance, function, user_data)))
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(id, "id", work) }
 }
 
 type Observe = unsafe extern "C" fn(*mut c_void, c_int, u64, u64, u64);
 
-/// Returns an observer that passes the device and three figures of a report to the caller's function.
+/// Returns an observer that calls the user's function with the device and three numbers of the report.
 fn observing(
     observe: Observe,
     user_data: Arc<UserData>,
@@ -88,7 +89,7 @@ fn observing(
     })
 }
 
-/// Removes a caller's function by its number.
+/// Removes a user's function by its number.
 fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Status {
     status(|| match remove(&*table::find(handle)?) {
         true => Ok(()),
@@ -100,19 +101,20 @@ fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Statu
 }
 
 /// Adds a tracker: a function that is called with every entry of the history while recording is on.
-/// Stores a number to remove it by. It stays through a switch of strategy. No lock of the library is held
-/// during a call.
+/// Stores a number with which the tracker can be removed. The tracker stays after a switch. No lock of
+/// the library is held during a call.
 ///
 /// Entries for device memory come in an order that allows the tracker to register the memory with a
-/// network library. `segment_alloc` or `segment_map` comes after the driver allocated the memory and
-/// before a request is served from it. `segment_free` or `segment_unmap` comes when no request can be
-/// served from the memory any more, and before the driver frees it. If the driver fails to free it,
+/// network library. `segment_alloc` or `segment_map` comes after the driver has allocated the memory
+/// and before a request is served from it. `segment_free` or `segment_unmap` comes when no request can
+/// be served from the memory any more, and before the driver frees it. If the driver fails to free it,
 /// another `segment_alloc` or `segment_map` follows.
 ///
-/// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them.
-/// Entries for device memory that it acquires follow when it has returned. During the call of a tracker
-/// no memory is released to the device: `stratalloc_empty_cache` releases nothing there.
-/// `stratalloc_destroy` calls trackers for all memory that it releases; the handle is invalid by then.
+/// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them. If
+/// a request of a tracker acquires device memory, the entries for it follow after the tracker has
+/// returned. While a tracker runs, its thread releases no memory to the device, so
+/// `stratalloc_empty_cache` has no effect there. `stratalloc_destroy` calls trackers for all memory
+/// that it releases; the handle is invalid by then.
 ///
 /// # Safety
 ///
@@ -135,19 +137,19 @@ pub unsafe extern "C" fn stratalloc_tracker_add(
         };
         instance.history().add_tracker(Arc::new(tracker)).0
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { add(handle, tracker, (release, user), id, add_to) }
 }
 
-/// Removes a tracker. A call on another thread may still run; `user` is released when that call has
-/// returned.
+/// Removes a tracker. A call on another thread may still be running. `user` is released after that call
+/// has returned.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_tracker_remove(handle: u64, id: u64) -> Status {
     remove(handle, id, |instance| instance.history().remove_tracker(TrackerId(id)))
 }
 
-/// Adds an observer that is called for every failed request, and stores a number to remove it by. It
-/// stays through a switch of strategy. Failed requests of the observer itself call no observer.
+/// Adds an observer that is called for every failed request, and stores a number with which it can be
+/// removed. It stays after a switch. Failed requests of an observer itself call no observer.
 ///
 /// # Safety
 ///
@@ -168,13 +170,13 @@ pub unsafe extern "C" fn stratalloc_oom_observer_add(
         };
         instance.hooks().add_oom_observer(observing(observe, user_data, figures)).0
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { add(handle, observer, (release, user), id, add_to) }
 }
 
-/// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores a
-/// number to remove it by. It stays through a switch of strategy. Observers of failed requests are not
-/// called for these.
+/// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores
+/// a number with which it can be removed. It stays after a switch. Observers of failed requests are not
+/// called for these requests.
 ///
 /// # Safety
 ///
@@ -194,7 +196,7 @@ pub unsafe extern "C" fn stratalloc_oom_rejection_observer_add(
         };
         instance.hooks().add_oom_rejection_observer(observing(observe, user_data, figures)).0
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { add(handle, observer, (release, user), id, add_to) }
 }
 
@@ -204,9 +206,9 @@ pub extern "C" fn stratalloc_hook_remove(handle: u64, id: u64) -> Status {
     remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
 }
 
-/// Adds a callback that is called whenever memory is about to be acquired from the device, so that it can
-/// free something. Stores a number to remove it by. It stays through a switch of strategy. Requests of
-/// the callback itself call no callback.
+/// Adds a callback that is called whenever memory is about to be acquired from the device, so that it
+/// can free memory instead. Stores a number with which it can be removed. It stays after a switch.
+/// Requests of a callback itself call no callback.
 ///
 /// # Safety
 ///
@@ -227,6 +229,6 @@ pub unsafe extern "C" fn stratalloc_free_memory_callback_add(
             move || user_data.call(|user| unsafe { function(user) }).is_some_and(|did| did != 0);
         instance.hooks().add_free_memory_callback(Arc::new(callback)).0
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { add(handle, callback, (release, user), id, add_to) }
 }

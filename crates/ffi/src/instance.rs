@@ -1,4 +1,5 @@
-//! One allocator behind the C interface: blocks by address, optional capabilities as `Result`s.
+//! One allocator behind the C interface. Blocks are identified by address, and a missing capability is
+//! a [`Failure`].
 
 use std::sync::Arc;
 
@@ -26,18 +27,19 @@ pub(super) struct Instance {
     allocator: Switchable,
     pub(super) driver: Arc<dyn Driver>,
     uncached: Uncached,
-    /// Defaults under every complete configuration string.
+    /// A configuration string with the default values that apply under each complete configuration
+    /// string.
     defaults: &'static str,
 }
 
-/// Returns the environment's configuration, and writes its warnings.
+/// Reads the configuration from the environment, and writes its warnings.
 pub(super) fn environment() -> Result<Config, Failure> {
     let config = from_process(&registry::key_table())?.config;
     warn(&config);
     Ok(config)
 }
 
-/// Returns the environment's configuration over other defaults than the built-in ones.
+/// Reads the configuration from the environment. `defaults` replaces the built-in default values.
 pub(super) fn environment_over(defaults: &str) -> Result<Config, Failure> {
     let found = from_process(&registry::key_table())?;
     warn(&found.config);
@@ -76,7 +78,8 @@ impl Instance {
         Ok(registry::check_name(&parse(text)?.settings().backend)?)
     }
 
-    /// Opens an allocator on a device; without a string, from the environment's configuration.
+    /// Creates an allocator on a device. Without a string, reads the configuration from the
+    /// environment.
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
         match conf {
             Some(text) => Self::prepared(&parse(text).inspect(warn)?, device),
@@ -84,8 +87,8 @@ impl Instance {
         }
     }
 
-    /// Opens the allocator of the environment's configuration `config`. `defaults` apply under the
-    /// configuration of each later switch.
+    /// Creates an allocator with `config`, the configuration of the environment. `defaults` apply under
+    /// the configuration of each later switch.
     pub(super) fn open_over(
         defaults: &'static str,
         config: &Config,
@@ -108,7 +111,7 @@ impl Instance {
         stratalloc_tools::analysis::advise_on_oom();
         let options = BuildOptions { raw_addresses: true };
         let allocator = Switchable::build(config, Arc::clone(&driver), options)?;
-        // Blocks leave the library as addresses, so the allocator must find them by address.
+        // Callers get blocks as addresses, so the allocator must be able to find blocks by address.
         if !allocator.control().by_address {
             let what = "blocks by bare address (layers:[front] serves callers with handles only)";
             return Err(Failure::lacks(allocator.name(), what));
@@ -147,7 +150,8 @@ impl Instance {
         }
     }
 
-    /// Frees a block and returns the bytes that were requested. `None` if no live block starts there.
+    /// Frees a block and returns the bytes that were requested for it. `None` if no live block starts
+    /// at `address`.
     #[inline]
     pub(super) fn take_back(&self, address: u64) -> Option<Result<u64, Failure>> {
         match self.allocator.free_raw(address) {
@@ -171,13 +175,13 @@ impl Instance {
 
     pub(super) fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), Failure> {
         let recorded = self.allocator.record_stream_raw(address, stream);
-        // Freeing an uncached block waits for all work of the device, so there is nothing to record.
+        // An uncached block needs no record, because its free waits for all work of the device.
         let is_known = recorded.is_ok() || self.uncached.size_of(address).is_some();
         if is_known { Ok(()) } else { Ok(recorded?) }
     }
 
-    /// Returns true if the cache can be turned off: only `native`, which gets its memory by plain driver
-    /// calls.
+    /// Returns true if the cache can be turned off. Only `native` allows that, because it allocates by
+    /// plain calls of the driver.
     fn may_do_without_cache(&self) -> bool {
         self.allocator.name() == "native"
     }
@@ -186,7 +190,7 @@ impl Instance {
         !(self.uncached.is_on() && self.may_do_without_cache())
     }
 
-    /// Turns the cache off or on for later requests. Blocks stay.
+    /// Turns the cache on or off for later requests. Existing blocks are not affected.
     pub(super) fn set_caching(&self, on: bool) -> Result<(), Failure> {
         if !on && !self.may_do_without_cache() {
             return Err(self.lacks("way past its cache"));
@@ -203,8 +207,8 @@ impl Instance {
         Failure::lacks(self.allocator.name(), what)
     }
 
-    /// Returns the failure for calls that name blocks by address, which a layer that moves blocks does
-    /// not support.
+    /// Returns the failure of a call that names a block by address, if a layer that moves blocks
+    /// prevents it.
     fn lacks_addresses(&self, what: &str) -> Failure {
         let config = self.allocator.config();
         let moves = |layer: &&LayerSetting| layer.may_move_blocks();
@@ -221,11 +225,11 @@ impl Instance {
         }
     }
 
-    /// Removes a live block of `backend:cpu`, whose memory the caller frees.
+    /// Removes a live block of `backend:cpu`. The caller then frees the block's memory.
     pub(super) fn record_free(&self, address: u64) -> Result<(), Failure> {
         match &*self.allocator.strategy() {
             Strategy::Cpu(own) => {
-                // From here on the caller owns the memory.
+                // From here on the block's memory belongs to the caller.
                 std::mem::forget(own.record_free(address)?);
                 Ok(())
             }
@@ -287,17 +291,17 @@ impl Instance {
         self.allocator.statistics()
     }
 
-    /// Applies a configuration string on top of the current settings; switches if it names another
-    /// backend.
+    /// Applies a configuration string on top of the current settings. Switches if it changes a key that
+    /// is read only when an allocator is built.
     pub(super) fn set_conf(&self, text: &str) -> Result<(), Failure> {
         self.allocator.update(text)?;
-        // The string is in force, so nothing may fail from here on. Its warnings depend on this string
-        // alone.
+        // The string is now applied, so nothing may fail from here on. It is parsed alone, because the
+        // warnings concern only this string.
         let _ = parse(text).inspect(warn);
         Ok(())
     }
 
-    /// Returns the errors of [`set_conf`](Self::set_conf) that can be found without changing anything.
+    /// Returns the errors of [`set_conf`](Self::set_conf) that can be found without changes.
     pub(super) fn check_conf(&self, text: &str) -> Result<(), Failure> {
         Ok(self.allocator.check_update(text)?)
     }
@@ -307,7 +311,7 @@ impl Instance {
         InForce { config: self.allocator.config(), limit_bytes }
     }
 
-    /// Restores earlier settings; switches back if the allocator was switched.
+    /// Restores earlier settings. If the allocator was switched since, switches back.
     pub(super) fn restore(&self, before: InForce) -> Result<(), Failure> {
         let InForce { config, limit_bytes } = before;
         if self.caching()?.apply(&config).is_err() {
@@ -317,7 +321,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Switches to the allocator that a complete configuration string describes.
+    /// Switches to an allocator with this complete configuration string.
     pub(super) fn switch(&self, text: &str) -> Result<(), Failure> {
         let config = parse_over(self.defaults, text)?;
         self.allocator.switch_to(config.clone())?;
@@ -325,8 +329,8 @@ impl Instance {
         Ok(())
     }
 
-    /// Lets another device access this device's memory, if it can and unless `peers:none` is set. May
-    /// wait for the driver.
+    /// Gives another device access to this device's memory, if that is possible and `peers:none` is not
+    /// set. May wait for the driver.
     pub(super) fn enable_peer(&self, device: DeviceId) -> Result<(), Failure> {
         let all = (self.driver.peers(), self.allocator.control().peer_access);
         let (Some(peers), Some(access)) = all else { return Ok(()) };
@@ -342,7 +346,7 @@ impl Instance {
         let pools = self.pools()?;
         let ensured = match pools.retain_pool(pool) {
             Err(PoolError::Unknown { .. }) => match pools.create_pool(pool, options) {
-                // Another thread created the pool in between.
+                // Another thread has created the pool in between.
                 Err(PoolError::Taken { .. }) => pools.retain_pool(pool),
                 created => created,
             },
@@ -354,10 +358,10 @@ impl Instance {
     /// Opens a scope of an existing pool.
     pub(super) fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), Failure> {
         let pools = self.pools()?;
-        // `open_scope` would create an unknown pool; `retain_pool` fails instead.
+        // `open_scope` would create an unknown pool. `retain_pool` fails for it.
         pools.retain_pool(pool)?;
         let opened = pools.open_scope(pool, filter);
-        // May fail: another thread may have released more users than it had added.
+        // May fail, because another thread may have released more users than it had added.
         let _ = pools.release_pool(pool);
         Ok(opened?)
     }

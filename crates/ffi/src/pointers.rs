@@ -12,7 +12,7 @@ use super::guard::{Failure, Status, status};
 ///
 /// `from` is null, or points to bytes that end with a zero and stay unchanged for `'a`.
 pub(super) unsafe fn read<'a>(from: *const c_char, what: &str) -> Result<&'a str, Failure> {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { read_any(from, what) }?.ok_or_else(|| Failure::null(what))
 }
 
@@ -25,11 +25,12 @@ pub(super) unsafe fn read_struct<T>(from: *const T, what: &str) -> Result<T, Fai
     if from.is_null() {
         return Err(Failure::null(what));
     }
-    // SAFETY: not null, and our caller's promise. Unaligned, because C guarantees no alignment.
+    // SAFETY: not null, and the rest is required of the caller (`# Safety`). Unaligned, because C
+    // guarantees no alignment.
     Ok(unsafe { from.read_unaligned() })
 }
 
-/// A caller's pointer for one result, checked before the work starts so that no result is lost.
+/// A caller's pointer for one result. It is checked before the work starts, so that no result is lost.
 #[derive(Debug)]
 pub(super) struct OutPointer<T>(*mut T);
 
@@ -42,13 +43,13 @@ impl<T> OutPointer<T> {
     }
 
     pub(super) fn put(self, value: T) {
-        // SAFETY: `new`'s caller promised that it may be written. Unaligned, because C guarantees no
+        // SAFETY: `new` requires that the pointer may be written. Unaligned, because C guarantees no
         // alignment.
         unsafe { self.0.write_unaligned(value) };
     }
 }
 
-/// Runs `work` and stores its result through a caller's pointer. The pointer is checked first, so that no
+/// Runs `work` and stores its result through a caller's pointer. Checks the pointer first, so that no
 /// result is lost.
 ///
 /// # Safety
@@ -61,14 +62,15 @@ pub(super) unsafe fn store<T>(
     work: impl FnOnce() -> Result<T, Failure>,
 ) -> Status {
     status(|| {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let out = unsafe { OutPointer::new(to, what) }?;
         out.put(work()?);
         Ok(())
     })
 }
 
-/// Runs `work` and stores its results, all of one type, through several pointers.
+/// Runs `work` and stores its results, which have one type, through several pointers. Checks the
+/// pointers first.
 ///
 /// # Safety
 ///
@@ -97,11 +99,11 @@ pub(super) unsafe fn store_any<T>(to: *mut T, value: T) {
     }
 }
 
-/// Reads a caller's text; `None` for null.
+/// Reads a caller's text. Returns `None` for null.
 ///
 /// # Safety
 ///
-/// As for [`read`].
+/// The same as for [`read`].
 pub(super) unsafe fn read_any<'a>(
     from: *const c_char,
     what: &str,
@@ -109,15 +111,15 @@ pub(super) unsafe fn read_any<'a>(
     if from.is_null() {
         return Ok(None);
     }
-    // SAFETY: not null, and the header requires the rest of the caller.
+    // SAFETY: not null, and the rest is required of the caller (`# Safety`).
     let bytes = unsafe { CStr::from_ptr(from) };
     let refuse = |_| Failure::invalid(format_args!("{what} is not text in UTF-8"));
     bytes.to_str().map(Some).map_err(refuse)
 }
 
-/// Writes all items into a caller's buffer, or none if they do not fit. The buffer is checked before
-/// `items` runs. Stores the number of items in `needed`, unless it is null. If `room` is 0, nothing else
-/// is written.
+/// Writes all items into a caller's buffer, or none if they do not fit. Checks the buffer before it
+/// calls `items`. Stores the number of items in `needed`, unless that is null. If `room` is 0, writes
+/// nothing else.
 ///
 /// # Safety
 ///
@@ -133,7 +135,7 @@ pub(super) unsafe fn write_all<T: Copy>(
             return Err(Failure::null("the buffer"));
         }
         let items = items()?;
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         unsafe { store_any(needed, items.len()) };
         if items.len() > room && room > 0 {
             let text = format_args!("{} are needed, the buffer has room for {room}", items.len());
@@ -141,20 +143,20 @@ pub(super) unsafe fn write_all<T: Copy>(
         }
         if room > 0 {
             let (from, bytes) = (items.as_ptr().cast::<u8>(), size_of_val(&*items));
-            // SAFETY: our caller promises that `room` items may be written, and the buffer does not
-            // overlap our items. Copied as bytes, because C guarantees no alignment.
+            // SAFETY: `room` items may be written (`# Safety`), and the buffer does not overlap
+            // `items`. Copied as bytes, because C guarantees no alignment.
             unsafe { buffer.cast::<u8>().copy_from_nonoverlapping(from, bytes) };
         }
         Ok(())
     })
 }
 
-/// Writes a text with a terminating zero, as [`write_all`] does. A buffer that is too small gets an empty
-/// text.
+/// Writes a text with a terminating zero, as [`write_all`] does. If the buffer is too small, writes an
+/// empty text.
 ///
 /// # Safety
 ///
-/// As for [`write_all`], with bytes.
+/// The same as for [`write_all`], with bytes as items.
 pub(super) unsafe fn write(
     buffer: *mut c_char,
     size: usize,
@@ -162,7 +164,7 @@ pub(super) unsafe fn write(
     text: impl FnOnce() -> Result<String, Failure>,
 ) -> Status {
     let bytes = || Ok((text()? + "\0").into_bytes());
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     let written = unsafe { write_all(buffer.cast(), size, needed, bytes) };
     if written == Status::BufferTooSmall && size > 0 {
         // SAFETY: `size` is at least 1, and `write_all` would have returned another status for a null
@@ -173,7 +175,8 @@ pub(super) unsafe fn write(
 }
 
 /// Writes as much of `text` as fits, cut at a character boundary, with a terminating zero. Returns the
-/// bytes that the whole text needs, including the zero; 0 for a null buffer with a nonzero size.
+/// number of bytes that the whole text needs, including the zero. Returns 0 for a null buffer with a
+/// nonzero size.
 ///
 /// # Safety
 ///
@@ -181,7 +184,7 @@ pub(super) unsafe fn write(
 pub(super) unsafe fn write_cut(buffer: *mut c_char, size: usize, text: &str) -> usize {
     let Some(room) = size.checked_sub(1) else { return text.len() + 1 };
     let cut = text[..text.floor_char_boundary(room)].to_owned();
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     match unsafe { write(buffer, size, std::ptr::null_mut(), || Ok(cut)) } {
         Status::Ok => text.len() + 1,
         _ => 0,

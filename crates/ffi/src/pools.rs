@@ -14,7 +14,7 @@ use stratalloc::allocator::{PoolOptions, PrivatePools, ScopeFilter, SegmentAlloc
 use stratalloc::error::PoolError;
 use stratalloc::ids::{PoolId, StreamId};
 
-/// Requests to the default pool may use free blocks of the pool before they fail.
+/// Requests to the default pool may use free blocks of this pool before they fail.
 pub const POOL_USE_ON_OOM: u32 = 1;
 /// Blocks of the pool are never split.
 pub const POOL_NO_SPLIT: u32 = 2;
@@ -35,14 +35,14 @@ impl From<Pool> for PoolId {
     }
 }
 
-/// A source of a pool's segments, used instead of the device. The functions are called on any thread,
-/// with no lock of the library held. They may use the allocator, but not the pool that they serve, and
-/// must not unwind. `user` is passed to each.
+/// A source of a pool's segments, in place of the device. The functions are called on any thread, with
+/// no lock of the library held. They may use the allocator, but not the pool that they serve, and must
+/// not unwind. `user` is passed to each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentSource {
-    /// Returns the address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null if it
-    /// has no memory.
+    /// Returns the address of `size` bytes (a multiple of 512) for `stream`, aligned to 512. Returns
+    /// null if there is not enough memory.
     pub allocate: Option<
         unsafe extern "C" fn(user: *mut c_void, size: u64, stream: *mut c_void) -> *mut c_void,
     >,
@@ -55,9 +55,9 @@ pub struct SegmentSource {
             stream: *mut c_void,
         ),
     >,
-    /// Called when the pool no longer exists; may be null.
+    /// Called when the pool no longer exists. May be null.
     pub release: Release,
-    /// A pointer of the caller's.
+    /// Passed to each function.
     pub user: *mut c_void,
 }
 
@@ -66,17 +66,17 @@ pub struct SegmentSource {
 #[derive(Clone, Copy, Debug)]
 pub struct StreamFilter {
     /// Returns nonzero if a request on `stream` goes to the pool. Called at each request, on the
-    /// requesting thread; must neither call the allocator nor unwind.
+    /// requesting thread. It must not call the allocator, and must not unwind.
     pub accepts: Option<unsafe extern "C" fn(user: *mut c_void, stream: *mut c_void) -> c_int>,
-    /// Called when the scope no longer exists; may be null.
+    /// Called when the scope no longer exists. May be null.
     pub release: Release,
-    /// A pointer of the caller's.
+    /// Passed to each function.
     pub user: *mut c_void,
 }
 
 impl StreamFilter {
-    /// Calls `open` with a scope filter made of `filter`, whose `user` stays the caller's if the call
-    /// fails.
+    /// Calls `open` with a scope filter that calls `filter`. If this fails, the `user` in `filter`
+    /// still belongs to the caller.
     ///
     /// # Safety
     ///
@@ -86,7 +86,7 @@ impl StreamFilter {
         open: impl FnOnce(ScopeFilter) -> Result<(), Failure>,
     ) -> Status {
         status(|| {
-            // SAFETY: our caller's promise.
+            // SAFETY: required of the caller (`# Safety`).
             let Self { accepts, release, user } = unsafe { read_struct(filter, "filter") }?;
             let accepts = accepts.ok_or_else(|| Failure::null("the filter's function"))?;
             UserData::to(user, release, |user_data| {
@@ -101,7 +101,7 @@ impl StreamFilter {
     }
 }
 
-/// A [`SegmentSource`] none of whose functions is null.
+/// A [`SegmentSource`] whose functions are all present.
 #[derive(Debug)]
 struct Segments {
     allocate: unsafe extern "C" fn(*mut c_void, u64, *mut c_void) -> *mut c_void,
@@ -118,7 +118,7 @@ impl SegmentAllocator for Segments {
     }
 
     fn free(&self, address: u64, size_bytes: u64, stream: StreamId) {
-        // Cannot fail: the address was a pointer.
+        // This cannot fail, because the address was a pointer before.
         let Ok(segment) = pointer_to(address) else { return };
         // SAFETY: the caller's function, with the caller's pointers.
         let call = |user| unsafe { (self.free)(user, segment, size_bytes, stream_to(stream)) };
@@ -156,13 +156,14 @@ pub unsafe extern "C" fn stratalloc_pool_create(
         table::find(handle)?.pools()?.create_pool(id, options)?;
         Ok(id.into())
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(pool, "pool", work) }
 }
 
-/// Creates a pool with an id of the caller's choice and one user, or adds a user to the existing pool.
-/// `options` and `source` apply only to a pool that is created. `source` allocates its segments; null for
-/// the device. If the pool existed, a successful call releases the source's `user` at once.
+/// Creates a pool with an id that the caller chooses and one user. If the pool exists, adds a user to
+/// it. `options` and `source` apply only if the pool is created. `source` allocates the pool's
+/// segments; null selects the device. If the pool existed and the call succeeds, the source's `user` is
+/// released at once.
 ///
 /// # Safety
 ///
@@ -180,7 +181,7 @@ pub unsafe extern "C" fn stratalloc_pool_ensure(
         if source.is_null() {
             return instance.ensure_pool(pool.into(), options);
         }
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let source = unsafe { source.read_unaligned() };
         let missing = || Failure::null("a function of the source");
         let allocate = source.allocate.ok_or_else(missing)?;
@@ -194,8 +195,8 @@ pub unsafe extern "C" fn stratalloc_pool_ensure(
     })
 }
 
-/// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` can be set only before the
-/// pool is used.
+/// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` can only be set before the
+/// pool has served a request.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_set_options(handle: u64, pool: Pool, options: u32) -> Status {
     status(|| {
@@ -204,14 +205,14 @@ pub extern "C" fn stratalloc_pool_set_options(handle: u64, pool: Pool, options: 
     })
 }
 
-/// Stores the number of a pool's users; 0 if the pool is unknown.
+/// Stores the number of a pool's users. Stores 0 if the pool is unknown.
 ///
 /// # Safety
 ///
 /// `users` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_pool_users(handle: u64, pool: Pool, users: *mut u32) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe {
         store(users, "users", || {
             Ok(table::find(handle)?.pools()?.pool_users(pool.into()).unwrap_or(0))
@@ -219,8 +220,8 @@ pub unsafe extern "C" fn stratalloc_pool_users(handle: u64, pool: Pool, users: *
     }
 }
 
-/// Writes the addresses of the pool's live blocks in ascending order and stores their number. If the
-/// buffer has too little room, no address is written. A `room` of 0 only stores the number.
+/// Writes the addresses of the pool's live blocks in ascending order, and stores their number in
+/// `count`. If they do not fit in `room`, writes no address. If `room` is 0, stores only the number.
 ///
 /// # Safety
 ///
@@ -240,12 +241,12 @@ pub unsafe extern "C" fn stratalloc_pool_live(
         let live = table::find(handle)?.pools()?.live_addresses(pool.into())?;
         live.into_iter().map(pointer_to).collect()
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { write_all(addresses, room, count, live) }
 }
 
-/// Releases the free memory of a pool without users to the device, after the work that its freed blocks
-/// wait for. Does nothing for a pool with users.
+/// Releases the free memory of a pool without users to the device. First waits for the streams that
+/// still use freed blocks of the pool. Does nothing for a pool with users.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_empty(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.empty_pool(pool.into())?))
@@ -257,30 +258,31 @@ pub extern "C" fn stratalloc_pool_retain(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.retain_pool(pool.into())?))
 }
 
-/// Removes a user from a pool. After the last user, the pool serves no more requests, and its free memory
-/// is released to the device as far as the driver allows. Live blocks keep theirs until they are freed
-/// and memory is released.
+/// Removes a user from a pool. Without users, the pool serves no more requests, and its free memory is
+/// released to the device as far as the driver allows. Memory of live blocks is released after they are
+/// freed, the next time the allocator releases memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_release(handle: u64, pool: Pool) -> Status {
     status(|| {
         let instance = table::find(handle)?;
         let pools = instance.pools()?;
         pools.release_pool(pool.into())?;
-        // The result is ignored: the user is removed in any case, and memory that stays here is released
-        // later. A retired allocator that made the pool is destroyed with the pool's last user.
+        // An error is ignored, because the user is removed in any case. Memory that could not be
+        // released now is released later. If an allocator that a switch replaced has the pool, it is
+        // destroyed with the pool's last user.
         let _ = pools.empty_pool(pool.into());
         Ok(())
     })
 }
 
-/// Routes the requests of the calling thread to a pool, with priority over all scopes that are already
-/// open. A pool has at most one open scope, which counts as a user.
+/// Routes the requests of the calling thread to a pool. The new scope takes precedence over all scopes
+/// that are already open. A pool has at most one open scope, which counts as a user.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_scope_open_thread(handle: u64, pool: Pool) -> Status {
     status(|| table::find(handle)?.open_scope(pool.into(), ScopeFilter::this_thread()))
 }
 
-/// Routes the requests on `stream`, from all threads, to a pool.
+/// Routes the requests of all threads on `stream` to a pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_scope_open_stream(
     handle: u64,
@@ -304,14 +306,14 @@ pub unsafe extern "C" fn stratalloc_pool_scope_open_filter(
     pool: Pool,
     filter: *const StreamFilter,
 ) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe {
         StreamFilter::lend(filter, |filter| table::find(handle)?.open_scope(pool.into(), filter))
     }
 }
 
-/// Closes the scope of a pool, from any thread. If the driver fails, the scope is closed all the same and
-/// its user removed.
+/// Closes the scope of a pool. May be called on any thread. If the driver fails, the scope is closed
+/// all the same and its user removed.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_scope_close(handle: u64, pool: Pool) -> Status {
     status(|| Ok(close(table::find(handle)?.pools()?, pool.into())?))
@@ -324,7 +326,7 @@ fn close(pools: &dyn PrivatePools, pool: PoolId) -> Result<(), PoolError> {
         return closed;
     }
     let released = match pools.release_pool(pool) {
-        // The caller has already released the scope's user.
+        // The caller has already released the user of the scope.
         Err(PoolError::Released { .. } | PoolError::Unknown { .. }) => Ok(()),
         released => released,
     };
@@ -344,6 +346,7 @@ mod tests {
     use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim, SimOptions};
 
     /// Closing a scope calls the driver if a block that other streams use was freed during the capture.
+    /// Here that call fails.
     #[test]
     fn a_failed_close_of_a_scope_leaves_no_user() {
         for conf in

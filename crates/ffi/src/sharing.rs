@@ -23,12 +23,12 @@ pub type ExpandableVisitor = Option<
     ),
 >;
 
-/// Writes the bytes with which another process can open the block that starts at `pointer`. They may be
+/// Writes the bytes with which another process can open the block that starts at `pointer`. They can be
 /// sent over any channel, contain a secret, and have no terminating zero. `needed`, unless null, is set
 /// to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
-/// opening the block returns; it is always 0, because a block is opened from its start.
+/// opening the block returns. It is always 0, because a block is opened at its start.
 ///
-/// A `size` of 0 writes no bytes. Sharing a block twice returns equal bytes. Waits for no work.
+/// If `size` is 0, writes no bytes. Sharing a block twice returns equal bytes. Does not wait for work.
 ///
 /// # Safety
 ///
@@ -46,18 +46,18 @@ pub unsafe extern "C" fn stratalloc_share(
         let shared = table::find(handle)?.sharing()?.share_raw(pointer.addr() as u64)?;
         Ok(shared.as_bytes().to_vec())
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     let written = unsafe { write_all(buffer.cast(), size, needed, bytes) };
     if written == Status::Ok {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         unsafe { store_any(offset, 0) };
     }
     written
 }
 
 /// Maps a block of another process into this one, from the bytes that `stratalloc_share` wrote there.
-/// Stores a number for it, its address in this process and its size. May wait for the driver, and some
-/// seconds for the other process.
+/// Stores a number that identifies the block, its address in this process and its size. May wait for
+/// the driver, and some seconds for the other process.
 ///
 /// # Safety
 ///
@@ -72,11 +72,11 @@ pub unsafe extern "C" fn stratalloc_open_shared(
     size_bytes: *mut u64,
 ) -> Status {
     status(|| {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let shared = unsafe { OutPointer::new(shared, "shared") }?;
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let address = unsafe { OutPointer::new(address, "address") }?;
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let out = unsafe { OutPointer::new(size_bytes, "size_bytes") }?;
         if bytes.is_null() {
             return Err(Failure::null("bytes"));
@@ -84,7 +84,8 @@ pub unsafe extern "C" fn stratalloc_open_shared(
         if isize::try_from(size).is_err() {
             return Err(Failure::invalid("size is more than there can be"));
         }
-        // SAFETY: not null, and not larger than a slice can be; our caller promises the rest.
+        // SAFETY: not null, and not larger than a slice can be. The rest is required of the caller
+        // (`# Safety`).
         let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), size) };
         let instance = table::find(handle)?;
         let sharing = instance.sharing()?;
@@ -98,15 +99,15 @@ pub unsafe extern "C" fn stratalloc_open_shared(
     })
 }
 
-/// Closes a shared block. Its pages are unmapped once no other block in this process uses them. Waits for
-/// the device.
+/// Closes a shared block. Its pages are unmapped when no other open block of this process uses them.
+/// Unmapping waits for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
     status(|| user_data::remove::<Imported>("shared block", shared).map(drop))
 }
 
-/// Lets `device` access the allocator's memory, present and future. For the other direction, call it with
-/// the allocator of `device`. A repeated call is no error. Never waits for work.
+/// Gives `device` access to the allocator's memory, present and future. For the other direction, call
+/// this for the allocator of `device`. A repeated call is no error. Never waits for work.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_enable_peer(handle: u64, device: c_int) -> Status {
     status(|| {
@@ -117,8 +118,8 @@ pub extern "C" fn stratalloc_enable_peer(handle: u64, device: c_int) -> Status {
     })
 }
 
-/// Calls `visit` with every expandable segment, in address order. It may allocate and free, and must not
-/// unwind.
+/// Calls `visit` with every expandable segment, in address order. `visit` may allocate and free, and
+/// must not unwind.
 ///
 /// # Safety
 ///
@@ -140,8 +141,8 @@ pub unsafe extern "C" fn stratalloc_expandable_segments(
     })
 }
 
-/// Assigns a stream to a class of `expandable_segments_reserve_by_class`; null removes it from its class.
-/// Applies to segments that are reserved later.
+/// Assigns a stream to a class of `expandable_segments_reserve_by_class`. Null removes it from its
+/// class. Applies to segments that are reserved later.
 ///
 /// # Safety
 ///
@@ -153,7 +154,7 @@ pub unsafe extern "C" fn stratalloc_set_reserve_class(
     class_name: *const c_char,
 ) -> Status {
     status(|| {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let class = unsafe { read_any(class_name, "class_name") }?;
         table::find(handle)?.expandable()?.set_reserve_class(stream_of(stream), class);
         Ok(())

@@ -1,4 +1,4 @@
-//! Snapshots in memory, whose segments, blocks and entries are passed to callers' functions.
+//! Snapshots in memory. Their segments, blocks and entries are passed to callers' functions.
 
 #![expect(unsafe_code, reason = "exported names, callers' pointers and functions")]
 
@@ -16,7 +16,7 @@ use stratalloc::history::{self, Action, BlockStateName, Context, Entries, Segmen
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
 
-/// Segments, blocks and entries as of one moment. An opaque handle: never dereferenced.
+/// Segments, blocks and entries as of one moment. An opaque handle, which is never dereferenced.
 #[derive(Debug)]
 pub struct Snapshot(());
 
@@ -24,12 +24,12 @@ pub struct Snapshot(());
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// The action, by the numbers of PyTorch's `TraceEntry::Action`: 0 block allocated, 1 free requested,
-    /// 2 free completed, 3 segment allocated, 4 segment freed, 5 pages mapped, 6 pages unmapped, 7
-    /// snapshot taken (the size is the active bytes), 8 request failed, 9 live block annotated (never in
-    /// a history: PyTorch's class adds those).
+    /// The action, with the numbers of PyTorch's `TraceEntry::Action`: 0 block allocated, 1 free
+    /// requested, 2 free completed, 3 segment allocated, 4 segment freed, 5 pages mapped, 6 pages
+    /// unmapped, 7 snapshot taken (the size is the active bytes), 8 request failed, 9 live block
+    /// annotated (never recorded, only in the result of `stratalloc_torch_describe_block`).
     pub action: u32,
-    /// The address; for a failed request, the free bytes of the device.
+    /// The address. For a failed request, the free bytes of the device.
     pub address: u64,
     /// The size in bytes.
     pub size_bytes: u64,
@@ -41,9 +41,10 @@ pub struct Entry {
     pub time_us: i64,
     /// The compiled region, in UTF-8, or null.
     pub compile_context: *const c_char,
-    /// The metadata, as of `stratalloc_history_set_metadata`, in UTF-8, or null.
+    /// The metadata that was set by `stratalloc_history_set_metadata` or the thread's function, in
+    /// UTF-8, or null.
     pub user_metadata: *const c_char,
-    /// The stack that its source gathered, or null.
+    /// The stack, as its source returned it, or null.
     pub stack: *mut c_void,
 }
 
@@ -53,15 +54,15 @@ pub struct Entry {
 pub struct Segment {
     /// The start address.
     pub address: u64,
-    /// The size.
+    /// The size in bytes.
     pub total_bytes: u64,
-    /// The bytes that callers requested of the blocks in use.
+    /// The bytes that callers requested for the live blocks.
     pub requested_bytes: u64,
     /// The bytes of live blocks.
     pub allocated_bytes: u64,
     /// The bytes of live blocks, and of freed blocks that wait for other streams.
     pub active_bytes: u64,
-    /// The stream whose requests it serves.
+    /// The stream whose requests the segment serves.
     pub stream: *mut c_void,
     /// The pool of the segment.
     pub pool: Pool,
@@ -69,10 +70,11 @@ pub struct Segment {
     pub is_large: c_int,
     /// 1 if the segment is expandable.
     pub is_expandable: c_int,
-    /// Increases in the order in which segments were allocated from the driver. An expandable segment has
-    /// one number for all its pages. If the allocator keeps no numbers, the order of addresses.
+    /// Segments are numbered in the order in which they were allocated from the driver. An expandable
+    /// segment has one number for all its pages. If the allocator assigns no numbers, the order is that
+    /// of the addresses.
     pub number: u64,
-    /// The stack of the request that allocated the segment, as its source gathered it, or null.
+    /// The stack of the request that allocated the segment, as its source returned it, or null.
     pub stack: *mut c_void,
 }
 
@@ -82,18 +84,18 @@ pub struct Segment {
 pub struct Block {
     /// The start address.
     pub address: u64,
-    /// The size.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// The bytes of the block's last request.
+    /// The bytes that the block's last request asked for.
     pub requested_bytes: u64,
-    /// 0 live, 1 freed and waiting for other streams, 2 free.
+    /// 0 live, 1 freed but still used by other streams, 2 free.
     pub state: u32,
-    /// The stack of the block's request, as its source gathered it, or null.
+    /// The stack of the block's request, as its source returned it, or null.
     pub stack: *mut c_void,
 }
 
-/// Functions that receive a snapshot's contents. Each may be null, may allocate and free, and must not
-/// unwind.
+/// Functions that receive the contents of a snapshot. Each may be null, may allocate and free, and must
+/// not unwind.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotVisitor {
@@ -119,7 +121,7 @@ impl From<PoolId> for Pool {
     }
 }
 
-// Actions and states have these numbers by the order of their declarations.
+// The numbers of actions and states follow from the order of their declarations.
 const _: () = assert!(Action::SegmentAlloc as u32 == 3 && Action::OutOfMemory as u32 == 8);
 const _: () = assert!(BlockStateName::Inactive as u32 == 2);
 
@@ -183,8 +185,8 @@ impl Block {
     }
 }
 
-/// Takes a snapshot of all segments and blocks as of one moment: of one pool, or of all if `pool` is
-/// null. Includes the history unless `with_entries` is 0. Waits for no work of the device.
+/// Takes a snapshot of the segments and blocks of one pool, or of all pools if `pool` is null, as of
+/// one moment. Includes the history unless `with_entries` is 0. Does not wait for work of the device.
 ///
 /// # Safety
 ///
@@ -197,7 +199,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_take(
     snapshot: *mut *mut Snapshot,
 ) -> Status {
     let work = || {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let pool = unsafe { read_struct(pool, "pool") }.ok().map(PoolId::from);
         let mut snapshot = table::find(handle)?.recording().snapshot();
         if with_entries == 0 {
@@ -205,7 +207,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_take(
         }
         Ok(pointer_to(user_data::add(Taken { snapshot, pool }))?.cast())
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(snapshot, "snapshot", work) }
 }
 
@@ -220,7 +222,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
     visitor: *const SnapshotVisitor,
 ) -> Status {
     status(|| {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let visitor = unsafe { read_struct(visitor, "visitor") }?;
         let SnapshotVisitor { segment, block, entry, user } = visitor;
         let taken = user_data::find::<Taken>("snapshot", snapshot.addr() as u64)?;
@@ -248,7 +250,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
     })
 }
 
-/// Drops a snapshot, and releases the stacks that only it refers to.
+/// Drops a snapshot. Releases the stacks that nothing else refers to.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_snapshot_drop(snapshot: *mut Snapshot) -> Status {
     status(|| user_data::remove::<Taken>("snapshot", snapshot.addr() as u64).map(drop))

@@ -1,9 +1,9 @@
 //! Handles of allocators: numbers that are looked up and never dereferenced.
 //!
 //! A handle consists of a slot and a generation. Each generation is used once, so the handle of a
-//! destroyed allocator is refused even if its slot was reused. If calls run while their allocator is
-//! destroyed, the last of them drops it. Handles of PyTorch's allocators have a generation of their own
-//! and the device's ordinal in place of the slot; they are looked up without a lock.
+//! destroyed allocator is refused even if its slot was reused. If calls are running when their
+//! allocator is destroyed, the last of them drops it. Handles of PyTorch's allocators have a reserved
+//! generation, and the device's ordinal in place of the slot. They are looked up without a lock.
 
 use std::ffi::c_int;
 use std::ops::Deref;
@@ -14,16 +14,16 @@ use super::instance::Instance;
 use super::torch;
 use stratalloc::sync::{Global, Rank};
 
-/// The handle of PyTorch's allocator on device 0. The handle for device N is larger by N.
+/// The handle of PyTorch's allocator on device 0. For device N, add N.
 pub const TORCH_HANDLE: u64 = 0x4000_0000_0000_0001;
 
-/// The generation in all handles of PyTorch's allocators, and in no others.
+/// The generation of all handles of PyTorch's allocators. No other handle has it.
 const TORCH: u32 = 1 << 30;
 
 /// An allocator found by its handle.
 pub(super) enum Named {
     Own(Arc<Instance>),
-    /// Never freed.
+    /// An allocator of PyTorch, which is never freed.
     Torch(&'static Instance),
 }
 
@@ -50,7 +50,7 @@ struct Table {
 static TABLE: Global<Table> =
     Global::new(Rank::Handles, Table { slots: Vec::new(), generation: 0 });
 
-/// Returns the slot's index and the generation of a handle. Handle 0 is never valid.
+/// Returns the index of the slot and the generation of a handle. Handle 0 is never valid.
 fn parts(handle: u64) -> Option<(usize, u32)> {
     let slot = usize::try_from((handle & u64::from(u32::MAX)).checked_sub(1)?).ok()?;
     Some((slot, u32::try_from(handle >> 32).ok()?))
@@ -93,7 +93,7 @@ pub(super) fn find(handle: u64) -> Result<Named, Failure> {
     found.ok_or_else(|| unknown(handle))
 }
 
-/// Runs a call that cannot fail on the allocator of a handle.
+/// Runs `work`, which cannot fail, on the allocator of a handle.
 pub(super) fn on(handle: u64, work: impl FnOnce(&Instance)) -> Status {
     status(|| {
         work(&*find(handle)?);
@@ -114,7 +114,7 @@ pub(super) fn all() -> Vec<(u64, Named)> {
     torch.chain(own).collect()
 }
 
-/// Removes a handle and returns its allocator, so that the caller can drop it with no lock held.
+/// Removes a handle and returns its allocator. The caller can then drop it with no lock held.
 pub(super) fn remove(handle: u64) -> Result<Arc<Instance>, Failure> {
     if let Named::Torch(_) = find(handle)? {
         let text = "PyTorch's allocators stay until the process ends";

@@ -1,5 +1,5 @@
-//! The C interface: from Rust, with random handles and values and many threads, and from programs in C
-//! and C++.
+//! Tests of the C interface: from Rust, with random handles and values and many threads, and from C and
+//! C++ programs.
 
 mod alone;
 #[path = "../../../tests/common/mod.rs"]
@@ -74,7 +74,7 @@ fn what_cannot_be_built_is_reported() {
         assert_eq!(create(conf, device), Err(expected), "{conf} {device}");
         assert!(last_error().contains(words), "{}", last_error());
     }
-    // Fails without a driver as well as with fewer devices.
+    // Fails if there is no driver, and if there are fewer devices.
     assert!(create("", "cuda:4000000000").is_err());
     assert!(!last_error().is_empty());
     let mut handle = 0;
@@ -127,7 +127,7 @@ fn a_scope_of_a_released_user_closes() {
     }
 }
 
-/// The layer `guard` has written its bytes before the caller gets the block.
+/// The layer `guard` has finished its own writes before the caller gets the block.
 #[test]
 fn a_guarded_block_keeps_what_is_written_at_once() {
     let handle = create("backend:native,layers:[guard]", "host").unwrap();
@@ -136,7 +136,8 @@ fn a_guarded_block_keeps_what_is_written_at_once() {
         // SAFETY: the block has 64 bytes, and they are ours.
         unsafe { std::ptr::write_bytes(block, 0x11, 64) };
         std::hint::black_box(block);
-        // This free waits for all work of the stream, and so for a late write to the first block.
+        // This request and free wait for all work of the stream, so a late write to the first block
+        // would have happened after them.
         let other = allocate(handle, 64, 0).unwrap();
         assert_eq!(stratalloc_free(handle, other), Status::Ok);
         // SAFETY: as above.
@@ -164,7 +165,7 @@ fn a_pool_with_users_refuses_a_switch() {
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
 }
 
-/// An address does not show which thread's cache the block belongs to.
+/// `front` is refused, because an address does not show which thread's cache holds the block.
 #[test]
 fn a_cache_of_each_thread_is_refused() {
     assert_eq!(
@@ -174,7 +175,7 @@ fn a_cache_of_each_thread_is_refused() {
     assert!(last_error().contains("front"), "{}", last_error());
 }
 
-/// Returns a text of the library.
+/// Returns a text that the library writes.
 fn text(of: u64, kind: Text) -> Result<String, Status> {
     let (mut bytes, mut needed) = (vec![0u8; 1 << 14], 0);
     let start = bytes.as_mut_ptr().cast();
@@ -188,7 +189,7 @@ fn text(of: u64, kind: Text) -> Result<String, Status> {
     }
 }
 
-/// Returns the counters of an allocator as text.
+/// Returns the counters of an allocator as JSON.
 fn statistics(handle: u64) -> String {
     text(handle, Text::Statistics).expect("the handle is good")
 }

@@ -12,50 +12,51 @@ use stratalloc::history::SegmentLayout;
 use stratalloc::registry::key_table;
 use stratalloc::stats::{Measured, Statistics, metrics};
 
-/// A kind of text for `stratalloc_text_write`, and the meaning of its argument `of`.
+/// A kind of text for `stratalloc_text_write`, which also determines the meaning of the argument `of`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Text {
     /// `of` is a handle: the counters as one flat JSON object of integers. The keys are those of
     /// `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
-    /// those of the strategy's own counters. `backend:cudaMallocAsync` has these:
+    /// those of counters that only this strategy has. `backend:cudaMallocAsync` has these:
     /// `malloc_async.deferred_frees` (frees that wait for the end of a capture),
     /// `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture had
     /// ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
-    /// which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after the
-    /// pool was trimmed).
+    /// which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after
+    /// the pool was trimmed).
     Statistics = 0,
     /// `of` is a handle: the counters as a table.
     Summary = 1,
-    /// `of` is a handle: every segment and block as JSON, in address order. Other threads can make the text
-    /// longer between two calls.
+    /// `of` is a handle: every segment and block as JSON, in address order. The text can become longer
+    /// between two calls, because other threads allocate.
     Layout = 2,
     /// `of` is a handle: the name of the current strategy.
     Name = 3,
-    /// `of` is a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
+    /// `of` is a handle: the metadata that `stratalloc_history_set_metadata` set, or an empty text.
     Metadata = 4,
-    /// `of` is a handle: a configuration string for the current settings. It is empty if all equal the
-    /// defaults of PyTorch's allocators.
+    /// `of` is a handle: a configuration string for the current settings. It is empty if all settings
+    /// have the default values of PyTorch's allocators.
     Conf = 5,
     /// `of` is a device ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
-    /// device: an unused one has zeros.
+    /// device. The counters of an unused device are zeros.
     TorchStatistics = 6,
     /// `of` is a device ordinal: the same counters as a table.
     TorchSummary = 7,
-    /// `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
-    /// unused one it is the environment's.
+    /// `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device.
+    /// For an unused device, the strategy that the environment names.
     TorchName = 8,
-    /// `of` is 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
-    /// scrapes. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a small
-    /// number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, for the metric
-    /// `stratalloc_fragmentation`.
+    /// `of` is 0: the counters of all allocators of this process in the OpenMetrics format, which
+    /// Prometheus reads. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a
+    /// small number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, because of
+    /// the metric `stratalloc_fragmentation`.
     Metrics = 9,
     /// `of` is 0: the names of all keys that a configuration string can have now, separated by commas.
     ConfKeys = 10,
 }
 
-/// Writes the text `kind`, a value of `stratalloc_text`, about `of`. `needed`, unless null, is set to the
-/// bytes that the text needs, including the terminating zero. A `size` of 0 stores only that.
+/// Writes a text about `of`. `kind` is a value of `stratalloc_text`. `needed`, unless null, is set to
+/// the number of bytes that the text needs, including the terminating zero. If `size` is 0, only
+/// `needed` is stored.
 ///
 /// # Safety
 ///
@@ -68,11 +69,11 @@ pub unsafe extern "C" fn stratalloc_text_write(
     size: usize,
     needed: *mut usize,
 ) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { write(buffer, size, needed, || text(of, kind)) }
 }
 
-/// Returns the text of one kind.
+/// A function that returns the text of one kind.
 type Maker = fn(of: u64) -> Result<String, Failure>;
 
 const MAKERS: [(Text, Maker); 11] = [
@@ -102,7 +103,7 @@ fn text(of: u64, kind: u32) -> Result<String, Failure> {
     make(of)
 }
 
-/// Returns a device's ordinal; for a number that is too large, -1, which no device has.
+/// Returns a device's ordinal. Returns -1, which no device has, for a number that is too large.
 fn ordinal(device: u64) -> c_int {
     c_int::try_from(device).unwrap_or(-1)
 }
@@ -118,8 +119,8 @@ fn measured((number, instance): &(u64, Named)) -> Measured {
     }
 }
 
-/// Returns the statistics as one flat JSON object, with PyTorch's keys and those of the strategy's own
-/// counters.
+/// Returns the counters as one flat JSON object, with PyTorch's keys and those of counters that only
+/// this strategy has.
 fn json(statistics: &Statistics) -> String {
     let keys = statistics.keys();
     // `OwnCounter` limits names to letters, digits, dots and underscores, so nothing needs escaping.

@@ -1,7 +1,8 @@
-//! Requests with the cache turned off: each is a driver call of its own, as in PyTorch.
+//! Requests with the cache turned off. Each is one call of the driver, as in PyTorch.
 //!
-//! For tools that observe a program's use of device memory: behind a cache they would see one block for
-//! many. Such blocks appear in no counter, history or pool, and no limit applies to them.
+//! This is for tools that observe a program's use of device memory. With a cache, they would see one
+//! allocation of the driver for many blocks. Uncached blocks appear in no counter, history or pool, and
+//! no limit applies to them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +12,8 @@ use parking_lot::Mutex;
 
 use stratalloc::driver::{Driver, DriverResult};
 
-/// If one of them is set to any value, allocators that the environment configures start with the cache
-/// off.
+/// If one of these variables is set to any value, allocators that get their configuration from the
+/// environment start with the cache off.
 ///
 /// Source: PyTorch's `forceUncachedAllocator`.
 const VARIABLES: [&str; 2] = ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"];
@@ -22,7 +23,7 @@ const VARIABLES: [&str; 2] = ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_
 pub(super) struct Uncached {
     driver: Arc<dyn Driver>,
     is_on: AtomicBool,
-    /// Sizes by address.
+    /// The size of each block, by address.
     blocks: Mutex<BTreeMap<u64, u64>>,
 }
 
@@ -36,7 +37,7 @@ impl Uncached {
         Self { driver, is_on: AtomicBool::new(false), blocks: Mutex::default() }
     }
 
-    /// Returns true if the cache is turned off.
+    /// Returns true if requests are served without the cache.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
@@ -64,7 +65,8 @@ impl Uncached {
         (address - start < *size_bytes).then_some((*start, *size_bytes))
     }
 
-    /// Frees a block to the driver, which waits for all work that uses it. `None` for an unknown address.
+    /// Frees a block to the driver, which waits for all work that uses it. Returns `None` for an
+    /// unknown address.
     pub(super) fn free(&self, address: u64) -> Option<DriverResult<()>> {
         let size_bytes = self.blocks.lock().remove(&address)?;
         let freed = self.driver.free(address, size_bytes);
@@ -78,7 +80,7 @@ impl Uncached {
 impl Drop for Uncached {
     fn drop(&mut self) {
         for (address, size_bytes) in std::mem::take(self.blocks.get_mut()) {
-            // If the driver fails, the memory stays with it; no caller could receive the error.
+            // If the driver fails, the memory stays allocated. No caller could receive the error.
             let _ = self.driver.free(address, size_bytes);
         }
     }

@@ -1,4 +1,4 @@
-//! Callers' functions with their `user` pointers, and the table of objects that callers refer to by
+//! Users' functions with their `user` pointers, and the table of objects that callers refer to by
 //! number.
 
 #![expect(unsafe_code, reason = "callers hand us functions and pointers")]
@@ -16,14 +16,15 @@ use super::guard::{Failure, Status};
 use super::pointers::store;
 use stratalloc::sync::{Global, Rank};
 
-/// Called when the library no longer needs `user`: once, on any thread, with no lock held. It may
-/// allocate and free, and must not unwind. If the call that passes `user` fails, it is not called.
+/// Called once when the library no longer needs `user`, on any thread, with no lock held. It may
+/// allocate and free, and must not unwind. It is not called if the call that passed `user` failed.
 pub type Release = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
-/// Stops the calls of all functions that were added with `release`, including those of stack sources that
-/// have it; `release` itself is not called any more either. Waits at most `wait_ms` milliseconds for
-/// running calls, and stores in `inside` how many still run then. For interpreters, which call it before
-/// they exit. Must not be called from such a function. Functions that are added later are called.
+/// Stops the calls of all functions that were added with `release`, including those of stack sources.
+/// After that, `release` itself is not called either. Waits at most `wait_ms` milliseconds for running
+/// calls, and stores in `inside` the number of calls that are still running then. An interpreter calls
+/// this before it exits. It must not be called from one of these functions. Functions that are added
+/// later are not stopped.
 ///
 /// # Safety
 ///
@@ -34,7 +35,7 @@ pub unsafe extern "C" fn stratalloc_callbacks_end(
     wait_ms: u64,
     inside: *mut u64,
 ) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe {
         store(inside, "inside", || Ok(gate::close(release.addr(), Duration::from_millis(wait_ms))))
     }
@@ -50,14 +51,15 @@ pub(super) struct UserData {
     is_taken: AtomicBool,
 }
 
-// SAFETY: the interface requires functions that can be called on any thread with this pointer.
+// SAFETY: the interface requires that the caller's functions can be called on any thread with this
+// pointer.
 unsafe impl Send for UserData {}
 // SAFETY: as above.
 unsafe impl Sync for UserData {}
 
 impl UserData {
-    /// Passes the caller's pointer and its release function to `take`. If `take` fails, the pointer stays
-    /// the caller's.
+    /// Passes the caller's pointer and its release function to `take`. If `take` fails, the pointer
+    /// still belongs to the caller.
     pub(super) fn to<T>(
         user: *mut c_void,
         release: Release,
@@ -69,7 +71,7 @@ impl UserData {
             .inspect_err(|_| user_data.is_taken.store(false, Ordering::Relaxed))
     }
 
-    /// Runs `call` with `user`. `None` if `stratalloc_callbacks_end` has stopped the calls.
+    /// Runs `call` with `user`. Returns `None` if `stratalloc_callbacks_end` has stopped the calls.
     pub(super) fn call<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Option<T> {
         let _inside = self.gate.enter()?;
         Some(call(self.user))
@@ -89,7 +91,7 @@ type Objects = BTreeMap<u64, Arc<dyn Any + Send + Sync>>;
 
 static OBJECTS: Global<Objects> = Global::new(Rank::Objects, BTreeMap::new());
 
-/// Stores an object and returns its number. No two objects of any kind have the same number.
+/// Stores an object and returns its number. Numbers are unique over all kinds of objects.
 pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -97,15 +99,15 @@ pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
     number
 }
 
-/// Returns the object of this kind with the number.
+/// Returns the object with this number, if it is of the type `T`.
 pub(super) fn find<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
     known(kind, OBJECTS.read().get(&number).map(Arc::clone))
 }
 
-/// Removes the number. The object is dropped when its last user has dropped it.
+/// Removes a number and returns its object. The object is dropped when its last user has dropped it.
 pub(super) fn remove<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
     let mut all = OBJECTS.lock();
-    // An object of another kind stays.
+    // The number may be that of an object of another kind, which stays.
     let removed = match all.get(&number) {
         Some(thing) if thing.is::<T>() => all.remove(&number),
         _ => None,

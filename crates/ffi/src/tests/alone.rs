@@ -1,5 +1,5 @@
-//! PyTorch's functions in a separate process per test, with its own environment and standard error
-//! stream.
+//! Tests of PyTorch's functions. Each test runs in a process of its own, with its own environment and
+//! standard error stream.
 
 use std::ptr::{null, null_mut};
 
@@ -14,7 +14,7 @@ use stratalloc::strategies::plugin::Callbacks;
 use super::{create, last_error, text};
 use super::common::unconfigured;
 
-/// Set in the processes that tests start.
+/// A variable that is set in the processes that tests start.
 const PART: &str = "STRATALLOC_TEST_PART";
 
 /// Returns true in a process that a test has started.
@@ -77,7 +77,7 @@ fn probable_mistakes_are_warned_of_once() {
         // SAFETY: the text ends with a zero.
         assert_eq!(unsafe { stratalloc_switch(handle, whole.as_ptr()) }, Status::Ok);
     }
-    // A refused string returns an error and writes no warning.
+    // A string that is refused returns an error, and writes no warning.
     assert!(create("max_split_size_mb:64,max_split_size_mb:1", "sim").is_err());
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
 }
@@ -85,7 +85,7 @@ fn probable_mistakes_are_warned_of_once() {
 #[test]
 fn queries_do_not_open_an_unused_device() {
     if !is_part() {
-        // A device that cannot be opened.
+        // This kind of device cannot be opened.
         let kind = ("STRATALLOC_DEVICE", "gpu");
         alone("queries_do_not_open_an_unused_device", &[kind]);
         return;
@@ -103,7 +103,7 @@ fn queries_do_not_open_an_unused_device() {
     assert_eq!((opened, handle), (Status::InvalidArgument, 77));
 }
 
-/// PyTorch starts copies and kernels across devices without informing the allocator.
+/// PyTorch submits copies and kernels across devices without notifying the allocator.
 #[cfg(target_os = "linux")]
 #[test]
 fn two_devices_use_each_others_memory() {

@@ -1,4 +1,5 @@
-//! Counts and ratios, features that a layer hides, and blocks whose memory the caller frees.
+//! Tests of counts and ratios, of features that a layer hides, and of blocks whose memory the caller
+//! frees.
 
 use std::ffi::c_void;
 
@@ -30,12 +31,12 @@ fn live_blocks_are_counted_and_free_ranges_compared() {
     for conf in ["backend:native", "layers:[statistics]", "expandable_segments:True"] {
         let handle = create(conf, "sim").unwrap();
         assert_eq!((block_count(handle), fragmentation(handle)), (0, 0.0), "{conf}");
-        // Both fit in one segment of 2 MiB.
+        // Both blocks fit in one segment of 2 MiB.
         let sizes = [1000 * KIB, 500 * KIB];
         let [first, second] = sizes.map(|bytes| allocate(handle, bytes, 0).unwrap());
         assert_eq!((block_count(handle), fragmentation(handle)), (2, 0.0), "{conf}");
         assert_eq!(stratalloc_free(handle, first), Status::Ok);
-        // 1000 KiB are free, and 548 KiB after the second block.
+        // Two ranges are free: 1000 KiB of the freed block, and 548 KiB after the second block.
         let found = fragmentation(handle);
         assert!((found - (1.0 - 1000.0 / 1548.0)).abs() < 1e-9, "{conf}: {found}");
         assert_eq!(stratalloc_free(handle, second), Status::Ok);
@@ -91,7 +92,7 @@ fn memory_of_a_block_that_was_forgotten_is_the_callers_to_free() {
     assert_eq!(stratalloc_free(handle, block), Status::UnknownAddress);
     assert_eq!(stratalloc_record_free(handle, block), Status::UnknownAddress);
     assert_eq!(block_count(handle), 0);
-    // SAFETY: the C library's memory, which nothing else frees.
+    // SAFETY: the block is memory of the C library, and nothing else frees it.
     unsafe { free(block) };
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
     for conf in ["backend:native", "backend:cpu,layers:[statistics]"] {

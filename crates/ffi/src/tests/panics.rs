@@ -1,4 +1,4 @@
-//! Panics of callers' functions behind the C interface: each ends at the call in which it occurs.
+//! Panics in users' functions behind the C interface. Each ends in the call in which it occurs.
 
 use std::ffi::CString;
 use std::ptr::{null_mut, without_provenance_mut};

@@ -1,4 +1,5 @@
-//! Random calls with random values: each returns, blocks never overlap, and nothing is left allocated.
+//! Random calls with random values. Each call returns, blocks never overlap, and nothing stays
+//! allocated.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -21,7 +22,7 @@ struct Call {
     which: u8,
     number: u64,
     other: u64,
-    /// Whether the handle is valid, in three of four calls.
+    /// Whether the call gets the valid handle. True in three of four calls.
     at_home: bool,
 }
 
@@ -42,7 +43,7 @@ fn pointer(number: u64) -> *mut c_void {
     without_provenance_mut(usize::try_from(number).expect("64 bits"))
 }
 
-/// Makes one call and updates `books`, which has the end of each live block by its start.
+/// Makes one call and updates `books`: the end of each live block, by its start.
 fn run(call: Call, handle: u64, books: &mut BTreeMap<u64, u64>) {
     let Call { which, number, other, at_home } = call;
     let handle = if at_home { handle } else { handle ^ (number | 1 << 32) };
@@ -84,7 +85,7 @@ fn run(call: Call, handle: u64, books: &mut BTreeMap<u64, u64>) {
         },
         _ => match stratalloc_pool_scope_close(handle, pool) {
             Status::BadPool => {
-                // The limit is removed at once, so that the other calls find memory.
+                // The limit is removed at once, so that later calls find memory.
                 stratalloc_set_memory_fraction(handle, f64::from_bits(number));
                 stratalloc_set_memory_fraction(handle, 1.0)
             }
@@ -102,7 +103,7 @@ fn any_calls(calls: Vec<Call>) -> bool {
         let handle = create(conf, device).expect("a legal allocator");
         let mut books = BTreeMap::new();
         for call in &calls {
-            // Host memory must not be filled.
+            // The device `host` uses real memory, so sizes are limited.
             let call = match device {
                 "host" => Call { number: call.number % (8 << 20), ..*call },
                 _ => *call,
@@ -125,7 +126,7 @@ fn any_calls_come_back() {
 #[test]
 fn wild_calls_of_pytorchs_symbols_come_back() {
     fn property(number: u64, device: i32, size: usize) -> bool {
-        // Only device numbers that do not exist: others would be opened.
+        // Only ordinals of devices that do not exist. Others would be opened.
         let device = if (0..128).contains(&device) { -1 } else { device };
         stratalloc_torch_free(pointer(number), size, device, pointer(number));
         stratalloc_torch_record_stream(pointer(number), pointer(number));

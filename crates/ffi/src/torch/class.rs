@@ -1,6 +1,7 @@
-//! Functions for a subclass of PyTorch's `CUDAAllocator`. Every call returns a status, and users of pools
-//! count as in PyTorch. A free finds the block's device by itself, because PyTorch's deleters are plain
-//! functions.
+//! Functions for a subclass of PyTorch's `CUDAAllocator`.
+//!
+//! Every call returns a status. Users of pools are counted as in PyTorch. A free finds the block's
+//! device by itself, because PyTorch's deleters are plain functions that get only a pointer.
 //!
 //! Source: PyTorch's `CUDACachingAllocator`.
 
@@ -22,8 +23,8 @@ use crate::table;
 use stratalloc::config::TorchVersion;
 use stratalloc::history::{BlockLayout, BlockStateName, History, SegmentLayout};
 
-/// Allocates a block from PyTorch's allocator on a device, which is created if there is none yet, and
-/// stores its address. Zero bytes store null and are no error.
+/// Allocates a block from PyTorch's allocator on a device, and stores its address. Creates the
+/// allocator if there is none yet. For zero bytes, stores null and succeeds.
 ///
 /// # Safety
 ///
@@ -35,13 +36,13 @@ pub unsafe extern "C" fn stratalloc_torch_allocate(
     stream: *mut c_void,
     pointer: *mut *mut c_void,
 ) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(pointer, "pointer", || block(open_device(device)?, bytes, stream)) }
 }
 
-/// Allocates a block at exactly `address` from free memory in the cache, of the pool that the request is
-/// routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream contains the
-/// bytes from there on. The bytes before `address` stay free.
+/// Allocates a block at exactly `address`, from free memory in the cache of the pool that the request
+/// is routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream
+/// contains the bytes from there on. The bytes before `address` stay free.
 ///
 /// # Safety
 ///
@@ -58,13 +59,14 @@ pub unsafe extern "C" fn stratalloc_torch_allocate_at(
         let address = address.addr() as u64;
         pointer_to(open_device(device)?.allocate_at(bytes, stream_of(stream), address)?)
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(pointer, "pointer", work) }
 }
 
-/// Stores a history entry for the live block that starts at `pointer`: address, requested bytes, stream,
-/// pool and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is not recorded. Fails with
-/// `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
+/// Stores a history entry for the live block that starts at `pointer`: address, requested bytes,
+/// stream, pool and the current time. The entry has the action 9, PyTorch's `ANNOTATE`, and is not
+/// recorded. Fails with `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all
+/// segments.
 ///
 /// # Safety
 ///
@@ -80,7 +82,7 @@ pub unsafe extern "C" fn stratalloc_torch_describe_block(
         let segments = table::find(handle)?.caching()?.layout();
         annotation(&segments, address).ok_or_else(|| not_ours(address))
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(entry, "entry", work) }
 }
 
@@ -105,12 +107,12 @@ fn annotation(segments: &[SegmentLayout], address: u64) -> Option<Entry> {
     })
 }
 
-/// Called with a stack: the pointer that its source gathered.
+/// Called with a stack: the pointer that its source returned.
 pub type StackVisitor = Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>;
 
-/// Calls `show` with the stack of the live block that starts at `pointer`, as its source gathered it.
-/// Does not call it if there is no such block, or stacks are not gathered. The stack is valid during the
-/// call.
+/// Calls `show` with the stack of the live block that starts at `pointer`, as its source returned it.
+/// Does not call `show` if there is no such block, or if stacks are not gathered. The stack is valid
+/// during the call.
 ///
 /// # Safety
 ///
@@ -135,9 +137,9 @@ pub unsafe extern "C" fn stratalloc_torch_visit_stack(
     })
 }
 
-/// Frees a block of any device, trying the device `likely` first. Stores the block's device and the bytes
-/// that were requested. Null is ignored, and so is, in the child of a fork, a block of the parent's; in
-/// both cases -1 and 0 are stored.
+/// Frees a block of any device. Searches the device `likely` first. Stores the block's device, and the
+/// bytes that were requested for it. Ignores null and, in the child of a fork, a block of the parent.
+/// In both cases stores -1 and 0.
 ///
 /// # Safety
 ///
@@ -159,15 +161,16 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
                 None => take_back(address, likely)?,
             },
         };
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         unsafe { store_any(device, of) };
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         unsafe { store_any(bytes, requested_bytes) };
         Ok(())
     })
 }
 
-/// Frees a block of any device but `likely`. Returns the device and the bytes that were requested.
+/// Frees a block of any device except `likely`. Returns the device and the bytes that were requested
+/// for the block.
 #[cold]
 fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
     let mut others = open_devices().filter(|(device, _)| *device != likely);
@@ -179,8 +182,9 @@ fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
     }
 }
 
-/// Routes the requests that a filter accepts to a pool, with priority over all scopes that are already
-/// open. Adds a user, which stays until it is released. Creates an unknown pool.
+/// Routes the requests that a filter accepts to a pool. The new scope takes precedence over all scopes
+/// that are already open. Adds a user to the pool, which stays until it is released. Creates the pool
+/// if it is unknown.
 ///
 /// # Safety
 ///
@@ -191,7 +195,7 @@ pub unsafe extern "C" fn stratalloc_torch_scope_open(
     pool: Pool,
     filter: *const StreamFilter,
 ) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe {
         StreamFilter::lend(filter, |filter| {
             Ok(table::find(handle)?.pools()?.open_scope(pool.into(), filter)?)
@@ -199,31 +203,32 @@ pub unsafe extern "C" fn stratalloc_torch_scope_open(
     }
 }
 
-/// Closes the scope of a pool, from any thread. The user that the scope added stays.
+/// Closes the scope of a pool. May be called on any thread. The user that the scope added stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_scope_close(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.close_scope(pool.into())?))
 }
 
-/// Removes a user from a pool. Free memory of a pool without users is released when memory is released,
-/// or by `stratalloc_pool_empty`.
+/// Removes a user from a pool. If the pool has no users, its free memory is released by
+/// `stratalloc_pool_empty`, or the next time the allocator releases memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_pool_release(handle: u64, pool: Pool) -> Status {
     status(|| Ok(table::find(handle)?.pools()?.release_pool(pool.into())?))
 }
 
-/// Sets the default of `expandable_segments_ipc` for PyTorch's allocators that are created later: whether
-/// other processes can map their pages. 0 turns it off. The environment takes precedence.
+/// Sets the default of `expandable_segments_ipc` for PyTorch's allocators that are created later. The
+/// key decides whether other processes can map their pages. 0 turns it off. A value in the environment
+/// takes precedence.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_share_pages(on: c_int) -> Status {
     share_pages(on != 0);
     Status::Ok
 }
 
-/// Sets the version of PyTorch that runs in this process, for `compat:pytorch` in every configuration
-/// that is read later. An unknown version counts as the nearest known one.
+/// Sets the version of PyTorch that runs in this process. Every configuration that is read later uses
+/// it as the version of `compat:pytorch`. An unknown version counts as the nearest known one.
 ///
-/// Call it before the first other call that reads a configuration. Fails if `major` is 0.
+/// Call this before any call that reads a configuration. Fails if `major` is 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_version(major: u32, minor: u32) -> Status {
     status(|| {

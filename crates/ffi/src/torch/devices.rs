@@ -1,7 +1,8 @@
-//! PyTorch's allocators: one per device, found by its ordinal without a lock.
+//! PyTorch's allocators: one per device, found by the device's ordinal without a lock.
 //!
-//! PyTorch does not announce copies between devices. So devices that have an allocator give each other
-//! peer access, under every strategy and before the second device's first block. `peers:none` forbids it.
+//! PyTorch does not announce copies between devices. So all devices that have an allocator give each
+//! other peer access, with any strategy. They do so before the second device allocates its first block.
+//! `peers:none` prevents it.
 
 #![expect(unsafe_code, reason = "what is never freed is read without a lock")]
 
@@ -17,23 +18,23 @@ use stratalloc::config::Config;
 use stratalloc::stats::Statistics;
 use stratalloc::sync::{Defer, Global, Rank};
 
-/// PyTorch's own limit.
+/// The maximum number of devices, as in PyTorch.
 const DEVICES_MAX: usize = 128;
 
-/// The kind of device to open; `cuda` if it is not set.
+/// The variable with the kind of device to open. `cuda` if it is not set.
 const VARIABLE: &str = "STRATALLOC_DEVICE";
 
 /// The default of `expandable_segments_ipc`, unless the environment sets it.
 static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
 
-/// A device's allocator once it is created; null before. It is never freed.
+/// A device's allocator. Null until it is created. Never freed.
 #[derive(Debug)]
 struct Entry(AtomicPtr<Instance>);
 
 impl Entry {
     #[inline]
     fn get(&self) -> Option<&'static Instance> {
-        // SAFETY: null, or leaked by `put`.
+        // SAFETY: the pointer is null, or `put` has leaked its target.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
@@ -48,15 +49,17 @@ impl Entry {
 #[derive(Debug)]
 struct Devices {
     entries: [Entry; DEVICES_MAX],
-    /// The configuration of allocators that are created later, once a string was applied to all devices;
-    /// `None` stands for the environment's. Locked while an allocator is created or all are changed.
+    /// The configuration of allocators that are created later. `None`, which means the environment's,
+    /// until a string was applied to all devices. Locked while an allocator is created or all are
+    /// changed.
     opening: Global<Option<Config>>,
 }
 
 static DEVICES: Devices = Devices::new();
 
 thread_local! {
-    /// True while this thread creates or changes allocators: callers' functions run then, and may fork.
+    /// True while this thread creates or changes allocators. Users' functions may run then, and may
+    /// fork.
     static IS_OPENING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -81,8 +84,8 @@ impl Devices {
         self.entries.iter().filter_map(Entry::get)
     }
 
-    /// Creates a device's allocator. After a failure, the next call tries again. The allocator is
-    /// published only after peer access between its device and the others was enabled.
+    /// Creates a device's allocator. After a failure, the next call tries again. Other threads can find
+    /// the allocator only after peer access between its device and the others was enabled.
     #[cold]
     fn open(
         &'static self,
@@ -105,10 +108,11 @@ impl Devices {
         Ok(entry.put(instance))
     }
 
-    /// Applies a configuration string to all devices, including those that are opened later, or to none.
+    /// Applies a configuration string to all devices, including those that are opened later, or to
+    /// none.
     ///
-    /// Everything that can be checked without changes is checked on all devices first. If a driver fails
-    /// afterwards, the devices that were already changed get their former configuration back.
+    /// First checks on all devices what can be checked without changes. If a driver fails afterwards,
+    /// restores the former configuration of the devices that were already changed.
     #[cold]
     fn set_conf(
         &'static self,
@@ -146,19 +150,19 @@ fn restore(instance: &Instance, before: InForce) {
     }
 }
 
-/// Returns true if the calling thread holds the lock of the list, because it creates or changes
+/// Returns true if the calling thread holds the lock `opening`, because it is creating or changing
 /// allocators.
 pub(crate) fn is_opening() -> bool {
     IS_OPENING.get()
 }
 
-/// Removes all allocators without dropping them, after a fork.
+/// Removes all allocators after a fork, without dropping them.
 pub(crate) fn forget_all() {
     DEVICES.entries.iter().for_each(|entry| entry.0.store(null_mut(), Ordering::Relaxed));
 }
 
-/// Lets the device of `other` access the memory of `instance`. Both work without it, so a failure is only
-/// a warning.
+/// Gives the device of `other` access to the memory of `instance`. A failure only causes a warning,
+/// because both allocators work without this access.
 fn introduce(instance: &Instance, other: &Instance) {
     let devices = [instance, other].map(|instance| instance.driver.info().device);
     if let Err(failure) = instance.enable_peer(devices[1]) {
@@ -168,7 +172,7 @@ fn introduce(instance: &Instance, other: &Instance) {
     }
 }
 
-/// Returns the allocator of a device, which is created if there is none yet.
+/// Returns the allocator of a device. Creates it if there is none yet.
 #[inline]
 pub(super) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
     match find(device) {
@@ -189,7 +193,7 @@ pub(crate) fn find(device: c_int) -> Option<&'static Instance> {
     DEVICES.entry(device).and_then(Entry::get)
 }
 
-/// Returns the counters of a device's allocator; zeros if there is none yet. Creates none.
+/// Returns the counters of a device's allocator. Returns zeros if there is none yet, and creates none.
 pub(crate) fn statistics(device: c_int) -> Result<Statistics, Failure> {
     let entry = DEVICES.entry(device).ok_or_else(|| none(device))?;
     Ok(entry.get().map_or_else(Statistics::default, |open| open.statistics()))
@@ -200,7 +204,8 @@ pub(crate) fn open_devices() -> impl Iterator<Item = (c_int, &'static Instance)>
     (0..).zip(&DEVICES.entries).filter_map(|(device, entry)| Some((device, entry.get()?)))
 }
 
-/// Returns the strategy of a device's allocator; the configured one if there is none yet.
+/// Returns the strategy of a device's allocator. Returns the configured one if there is no allocator
+/// yet.
 pub(crate) fn name_in_force(device: c_int) -> Result<String, Failure> {
     let entry = DEVICES.entry(device).ok_or_else(|| none(device))?;
     match entry.get() {
@@ -213,7 +218,7 @@ pub(crate) fn name_in_force(device: c_int) -> Result<String, Failure> {
     }
 }
 
-/// Applies a configuration string to all devices or to none; see [`Devices::set_conf`].
+/// Applies a configuration string to all devices or to none. See [`Devices::set_conf`].
 pub(super) fn set_conf(text: &str) -> Result<(), Failure> {
     DEVICES.set_conf(text, environment_with_defaults)
 }
@@ -225,24 +230,25 @@ fn none(device: c_int) -> Failure {
 
 #[cold]
 fn open(device: c_int, later: Option<&Config>) -> Result<Instance, Failure> {
-    // A value that is not UTF-8 names no kind of device; the error message contains it.
+    // A value that is not UTF-8 names no kind of device. Converted lossily, so that the error message
+    // can contain it.
     let kind = std::env::var_os(VARIABLE);
     let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
     let config = later.cloned().map_or_else(environment_with_defaults, Ok)?;
     Instance::open_over(defaults(), &config, &format!("{kind}:{device}"))
 }
 
-/// Returns the defaults of PyTorch's allocators, where they differ from the built-in ones.
+/// Returns the default values of PyTorch's allocators, where they differ from the built-in ones.
 fn defaults() -> &'static str {
     if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" }
 }
 
-/// Returns the default configuration of PyTorch's allocators.
+/// Returns the configuration of PyTorch's allocators if the environment sets nothing.
 pub(crate) fn default_config() -> Result<Config, Failure> {
     parse(defaults())
 }
 
-/// Returns the environment's configuration over the defaults of PyTorch's allocators.
+/// Reads the configuration from the environment, over the default values of PyTorch's allocators.
 fn environment_with_defaults() -> Result<Config, Failure> {
     environment_over(defaults())
 }
@@ -264,7 +270,7 @@ mod tests {
     use stratalloc::size::MIB;
     use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim, SimOptions};
 
-    /// Three devices: the first two can access each other, and no device can access the last.
+    /// Returns three devices. The first two can access each other, and no device can access the last.
     fn sims() -> [Arc<Sim>; 3] {
         [(0, 1), (1, 1), (2, 0)].map(|(device, reachable_devices)| {
             let device = DeviceId(device);
@@ -281,7 +287,7 @@ mod tests {
         Instance::build(&Config::parse(conf, &KeyTable::default()).unwrap(), driver)
     }
 
-    /// Uses each device in turn, then the first two again.
+    /// Uses each device in turn, then the first two once more.
     fn use_all(conf: &str, sims: &[Arc<Sim>; 3]) {
         let devices = none_open();
         for device in [0, 1, 2, 1, 0] {
@@ -340,7 +346,7 @@ mod tests {
         assert_eq!(sims[0].mapped_bytes_open_to(DeviceId(1)), 0);
     }
 
-    /// Opens two devices; the returned list can open a third.
+    /// Opens two devices. The returned list can open a third one.
     fn two_open(drivers: [Arc<dyn Driver>; 2]) -> &'static Devices {
         let devices = none_open();
         for (device, driver) in (0..).zip(drivers) {

@@ -1,13 +1,15 @@
 //! The functions that PyTorch's pluggable allocator loads: two required ones and eight optional
 //! callbacks.
 //!
-//! One allocator per device, created at its first use from the environment (`devices`). A static array
-//! holds them, so a cache hit costs one load more than in Rust, and takes no lock here. They are never
-//! destroyed, because blocks may outlive everything that could destroy them.
+//! Each device has one allocator. It is created at the first use, with the configuration from the
+//! environment (`devices`). A static array holds the allocators, so finding one costs one load and
+//! takes no lock. Allocators are never destroyed, because blocks may outlive everything that could
+//! destroy them.
 //!
-//! PyTorch passes a null pointer on without an error, and the callbacks return nothing. So failures are
-//! also written to the standard error stream. PyTorch opens a pool's scope before a capture begins, and
-//! selects the streams with a C++ function, which is copied and called at each request.
+//! PyTorch passes a null pointer on without an error, and the optional callbacks return nothing. So
+//! failures are also written to the standard error stream. PyTorch opens a pool's scope before a
+//! capture begins. It selects the streams with a C++ function, which is copied and called at each
+//! request.
 //!
 //! Source of the signatures: PyTorch's `CUDAPluggableAllocator`.
 
@@ -37,7 +39,8 @@ pub use settings::*;
 use stratalloc::allocator::ScopeFilter;
 use stratalloc::strategies::plugin::copied;
 
-/// [`guard`] that also writes failures to the standard error stream.
+/// Runs one call as [`guard`] does, and also writes a failure to the standard error stream. Returns
+/// `otherwise` after a failure.
 #[inline]
 fn reporting<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
     match guard(work) {
@@ -49,9 +52,10 @@ fn reporting<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
     }
 }
 
-/// Allocates a block for PyTorch. Returns null for zero bytes, without an error. Returns null and sets
-/// the thread's last error when there is no memory, no such device, or the environment's configuration is
-/// invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead of `cuda`.
+/// Allocates a block for PyTorch. Returns null for zero bytes, without an error. Also returns null, and
+/// sets the thread's last error, when there is not enough memory, no such device, or the environment's
+/// configuration is invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead
+/// of `cuda`.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_malloc(
     size: usize,
@@ -67,8 +71,8 @@ pub extern "C" fn stratalloc_torch_malloc(
     })
 }
 
-/// Frees a block for PyTorch. Null is ignored, and so is, in the child of a fork, a block of the
-/// parent's. `size` and `stream` are ignored: the allocator has stored them.
+/// Frees a block for PyTorch. Ignores null and, in the child of a fork, a block of the parent. Ignores
+/// `size` and `stream`, because the allocator has stored them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_free(
     pointer: *mut c_void,
@@ -82,21 +86,21 @@ pub extern "C" fn stratalloc_torch_free(
     }
     reporting((), || match opened(device) {
         Ok(open) => open.free(pointer.addr() as u64),
-        // A block of the parent's, whose allocator does not exist here.
+        // The block belongs to the parent of the fork, whose allocator does not exist here.
         Err(_) if is_child() => Ok(()),
         Err(none) => Err(none),
     });
 }
 
-/// `set_init_fn`: reads the environment, so that an invalid configuration is reported at once.
+/// `set_init_fn`: reads the environment, so that an invalid configuration is reported immediately.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
-    // Creates no allocator: it would use memory of a device that may stay unused.
+    // No allocator is created here, because it would use memory of a device that may stay unused.
     let _ = device_count;
     reporting((), || environment().map(|_| ()));
 }
 
-/// `set_reset_fn`: empties the caches of all devices. Waits for them.
+/// `set_reset_fn`: empties the caches of all devices. Waits for the devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_reset() {
     for (_, open) in open_devices() {
@@ -115,14 +119,14 @@ pub extern "C" fn stratalloc_torch_drop_stack_sources() -> Status {
     })
 }
 
-/// `set_memory_fraction_fn`: limits a device's allocator to a fraction of its memory.
+/// `set_memory_fraction_fn`: limits a device's allocator to a fraction of the device's memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int) {
     reporting((), || Ok(open_device(device)?.caching()?.set_memory_fraction(fraction)?));
 }
 
 /// `set_base_alloc_fn`: returns the start of the segment that contains `pointer`, and stores the
-/// segment's size. For an unknown pointer it returns the pointer and stores 0. Walks over all segments.
+/// segment's size. If `pointer` is unknown, returns `pointer` and stores 0. Walks over all segments.
 ///
 /// # Safety
 ///
@@ -139,13 +143,13 @@ pub unsafe extern "C" fn stratalloc_torch_base_allocation(
         let address = pointer.addr() as u64;
         let found = open_devices().find_map(|(_, open)| open.base_of(address));
         let size_bytes = found.map_or(0, |(_, size_bytes)| size_bytes);
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         unsafe { store_any(size, usize::try_from(size_bytes).unwrap_or(usize::MAX)) };
         found.map_or_else(|| Err(not_ours(address)), |(base, _)| pointer_to(base))
     })
 }
 
-/// `set_record_stream_fn`: announces that work on `stream` uses the block; null is ignored.
+/// `set_record_stream_fn`: announces that work on `stream` uses the block. Ignores null.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
     if pointer.is_null() {
@@ -153,7 +157,7 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
     }
     reporting((), || {
         let address = pointer.addr() as u64;
-        // PyTorch does not pass the device, so each allocator is tried. Only one has this block.
+        // PyTorch does not pass the device, so each allocator is tried. Only one of them has the block.
         for (_, open) in open_devices() {
             match open.record_stream(address, stream_of(stream)) {
                 Err(failure) if failure.status == Status::UnknownAddress => {}
@@ -164,9 +168,10 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
     });
 }
 
-/// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, with priority over
-/// all scopes that are already open. The filter is copied, and called at each request with the request's
-/// stream, on the requesting thread. An empty filter accepts the calling thread's requests.
+/// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool. The new scope
+/// takes precedence over all scopes that are already open. The filter is copied. It is called at each
+/// request with the request's stream, on the requesting thread. An empty filter accepts the calling
+/// thread's requests.
 ///
 /// # Safety
 ///
@@ -178,39 +183,40 @@ pub unsafe extern "C" fn stratalloc_torch_begin_allocate_to_pool(
     filter: *mut c_void,
 ) {
     reporting((), || {
-        // SAFETY: our caller's promise.
+        // SAFETY: required of the caller (`# Safety`).
         let filter = unsafe { filter_of(filter) };
         Ok(open_device(device)?.pools()?.open_scope(pool.into(), filter)?)
     });
 }
 
-/// Returns a scope filter for a C++ filter.
+/// Returns a scope filter that calls a C++ filter.
 ///
 /// # Safety
 ///
-/// As for [`stratalloc_torch_begin_allocate_to_pool`].
+/// The same as for [`stratalloc_torch_begin_allocate_to_pool`].
 unsafe fn filter_of(filter: *mut c_void) -> ScopeFilter {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     let copied = unsafe { copied(filter) };
     copied.map_or_else(ScopeFilter::this_thread, ScopeFilter::Where)
 }
 
-/// `set_end_allocate_to_pool_fn`: closes the scope; the pool stays in use until it is released.
+/// `set_end_allocate_to_pool_fn`: closes the scope. The pool stays in use until it is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
     reporting((), || Ok(opened(device)?.pools()?.close_scope(pool.into())?));
 }
 
-/// `set_release_pool`: removes a user from a pool. Memory of a pool without users is released whenever
-/// memory is released.
+/// `set_release_pool`: removes a user from a pool. The free memory of a pool without users is released
+/// the next time the allocator releases memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_release_pool(device: c_int, pool: Pool) {
     reporting((), || Ok(opened(device)?.pools()?.release_pool(pool.into())?));
 }
 
-/// Stores a handle of PyTorch's allocator on a device, for the other calls of this interface. Creates the
-/// allocator if there is none yet. It cannot be destroyed. The handle is `STRATALLOC_TORCH_HANDLE` plus
-/// the device's ordinal; calls find its allocator without a lock.
+/// Stores a handle of PyTorch's allocator on a device, for the other functions of this interface.
+/// Creates the allocator if there is none yet. The allocator cannot be destroyed. The handle is
+/// `STRATALLOC_TORCH_HANDLE` plus the device's ordinal. Calls with it take no lock to find the
+/// allocator.
 ///
 /// # Safety
 ///
@@ -221,12 +227,12 @@ pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64
         let _ = open_device(device)?;
         Ok(TORCH_HANDLE + u64::try_from(device).unwrap_or_default())
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(handle, "handle", work) }
 }
 
-/// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns the result. A failure
-/// on one device does not stop the others; the status of the last failure is returned. Waits for the
+/// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns a status. If one
+/// device fails, continues with the others and returns the status of the last failure. Waits for the
 /// devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_empty_cache() -> Status {

@@ -1,4 +1,4 @@
-//! Settings of PyTorch's allocators: applied to all devices or to none, and read back.
+//! Settings of PyTorch's allocators. They are applied to all devices or to none, and can be read.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -9,15 +9,15 @@ use crate::guard::{Status, status};
 use crate::pointers::{read, store};
 use crate::table;
 
-/// The current settings that PyTorch's snapshots list.
+/// The current settings, as far as PyTorch's snapshots list them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TorchSettings {
-    /// In (0, 1); 0 for none.
+    /// A fraction in (0, 1). 0 if it is not set.
     pub garbage_collection_threshold: f64,
-    /// Blocks of this size or more are never split; `UINT64_MAX` for no limit.
+    /// Blocks of this size or more are never split. `UINT64_MAX` means no limit.
     pub max_split_bytes: u64,
-    /// Divisions of each power of two, from 1 MiB up; 0 for none.
+    /// The divisions of each power-of-two interval, starting at 1 MiB. 0 means none.
     pub roundup_power2_divisions: [u64; 16],
     /// `expandable_segments`.
     pub expandable_segments: c_int,
@@ -27,16 +27,16 @@ pub struct TorchSettings {
     pub graph_capture_record_stream_reuse: c_int,
 }
 
-/// Applies a configuration string to all devices that PyTorch has used, and to those that it uses later.
-/// If one device refuses the string, all keep their settings. May wait for the driver and for running
-/// work.
+/// Applies a configuration string to all devices that PyTorch has used, and to those that it uses
+/// later. If one device refuses the string, all devices keep their settings. May wait for the driver
+/// and for running work.
 ///
 /// # Safety
 ///
 /// `conf` ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_torch_set_conf(conf: *const c_char) -> Status {
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     status(|| set_conf(unsafe { read(conf, "conf") }?))
 }
 
@@ -62,6 +62,6 @@ pub unsafe extern "C" fn stratalloc_torch_settings(
             graph_capture_record_stream_reuse: c_int::from(now.graph_capture_record_stream_reuse),
         })
     };
-    // SAFETY: our caller's promise.
+    // SAFETY: required of the caller (`# Safety`).
     unsafe { store(settings, "settings", work) }
 }
