@@ -1,7 +1,7 @@
-"""Device-memory allocators, chosen at run time by one string: for PyTorch, or alone.
+"""Device-memory allocators, selected at run time by a configuration string: for PyTorch, or without it.
 
-``install`` makes PyTorch use the library; call it before CUDA starts. ``memory_stats`` and the other
-functions then report PyTorch's memory. ``Allocator`` is a separate allocator, and needs no PyTorch.
+``install`` makes PyTorch use the library. Call it before CUDA is used. ``memory_stats`` and the other
+functions then report the memory of PyTorch. ``Allocator`` is a separate allocator and needs no PyTorch.
 """
 
 from ._advice import advise, sweep

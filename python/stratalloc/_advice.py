@@ -12,11 +12,11 @@ from ._errors import LibraryError
 
 
 def advise(device=None, quick=True):
-    """Returns settings with which this program needs less memory, from the history recorded so far: the
-    object that ``stratalloc advise --json`` writes, for the running version of PyTorch. ``sentence`` is
-    the short answer. Recording must be on."""
+    """Returns settings with which this program needs less memory, from the history recorded so far. The
+    result is the object that ``stratalloc advise --json`` writes, for the running version of PyTorch. Its
+    key ``sentence`` is a summary in one sentence. Recording must be on."""
     running = str(getattr(sys.modules.get("torch"), "__version__", ""))
-    # The command line knows no other versions.
+    # The command line knows only versions 2.x.
     options = _options(quick, running if running.startswith("2.") else None)
     with tempfile.TemporaryDirectory(prefix="stratalloc-") as folder:
         path = os.path.join(folder, "run.pickle")
@@ -25,15 +25,15 @@ def advise(device=None, quick=True):
 
 
 def sweep(paths, executor=None, quick=True, torch=None):
-    """Returns one advice for many recordings, such as those of all ranks. The command line analyses each
-    of them, on any executor of ``concurrent.futures``. The default is threads of this process; workers
-    elsewhere need the command and the files at the same paths. ``torch`` is the version of PyTorch that
-    must accept the setting, such as "2.8"; the default is the version of each recording, if it shows
-    one.
+    """Returns one setting for many recordings, such as those of all ranks. The command line analyses each
+    recording, on ``executor``, which is any executor of ``concurrent.futures``. The default executor uses
+    threads of this process. Workers on other machines need the command and the files at the same paths.
+    ``torch`` is the version of PyTorch that must accept the setting, such as "2.8". The default is the
+    version that a recording names, if it names one.
 
-    Returns a dictionary. ``rows`` has a row for each recording, or its ``error``. ``worst`` names the
-    recording that needs most. ``advice`` is the setting with which all of them run in the least memory,
-    and what that needs. ``table`` is the result as text.
+    Returns a dictionary. ``rows`` has an entry for each recording: its result, or an ``error``. ``worst``
+    names the recording that needs the most memory. ``advice`` is the setting with which all recordings
+    run in the least memory, and the bytes needed with it. ``table`` is the result as text.
     """
     command, paths = _command.find(), [os.fspath(path) for path in paths]
     if not paths:
@@ -53,7 +53,8 @@ def _sweep(command, paths, executor, options):
     good = [row for row in rows if "error" not in row]
     if not good:
         raise LibraryError(f"{rows[0]['recording']}: {rows[0]['error']}")
-    # The best setting for one recording may be bad for another, so each is tried on all.
+    # The best setting for one recording may be bad for another, so each best setting is tried on all
+    # recordings.
     candidates = sorted({row["best_conf"] for row in good})
     needs = _all(
         executor, [row["recording"] for row in good], _needs_of, command, candidates
@@ -96,7 +97,7 @@ def _tried_advice_of(command, path, options):
         advice = _advice_of(command, path, options)
     except LibraryError as error:
         return {"recording": path, "error": str(error)}
-    # If no setting is worth its cost, the recorded one stays.
+    # If no setting is worth its cost, the recorded setting is kept.
     best = advice["choice"] or advice["recorded"]
     return {
         "recording": path,

@@ -15,7 +15,7 @@ _MOST = 2**64 - 1
 
 
 def device_count(library=None):
-    """Returns the number of CUDA devices; 0 without a CUDA driver."""
+    """Returns the number of CUDA devices. Returns 0 without a CUDA driver."""
     count = ctypes.c_int()
     load(library).call("device_count", ctypes.byref(count))
     return count.value
@@ -25,10 +25,10 @@ class Allocator:
     """An allocator on ``device``: ``sim``, ``host`` or ``cuda:N``.
 
     ``conf`` is a configuration string, or ``None`` to read the environment. Addresses and streams are
-    integers. A refused call raises :class:`stratalloc.Error`.
+    integers. A call that fails raises :class:`stratalloc.Error`.
     """
 
-    # False for PyTorch's allocators, which cannot be destroyed.
+    # False for allocators of PyTorch, which cannot be destroyed.
     _is_own = True
 
     def __init__(self, conf=None, device="sim", library=None):
@@ -41,7 +41,7 @@ class Allocator:
         _history.provide(self._library, self._handle)
 
     def allocate(self, size_bytes, stream=0):
-        """Allocates a block and returns its address; 0 for zero bytes."""
+        """Allocates a block and returns its address. Returns 0 for zero bytes."""
         pointer = ctypes.c_void_p()
         size_bytes = number(size_bytes, "size_bytes", _MOST)
         stream = number(stream, "stream", _MOST)
@@ -49,11 +49,11 @@ class Allocator:
         return pointer.value or 0
 
     def free(self, address):
-        """Frees a block; address 0 is ignored."""
+        """Frees the block at an address. Address 0 is ignored."""
         self._call("free", number(address, "address", _MOST))
 
     def record_stream(self, address, stream):
-        """Announces that work on ``stream`` uses the block."""
+        """Announces that work on ``stream`` uses the block at an address."""
         stream = number(stream, "stream", _MOST)
         self._call("record_stream", number(address, "address", _MOST), stream)
 
@@ -62,23 +62,24 @@ class Allocator:
         self._call("empty_cache")
 
     def set_memory_fraction(self, fraction):
-        """Limits the allocator to a fraction of the device's memory; 1 removes the limit."""
+        """Limits the allocator to a fraction of the device's memory. 1 removes the limit."""
         self._call("set_memory_fraction", float(fraction))
 
     def set_conf(self, conf):
-        """Applies a configuration string on top of the current settings. A string that changes the
-        backend, the layers or another key that is read only when an allocator is built switches, as
-        ``switch`` does."""
+        """Applies a configuration string on top of the current settings. If the string changes a key
+        that is read only when an allocator is built (such as the backend or the layers), the call
+        switches as ``switch`` does."""
         self._call("set_conf", encoded(conf, "conf"))
 
     def switch(self, conf):
-        """Switches to the allocator that a complete configuration string describes. Existing blocks stay
-        valid and are freed as before. If the call fails, nothing has changed."""
+        """Switches to an allocator with this configuration. The string is complete: a key that it omits
+        has its default value. Existing blocks stay valid and are freed as before. If the call fails,
+        nothing has changed."""
         self._call("switch", encoded(conf, "conf"))
 
     def memory_stats(self):
-        """Returns all counters, with the keys of ``torch.cuda.memory_stats()``, followed by the
-        strategy's own counters, such as ``malloc_async.deferred_frees``."""
+        """Returns all counters, with the keys of ``torch.cuda.memory_stats()``. They are followed by
+        those that only this strategy has, such as ``malloc_async.deferred_frees``."""
         return json.loads(self._library.text(Text.STATISTICS, self._handle))
 
     def memory_summary(self):
@@ -86,7 +87,7 @@ class Allocator:
         return self._library.text(Text.SUMMARY, self._handle)
 
     def usage(self):
-        """Returns the allocated and the reserved bytes, each now and at its peak."""
+        """Returns the allocated and the reserved bytes, and the peak of each."""
         names = ("allocated", "allocated_peak", "reserved", "reserved_peak")
         places = [ctypes.c_uint64() for _ in names]
         self._call("usage", *map(ctypes.byref, places))
@@ -100,15 +101,15 @@ class Allocator:
 
     def fragmentation(self):
         """Returns the external fragmentation of the segments, from 0 to 1: 1 - largest free block / sum
-        of all free blocks. 0 if nothing is free, and always with ``cudaMallocAsync``, whose free ranges
-        are not visible."""
+        of all free blocks. Returns 0 if nothing is free, and always with ``cudaMallocAsync``, because
+        the driver does not report its free ranges."""
         fragmentation = ctypes.c_double()
         self._call("fragmentation", ctypes.byref(fragmentation))
         return fragmentation.value
 
     def record_free(self, address):
-        """Removes a live block of ``backend:cpu`` from the allocator, because the caller will free its
-        memory: with the C library's ``free`` below 1 MiB, with ``munmap`` from 1 MiB on."""
+        """Removes a live block of ``backend:cpu`` from the allocator. The caller then frees its memory:
+        with the C library's ``free`` if the block is below 1 MiB, otherwise with ``munmap``."""
         self._call("record_free", number(address, "address", _MOST))
 
     def reset_peaks(self):
@@ -121,7 +122,7 @@ class Allocator:
 
     def memory_info(self):
         """Returns the free and the total bytes of the device, as its driver reports them. Cached memory
-        is not free."""
+        does not count as free."""
         free, total = ctypes.c_uint64(), ctypes.c_uint64()
         self._call("memory_info", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
@@ -150,14 +151,14 @@ class Allocator:
 
     @property
     def memory_fraction(self):
-        """The fraction of the device's memory that the allocator may hold; 1 without a limit."""
+        """The fraction of the device's memory that the allocator may reserve. 1 if there is no limit."""
         fraction = ctypes.c_double()
         self._call("memory_fraction", ctypes.byref(fraction))
         return fraction.value
 
     @property
     def caching(self):
-        """Whether the cache is on. Without it, each request is a driver call of its own."""
+        """Whether the cache is on. If it is off, each request is a call of the driver."""
         on = ctypes.c_int()
         self._call("caching", ctypes.byref(on))
         return on.value != 0
@@ -167,8 +168,8 @@ class Allocator:
         self._call("set_caching", 1 if on else 0)
 
     def enable_peer(self, device):
-        """Lets ``device`` access this allocator's memory, present and future. For the other direction,
-        call it on the allocator of ``device``."""
+        """Gives ``device`` access to this allocator's memory, present and future. For the other
+        direction, call this on the allocator of ``device``."""
         self._call("enable_peer", number(device, "device", 2**31 - 1))
 
     def expandable_segments(self):
@@ -184,7 +185,7 @@ class Allocator:
         return found
 
     def set_reserve_class(self, stream, name):
-        """Assigns a stream to a class of ``expandable_segments_reserve_by_class``; ``None`` removes it
+        """Assigns a stream to a class of ``expandable_segments_reserve_by_class``. ``None`` removes it
         from its class."""
         text = None if name is None else encoded(name, "name")
         self._call("set_reserve_class", number(stream, "stream", _MOST), text)
@@ -209,16 +210,16 @@ class Allocator:
                 self._call("pool_release", pool)
 
     def ensure_pool(self, pool, use_on_oom=False, no_split=False):
-        """Creates a pool with one user, or adds a user to the existing pool. ``pool`` is an id of the
-        caller's choice: two integers, as in PyTorch."""
+        """Creates a pool with one user, or adds a user if the pool exists. ``pool`` is an id that the
+        caller chooses: two integers, as in PyTorch."""
         self._call("pool_ensure", _pool(pool), _options(use_on_oom, no_split), None)
 
     def set_pool_options(self, pool, use_on_oom=False, no_split=False):
-        """Changes the options of a pool that has users; ``no_split`` only before it is used."""
+        """Changes the options of a pool. ``no_split`` can only be set before the pool is used."""
         self._call("pool_set_options", _pool(pool), _options(use_on_oom, no_split))
 
     def release_pool(self, pool):
-        """Removes a user. After the last user, the pool's free memory is released to the device."""
+        """Removes a user from a pool. The free memory of a pool without users is released."""
         self._call("pool_release", _pool(pool))
 
     def empty_pool(self, pool):
@@ -226,7 +227,7 @@ class Allocator:
         self._call("pool_empty", _pool(pool))
 
     def pool_users(self, pool):
-        """Returns the number of a pool's users; 0 if the pool is unknown."""
+        """Returns the number of a pool's users. Returns 0 if the pool is unknown."""
         users = ctypes.c_uint32()
         self._call("pool_users", _pool(pool), ctypes.byref(users))
         return users.value
@@ -247,7 +248,8 @@ class Allocator:
 
     @contextlib.contextmanager
     def pool_scope(self, pool, stream=None):
-        """Routes the requests of this thread, or of ``stream``, to an existing pool."""
+        """Routes the requests of this thread, or of ``stream``, to an existing pool, until the context
+        exits."""
         pool = _pool(pool)
         if stream is None:
             self._call("pool_scope_open_thread", pool)
@@ -264,7 +266,7 @@ class Allocator:
         return _hooks.Checkpoint(self._library, self._handle, _pool(pool))
 
     def share(self, address):
-        """Returns the bytes with which another process opens the block. They contain a secret."""
+        """Returns the bytes with which another process can open the block. They contain a secret."""
         return _hooks.share(self._library, self._handle, number(address, "address", _MOST))
 
     def open_shared(self, shared):
@@ -272,13 +274,14 @@ class Allocator:
         return _hooks.SharedBlock(self._library, self._handle, shared)
 
     def add_tracker(self, told):
-        """Adds a tracker: while recording is on, the function is called with every entry of the history,
-        as a dictionary. The entry for new device memory comes before a block in it is allocated; the
-        entry for released memory, before the release. Returns a number for ``remove_tracker``."""
+        """Adds a tracker: a function that is called with every entry of the history while recording is
+        on. An entry is a dictionary. The entry for new device memory comes before a block in it is
+        allocated. The entry for memory to be released comes before the release. Returns a number for
+        ``remove_tracker``."""
         return _hooks.add_tracker(self._library, self._handle, told)
 
     def remove_tracker(self, id):
-        """Removes a tracker."""
+        """Removes a tracker by its number."""
         self._call("tracker_remove", number(id, "id", _MOST))
 
     def add_oom_observer(self, told):
@@ -288,16 +291,17 @@ class Allocator:
         return _hooks.add_oom_observer(self._library, self._handle, told)
 
     def remove_oom_observer(self, id):
-        """Removes an observer."""
+        """Removes an observer by its number."""
         self._call("hook_remove", number(id, "id", _MOST))
 
     def add_free_memory_callback(self, asked):
-        """Adds a function that is called before memory is acquired from the device, to free something.
-        It returns whether it did. Returns a number for ``remove_free_memory_callback``."""
+        """Adds a function that is called before memory is acquired from the device, so that it can free
+        memory instead. The function returns whether it freed any. Returns a number for
+        ``remove_free_memory_callback``."""
         return _hooks.add_free_memory_callback(self._library, self._handle, asked)
 
     def remove_free_memory_callback(self, id):
-        """Removes a callback."""
+        """Removes a callback by its number."""
         self._call("hook_remove", number(id, "id", _MOST))
 
     def record_memory_history(
@@ -310,11 +314,12 @@ class Allocator:
         skip_actions=None,
     ):
         """Records the allocator's actions and the stacks of requests, as
-        ``torch.cuda.memory._record_memory_history``.
+        ``torch.cuda.memory._record_memory_history`` does.
 
-        ``enabled`` is ``None`` (stop, and drop all entries), ``"state"`` (live blocks) or ``"all"``.
-        ``context`` selects the stacks that are gathered: ``None``, ``"state"``, ``"alloc"`` or
-        ``"all"``. Stacks have Python frames only.
+        ``enabled`` is ``None`` (stops recording and drops all entries), ``"state"`` (records live blocks
+        only) or ``"all"``. ``context`` selects the stacks that are gathered: ``None``, ``"state"`` (those
+        of live blocks), ``"alloc"`` (also those of allocations) or ``"all"`` (also those of frees).
+        Stacks have Python frames only.
         """
         _history.record(
             self._library,
@@ -335,7 +340,7 @@ class Allocator:
         return on.value != 0
 
     def set_metadata(self, metadata):
-        """Sets the metadata of later entries; ``None`` removes it."""
+        """Sets the metadata of entries that are recorded from now on. ``None`` removes it."""
         text = None if metadata is None else encoded(metadata, "metadata")
         self._call("history_set_metadata", text)
 
@@ -345,7 +350,7 @@ class Allocator:
 
     @contextlib.contextmanager
     def compile_context(self, name):
-        """Names the compiled region that this thread runs, until the context exits."""
+        """Sets the name of the compiled region that this thread runs, until the context exits."""
         self._library.call("compile_context_push", encoded(name, "name"))
         try:
             yield
@@ -354,8 +359,8 @@ class Allocator:
 
     @contextlib.contextmanager
     def scope(self, name):
-        """Names this thread's work until the context exits: entries have the name as their innermost
-        frame."""
+        """Adds a frame to the stacks of this thread's entries, until the context exits. ``name`` is the
+        innermost frame."""
         self._library.call("context_push", encoded(name, "name"))
         try:
             yield
@@ -364,8 +369,9 @@ class Allocator:
 
     @contextlib.contextmanager
     def annotate(self, name):
-        """Records a START and an END annotation around the context, such as a training step. Snapshots
-        list them under ``external_annotations``, as those of ``record_function`` in PyTorch."""
+        """Records an annotation START now and an annotation END when the context exits. For example, the
+        context is a training step. Snapshots list annotations under ``external_annotations``, as they do
+        those of ``record_function`` in PyTorch."""
         _history.annotate(self._library, self._handle, encoded(name, "name"), b"START")
         try:
             yield
@@ -377,8 +383,8 @@ class Allocator:
         return _history.snapshot(self._library, self._handle)
 
     def dump_snapshot(self, filename="dump_snapshot.pickle"):
-        """Writes a snapshot to a file for PyTorch's viewers and ``stratalloc report``: JSON if its name
-        ends in ``.json``, compressed if it ends in ``.gz``."""
+        """Writes a snapshot to a file for PyTorch's viewers and ``stratalloc report``. The file is JSON if
+        its name ends in ``.json``, otherwise a pickle. It is compressed if its name ends in ``.gz``."""
         _history.dump(self._library, self._handle, filename)
 
     def close(self):
@@ -402,7 +408,7 @@ class Allocator:
 
     @classmethod
     def _of(cls, library, handle):
-        """Returns an object for PyTorch's allocator."""
+        """Returns an object for the allocator of PyTorch that has this handle."""
         allocator = cls.__new__(cls)
         allocator._library, allocator._handle, allocator._is_own = library, handle, False
         return allocator

@@ -14,8 +14,8 @@ _NAME = "stratalloc.exe" if sys.platform == "win32" else "stratalloc"
 
 
 def find():
-    """Returns the program's path: named by ``STRATALLOC_COMMAND``, in the package, beside the library, or on
-    the path."""
+    """Returns the path of the program. Searches ``STRATALLOC_COMMAND``, the package, the folder of the
+    library, and ``PATH``, in this order."""
     path = os.environ.get(VARIABLE)
     if path:
         if not os.path.isfile(path):
@@ -28,7 +28,7 @@ def find():
     for folder in folders:
         if os.access(folder / _NAME, os.X_OK) and (folder / _NAME).is_file():
             return str(folder / _NAME)
-    # If this finds a script of that name, it is this package's.
+    # A script of this name on the path would be this package's own.
     found = shutil.which(_NAME)
     if found:
         return found

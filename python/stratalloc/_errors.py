@@ -16,7 +16,7 @@ OUT_OF_MEMORY = 4
 
 
 class Error(RuntimeError):
-    """A refused call of the library. ``status`` is its number in ``stratalloc.h``."""
+    """A call of the library that failed. ``status`` is its status number in ``stratalloc.h``."""
 
     def __init__(self, status, text):
         kind = STATUS.get(status, "unknown status")
@@ -29,4 +29,4 @@ class OutOfMemoryError(Error):
 
 
 class LibraryError(RuntimeError):
-    """The library is missing, has another version, or cannot be installed in PyTorch any more."""
+    """The library is missing, has another version, or can no longer be installed in PyTorch."""

@@ -1,6 +1,6 @@
-"""The compiled object that makes PyTorch use the library. The user may name one; otherwise one is built
-for each version of PyTorch and kept in the user's cache folder. If this package was not tested with the
-version, the object is tested in a separate process before it is kept."""
+"""The compiled shared object that makes PyTorch use the library. The user can name one. If not, one is
+built for each version of PyTorch and kept in the user's cache folder. If this package was not tested with
+that version, the object is tested in a separate process before it is kept."""
 
 import concurrent.futures
 import contextlib
@@ -24,11 +24,11 @@ PLUGGABLE = "none"
 _SOURCES = pathlib.Path(__file__).with_name("csrc")
 _TOOLKIT = "/usr/local/cuda"
 _FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-w"]
-# The versions of PyTorch with which the class was tested.
+# The first and the last version of PyTorch with which the class was tested.
 _FIRST, _LAST = (2, 10), (2, 15)
-# From this version on PyTorch's headers need C++20.
+# The version of PyTorch from which on its headers need C++20.
 _CPP20_SINCE = (2, 14)
-# Tests an object in a separate process, with calls of PyTorch's functions; also without a device.
+# Tests an object in a separate process, with calls of PyTorch's functions. Works without a device too.
 _TRIAL = """
 import sys
 import stratalloc, torch
@@ -61,7 +61,7 @@ class _Refused(Unavailable):
 
 
 def find(torch):
-    """Returns the path of the object for this PyTorch; ``None`` if the user has disabled it."""
+    """Returns the path of the object for this PyTorch. ``None`` if the user has disabled it."""
     chosen = os.environ.get(VARIABLE)
     if chosen == PLUGGABLE:
         return None
@@ -85,8 +85,8 @@ def find(torch):
 
 
 def _version(torch):
-    """Returns the version as two numbers. A version without numbers counts as known, so it is compiled
-    without a test."""
+    """Returns the version as two numbers. A version without numbers counts as the last known one, so its
+    object is not tested."""
     numbers = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
     return tuple(map(int, numbers.groups())) if numbers else _LAST
 
@@ -118,7 +118,7 @@ def _built(torch):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_suffix(".lock")):
-            # Another process may have built it while this one waited.
+            # Another process may have built the object while this one waited for the lock.
             if not path.is_file():
                 flags = [standard, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
                 _build(path, home, flags, is_new=not _is_known(torch))
@@ -135,7 +135,7 @@ def _cache():
 
 @contextlib.contextmanager
 def _locked(path):
-    """Holds a lock against other processes; the system releases it if the process dies."""
+    """Holds a lock against other processes. The system releases it if the process dies."""
     import fcntl
 
     with open(path, "w") as file:
@@ -144,13 +144,14 @@ def _locked(path):
 
 
 def _build(path, home, flags, is_new):
-    """Builds the object at ``path``; for a new version of PyTorch, tests it first."""
+    """Builds the object at ``path``. If ``is_new``, tests it before it is moved there."""
     compiler = _compiler()
     if not (home / "include" / "c10" / "cuda" / "CUDACachingAllocator.h").is_file():
         raise Unavailable(f"PyTorch's headers in {home / 'include'}")
     flags = [*flags, *_FLAGS, f"-I{home / 'include'}"]
     flags += [f"-I{folder}" for folder in _cuda_includes(home)]
-    # In the same folder, so that the finished object can be renamed into place atomically.
+    # In the same folder, because only then `os.replace` can move the finished object into place
+    # atomically.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as work:
         work = pathlib.Path(work)
 
@@ -192,15 +193,16 @@ def _compiler():
 
 
 def _cpp_runtime(maps="/proc/self/maps"):
-    """Returns the libstdc++ that this process has loaded. If the object were linked against the
-    compiler's own, the process would have two, and one could not format numbers in streams of the other."""
+    """Returns the libstdc++ that this process has loaded, in a list. If the object were linked against
+    the compiler's own, the process would have two. Formatting numbers with one in a stream of the other
+    fails."""
     with open(maps) as lines:
         paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/libstdc++.so" in line}
     return sorted(paths)[:1]
 
 
 def _cuda_includes(home):
-    """Returns folders with CUDA's headers: a toolkit's, or those of NVIDIA's packages beside PyTorch."""
+    """Returns the folders with CUDA's headers: of a toolkit, or of NVIDIA's packages beside PyTorch."""
     toolkits = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     nvcc = shutil.which("nvcc")
     toolkits += [nvcc and pathlib.Path(nvcc).resolve().parents[1], _TOOLKIT]
@@ -211,8 +213,8 @@ def _cuda_includes(home):
     runtime = [folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()]
     if not runtime:
         raise Unavailable("CUDA's headers (a toolkit, or the package nvidia-cuda-runtime)")
-    # NVIDIA ships some of the headers in a package that PyTorch does not install; the class has
-    # replacements.
+    # Some of CUDA's headers are in a package of NVIDIA that PyTorch does not install. `csrc` has
+    # replacements for them.
     whole = [folder for folder in runtime if (folder / "crt" / "host_config.h").is_file()]
     return whole[:1] or [runtime[0], _SOURCES]
 
@@ -225,7 +227,7 @@ def _run(command):
 
 
 def _pure(errors):
-    """Returns which functions of PyTorch's class this package's class lacks, from a compiler's errors."""
+    """Returns a message with the functions that this package's class lacks, from a compiler's errors."""
     names = re.findall(r"note:\s+\S?virtual .*?(\w+)\(|unimplemented pure virtual method '(\w+)'", errors)
     names = [one or other for one, other in names]
     return names and "PyTorch's class has functions that are not known here: " + ", ".join(dict.fromkeys(names))

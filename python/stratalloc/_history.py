@@ -17,12 +17,13 @@ from ._library import at_exit, encoded, visit
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 _MOST = 2**64 - 1
-# The number of different stacks that are kept for comparison with a new one.
+# The number of different stacks that are kept, so that an equal new stack can share their object.
 _STACKS_KNOWN = 1 << 14
 
 
 class _Stack:
-    """The code and the lines of a stack, and the texts of its frames once the library has read them."""
+    """The code and the lines of a stack. ``texts`` has the names of its frames after the library has read
+    them."""
 
     __slots__ = ("frames", "texts")
 
@@ -33,13 +34,14 @@ class _Stack:
 class _Stacks:
     """Python stacks, each identified by a number that the library keeps.
 
-    A signal handler or a finalizer may call every function here while another call runs, so there is no
-    lock: each step is one operation of a dictionary or a list.
+    A signal handler or a finalizer may call any function here while another call on the same thread runs.
+    A lock would then deadlock, so there is none. Instead, each step is one atomic operation of a
+    dictionary or a list.
     """
 
     def __init__(self):
         self._held = {}
-        # Equal stacks share one object, as long as they are kept here.
+        # Equal stacks share one object as long as it is in this dictionary.
         self._known = {}
         self._numbers = itertools.count(1)
         kinds = dict(StackSource._fields_)
@@ -69,7 +71,8 @@ class _Stacks:
             names = [(code.co_name, code.co_filename) for code, _ in stack.frames]
             encode = lambda text: text.encode(errors="replace")  # noqa: E731
             stack.texts.append([(encode(function), encode(file)) for function, file in names])
-        # The library reads the first list, which stays as long as the stack is held.
+        # The library reads the texts of the first list, which is not freed before the stack is
+        # released.
         count = min(room, len(stack.frames))
         for at in range(count):
             places[at] = StackFrame(*stack.texts[0][at], stack.frames[at][1] or 0)
@@ -81,7 +84,7 @@ _provided = {}
 
 
 def provide(library, handle):
-    """Makes Python the source of an allocator's stacks; it is called only if stacks are gathered."""
+    """Makes Python the source of an allocator's stacks. The source is called only if stacks are gathered."""
     global _stacks
     if _stacks is None:
         _stacks = _Stacks()
@@ -115,10 +118,10 @@ def forget(handle):
 
 
 def _drop_all():
-    """Removes the source of stacks from all allocators: no Python function can run after the interpreter
-    has exited."""
+    """Removes the source of stacks from all allocators, because no Python function can run after the
+    interpreter exits."""
     for handle, library in list(_provided.items()):
-        # The interpreter exits, so an error cannot be reported.
+        # An error cannot be reported while the interpreter exits.
         with contextlib.suppress(Exception):
             library.call("history_drop_stack_source", handle)
     _provided.clear()

@@ -27,7 +27,8 @@ _ACTIONS = {
 }
 
 
-# Functions that the library may call, by the number that it passes as ``user``, until it releases them.
+# Functions that the library may call. The key is the number that the library passes as `user`. Removed
+# when the library calls `_release`.
 _held = {}
 _numbers = itertools.count(1)
 _release = Release(lambda number: _held.pop(number, None) and None)
@@ -35,7 +36,7 @@ at_exit(_release)
 
 
 def _add(library, handle, kind, function):
-    """Passes a function to the library, and returns the number to remove it by."""
+    """Passes a function to the library. Returns the number with which it can be removed."""
     number, id = next(_numbers), c_uint64()
     _held[number] = function
     try:
@@ -94,8 +95,8 @@ class Checkpoint:
         library.call("checkpoint_take", handle, pool, ctypes.byref(self._checkpoint))
 
     def restore(self):
-        """Restores the pool's blocks. Returns the addresses of the blocks that were freed, and of those
-        that are live again."""
+        """Restores the pool's blocks. Returns the addresses of the blocks that were freed, and of the
+        blocks that are live again."""
         live, freed = [], []
         allocated_now = BlockAllocated(lambda _, address, size, stream: live.append(address))
         freed_now = BlockFreed(lambda _, address, size: freed.append(address))
@@ -122,7 +123,7 @@ class SharedBlock:
     """A block of another process, mapped here until it is closed."""
 
     def __init__(self, library, handle, shared):
-        # ``bytes`` of an integer n would be n zero bytes.
+        # Checked, because ``bytes`` of an integer n would be n zero bytes.
         if not isinstance(shared, (bytes, bytearray, memoryview)):
             raise TypeError(f"shared: expected bytes, got {type(shared).__name__}")
         shared = bytes(shared)
@@ -135,7 +136,7 @@ class SharedBlock:
         self.address, self.size_bytes = address.value, size.value
 
     def close(self):
-        """Closes the block. Its pages are unmapped once no other block in this process uses them."""
+        """Closes the block. Its pages are unmapped when no other open block uses them."""
         number, self._number = self._number, 0
         if number:
             self._library.call("close_shared", number)
@@ -148,7 +149,7 @@ class SharedBlock:
 
 
 def share(library, handle, address):
-    """Returns the bytes with which another process opens a block."""
+    """Returns the bytes with which another process can open a block."""
     needed = ctypes.c_size_t()
     library.call("share", handle, address, None, 0, ctypes.byref(needed), None)
     buffer = ctypes.create_string_buffer(needed.value)

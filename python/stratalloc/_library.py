@@ -24,18 +24,19 @@ _NAME = {"darwin": "libstratalloc.dylib", "win32": "stratalloc.dll"}.get(
 _lock = threading.Lock()
 _loaded = None
 
-# How long the interpreter waits at its exit for threads inside callbacks.
+# How long the interpreter waits at its exit for threads that run callbacks.
 _SECONDS_AT_EXIT = 5
-# Functions that run before callbacks are stopped, and the release functions whose callbacks are stopped.
+# Functions that are called at exit before callbacks are stopped, and the release functions whose
+# callbacks are stopped.
 _before_exit, _releases = [], []
-# One object for each running call that calls Python functions before it returns.
+# One object for each running call of the library that calls Python functions before it returns.
 _visits = set()
 _exiting = False
 
 
 def at_exit(release, function=None):
-    """Stops the callbacks of a release function when the interpreter exits; calls ``function`` before
-    that."""
+    """Registers a release function, whose callbacks are stopped when the interpreter exits. Before that,
+    ``function`` is called."""
     _releases.append(release)
     if function is not None:
         _before_exit.append(function)
@@ -43,8 +44,9 @@ def at_exit(release, function=None):
 
 @atexit.register
 def _end_callbacks():
-    """Stops all callbacks when the interpreter exits. Before Python 3.14, a daemon thread ends when it
-    next needs the interpreter; inside a callback that would end the process."""
+    """Stops all callbacks when the interpreter exits. In Python before 3.14, a daemon thread is
+    terminated when it next needs the interpreter after that. Inside a callback this would end the
+    process."""
     global _exiting
     _exiting = True
     if _loaded is None:
@@ -74,7 +76,7 @@ def visit():
 
 
 def load(path=None):
-    """Returns the library, which is loaded once. A second path must name the same file."""
+    """Returns the library. Loads it at the first call. A later path must name the same file."""
     global _loaded
     with _lock:
         if _loaded is not None:
@@ -86,7 +88,7 @@ def load(path=None):
 
 
 def last_error():
-    """Returns the message of the calling thread's last failed call; empty if none has failed."""
+    """Returns the message of the calling thread's last failed call. Empty if no call has failed."""
     return load().last_error()
 
 
@@ -121,7 +123,7 @@ def _find(path):
 
 
 class Library:
-    """The loaded library. ``call`` turns a status into an exception."""
+    """The loaded library. Its method ``call`` raises an exception for a status other than success."""
 
     def __init__(self, path):
         self.path = path
@@ -159,7 +161,7 @@ class Library:
             size = needed
 
     def call(self, name, *arguments):
-        """Calls ``stratalloc_<name>``; raises :class:`Error` if it fails."""
+        """Calls ``stratalloc_<name>``. Raises :class:`Error` if it fails."""
         status = getattr(self.dll, f"stratalloc_{name}")(*arguments)
         if status == OUT_OF_MEMORY:
             raise OutOfMemoryError(status, self.last_error())
@@ -167,11 +169,11 @@ class Library:
             raise Error(status, self.last_error())
 
     def text(self, kind, of=0):
-        """Returns a text about a handle, a device or all allocators."""
+        """Returns the text of a kind about ``of``: a handle, a device, or 0 for all allocators."""
         needed = c_size_t()
         self.call("text_write", of, kind, None, 0, ctypes.byref(needed))
         while True:
-            # Counters may grow between two calls, and the text with them.
+            # The text may grow between two calls, because counters grow.
             size = needed.value + 256
             buffer = ctypes.create_string_buffer(size)
             try:
@@ -183,19 +185,19 @@ class Library:
             return buffer.value.decode()
 
     def address(self, name):
-        """Returns the address of a function."""
+        """Returns the address of a function of the library."""
         return ctypes.cast(getattr(self.dll, name), c_void_p).value
 
 
 def _series(version):
-    """Returns the part of a version that must match: the first two numbers if the first is 0, otherwise
-    the first."""
+    """Returns the part of a version that package and library must share: the first two numbers if the
+    first is 0, otherwise the first number."""
     parts = version.split(".")
     return parts[:2] if parts[0] == "0" else parts[:1]
 
 
 def encoded(text, what):
-    """Encodes a text for C, where it ends at the first zero."""
+    """Encodes a text for C. Refuses a zero character, because a C string ends at the first zero."""
     if not isinstance(text, str):
         raise TypeError(f"{what}: expected a string, got {type(text).__name__}")
     if "\0" in text:
@@ -204,7 +206,7 @@ def encoded(text, what):
 
 
 def callable_for(function, what):
-    """Checks that a value is callable: it will be called later, when an error cannot be raised to the
+    """Checks that a value is callable. It is called later, when an error can no longer be raised to the
     caller."""
     if not callable(function):
         raise TypeError(f"{what}: expected a function, got {type(function).__name__}")
@@ -212,7 +214,7 @@ def callable_for(function, what):
 
 
 def number(value, what, most):
-    """Checks that an integer fits the C type; ``ctypes`` would truncate it without an error."""
+    """Checks that an integer fits the C type. ``ctypes`` would truncate it without an error."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{what}: expected a whole number, got {type(value).__name__}")
     value = value.__index__()

@@ -15,10 +15,10 @@ from ._calls import Text
 from ._errors import LibraryError
 from ._library import encoded, load, number
 
-# The variable that the library reads first.
+# The variable with a configuration string that the library reads first.
 _CONF = "ALLOC_CONF"
 
-# PyTorch's setters, and the functions that they get.
+# PyTorch's setters for callbacks, and the functions that are passed to them.
 _CALLBACKS = {
     "set_init_fn": "stratalloc_torch_init",
     "set_reset_fn": "stratalloc_torch_reset",
@@ -30,7 +30,8 @@ _CALLBACKS = {
     "set_release_pool": "stratalloc_torch_release_pool",
 }
 
-# Without these, a program's data or graphs would be corrupted, so a PyTorch that lacks them is refused.
+# Without these setters a program's data or graphs would be corrupted, so a PyTorch that lacks one is
+# refused.
 _NEEDED = {
     "set_record_stream_fn",
     "set_begin_allocate_to_pool",
@@ -42,7 +43,7 @@ _installed = None
 
 
 class CUDAAllocator:
-    """The library as PyTorch's own allocator: the memory functions of ``torch.cuda`` call it."""
+    """The library, installed as PyTorch's own allocator. The memory functions of ``torch.cuda`` call it."""
 
     def __init__(self, extension, dll):
         self.extension = extension
@@ -53,16 +54,17 @@ class CUDAAllocator:
 
 
 def install(library=None, conf=None):
-    """Makes PyTorch use the library; must be called before CUDA is used.
+    """Makes PyTorch use the library. Must be called before CUDA is used.
 
-    ``library`` is a path; without it, the places that the package's README lists are searched. ``conf``
-    is a configuration string; without it, the environment's is used. A second call without a ``conf`` is
-    allowed.
+    ``library`` is a path. Without it, the places that the package's README lists are searched. ``conf``
+    is a configuration string. Without it, the configuration is read from the environment. A second call
+    without ``conf`` is allowed and changes nothing.
 
-    All memory functions of ``torch.cuda`` then use the library, through an object that is compiled at
-    the first call for this PyTorch. If it cannot be compiled, one warning names the missing part, and
-    the library is installed as a ``CUDAPluggableAllocator``, which lets programs run and supports little
-    else. Returns a :class:`CUDAAllocator`, or PyTorch's ``CUDAPluggableAllocator``.
+    After the call all memory functions of ``torch.cuda`` use the library. They reach it through a shared
+    object, which the first call compiles for this version of PyTorch. If it cannot be compiled, a
+    warning names the missing part, and the library is installed as a ``CUDAPluggableAllocator``. With
+    that, programs run, but most memory functions of ``torch.cuda`` fail. Returns a
+    :class:`CUDAAllocator`, or PyTorch's ``CUDAPluggableAllocator``.
     """
     global _installed
     loaded = load(library)
@@ -73,7 +75,7 @@ def install(library=None, conf=None):
     text = None if conf is None else encoded(conf, "conf")
     if text is not None:
         # Reports an invalid string now rather than in the middle of the program. Errors of the device
-        # show up later.
+        # can only be reported later.
         loaded.call("check_conf", text)
     try:
         import torch
@@ -100,13 +102,13 @@ def install(library=None, conf=None):
 
 
 def _drop_stacks(library):
-    """Removes the sources of stacks: no Python function can run after the interpreter has exited."""
+    """Removes the sources of stacks, because no Python function can run after the interpreter exits."""
     with contextlib.suppress(Exception):
         library.call("torch_drop_stack_sources")
 
 
 def _extension_for(torch):
-    """Returns the path of the object for this PyTorch, or ``None`` if there is none."""
+    """Returns the path of the compiled object for this PyTorch, or ``None`` if there is none."""
     try:
         return _extension.find(torch)
     except _extension.Unavailable as missing:
@@ -128,8 +130,8 @@ def _as_class(loaded, extension, version):
     built_for.argtypes, built_for.restype = [], ctypes.c_char_p
     numbers = re.match(r"[0-9.]*[0-9]", version)
     if numbers is None or numbers.group() != built_for().decode():
-        # The class of another version may have other virtual functions, and calls would reach the wrong
-        # ones.
+        # The class of another version may have other virtual functions. Calls would then reach the
+        # wrong functions.
         raise LibraryError(f"{extension} is not for this PyTorch: it is for {built_for().decode()}, not {version}")
     function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     message = ctypes.create_string_buffer(4096)
@@ -168,8 +170,8 @@ def _put_back(before):
 
 def memory_stats(device=None):
     """Returns all counters of PyTorch's memory on ``device``, with the keys of
-    ``torch.cuda.memory_stats()``, followed by the strategy's own counters. Opens no device: an unused
-    one has zeros."""
+    ``torch.cuda.memory_stats()``. They are followed by those that only this strategy has. Opens no
+    device. The counters of an unused device are zeros."""
     return json.loads(load().text(Text.TORCH_STATISTICS, _ordinal(device)))
 
 
@@ -179,30 +181,30 @@ def memory_summary(device=None):
 
 
 def metrics():
-    """Returns the counters of all allocators of this process, including PyTorch's, as text that
-    Prometheus scrapes (the OpenMetrics format)."""
+    """Returns the counters of all allocators of this process, including PyTorch's, as text for
+    Prometheus (in the OpenMetrics format)."""
     return load().text(Text.METRICS)
 
 
 def empty_cache():
     """Releases all free memory of all devices. Does nothing before ``install``. If a device fails, the
-    others are emptied all the same, and the call raises :class:`stratalloc.Error`."""
+    caches of the others are emptied all the same, and the call raises :class:`stratalloc.Error`."""
     if _installed is not None:
         load().call("torch_empty_cache")
 
 
 def set_conf(conf, device=None):
-    """Applies a configuration string to ``device``, on top of the current settings. A string that
-    changes the backend, the layers or another key that is read only when an allocator is built switches,
-    as ``switch`` does. Opens the device if it is unused."""
+    """Applies a configuration string to ``device``, on top of the current settings. If the string changes
+    a key that is read only when an allocator is built (such as the backend or the layers), the call
+    switches as ``switch`` does. Opens the device if it is unused."""
     conf = encoded(conf, "conf")
     load().call("set_conf", _handle(device), conf)
 
 
 def switch(conf, device=None):
-    """Switches PyTorch's allocator on ``device`` to the one that a complete configuration string
-    describes. Existing tensors stay valid. If the call fails, nothing has changed. Opens the device if
-    it is unused."""
+    """Switches PyTorch's allocator on ``device`` to an allocator with this configuration. The string is
+    complete: a key that it omits has its default value. Existing tensors stay valid. If the call fails,
+    nothing has changed. Opens the device if it is unused."""
     conf = encoded(conf, "conf")
     load().call("switch", _handle(device), conf)
 
@@ -216,9 +218,9 @@ def record_memory_history(
     clear_history=False,
     skip_actions=None,
 ):
-    """Records the actions of PyTorch's allocator on ``device``, and the stacks of requests. It calls
-    ``torch.cuda.memory._record_memory_history``, or does the same where PyTorch refuses that. Opens the
-    device if it is unused."""
+    """Records the actions of PyTorch's allocator on ``device``, and the stacks of requests. Calls
+    ``torch.cuda.memory._record_memory_history``, or does the same itself if the library is installed as a
+    ``CUDAPluggableAllocator``. Opens the device if it is unused."""
     if isinstance(_installed, CUDAAllocator):
         words = {"max_entries": max_entries, "device": device, "clear_history": clear_history}
         if skip_actions is not None:
@@ -240,8 +242,8 @@ def snapshot(device=None):
 
 
 def dump_snapshot(filename="dump_snapshot.pickle", device=None):
-    """Writes a snapshot to a file for PyTorch's viewers and ``stratalloc report``: JSON if its name ends
-    in ``.json``, compressed if it ends in ``.gz``."""
+    """Writes a snapshot to a file for PyTorch's viewers and ``stratalloc report``. The file is JSON if its
+    name ends in ``.json``, otherwise a pickle. It is compressed if its name ends in ``.gz``."""
     if isinstance(_installed, CUDAAllocator):
         _history.write(_memory()._snapshot(device), filename)
         return
@@ -249,21 +251,22 @@ def dump_snapshot(filename="dump_snapshot.pickle", device=None):
 
 
 def allocator(device=None):
-    """Returns PyTorch's allocator on ``device``, with all methods of :class:`Allocator`: pools,
-    checkpoints, trackers. It lives on when the returned object is dropped. Opens the device if it is
-    unused."""
+    """Returns PyTorch's allocator on ``device``, with all methods of :class:`Allocator`, such as
+    those for pools, checkpoints and trackers. The allocator stays when the returned object is dropped.
+    Opens the device if it is unused."""
     return Allocator._of(load(), _handle(device))
 
 
 def _memory():
-    """Returns PyTorch's own memory functions, which call the library now. Only PyTorch can read its
-    stacks."""
+    """Returns PyTorch's module of memory functions, which now call the library. Snapshots are taken
+    through it, because only PyTorch can read the stacks that it has gathered."""
     return sys.modules["torch"].cuda.memory
 
 
 def _ordinal(device):
-    """Returns a device's ordinal from a ``torch.device``, an integer or ``None``. ``None`` is PyTorch's
-    current device, or 0 while CUDA has not started, because reading the current device would start it."""
+    """Returns a device's ordinal from a ``torch.device``, an integer or ``None``. ``None`` means
+    PyTorch's current device, or 0 before CUDA is used, because reading the current device would
+    initialize CUDA."""
     if _installed is None:
         raise LibraryError("the library is not installed under PyTorch; call install() first")
     torch = sys.modules["torch"]
@@ -277,7 +280,7 @@ def _ordinal(device):
 
 
 def _handle(device):
-    """Returns the handle of PyTorch's allocator on a device, which is created if there is none yet."""
+    """Returns the handle of PyTorch's allocator on a device. Creates the allocator if there is none yet."""
     handle = ctypes.c_uint64()
     load().call("torch_handle", _ordinal(device), ctypes.byref(handle))
     return handle.value

@@ -27,8 +27,8 @@ void release_block(void* pointer) {
 }
 
 // Called before memory is acquired from the device. Runs the free-memory callbacks that are registered
-// with PyTorch. Also passes the stream's reserve class to the library, for the address space of a new
-// expandable segment.
+// with PyTorch. Also passes the stream's reserve class to the library, because an expandable segment
+// may be reserved next.
 int run_free_memory_callbacks(void* device) {
   bool freed = false;
   try {
@@ -43,8 +43,8 @@ int run_free_memory_callbacks(void* device) {
   return freed;
 }
 
-// Whether the profiler or a trace may observe this thread's blocks. The only state of PyTorch that a
-// cache hit reads.
+// Returns whether the profiler or a trace may observe this thread's blocks. A cache hit reads no other
+// state of PyTorch.
 bool is_watched() {
   return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) ||
       c10::impl::GPUTrace::haveState;
@@ -110,7 +110,7 @@ void Allocator::prepare(DeviceIndex device, uint64_t handle) {
   for (const auto& observer : settings_.rejection_observers) {
     add_rejection_observer(handle, observer);
   }
-  // The library calls the source only when it gathers stacks, for layers:[track] or a recording.
+  // The library calls this source only if it gathers stacks, for `layers:[track]` or a recording.
   auto source = stack_source(nullptr);
   check(library.history_set_stack_source(handle, &source));
   if (settings_.recording || !settings_.trackers.empty()) {
@@ -124,8 +124,8 @@ void Allocator::prepare(DeviceIndex device, uint64_t handle) {
 void Allocator::follow_reserve_class(DeviceIndex device) {
   if constexpr (kHasReserveClasses) {
     auto handle = opened(device);
-    // Only the current stream's class is updated. The class of another stream is updated at a request
-    // while that stream is current.
+    // Only the class of the current stream is passed on. The class of another stream follows at a
+    // request while that stream is current.
     auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
     auto name = reserve_class_of(stream);
     std::lock_guard<std::mutex> guard(classes_lock_);
@@ -203,12 +203,13 @@ void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex 
   auto report = last_error();
   auto handle = open(device);
   uint64_t allocated = 0, reserved = 0, peak = 0, free = 0, total = 0;
-  // Failures are ignored and leave zeros: the error report must be thrown in any case.
+  // Failures are ignored and leave zeros, because the out-of-memory error must be thrown in any case.
   library.usage(handle, &allocated, &peak, &reserved, &peak);
   library.memory_info(handle, &free, &total);
   c10::reportOutOfMemoryToProfiler(
       static_cast<int64_t>(size), allocated, reserved, c10::Device(c10::DeviceType::CUDA, device));
-  // Begins with the words that programs search for in PyTorch's own errors, which differ by strategy.
+  // The text begins as PyTorch's own errors do, which differ by strategy, because programs search for
+  // these words.
   auto number = static_cast<int>(device);
   std::ostringstream text;
   if (name() == "cudaMallocAsync") {
@@ -306,8 +307,8 @@ void Allocator::emptyCache(MempoolId_t id) {
   std::string message;
   for_each_open([&](DeviceIndex, uint64_t handle) {
     auto status = is_default ? library.empty_cache(handle) : library.pool_empty(handle, pool_of(id));
-    // A pool belongs to one device, so the other devices do not know it; nor is it known once its memory
-    // was released.
+    // A pool belongs to one device, so the other devices do not know it. After its memory was released,
+    // no device knows it.
     if (status != STRATALLOC_STATUS_OK && (is_default || status != STRATALLOC_STATUS_BAD_POOL)) {
       failed = status;
       message = last_error();
@@ -324,7 +325,7 @@ void Allocator::enable(bool on) {
     status = ended == STRATALLOC_STATUS_OK ? status : ended;
   });
   if (status == STRATALLOC_STATUS_NOT_SUPPORTED) {
-    // PyTorch ignores it, too, for cudaMallocAsync.
+    // PyTorch ignores this call for cudaMallocAsync too.
     TORCH_WARN_ONCE(last_error());
     return;
   }

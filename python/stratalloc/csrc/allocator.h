@@ -1,5 +1,5 @@
-// PyTorch's `CUDAAllocator`, implemented by the library. This class only translates types; the library
-// makes all decisions.
+// PyTorch's `CUDAAllocator`, implemented with the library. This class only translates types. The
+// library makes all decisions.
 #pragma once
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -43,8 +43,8 @@ const char* thread_metadata();
 
 class Allocator final : public Base {
  public:
-  // Returns the process's only instance: PyTorch's deleters are plain functions. It is never destroyed,
-  // because tensors may be freed very late.
+  // Returns the process's only instance, because PyTorch's deleters are plain functions without an
+  // object. It is never destroyed, because tensors may be freed very late.
   static Allocator& get();
 
   // c10::Allocator
@@ -129,16 +129,18 @@ class Allocator final : public Base {
       std::shared_ptr<AllocatorState> state) override;
   std::string name() override;
 
-  // Applies a configuration string on top of the current settings: to all devices, including those that
-  // are opened later, or to none.
+  // Applies a configuration string on top of the current settings, to all devices (including those that
+  // are opened later) or to none.
   void configure(const std::string& conf);
-  // Passes to the library the reserve class that the program has set in PyTorch for the current stream.
+  // Passes the reserve class that the program has set in PyTorch for the device's current stream to the
+  // library.
   void follow_reserve_class(DeviceIndex device);
 
  private:
   Allocator();
 
-  // Returns the handle of a device's allocator; creates it if there is none yet, with all settings.
+  // Returns the handle of a device's allocator. If there is none yet, creates it and applies all
+  // settings to it.
   uint64_t open(DeviceIndex device) {
     auto is_open = has_place(device) && is_open_[device].load(std::memory_order_acquire);
     return C10_LIKELY(is_open) ? STRATALLOC_TORCH_HANDLE + device : open_new(device);
@@ -166,9 +168,9 @@ class Allocator final : public Base {
   void add_observer(uint64_t handle, const OutOfMemoryObserver& observer);
   void add_rejection_observer(uint64_t handle, const OomRejectionObserver& observer);
 
-  // Adds to a device's trace the entries that `annotateMemory` made, ordered by time.
+  // Inserts the entries that `annotateMemory` created into a device's trace, by time.
   void add_annotated(DeviceIndex device, std::vector<TraceEntry>& trace);
-  // Fills in the current settings.
+  // Stores the current settings in `info`.
   void add_settings(torch_cuda::AllocatorConfigInfo& info);
 
   // Calls `call` with each open device and its handle.
@@ -182,17 +184,17 @@ class Allocator final : public Base {
     }
   }
 
-  // Returns the calling thread's device, without a call if PyTorch sees only one.
+  // Returns the calling thread's current device. Makes no call if PyTorch sees only one device.
   DeviceIndex current_device() const {
     return C10_LIKELY(device_count_.load(std::memory_order_relaxed) == 1)
         ? 0
         : c10::cuda::current_device();
   }
-  // Returns the most likely device of a pointer.
+  // Returns the device on which a pointer is most likely.
   int likely_device() const;
   void* take(size_t size, DeviceIndex device, cudaStream_t stream);
   void delete_watched(void* pointer);
-  // Reports a block to the profiler and the trace; `size` is negative for a free.
+  // Reports a block to the profiler and the trace. `size` is negative for a free.
   void report_to_profiler(void* pointer, int64_t size, DeviceIndex device);
   [[noreturn]] void fail_to_take(
       stratalloc_status status,
@@ -200,8 +202,8 @@ class Allocator final : public Base {
       DeviceIndex device);
   void set_pool_options(DeviceIndex device, MempoolId_t id, uint32_t set, uint32_t clear);
 
-  // Settings for all devices, including those that are opened later. Callbacks from the library never
-  // acquire `settings_lock_`.
+  // The settings of all devices, including those that are opened later. Callbacks from the library
+  // never acquire `settings_lock_`, because it is held during calls of the library.
   struct Settings {
     bool recording = false;
     CreateContextFn recorder = nullptr;
@@ -221,18 +223,18 @@ class Allocator final : public Base {
   std::atomic<int> open_count_{0};
   std::atomic<int> first_open_{0};
   std::atomic<int> device_count_{0};
-  // The environment's value, which the library reads as well.
+  // The initial value of `caching_`, from the environment variable that the library reads as well.
   const bool caches_by_default_;
   std::atomic<bool> caching_;
   std::atomic<bool> recording_{false};
   std::mutex settings_lock_;
   Settings settings_;
 
-  // Options of the pools for which PyTorch has set any.
+  // The options of pools, if PyTorch has set any.
   std::mutex pools_lock_;
   std::map<std::pair<DeviceIndex, MempoolId_t>, uint32_t> pool_options_;
 
-  // Reserve classes that were passed to the library.
+  // The reserve classes that were passed to the library.
   std::mutex classes_lock_;
   std::map<std::pair<DeviceIndex, cudaStream_t>, std::string> reserve_classes_;
 
@@ -240,7 +242,7 @@ class Allocator final : public Base {
   std::mutex shared_lock_;
   std::unordered_map<std::string, std::weak_ptr<void>> shared_;
 
-  // Entries that the program adds to the history, oldest first.
+  // The entries that the program added with `annotateMemory`, oldest first.
   std::mutex annotations_lock_;
   std::deque<AnnotationEntry> annotations_;
   std::deque<TraceEntry> annotated_;

@@ -17,7 +17,8 @@ using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
 
 TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
-  // Both use the same numbers for actions, and store the free bytes in the address of an OOM entry.
+  // The library and PyTorch use the same numbers for actions. Both store the device's free bytes as the
+  // address of an OOM entry.
   TraceEntry made(
       static_cast<TraceEntry::Action>(entry.action),
       device,
@@ -32,13 +33,14 @@ TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
   return made;
 }
 
-// A tracker that was registered with PyTorch, and the device of the allocator it is attached to.
+// A tracker that the program registered with PyTorch, and the device of the allocator that it is
+// attached to.
 struct Tracker {
   AllocatorTraceTracker function;
   DeviceIndex device;
 };
 
-// Calls a function of PyTorch or the program. Prints exceptions, because none may pass through the
+// Calls a function of PyTorch or of the program. Prints an exception, because none may pass through the
 // library.
 template <class Call>
 void call_or_warn(const char* what, Call call) {
@@ -69,8 +71,8 @@ void observe_rejection(
   call_or_warn("a rejection observer", [&] { observer(device, segment, reserved, total); });
 }
 
-// The calling thread's metadata. A pointer without a destructor, so that it can be read until the thread
-// has exited.
+// The calling thread's metadata. This is a pointer, which has no destructor, so that it can be read
+// until the very end of the thread.
 thread_local const char* metadata_here = nullptr;
 struct Metadata {
   std::string text;
@@ -80,7 +82,7 @@ struct Metadata {
 };
 thread_local Metadata metadata;
 
-// A snapshot of one device, translated to PyTorch's types.
+// A snapshot of one device in PyTorch's types.
 struct Collected {
   DeviceIndex device;
   std::vector<SegmentInfo>& segments;
@@ -108,9 +110,9 @@ void collect_segment(void* user, const stratalloc_segment* segment) {
   collected->segments.push_back(std::move(info));
 }
 
-// Whether a segment was never split. PyTorch drops a segment's context at the first split. A free block
-// keeps the size of its last request. If the block is more than 1 MiB larger than that, the request had
-// split it.
+// Returns whether a segment was never split. (PyTorch drops a segment's context at the first split.) A
+// free block keeps the size of its last request. If the block is more than 1 MiB larger than that, the
+// request had split it.
 bool is_whole(const SegmentInfo& segment) {
   if (segment.blocks.size() != 1) {
     return false;
@@ -161,7 +163,7 @@ int64_t* metric_of(Stat& stat, std::string_view name) {
   return nullptr;
 }
 
-// Returns the field with a name such as `all.current`.
+// Returns the counter with a name such as `all.current`.
 int64_t* field_in(StatArray& array, std::string_view name) {
   auto dot = name.find('.');
   if (dot == std::string_view::npos) return nullptr;
@@ -170,7 +172,7 @@ int64_t* field_in(StatArray& array, std::string_view name) {
   return type < array.size() ? metric_of(array[type], name.substr(dot + 1)) : nullptr;
 }
 
-// `0_7` is the pool {0, 7}.
+// Parses the name of a pool: `0_7` is the pool {0, 7}.
 MempoolId_t pool_named(std::string_view name) {
   std::string text(name);
   char* end = nullptr;
@@ -178,7 +180,7 @@ MempoolId_t pool_named(std::string_view name) {
   return {capture, *end == '_' ? std::strtoull(end + 1, nullptr, 10) : 0};
 }
 
-// Returns the field for a key of `memory_stats()`; null if PyTorch's struct has none.
+// Returns the counter for a key of `memory_stats()`. Returns null if PyTorch's struct has none.
 int64_t* field_of(DeviceStats& stats, std::string_view key) {
   auto dot = key.find('.');
   auto family = key.substr(0, dot);
@@ -255,7 +257,7 @@ void Allocator::apply_recording(uint64_t handle, bool clear) {
     check(library.history_stop(handle));
     return;
   }
-  // Trackers receive all actions, so recording is on while there is a tracker.
+  // Trackers receive entries only while recording is on. So it is on as long as there is a tracker.
   auto when = settings_.recording ? settings_.when : RecordContext::NEVER;
   auto entries_max = settings_.recording ? std::max<size_t>(settings_.entries_max, 1) : 1;
   const char* skip = settings_.recording ? settings_.skip.c_str() : nullptr;
@@ -275,7 +277,7 @@ void Allocator::recordHistory(
   bool skips_annotate = false;
   for (const auto& action : skip) {
     check_action(action);
-    // `annotateMemory` adds these entries; the library does not know the action.
+    // Only `annotateMemory` adds entries with this action. The library does not know it.
     if (action == "annotate") {
       skips_annotate = true;
       continue;
@@ -478,7 +480,7 @@ void Allocator::add_settings(torch_cuda::AllocatorConfigInfo& info) {
   info.last_allocator_settings = Config::last_allocator_settings();
   auto handle = first_opened();
   if (!handle) {
-    // No device is open, so only PyTorch's strings can have changed settings.
+    // No device is open, so settings can only have changed through PyTorch's strings.
     info.garbage_collection_threshold = Config::garbage_collection_threshold();
     info.max_split_size = Config::max_split_size();
     info.expandable_segments = Config::use_expandable_segments();
@@ -496,8 +498,8 @@ void Allocator::add_settings(torch_cuda::AllocatorConfigInfo& info) {
   info.graph_capture_record_stream_reuse = settings.graph_capture_record_stream_reuse;
   info.roundup_power2_divisions.assign(
       std::begin(settings.roundup_power2_divisions), std::end(settings.roundup_power2_divisions));
-  // If the library's own functions have changed the settings, no string of PyTorch's describes them:
-  // report the library's.
+  // The library's own functions may have changed the settings. Then no string of PyTorch describes
+  // them, and the library's string is reported.
   auto conf = text_of(handle, STRATALLOC_TEXT_CONF);
   std::lock_guard<std::mutex> guard(settings_lock_);
   if (conf != settings_.conf) {

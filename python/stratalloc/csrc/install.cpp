@@ -1,4 +1,4 @@
-// Installs the allocator in PyTorch, and passes PyTorch's settings on to the library.
+// Installs the allocator in PyTorch, and passes PyTorch's settings to the library.
 #include <c10/util/env.h>
 
 #include <algorithm>
@@ -14,8 +14,8 @@ namespace {
 
 using c10::CachingAllocator::ConfigTokenizer;
 
-// Returns a configuration string for PyTorch's parser: with its spelling of flags, and without `backend`,
-// which PyTorch compares with its current backend.
+// Returns a configuration string for PyTorch's parser: with PyTorch's spelling of flags, and without
+// `backend`, because PyTorch compares that with its current backend.
 std::string for_pytorch(const std::string& conf) {
   ConfigTokenizer tokens(conf);
   std::string text;
@@ -24,7 +24,7 @@ std::string for_pytorch(const std::string& conf) {
       text += tokens[at] == "true" ? "True" : tokens[at] == "false" ? "False" : tokens[at];
       continue;
     }
-    // Skips the colon, the name and the comma after it.
+    // Skips the colon, the value and the comma behind it.
     at += at + 3 < tokens.size() && tokens[at + 3] == "," ? 3 : 2;
   }
   return text;
@@ -38,8 +38,8 @@ void make_keys_known() {
   }
 }
 
-// Makes PyTorch read the environment now, without the backend. PyTorch still uses the settings of its
-// own, such as those of pinned memory, and reports an invalid string at once.
+// Makes PyTorch read the environment now, without the key `backend`. PyTorch still uses some settings
+// itself, such as those of pinned memory, and reports an invalid string now.
 void read_environment() {
   const char* names[] = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
   std::vector<std::pair<const char*, std::string>> before;
@@ -64,7 +64,7 @@ void read_environment() {
   put_back();
 }
 
-// Makes PyTorch read `ALLOC_CONF` as well, for the settings of its own.
+// Makes PyTorch read `ALLOC_CONF` as well, for the settings that PyTorch uses itself.
 void heed_own_variable() {
   auto conf = c10::utils::get_env("ALLOC_CONF");
   if (!conf) {
@@ -81,7 +81,7 @@ void heed_own_variable() {
   }
 }
 
-// The settings that PyTorch parses itself, as of the last string that both PyTorch and the library
+// The settings that PyTorch parses itself, from the last string that both PyTorch and the library
 // accepted.
 class PytorchHalf {
  public:
@@ -90,8 +90,8 @@ class PytorchHalf {
     last_ = Config::last_allocator_settings();
   }
 
-  // Restores these settings in PyTorch. First come the keys that keep their values when another string is
-  // parsed; the last accepted string sets the others.
+  // Restores these settings in PyTorch. First sets the keys that keep their values when another string
+  // is parsed. Parsing the last accepted string again then sets the other keys.
   void put_back(const ConfigHook& device_keys) {
     std::string changed;
     auto now = kept_settings();
@@ -112,8 +112,8 @@ class PytorchHalf {
   std::string last_;
 };
 
-// Passes strings that the program gives to PyTorch on to the library. A string is applied by both and on
-// all devices, or not at all.
+// Passes strings that the program gives to PyTorch to the library as well. A string is applied by both
+// and on all devices, or not at all.
 void heed_settings() {
   auto pytorch = config_hook();
   auto half = std::make_shared<PytorchHalf>();
@@ -144,18 +144,19 @@ void install(const char* path) {
       name);
   auto missing = library.load(path);
   TORCH_CHECK(missing.empty(), missing);
-  // From here on `compat:pytorch` means this version.
+  // From here on `compat:pytorch` means the version of this PyTorch.
   check(library.torch_version(TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR));
   make_keys_known();
   read_environment();
   heed_own_variable();
-  // PyTorch allows sharing unless the variable is 0; any other value counts as 1.
+  // PyTorch allows sharing unless the variable is 0. Any other value counts as 1.
   auto shares = c10::utils::get_env("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC");
   check(library.torch_share_pages(!shares || *shares != "0"));
   heed_settings();
   auto* ours = &Allocator::get();
   torch_cuda::allocator.store(ours);
-  // Registers with the lowest sufficient priority, so that another allocator can still replace this one.
+  // Tries priorities from the lowest up, so that another allocator can still replace this one with a
+  // higher one.
   for (int priority = 0; priority < 256; priority++) {
     c10::SetAllocator(c10::DeviceType::CUDA, ours, static_cast<uint8_t>(priority));
     if (c10::GetAllocator(c10::DeviceType::CUDA) == ours) {
@@ -168,8 +169,8 @@ void install(const char* path) {
 
 } // namespace stratalloc_torch
 
-// Returns the version of PyTorch that this object was compiled for. The class of another version may have
-// other virtual functions.
+// Returns the version of PyTorch that this object was compiled for. The object fits no other version,
+// because PyTorch's class may have other virtual functions there.
 extern "C" __attribute__((visibility("default"))) const char* stratalloc_torch_built_for() {
   return TORCH_VERSION;
 }

@@ -25,8 +25,8 @@ std::string Library::load(const char* path) {
 
 std::string last_error() {
   std::string text(library.last_error(nullptr, 0), '\0');
-  // The length is still right: no other call of this thread can come in between. The last byte is the
-  // zero.
+  // The length is still correct, because the message changes only in calls of this thread. The last
+  // byte is the terminating zero.
   library.last_error(text.data(), text.size());
   if (!text.empty()) {
     text.pop_back();

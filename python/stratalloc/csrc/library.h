@@ -1,5 +1,5 @@
-// The functions of the shared library that Python has already loaded, found by name. So one object works
-// with any build of the library, and needs no Python.
+// The functions of the shared library, found by name. Python has loaded the library already. So this
+// object works with any build of the library, and does not depend on Python.
 #pragma once
 
 #include <memory>
@@ -26,8 +26,8 @@ extern Library library;
 // Returns the message of the calling thread's last failed call.
 std::string last_error();
 
-// Throws PyTorch's exception for a failed call: for out of memory, an invalid value, an unsupported call,
-// or a general one.
+// Throws PyTorch's exception for a failed call. The type depends on the status: out of memory, an
+// invalid value, an unsupported call, or any other failure.
 [[noreturn]] void fail(stratalloc_status status, const std::string& what = {});
 
 inline void check(stratalloc_status status) {
@@ -36,8 +36,8 @@ inline void check(stratalloc_status status) {
   }
 }
 
-// Passes a copy of a value to the library as `user`: calls `add` with its release function and its
-// address. If `add` fails, the copy is deleted here.
+// Passes a copy of a value to the library as `user`. For this, calls `add` with a release function and
+// the address of the copy. If `add` fails, the copy is deleted here.
 template <class Value, class Add>
 void lend(Value value, Add add) {
   auto lent = std::make_unique<Value>(std::move(value));

@@ -7,7 +7,7 @@ namespace stratalloc_torch {
 
 namespace {
 
-// A pool's own allocator, which the library calls for segments.
+// An allocator that the program gave to PyTorch for a pool. The library calls it for segments.
 struct Source {
   std::shared_ptr<torch_cuda::CUDAAllocator> allocator;
   DeviceIndex device;
@@ -19,7 +19,7 @@ void* source_allocate(void* user, uint64_t size, void* stream) {
     c10::cuda::CUDAGuard guard(source->device);
     return source->allocator->raw_alloc_with_stream(size, static_cast<cudaStream_t>(stream));
   } catch (const std::exception&) {
-    // Treated as out of memory: the error of the request reports it.
+    // Returns null, as for out of memory. The error of the request then reports it.
     return nullptr;
   }
 }
@@ -40,7 +40,7 @@ int filter_accepts(void* user, void* stream) {
   try {
     return (*static_cast<Filter*>(user))(static_cast<cudaStream_t>(stream));
   } catch (const std::exception&) {
-    // The driver does not know the stream, so the stream is in no capture.
+    // The driver does not know the stream, so no capture includes the stream.
     return 0;
   }
 }
@@ -56,7 +56,7 @@ struct Checkpoint : AllocatorState {
   stratalloc_checkpoint* taken;
 };
 
-// Collects the blocks of a restored checkpoint.
+// Collects the blocks of the pool while a checkpoint is restored.
 struct Restored {
   CheckpointDelta delta;
   c10::Device device;
@@ -158,7 +158,7 @@ bool Allocator::checkPoolLiveAllocations(
   }
   std::vector<void*> live(count);
   auto status = library.pool_live(handle, pool_of(id), live.data(), live.size(), &count);
-  // Another thread has allocated or freed a block in between.
+  // Another thread has allocated or freed a block since `count` was queried.
   if (status == STRATALLOC_STATUS_BUFFER_TOO_SMALL || count != expected.size()) {
     return false;
   }
@@ -220,7 +220,7 @@ std::shared_ptr<void> Allocator::getIpcDevPtr(std::string handle) {
   auto close = [this, handle, number](void*) {
     {
       std::lock_guard<std::mutex> guard(shared_lock_);
-      // Another thread may have opened the block again in between.
+      // Another thread may have opened the block again before this thread locked.
       if (auto found = shared_.find(handle); found != shared_.end() && found->second.expired()) {
         shared_.erase(found);
       }
@@ -236,13 +236,13 @@ void Allocator::enablePeerAccess(DeviceIndex device, DeviceIndex to) {
   c10::cuda::CUDAGuard guard(device);
   auto error = cudaDeviceEnablePeerAccess(to, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled) {
-    // Clears the error, which would otherwise stay as the thread's last CUDA error.
+    // Clears the error. Otherwise it would stay as the thread's last CUDA error.
     static_cast<void>(cudaGetLastError());
   } else {
     C10_CUDA_CHECK(error);
   }
   auto status = library.enable_peer(open(to), device);
-  // If the library has no memory that needs it, the runtime's peer access is enough.
+  // If the library has no memory that needs peer access of its own, that of the runtime is sufficient.
   if (status != STRATALLOC_STATUS_NOT_SUPPORTED) {
     check(status);
   }
@@ -256,8 +256,8 @@ cudaError_t Allocator::memcpyAsync(
     size_t size,
     cudaStream_t stream,
     bool is_peer_enabled) {
-  // A plain copy reaches memory of the virtual memory API and of the driver's pools only from devices
-  // that have access to it.
+  // A plain copy reaches memory of the virtual memory API and of the driver's pools only if the devices
+  // have access to it.
   if (is_peer_enabled || to_device == from_device) {
     return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
   }

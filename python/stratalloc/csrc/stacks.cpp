@@ -1,4 +1,4 @@
-// Stacks of requests: PyTorch's contexts, passed to the library as stacks.
+// Stacks of requests. A stack consists of PyTorch's context and the Python frames.
 #include "stacks.h"
 
 #include <torch/csrc/profiler/combined_traceback.h>
@@ -13,15 +13,15 @@ namespace {
 using torch::CapturedTraceback;
 
 struct Stack {
-  // The context that PyTorch's functions return.
+  // The context that PyTorch's recorder returned.
   std::shared_ptr<c10::GatheredContext> context;
-  // The Python frames alone, for the library: looking up C++ names takes seconds, and PyTorch's contexts
-  // often have C++ frames.
+  // The Python frames alone, for the library's reports. PyTorch's contexts often have C++ frames, and
+  // looking up their names takes seconds.
   std::shared_ptr<CapturedTraceback> python;
 };
 
-// The pointers of this source's stacks. A pointer from the library is looked up here before it is
-// dereferenced, because a program may set another source of stacks.
+// The pointers of this source's stacks. A program may set another source, so a pointer from the library
+// is looked up here before it is dereferenced.
 class Stacks {
  public:
   void* add(Stack stack) {
@@ -77,7 +77,8 @@ void release(void*, void* stack) {
 }
 
 size_t frames(void*, void* stack, stratalloc_stack_frame* into, size_t room) {
-  // Keeps the texts valid until this thread's next call, as `stratalloc_stack_source` requires.
+  // The library may read the texts until this thread's next call (see `stratalloc_stack_source`), so
+  // they are kept here.
   thread_local torch::SymbolizedTracebacks known;
   try {
     auto python = stacks().find(stack).python;

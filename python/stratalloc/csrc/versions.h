@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-// Whether PyTorch is 2.`minor` or later.
+// True if PyTorch is 2.`minor` or later.
 #define STRATALLOC_SINCE(minor) (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= (minor))
 
 namespace stratalloc_torch {
@@ -29,8 +29,9 @@ using torch_cuda::OomRejectionObserver;
 using OomRejectionObserver = std::function<void(int64_t, size_t, size_t, size_t)>;
 #endif
 
-// PyTorch's interface with all functions of the latest version that `Allocator` overrides. If a version
-// declares a function differently, that form calls the latest one.
+// PyTorch's interface with all functions of the latest version that `Allocator` overrides. Where an
+// older version declares a function differently, the older form is overridden here and calls the latest
+// one.
 class Base : public torch_cuda::CUDAAllocator {
 #if !STRATALLOC_SINCE(11)
  public:
@@ -46,7 +47,7 @@ class Base : public torch_cuda::CUDAAllocator {
   torch_cuda::SnapshotInfo snapshot(MempoolId_t id) final {
     return snapshot(id, true);
   }
-  // The caller keeps the allocator alive as long as the pool.
+  // The caller must keep the allocator alive as long as the pool.
   void createOrIncrefPool(DeviceIndex device, MempoolId_t id, CUDAAllocator* source) final {
     createOrIncrefPool(device, id, Shared(std::shared_ptr<void>(), source));
   }
@@ -73,14 +74,14 @@ class Base : public torch_cuda::CUDAAllocator {
 #endif
 };
 
-// The action of an entry that `annotateMemory` makes.
+// The action of entries that `annotateMemory` creates.
 #if STRATALLOC_SINCE(14)
 constexpr auto kAnnotate = torch_cuda::TraceEntry::ANNOTATE;
 #else
 constexpr auto kAnnotate = static_cast<torch_cuda::TraceEntry::Action>(9);
 #endif
 
-// Throws PyTorch's error for an unknown name of an action.
+// Throws PyTorch's error if no action has this name.
 inline void check_action(const std::string& name) {
 #if STRATALLOC_SINCE(11)
   c10::CachingDeviceAllocator::parseTraceEntryAction(name);
@@ -97,7 +98,7 @@ inline void set_registration_counter(torch_cuda::SegmentInfo& info, int32_t coun
 #endif
 }
 
-// Returns the counter, which PyTorch has since 2.12; null before.
+// Returns the counter, or null for a PyTorch before 2.12, which has no such counter.
 inline int64_t* oom_rejections_of(c10::CachingDeviceAllocator::DeviceStats& stats) {
 #if STRATALLOC_SINCE(12)
   return &stats.num_oom_rejections;
@@ -106,7 +107,8 @@ inline int64_t* oom_rejections_of(c10::CachingDeviceAllocator::DeviceStats& stat
 #endif
 }
 
-// Returns the counters of a private pool, which PyTorch has since 2.13; null before.
+// Returns the counters of a private pool, or null for a PyTorch before 2.13, which has no such
+// counters.
 inline c10::CachingAllocator::StatArray* reserved_of_pool(
     c10::CachingDeviceAllocator::DeviceStats& stats,
     MempoolId_t id) {
@@ -117,7 +119,7 @@ inline c10::CachingAllocator::StatArray* reserved_of_pool(
 #endif
 }
 
-// Fills in the settings of pinned memory, which PyTorch manages itself.
+// Stores the settings of pinned memory in `info`. PyTorch manages pinned memory itself.
 inline void add_pinned_settings(torch_cuda::AllocatorConfigInfo& info) {
   info.pinned_num_register_threads = CudaConfig::pinned_num_register_threads();
   info.pinned_use_host_register = CudaConfig::pinned_use_cuda_host_register();
@@ -127,8 +129,8 @@ inline void add_pinned_settings(torch_cuda::AllocatorConfigInfo& info) {
 #endif
 }
 
-// Returns the keys that keep their values when PyTorch parses another string, with their values. Leaves
-// out keys without a getter in PyTorch, and values that no string can express.
+// Returns the keys that keep their values when PyTorch parses another string, with these values. Omits
+// keys that PyTorch has no getter for, and values that no string can express.
 inline std::vector<std::pair<std::string, std::string>> kept_settings() {
   auto flag = [](bool on) { return std::string(on ? "True" : "False"); };
   std::vector<std::pair<std::string, std::string>> kept{
@@ -161,13 +163,13 @@ inline std::vector<std::pair<std::string, std::string>> kept_settings() {
   return kept;
 }
 
-// Returns the function that PyTorch calls with a configuration string after it has parsed its general
+// Returns the function to which PyTorch passes a configuration string after it has parsed the general
 // keys.
 inline ConfigHook config_hook() {
 #if STRATALLOC_SINCE(11)
   return Config::getConfigParserHook();
 #else
-  // This version has no getter for the hook; its hook does the same as this function.
+  // This version has a hook but no getter for it. The hook does the same as this function.
   return [](const std::string& conf) { CudaConfig::instance().parseArgs(conf); };
 #endif
 }
@@ -182,8 +184,8 @@ inline void set_config_hook(ConfigHook hook) {
 
 constexpr bool kHasReserveClasses = STRATALLOC_SINCE(15);
 
-// Returns the class of `expandable_segments_reserve_by_class` that the program has set for a stream;
-// empty for none.
+// Returns the class of `expandable_segments_reserve_by_class` that the program has set for a stream.
+// Empty if there is none.
 inline std::string reserve_class_of(cudaStream_t stream) {
 #if STRATALLOC_SINCE(15)
   return torch_cuda::getExpandableSegmentReserveClassForStream(stream);
