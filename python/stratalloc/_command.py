@@ -28,7 +28,6 @@ def find():
     for folder in folders:
         if os.access(folder / _NAME, os.X_OK) and (folder / _NAME).is_file():
             return str(folder / _NAME)
-    # A script of this name on the path would be this package's own.
     found = shutil.which(_NAME)
     if found:
         return found

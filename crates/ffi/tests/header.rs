@@ -1,6 +1,6 @@
-//! `include/stratalloc.h` is generated from `src`, and the declarations for Python and for PyTorch's
-//! class from the header. The test compares the files; with `STRATALLOC_WRITE_HEADER` set, it writes all
-//! three.
+//! Generates `include/stratalloc.h` from `src`, and the declarations for Python and for PyTorch's class
+//! from the header. The test compares them with the files. If `STRATALLOC_WRITE_HEADER` is set, it writes
+//! the three files instead.
 
 #[path = "header/others.rs"]
 mod others;
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files that export functions or types, in the header's order. Cbindgen follows `mod`.
+/// The files that export functions or types, in the header's order. Cbindgen also reads their submodules.
 const SOURCES: &str = "guard.rs user_data.rs table.rs calls.rs figures.rs text.rs pools.rs checkpoints.rs \
                        sharing.rs history.rs snapshots.rs hooks.rs torch/mod.rs";
 
@@ -89,7 +89,7 @@ fn every_exported_name_is_in_the_header() {
                 continue;
             }
             let text = fs::read_to_string(&path).unwrap();
-            // Other functions are called by the system, through pointers.
+            // Functions that are not public are passed to the system as pointers, and not exported.
             let is_public = |at: usize| {
                 let before = text[..at].trim_end();
                 before.ends_with("pub") || before.ends_with("pub unsafe")

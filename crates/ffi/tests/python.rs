@@ -19,7 +19,7 @@ fn the_python_package_passes_its_tests() {
     }
     command.args(["-B", "-m", "unittest", "discover", "-v", "-s"]).arg(python.join("tests"));
     command.env("PYTHONPATH", &python).env("STRATALLOC_LIBRARY", shared_library::shared_library());
-    // Processes started by the tests write no compiled files either.
+    // Inherited by processes that the tests start, so these write no compiled files either.
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     let output = command.output().expect("python3 was there a moment ago");
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -107,11 +107,11 @@ int main(void) {
     IS(OK, stratalloc_torch_version(2, 13));
     IS(OK, stratalloc_torch_handle(0, &handle));
     int on_host = !strcmp(getenv("STRATALLOC_DEVICE"), "host");
-    /* Simulated devices have equal addresses; real devices have not. */
+    /* Simulated devices use the same addresses. Other devices do not. */
     blocks(on_host);
     pools(handle);
     if (on_host) {
-        /* Pages can be shared, by the default that `stratalloc_torch_share_pages` set. */
+        /* Pages can be shared, because `stratalloc_torch_share_pages` has set this default. */
         IS(OK, stratalloc_set_conf(handle, "expandable_segments:True"));
         IS(OK, stratalloc_empty_cache(handle));
         void *block = allocate(0, MIB);
@@ -122,7 +122,7 @@ int main(void) {
     }
     IS(OK, stratalloc_switch(handle, "backend:cudaMallocAsync"));
     names("cudaMallocAsync");
-    /* No leak report was requested, so no stacks are kept. */
+    /* No leak report was requested, so recording stops and no stacks are kept. */
     int on = 7;
     IS(OK, stratalloc_history_start(handle, 3, 10, NULL, 0));
     IS(OK, stratalloc_torch_drop_stack_sources());

@@ -1,5 +1,5 @@
-/* A thread uses the library in the destructor of a pthread key, after the library's thread-locals were destroyed:
-   every legal call works. Arguments: the configuration, the device, and which of the functions below are on. */
+/* A thread uses the library in the destructor of a pthread key, after the library's thread-locals were destroyed.
+   Every valid call works. Arguments: the configuration, the device, and which of the functions below are on. */
 #include "stratalloc.h"
 
 #include <pthread.h>
@@ -39,7 +39,7 @@ static void end(void *of_thread) {
     struct cache *cache = of_thread;
     void *block = NULL;
     stratalloc_pool pool;
-    /* The last round runs after all destructors of other libraries. */
+    /* A destructor that sets its key again is called again: the last time after all other destructors. */
     if (cache->rounds++ < 3) {
         pthread_setspecific(key, cache);
         return;

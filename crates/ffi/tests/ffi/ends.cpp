@@ -39,7 +39,7 @@ int main(int, char **arguments) {
         cache.block = nullptr;
         check(stratalloc_allocate(handle, 1 << 20, nullptr, &cache.block), "allocate");
     }).join();
-    // segment_alloc, alloc, free_requested, free_completed, segment_free.
+    // The five entries: segment_alloc, alloc, free_requested, free_completed, segment_free.
     if (tracked != 5 || ended != 1) return 2;
     check(stratalloc_destroy(handle), "destroy");
     std::puts("good");

@@ -62,7 +62,7 @@ static void *call(void *conf) {
 }
 
 static void live_as_child(void) {
-    /* Ends a child that hangs; others need far less. */
+    /* Ends a child that hangs. Other children need far less time. */
     alarm(120);
     void *block = NULL;
     CHECK(stratalloc_allocate(shared, 4096, NULL, &block) == STRATALLOC_STATUS_UNKNOWN_HANDLE);

@@ -133,7 +133,7 @@ int main(int argc, char **argv) {
     IS(INVALID_ARGUMENT, stratalloc_pool_create(handle, 0, NULL));
     IS(INVALID_ARGUMENT, stratalloc_pool_create(handle, 4, &pool));
     IS(INVALID_ARGUMENT, stratalloc_pool_create(handle, UINT32_MAX, &pool));
-    /* Destroyed with an open scope and live blocks. */
+    /* The allocator is destroyed with an open scope and live blocks. */
     IS(OK, stratalloc_pool_create(handle, 3, &pool));
     IS(OK, stratalloc_pool_scope_open_thread(handle, pool));
     IS(OK, stratalloc_pool_release(handle, pool));
@@ -141,7 +141,7 @@ int main(int argc, char **argv) {
     IS(OK, stratalloc_destroy(handle));
     refused_by_all(handle);
 
-    /* The old handle does not find a new allocator in the same slot. */
+    /* The old handle stays invalid, although the new allocator reuses its slot. */
     IS(OK, stratalloc_create("", device, &shared));
     CHECK(shared != handle);
     refused_by_all(handle);

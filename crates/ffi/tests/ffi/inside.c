@@ -1,6 +1,6 @@
-/* Every callback calls every kind of function of the library: each call returns, and none returns
-   `STRATALLOC_STATUS_INTERNAL`. One process for each pair, because a call may destroy the allocator. Argument: the
-   device. */
+/* Every callback calls every kind of function of the library. Each call returns, and none returns
+   `STRATALLOC_STATUS_INTERNAL`. Each pair of callback and function runs in a process of its own, because the function
+   may destroy the allocator. Argument: the device. */
 #include "stratalloc.h"
 
 #include <stdio.h>
@@ -62,7 +62,7 @@ static stratalloc_status call(void) {
 }
 
 static void in(int place) {
-    /* Counts the calls: too many mean that a callback's call causes the callback again. */
+    /* Counts the calls of callbacks. Too many mean that a call inside a callback causes it again. */
     if (where != place || depth || ++calls > MOST_CALLS) return;
     depth++;
     if (call() == STRATALLOC_STATUS_INTERNAL) _exit(7);

@@ -26,7 +26,7 @@ static void use(uint64_t size, void *stream) {
         stratalloc_free(shared, block);
 }
 
-/* No lock is held, so the allocator can be used. */
+/* The library holds no lock here, so the allocator can be used. */
 static void release(void *user) {
     CHECK(user == &lent);
     released++;
@@ -34,7 +34,7 @@ static void release(void *user) {
 }
 
 static void tracked(void *user, const stratalloc_entry *entry) {
-    /* The size in a snapshot's entry (7) is the active bytes, which may be 0. */
+    /* The size of an entry for a snapshot (action 7) is the active bytes, which may be 0. */
     CHECK((user == &lent || user == NULL) && (entry->size_bytes > 0 || entry->action == 7));
     entries++;
 }
@@ -81,7 +81,7 @@ static void read_state(void) {
 static void *work(void *argument) {
     uint64_t number = (uint64_t)(size_t)argument, id = 0, n;
     for (int round = 0; round < ROUNDS; round++) {
-        /* Functions that are not removed are released with the allocator. */
+        /* The `user` of a function that is not removed is released when the allocator is destroyed. */
         int keeps = round % 3 == 0;
         switch ((number + round) % 8) {
         case 0:
@@ -125,7 +125,7 @@ static void release_of_another(void *user) {
     released++;
 }
 
-/* `stratalloc_callbacks_end` stops the functions that have the release function, and no others. */
+/* `stratalloc_callbacks_end` stops only the functions that were added with the given release function. */
 static void end(const char *device) {
     uint64_t id, inside = 7;
     CHECK(stratalloc_create("", device, &shared) == STRATALLOC_STATUS_OK);

@@ -1,5 +1,5 @@
-/* Threads share a limit. They never allocate more in total, no thread is refused its share, and after they have
-   ended, one request can have all of it. Arguments: configuration, device, limit in bytes, threads. */
+/* Threads share a limit. They never allocate more than the limit in total, and no thread is refused its share. After
+   they have ended, one request can have all bytes of the limit. Arguments: configuration, device, limit in bytes, threads. */
 #include "stratalloc.h"
 
 #include <pthread.h>

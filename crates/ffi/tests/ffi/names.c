@@ -1,4 +1,5 @@
-/* A thread exits with a pushed name, after one pop too many. With an argument it is the main thread. */
+/* A thread exits with a name that it pushed and did not pop, after one pop too many. With an argument, the thread is
+   the main thread. */
 #include "stratalloc.h"
 
 #include <pthread.h>

@@ -18,8 +18,8 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
     let library = shared_library();
     let folder = library.parent().expect("files lie in folders");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(source.replace('.', "-"));
-    // Another process may run the same tests, and a running program cannot be overwritten, so it is
-    // replaced.
+    // Another process may be running this program in the same tests. A running program cannot be
+    // overwritten, but its file can be replaced.
     let own = program.with_extension(std::process::id().to_string());
     let mut command = Command::new(compiler);
     command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]).args(more);
@@ -45,7 +45,7 @@ fn run(program: &Path, arguments: &[&str], device: &str) -> String {
     errors
 }
 
-/// Programs that get the device's name and succeed on both devices.
+/// Programs that get the name of the device as argument, and succeed on `sim` and `host`.
 macro_rules! good_on_both {
     ($($name:ident: $source:literal, $standard:literal;)+) => {$(
         #[test]
@@ -72,7 +72,7 @@ fn a_c_program_reaches_everything_an_allocator_can_do() {
         run(&program, &[device], device);
     }
     for variable in ["PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING"] {
-        // Any value counts, as in PyTorch.
+        // Any value turns the cache off, as in PyTorch.
         for value in ["1", "0", ""] {
             let mut command = Command::new(&program);
             command.env_remove("LD_LIBRARY_PATH").env("STRATALLOC_DEVICE", "sim");
@@ -103,7 +103,7 @@ fn a_c_program_calls_as_pytorchs_class_does() {
     }
 }
 
-/// `FORKS=500` forks more often.
+/// The variable `FORKS` sets the number of children, such as `FORKS=500`.
 #[test]
 fn children_of_a_fork_make_their_own_allocators_whatever_the_parents_threads_do() {
     let Some(program) = compile("cc", "forks.c", &["-std=gnu11"]) else { return };
@@ -120,7 +120,7 @@ const BACKENDS: [&str; 3] =
 fn every_call_works_in_the_last_destructors_of_a_thread() {
     if let Some(program) = compile("cc", "ends.c", &["-std=c11"]) {
         for (conf, device) in BACKENDS.iter().flat_map(|conf| [(conf, "sim"), (conf, "host")]) {
-            // Modes: nothing, history, history with callbacks, everything.
+            // The argument selects what is on: nothing, the history, the history with callbacks, everything.
             for mode in ["0", "1", "3", "15"] {
                 run(&program, &[conf, device, mode], device);
             }

@@ -115,7 +115,7 @@ static void caching(void) {
     IS(OK, stratalloc_switch(handle, "backend:cudaMallocAsync"));
     IS(OK, stratalloc_caching(handle, &on));
     CHECK(on == 1);
-    /* Blocks that were not freed are released with the allocator. */
+    /* Blocks that were not freed are released when the allocator is destroyed. */
     IS(OK, stratalloc_destroy(handle));
     handle = create("backend:cpu");
     IS(NOT_SUPPORTED, stratalloc_set_caching(handle, 0));
@@ -308,8 +308,8 @@ static void sharing(void) {
 
 static void see_entry(void *user, const stratalloc_entry *entry) {
     Book *book = user;
-    /* A tracker may use the allocator, and gets no entries for that. While the allocator is destroyed, trackers
-       get entries for its segments, but the handle is invalid already. */
+    /* A tracker may use the allocator, and is not called for that. While the allocator is destroyed, trackers are
+       called with entries for its segments, but the handle is already invalid. */
     void *other = NULL;
     if (entry->action != 0) return;
     IS(OK, stratalloc_allocate(book->handle, 512, NULL, &other));
@@ -364,7 +364,7 @@ static void hooks(const char *conf) {
     IS(INVALID_ARGUMENT, stratalloc_compile_context_push(NULL));
     CHECK(tracker.calls == 1);
 
-    /* Hooks stay through a switch, until they are removed. */
+    /* Hooks stay after a switch, until they are removed. */
     IS(OK, stratalloc_oom_observer_add(handle, see_failure, release, &failures, &observer));
     IS(OK, stratalloc_free_memory_callback_add(handle, give, release, &giver, &callback));
     IS(OK, stratalloc_empty_cache(handle));
@@ -389,7 +389,7 @@ static void hooks(const char *conf) {
     CHECK(failures.released == 1);
     IS(OUT_OF_MEMORY, stratalloc_allocate(handle, 700, SEVEN, &a));
     CHECK(failures.calls == 2);
-    /* Hooks that are not removed are released with the allocator. */
+    /* The `user` of a hook that is not removed is released when the allocator is destroyed. */
     IS(OK, stratalloc_oom_observer_add(handle, see_failure, release, &failures, &observer));
     IS(OK, stratalloc_tracker_add(handle, see_entry, release, &tracker, &id));
     IS(OK, stratalloc_tracker_add(handle, see_entry, NULL, NULL, &id));
@@ -555,7 +555,7 @@ static void nulls(void) {
     refused_by_all(handle);
 }
 
-/* The environment turns the cache off only in allocators that it configures. */
+/* The variable turns the cache off only in allocators that get their configuration from the environment. */
 static void turned_off(void) {
     uint64_t handle = 0;
     int on = 7;

@@ -81,7 +81,7 @@ int main(int argc, char **argv) {
     reset();
     CHECK(counts(0, "\"reserved_bytes.all.current\":0,"));
     CHECK(counts(1, "\"reserved_bytes.all.current\":0,"));
-    CHECK(*last_error() != 0); // base() of an unknown address.
+    CHECK(*last_error() != 0); // `base` failed, because the address is unknown.
 
     // A pool of one stream: the filter decides for every thread, and is released with its scope.
     const PoolId pool{9, 0};
@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     free(elsewhere, 1024, 0, nullptr);
     free(here, 1024, 0, routed);
 
-    // Another thread's scope does not receive this stream's requests, though it is newer.
+    // A newer scope of another thread does not get this thread's requests.
     const PoolId another{10, 0};
     std::thread([&] {
         const auto own = std::this_thread::get_id();
@@ -109,7 +109,7 @@ int main(int argc, char **argv) {
     end(0, another);
     release(0, another);
 
-    begin(0, pool, [](Stream) { return true; }); // A scope is open already: refused, and the first stays.
+    begin(0, pool, [](Stream) { return true; }); // Fails, because a scope is open. That scope stays.
     end(0, pool);
     CHECK(calls.use_count() == 1);
     b = alloc(1024, 0, routed);

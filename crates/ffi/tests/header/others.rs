@@ -47,7 +47,7 @@ impl Value {
         Self { base, stars, name: name.to_owned(), length }
     }
 
-    /// Returns the name of the type in `ctypes`. A callback that is a parameter may be null.
+    /// Returns the name of the type in `ctypes`. A callback that is a parameter may be `None`.
     fn ctype(&self, header: &Header<'_>, is_field: bool) -> String {
         let known = header.is_known(&self.base);
         let base = match self.base.as_str() {
@@ -85,7 +85,7 @@ struct Header<'a> {
 }
 
 impl Header<'_> {
-    /// Returns true if Python gets a type for it: it is not opaque.
+    /// Returns true if the type gets a declaration in Python: if it is not opaque.
     fn is_known(&self, base: &str) -> bool {
         let opaque = format!("typedef struct {base} {base}");
         !self.declarations.contains(&opaque.as_str())
@@ -104,7 +104,7 @@ impl Header<'_> {
         (Value::read(result).ctype(self, false), parameters)
     }
 
-    /// Returns the name and the type of `void (*name)(int a)`.
+    /// Parses a function pointer such as `void (*name)(int a)`. Returns its name and type.
     fn callback(&self, declaration: &str) -> Option<(String, String)> {
         let (result, rest) = declaration.split_once("(*")?;
         let (name, parameters) = rest.split_once(")(")?;
