@@ -216,7 +216,7 @@ pub enum AddressFault {
     PastTheEnd,
 }
 
-/// The error of a call about a private pool. Nothing has changed then, unless stated otherwise.
+/// The error of an operation on a private pool. Nothing has changed then, unless stated otherwise.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PoolError {

@@ -72,7 +72,8 @@ pub(super) fn whole(text: &str) -> Option<u64> {
 
 const RANGE: &str = "a size with its unit, as 8GiB, 40G or 512B: from 1B to 1073741824GiB";
 
-/// Parses a size in a configuration string, for keys whose unit is not MiB.
+/// Parses a size in a configuration string. It must have a unit. (Keys that count MiB need none and use
+/// another function.)
 pub(super) fn size(key: &str, text: &str, span: Span) -> Result<u64, ConfigError> {
     match Size::parse(text) {
         Some(Size { bytes, has_unit: true }) if bytes > 0 => Ok(bytes),

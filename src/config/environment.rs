@@ -50,7 +50,7 @@ pub fn from_process(table: &KeyTable) -> Result<FromEnvironment, EnvironmentErro
     from_environment(table, lossy)
 }
 
-/// Returns the configuration of an environment. `lookup` returns the text of a variable.
+/// Returns the configuration from environment variables. `lookup` returns the text of a variable.
 ///
 /// # Errors
 ///

@@ -88,7 +88,7 @@ impl Config {
         })
     }
 
-    /// Returns true if that version of PyTorch accepts all keys that the string of this configuration
+    /// Returns true if this `version` of PyTorch accepts all keys that the string of this configuration
     /// sets, except `compat`.
     #[must_use]
     pub fn is_accepted_by(&self, version: TorchVersion) -> bool {

@@ -1,4 +1,4 @@
-//! Codecs: how each kind of value is parsed from a configuration string and formatted for one.
+//! Codecs: functions that parse a value of one kind from a configuration string, and format it for one.
 
 use std::time::Duration;
 

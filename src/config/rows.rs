@@ -95,8 +95,8 @@ keys! {
         reset(|settings| settings.max_split_bytes = None), idle(without_effect_in_expandable_segments),
         "blocks from this size on are never split";
     max_non_split_rounding_mb => max_non_split_rounding_bytes: ROUNDING, NATIVE, since(6),
-        // Compares the field itself: the default depends on another key, so a value equal to the
-        // default still counts as set.
+        // `compared` uses the field and not the text of `shown`: the default depends on another key, so
+        // a value that equals the default still counts as set.
         shown(|settings| mib(settings.non_split_rounding_bytes())),
         compared(|one, other| one.max_non_split_rounding_bytes != other.max_non_split_rounding_bytes),
         reset(|settings| settings.max_non_split_rounding_bytes = None),

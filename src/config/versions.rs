@@ -145,8 +145,8 @@ pub enum Compat {
     /// The decisions of this library.
     #[default]
     Default,
-    /// Exactly the decisions of PyTorch. The version is that of the PyTorch in this process when the
-    /// configuration was parsed, then that of the recording, otherwise 2.11.
+    /// Exactly the decisions of PyTorch. The version is the first that is known of: the PyTorch in this
+    /// process when the configuration is parsed, the PyTorch that made the recording, 2.11.
     PyTorch,
     /// Exactly the decisions of one version of PyTorch.
     Version(TorchVersion),

@@ -217,8 +217,8 @@ pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
 ///
 /// # Errors
 ///
-/// [`DriverError`] when the driver fails for another reason. The stream may or may not be captured
-/// then.
+/// [`DriverError`] when the driver fails for a reason other than a destroyed stream. The stream may or
+/// may not be captured then.
 pub(crate) fn capture_status_of(
     driver: &dyn Driver,
     stream: StreamId,

@@ -20,7 +20,7 @@ use crate::switch::SwitchError;
 
 static CURRENT: RwLock<BTreeMap<DeviceId, Handle>> = RwLock::new(BTreeMap::new());
 
-/// The error of a call about a current allocator. Nothing has changed then.
+/// The error of a function of this module. The failed call has changed nothing.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum CurrentError {
@@ -75,7 +75,7 @@ pub fn create_with(config: &Config, driver: Arc<dyn Driver>) -> Result<Handle, C
     }
     let handle = Handle::build_with(config, driver, BuildOptions { raw_addresses: true })?;
     let mut current = CURRENT.write();
-    // Another thread may have created one meanwhile. Then this one is dropped, after the lock is
+    // Another thread may have created one in between. Then this one is dropped, after the lock is
     // released.
     if current.contains_key(&device) {
         drop(current);

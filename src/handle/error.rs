@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::error::{AllocError, DriverError, HandleError};
 use crate::ids::DeviceId;
 
-/// The error of a call about a buffer.
+/// The error of an operation on a typed buffer.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum BufferError {

@@ -162,7 +162,7 @@ impl NameKind {
         NAME_COUNT.set(NAME_COUNT.get() + 1);
     }
 
-    /// Removes the calling thread's innermost name; returns false if it has none.
+    /// Removes the calling thread's innermost name. Returns false if the thread has none.
     #[doc(hidden)]
     pub fn pop(self) -> bool {
         let had = self.list().with(|names| names.change(|names| names.pop().is_some()));
@@ -376,7 +376,7 @@ impl Sources {
     }
 }
 
-/// Guard: the entries of this thread have the gathered context until it is dropped.
+/// Guard: the entries of this thread have the gathered context until the guard is dropped.
 #[must_use = "entries have the context until this is dropped"]
 pub(crate) struct Gathered<'a> {
     history: &'a History,

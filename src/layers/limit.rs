@@ -1,4 +1,4 @@
-//! `limit:8GiB`: limits the bytes that callers hold; a request beyond the limit fails as out of memory.
+//! `limit:8GiB`: limits the bytes that callers hold. A request beyond the limit fails as out of memory.
 //!
 //! Requested bytes count. The rounding and caching of the allocator below do not count
 //! (`per_process_memory_fraction` limits those). The limit is exact, see `sync::Quota`. Blocks that a

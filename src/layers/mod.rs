@@ -48,7 +48,7 @@ pub use shift::{Block, Placement, Shifted};
 pub use stack::{LayerError, wrap};
 pub use watch::{Freeing, Watch, Watched};
 
-/// Writes a line to the standard error stream; a failure to write is ignored.
+/// Writes a line to the standard error stream. Ignores a failure to write.
 fn write_stderr(line: impl Display) {
     let _ = writeln!(std::io::stderr(), "stratalloc: {line}");
 }

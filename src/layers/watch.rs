@@ -97,8 +97,8 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         below
     }
 
-    /// Returns the capabilities. By default, those of the allocator below; a layer may replace some by
-    /// its own.
+    /// Returns the capabilities. By default, those of the allocator below. A layer can replace some of
+    /// them.
     fn control<A: DeviceAllocator>(watched: &Watched<A, Self>) -> Control<'_> {
         watched.below.control()
     }

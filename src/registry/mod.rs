@@ -197,7 +197,7 @@ impl Registration {
         })
     }
 
-    /// Sets the description that lists of strategies show, in one line.
+    /// Sets the description for lists of strategies. It should be one line.
     pub fn about(mut self, about: &str) -> Self {
         self.0.about = about.to_owned();
         self

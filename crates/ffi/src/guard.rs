@@ -33,8 +33,8 @@ pub enum Status {
     OutOfMemory = 4,
     /// No live block starts at the address.
     UnknownAddress = 5,
-    /// The pool is unknown or has no user, or the call does not fit whether a scope of the pool is
-    /// open.
+    /// The pool is unknown, has no user, or already has an open scope, or lacks the open scope that the
+    /// call needs.
     BadPool = 6,
     /// The device, the strategy or this version does not support the call.
     NotSupported = 7,

@@ -71,8 +71,8 @@ impl Cuda {
             }
         }
         let _entered = self.enter()?;
-        // Locked during both calls. Otherwise another thread could add a wait between them, and the
-        // event would also wait for that thread's work.
+        // Locked until `event_record` below. Otherwise another thread could add a wait to this stream
+        // before it, and the event would also wait for that thread's work.
         let mut bridge = self.bridge.lock();
         let ours = match *bridge {
             Some(ours) => ours,

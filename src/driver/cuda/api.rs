@@ -97,7 +97,7 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
 /// Returns the address of a function in the library. The result is untyped, so this is compiled once
 /// and not once per signature.
 fn address_of(library: &Library, name: &str) -> Option<NonNull<c_void>> {
-    // SAFETY: any symbol may be read as an untyped pointer; it is not followed here.
+    // SAFETY: any symbol may be read as an untyped pointer. The pointer is not dereferenced here.
     let found = unsafe { library.get::<*mut c_void>(name.as_bytes()) };
     found.ok().and_then(|address| NonNull::new(*address))
 }
@@ -346,7 +346,7 @@ pub(super) struct IpcHandle(pub(super) [u8; 64]);
 
 static API: OnceLock<Result<Api, DriverError>> = OnceLock::new();
 
-/// Returns the library. It is loaded and initialised once per process.
+/// Returns the functions of libcuda, which is loaded and initialised once per process.
 pub(super) fn api() -> DriverResult<&'static Api> {
     API.get_or_init(load).as_ref().map_err(Clone::clone)
 }
@@ -359,7 +359,7 @@ const NAMES: [&str; 1] = ["nvcuda.dll"];
 fn load() -> Result<Api, DriverError> {
     let mut reasons = Vec::new();
     for name in NAMES {
-        // SAFETY: this is the vendor's library; its initialisers may run in any process.
+        // SAFETY: this is the vendor's library, whose initialisers may run in any process.
         match unsafe { Library::new(name) } {
             Ok(library) => {
                 let api = Api::new(library);

@@ -21,7 +21,7 @@ use crate::ids::StreamId;
 const SEEN_BY_DEVICES: u32 = 3;
 /// `CU_STREAM_WAIT_VALUE_GEQ`: waits until `number - value >= 0`, as a signed difference.
 const AT_LEAST: u32 = 0;
-/// The length of the array: one number for each stream whose work was ever held back.
+/// The length of the array. Each stream whose work was ever held back uses one number.
 const NUMBERS: usize = 1024;
 /// A number larger than the value of any gate, so all gates of the stream are open.
 const ALL_OPEN: u32 = i32::MAX as u32;

@@ -63,7 +63,7 @@ const NO_TIMING: u32 = 2;
 const RELAXED: u32 = 2;
 /// `CU_STREAM_PER_THREAD`, the per-thread default stream.
 const PER_THREAD_STREAM: u64 = 2;
-/// The smaller handles 0 and 1 are the legacy default stream.
+/// The largest handle that names a default stream. (0 and 1 are the legacy default stream.)
 const LAST_DEFAULT_STREAM: u64 = PER_THREAD_STREAM;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 const INVALID_CONTEXT: u32 = 201;

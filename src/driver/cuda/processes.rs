@@ -88,7 +88,7 @@ impl Nvml {
     }
 }
 
-/// Returns the library. It is loaded and initialised once per process, and never shut down.
+/// Returns NVML. It is loaded and initialised once per process, and never shut down.
 fn library() -> Option<&'static Nvml> {
     static LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
     LIBRARY.get_or_init(|| NAMES.into_iter().find_map(Nvml::load)).as_ref()

@@ -276,8 +276,9 @@ pub(super) fn is_in_force(index: usize, stream: StreamId, state: u64) -> bool {
     with(index, |cache| cache.is_in_force(stream, state).then_some(())).is_some()
 }
 
-/// The result of [`put_in_force`]: blocks of the same `Front`, which the caller frees, or the cache of
-/// a dropped `Front`, which the caller drops. The caller does so when no cache is borrowed.
+/// The result of [`put_in_force`]: blocks of the same `Front`, which the caller frees. Or the cache of a
+/// dropped `Front` with the same index, which the caller drops. Both must happen while no cache is
+/// borrowed.
 pub(super) type Out = (Vec<EvictedBlock>, Option<Cache>);
 
 /// Empties this thread's cache and binds it to `stream` and `state`. Returns `None` if the thread is

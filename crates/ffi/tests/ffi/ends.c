@@ -1,5 +1,6 @@
 /* A thread uses the library in the destructor of a pthread key, after the library's thread-locals were destroyed.
-   Every valid call works. Arguments: the configuration, the device, and which of the functions below are on. */
+   Every valid call works. Arguments: the configuration, the device, and the sum of the features that are on (see the
+   enum below). */
 #include "stratalloc.h"
 
 #include <pthread.h>

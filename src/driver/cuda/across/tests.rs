@@ -23,7 +23,7 @@ thread_local! {
     static THERE: Cell<u32> = const { Cell::new(0) };
     /// 1 if the foreign stream is captured.
     static CAPTURED: Cell<u32> = const { Cell::new(0) };
-    /// How often the context of each device is retained.
+    /// For each device, how often its context was retained minus how often it was released.
     static RETAINED: Cell<[i32; 3]> = const { Cell::new([0; 3]) };
 }
 
