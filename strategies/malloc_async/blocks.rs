@@ -2,9 +2,12 @@
 //!
 //! One lock protects it; no driver call is made under that lock. A block is removed before the driver
 //! frees it, because the driver may give its address to another thread at once. If the driver fails, the
-//! block is put back. All blocks are found by address, even those with a handle. The driver may allocate
-//! memory of a destroyed graph again while its old block is still held, and only the address shows that.
-//! Data that few blocks have (uses and captures) is stored outside the table.
+//! block is put back.
+//!
+//! Blocks are always looked up by address, even if the caller passes a handle. After a graph is
+//! destroyed, the driver may allocate the graph's memory again while the old block is still in the
+//! table. Only the address reveals that. Data that few blocks have (uses and captures) is stored outside
+//! the table.
 
 use std::collections::VecDeque;
 
@@ -16,11 +19,11 @@ use crate::error::HandleError;
 use crate::ids::{PoolId, StreamId};
 use crate::live_blocks::{BlockName, Live, LiveBlocks};
 
-/// A stream, other than its own, that uses a block.
+/// A use of a block by a stream other than the block's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) stream: StreamId,
-    /// The capture inside which the use was recorded: such a use ends with the capture.
+    /// The capture in which the use was recorded, if any. Such a use ends when its capture ends.
     pub(super) capture: Option<u64>,
 }
 
@@ -47,18 +50,18 @@ impl Block {
         Self { bytes, stream, pool: route.pool, rare }
     }
 
-    /// Returns true if no other stream uses it and it was not allocated in a capture.
+    /// Returns true if no other stream uses the block and it was not allocated in a capture.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.rare.is_none()
     }
 
-    /// Returns the capture in which it was allocated.
+    /// Returns the capture in which the block was allocated.
     pub(super) fn capture(&self) -> Option<u64> {
         self.rare.as_ref().and_then(|rare| rare.capture)
     }
 
-    /// Returns the other streams that use it.
+    /// Returns the uses by other streams.
     pub(super) fn uses(&self) -> &[Use] {
         self.rare.as_ref().map_or(&[], |rare| &rare.uses)
     }
@@ -77,17 +80,17 @@ impl Block {
     }
 }
 
-/// Live blocks by address, blocks that wait for the end of a capture, and the sums.
+/// Live blocks by address, blocks that wait for the end of a capture, and the counters of both.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     live: LiveBlocks<Block>,
-    /// Blocks freed by their callers that wait for the ends of captures; the one checked longest ago
-    /// first.
+    /// Blocks that their callers have freed and that wait for a capture to end. The front block is the
+    /// next one to be checked.
     pub(super) deferred: VecDeque<Live<Block>>,
-    /// Bytes of requests in progress, under a limit, and of frees in progress that may still be
-    /// deferred.
+    /// Bytes charged in addition to live and deferred blocks: for requests in progress, if a limit is
+    /// set, and for frees in progress, if a limit is set or the free may be deferred.
     pub(super) reserved_bytes: u64,
-    /// Streams on which blocks were freed, and the last of them.
+    /// Streams on which blocks were freed, and the most recent of them.
     freed_on: HashSet<StreamId>,
     last_freed_on: Option<StreamId>,
     pub(super) sums: Sums,

@@ -80,8 +80,8 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
-    /// Returns the driver's usage of the main pool and of graphs. If the driver fails, returns the last
-    /// known values.
+    /// Returns the sum of the memory that the driver reports for the main pool and for graphs. If the
+    /// driver fails, returns the last known values.
     pub(super) fn usage_of_main(&self) -> DriverPoolUsage {
         let pools = self.memory_pools();
         let mut last = self.usage.lock();
@@ -91,9 +91,10 @@ impl MallocAsyncAllocator {
         *last
     }
 
-    /// Finds a large request that would succeed now, by trial. Tries all memory that is free on the
-    /// device or in the pool, then the larger of the two, then half as much after each failure. Releases
-    /// what the pool grew by; the driver's peaks stay.
+    /// Finds by trial the size of a large request that would succeed now. First tries all free memory of
+    /// the device and the pool together, then the larger of the two, then half as much after each
+    /// failure. At the end releases the memory that the pool has gained; the driver's peaks remain
+    /// raised.
     fn largest_that_fits(&self, free_bytes: u64) -> Result<u64, DriverError> {
         const LEAST: u64 = 512;
         let pools = self.memory_pools();
@@ -124,7 +125,8 @@ impl MallocAsyncAllocator {
         }
         let waited = self.driver.synchronize_stream(stream);
         if let Some(address) = refused {
-            // It will be freed on another stream, which must follow this one.
+            // The retry of this free uses another stream, so the work of `stream` must be complete
+            // first.
             let _ = waited.clone().or_else(|_| synchronize_outside_captures(&*self.driver));
             self.leftovers.lock().push(address);
         }

@@ -1,17 +1,19 @@
 //! Blocks inside graph captures.
 //!
-//! An allocation on a captured stream becomes part of the graph. So does a free inside the same capture:
-//! a node that depends on all streams that use the block. A free placed on the stream itself could leave
-//! unjoined work, which makes the capture fail at its end: the stream may be joined before its blocks
-//! are freed. So the free becomes a **leaf** node beside the stream. The stream depends on the leaf only
-//! from its next allocation on; then the graph may reuse the memory. A stream's capture dependencies are
-//! only added to, never replaced, because another thread may be submitting to it.
+//! An allocation on a captured stream becomes a node of the graph. A free inside the same capture
+//! becomes a node that depends on all streams that use the block.
 //!
-//! No capture fails because of a free, in whichever order scope and capture end.
+//! The free cannot be placed on the block's stream itself: if that stream was joined to the capture's
+//! origin before, the free would be unjoined work, and the capture would fail at its end. So the free
+//! becomes a **leaf**: a node on which the stream does not depend. The stream's next allocation depends
+//! on the leaf; from there on, the graph may reuse the memory. A stream's capture dependencies are only
+//! added to, never replaced, because another thread may be submitting to the stream.
 //!
-//! A block from outside cannot be freed inside a capture: its free is deferred until the end. PyTorch
-//! instead frees on the block's stream and joins all such streams at the end, which requires notice of
-//! that end.
+//! No capture fails because of a free, whether the scope or the capture ends first.
+//!
+//! A block that was allocated outside the capture cannot be freed inside it. Its free is deferred until
+//! the capture has ended. PyTorch instead frees such a block on its stream and joins all these streams
+//! at the end of the capture, which requires a notification of that end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,8 +28,8 @@ use crate::error::DriverError;
 use crate::ids::StreamId;
 use crate::live_blocks::Live;
 
-/// Whether requests and frees need special handling: counts open scopes and deferred frees in one
-/// number.
+/// The state that requests and frees check: the number of open scopes and of deferred frees, in one
+/// word, so that one load finds both zero; and the leaves.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     scopes_and_deferred: AtomicU64,
@@ -35,7 +37,7 @@ pub(super) struct Captures {
     leaves: Mutex<HashMap<StreamId, Leaves>>,
 }
 
-/// Nodes of a capture that free memory and on which no later node of their stream depends yet.
+/// Leaves of one stream: free nodes of a capture on which no later node of the stream depends yet.
 #[derive(Debug)]
 struct Leaves {
     capture: u64,
@@ -44,7 +46,8 @@ struct Leaves {
 
 const ONE_SCOPE: u64 = 1 << 40;
 
-/// Stands for an invalidated capture: no block belongs to it, and nothing may be freed in it.
+/// The capture id of an invalidated capture. No block has it, and nothing can be freed in such a
+/// capture.
 const BROKEN: u64 = u64::MAX;
 
 impl Captures {
@@ -78,7 +81,7 @@ impl Captures {
     pub(super) fn scope_closed(&self) {
         self.scopes_and_deferred.fetch_sub(ONE_SCOPE, Ordering::Relaxed);
         if !self.any_scope() {
-            // Without scopes, no request looks for leaves.
+            // Only requests inside a scope attach leaves.
             *self.leaves.lock() = HashMap::new();
         }
     }
@@ -93,14 +96,14 @@ impl Captures {
         leaves.nodes.push(node);
     }
 
-    /// Removes and returns the leaves of a stream, for its next node.
+    /// Removes and returns the leaves of a stream, so that its next node can depend on them.
     fn take_leaves(&self, stream: StreamId, capture: u64) -> Vec<NodeId> {
         let found = self.leaves.lock().remove(&stream);
         found.filter(|leaves| leaves.capture == capture).map_or_else(Vec::new, |found| found.nodes)
     }
 }
 
-/// Returns the capture for a capture status.
+/// Returns the capture's id for a capture status.
 pub(super) fn capture_in(status: CaptureStatus) -> Option<u64> {
     match status {
         CaptureStatus::None => None,
@@ -130,7 +133,7 @@ impl MallocAsyncAllocator {
         let mut behind = graph.frontier(block.stream)?;
         for by in block.uses() {
             if self.capture_of(by.stream)? != Some(capture) {
-                // This capture cannot wait for work outside of it.
+                // A node of this capture cannot depend on work outside of the capture.
                 return Ok(FreeOutcome::Deferred);
             }
             behind.extend(graph.frontier(by.stream)?);
@@ -144,8 +147,8 @@ impl MallocAsyncAllocator {
         Ok(FreeOutcome::Freed)
     }
 
-    /// Makes the next node of a captured stream depend on the stream's leaves. The dependencies stay if
-    /// the request fails.
+    /// Makes the next node of a captured stream depend on the stream's leaves. These dependencies remain
+    /// if the request fails afterwards.
     pub(super) fn attach_leaves(&self, stream: StreamId, capture: u64) -> Result<(), DriverError> {
         let leaves = self.captures.take_leaves(stream, capture);
         match self.driver.capture() {

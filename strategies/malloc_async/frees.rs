@@ -17,14 +17,15 @@ impl MallocAsyncAllocator {
     /// Frees a live block. On an error the block is unchanged.
     pub(super) fn free_block(&self, name: BlockName) -> Result<u64, HandleError> {
         let _context = self.history.of_free();
-        // Taken first: another thread may get the address, and record it, as soon as the driver has
-        // freed it.
+        // Before the driver frees the address: afterwards another thread may allocate it at once, and
+        // its history entry must have a later time.
         let moment = self.history.moment();
         let (block, is_plain, is_charged) = {
             let mut blocks = self.blocks.lock();
             let block = blocks.leave(name)?;
             let is_plain = block.is_plain() && !self.captures.any_scope();
-            // Charged until the driver has freed it, under a limit or if the free may be deferred.
+            // If a limit is set or the free may be deferred, the bytes stay charged until the driver has
+            // freed the block.
             let is_charged = !is_plain || self.limit.get().is_some();
             if is_charged {
                 blocks.reserved_bytes += block.bytes;
@@ -75,7 +76,8 @@ impl MallocAsyncAllocator {
             Ok(FreeOutcome::Deferred) => {
                 self.record_block(Action::FreeRequested, &block, moment);
                 self.notes.count(Note::DeferredFree);
-                // Counted first: another thread may free it at once.
+                // Before the block is in the queue: from then on another thread may free it and subtract
+                // it.
                 self.captures.add_deferred();
                 let mut blocks = self.blocks.lock();
                 blocks.reserved_bytes -= block.bytes;
@@ -85,7 +87,7 @@ impl MallocAsyncAllocator {
         Ok(())
     }
 
-    /// Records that the driver has freed the block, at the same moment as the caller.
+    /// Records the driver's free with the time of the caller's free.
     #[inline]
     fn record_freed(&self, block: &Live<Block>, moment: Option<Moment>) {
         self.record_block(Action::FreeRequested, block, moment);
@@ -101,9 +103,9 @@ impl MallocAsyncAllocator {
         }
     }
 
-    /// Handles a failure of the plain free. If the stream is being captured without a scope, the free is
-    /// deferred until the end. If the stream no longer exists, the block is freed after synchronizing
-    /// the device.
+    /// Handles a failed free of a block without uses and captures. If the stream is being captured
+    /// without a scope, the free is deferred until the capture ends. If the stream no longer exists, the
+    /// block is freed on the joining stream after a synchronization of the device.
     #[cold]
     fn after_refusal(
         &self,
@@ -119,14 +121,14 @@ impl MallocAsyncAllocator {
         self.free_after_all(block).map(|()| FreeOutcome::Freed)
     }
 
-    /// Frees a block if captures or other streams are involved.
+    /// Frees a block that has uses, was allocated in a capture, or is freed while a scope is open.
     #[cold]
     pub(super) fn free_checked(&self, block: &Live<Block>) -> Result<FreeOutcome, DriverError> {
         let of_captures =
             block.capture().is_some() || block.uses().iter().any(|by| by.capture.is_some());
         if !of_captures && !self.captures.any_scope() {
-            // The capture status is queried when each stream is joined, which detects captures without a
-            // scope.
+            // No scope is open, but a capture without a scope may be active. Joining a stream queries
+            // its capture status, which detects that.
             return self.free_in_driver(block).map(|()| FreeOutcome::Freed);
         }
         let mut now = self.capture_of(block.stream)?;
@@ -141,7 +143,7 @@ impl MallocAsyncAllocator {
             if now == Some(capture) {
                 return outcome;
             }
-            // Another thread has ended the capture since.
+            // Another thread ended the capture during the call.
         }
         for by in block.uses() {
             if by.capture.is_none() && self.capture_of(by.stream)?.is_some() {
@@ -168,8 +170,8 @@ impl MallocAsyncAllocator {
         Ok(false)
     }
 
-    /// Frees a block in the driver, not as part of a capture, in stream order after all work that uses it.
-    /// Captured work needs no wait: its captures have ended.
+    /// Frees a block in the driver, outside of any capture, after all work that uses it in stream order.
+    /// Uses recorded in captures need no wait, because those captures have ended.
     fn free_in_driver(&self, block: &Live<Block>) -> Result<(), DriverError> {
         if block.uses().iter().any(|by| by.capture.is_none()) {
             return self.free_after_all(block);
@@ -184,9 +186,10 @@ impl MallocAsyncAllocator {
 
     /// Frees on the joining stream, after every stream that uses the block.
     ///
-    /// That stream is internal and in order. So if the driver reports the free as invalid, it does not
-    /// know the block. The block was part of a graph, perhaps captured without a scope, that never ran
-    /// or was destroyed together with its memory. Then there is nothing to free.
+    /// The joining stream is internal and always valid. So if the driver reports the free as invalid,
+    /// the address is unknown to the driver. The block belonged to a graph that never ran, or that was
+    /// destroyed together with its memory; the capture may have had no scope. There is nothing to free
+    /// then.
     fn free_after_all(&self, block: &Live<Block>) -> Result<(), DriverError> {
         let (join, event) = self.joining_stream()?;
         let joined = block.streams().try_for_each(|stream| self.join(join, event, stream));
@@ -201,12 +204,12 @@ impl MallocAsyncAllocator {
     /// Makes `join` wait for the work submitted to `stream` so far.
     fn join(&self, join: StreamId, event: EventId, stream: StreamId) -> Result<(), DriverError> {
         match self.driver.record_event(event, stream) {
-            // Another thread may have begun a capture on the stream; waiting for its event would draw
-            // the joining stream into the capture. An event recorded before the capture began stays
-            // valid.
+            // Another thread may have begun a capture on the stream before the event was recorded.
+            // Waiting for such an event would make the joining stream part of the capture. If the event
+            // was recorded before the capture began, it remains valid.
             Ok(()) if self.capture_of(stream)?.is_some() => Err(captured(stream)),
             Ok(()) => self.driver.wait_event(join, event).map_err(|error| match error.kind() {
-                // That capture has ended since.
+                // The event was recorded in a capture that has ended since.
                 DriverErrorKind::InvalidValue => captured(stream),
                 _ => error,
             }),
@@ -232,8 +235,8 @@ impl MallocAsyncAllocator {
         Ok((join, event))
     }
 
-    /// Tries again to free memory that the driver failed to free. Uses the internal stream, because the
-    /// block's own stream may no longer exist; its work has completed.
+    /// Tries again to free memory that the driver failed to free. Uses the joining stream, because the
+    /// stream of the block may no longer exist; the work of that stream has completed.
     fn offer_leftovers(&self) -> Result<(), DriverError> {
         if self.leftovers.lock().is_empty() {
             return Ok(());
@@ -276,8 +279,8 @@ impl MallocAsyncAllocator {
         done
     }
 
-    /// Tries to free one deferred block, and all of them if that succeeds. Checking all each time would
-    /// be too slow for requests inside a capture.
+    /// Tries to free one deferred block, and if that succeeds, all of them. Requests inside a capture
+    /// call this, and checking every block each time would be too slow.
     pub(super) fn try_free_deferred(&self) {
         let Some(block) = self.blocks.lock().deferred.pop_front() else { return };
         match self.free_deferred_block(&block) {
@@ -289,8 +292,8 @@ impl MallocAsyncAllocator {
 
     /// Frees one deferred block, if its captures have ended.
     fn free_deferred_block(&self, block: &Live<Block>) -> Result<FreeOutcome, DriverError> {
-        // If a live block has the address, a destroyed graph's memory was allocated again: there is
-        // nothing to free.
+        // If a live block has the same address, the driver has allocated the memory of a destroyed graph
+        // again. Then the deferred block has no memory of its own to free.
         let moment = self.history.moment();
         let is_reused = block.capture().is_some() && self.blocks.lock().is_live(block.address);
         let outcome =
@@ -304,8 +307,8 @@ impl MallocAsyncAllocator {
     }
 }
 
-/// Defers the free if a capture is active. The block's stream may be captured, or may no longer exist.
-/// In the second case the free must follow all work of the device, and synchronizing the device would
+/// Turns an error into a deferral if a capture is active. The block's stream may be captured, or may no
+/// longer exist. A stream that no longer exists requires a synchronization of the device, which would
 /// break the capture.
 fn or_later(outcome: Result<FreeOutcome, DriverError>) -> Result<FreeOutcome, DriverError> {
     outcome.or_else(|error| match error.kind() {
@@ -319,6 +322,6 @@ fn or_later(outcome: Result<FreeOutcome, DriverError>) -> Result<FreeOutcome, Dr
 pub(super) enum FreeOutcome {
     /// The driver has freed the block.
     Freed,
-    /// It waits for the end of a capture.
+    /// The block waits for the end of a capture.
     Deferred,
 }

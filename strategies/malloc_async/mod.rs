@@ -8,10 +8,11 @@
 //! `capture` handles graphs, `pools` the private pools (one driver pool each). `pressure` handles
 //! requests that fail; `capabilities` implements the optional traits.
 //!
-//! Blocks are charged only while a limit is set. A device synchronization would break captures on all
-//! threads. So before memory is released, only the streams on which blocks were freed are synchronized.
-//! The device is synchronized only if such a stream no longer exists or is a per-thread default stream,
-//! and no scope is open.
+//! Blocks are charged against a limit only while one is set.
+//!
+//! Before memory is released, only the streams on which blocks were freed are synchronized, because
+//! synchronizing the device would break captures on all threads. The device is synchronized only if such
+//! a stream no longer exists or is a per-thread default stream, and no scope is open.
 //!
 //! Source of the rules: PyTorch's `cudaMallocAsync` backend; CUDA programming guide, "Stream Ordered
 //! Memory Allocator".
@@ -59,14 +60,15 @@ pub struct MallocAsyncAllocator {
     blocks: Mutex<Blocks>,
     limit: Limit,
     pools: Mutex<Pools>,
-    /// Each holds the id of its pool. Opened and closed under `pools`.
+    /// Each open scope stores the id of its pool. Scopes are opened and closed under `pools`.
     scopes: Scopes<PoolId>,
-    /// Locked shared during driver calls about a private pool, and exclusively while one is destroyed,
-    /// because the driver may reuse its id at once. Locked before `pools`.
+    /// Locked shared during driver calls about a private pool, and exclusively while a private pool is
+    /// destroyed, because the driver may give the pool's id to a new pool at once. Locked before
+    /// `pools`.
     ending: RwLock<()>,
     captures: Captures,
     joins: Mutex<Joins>,
-    /// Blocks that are in use by no caller and that the driver failed to free. The free is retried.
+    /// Addresses that no caller uses and that the driver failed to free. The free is retried.
     leftovers: Mutex<Vec<u64>>,
     /// The last usage that the driver reported.
     usage: Mutex<DriverPoolUsage>,
@@ -92,17 +94,17 @@ struct Joins {
     spare: Vec<EventId>,
 }
 
-/// An event that is legal but unusual. PyTorch prints a warning for each.
+/// A legal but unusual event. PyTorch prints a warning for each kind.
 #[derive(Clone, Copy, Debug)]
 enum Note {
-    /// A free waits for the end of a capture, because the capture did not allocate the block.
+    /// A free was deferred until the end of a capture that did not allocate the block.
     DeferredFree,
-    /// A block that was allocated in a capture was freed outside of it, after the capture had ended. CUDA
-    /// does not launch the graph again before all memory that the graph allocated is freed.
+    /// A block that was allocated in a capture was freed after the capture had ended. CUDA does not
+    /// launch the graph again until all memory that the graph allocated is freed.
     FreeAfterCapture,
-    /// A block's own stream was recorded, which has no effect.
+    /// The caller recorded a use by the block's own stream, which has no effect.
     OwnStreamRecorded,
-    /// A request succeeded only after synchronizing the device and trimming its pool.
+    /// A request succeeded only after waiting for streams and trimming the pools.
     TrimThatHelped,
 }
 
@@ -134,12 +136,12 @@ impl Notes {
     }
 }
 
-/// The destination of a request.
+/// The pool that serves a request.
 #[derive(Clone, Copy, Debug)]
 struct Route {
     pool: PoolId,
     driver_pool: DriverPoolId,
-    /// The capture that the request's stream belongs to, if it was queried.
+    /// The capture that the request's stream is in, if the status was queried.
     capture: Option<u64>,
 }
 
@@ -161,7 +163,7 @@ impl MallocAsyncAllocator {
         let main = MainPool { id, own };
         keep_everything(pools, id).inspect_err(|_| {
             if own {
-                // The first error is the one to report.
+                // Ignored, because the error that led here is the one to report.
                 let _ = pools.destroy_pool(id);
             }
         })?;
@@ -195,8 +197,8 @@ impl MallocAsyncAllocator {
         self.driver.memory_pools().expect("checked when the allocator was built")
     }
 
-    /// Serves a request with one driver call and one lock. A scope, a deferred free, a named pool or a
-    /// limit takes the slower path.
+    /// Serves a request with one driver call and one lock. Requests in an open scope, with a deferred
+    /// free pending, for a named pool or under a limit take the slower `serve_checked`.
     fn serve(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
         let _context = self.history.of_request();
         let Request { bytes, stream, .. } = request;
@@ -232,13 +234,14 @@ impl MallocAsyncAllocator {
         Ok(self.enter(route, request, obtained))
     }
 
-    /// Returns the route of requests that are not routed to a private pool.
+    /// Returns the route to the main pool.
     #[inline]
     fn main_route(&self) -> Route {
         Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
     }
 
-    /// Adds the block that the driver allocated, while its pool is kept from being destroyed.
+    /// Adds the block that the driver allocated to the table. `obtained` holds the guard that keeps the
+    /// block's pool from being destroyed in the meantime.
     #[inline]
     fn enter(&self, route: &Route, request: Request, obtained: Obtained<'_>) -> Allocation {
         let Obtained { address, reserved_bytes, pool_guard: _pool_guard } = obtained;
@@ -271,17 +274,17 @@ impl MallocAsyncAllocator {
 fn keep_everything(pools: &dyn MemoryPools, pool: DriverPoolId) -> Result<(), DriverError> {
     pools.keep_memory(pool, true)?;
     pools.allow_reuse(pool).inspect_err(|_| {
-        // The first error is the one to report.
+        // Ignored, because the error that led here is the one to report.
         let _ = pools.keep_memory(pool, false);
     })
 }
 
 impl Drop for MallocAsyncAllocator {
-    /// Frees every block, even live ones, on its stream, and trims the pools and the idle memory of
-    /// graphs. Restores the release threshold of the device's default pool if this is the last allocator
-    /// over it. Blocks that cannot be freed because of a capture stay with the driver.
+    /// Frees every block on its stream, even live ones, and trims the pools and the unused memory of
+    /// graphs. Restores the release threshold of the device's default pool if no other allocator uses
+    /// that pool. Blocks that cannot be freed because of a capture stay allocated in the driver.
     fn drop(&mut self) {
-        // Open scopes would prevent the wait for the device. Scopes of captures are left open.
+        // The synchronization below does not run while a scope is open. Scopes of captures stay open.
         if !self.scopes.any_capture() {
             self.scopes.close_all();
         }
@@ -291,15 +294,15 @@ impl Drop for MallocAsyncAllocator {
             let mut blocks = self.blocks.lock();
             (blocks.take_all(), blocks.is_unused())
         };
-        // An unused allocator need not wait, and other allocators may have captures that it has no scope
-        // for.
+        // An unused allocator has no work to wait for, so it does not synchronize. Synchronizing could
+        // break a capture of another allocator, for which this one has no scope.
         let mut captured = is_unused && self.joins.lock().stream.is_none();
         for block in &all {
             captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
             let _ = self.free_checked(block);
         }
         if !captured {
-            // Synchronizing would break an active capture.
+            // Skipped if a block's stream is being captured: synchronizing would break the capture.
             let _ = synchronize_outside_captures(&*self.driver);
         }
         let joins = std::mem::take(&mut *self.joins.lock());
@@ -308,7 +311,7 @@ impl Drop for MallocAsyncAllocator {
             let _ = self.driver.destroy_stream(stream);
         }
         let pools = self.memory_pools();
-        // Pools with blocks of a capture stay with the driver.
+        // Pools that still have blocks of a capture are not destroyed.
         for pool in self.pools.lock().driver_pools() {
             destroy_if_empty(pools, pool);
         }
@@ -317,8 +320,8 @@ impl Drop for MallocAsyncAllocator {
             destroy_if_empty(pools, self.main.id);
         } else {
             let _ = pools.keep_memory(self.main.id, false);
-            // Other allocators may still have the pool keep its memory: then only this much can be
-            // released.
+            // Another allocator may still make this pool keep memory. Then the pool is trimmed to that
+            // amount only.
             let kept = pools.release_threshold(self.main.id);
             let _ = kept.and_then(|kept_bytes| pools.trim(self.main.id, kept_bytes));
         }

@@ -1,9 +1,11 @@
 //! Private pools: one driver pool each, and the scopes that route requests to them.
 //!
-//! Memory of captured graphs comes from no driver pool. So a capture's pool exists only in this table,
-//! and gets a driver pool with the first request from outside the graph. The driver requires a pool to
-//! be empty before it is destroyed. Checkpoints, blocks at exact addresses, pools over a user's
-//! allocator and pools that never split would need the driver's segments; they are refused.
+//! Memory of a captured graph belongs to no driver pool. So a pool that only a capture uses exists only
+//! in this table; it gets a driver pool with its first request outside a graph. The driver requires a
+//! pool to be empty before it is destroyed.
+//!
+//! Checkpoints, blocks at exact addresses, pools over a user's allocator and pools that never split are
+//! refused, because they need control over the driver's segments.
 
 use parking_lot::RwLockReadGuard;
 
@@ -21,22 +23,21 @@ use crate::scopes::Routed;
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     entries: Vec<Entry>,
-    /// Devices with peer access: new pools are opened to them.
+    /// Devices with peer access. New pools are made accessible to them.
     peers: Vec<DeviceId>,
     /// Driver pools without users and blocks. Each is destroyed when it is empty.
     retired: Vec<DriverPoolId>,
-    /// The largest sum of all high marks just before one of them was discarded, since the last reset of
-    /// peaks.
+    /// The largest sum of the high marks of all pools, taken each time just before a pool's mark is
+    /// discarded, since the last reset of peaks.
     pub(super) destroyed_high_bytes: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
     id: PoolId,
-    /// `None` for a pool created by a scope, until a request needs one. Requests inside a graph need
-    /// none.
+    /// `None` for a pool created by a scope, until a request outside a graph needs one.
     driver_pool: Option<DriverPoolId>,
-    /// With 0 users, the driver pool keeps no free memory and exists only for live blocks.
+    /// With 0 users, the driver pool keeps no free memory; it remains only for the blocks still live.
     users: u32,
     use_on_oom: bool,
 }
@@ -58,8 +59,8 @@ impl Pools {
         if entry.users == 0 { Err(PoolError::Released { pool: id }) } else { Ok(entry) }
     }
 
-    /// Returns the driver pools that have users and the option `use_on_oom`. They are trimmed before a
-    /// request to another pool fails.
+    /// Returns the driver pools that have users and the option `use_on_oom`. Before a request to another
+    /// pool fails, these pools are trimmed.
     pub(super) fn opted_in(&self) -> Vec<DriverPoolId> {
         let opted = |entry: &&Entry| entry.users > 0 && entry.use_on_oom;
         self.entries.iter().filter(opted).filter_map(|entry| entry.driver_pool).collect()
@@ -78,14 +79,15 @@ impl Pools {
     }
 }
 
-/// Destroys a driver pool if it is empty. Returns true if it was destroyed.
+/// Destroys a driver pool if it is empty. Returns true if the pool was destroyed.
 pub(super) fn destroy_if_empty(driver: &dyn MemoryPools, pool: DriverPoolId) -> bool {
     let left = driver.trim(pool, 0).and_then(|()| driver.usage(pool));
     left.is_ok_and(|usage| usage.reserved_bytes == 0) && driver.destroy_pool(pool).is_ok()
 }
 
 impl MallocAsyncAllocator {
-    /// Routes a request if scopes are open, frees are deferred, or a pool is named.
+    /// Finds the route of a request when scopes are open, frees are deferred, or the caller names a
+    /// pool.
     #[cold]
     pub(super) fn route_checked(
         &self,
@@ -118,26 +120,26 @@ impl MallocAsyncAllocator {
         Ok(Route { pool, driver_pool, capture })
     }
 
-    /// Creates a driver pool that keeps its memory and is open to these devices.
+    /// Creates a driver pool that keeps its free memory and is accessible to these devices.
     fn new_driver_pool(&self, peers: &[DeviceId]) -> Result<DriverPoolId, DriverError> {
         let driver = self.memory_pools();
         let pool = driver.create_pool()?;
         let open = || peers.iter().try_for_each(|peer| driver.open_pool(pool, *peer));
         if let Err(error) = keep_everything(driver, pool).and_then(|()| open()) {
-            // The first error is the one to report.
+            // Ignored, because the error that led here is the one to report.
             let _ = driver.destroy_pool(pool);
             return Err(error);
         }
         Ok(pool)
     }
 
-    /// Removes pools without users and blocks. Waits for driver calls of other threads about private
-    /// pools.
+    /// Moves the driver pools of pools without users and blocks to `retired`. Waits until no other
+    /// thread is in a driver call about a private pool.
     fn forget_empty_pools(&self) {
         if !self.pools.lock().entries.iter().any(|entry| entry.users == 0) {
             return;
         }
-        // With this lock, every block that a pool has served was added to the table.
+        // No thread holds `ending` shared now, so every block that a pool has served is in the table.
         let _alone = self.ending.write();
         let Pools { entries, retired, .. } = &mut *self.pools.lock();
         let blocks = self.blocks.lock();
@@ -156,33 +158,33 @@ impl MallocAsyncAllocator {
         let pools = &mut *self.pools.lock();
         self.keep_high_marks(pools);
         let driver = self.memory_pools();
-        // If the driver fails, it is tried again the next time.
+        // A pool that could not be destroyed stays in the list for the next call.
         pools.retired.retain(|pool| !destroy_if_empty(driver, *pool));
     }
 
-    /// Makes a driver pool keep no memory, and resets its high mark, so that the marks of successive
-    /// pools do not add up.
+    /// Makes a driver pool keep no free memory, and resets its high mark. Without the reset, the marks
+    /// of pools that were used one after another would add up.
     fn retire(&self, pools: &mut Pools, pool: DriverPoolId) {
         self.keep_high_marks(pools);
         let driver = self.memory_pools();
-        // On failure the driver keeps more memory, which is released later, or a high mark, which is
-        // never too low.
+        // Failures are harmless: the driver keeps more memory, which is released later, or keeps a high
+        // mark, which makes the reported peak too high but never too low.
         let _ = driver.set_release_threshold(pool, 0);
         let _ = driver.trim(pool, 0);
         let _ = driver.reset_high_marks(pool);
     }
 
-    /// Stores the sum of the high marks before one of them is discarded.
+    /// Stores the sum of the high marks of all pools, if larger, before one of the marks is discarded.
     fn keep_high_marks(&self, pools: &mut Pools) {
         let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
         pools.destroyed_high_bytes = pools.destroyed_high_bytes.max(all.reserved_high_bytes);
     }
 
-    /// Prevents the destruction of the driver pool of a private route.
+    /// Prevents the destruction of the route's driver pool while the returned guard lives.
     ///
     /// # Errors
     ///
-    /// [`PoolError`] if it was destroyed since the route was found.
+    /// [`PoolError`] if the pool was destroyed after the route was found.
     pub(super) fn keep_pool(
         &self,
         route: &Route,
@@ -193,7 +195,7 @@ impl MallocAsyncAllocator {
         let kept = self.ending.read();
         let pool = route.pool;
         let now = self.pools.lock().in_use(pool)?.driver_pool;
-        // A pool that was created again with the same id is another pool.
+        // A pool may have been destroyed and created again with the same id; it has another driver pool.
         if now == Some(route.driver_pool) {
             Ok(Some(kept))
         } else {
@@ -212,8 +214,8 @@ impl MallocAsyncAllocator {
         pools.into_iter().try_for_each(act)
     }
 
-    /// Calls `act` for the pools that are trimmed before the request fails, besides the main one: pools
-    /// with `use_on_oom`, pools without users, and the request's own pool.
+    /// Calls `act` for the pools, other than the main one, that are trimmed before the request fails:
+    /// pools with `use_on_oom`, pools without users, and the request's own pool.
     pub(super) fn on_helping_pools(
         &self,
         route: &Route,
@@ -246,7 +248,7 @@ impl MallocAsyncAllocator {
 }
 
 impl PeerAccess for MallocAsyncAllocator {
-    /// Opens all present and future pools to the device.
+    /// Makes all present and future pools accessible to the device.
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
         open_to_peer(&*self.driver, device)?;
         let mut pools = self.pools.lock();
@@ -351,7 +353,7 @@ impl PrivatePools for MallocAsyncAllocator {
         let Entry { users, driver_pool, .. } = *self.pools.lock().entry(id)?;
         if let Some(pool) = driver_pool.filter(|_| users == 0) {
             let _pool_guard = self.ending.read();
-            // Unless it was destroyed since.
+            // The pool may have been destroyed in the meantime.
             if self.pools.lock().driver_pools().contains(&pool) {
                 self.memory_pools().trim(pool, 0)?;
             }

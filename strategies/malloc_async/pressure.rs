@@ -1,4 +1,4 @@
-//! The steps before a request fails, and the report.
+//! The retries before a request fails, and the out-of-memory report.
 
 use parking_lot::RwLockReadGuard;
 
@@ -12,19 +12,19 @@ use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::human_bytes;
 
-/// The reason why there was no memory.
+/// The reason why a request got no memory.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
-    /// The limit; the driver was not called.
+    /// The limit was reached; the driver was not called.
     Limit,
-    /// The driver.
+    /// The driver failed.
     Driver(DriverError),
-    /// The pool has lost its last user since.
+    /// The pool lost its last user after the request was routed.
     Pool(PoolError),
 }
 
 impl Refusal {
-    /// Returns a refusal for lack of memory; any other one is returned as the caller's error.
+    /// Returns the refusal if it is about lack of memory; turns any other one into the caller's error.
     fn about_memory(self) -> Result<Self, AllocError> {
         match self {
             Self::Driver(error) if !error.is_out_of_memory() => Err(error.into()),
@@ -33,8 +33,8 @@ impl Refusal {
         }
     }
 
-    /// Combines this refusal with that of the next attempt. If the driver had no memory the first time,
-    /// another kind of error afterwards does not replace that.
+    /// Combines this refusal with that of the next attempt. If the driver was out of memory the first
+    /// time, a different error the second time does not replace this one.
     fn followed_by(self, again: Self) -> Result<Self, AllocError> {
         match (self, again) {
             (Self::Driver(first), Self::Driver(again)) if !again.is_out_of_memory() => {
@@ -46,12 +46,12 @@ impl Refusal {
     }
 }
 
-/// Memory from the driver, and the bytes charged for it under the limit until the block is added.
+/// An address from the driver, and the bytes charged against the limit until the block is in the table.
 #[derive(Debug)]
 pub(super) struct Obtained<'a> {
     pub(super) address: u64,
     pub(super) reserved_bytes: u64,
-    /// Prevents the destruction of a private pool until the block is added.
+    /// Prevents the destruction of a private pool until the block is in the table.
     pub(super) pool_guard: Option<RwLockReadGuard<'a, ()>>,
 }
 
@@ -59,7 +59,7 @@ impl MallocAsyncAllocator {
     /// Tries once: checks the limit, then calls the driver.
     pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
         let Some(limit_bytes) = self.limit.get() else { return self.call_driver(route, request) };
-        // Requests in progress are counted; otherwise several together could exceed the limit.
+        // Requests in progress are charged too; otherwise several at once could exceed the limit.
         let bytes = request.bytes;
         if !self.blocks.lock().reserve(bytes, limit_bytes) {
             return Err(Refusal::Limit);
@@ -89,8 +89,8 @@ impl MallocAsyncAllocator {
     ///
     /// # Errors
     ///
-    /// [`AllocError::OutOfMemory`] if the limit or the driver refused the memory. A different error of a
-    /// later call does not replace it, unless the device or the pool was lost.
+    /// [`AllocError::OutOfMemory`] if the limit or the driver refused the memory. An error of a later
+    /// retry replaces it only if the device or the pool was lost.
     #[cold]
     pub(super) fn allocate_under_pressure(
         &self,
@@ -111,7 +111,7 @@ impl MallocAsyncAllocator {
         }
         if matches!(refusal, Refusal::Driver(_)) && self.may_wait(route, request)? {
             self.blocks.lock().sums.num_retries += 1;
-            // The memory released before a call failed may be enough.
+            // Ignores other failures: the memory released before the failing call may be enough.
             unless_lost(self.wait_and_trim(route, request))?;
             match self.obtain(route, request) {
                 Ok(obtained) => {
@@ -128,8 +128,8 @@ impl MallocAsyncAllocator {
     }
 
     /// Returns true if the request belongs to no capture. In a capture the thread may not wait, and
-    /// memory of graphs does not come from the pool. If the driver cannot report the status, only an
-    /// open scope counts as a capture.
+    /// trimming would not help, because memory of graphs does not come from the pool. If the driver
+    /// fails to report the capture status, returns true if no scope is open.
     fn may_wait(&self, route: &Route, request: Request) -> Result<bool, DriverError> {
         if route.capture.is_some() {
             return Ok(false);
@@ -138,9 +138,10 @@ impl MallocAsyncAllocator {
         Ok(capture.map_or(!self.captures.any_scope(), |capture| capture.is_none()))
     }
 
-    /// Waits for running work and releases free memory: of the request's own pool, the main pool,
-    /// opted-in pools, and graphs. PyTorch waits only for the request's stream; memory freed on other
-    /// streams is released only after waiting for those too.
+    /// Waits for running work, then releases free memory of the request's own pool, the main pool, pools
+    /// with `use_on_oom`, pools without users, and graphs. With `compat:pytorch`, waits only for the
+    /// request's stream, as PyTorch does. Otherwise waits also for the streams on which blocks were
+    /// freed, because their memory cannot be released before.
     fn wait_and_trim(&self, route: &Route, request: Request) -> Result<(), DriverError> {
         unless_captured(self.driver.synchronize_stream(request.stream))?;
         if !self.settings.read().compat.is_pytorch() {
@@ -153,9 +154,10 @@ impl MallocAsyncAllocator {
         pools.trim_graphs()
     }
 
-    /// Waits for the streams on which blocks were freed: pending work on them keeps the memory from
-    /// being released. Synchronizing the device would break captures without a scope, so it is done only
-    /// for streams that no longer exist and for per-thread streams. Captured streams are skipped.
+    /// Waits for the streams on which blocks were freed: memory cannot be released while work that
+    /// precedes its free is pending. Synchronizing the device would break captures without a scope, so
+    /// this is done only if a stream no longer exists or is a per-thread default stream. Captured
+    /// streams are skipped.
     pub(super) fn wait_for_freed(&self) -> Result<(), DriverError> {
         let mut streams = self.blocks.lock().freed_on();
         streams.extend(self.joins.lock().stream);
@@ -251,8 +253,8 @@ pub(super) fn idle(usage: DriverPoolUsage) -> u64 {
     usage.reserved_bytes.saturating_sub(usage.used_bytes)
 }
 
-/// Returns `None` for a failed call. If the device is lost, returns the error, because every later call
-/// fails too.
+/// Returns `None` for a failed call. If the device is lost, returns the error instead, because every
+/// later call would fail too.
 fn unless_lost<T>(done: Result<T, DriverError>) -> Result<Option<T>, DriverError> {
     match done {
         Ok(done) => Ok(Some(done)),

@@ -1,8 +1,10 @@
 //! Counters of live blocks.
 //!
-//! Only the values that change with each block are stored; the others are computed on demand. So a
-//! request costs two additions and a comparison each for count and bytes, and a free one subtraction
-//! each. A block that waits for the end of a capture is active but not allocated.
+//! Only the values that change with each block are stored; the others are computed on demand. So an
+//! allocation costs two additions and a comparison for the count and for the bytes each, and a free one
+//! subtraction each.
+//!
+//! A block that waits for the end of a capture counts as active but not as allocated.
 
 use crate::stats::Counter;
 
@@ -13,7 +15,7 @@ pub(super) struct Amount {
     pub(super) bytes: i64,
 }
 
-/// Arithmetic modulo 2^64: the sum of all allocated bytes may exceed 2^63.
+/// Arithmetic is modulo 2^64, because the sum of all bytes ever allocated may exceed 2^63.
 impl Amount {
     /// Returns the amount of one block.
     #[inline]
@@ -46,7 +48,7 @@ pub(super) struct Sums {
     live: Amount,
     /// The peak of `live`.
     live_peak: Amount,
-    /// All blocks allocated since the last reset.
+    /// All blocks allocated since the last reset of the accumulated counters.
     taken: Amount,
     /// The value of `live` at that reset.
     live_at_reset: Amount,
@@ -54,7 +56,7 @@ pub(super) struct Sums {
     waiting: Amount,
     /// The peak of `live` plus `waiting` while any block waited.
     active_peak: Amount,
-    /// The value of `live` plus `waiting` at the last reset of sums.
+    /// The value of `live` plus `waiting` at that reset.
     active_at_reset: Amount,
     pub(super) num_ooms: i64,
     pub(super) num_retries: i64,
@@ -132,7 +134,8 @@ impl Sums {
     }
 }
 
-/// Returns the counters. Blocks that were allocated and are no longer present were freed.
+/// Returns the counters. The number freed is computed: blocks at the reset, plus those allocated since,
+/// minus those present now.
 fn counters(now: Amount, peak: Amount, taken: Amount, at_reset: Amount) -> [Counter; 2] {
     let freed = at_reset.plus(taken).minus(now);
     let counter = |current, peak, allocated, freed| Counter { current, peak, allocated, freed };
@@ -146,7 +149,7 @@ fn counters(now: Amount, peak: Amount, taken: Amount, at_reset: Amount) -> [Coun
 mod tests {
     use super::*;
 
-    /// Simple counters, each maintained separately.
+    /// A reference implementation that maintains every counter separately.
     #[derive(Default)]
     struct Plain {
         allocated: [Counter; 2],
