@@ -111,7 +111,8 @@ impl Caching for PluggableAllocator {
         self.limit.get()
     }
 
-    /// Settings of this backend cannot change after it was built; other keys are accepted.
+    /// Refuses to change settings of this backend, which are fixed when it is built. Accepts all other
+    /// keys.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         if let Some(key) = self.built.fixed_key_that_differs(config.settings(), "pluggable") {
             return Err(DriverError::fixed_key(key));
@@ -162,8 +163,8 @@ impl Counters for PluggableAllocator {
 }
 
 impl PeerAccess for PluggableAllocator {
-    /// Gives the device access to the driver's own allocations. User functions that map pages must
-    /// enable access to those themselves.
+    /// Gives `device` access to memory that the driver itself allocates. User functions that map pages
+    /// must enable access to those pages themselves.
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
         let mut peers = self.peers.lock();
         if peers.contains(&device) {

@@ -2,18 +2,23 @@
 //!
 //! `allocate` and `free` call the user's functions directly ([`Callbacks`]); nothing is cached or
 //! rounded. This strategy adds exact counters, history, a limit, waiting for other streams, private
-//! pools, hooks and a full report when memory is exhausted. It returns errors for wrong handles and for
-//! invalid results of the functions. When to use: to bring your own allocator, as closures or as a
-//! shared library that was written for PyTorch.
+//! pools, hooks and a full out-of-memory report. It returns errors for wrong handles and for invalid
+//! results of the functions.
 //!
-//! A block of a per-thread default stream counts as used by that stream: its free waits for the work of
-//! the freeing thread. After that, any thread may call the user's `free` for it. During a capture of
-//! that stream, this happens after the end of the capture: a graph does not reuse such a block.
+//! When to use: to bring your own allocator, as closures or as a shared library that was written for
+//! PyTorch.
 //!
-//! No lock is held while a user's function runs. Its panics reach the caller: a request has then changed
-//! nothing, and a block whose free panicked is removed. Dropping the allocator frees every block, even
-//! live ones. `table` holds the blocks and counters, `waiting` the blocks that other streams use,
-//! `pools` the private pools; `pressure` handles failures. Lock order: pools, shard, counters.
+//! The free of a block of a per-thread default stream waits for the work of the thread that frees it, as
+//! for a block used by another stream. After that, any thread may call the user's `free` for the block.
+//! If the stream is being captured, the user's `free` is called after the end of the capture, so a graph
+//! does not reuse such a block.
+//!
+//! No lock is held while a user's function runs. Its panics reach the caller. A request that panicked
+//! has changed nothing; a block whose free panicked is removed. Dropping the allocator frees every
+//! block, even live ones.
+//!
+//! `table` holds the blocks and counters, `waiting` the blocks that other streams use, `pools` the
+//! private pools; `pressure` handles failures. Lock order: pools, a shard of the table, counters.
 
 mod capabilities;
 pub mod plugin;
@@ -43,9 +48,9 @@ use pools::Pools;
 use table::{Block, State, Table};
 use waiting::Waiting;
 
-/// The minimum alignment for the widest loads of kernels.
+/// The minimum alignment of a block, for the widest loads of kernels.
 const ALIGNMENT_BYTES: u64 = 16;
-/// The rounding of requests to a pool's segment allocator.
+/// The rounding of requests to a pool's own segment allocator.
 const SEGMENT_BYTES: u64 = 512;
 
 /// An allocator made of a user's functions, for one device.
@@ -56,7 +61,7 @@ pub struct PluggableAllocator {
     device: DeviceInfo,
     owner: OwnerId,
     callbacks: Callbacks,
-    /// The settings it was built with: the library cannot be exchanged.
+    /// The settings with which the allocator was built. The library cannot be exchanged later.
     built: Settings,
     table: Table,
     limit: Limit,
@@ -78,8 +83,8 @@ enum Refusal {
 }
 
 impl PluggableAllocator {
-    /// Creates an allocator that holds no memory. Calls `init` with `device_count`, and
-    /// `memory_fraction` if the settings limit the memory.
+    /// Creates an allocator that holds no memory. Calls the user's `init` with `device_count`, and the
+    /// user's function for the memory fraction if the settings limit the memory.
     #[must_use]
     pub fn new(
         name: &str,
@@ -127,8 +132,8 @@ impl PluggableAllocator {
         self.history.record(stream.0, || Event { action, address, size_bytes, stream, pool });
     }
 
-    /// Calls trackers for memory that the user's functions returned or are about to free. No lock is
-    /// held.
+    /// Calls trackers for memory that a user's function has returned or is about to free. The caller
+    /// holds no lock.
     fn announce(&self, action: Action, address: u64, size_bytes: u64, block: (StreamId, PoolId)) {
         let (stream, pool) = block;
         self.history.announce(Event { action, address, size_bytes, stream, pool });
@@ -138,12 +143,13 @@ impl PluggableAllocator {
         let _context = self.history.of_request();
         request.check_size()?;
         if pool != PoolId::DEFAULT && self.may_be_captured(request.stream) {
-            // The graph uses the pool's memory each time it is launched.
+            // A captured request: the graph will use the block again each time it is launched, so the
+            // pool must keep it.
             self.pools.lock().in_use(pool)?.fixed = true;
         }
-        // Skipped if events must not be queried. Blocks whose events cannot be queried continue to wait.
+        // Not while a capture is active: querying an event would break it. The blocks wait longer then.
         if self.waiting.any() && self.may_wait_for(request.stream) {
-            // The request itself is valid; `process_events` reports failures.
+            // A failure here must not fail the request; `process_events` reports it.
             let _ = self.poll();
         }
         match self.try_serve(pool, request)? {
@@ -152,7 +158,7 @@ impl PluggableAllocator {
         }
     }
 
-    /// Tries once: the free blocks of the pool, then the user's function.
+    /// Tries once: an idle block of the pool, then the user's function.
     fn try_serve(
         &self,
         pool: PoolId,
@@ -169,7 +175,8 @@ impl PluggableAllocator {
         self.take(pool, request, source)
     }
 
-    /// Allocates new memory. Undoes everything if the function panics or returns an invalid result.
+    /// Allocates new memory from the user's function. Undoes everything if that panics or returns an
+    /// invalid address.
     fn take(
         &self,
         pool: PoolId,
@@ -205,7 +212,7 @@ impl PluggableAllocator {
         self.pools.add_block(pool);
         let Some(serial) = self.table.lock(address).insert(address, block) else {
             self.pools.lock().remove_block(pool);
-            // Freeing it would free the live block at this address.
+            // The new address is not freed, because that would free the live block at the same address.
             let fault = AddressFault::Live;
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         };
@@ -216,8 +223,8 @@ impl PluggableAllocator {
         Ok(Ok(Allocation::new(address, bytes, self.owner, Token::numbered(serial))))
     }
 
-    /// Calls the function that frees the block. The caller has removed it first: from here on another
-    /// thread's request may get its address.
+    /// Calls the function that frees the block's memory. The caller has removed the block from the
+    /// table, because another thread's request may get the address as soon as the function frees it.
     fn call_free(&self, address: u64, block: &Block) {
         match &block.source {
             Some(own) => own.free(address, block.size_bytes, block.stream),
@@ -246,8 +253,8 @@ impl PluggableAllocator {
         }
     }
 
-    /// Retires a live or draining block: frees it in the user's function, or keeps it in its pool.
-    /// Returns false if it is no longer the same block.
+    /// Ends a live or draining block: frees it by the user's function, or keeps it idle in its pool.
+    /// Returns false if the address now has another block or the block another state.
     fn retire(&self, address: u64, serial: u64, was: State, pool: PoolId) -> bool {
         // Lock order: private pools before shards.
         let mut known = (pool != PoolId::DEFAULT).then(|| self.pools.lock());
@@ -285,7 +292,7 @@ impl PluggableAllocator {
         true
     }
 
-    /// Frees the memory of a removed block and counts it.
+    /// Frees the memory of a block that was removed from the table.
     fn free_removed(&self, address: u64, block: &Block) {
         let _charge = self.limit.kept(block.size_bytes);
         let of = (block.stream, block.pool);
@@ -295,7 +302,7 @@ impl PluggableAllocator {
     }
 }
 
-/// Returns the error in a result, if there is one.
+/// Returns the fault of an address that a user's function returned, if there is one.
 fn fault_of(address: u64, size_bytes: u64) -> Option<AddressFault> {
     if !address.is_multiple_of(ALIGNMENT_BYTES) {
         return Some(AddressFault::Misaligned { alignment_bytes: ALIGNMENT_BYTES });
@@ -304,8 +311,8 @@ fn fault_of(address: u64, size_bytes: u64) -> Option<AddressFault> {
 }
 
 impl Drop for PluggableAllocator {
-    /// Waits for other streams' work and frees every block, even live ones: their allocations can no
-    /// longer be freed. Panics of the user's functions are ignored.
+    /// Waits for other streams' work and frees every block, even live ones, because no caller can free
+    /// them any more. Panics of the user's functions are ignored.
     fn drop(&mut self) {
         // If the driver fails, blocks are freed without waiting.
         let _ = catch_unwind(AssertUnwindSafe(|| self.drain()));

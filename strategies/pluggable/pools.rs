@@ -1,12 +1,13 @@
 //! Private pools over a user's functions.
 //!
-//! If the functions manage pools themselves (`begin_pool`), scopes are forwarded, and blocks are
-//! allocated and freed by the functions alone. Otherwise this module keeps the pools. A block freed in a
-//! pool with users stays there, idle, for requests of the same stream and about the same size. So the
-//! memory of a graph that was captured in a pool is not reused elsewhere, even if the functions do not
-//! support graphs.
+//! If the functions manage pools themselves (`begin_pool`), scopes are forwarded to them, and they alone
+//! allocate and free the blocks.
 //!
-//! Lock order: pools, then a shard. No user's function runs under either.
+//! Otherwise this module keeps the pools. A block freed in a pool with users stays there, idle, for
+//! requests of the same stream and about the same size. So the memory of a graph captured in the pool is
+//! not reused elsewhere, even if the functions do not support graphs.
+//!
+//! Lock order: pools, then a shard. No user's function runs while either is held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -28,7 +29,7 @@ use crate::ids::{PoolId, StreamId, ThreadNumber};
 use crate::live_blocks::Live;
 use crate::scopes::{Scopes, accepts};
 
-/// An idle block serves requests of at least seven eighths of its size.
+/// An idle block is reused only for requests of at least seven eighths of its size.
 const SLACK_DIVISOR: u64 = 8;
 
 /// Stream, size and address of an idle block.
@@ -42,10 +43,10 @@ pub(super) struct Pool {
     /// The thread that is calling the user's `end_pool` for the last scope.
     ending: Option<ThreadNumber>,
     pub(super) options: PoolOptions,
-    /// A graph was captured in it or a checkpoint was taken: its idle blocks are not used for other
-    /// pools.
+    /// True if a graph was captured in the pool or a checkpoint was taken. Other pools may then not use
+    /// its idle blocks.
     pub(super) fixed: bool,
-    /// The number of its blocks in the table.
+    /// The number of the pool's blocks in the table.
     blocks: usize,
     idle: BTreeSet<Idle>,
 }
@@ -54,11 +55,11 @@ pub(super) struct Pool {
 #[derive(Clone, Copy, Debug)]
 struct Opened {
     pool: PoolId,
-    /// The thread, if the scope serves only one request of it.
+    /// The thread that opened the scope, if the scope serves only one request of that thread.
     brief: Option<ThreadNumber>,
 }
 
-/// All pools but the default one.
+/// All pools except the default one.
 #[derive(Debug, Default)]
 pub(super) struct PoolTable {
     pools: BTreeMap<PoolId, Pool>,
@@ -86,15 +87,16 @@ impl PoolTable {
         self.pools.get(&pool).ok_or(PoolError::Unknown { pool })
     }
 
-    /// Sets the thread that calls the user's `end_pool`, or clears it. No scope begins until the call
-    /// has returned.
+    /// Sets or clears the thread that is calling the user's `end_pool`. While it is set, other threads
+    /// wait before they open a scope.
     fn set_ending(&mut self, pool: PoolId, thread: Option<ThreadNumber>) {
         if let Some(found) = self.pools.get_mut(&pool) {
             found.ending = thread;
         }
     }
 
-    /// Adds a freed block to its pool's idle blocks if the pool has users. Returns true if it was added.
+    /// Adds a freed block to its pool's idle blocks, if the pool has users. Returns true if the block
+    /// was added.
     pub(super) fn keep(&mut self, pool: PoolId, block: Idle) -> bool {
         let found = self.pools.get_mut(&pool).filter(|found| found.users > 0);
         found.is_some_and(|found| found.idle.insert(block))
@@ -131,7 +133,7 @@ impl Pools {
         self.known.lock()
     }
 
-    /// Returns true if a capture is known, here or in another allocator over the same driver.
+    /// Returns true if this allocator or another one over the same driver knows of a capture.
     pub(super) fn any_capture_known(&self) -> bool {
         self.scopes.any_capture() || self.scopes.any_in_other_allocators()
     }
@@ -139,7 +141,8 @@ impl Pools {
     /// Counts a block of the pool that is about to be added to the table.
     pub(super) fn add_block(&self, pool: PoolId) {
         if pool != PoolId::DEFAULT {
-            // A pool that was removed since is created again, without users, until the block is removed.
+            // The pool may have been removed in the meantime. It is then created again, without users,
+            // until the block is removed.
             self.lock().pools.entry(pool).or_default().blocks += 1;
         }
     }
@@ -152,7 +155,7 @@ impl PluggableAllocator {
         Ok(routed.to.map_or(PoolId::DEFAULT, |opened| opened.pool))
     }
 
-    /// Allocates an idle block of a pool.
+    /// Allocates an idle block of `pool` for a request to that pool.
     pub(super) fn revive(
         &self,
         known: &mut PoolTable,
@@ -165,7 +168,7 @@ impl PluggableAllocator {
         Some(Allocation::new(address, request.bytes, self.owner, Token::numbered(serial)))
     }
 
-    /// Allocates an idle block of a pool with `use_on_oom`, for the default pool.
+    /// Allocates an idle block of a pool with `use_on_oom`, for a request to the default pool.
     pub(super) fn take_from_helpers(&self, request: Request) -> Option<Allocation> {
         let mut known = self.pools.lock();
         let helps = |(_, pool): &(&PoolId, &Pool)| pool.options.use_on_oom && !pool.fixed;
@@ -173,7 +176,8 @@ impl PluggableAllocator {
         helpers.into_iter().find_map(|pool| self.revive(&mut known, pool, request))
     }
 
-    /// Frees the idle blocks of pools without users, and of `own` if no graph needs them.
+    /// Frees the idle blocks of pools without users, and those of `own` unless a graph or checkpoint
+    /// needs them.
     pub(super) fn release_idle(&self, own: Option<PoolId>) {
         let mut known = self.pools.lock();
         let idle: Vec<(PoolId, Idle)> = known
@@ -195,8 +199,8 @@ impl PluggableAllocator {
         }
     }
 
-    /// Converts a scope's filter for the user's functions. A thread filter refers to the thread that
-    /// calls the filter.
+    /// Converts a scope's filter to a closure for the user's functions. A thread filter compares with
+    /// the thread that calls the closure.
     fn stream_filter(&self, filter: ScopeFilter) -> StreamFilter {
         match filter {
             ScopeFilter::Where(accepts) => accepts,
@@ -228,8 +232,8 @@ impl PluggableAllocator {
                     None => break,
                 },
             };
-            // Another thread's single request, or its call of `end_pool`, ends soon: wait for it. This
-            // thread's own would wait for itself.
+            // Another thread is serving a single request in the pool or calling `end_pool`. Both end
+            // soon: wait. If it is this thread, it would wait for itself: fail.
             match busy {
                 Some(thread) if thread != ThreadNumber::current() => {
                     self.pools.closed.wait(&mut known);
@@ -249,7 +253,7 @@ impl PluggableAllocator {
         drop(known);
         let Some(begin) = &self.callbacks.begin_pool else { return Ok(()) };
         let begun = || begin(self.device.device, pool, self.stream_filter(filter));
-        // A function that panics has opened nothing.
+        // If the user's function panics, no scope was opened.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(begun)) {
             self.forget_scope(pool, brief.is_none());
             resume_unwind(panic);
@@ -270,7 +274,7 @@ impl PluggableAllocator {
             }
         }
         drop(known);
-        // Dropping a filter or a pool may run user code.
+        // Outside the lock: dropping a filter or a pool may run user code.
         drop((closed, removed));
         self.pools.closed.notify_all();
     }
@@ -293,7 +297,7 @@ impl PluggableAllocator {
 
     /// Allocates in a pool, regardless of open scopes.
     pub(super) fn allocate_in(&self, pool: PoolId, request: Request) -> AllocResult {
-        // Functions that manage pools route by scopes only.
+        // Such functions find the pool by its open scope only, so the request needs one.
         let by_scope = pool != PoolId::DEFAULT && self.callbacks.begin_pool.is_some();
         if by_scope && self.route(request)? != pool {
             return self.allocate_briefly(pool, request);
@@ -359,13 +363,14 @@ impl PluggableAllocator {
             };
             let is_sound = |block: &BlockLayout| {
                 let whole = (block.address, block.size_bytes) == (address, size_bytes);
-                // A block that was idle may have been freed since; it is not needed.
+                // An idle block of the checkpoint may have been freed in the meantime. Restoring does
+                // not need it.
                 block.state == BlockStateName::Inactive
                     || whole
                         && (1..=size_bytes).contains(&block.requested_bytes)
                         && self.table.lock(address).get(address).is_some_and(|live| has_it(live))
             };
-            // In address order, so that no block occurs twice.
+            // Segments must be in ascending order of address, so that no block occurs twice.
             let follows = last.replace(address) < Some(address);
             if !follows || segment.blocks.len() != 1 || !segment.blocks.iter().all(is_sound) {
                 return Err(PoolError::NotInPool { pool, address, size_bytes });

@@ -1,9 +1,11 @@
 //! The steps when a user's function has no memory, or the limit forbids calling it.
 //!
-//! Call the free-memory callbacks and try again. Wait for other streams, free idle blocks, call the
-//! user's `reset`, and try a last time. Use pools with `use_on_oom`; report the failure. A capture is
-//! known by its scope, or because the request's stream is in it. Then there is neither a wait nor a
-//! `reset`, because either would break it.
+//! First, call the free-memory callbacks and try again. Then wait for other streams, free idle blocks,
+//! call the user's `reset`, and try once more. Then use pools with `use_on_oom`. At last, report the
+//! failure.
+//!
+//! During a capture the second step is skipped, because waiting and `reset` would break the capture. A
+//! capture is recognized by its open scope, or by the request's stream being captured.
 
 use super::{PluggableAllocator, Refusal};
 use crate::allocator::Request;
@@ -37,7 +39,8 @@ impl PluggableAllocator {
         {
             return Ok(found);
         }
-        // The blocks that could not be waited for might have served the request.
+        // Returns the error of the wait, if it failed: blocks that are still waiting might have served
+        // the request, so "out of memory" would be wrong.
         drained?;
         self.table.counters().num_ooms += 1;
         let mut report = self.report(pool, request, refusal);
@@ -59,7 +62,8 @@ impl PluggableAllocator {
         drained
     }
 
-    /// Empties the cache. Does nothing while a capture is known, because it would break the capture.
+    /// Empties the cache. Does nothing while a capture is known, because the waits would break the
+    /// capture.
     pub(super) fn empty(&self) -> Result<(), DriverError> {
         if self.pools.any_capture_known() {
             return Ok(());

@@ -1,9 +1,9 @@
 //! The allocated blocks, by address, and the counters.
 //!
-//! Sharded by address to avoid contention. The counters have one lock, held for a few additions:
-//! counters per thread, like the engine's, would move between shards with the addresses and cost more.
-//! Calls neither user functions nor the driver. Lock order: a shard, then the counters; no other lock is
-//! taken under these.
+//! The table is sharded by address to avoid contention. All counters share one lock, which is held for a
+//! few additions. Counters per shard would cost more, because successive blocks of one thread are in
+//! different shards. This module calls neither user functions nor the driver. Lock order: a shard, then
+//! the counters; no other lock is taken while one of these is held.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) enum State {
     Live,
     /// Freed by the caller; work of other streams is still pending.
     Draining,
-    /// Kept for its private pool.
+    /// Kept in its private pool for later requests.
     Idle,
 }
 
@@ -36,11 +36,11 @@ pub(super) struct Block {
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
     pub(super) state: State,
-    /// The other streams that were recorded.
+    /// The other streams that use the block.
     pub(super) uses: SmallVec<[StreamId; 2]>,
-    /// The number of events it waits for while it drains.
+    /// While the block drains, the number of events it still waits for.
     pub(super) events: usize,
-    /// The allocator that frees it, if it is not the user's `free`.
+    /// The allocator that frees the block, if not the user's `free`.
     pub(super) source: Option<Arc<dyn SegmentAllocator>>,
 }
 
@@ -67,12 +67,13 @@ impl Table {
         self.blocks.lock_all()
     }
 
-    /// Locks the counters that are kept separately: see [`statistics`](Self::statistics).
+    /// Locks the stored counters. Some are computed on demand instead: see
+    /// [`statistics`](Self::statistics).
     pub(super) fn counters(&self) -> MutexGuard<'_, Statistics> {
         self.counters.lock()
     }
 
-    /// Returns all counters.
+    /// Returns all counters, stored and computed.
     pub(super) fn statistics(&self) -> Statistics {
         let mut statistics = self.counters.lock().clone();
         statistics.num_device_alloc = statistics.segment.all.allocated;
@@ -115,7 +116,7 @@ impl Locked<'_> {
         Some(self.shard.enter(address, block).0)
     }
 
-    /// Allocates an idle block again, with a new serial number.
+    /// Makes an idle block live again, with a new serial number.
     pub(super) fn revive(&mut self, address: u64, requested_bytes: u64) -> Option<u64> {
         self.get(address).filter(|block| block.state == State::Idle)?;
         let (serial, block) = self.shard.renew(address)?;
@@ -134,7 +135,7 @@ impl Locked<'_> {
         })
     }
 
-    /// Turns a live block into a draining one: its caller has freed it.
+    /// Turns a live block into a draining one, when its caller frees it.
     pub(super) fn drain(&mut self, address: u64) {
         let Some(live) = self.shard.get_mut(address) else { return };
         live.value.state = State::Draining;
@@ -174,7 +175,7 @@ fn count_allocated(counters: &mut Statistics, block: &Block) {
     counters.requested_bytes.increase(kind, block.requested_bytes.cast_signed());
 }
 
-/// Counts a block that is no longer in use.
+/// Counts a block that turns idle or is removed, unless it was idle already.
 fn count_free(counters: &mut Statistics, block: &Block) {
     if block.state == State::Idle {
         return;

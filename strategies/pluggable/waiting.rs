@@ -1,13 +1,16 @@
-//! Blocks that wait for other streams, if the user's functions do not wait themselves, and for
-//! per-thread default streams.
+//! Freed blocks that wait for work of other streams, or of a per-thread default stream.
+//!
+//! Not used for other streams if the user's functions do the waiting themselves (`on_record_stream`).
 //!
 //! Freeing such a block records one event per stream and returns. Later requests query the events
-//! (`event_queue`), and the user's `free` is called once all have passed. While a stream is captured, no
-//! event is recorded on it: the block waits for the end of the capture first. For a per-thread default
-//! stream, only the thread that freed the block can check that; if that thread does not return, the
-//! device is synchronized.
+//! (`event_queue`), and the user's `free` is called once all have passed.
 //!
-//! Lock order: captured, queue, a shard, passed. No user's function runs under any.
+//! While a stream is captured, no event can be recorded on it, so the block waits for the end of the
+//! capture first. For a per-thread default stream, only the thread that freed the block can check for
+//! that end. If that thread does not call again, a later drain synchronizes the device instead.
+//!
+//! Lock order: `captured`, `queue`, a shard, `passed`. No user's function runs while one of these is
+//! held.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +27,7 @@ use crate::history::Action;
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 use crate::live_blocks::BlockName;
 
-/// A block that waits.
+/// Identifies a waiting block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     address: u64,
@@ -32,12 +35,12 @@ pub(super) struct Name {
     pool: PoolId,
 }
 
-/// A block that waits for the ends of the captures that these streams are in.
+/// A block that waits until none of these streams is captured.
 #[derive(Debug)]
 struct Captured {
     name: Name,
     streams: SmallVec<[StreamId; 2]>,
-    /// The only thread that can check them, if there is a per-thread default stream.
+    /// The only thread that can check the streams, if one is a per-thread default stream.
     thread: Option<ThreadNumber>,
 }
 
@@ -53,9 +56,10 @@ pub(super) struct Waiting {
     count: AtomicUsize,
     captured: Mutex<VecDeque<Captured>>,
     pub(super) queue: EventQueue<Name>,
-    /// Blocks whose events have passed and that the user's `free` must be called for.
+    /// Blocks whose events have passed; the user's `free` must still be called for them.
     passed: Mutex<VecDeque<Name>>,
-    /// Held while waiting for events, so that a thread that waits next sees all passed events.
+    /// Held while waiting for events. A second thread that drains then returns only after the first has
+    /// handled them.
     draining: Mutex<()>,
 }
 
@@ -67,7 +71,7 @@ impl Waiting {
 }
 
 impl PluggableAllocator {
-    /// Frees a block of `own` that other streams use, or whose stream is a per-thread default stream.
+    /// Frees a block that other streams use, or whose stream `own` is a per-thread default stream.
     /// Events are recorded first, so that the block stays live if the driver fails.
     pub(super) fn free_when_drained(
         &self,
@@ -92,7 +96,8 @@ impl PluggableAllocator {
         let name = BlockName { address, serial: Some(serial) };
         let Some(block) = shard.live(name).ok().filter(|block| block.uses.as_slice() == uses)
         else {
-            // Another thread has freed it or recorded a stream since.
+            // Another thread has freed the block or recorded another stream in the meantime: start
+            // again.
             drop(shard);
             self.waiting.queue.return_unused(&recorded.unwrap_or_default());
             return self.free_block(name).map(drop);
@@ -113,7 +118,7 @@ impl PluggableAllocator {
         Ok(())
     }
 
-    /// Returns true if work on the stream may go into a graph.
+    /// Returns true if work submitted to the stream now may become part of a graph.
     pub(super) fn may_be_captured(&self, stream: StreamId) -> bool {
         may_be_captured(&*self.driver, stream)
     }
@@ -134,15 +139,15 @@ impl PluggableAllocator {
         self.waiting.queue.push(&*self.driver, recorded, name);
     }
 
-    /// Handles one passed event of a draining block.
+    /// Handles one passed event of a draining block. After the last one, the block is ready to be freed.
     fn event_passed(&self, name: Name) {
         if self.table.lock(name.address).event_passed(name.address) {
             self.waiting.passed.lock().push_back(name);
         }
     }
 
-    /// Frees the blocks whose events have passed. If a user's function panics, the rest is freed the
-    /// next time.
+    /// Frees the blocks whose events have passed. If a user's function panics, the remaining blocks are
+    /// freed by the next call.
     fn free_passed(&self) {
         loop {
             let Some(name) = self.waiting.passed.lock().pop_front() else { return };
@@ -151,7 +156,8 @@ impl PluggableAllocator {
         }
     }
 
-    /// Returns true if events may be queried and waited for on behalf of a request: no capture is known.
+    /// Returns true if a request on `stream` may query and wait for events, which is so if no capture is
+    /// known.
     pub(super) fn may_wait_for(&self, stream: StreamId) -> bool {
         !self.pools.any_capture_known() && !self.may_be_captured(stream)
     }
@@ -164,12 +170,13 @@ impl PluggableAllocator {
         drained.and(polled)
     }
 
-    /// Records the events of blocks whose captures have ended, for streams that this thread can check.
+    /// Records events for blocks whose captures have ended. Skips blocks that only another thread can
+    /// check.
     fn drain_captured(&self) -> Result<(), DriverError> {
         let mut failed = None;
         self.waiting.captured.lock().retain(|block| {
-            // For a per-thread default stream, this thread would query and record its own stream
-            // instead.
+            // For a per-thread default stream, this thread would query and record its own stream instead
+            // of the other thread's.
             if block.is_another_threads()
                 || block.streams.iter().any(|stream| self.may_be_captured(*stream))
             {
@@ -180,7 +187,7 @@ impl PluggableAllocator {
                     self.wait_for_events(block.name, &recorded);
                     return false;
                 }
-                // A capture has begun since the check.
+                // Another thread began a capture after the check.
                 Err(error) if error.kind() == DriverErrorKind::CaptureActive => {}
                 Err(error) => _ = failed.get_or_insert(error),
             }
@@ -189,8 +196,9 @@ impl PluggableAllocator {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Synchronizes the device on behalf of other threads, which alone can check captures of their
-    /// per-thread streams. After that, the device has neither a capture nor work of theirs.
+    /// Synchronizes the device for blocks that only other threads can check, because of their per-thread
+    /// default streams. A synchronization that succeeds proves that those streams have neither a capture
+    /// nor unfinished work.
     fn wait_for_other_threads(&self) -> Result<(), DriverError> {
         let theirs: Vec<_> = {
             let captured = self.waiting.captured.lock();
@@ -209,15 +217,16 @@ impl PluggableAllocator {
         Ok(())
     }
 
-    /// Waits for the pending events of all blocks and frees the blocks. Blocks that wait for the end of
-    /// a capture stay.
+    /// Waits for the pending events of all blocks and frees these blocks. Blocks that wait for the end
+    /// of a capture stay.
     ///
     /// # Errors
     ///
     /// The first [`DriverError`]; blocks that could not be waited for continue to wait.
     pub(super) fn drain(&self) -> Result<(), DriverError> {
         let waited = self.wait_for_other_threads();
-        // Blocks whose captures have ended get their events first.
+        // First record events for blocks whose captures have ended, so that the wait below includes
+        // them.
         let polled = self.poll();
         let drained = {
             let _alone = self.waiting.draining.lock();

@@ -1,7 +1,7 @@
 //! Checks that a file is a shared library for this machine, before the system's loader opens it.
 //!
-//! The loader runs code of the file that it loads, and its error messages are terse; the first bytes of
-//! a file identify it. Only regular files are opened: opening a pipe could block.
+//! The loader runs code of the file that it loads, and its error messages are terse. The first bytes of
+//! a file suffice to identify it. Only regular files are opened: opening a pipe could block.
 //!
 //! Source: the ELF specification, "ELF Header", and `elf.h`.
 
@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use super::LibraryError;
 
-/// The ELF machine number and the expected file. On other machines the loader checks the number.
+/// The ELF machine number of this build, and the description of a suitable file. On other machines only
+/// the loader checks the number.
 #[cfg(target_arch = "x86_64")]
 const MACHINE: (u16, &str) = (62, "a 64-bit shared library for x86-64");
 #[cfg(target_arch = "aarch64")]
@@ -23,10 +24,10 @@ const MAGIC: &[u8] = b"\x7fELF";
 const CLASS_64: u8 = 2;
 const BYTE_ORDER: u8 = if cfg!(target_endian = "little") { 1 } else { 2 };
 const TYPE_SHARED: u16 = 3;
-/// The length of the header up to and including the machine number.
+/// The bytes of the header up to the end of the machine number.
 const HEADER_BYTES: u64 = 20;
 
-/// Returns the canonical path if the file can be loaded here.
+/// Returns the canonical path if the file is a library that this machine can load.
 pub(super) fn check(path: &Path) -> Result<PathBuf, LibraryError> {
     let unreadable = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => LibraryError::Missing { path: path.to_owned() },
@@ -46,7 +47,7 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, LibraryError> {
     fs::canonicalize(path).map_err(unreadable)
 }
 
-/// Returns what the file is, if it is not a suitable library.
+/// Returns a description of the file if it is not a suitable library.
 fn misfit(header: &[u8]) -> Option<String> {
     if header.is_empty() {
         return Some("an empty file".to_owned());

@@ -1,10 +1,13 @@
 //! A stream filter in C++'s form: a `std::function<bool(cudaStream_t)>` passed by value.
 //!
 //! The type is not trivially copyable, so the calling convention passes a pointer to the caller's
-//! object. The callee may copy, call and move from it; the caller destroys it. The layout is that of
-//! GNU's C++ library: two words of payload, a function that copies and destroys the object, and a
-//! function that calls it. Our objects keep a reference count in the payload. A library built with
-//! another C++ library must not use the filter, and a program built with one must not pass us a filter.
+//! object. The callee may copy, call and move from the object; the caller destroys it. The layout is
+//! that of GNU's C++ library: two words of payload, a function that copies and destroys the payload, and
+//! a function that calls the object. In our objects the payload is a counted reference to a Rust
+//! closure.
+//!
+//! With another C++ standard library, a user's library must not use the filter, and a program must not
+//! pass one.
 //!
 //! Source: the Itanium C++ ABI, "Non-Trivial Parameters", and GNU's `bits/std_function.h`.
 
@@ -20,7 +23,7 @@ use parking_lot::Mutex;
 use super::StreamFilter;
 use crate::ids::StreamId;
 
-/// The two words that a function object may use; the first is an `Arc<StreamFilter>` as a pointer.
+/// The two words of payload. In our objects the first word is an `Arc<StreamFilter>` as a pointer.
 type Payload = [*mut c_void; 2];
 type Manager = unsafe extern "C-unwind" fn(*mut Payload, *const Payload, c_int) -> bool;
 type Invoker = unsafe extern "C-unwind" fn(*const Payload, *mut *mut c_void) -> bool;
@@ -30,7 +33,8 @@ const GET_FUNCTOR: c_int = 1;
 const CLONE: c_int = 2;
 const DESTROY: c_int = 3;
 
-/// The object. Its drop destroys the payload, unless C++ has moved it elsewhere.
+/// A `std::function<bool(cudaStream_t)>`. Its drop destroys the payload, unless C++ has moved it
+/// elsewhere.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct StdFunction {
@@ -46,11 +50,11 @@ impl StdFunction {
     }
 }
 
-// SAFETY: C++ may call it from any thread, one at a time, as PyTorch calls its filters.
+// SAFETY: C++ may call the object from any thread, one at a time, as PyTorch calls its filters.
 unsafe impl Send for StdFunction {}
 
 /// Copies a C++ filter; returns `None` if the object is empty. The copy is called by one thread at a
-/// time, and destroyed with its last reference. A C++ exception in it ends the process.
+/// time, and destroyed with the last reference to it. A C++ exception in the filter ends the process.
 ///
 /// # Safety
 ///
@@ -93,7 +97,7 @@ impl Drop for StdFunction {
 /// Copies or destroys a payload, when C++ copies or destroys its object.
 unsafe extern "C-unwind" fn manage(to: *mut Payload, from: *const Payload, what: c_int) -> bool {
     match what {
-        // The type has no C++ type info.
+        // No C++ type info is available: returns null.
         GET_TYPE => put(to, null_mut()),
         GET_FUNCTOR => put(to, from.cast_mut().cast()),
         CLONE => {
@@ -104,7 +108,7 @@ unsafe extern "C-unwind" fn manage(to: *mut Payload, from: *const Payload, what:
         }
         DESTROY => {
             let held = held(to);
-            // SAFETY: the destroyed object gives up its count, which `new` or a copy made.
+            // SAFETY: the destroyed object owns one count, taken by `new` or by a copy.
             unsafe { Arc::decrement_strong_count(held) };
         }
         _ => {}

@@ -1,9 +1,9 @@
 //! A user's functions from a shared library, with the C signatures that PyTorch loads.
 //!
-//! The file is checked first (`elf`), then loaded with all its dependencies, then every function is
-//! looked up; only then is one called. A loaded library is never unloaded: the allocator's blocks,
-//! threads inside its functions, and threads or handlers of the library may outlive any moment for that.
-//! C++ exceptions propagate as they would in C++; Rust callers cannot catch them.
+//! The file is checked first (`elf`) and then loaded with all its dependencies. Every function is looked
+//! up before any function is called. A loaded library is never unloaded, because blocks, running threads
+//! or registered handlers may still need its code at any later time. C++ exceptions propagate as they
+//! would in C++; Rust callers cannot catch them.
 //!
 //! Trust: the named functions must have the signatures given here. This cannot be checked.
 //!
@@ -36,7 +36,7 @@ type RecordFn = unsafe extern "C-unwind" fn(Pointer, Pointer);
 type BeginFn = unsafe extern "C-unwind" fn(c_int, Pair, *mut StdFunction);
 type PoolFn = unsafe extern "C-unwind" fn(c_int, Pair);
 
-/// `std::pair` of two 64-bit numbers: trivially copyable, so it is passed like this C struct.
+/// `std::pair` of two 64-bit numbers. It is trivially copyable, so C++ passes it like this C struct.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Pair(u64, u64);
@@ -47,14 +47,13 @@ impl From<PoolId> for Pair {
     }
 }
 
-/// Loads a library and finds its functions. Optional functions without a name in the settings are
-/// skipped. Runs the library's initializers, and waits for them and for the disk. The user of the
-/// callbacks calls `init`; the library's function is called only once, even if the library is loaded
-/// repeatedly.
+/// Loads a library and finds its functions. Skips optional functions that the settings do not name. Runs
+/// the library's initializers, and waits for them and for the disk. The returned callbacks call the
+/// library's `init_fn` once per process, even if the library is loaded several times.
 ///
 /// # Errors
 ///
-/// [`LibraryError`]; none of the functions was called then.
+/// [`LibraryError`]. None of the functions was called in this case.
 pub fn load(names: &PluggableSettings) -> Result<Callbacks, LibraryError> {
     let path = elf::check(names.library.as_deref().unwrap_or_default().as_ref())?;
     let library = Found::open(path)?;
@@ -126,7 +125,7 @@ fn required(alloc: AllocFn, free: FreeFn) -> Callbacks {
 }
 
 fn base_of(function: BaseFn, address: u64) -> Base {
-    // The function need not write a size.
+    // The function may leave the size unwritten; this value detects that.
     let mut size = usize::MAX;
     // SAFETY: the function has this signature, the block is live, and `size` may be written.
     let base = unsafe { function(pointer(address), &raw mut size) };
@@ -134,8 +133,8 @@ fn base_of(function: BaseFn, address: u64) -> Base {
     Base { address: base.expose_provenance() as u64, size_bytes }
 }
 
-/// Calls a library's `init_fn` unless it was called before. Waits for a first call that is in progress.
-/// A call that ended with an exception is repeated.
+/// Calls a library's `init_fn` unless an earlier call succeeded. Waits for a first call that is in
+/// progress. A call that ended with an exception is repeated.
 fn init_once(init: InitFn, devices: u32) {
     static CALLED: Mutex<Vec<(usize, Arc<Once>)>> = Mutex::new(Vec::new());
     // Libraries are never unloaded, so the address of a function identifies it.
@@ -203,7 +202,8 @@ impl Found {
     }
 }
 
-/// Returns the loader's message without the path at its start, which the error contains already.
+/// Returns the loader's message without the path at its start, because [`LibraryError`] names the path
+/// too.
 fn loader_message(error: &libloading::Error, path: &Path) -> String {
     let source = std::error::Error::source(error).map(ToString::to_string);
     let text = source.unwrap_or_else(|| error.to_string());

@@ -1,8 +1,8 @@
 //! Calling a user's own functions, from closures or a library.
 //!
-//! [`Callbacks`] is the set of functions of PyTorch's `CUDAPluggableAllocator`, as closures. Two are
-//! required. [`load`] finds them in a shared library by name. This module calls and loads; the strategy
-//! keeps track of blocks.
+//! [`Callbacks`] is the set of functions of PyTorch's `CUDAPluggableAllocator`, as closures. Two of them
+//! are required. [`load`] finds the functions in a shared library by name. This module only loads and
+//! calls them; the strategy keeps track of blocks.
 
 #[cfg(all(feature = "pluggable", target_os = "linux", target_pointer_width = "64"))]
 mod elf;
@@ -26,7 +26,7 @@ pub use filter::copied;
 pub use library::load;
 
 /// Returns true if a stream's requests belong to a pool's scope. May be called from any thread, as long
-/// as a reference exists.
+/// as a reference to the filter exists.
 pub type StreamFilter = Arc<dyn Fn(StreamId) -> bool + Send + Sync>;
 
 type Allocate = dyn Fn(u64, DeviceId, StreamId) -> Option<u64> + Send + Sync;
@@ -38,19 +38,21 @@ type OnPool = dyn Fn(DeviceId, PoolId) + Send + Sync;
 /// The allocation that contains a block, as reported by the user's function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// Its address.
+    /// The allocation's address.
     pub address: u64,
-    /// Its size in bytes, if the function reports one.
+    /// The allocation's size in bytes, if the function reports one.
     pub size_bytes: Option<u64>,
 }
 
-/// A user's functions. `allocate` and `free` are required, the others are added one by one.
+/// A user's functions. `allocate` and `free` are required; the others are added one by one.
 ///
-/// They are called from any thread, concurrently, and with no lock held, so they may call the allocator
-/// that they serve. The exception is the function for the memory fraction, which may be called while a
-/// switchable allocator changes its limit. There it must not make that allocator switch, change its
-/// configuration or open or close scopes: that would deadlock. Panics reach the code that called the
-/// allocator.
+/// The functions are called from any thread, concurrently, and with no lock held, so they may call the
+/// allocator that they serve. The function for the memory fraction is an exception: a
+/// [switchable](crate::switch::Switchable) allocator may call it while it holds its locks. There it must
+/// not make that allocator switch, change its configuration or open or close scopes, because that would
+/// deadlock.
+///
+/// Panics reach the code that called the allocator.
 #[derive(Clone)]
 pub struct Callbacks {
     pub(crate) allocate: Arc<Allocate>,
@@ -88,8 +90,8 @@ impl Callbacks {
         }
     }
 
-    /// Adds a function that is called once for each allocator that is built, before any other, with the
-    /// number of devices.
+    /// Adds a function that is called with the number of devices, once for each allocator that is built,
+    /// before any other function.
     #[must_use]
     pub fn on_init(mut self, init: impl Fn(u32) + Send + Sync + 'static) -> Self {
         self.init = Some(Arc::new(init));
@@ -104,8 +106,8 @@ impl Callbacks {
     }
 
     /// Adds a function that receives a new memory fraction, from 0 to 1. This strategy enforces the
-    /// limit too. The function is called under the locks of a [switchable](crate::switch::Switchable)
-    /// allocator, which it must not call.
+    /// resulting limit too. The function may be called under the locks of a
+    /// [switchable](crate::switch::Switchable) allocator, which it must not call.
     #[must_use]
     pub fn on_memory_fraction(
         mut self,
@@ -125,9 +127,9 @@ impl Callbacks {
         self
     }
 
-    /// Adds a function that is called when work on another stream uses a live block. With it, the user's
-    /// functions take over the waiting: a free is passed on at once. The memory must not be reused
-    /// before that work has completed.
+    /// Adds a function that is called when work on another stream uses a live block. With this function,
+    /// a free does not wait for other streams: it is passed to the user's `free` at once. The user's
+    /// functions must then not reuse the memory before that work has completed.
     #[must_use]
     pub fn on_record_stream(
         mut self,
@@ -137,9 +139,9 @@ impl Callbacks {
         self
     }
 
-    /// Adds functions that manage private pools. `begin` routes the requests that its filter accepts to
-    /// a pool, and `end` ends that. When the pool has lost its last user, `release` is called as often
-    /// as `begin` was.
+    /// Adds functions that manage private pools. `begin` starts routing the requests that its filter
+    /// accepts to a pool, and `end` stops that. When the pool has lost its last user, `release` is
+    /// called once for each earlier `begin`.
     #[must_use]
     pub fn on_pools(
         self,
@@ -173,7 +175,7 @@ impl fmt::Debug for Callbacks {
     }
 }
 
-/// The reason why a library was not used. None of its functions was called.
+/// The reason why a library was not used. None of its functions was called in this case.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LibraryError {
@@ -199,7 +201,7 @@ pub enum LibraryError {
         /// The system's error message.
         message: String,
     },
-    /// The file is something else, or is for another machine.
+    /// The file is not a shared library, or one for another machine.
     #[error("library {}: expected {expected}, found {found}", path.display())]
     Unfit {
         /// The path.
@@ -209,7 +211,7 @@ pub enum LibraryError {
         /// The kind of the file, according to its first bytes.
         found: String,
     },
-    /// The system's loader failed to load it.
+    /// The system's loader failed to load the library.
     #[error("library {}: cannot be loaded: {message}", path.display())]
     NotLoaded {
         /// The path.
@@ -217,7 +219,7 @@ pub enum LibraryError {
         /// The loader's message.
         message: String,
     },
-    /// It lacks a function.
+    /// The library lacks a function.
     #[error("library {}: has no function {name}, which {key} names", path.display())]
     NoFunction {
         /// The path.
