@@ -1,9 +1,9 @@
 //! The blocks of one instance: their states, free ones by exact size, and counters.
 //!
-//! Bookkeeping only: the caller holds the lock. After unlocking, it releases the blocks that were
-//! returned. Slots are linked to one another, so that a hit and a free touch few words and allocate no
-//! memory. Free blocks of one size form a stack, the last freed on top. All free blocks form a list from
-//! the oldest to the newest; trimming takes from the old end.
+//! Bookkeeping only: the caller holds the lock, and releases removed blocks to the system after
+//! unlocking. Slots are linked to one another, so that a hit and a free touch few words and allocate no
+//! memory. The free blocks of one size form a stack with the most recently freed block on top. All free
+//! blocks together form a list from the oldest to the newest; trimming takes from the old end.
 
 use hashbrown::HashMap;
 
@@ -13,7 +13,7 @@ use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
 
-/// No slot, no bin.
+/// The value for "no slot" or "no bin".
 const NONE: u32 = u32::MAX;
 
 /// The state of a block.
@@ -23,7 +23,7 @@ pub(super) enum State {
     Vacant,
     /// Allocated; the caller has its address.
     Live,
-    /// Allocated; the caller owns the [`SystemBlock`] itself.
+    /// Allocated; the caller owns the [`SystemBlock`] itself, so the slot does not hold it.
     Lent,
     /// Free.
     Idle,
@@ -52,15 +52,15 @@ struct Slot {
     address: u64,
     bytes: u64,
     life: u64,
-    /// The time of its last free, in nanoseconds of the allocator's clock.
+    /// The time when the block was last freed, in nanoseconds of the allocator's clock.
     freed_at_ns: u64,
     stream: StreamId,
     state: State,
     bin: u32,
-    /// Links in the stack of its size: towards the top and towards the bottom.
+    /// Links in the stack of free blocks of the same size: towards the top and towards the bottom.
     above: u32,
     below: u32,
-    /// Links in the list of all free blocks.
+    /// Links in the list of all free blocks of the instance.
     older: u32,
     newer: u32,
     block: Option<SystemBlock>,
@@ -85,9 +85,9 @@ pub(super) struct Blocks {
     oldest: u32,
     newest: u32,
     idle_bytes: u64,
-    /// The allocator was dropped: freed blocks are released to the system.
+    /// True once the allocator was dropped. Freed blocks are then released to the system.
     pub(super) retired: bool,
-    /// Only the counters that are kept separately: see [`statistics`](Self::statistics).
+    /// The counters that are stored. The others are computed: see [`statistics`](Self::statistics).
     pub(super) counters: Statistics,
 }
 
@@ -113,7 +113,7 @@ impl Blocks {
         &mut self.slots[slot as usize]
     }
 
-    /// Allocates the last freed block of this size.
+    /// Allocates the most recently freed block of this size.
     #[inline]
     pub(super) fn reuse(&mut self, bytes: u64, stream: StreamId) -> Option<AllocatedBlock> {
         let bin = *self.by_size.get(&bytes)?;
@@ -129,7 +129,7 @@ impl Blocks {
         Some(AllocatedBlock { address: own.address, id: BlockId { slot, life: own.life } })
     }
 
-    /// Adds a new block, which is allocated.
+    /// Adds a new block from the system, as a live block.
     pub(super) fn enter(&mut self, block: SystemBlock, stream: StreamId) -> AllocatedBlock {
         let (address, bytes) = (block.address(), block.size_bytes());
         let bin = self.bin_of(bytes);
@@ -268,7 +268,7 @@ impl Blocks {
         self.idle_bytes -= bytes;
     }
 
-    /// Moves the block out of a live slot, so that its caller owns it.
+    /// Moves the block out of a live slot: from now on its caller owns the memory itself.
     pub(super) fn lend(&mut self, id: BlockId, address: u64) -> Option<SystemBlock> {
         if !self.is(id.slot, address, Some(id.life), State::Live) {
             return None;
@@ -296,7 +296,7 @@ impl Blocks {
         self.vacate(slot)
     }
 
-    /// Empties a slot whose block is in no list.
+    /// Empties a slot. Its block must not be in the stack or the list.
     fn vacate(&mut self, slot: u32) -> Option<RemovedBlock> {
         self.vacant.push(slot);
         let own = self.at(slot);
@@ -314,8 +314,8 @@ impl Blocks {
         block.map(|block| (block, stream))
     }
 
-    /// Removes the block that has been free longest, if both tests return true. `may_release` receives its
-    /// address; `should_evict` receives the time of its free and the sum of free bytes.
+    /// Removes the block that has been free longest, if both tests return true. `may_release` receives
+    /// its address; `should_evict` receives the time when it was freed and the sum of all free bytes.
     pub(super) fn evict(
         &mut self,
         may_release: impl FnOnce(u64) -> bool,
@@ -349,7 +349,7 @@ impl Blocks {
         self.vacate(slot)
     }
 
-    /// Sets the time of the free of all free blocks.
+    /// Sets the time of the last free of all free blocks to `now_ns`.
     pub(super) fn date_all_idle(&mut self, now_ns: u64) {
         let idle = self.slots.iter_mut().filter(|own| own.state == State::Idle);
         idle.for_each(|own| own.freed_at_ns = now_ns);
@@ -387,7 +387,7 @@ impl Blocks {
         segments
     }
 
-    /// Returns all counters. Requested bytes equal allocated bytes, and no block waits for streams.
+    /// Returns all counters. Requested bytes equal allocated bytes here, and no block waits for streams.
     pub(super) fn statistics(&self) -> Statistics {
         let own = self.counters.clone();
         Statistics {

@@ -1,4 +1,4 @@
-//! A block owned by one value: access to its bytes without unsafe code, and a free when it is dropped.
+//! A block owned by a Rust value: safe access to its bytes, and a free when it is dropped.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -11,9 +11,9 @@ use crate::allocator::Request;
 use crate::error::AllocError;
 use crate::ids::StreamId;
 
-/// Bytes of host memory. Dropping it frees the block to the [`CpuAllocator`](super::CpuAllocator) that
-/// allocated it, on any thread, even after that allocator was dropped. A block that was allocated
-/// directly from the system is released to the system.
+/// A buffer of host memory. Dropping it frees the block to the [`CpuAllocator`](super::CpuAllocator)
+/// that allocated it. This works on any thread, even after that allocator was dropped. A block that was
+/// allocated directly from the system is released to the system.
 pub struct CpuBuffer {
     /// `None` only during the drop.
     block: Option<SystemBlock>,
@@ -26,8 +26,8 @@ pub struct CpuBuffer {
 const ALIGNMENT_BYTES: u64 = 64;
 
 impl CpuBuffer {
-    /// Allocates `bytes` from the instance that this thread uses ([`current`]), or directly from the
-    /// system.
+    /// Allocates `bytes` from the instance that [`current`] returns on this thread. Without one,
+    /// allocates directly from the system.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl CpuBuffer {
         }
     }
 
-    /// Like [`new`](Self::new), filled with zeros.
+    /// Allocates like [`new`](Self::new), and fills the buffer with zeros.
     ///
     /// # Errors
     ///
@@ -63,24 +63,24 @@ impl CpuBuffer {
         self.block.as_mut().expect("the block is present until the drop")
     }
 
-    /// Returns its address.
+    /// Returns the buffer's address.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.block.as_ref().map_or(0, SystemBlock::address)
     }
 
-    /// Returns its size in bytes.
+    /// Returns the buffer's size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.block.as_ref().map_or(0, SystemBlock::size_bytes)
     }
 
-    /// Returns its bytes, which may be uninitialized.
+    /// Returns the bytes, which may be uninitialized.
     pub fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         self.block().bytes()
     }
 
-    /// Returns its bytes if all of them are known to be initialized.
+    /// Returns the bytes if all of them are known to be initialized.
     pub fn initialized(&mut self) -> Option<&mut [u8]> {
         self.block().initialized()
     }

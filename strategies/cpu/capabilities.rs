@@ -37,7 +37,7 @@ impl DeviceAllocator for CpuAllocator {
         self.core.free_address(address)
     }
 
-    /// Checks only the address: streams have no effect on host memory.
+    /// Checks only that the address is live: streams have no effect on host memory.
     fn record_stream_raw(&self, address: u64, _: StreamId) -> Result<(), HandleError> {
         let live = |core: &Core, slot| core.blocks.lock().live_bytes_at(slot, address, None);
         self.core.with_maker(address, live).map(drop)
@@ -67,8 +67,8 @@ impl Caching for CpuAllocator {
         self.core.limit.set(limit_bytes);
     }
 
-    /// Sets the limit to a fraction of the memory of this machine, or of its container. If the system
-    /// does not report how much that is, the limit is unchanged.
+    /// Sets the limit to a fraction of the memory of this machine, or of the container if one limits
+    /// this process. If the system does not report that size, the limit is unchanged.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
         FractionError::check(fraction)?;
         self.core.limit_to_fraction(fraction).map_err(|_| FractionError { fraction })
@@ -78,8 +78,8 @@ impl Caching for CpuAllocator {
         self.core.limit.get()
     }
 
-    /// Applies the watermark, the age and the fills. Settings that are read when an instance is built
-    /// cannot change.
+    /// Applies the watermark, the age and the initial contents of blocks. Refuses to change settings
+    /// that are read only when an instance is built.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         if let Some(key) = self.core.built.fixed_key_that_differs(config.settings(), "cpu") {
             return Err(DriverError::fixed_key(key));
@@ -108,7 +108,7 @@ impl Caching for CpuAllocator {
         self.core.blocks.lock().layout()
     }
 
-    /// Returns the block itself: each is a separate allocation of the system.
+    /// Returns the block itself, because each block is a separate allocation from the system.
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         let address = allocation.address();
         allocation.check_owner(self.core.owner)?;

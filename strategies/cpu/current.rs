@@ -1,4 +1,4 @@
-//! The instance that a thread uses: that of the innermost guard.
+//! The instance that a thread uses: the one of the thread's innermost guard.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -8,19 +8,20 @@ use super::CpuAllocator;
 use crate::threads::Lasting;
 
 thread_local! {
-    /// One entry for each guard, with the number of the guard; the innermost is last.
+    /// One entry for each open guard of the thread: the guard's number and instance. The innermost is
+    /// last.
     static CURRENT: Lasting<Vec<(u64, Arc<CpuAllocator>)>> = const { Lasting::new(Vec::new()) };
     static LAST: Cell<u64> = const { Cell::new(0) };
 }
 
-/// While the guard lives, the thread's requests for host memory
-/// ([`CpuBuffer::new`](super::CpuBuffer::new), [`current`]) use one instance. Guards nest; dropping a
-/// guard before those inside it ends them too. New threads start without a guard.
+/// Makes the thread's requests for host memory ([`CpuBuffer::new`](super::CpuBuffer::new), [`current`])
+/// use one instance while the guard lives. Guards nest. Dropping a guard also ends the guards created
+/// after it. New threads start without a guard.
 #[derive(Debug)]
 #[must_use = "the guard ends when it is dropped"]
 pub struct CpuCachingGuard {
     number: u64,
-    /// The guard belongs to its thread, so it is not `Send`.
+    /// Makes the guard not `Send`, because it belongs to its thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -36,10 +37,11 @@ impl CpuCachingGuard {
 
 impl Drop for CpuCachingGuard {
     fn drop(&mut self) {
-        // Instances are dropped after the list was stored back, because their drop may use it.
+        // The instances are dropped only after the list is stored back, because dropping one may use the
+        // list.
         let removed = CURRENT.with(|stack| {
             stack.change(|stack| {
-                // Absent if an outer guard was dropped first.
+                // The entry is absent if an outer guard was dropped first.
                 let at = stack.iter().rposition(|(number, _)| *number == self.number);
                 at.map(|at| stack.split_off(at))
             })
@@ -55,7 +57,7 @@ pub fn current() -> Option<Arc<CpuAllocator>> {
     CURRENT.with(|stack| stack.read(last))
 }
 
-/// Runs `work`; the thread's requests for host memory use `allocator` during the call.
+/// Runs `work`. During the call, the thread's requests for host memory use `allocator`.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -1,9 +1,10 @@
-//! One map for all instances of the process: the owner of each address.
+//! One map for all instances of the process: from an address to the instance that made the block.
 //!
-//! An address is in the map from its allocation by the system until its release, both while the block is
-//! live and while it is free. So hits and frees only read the map. A free by address finds the instance
-//! that made the block, even if its allocator was dropped; that instance lives until its last block is
-//! freed. The map is sharded by address, each shard with a lock; no other lock is taken under these.
+//! An address is in the map from its allocation by the system until its release, whether the block is
+//! live or free. So hits do not touch the map, and frees only read it. A free by address finds the
+//! instance that made the block, even if its allocator was dropped, because an instance lives until its
+//! last block is freed. The map is sharded by address. Each shard has a lock; no other lock is taken
+//! while one is held.
 
 use std::sync::{Arc, Weak};
 
@@ -20,7 +21,7 @@ struct Entry {
     slot: u32,
 }
 
-/// A shard, alone on its cache lines.
+/// A shard, alone on its cache lines so that threads on different shards do not slow each other down.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard(Global<Map>);
@@ -31,25 +32,25 @@ static SHARED: [Shard; SHARDS] = [const { Shard(Global::new(Rank::CpuBlocks, Non
 
 #[inline]
 fn shard(address: u64) -> &'static Global<Map> {
-    // Blocks start at multiples of powers of two: their low bits are equal.
+    // Multiplied, because the low bits of aligned addresses are all zero.
     let hash = address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
     &SHARED[usize::try_from(hash).unwrap_or(0) % SHARDS].0
 }
 
 /// The owner of an address.
 pub(super) enum Owner {
-    /// The calling instance.
+    /// The calling instance; the number is the block's slot.
     Caller(u32),
     Other(Arc<Core>, u32),
     Unknown,
 }
 
-/// Adds an address that was allocated from the system.
+/// Adds an address that the system has just allocated.
 pub(super) fn enter(address: u64, core: Weak<Core>, slot: u32) {
     shard(address).lock().get_or_insert_default().insert(address, Entry { core, slot });
 }
 
-/// Removes an address of `core` that is released to the system.
+/// Removes an address of `core` that is about to be released to the system.
 pub(super) fn leave(address: u64, core: &Core) {
     let mut shard = shard(address).lock();
     let Some(entries) = shard.as_mut() else { return };
@@ -60,7 +61,7 @@ pub(super) fn leave(address: u64, core: &Core) {
     drop(entry);
 }
 
-/// Returns the owner of the block at this address.
+/// Returns the owner of the block at this address. `caller` is recognized without a new reference to it.
 #[inline]
 pub(super) fn find(address: u64, caller: Option<&Core>) -> Owner {
     let shard = shard(address).read();

@@ -1,21 +1,24 @@
 //! `backend:cpu`: host memory, cached by exact size.
 //!
-//! A request is served by the last freed block of exactly its size, or else by the system. Freed blocks
-//! are cached until the cache is emptied, trimmed by age or watermark, or the instance is dropped. When
-//! the system has no memory, all cached blocks are released and the request is tried once more. A
-//! request that is out of memory also waits for blocks that other threads are releasing.
+//! A request is served by the most recently freed block of exactly its size, or else by the system.
+//! Freed blocks are cached until the cache is emptied, trimmed by age or watermark, or the instance is
+//! dropped. When the system has no memory, all cached blocks are released and the request is tried once
+//! more. That retry also waits for blocks that other threads are releasing.
 //!
-//! Linux overcommits memory. So blocks from 1 MiB on are refused only at a limit, or if they are to be
-//! filled and the machine lacks the memory. Set a limit. Streams have no effect: host memory is used
-//! synchronously, so a freed block can be reused at once. When to use: programs on the host that request
-//! the same sizes repeatedly.
+//! Linux overcommits memory. So a block of 1 MiB or more is refused only if it exceeds a limit, or if it
+//! is to be filled and the machine lacks the memory. Set a limit. Streams have no effect: host memory is
+//! used synchronously, so a freed block can be reused at once.
 //!
-//! All instances share one map of live memory (`live`): each of them accepts any address and passes it
-//! to the instance that made the block. Dropping an instance releases its cached blocks. Its live blocks
+//! When to use: programs on the host that request the same sizes repeatedly.
+//!
+//! All instances share one map of addresses (`live`). Each instance accepts any address and passes it to
+//! the instance that made the block. Dropping an instance releases its cached blocks. Its live blocks
 //! stay valid and are released when they are freed, by address through any instance or with
 //! [`CpuAllocator::free_shared`]. A hit takes only the instance's lock; the map is read when a block is
-//! freed by address. Modules: `blocks` is the bookkeeping, `current` the instance of a thread, `buffer`
-//! owned blocks, `pressure` the handling of failures.
+//! freed by address.
+//!
+//! Modules: `blocks` is the bookkeeping, `current` the instance of a thread, `buffer` owned blocks,
+//! `pressure` the handling of failures.
 //!
 //! Source of the rules: PyTorch's `CPUCachingAllocator`.
 
@@ -51,28 +54,29 @@ use live::Owner;
 pub use buffer::CpuBuffer;
 pub use current::{CpuCachingGuard, current, with_cpu_caching_allocator};
 
-/// The value for no watermark and no age.
+/// The value of the watermark or the age when there is none.
 const UNLIMITED: u64 = u64::MAX;
 
 /// The system's error number for "out of memory" (`ENOMEM`).
 const NO_MEMORY: i64 = 12;
-/// The maximum number of blocks that a miss or a free trims by age.
+/// The maximum number of blocks that one miss or free releases because of their age.
 const TRIM_STEP: usize = 4;
-/// The possible initial contents of blocks.
+/// The possible initial contents of a block.
 const FILLS: [Option<Fill>; 3] = [None, Some(Fill::Zero), Some(Fill::Junk)];
 
-/// Returns the time since a fixed moment: for trimming by age.
+/// A clock for trimming by age: returns the time since a fixed moment.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// The CPU caching allocator. Each instance has its own cache and cache lines: threads that use separate
-/// instances do not slow each other down.
+/// The CPU caching allocator. Each instance has its own cache, alone on its cache lines, so that threads
+/// that use separate instances do not slow each other down.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct CpuAllocator {
     core: Arc<Core>,
 }
 
-/// An instance, alone on its cache lines. It outlives its [`CpuAllocator`] while it has live blocks.
+/// The state of an instance, alone on its cache lines. It outlives its [`CpuAllocator`] while blocks are
+/// live.
 #[repr(align(128))]
 struct Core {
     me: Weak<Core>,
@@ -81,7 +85,8 @@ struct Core {
     source: Arc<dyn Source>,
     clock: Clock,
     alignment_bytes: u64,
-    /// The settings it was built with; the fill, the watermark and the age may change later.
+    /// The settings with which the instance was built. The fill, the watermark and the age may change
+    /// later.
     built: Settings,
     /// The initial contents of blocks: an index into [`FILLS`].
     fill: AtomicUsize,
@@ -90,13 +95,15 @@ struct Core {
     trim_age_ns: AtomicU64,
     /// `cpu_stop_caching_on_oom`.
     stops_caching: AtomicBool,
-    /// True if the system has ever had no memory for a request.
+    /// True once the system has had no memory for a request.
     ran_out: AtomicBool,
     blocks: Mutex<Blocks>,
-    /// Held shared while a block is being released to the system, and exclusively to wait until none is.
-    /// Locked before `blocks`. Trackers run under it, so it is not locked inside a tracker.
+    /// Held shared while a block is being released to the system, and exclusively to wait for all such
+    /// releases. Locked before `blocks`. Trackers run while it is held, so it must not be locked inside
+    /// a tracker.
     releasing: RwLock<()>,
-    /// A reference to itself, set once its allocator was dropped and while it has live blocks.
+    /// A reference to the instance itself, set when its allocator is dropped, so that the instance lives
+    /// until its last live block is freed.
     retired: Mutex<Option<Arc<Core>>>,
     hooks: Hooks,
     history: Arc<History>,
@@ -119,7 +126,7 @@ impl CpuAllocator {
         Self::recording_in(device, settings, Arc::default())
     }
 
-    /// Like [`new`](Self::new), recording in `history`.
+    /// Creates an instance like [`new`](Self::new), which records in `history`.
     pub(crate) fn recording_in(
         device: DeviceId,
         settings: &Settings,
@@ -188,8 +195,8 @@ impl CpuAllocator {
         Ok(Self { core })
     }
 
-    /// Releases blocks that have been free for longer than `cpu_trim_age_s`. Returns the bytes. Frees
-    /// and misses do this automatically, a few blocks at a time; call it when the program pauses.
+    /// Releases blocks that have been free for longer than `cpu_trim_age_s`, and returns their bytes.
+    /// Frees and misses do this automatically, a few blocks at a time. Call it when the program pauses.
     pub fn trim(&self) -> u64 {
         self.core.trim(usize::MAX)
     }
@@ -203,10 +210,12 @@ impl CpuAllocator {
         CpuBuffer::of(&self.core, bytes)
     }
 
-    /// Removes a live block because other code will free its memory. Call it before the memory is freed:
-    /// afterwards the system may have given the address to another instance. Returns the memory: pass it
-    /// to the source's [`release`](Source::release) to release it, or to `std::mem::forget` if its new owner
-    /// frees it. The owner then calls the C library's `free` below 1 MiB, and `munmap` from 1 MiB on.
+    /// Removes a live block whose memory other code will free. Call it before the memory is freed:
+    /// afterwards the system may have given the address to another instance.
+    ///
+    /// Returns the memory. To release it, pass it to the source's [`release`](Source::release). If its
+    /// new owner frees it, pass it to `std::mem::forget`; the owner then calls the C library's `free`
+    /// for less than 1 MiB, and `munmap` from 1 MiB on.
     ///
     /// # Errors
     ///
@@ -216,10 +225,10 @@ impl CpuAllocator {
         self.core.with_maker(address, |core, slot| core.record_free(slot, address))
     }
 
-    /// Frees the live block at an address, or calls `foreign` if no instance of this process holds it,
-    /// for example with the C library's `free`. Freeing a block that is already free and still cached is
-    /// an error, as in [`free_raw`](crate::allocator::DeviceAllocator::free_raw). A block that was
-    /// released to the system is unknown, so a second free of it calls `foreign`.
+    /// Frees the live block at an address. Calls `foreign` if no instance of this process has the
+    /// address, for example to call the C library's `free`. Freeing a block that is already free and
+    /// still cached is an error, as in [`free_raw`](crate::allocator::DeviceAllocator::free_raw). A
+    /// block that was released to the system is unknown, so a second free of it calls `foreign`.
     ///
     /// # Errors
     ///
@@ -303,12 +312,12 @@ impl Core {
         self.cached_max_bytes.store(most.unwrap_or(UNLIMITED), Ordering::Relaxed);
         let before = self.trim_age_ns.swap(age.unwrap_or(UNLIMITED), Ordering::Relaxed);
         if before == UNLIMITED && age.is_some() {
-            // The time of each free was not recorded before.
+            // The times of earlier frees were not recorded, because no age was set. Count from now.
             self.blocks.lock().date_all_idle(self.now_ns());
         }
     }
 
-    /// Handles that the system has no memory for a request.
+    /// Handles a failed request to the system: may stop caching.
     fn has_run_out(&self) {
         self.ran_out.store(true, Ordering::Relaxed);
         if self.stops_caching.load(Ordering::Relaxed) {
@@ -328,8 +337,8 @@ impl Core {
         self.history.record(0, || Event { action, address, size_bytes, stream, pool });
     }
 
-    /// Calls trackers for memory that was allocated from the source or is being released. `blocks` is
-    /// not locked.
+    /// Calls trackers for memory that was allocated from the source or is being released. The caller
+    /// does not hold `blocks`.
     fn announce(&self, action: Action, address: u64, size_bytes: u64, stream: StreamId) {
         let pool = PoolId::DEFAULT;
         self.history.announce(Event { action, address, size_bytes, stream, pool });
@@ -398,8 +407,8 @@ impl Core {
         Ok(allocated)
     }
 
-    /// Checks that a block to be filled is available. Linux overcommits large blocks, and kills programs
-    /// that touch all of their bytes.
+    /// Checks that the machine has enough memory for a block that will be filled. Linux grants large
+    /// blocks without it, and kills the program when it touches the bytes.
     fn check_can_be_filled(&self, bytes: u64) -> Result<(), DriverError> {
         let fills = FILLS[self.fill.load(Ordering::Relaxed)].is_some();
         if !fills || bytes < MAPPING_MIN_BYTES {
@@ -415,8 +424,8 @@ impl Core {
         }
     }
 
-    /// Writes the initial contents of a block. The block is out of its slot during the fill, so a free
-    /// of its address fails.
+    /// Writes the initial contents of a block. During that, the block is out of its slot, so that
+    /// freeing its address fails.
     #[inline]
     fn filled(&self, allocated: AllocatedBlock) {
         if let Some(fill) = FILLS[self.fill.load(Ordering::Relaxed)] {
@@ -433,12 +442,12 @@ impl Core {
         }
     }
 
-    /// Serves a request and moves the block out of its slot, so that its caller owns it.
+    /// Serves a request and moves the block out of its slot, so that the caller owns the memory itself.
     fn serve_lent(&self, request: Request) -> Result<(AllocatedBlock, SystemBlock), AllocError> {
         loop {
             let allocated = self.serve(request)?;
-            // In between, another thread may free the same address a second time by mistake. `lend` then
-            // fails, and the request starts again.
+            // Before `lend`, another thread may by mistake free the same address a second time. `lend`
+            // then fails, and the request starts again.
             if let Some(block) = self.blocks.lock().lend(allocated.id, allocated.address) {
                 return Ok((allocated, block));
             }
@@ -469,7 +478,7 @@ impl Core {
         freed.map(drop).ok_or(HandleError::Stale { address })
     }
 
-    /// Calls `act` with the instance that made the block at this address, and with its slot.
+    /// Calls `act` with the instance that made the block at this address, and with the block's slot.
     #[inline]
     fn with_maker<R>(
         &self,
@@ -484,13 +493,13 @@ impl Core {
         done.ok_or(HandleError::UnknownAddress { address })
     }
 
-    /// Frees the block at this address, of any instance.
+    /// Frees the block at this address, whichever instance made it.
     #[inline]
     fn free_address(&self, address: u64) -> Result<u64, HandleError> {
         self.with_maker(address, |core, slot| core.free_slot(slot, address, None))
     }
 
-    /// Frees a live block. Returns `None` if it is not live in the slot.
+    /// Frees a live block. Returns `None` if no such block is live in the slot.
     #[inline]
     fn free_slot(&self, slot: u32, address: u64, life: Option<u64>) -> Option<u64> {
         let _context = self.history.of_free();

@@ -1,7 +1,7 @@
 //! The steps when the system has no memory, or the limit forbids a request to it.
 //!
-//! Call the free-memory callbacks and try again; release everything that this instance caches and try a
-//! last time; report the failure.
+//! First, call the free-memory callbacks and try again. Then release everything that this instance
+//! caches and try once more. At last, report the failure.
 
 use super::system::memory_info;
 use super::{AllocatedBlock, Core, Refusal};
@@ -11,7 +11,7 @@ use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
 
-/// Returns the error if it is not about memory: then releasing memory would not help.
+/// Returns the error if it is not about lack of memory, because releasing memory would not help.
 fn about_memory(refusal: Refusal) -> Result<Refusal, AllocError> {
     match refusal {
         Refusal::System(error) if !error.is_out_of_memory() => Err(AllocError::Driver(error)),
@@ -35,7 +35,7 @@ impl Core {
             return Ok(found);
         }
         self.release_all();
-        // Includes memory that other threads are releasing.
+        // Other threads may be releasing memory; it is usable only after that.
         self.wait_for_releases();
         self.source.release_cached();
         self.blocks.lock().counters.num_alloc_retries += 1;

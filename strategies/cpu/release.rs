@@ -1,9 +1,9 @@
-//! Releasing memory to the system: over the watermark, by age, and when the cache is emptied. Also when
-//! another owner will free it, and with the last block of an instance whose allocator was dropped.
+//! Releasing memory to the system: over the watermark, by age, when the cache is emptied, when other
+//! code will free the memory, and when an instance whose allocator was dropped frees a block.
 //!
 //! A block is removed from the instance first, then from the map of all instances, then released to the
-//! system. `releasing` is held, shared, during all of this, so that a thread that is out of memory can wait
-//! for it. The only user code that runs here is the source's `release`, and trackers.
+//! system. `releasing` is held shared during all of this, so that a thread that is out of memory can
+//! wait for it. The only user code called here is the source's `release`, and trackers.
 
 use std::sync::atomic::Ordering;
 
@@ -13,8 +13,8 @@ use crate::history::Action;
 use crate::ids::StreamId;
 
 impl Core {
-    /// Releases free blocks over the watermark, and a few that are too old. If the freed block alone
-    /// exceeds the watermark, it is released and the others are kept.
+    /// Releases free blocks over the watermark, and at most `TRIM_STEP` blocks that are too old. If the
+    /// freed block alone exceeds the watermark, that block is released and the others are kept.
     #[cold]
     pub(super) fn after_free(
         &self,
@@ -52,7 +52,7 @@ impl Core {
         (0..most).map_while(|_| old()).sum()
     }
 
-    /// Releases all blocks that are free now. Blocks freed during the call may stay.
+    /// Releases all blocks that are free now. Blocks freed during the call may remain.
     pub(super) fn release_all(&self) {
         let idle = self.blocks.lock().counters.free_blocks;
         for _ in 0..idle {
@@ -69,7 +69,7 @@ impl Core {
         }
     }
 
-    /// Releases the oldest free block if `should_evict` returns true for it. Returns its bytes.
+    /// Releases the oldest free block if `should_evict` returns true for it. Returns the block's bytes.
     fn evict(&self, should_evict: impl FnOnce(u64, u64) -> bool) -> Option<u64> {
         // Inside a tracker, the thread may already hold `releasing`.
         if self.history.is_in_tracker() {
@@ -84,12 +84,12 @@ impl Core {
         Some(self.release_block(block, stream))
     }
 
-    /// Releases a block that was removed from the instance. Returns its bytes.
+    /// Releases a block that was removed from the instance. Returns the block's bytes.
     fn release_block(&self, block: SystemBlock, stream: StreamId) -> u64 {
         let bytes = block.size_bytes();
         let _charge = self.limit.kept(bytes);
         self.announce(Action::SegmentFree, block.address(), bytes, stream);
-        // Removed first: the system may give the address to another thread at once.
+        // Before the release: afterwards the system may give the address to another thread at once.
         live::leave(block.address(), self);
         self.source.release(block);
         bytes

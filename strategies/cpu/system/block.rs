@@ -1,4 +1,4 @@
-//! Host memory owned by one value.
+//! Host memory owned by a Rust value.
 #![expect(unsafe_code, reason = "memory from the system's own functions, seen as bytes")]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -34,8 +34,8 @@ enum Origin {
     Global(&'static (dyn GlobalAlloc + Sync)),
 }
 
-/// Host memory. Dropping it releases the memory to its allocator. After `std::mem::forget`, the memory
-/// belongs to the code that has its address.
+/// Host memory. Dropping the value releases the memory to the allocator that it came from. After
+/// `std::mem::forget`, the code that has the address must release it.
 pub struct SystemBlock {
     start: NonNull<u8>,
     layout: Layout,
@@ -43,7 +43,7 @@ pub struct SystemBlock {
     content: Content,
 }
 
-/// The known state of the bytes.
+/// What is known about the bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     /// Fresh pages, never written.
@@ -72,7 +72,7 @@ impl SystemBlock {
     #[cfg(unix)]
     pub(super) fn from_system(size_bytes: u64, alignment_bytes: u64) -> DriverResult<Self> {
         let layout = layout_of(size_bytes, alignment_bytes)?;
-        // The C library requires at least the alignment of a pointer.
+        // `posix_memalign` requires at least the alignment of a pointer.
         let alignment = layout.align().max(size_of::<usize>());
         let mut start = std::ptr::null_mut();
         // SAFETY: `start` may be written to; the alignment is a power of two and a multiple of a
@@ -106,7 +106,7 @@ impl SystemBlock {
         Ok(Self { start, layout, origin: Origin::Global(global), content: Content::Unknown })
     }
 
-    /// Allocates a mapping of its own.
+    /// Allocates from the system as a separate mapping.
     #[cfg(target_os = "linux")]
     pub(super) fn map(
         size_bytes: u64,
@@ -118,19 +118,19 @@ impl SystemBlock {
         Ok(Self { start, layout, origin: Origin::Mapping, content: Content::Zeros })
     }
 
-    /// Returns its address.
+    /// Returns the block's address.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.start.as_ptr().expose_provenance() as u64
     }
 
-    /// Returns its size in bytes.
+    /// Returns the block's size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.layout.size() as u64
     }
 
-    /// Returns its bytes, which may be uninitialized.
+    /// Returns the bytes, which may be uninitialized.
     pub fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         self.content = Content::Unknown;
         // SAFETY: the memory is this value's own, has the length of the layout, and is borrowed as long
@@ -138,8 +138,8 @@ impl SystemBlock {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.layout.size()) }
     }
 
-    /// Returns its bytes if all of them are known to be initialized: after a fill, or if the pages are
-    /// fresh from the system and thus zero.
+    /// Returns the bytes if all of them are known to be initialized: after a fill, or if they are fresh
+    /// zeroed pages of the system.
     pub fn initialized(&mut self) -> Option<&mut [u8]> {
         if self.content == Content::Unknown {
             return None;
@@ -156,8 +156,7 @@ impl SystemBlock {
         self.content = Content::Unknown;
     }
 
-    /// Fills all bytes. Pages that are fresh from the system are zero already, and a zero fill does not
-    /// touch them.
+    /// Fills all bytes. A zero fill of fresh pages touches nothing, because the system has zeroed them.
     pub fn fill(&mut self, fill: Fill) {
         let fresh = self.content == Content::Zeros;
         match fill {

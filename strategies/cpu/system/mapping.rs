@@ -12,9 +12,9 @@ use super::block::failed;
 use super::{HUGE_PAGE_BYTES, SystemOptions, not_supported};
 use crate::driver::DriverResult;
 
-/// `MPOL_PREFERRED`: on these nodes if they have room.
+/// `MPOL_PREFERRED`: the kernel uses the given nodes if they have room.
 const PREFERRED: c_long = 1;
-/// The number of nodes in our masks.
+/// The number of nodes in a node mask.
 pub(super) const NODES_MAX: u32 = 1024;
 
 /// Returns the size of this layout, rounded up to whole pages.
@@ -50,7 +50,7 @@ pub(super) fn map(layout: Layout, options: SystemOptions) -> DriverResult<NonNul
     Ok(start)
 }
 
-/// Unmaps the `size_bytes` before or behind a block. A failure leaves address space without memory.
+/// Unmaps the `size_bytes` before or behind a block. If that fails, address space without memory leaks.
 fn cut(start: *mut u8, size_bytes: usize) {
     if size_bytes > 0 {
         // SAFETY: this part of our own mapping belongs to no block.
@@ -69,7 +69,7 @@ fn wish(start: NonNull<u8>, size: usize, huge: bool, node: Option<u32>) -> Resul
     let Some(node) = node else { return Ok(()) };
     let mut mask = [0 as c_ulong; NODES_MAX as usize / c_ulong::BITS as usize];
     mask[(node / c_ulong::BITS) as usize] |= 1 << (node % c_ulong::BITS);
-    // The kernel reads one bit less than the number passed to it.
+    // The kernel reads one bit less than this argument.
     let bits = c_ulong::from(NODES_MAX) + 1;
     // SAFETY: the call reads as many bits of the mask as it has, and touches no byte of the mapping.
     let done =
@@ -81,8 +81,8 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
-/// Unmaps memory returned by [`map`]. The system fails only if it has no memory for its own tables: then
-/// the pages are released and the address space leaks.
+/// Unmaps memory returned by [`map`]. That fails only if the system has no memory for its own tables.
+/// Then the pages are released, and the address space leaks.
 pub(super) fn unmap(start: NonNull<u8>, layout: Layout) {
     let size = pages(layout).unwrap_or(0);
     let start = start.as_ptr().cast::<c_void>();

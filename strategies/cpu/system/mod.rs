@@ -2,10 +2,11 @@
 //!
 //! A [`SystemBlock`] owns its bytes and releases them when it is dropped. So memory is held exactly as
 //! long as its block, and bookkeeping errors cannot release it twice. Safe code can access the bytes
-//! only through the block. A [`Source`] provides blocks: [`SystemMemory`] is the system's own memory,
-//! [`FromGlobal`] any Rust allocator; tests have others. Large blocks are mappings of their own, small
-//! ones come from the C library. Nothing is cached here. Unsafe code is only in `block` (the bytes) and
-//! `mapping` (system calls).
+//! only through the block.
+//!
+//! A [`Source`] provides blocks: [`SystemMemory`] is the system's own memory, [`FromGlobal`] any Rust
+//! allocator. Large blocks are separate mappings, small ones come from the C library. Nothing is cached
+//! here. Unsafe code is only in `block` (the bytes) and `mapping` (system calls).
 
 mod block;
 #[cfg(target_os = "linux")]
@@ -21,7 +22,7 @@ use crate::error::{DriverError, DriverErrorKind};
 pub use block::{Fill, SystemBlock};
 pub use usage::memory_info;
 
-/// Blocks of this size or more are mappings of their own, if the system supports mappings.
+/// Blocks of this size or more are separate mappings, if the system supports mappings.
 pub(crate) const MAPPING_MIN_BYTES: u64 = 1 << 20;
 /// Blocks of this size or more can use huge pages.
 pub(crate) const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -48,10 +49,10 @@ pub trait Source: fmt::Debug + Send + Sync {
 /// Options for memory from the system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SystemOptions {
-    /// Blocks of at least 2 MiB use transparent huge pages.
+    /// True if blocks of at least 2 MiB use transparent huge pages.
     pub huge_pages: bool,
-    /// The NUMA node that mappings prefer if it has room. `None`: near the thread that touches them
-    /// first.
+    /// The NUMA node from which mappings are allocated while it has room. `None`: a node near the thread
+    /// that touches the memory first.
     pub numa_node: Option<u32>,
 }
 
@@ -67,15 +68,15 @@ impl SystemMemory {
     /// # Errors
     ///
     /// [`DriverErrorKind::NotSupported`] when this machine has no huge pages or no such node, or does
-    /// not allow this process to choose.
+    /// not allow this process to choose a node.
     pub fn new(options: SystemOptions) -> DriverResult<Self> {
         if options.huge_pages {
             usage::check_huge_pages()?;
         }
         if let Some(node) = options.numa_node {
             usage::check_node(node)?;
-            // A system without NUMA support, or a container that may not choose, fails at the first
-            // block.
+            // A system without NUMA support, or a container that forbids choosing a node, fails only
+            // when a block is mapped. So map one.
             #[cfg(target_os = "linux")]
             drop(SystemBlock::map(MAPPING_MIN_BYTES, 1, options)?);
         }
@@ -97,7 +98,7 @@ impl Source for SystemMemory {
     }
 }
 
-/// A Rust allocator as a source. It must be `'static`, because blocks may outlive any owner of it.
+/// A Rust allocator as a source. It must be `'static`, because blocks may outlive every other value.
 pub struct FromGlobal<A: 'static>(pub &'static A);
 
 impl<A: GlobalAlloc + Send + Sync> Source for FromGlobal<A> {

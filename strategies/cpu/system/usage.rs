@@ -38,7 +38,7 @@ fn machine() -> DriverResult<MemoryInfo> {
     Err(not_supported("memory_info", "not supported on this system"))
 }
 
-/// Returns the tightest memory limit among this process's control group (cgroup) and its ancestors.
+/// Returns the tightest memory limit of this process's control group (cgroup) and its ancestors.
 fn container() -> Option<MemoryInfo> {
     let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
