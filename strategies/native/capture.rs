@@ -1,15 +1,17 @@
-//! Graph captures: blocks that are freed while one is active.
+//! Graph captures: blocks that are freed while a capture is active.
 //!
-//! While a graph is captured, no event is queried or recorded and nothing is released for its streams.
-//! So a block that other streams used and that is freed during the capture is **deferred**: it waits
-//! until the capture ends. Then an event is recorded for each use from before the capture. A use inside
-//! the capture needs no event, because it is part of the graph. Finishing a deferred block means to record
-//! these events, or to free the block if it needs none.
+//! While a graph is captured, no event is queried or recorded and no memory is released for its streams.
+//! So a block that other streams used and that is freed during the capture is **deferred** until the
+//! capture ends.
 //!
-//! With `graph_capture_record_stream_reuse` a deferred block may be reused inside the capture. When it
-//! is freed, the last graph nodes of all its streams are noted. It is free as soon as the end of its own
-//! stream depends on all of them. The graph is searched backwards from the end of the stream, visiting
-//! each node once.
+//! To *finish* a deferred block means to record an event for each use from before the capture, or to
+//! free the block if there is none. A use inside the capture needs no event, because it is part of the
+//! graph.
+//!
+//! With `graph_capture_record_stream_reuse` a deferred block may be reused inside the capture. When the
+//! block is freed, the last graph nodes of all its streams are stored. The block is free as soon as the
+//! last node of its own stream depends on all of them. To check that, the graph is searched backwards
+//! from the last node of the stream, visiting each node once.
 //!
 //! Source: PyTorch's rules for `record_stream` inside captures.
 
@@ -27,11 +29,11 @@ use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::heap::{BlockId, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
 
-/// The blocks that wait for the ends of captures.
+/// The deferred blocks, and how captures are treated.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     reuse: AtomicBool,
-    /// True if any open scope counts as a capture, as it did in PyTorch until 2.12.
+    /// True if any open scope counts as a capture, as in PyTorch before 2.12.
     routing_is_capture: AtomicBool,
     state: Mutex<State>,
 }
@@ -39,13 +41,13 @@ pub(super) struct Captures {
 #[derive(Debug, Default)]
 struct State {
     deferred: Vec<Deferred>,
-    /// The serial number of the block that was deferred last.
+    /// The serial number of the most recently deferred block.
     last_serial: u64,
-    /// The nodes on which the end of each stream in its capture depends. These sets only grow.
+    /// For each stream, the nodes on which its last node in the capture depends. These sets only grow.
     behind: HashMap<StreamId, Behind>,
 }
 
-/// The nodes of the one capture that a stream currently belongs to.
+/// The nodes found in the capture that a stream currently belongs to.
 #[derive(Debug)]
 struct Behind {
     capture: u64,
@@ -62,9 +64,10 @@ struct Deferred {
     pool: PoolId,
     stream: StreamId,
     uses: SmallVec<[StreamUse; 4]>,
-    /// The thread whose per-thread default stream uses the block, if there is one.
+    /// The thread whose per-thread default stream uses the block, if one does.
     thread: Option<ThreadNumber>,
-    /// The capture that all its streams were in when it was freed, and their last nodes in the graph.
+    /// The capture that all the block's streams were in when it was freed, and their last nodes in the
+    /// graph.
     ends: Option<(u64, SmallVec<[NodeId; 4]>)>,
 }
 
@@ -77,7 +80,8 @@ impl Captures {
 }
 
 impl Engine {
-    /// Frees waiting blocks that can be freed by now, before a request on `stream` is served.
+    /// Frees deferred and draining blocks that can be freed by now. Called before a request on `stream`
+    /// is served.
     #[inline]
     pub(super) fn finish_waiting(
         &self,
@@ -102,20 +106,19 @@ impl Engine {
         self.captures.routing_is_capture.load(Ordering::Relaxed) && self.scopes.any()
     }
 
-    /// Returns true if the caller may neither wait nor release memory on behalf of a stream. Asks the
-    /// driver, because captures need not have a scope.
+    /// Returns true if the caller may neither wait nor release memory on behalf of a stream. Queries the
+    /// driver too, because a capture need not have a scope.
     pub(super) fn is_captured(&self, stream: StreamId) -> bool {
         self.scopes.captures_here() || may_be_captured(&*self.driver, stream)
     }
 
-    /// Returns true if the driver reports that work on a stream becomes part of a graph, with or without
-    /// a scope.
+    /// Returns true if the driver reports that the stream is being captured, with or without a scope.
     pub(super) fn is_capturing(&self, stream: StreamId) -> bool {
         let status = self.driver.capture_status(stream);
         matches!(status, Ok(CaptureStatus::Active { .. } | CaptureStatus::Invalidated))
     }
 
-    /// Frees, inside a capture, a block that these other streams use.
+    /// Defers a block that is freed inside a capture and used by these other streams.
     pub(super) fn defer_free(
         &self,
         cell: &HeapCell,
@@ -125,7 +128,8 @@ impl Engine {
     ) -> Result<(), HandleError> {
         let ends = self.ends_in_graph(cell.stream(), &uses);
         let thread = uses.iter().find_map(|by| thread_of(&*self.driver, by.stream));
-        // Locked until the block is listed, so that the end of the capture finds it.
+        // Locked until the block is in the list, so that a concurrent end of the capture finds the
+        // block.
         let mut state = self.captures.state.lock();
         let Some(slot) = self.start_draining(cell, address, id, &uses, 1) else {
             drop(state);
@@ -152,8 +156,8 @@ impl Engine {
         let mut of = None;
         let mut ends = SmallVec::new();
         for stream in uses.iter().map(|by| by.stream).chain([own]) {
-            // The use may be another thread's, and only that thread can query its per-thread default
-            // stream.
+            // This may be the per-thread default stream of another thread, which only that thread can
+            // query.
             if self.driver.is_per_thread_stream(stream) {
                 return None;
             }
@@ -165,12 +169,13 @@ impl Engine {
             }
             ends.extend(graph.frontier(stream).ok()?);
         }
-        // A use from before the capture is not in the graph: its work must be waited for.
+        // The graph does not include a use from before the capture. An event must wait for such a use.
         let all_inside = uses.iter().all(|by| by.captured);
         of.filter(|_| all_inside).map(|capture| (capture, ends))
     }
 
-    /// Frees deferred blocks of `stream` if its capture has joined all their streams.
+    /// Frees the deferred blocks of `stream` for which all uses in the graph precede the stream's last
+    /// node.
     fn reuse_deferred(&self, stream: StreamId, capture: u64) -> Result<(), DriverError> {
         let Some(graph) = self.driver.capture() else {
             return Ok(());
@@ -208,9 +213,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Handles the end of a capture. With reuse on, blocks of its pool that were freed in it are finished
-    /// at once, otherwise at the next request. Blocks that only the calling thread can finish are always
-    /// finished now, because it may not call again.
+    /// Handles the end of a capture. With reuse on, finishes the blocks of its pool that were freed in
+    /// it; otherwise the next request does. Blocks that only the calling thread can finish are always
+    /// finished now, because this thread may not call again.
     pub(super) fn end_capture(&self, pool: PoolId) -> Result<(), DriverError> {
         let state = &mut *self.captures.state.lock();
         let all_over = !self.scopes.any_capture();
@@ -219,7 +224,7 @@ impl Engine {
         }
         let reuse = self.captures.reuse.load(Ordering::Relaxed);
         let here = Some(ThreadNumber::current());
-        // Uses inside other captures continue.
+        // Uses inside a capture that is still active are not over.
         let is_over = |d: &Deferred| {
             all_over || d.uses.iter().all(|by| !by.captured || by.stream == d.stream)
         };
@@ -234,24 +239,25 @@ impl Engine {
         self.finish_all_deferred(|_| {})
     }
 
-    /// Finishes all deferred blocks. If some could be finished only by another thread without waiting,
-    /// waits for the device.
+    /// Finishes all deferred blocks. If only another thread could finish some of them without waiting,
+    /// synchronizes the device for these.
     pub(super) fn finish_deferred_or_wait(&self) -> Result<(), DriverError> {
         let finished = self.finish_deferred();
         let last = {
             let state = self.captures.state.lock();
             let any = state.deferred.iter().any(|block| self.is_of_another_thread(block));
-            // Blocks that wait for the end of a capture stay deferred.
+            // Captures may still be active, and synchronizing the device would break them.
             if !any || expects_captures(&*self.driver) {
                 return finished;
             }
             state.last_serial
         };
-        // Without locking the list, because every request locks it.
+        // The list is not locked during the wait, because every request locks it.
         self.driver.synchronize_device()?;
         finished.and(self.finish_all_deferred(|block| {
             if block.serial <= last && self.is_of_another_thread(block) {
-                // Other streams may belong to another device.
+                // The synchronization covers per-thread default streams. Other streams may belong to
+                // another device.
                 block.uses.retain(|by| !self.driver.is_per_thread_stream(by.stream));
             }
         }))
@@ -266,23 +272,25 @@ impl Engine {
         self.finish_picked(state, |_| true)
     }
 
-    /// Returns true if a block was used by the per-thread default stream of another thread. An event
-    /// recorded by the calling thread does not cover that stream.
+    /// Returns true if the per-thread default stream of another thread uses a block. An event recorded
+    /// by the calling thread does not cover that stream.
     fn is_of_another_thread(&self, block: &Deferred) -> bool {
         block.thread.is_some_and(|thread| thread != ThreadNumber::current())
             && block.uses.iter().any(|by| {
-                // Other uses inside the capture are part of the graph and need no event.
+                // Uses inside the capture are part of the graph and need no event, except that of the
+                // block's own stream.
                 self.driver.is_per_thread_stream(by.stream)
                     && (!by.captured || by.stream == block.stream)
             })
     }
 
-    /// Finishes the picked deferred blocks that the calling thread can finish. Records events for the uses
-    /// from before the capture. The block's own per-thread default stream gets an event even if its use
-    /// was captured, because `record_stream` is not called for work submitted to it after the capture.
+    /// Finishes those blocks among the picked ones that the calling thread can finish. Records events
+    /// for the uses from before the capture. The block's own per-thread default stream gets an event
+    /// even if its use was captured, because it may have run other work since, for which `record_stream`
+    /// is not called.
     ///
-    /// The list stays locked: a block that is neither in it nor among the events would be treated as in
-    /// use.
+    /// The list stays locked: another thread that found a block neither in the list nor among the events
+    /// would treat it as in use.
     fn finish_picked(
         &self,
         state: &mut State,
@@ -299,8 +307,8 @@ impl Engine {
             if self.is_of_another_thread(block) {
                 return true;
             }
-            // The stream may be in another capture by now, or in one whose scope closed before it ended:
-            // an event recorded there never passes.
+            // The stream may be in another capture by now, or in a capture whose scope closed early. An
+            // event recorded in a capture never passes.
             let mut is_captured = |stream| match queried.iter().find(|(of, _)| *of == stream) {
                 Some((_, captured)) => *captured,
                 None => {
@@ -317,7 +325,7 @@ impl Engine {
                     self.attention.remove_other();
                     false
                 }
-                // A capture has begun since the check.
+                // Another thread began a capture after the check.
                 Err(error) if error.kind() == DriverErrorKind::CaptureActive => true,
                 Err(error) => {
                     let _ = failed.get_or_insert(error);
@@ -328,7 +336,8 @@ impl Engine {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Makes a deferred block wait for events on its streams, or frees it if there are none.
+    /// Records events for a deferred block's uses and makes the block wait for them. Frees the block if
+    /// it has no uses.
     fn add_events(&self, block: &Deferred) -> Result<(), DriverError> {
         let waits = self.record_events(&block.uses)?;
         let cell = self.heaps.get(block.heap).expect("heaps are never removed");

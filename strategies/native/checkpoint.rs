@@ -1,9 +1,9 @@
-//! Blocks at exact addresses, and restoring an earlier state of a private pool.
+//! Allocation at exact addresses, and restoring an earlier state of a private pool.
 //!
-//! A checkpoint is the pool's layout. Restoring it frees every live block of the pool. It then allocates
-//! the checkpoint's blocks, front to back, at their recorded addresses and sizes; the rules for
-//! splitting do not apply. Everything is checked first: a checkpoint that does not fit changes nothing.
-//! No driver call is made.
+//! A checkpoint is the layout of a pool. Restoring it frees every live block of the pool. It then
+//! allocates the checkpoint's live blocks in address order at their recorded addresses and sizes; the
+//! rules for splitting do not apply. Everything is checked first: a checkpoint that does not fit changes
+//! nothing. No driver call is made.
 //!
 //! Source: PyTorch's checkpoints for CUDA graph trees, and its exact-address allocation.
 
@@ -21,7 +21,7 @@ use crate::ids::{PoolId, StreamId};
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 
 impl Engine {
-    /// Serves a request for an exact address.
+    /// Serves a request that names an exact address.
     pub(super) fn allocate_at(
         &self,
         request: Request,
@@ -37,8 +37,9 @@ impl Engine {
         found.ok_or(AllocError::NoBlockAt { address, rounded_bytes, stream })
     }
 
-    /// Allocates exactly `size_bytes` at `address` from a free block of a pool, as restoring a
-    /// checkpoint does: for replays of recordings. Returns `None` if no free block contains that range.
+    /// Allocates exactly `size_bytes` at `address` from a free block of a pool, in the way that
+    /// restoring a checkpoint does. For replays of recordings. Returns `None` if no free block contains
+    /// that range.
     #[must_use]
     pub fn replace(
         &self,
@@ -96,8 +97,8 @@ impl Engine {
     }
 
     /// Allocates the live blocks of a recorded segment. The free block `next` contains the segment's
-    /// range. With `exact`, the other blocks are allocated too and freed at the end, so that counters
-    /// include them, as in PyTorch.
+    /// range. With `exact`, the segment's free blocks are allocated too and freed at the end, so that
+    /// they are counted as in PyTorch.
     pub(super) fn restore_segment(
         &self,
         cell: &HeapCell,
@@ -124,7 +125,8 @@ impl Engine {
             placed.push((out, requested, wanted));
         }
         if !exact {
-            // Free parts that existed only between two placements must not appear in the counters.
+            // A free part that exists only until the next block is allocated must not be counted as an
+            // inactive split. So only the last block reports the net change.
             let parts = placed.iter_mut().map(|(out, ..)| std::mem::take(&mut out.inactive));
             let sum = parts.fold(SplitChange::default(), SplitChange::plus);
             if let Some((last, ..)) = placed.last_mut() {
@@ -148,8 +150,8 @@ impl Engine {
 }
 
 /// Allocates `size_bytes` at `address` from the free block at `slot`, which contains that range. The
-/// bytes before `address` are split off and stay free. The reported change in inactive splits is the net
-/// change.
+/// bytes before `address` are split off and stay free. The change in inactive splits that the result
+/// reports is the net change.
 fn place_in(
     heap: &mut Heap,
     slot: Slot,
@@ -179,8 +181,8 @@ fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), 
     }
 }
 
-/// Fails if a live block of the heap is used by other streams outside of captures. Freeing it now would
-/// allow its reuse while that work runs.
+/// Fails if a stream other than its own uses a live block of the heap, outside of captures. Freeing such
+/// a block now would allow its reuse while that stream's work runs.
 fn check_used_by_no_other_stream(pool: PoolId, state: &HeapState) -> Result<(), PoolError> {
     let heap = &state.heap;
     let used = |slot: &Slot| heap.uses(*slot).any(|by| !by.captured);
@@ -190,7 +192,8 @@ fn check_used_by_no_other_stream(pool: PoolId, state: &HeapState) -> Result<(), 
     }
 }
 
-/// Checks that the checkpoint's blocks tile its segments, and that the pool still has all of them.
+/// Checks that the checkpoint's blocks tile its segments, and that the pool still has all these
+/// segments.
 fn check_fits(checkpoint: &PoolCheckpoint, now: &[SegmentLayout]) -> Result<(), PoolError> {
     let end = |segment: &SegmentLayout| segment.address.checked_add(segment.size_bytes);
     let mut last_end = 0;
@@ -245,7 +248,7 @@ impl Checkpoints for Engine {
         growth.pools.in_use(pool)?;
         let mut cells = self.heaps_of(&growth, pool);
         cells.sort_by_key(|cell| cell.number);
-        // Lock all heaps of the pool, so that nothing changes between the checks and the changes.
+        // All heaps of the pool stay locked, so that nothing changes between the checks and the restore.
         let mut states: Vec<_> = cells.iter().map(|cell| cell.lock()).collect();
         let held = || cells.iter().zip(&states);
         let mut now = Vec::new();

@@ -1,8 +1,9 @@
-//! Blocks that wait for other streams.
+//! Freed blocks that wait for work of other streams.
 //!
-//! Freeing such a block records one event per stream and returns. The block is then **draining**: it is
-//! no longer live, and it becomes free when its events have passed. Every later allocation queries the
-//! events of each stream, oldest first, and stops at the first that has not completed (`event_queue`).
+//! Freeing a block that other streams use records one event on each of these streams and returns. The
+//! block is then **draining**: it is no longer live, and becomes free when all its events have passed.
+//! Every later allocation queries the events of each stream, oldest first, up to the first that has not
+//! completed (`event_queue`).
 //!
 //! Source: PyTorch's `record_stream` rules.
 
@@ -19,9 +20,9 @@ use crate::heap::{BlockId, Heap, Slot, StreamUse};
 use crate::history::{Action, Listener};
 use crate::ids::{EventId, PoolId, StreamId};
 
-/// Indicates that a request needs more than a search of its heap. Counts pending events, and open scopes
-/// plus deferred blocks; one bit is set while the history records. It is one number, so that a hit needs
-/// a single load.
+/// Indicates whether a request needs more than a search of its heap. Counts pending events, and open
+/// scopes plus deferred blocks; one bit is set while the history records. All are in one number, so that
+/// a hit needs a single load.
 #[derive(Debug, Default)]
 pub(super) struct Attention(AtomicU64);
 
@@ -30,13 +31,13 @@ const ONE_OTHER: u64 = 1 << 40;
 const RECORDS: u64 = 1 << 63;
 
 impl Attention {
-    /// Returns true if anything is set. One relaxed load.
+    /// Returns true if any count is above zero or the history records. One relaxed load.
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns true if only recording is on.
+    /// Returns true if the history records and both counts are zero.
     pub(super) fn only_records(&self) -> bool {
         self.0.load(Ordering::Relaxed) == RECORDS
     }
@@ -67,7 +68,7 @@ impl Listener for Attention {
     }
 }
 
-/// A draining block.
+/// A draining block, as an entry of the event queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     heap: u32,
@@ -75,8 +76,8 @@ pub(super) struct Waiting {
 }
 
 impl Engine {
-    /// Frees a block that other streams use. The events are recorded first, so that the block stays live
-    /// if the driver fails.
+    /// Frees a block that other streams use, after their work. Events are recorded first, so that the
+    /// block stays live if the driver fails.
     #[cold]
     pub(super) fn free_when_drained(
         &self,
@@ -92,17 +93,18 @@ impl Engine {
             state.heap.uses(slot).for_each(|by| uses.push(by));
             state.heap.id(slot)
         };
-        // Only this thread can record events on its own per-thread default stream, so it must do so now.
-        // A use inside a capture may belong to another thread.
+        // If all uses are by this thread's per-thread default stream, events must be recorded now,
+        // because no other thread can do that. This does not hold for uses inside a capture, which may
+        // belong to another thread.
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
         let may_wait = !self.scopes.any_capture() || uses.iter().all(is_ours);
-        // An event recorded in a capture never passes, even after the capture has ended. The capture
-        // need not have a scope.
+        // The streams are checked even if no scope is open, because a capture need not have a scope. An
+        // event recorded in a capture never passes, even after the capture has ended.
         if !may_wait || uses.iter().any(|by| may_be_captured(&*self.driver, by.stream)) {
             return self.defer_free(cell, address, id, uses);
         }
         let waits = match self.record_events(&uses) {
-            // A capture has begun since the check.
+            // Another thread began a capture after the check.
             Err(error) if error.kind() == DriverErrorKind::CaptureActive => {
                 return self.defer_free(cell, address, id, uses);
             }
@@ -127,8 +129,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Turns a live block into a draining one. Returns `None` if it is no longer the block that `uses`
-    /// was read from: another thread may have freed the address or recorded a stream since.
+    /// Turns a live block into a draining one. Returns `None` if the block has changed since `uses` was
+    /// read: another thread may have freed it or recorded another stream.
     pub(super) fn start_draining(
         &self,
         cell: &HeapCell,
@@ -149,25 +151,26 @@ impl Engine {
         Some(slot)
     }
 
-    /// Frees the draining block at `slot` when these events have passed.
+    /// Makes the draining block at `slot` free when these events have passed.
     pub(super) fn wait_for_events(
         &self,
         waits: &[(EventId, StreamId)],
         cell: &HeapCell,
         slot: Slot,
     ) {
-        // Counted first, because another thread may see them pass at once.
+        // Before the events are in the queue: from then on another thread may see them pass and subtract
+        // them.
         self.attention.0.fetch_add(waits.len() as u64, Ordering::Relaxed);
         self.events.push(&*self.driver, waits, Waiting { heap: cell.number, slot });
     }
 
-    /// Records an event on the stream of each use, or on none if one fails. A stream that no longer
-    /// exists gets no event; the device is synchronized instead.
+    /// Records an event on the stream of each use. If one fails, none remains recorded. For a stream
+    /// that no longer exists, the device is synchronized instead.
     pub(super) fn record_events(&self, uses: &[StreamUse]) -> Result<Recorded, DriverError> {
         self.events.record(&*self.driver, uses.iter().map(|by| by.stream))
     }
 
-    /// Frees blocks whose events have completed. Skipped when another thread is polling.
+    /// Frees blocks whose events have completed. Does nothing while another thread does the same.
     ///
     /// # Errors
     ///
@@ -178,8 +181,8 @@ impl Engine {
         self.events.try_poll(&*self.driver, |block| self.pass(block))
     }
 
-    /// Waits for all pending events, or those of one pool, and frees the blocks. May wait for running
-    /// work.
+    /// Waits for all pending events, or for those of one pool, and frees the blocks. May wait for
+    /// running work.
     ///
     /// # Errors
     ///
@@ -192,7 +195,7 @@ impl Engine {
         finished.and(unless_captured(drained))
     }
 
-    /// Handles one passed event of a block.
+    /// Handles one passed event of a block; the last one frees the block.
     #[inline]
     pub(super) fn pass(&self, block: Waiting) {
         self.attention.0.fetch_sub(1, Ordering::Relaxed);
@@ -201,7 +204,8 @@ impl Engine {
     }
 }
 
-/// Returns the block with this id if it is live at `address` and used by exactly these streams.
+/// Returns the slot of the block with this id, if it is live at `address` and used by exactly these
+/// streams.
 fn same_block(heap: &Heap, id: BlockId, address: u64, uses: &[StreamUse]) -> Option<Slot> {
     heap.live(id, address).filter(|&slot| heap.uses(slot).eq(uses.iter().copied()))
 }

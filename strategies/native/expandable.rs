@@ -1,13 +1,15 @@
-//! The second source of segments: address space that is mapped page by page.
+//! Expandable segments: reserved address space that is mapped page by page.
 //!
-//! Fixed and expandable segments are two sources of one engine. A setting selects the source of new
-//! segments and may change while blocks are live, so one heap may contain both.
+//! Fixed and expandable segments are two sources of segments for one engine. A setting selects the
+//! source of new segments and may change while blocks are live, so one heap may contain both kinds.
 //!
-//! A miss maps the missing pages at the lowest gap that is long enough. Under memory pressure a free
-//! block is withheld from allocation and its stream is synchronized. Then the whole pages inside it are
-//! unmapped, and the rest becomes free again. Driver calls are made with no heap locked. A range of
-//! pages is mapped completely or not at all. Memory that the driver fails to release is kept and
-//! released again later, so nothing is lost and no range is mapped twice.
+//! A miss maps the missing pages at the lowest gap that is long enough. To release pages under memory
+//! pressure, the engine withholds a free block from allocation and synchronizes its stream. It then
+//! unmaps the whole pages inside the block and makes the rest free again.
+//!
+//! Driver calls are made with no heap locked. A range of pages is mapped completely or not at all.
+//! Memory that the driver fails to release is kept, and its release is retried later, so nothing is lost
+//! and no range is mapped twice.
 //!
 //! Source of the order of choices: PyTorch's expandable segments.
 
@@ -39,14 +41,14 @@ pub(super) type Pages = HashMap<u64, Page>;
 pub(super) struct Page {
     pub(super) piece: PhysicalId,
     pub(super) exportable: Exportable,
-    /// Its entry in the exporter, once it was shared with other processes.
+    /// The page's entry in the exporter, once it was shared with other processes.
     pub(super) shared: Option<PageEntry>,
-    /// Its fabric handle, once it was shared over the fabric.
+    /// The page's fabric handle, once it was shared over the fabric.
     pub(super) handle: Option<FabricHandle>,
 }
 
-/// Memory that the driver failed to release. The release is retried whenever memory is released or
-/// grows.
+/// Memory that the driver failed to release. The release is retried whenever the engine releases memory
+/// or grows.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
     /// Pages that are mapped but unused: address and size.
@@ -58,12 +60,12 @@ pub(super) struct Leftovers {
 }
 
 impl Leftovers {
-    /// Returns the unused bytes of the device that the driver has failed to release.
+    /// Returns the unused bytes of the device that the driver failed to release.
     pub(super) fn bytes(&self) -> u64 {
         self.pieces.iter().map(|(_, size_bytes)| size_bytes).sum()
     }
 
-    /// Tries to release everything again. Ranges that fail again are kept.
+    /// Tries to release everything again. Keeps what fails again, for a later try.
     fn offer(&mut self, memory: &dyn VirtualMemory) -> Result<(), DriverError> {
         let mut refused = None;
         let mut keep = |result: Result<(), DriverError>| match result {
@@ -81,7 +83,7 @@ impl Leftovers {
 }
 
 impl Growth {
-    /// Returns the page size of a new reservation.
+    /// Returns the page size of a new reservation for small or large blocks.
     pub(super) fn page_bytes(&self, memory: &dyn VirtualMemory, kind: PoolKind) -> u64 {
         align_up(page_of(kind, self.settings.large_segment_bytes), memory.granularity_bytes())
     }
@@ -124,7 +126,8 @@ impl Engine {
                     state.heap.complete(slot, self.now());
                     grown = Some(slot);
                 }
-                // Another request took the front of the block that was growing: search again.
+                // While no lock was held, another request took the start of the block that was growing:
+                // search again.
                 None if grown.take().is_some() => {}
                 None => {
                     drop(state);
@@ -137,7 +140,7 @@ impl Engine {
         }
     }
 
-    /// Reserves address space for a kind of one stream's heap.
+    /// Reserves address space for the small or large blocks of one stream's heap.
     fn reserve(
         &self,
         growth: &mut Growth,
@@ -169,7 +172,7 @@ impl Engine {
         Ok(None)
     }
 
-    /// Unreserves the reservations of a heap in which nothing is mapped. A request that failed may leave
+    /// Unreserves the reservations of a heap in which nothing is mapped, as a failed request may leave
     /// one.
     pub(super) fn unreserve_addresses(&self, growth: &mut Growth, cell: &HeapCell) {
         let bare = cell.lock().heap.remove_bare_reservations();
@@ -181,7 +184,7 @@ impl Engine {
             self.addresses.remove(address, size_bytes);
             growth.leftovers.ranges.push((address, size_bytes));
         }
-        // On failure they are kept for another try.
+        // Ranges that fail are kept for a later try.
         let _ = self.release_leftovers(growth);
     }
 
@@ -202,7 +205,8 @@ impl Engine {
         let page_bytes = run.page_bytes;
         let count = run.size_bytes / page_bytes;
         let addresses = (0..count).map(|page| run.address + page * page_bytes);
-        // Probing for fabric support may create a handle, so it is done only if pages are to be shared.
+        // Checking for fabric support may create a handle, so this is done only if pages are to be
+        // shared.
         let exportable = match growth.settings.expandable_segments_handle_type {
             _ if !growth.settings.expandable_segments_ipc => Exportable::No,
             HandleType::PosixFd => Exportable::Descriptor,
@@ -227,7 +231,7 @@ impl Engine {
             self.note(cell, || format!("no pages for {} bytes: {error}", run.size_bytes));
             growth.leftovers.mapped.append(&mut mapped);
             growth.leftovers.pieces.extend(pieces.into_iter().map(|piece| (piece, page_bytes)));
-            // The caller gets the first error. Memory that cannot be released now is kept for another
+            // The caller gets the first error. Memory that cannot be released now is kept for a later
             // try.
             let _ = growth.leftovers.offer(memory);
             return if error.is_out_of_memory() {
@@ -247,8 +251,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// Unmaps the whole pages of one free block, unless a request has taken it. Waits first for work
-    /// that may still use them. Returns the number of bytes unmapped.
+    /// Unmaps the whole pages of one free block, unless a request has taken the block. First waits for
+    /// work that may still use them. Returns the number of bytes unmapped.
     pub(super) fn release_pages(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -303,7 +307,7 @@ impl Engine {
         Ok(run.size_bytes)
     }
 
-    /// Refuses page settings that the device does not support.
+    /// Checks that the device supports the settings for pages.
     ///
     /// # Errors
     ///
@@ -324,7 +328,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the unused bytes of the device that the driver has failed to release so far.
+    /// Returns the unused bytes of the device that the driver failed to release so far.
     #[must_use]
     pub fn unreleased_bytes(&self) -> u64 {
         self.growth.lock().leftovers.bytes()
@@ -332,13 +336,13 @@ impl Engine {
 
     /// Tries again to release memory that the driver failed to release.
     pub(super) fn release_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
-        // Imported memory must not prevent the release of our own.
+        // Ignored: failing to release imported memory must not prevent the release of our own.
         let _ = self.shared.imports.release_leftovers();
         self.driver.virtual_memory().map_or(Ok(()), |memory| growth.leftovers.offer(memory))
     }
 
-    /// Releases all pages and reservations when the engine is dropped. Waits for all work of the device,
-    /// because blocks may still be in use.
+    /// Releases all pages and reservations when the engine is dropped. First waits for all work of the
+    /// device, because it may still use blocks.
     pub(super) fn drop_pages(&self) {
         self.shared.withdraw_all();
         let _ = self.shared.imports.release_leftovers();
@@ -349,7 +353,7 @@ impl Engine {
         };
         // A drop cannot report errors: memory that the driver fails to release leaks.
         let _ = leftovers.offer(memory);
-        // If the wait fails, leak the pages: running work or a graph may still access them.
+        // If the wait fails, the pages leak: running work or a graph may still access them.
         if !pages.is_empty() && synchronize_outside_captures(&*self.driver).is_err() {
             return;
         }

@@ -1,4 +1,5 @@
-//! State under the growth lock: bytes held from the driver, the limit, and growing.
+//! The state under the growth lock: bytes held from the driver, the limit, private pools; and allocating
+//! segments.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -27,26 +28,26 @@ pub(super) struct Growth {
     pub(super) settings: Settings,
     device_total_bytes: u64,
     pub(super) limit_bytes: Option<u64>,
-    /// The counters that change only with segments; the heaps have the others.
+    /// The counters that change only with segments. The heaps keep the others.
     pub(super) counters: Statistics,
-    /// For each private pool that ever held memory.
+    /// The reserved bytes of each private pool that ever held memory.
     pub(super) reserved_by_pool: HashMap<PoolId, PerPool>,
     /// The physical handles of mapped pages.
     pub(super) pages: Pages,
-    /// Memory that the driver failed to release.
+    /// Memory that the driver failed to release. The release is retried later.
     pub(super) leftovers: Leftovers,
     /// Other devices that may access every page.
     pub(super) peers: Vec<DeviceId>,
     pub(super) pools: Pools,
-    /// The class of `expandable_segments_reserve_by_class` of each stream that has one.
+    /// The class of each stream that has one, for `expandable_segments_reserve_by_class`.
     pub(super) reserve_classes: HashMap<StreamId, String>,
-    /// The number of each segment, by its address; see `SegmentState::number`.
+    /// The number of each segment, by the segment's address; see `SegmentState::number`.
     pub(super) numbers: BTreeMap<u64, u64>,
-    /// Segments that still have to be returned to the pools' own allocators.
+    /// Segments that must still be returned to their pools' own allocators.
     pub(super) returns: Vec<Return>,
-    /// The number of ranges that are being announced to trackers, with the lock released.
+    /// The number of ranges that are being announced to trackers. The lock is released during that.
     pub(super) announcing: u32,
-    /// Bytes that a miss is requesting from the driver with the lock released.
+    /// Bytes being requested from the driver by misses that have released the lock meanwhile.
     in_flight_bytes: u64,
     pub(super) reserved: Arc<Reserved>,
 }
@@ -59,7 +60,7 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// Stores the value of the counter. The caller holds the growth lock.
+    /// Stores the current value and the peak of the counter. The caller holds the growth lock.
     pub(super) fn store(&self, counter: Counter) {
         self.now.store(counter.current, Ordering::Relaxed);
         self.peak.store(counter.peak, Ordering::Relaxed);
@@ -71,7 +72,7 @@ impl Reserved {
     }
 }
 
-/// A segment that belongs to a pool's own allocator.
+/// A segment to return to a pool's own allocator.
 #[derive(Debug)]
 pub(super) struct Return {
     pub(super) to: Arc<dyn SegmentAllocator>,
@@ -83,7 +84,7 @@ pub(super) struct Return {
 /// The reason why no segment was allocated.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
-    /// The limit.
+    /// The limit was reached.
     Limit,
     /// The driver has not enough memory.
     Driver(DriverError),
@@ -122,28 +123,32 @@ impl Growth {
         }
     }
 
-    /// Returns true if decisions match PyTorch exactly (`compat:pytorch`). PyTorch does not search again
-    /// after it waited for events. It empties the cache for requests that cannot be served at all, and
-    /// keeps free memory of a pool in use. It takes no expandable block from a pool with `use_on_oom`.
-    /// It compares the limit with the size of a fixed segment even if it maps whole pages. A restored
-    /// checkpoint counts its free blocks as allocated and freed.
+    /// Returns true if decisions match PyTorch exactly (`compat:pytorch`). PyTorch differs from the
+    /// default in these decisions:
+    ///
+    /// - It does not search again after it waited for events.
+    /// - It empties the cache even for requests that cannot be served at all.
+    /// - It keeps free memory of a pool with users.
+    /// - It takes no expandable block from a pool with `use_on_oom`.
+    /// - It compares the limit with the size of a fixed segment even if it maps whole pages.
+    /// - It counts the free blocks of a restored checkpoint as allocated and freed.
     pub(super) fn is_exact(&self) -> bool {
         self.settings.compat.is_pytorch()
     }
 
-    /// Returns the policy for hits in heaps of this pool.
+    /// Returns the policy by which heaps of this pool serve hits.
     pub(super) fn policy_of(&self, pool: PoolId) -> HitPolicy {
         let hit = HitPolicy::new(&self.settings, self.limit_bytes.is_some());
         self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options))
     }
 
-    /// Returns the bytes held from the driver or being requested from it.
+    /// Returns the bytes held from the driver, plus those being requested from it.
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.counters.reserved_bytes.all.current.unsigned_abs().saturating_add(self.in_flight_bytes)
     }
 
     /// Returns the reason why `segment_bytes` more may not be requested from the driver, if there is
-    /// one. Assumes that `released_bytes` are released first.
+    /// one. Assumes that `released_bytes` are released before.
     pub(super) fn refuses(&self, segment_bytes: u64, released_bytes: u64) -> Option<Refusal> {
         let reserved_bytes = self.reserved_bytes().saturating_sub(released_bytes);
         let after = reserved_bytes.saturating_add(segment_bytes);
@@ -156,8 +161,8 @@ impl Growth {
         forbidden.then_some(Refusal::Forbidden)
     }
 
-    /// Returns how much address space an expandable segment of a stream reserves, and the class that
-    /// determines it.
+    /// Returns how much address space an expandable segment of a stream reserves, and the class of the
+    /// stream if that determines it.
     pub(super) fn reserve_of(&self, stream: StreamId) -> (u64, Option<&str>) {
         let class = self.reserve_classes.get(&stream);
         let known = class.and_then(|class| {
@@ -191,7 +196,7 @@ impl Growth {
         self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most)
     }
 
-    /// Counts pages of expandable segments as bytes and as driver calls, but not as segments.
+    /// Counts pages of expandable segments as reserved bytes and driver calls, but not as segments.
     pub(super) fn pages_added(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_alloc += 1;
         self.reserve_changes(pool, kind, size_bytes, PerPool::increase);
@@ -220,8 +225,9 @@ impl Growth {
 }
 
 impl Engine {
-    /// Allocates a segment from the driver and serves the request from its front. The inner error is the
-    /// reason why there is no segment; the outer one is a failure that is not about memory.
+    /// Allocates a segment from the driver and serves the request from the segment's start. The inner
+    /// error is the reason why there is no segment. The outer error is a failure other than lack of
+    /// memory.
     pub(super) fn grow(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -246,7 +252,8 @@ impl Engine {
         growth.numbers.insert(address, self.history.number_segment());
         self.addresses.add(address, plan.segment_bytes, cell.number);
         self.announce(growth, Action::SegmentAlloc, address, plan.segment_bytes, cell);
-        // A snapshot taken by a tracker contains neither the segment nor its entry.
+        // Recorded after the trackers ran: a snapshot that a tracker takes contains neither the segment
+        // nor this entry.
         self.record(Action::SegmentAlloc, address, plan.segment_bytes, cell);
         let mut state = cell.lock();
         let clock = self.now();
@@ -275,8 +282,8 @@ impl Engine {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Returns segments to the pools' own allocators, with no lock held. A panic of one of them is
-    /// resumed after all calls were made.
+    /// Returns segments to the pools' own allocators, with no lock held. If one of these panics, the
+    /// panic is resumed after all of them were called.
     pub(super) fn return_segments(growth: &mut MutexGuard<'_, Growth>) {
         let returns = std::mem::take(&mut growth.returns);
         if !returns.is_empty() {

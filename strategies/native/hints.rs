@@ -1,8 +1,8 @@
 //! Hints in an out-of-memory report: settings that might have helped.
 //!
-//! A hint names a setting if the current numbers show that it would have made room, or states that it
-//! may help. It cannot know how a setting would have changed earlier allocations. `replay` and `compare`
-//! can try one.
+//! A hint either states that a setting would have made room, by the numbers at the time of the failure,
+//! or that a setting may help. It cannot include how the setting would have changed earlier allocations.
+//! `replay` and `compare` can test a setting on a recording.
 
 use super::growth::{Growth, Refusal};
 use crate::error::OutOfMemory;
@@ -13,52 +13,54 @@ use crate::size::{
     align_down, align_up, human_bytes, segment_bytes,
 };
 
-/// Properties of the heaps that explain the failure.
+/// Figures of the heaps that explain the failure.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeapSummary {
     /// Free memory in heaps of other streams, in the request's pool.
     pub(super) streams: OutOfReach,
     /// Free memory in other pools.
     pub(super) pools: OutOfReach,
-    /// True if the request's own heap has a fitting block by now.
+    /// True if the request's own heap has a fitting block now, when the report is made.
     pub(super) fits_now: bool,
     /// The page size of expandable segments, if the device supports them and they are off.
     page_bytes: Option<u64>,
-    /// The reserved bytes that expandable segments would keep: pages with a block in use.
+    /// An estimate of the bytes that would stay reserved with expandable segments: all pages with a
+    /// block in use.
     kept_bytes: u64,
     /// The requested bytes of the blocks in use.
     requested_bytes: u64,
     /// The largest segment of the request's own heap that was split.
     cut_segment_bytes: u64,
-    /// Free bytes of expandable segments in the request's own heap, in blocks so large that they would
-    /// have had fixed segments of their own.
+    /// The free bytes in the request's own heap that are in blocks of expandable segments, counting only
+    /// blocks large enough for a fixed segment of their own.
     own_segments_bytes: u64,
 }
 
-/// Free memory that the request cannot use.
+/// Cached memory in heaps that the request may not use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OutOfReach {
     pub(super) cached_bytes: u64,
-    /// True if one of these blocks is large enough; in another pool, only blocks of the request's stream
-    /// count.
+    /// True if one of these blocks is large enough for the request. In other pools, only blocks of the
+    /// request's stream count.
     pub(super) fits: bool,
 }
 
 impl OutOfReach {
-    /// Returns true if it would have been enough.
+    /// Returns true if this memory would have been enough for `bytes`.
     fn is_enough(self, bytes: u64) -> bool {
         self.fits || self.cached_bytes >= bytes
     }
 }
 
 impl HeapSummary {
-    /// Returns empty values. `page_bytes` is given if expandable segments could be switched on.
+    /// Returns empty figures. `page_bytes` is given if the device supports expandable segments and they
+    /// are off.
     pub(super) fn new(page_bytes: Option<u64>) -> Self {
         Self { page_bytes, ..Self::default() }
     }
 
-    /// Adds the figures of one heap, called for every heap of the device. `releases` is true if free memory
-    /// of its pool is released before a request fails.
+    /// Adds the figures of one heap. Called for every heap of the device. `releases` is true if the
+    /// heap's pool releases free memory before a request fails.
     pub(super) fn add_heap(&mut self, heap: &Heap, releases: bool, requested_bytes: u64) {
         self.requested_bytes += requested_bytes;
         if let Some(page_bytes) = self.page_bytes {
@@ -67,7 +69,7 @@ impl HeapSummary {
         }
     }
 
-    /// Adds the figures that are needed from the request's own heap only.
+    /// Adds the figures that are taken from the request's own heap only.
     pub(super) fn add_cut_segments(&mut self, heap: &Heap) {
         for head in heap.segment_heads() {
             let view = heap.view(head);
@@ -85,14 +87,14 @@ impl HeapSummary {
     }
 }
 
-/// Returns the bytes that the heap would keep reserved if its segments were expandable, with the same
-/// layout.
+/// Returns the bytes that would stay reserved if the heap's segments were expandable, with the same
+/// blocks.
 fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
     let mut kept = [0; 2];
     for head in heap.segment_heads() {
         let kind = heap.view(head).kind;
         let page_bytes = page_of(kind, large_page_bytes);
-        // The end of the last page that is kept, and the end of the previous block.
+        // `paged`: the end of the last page that stays mapped. `end`: the end of the previous block.
         let (mut paged, mut end) = (0, 0u64);
         for block in heap.segment_blocks(head) {
             let start = end;
@@ -103,7 +105,7 @@ fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
                 kept[kind.index()] += paged - first;
             }
         }
-        // The last page of a segment may be shared with the memory behind it.
+        // The last page extends past the end of the segment. Those bytes could serve the next segment.
         kept[kind.index()] -= paged.saturating_sub(end);
     }
     [PoolKind::Small, PoolKind::Large]
@@ -112,7 +114,7 @@ fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// Returns the page size of a kind. The driver's granularity may be larger.
+/// Returns the page size for small or large blocks. The driver's granularity may be larger.
 pub(super) fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
     match kind {
         PoolKind::Small => SMALL_SEGMENT_BYTES,
@@ -120,7 +122,7 @@ pub(super) fn page_of(kind: PoolKind, large_page_bytes: u64) -> u64 {
     }
 }
 
-/// All that is known about a failure.
+/// The facts about a failure.
 pub(super) struct Why<'a> {
     pub(super) report: &'a OutOfMemory,
     pub(super) refusal: &'a Refusal,
@@ -129,7 +131,7 @@ pub(super) struct Why<'a> {
 }
 
 impl Why<'_> {
-    /// Returns hints that would most likely have helped, the surest first.
+    /// Returns hints that would most likely have helped, the most certain first.
     pub(super) fn hints(&self) -> Vec<String> {
         let reasons = [
             self.forbidden(),
@@ -145,7 +147,8 @@ impl Why<'_> {
         reasons.into_iter().flatten().collect()
     }
 
-    /// Returns the bytes that the device and the limit still allow, if the device can report them.
+    /// Returns the bytes that could still be allocated from the device under the limit, if the device
+    /// reports its free memory.
     fn room(&self) -> Option<u64> {
         let report = self.report;
         let below = |limit: u64| limit.saturating_sub(report.reserved_bytes);
@@ -193,7 +196,8 @@ impl Why<'_> {
         })
     }
 
-    /// Suggests a smaller shared segment, if there is room for the request but not for the segment.
+    /// Suggests a smaller size for shared segments, if there is room for the request but not for such a
+    /// segment.
     fn large_segment(&self) -> Option<String> {
         let (room, report) = (self.room()?, self.report);
         let mib = room / MIB;
@@ -211,7 +215,7 @@ impl Why<'_> {
         })
     }
 
-    /// Explains that the request's own stream has enough free memory, but not contiguous.
+    /// Explains that the request's own stream has enough free memory, but not in one block.
     fn pieces(&self) -> Option<String> {
         if self.summary.fits_now {
             let why = if self.growth.is_exact() {
@@ -243,7 +247,7 @@ impl Why<'_> {
         })
     }
 
-    /// Returns advice against fragmentation: free blocks between live blocks.
+    /// Returns advice against fragmentation, which means free blocks between live blocks.
     fn remedy(&self) -> String {
         let (summary, rounded) = (self.summary, self.report.rounded_bytes);
         if self.may_be_joined().is_some() {
@@ -267,9 +271,9 @@ impl Why<'_> {
         "blocks in use separate them, so allocate long-lived blocks first".to_owned()
     }
 
-    /// Returns the cached bytes and the bytes that could still be reserved, if expandable segments might
-    /// serve the request. That is so if there is room for the pages they would keep and those of the
-    /// request. This is an estimate, because blocks would have been placed elsewhere.
+    /// If expandable segments might have served the request, returns the cached bytes and the bytes that
+    /// could still be reserved. That is so if there is room for the pages that would stay mapped and for
+    /// those of the request. This is an estimate, because blocks would have been placed elsewhere.
     fn may_be_joined(&self) -> Option<(u64, u64)> {
         let (report, summary) = (self.report, self.summary);
         let page_bytes = summary.page_bytes?;
@@ -309,7 +313,7 @@ impl Why<'_> {
         })
     }
 
-    /// Returns true if a request without rounding would have found a block or a segment.
+    /// Returns true if the request would have found a block or a segment without rounding.
     fn would_fit(&self, requested_bytes: u64) -> bool {
         let report = self.report;
         let bytes = align_up(requested_bytes, MIN_BLOCK_BYTES);
@@ -337,7 +341,8 @@ impl Why<'_> {
         })
     }
 
-    /// Suggests less rounding, if the slack in blocks is at least the number of missing bytes.
+    /// Suggests less rounding, if rounding costs the blocks in use at least as many bytes as are
+    /// missing.
     fn inflated(&self) -> Option<String> {
         let report = self.report;
         let in_use = report.allocated_bytes.saturating_add(report.draining_bytes);

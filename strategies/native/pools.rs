@@ -1,14 +1,15 @@
 //! Private pools: their users, their heaps, and how requests are routed to them.
 //!
 //! A pool is a set of heaps, one for each stream that allocated in it, under the same rules as the
-//! default pool. The growth lock protects the table of pools. Open scopes hold their pools' heaps, so
-//! that a hit in a scope does not take the growth lock. A request on a captured stream pins the pool: it
-//! keeps its memory while it has users. A pool's own allocator (`SegmentAllocator`) is user code and is
-//! called with no lock held.
+//! default pool. The growth lock protects the table of pools. Each open scope stores its pool's heaps,
+//! so that a hit in a scope does not take the growth lock. A request on a captured stream **pins** the
+//! pool: until its last user is gone, the pool's memory is not released, because the graph uses it. A
+//! pool's own allocator (`SegmentAllocator`) is user code and is called with no lock held.
 //!
-//! A pool without users is **freeable**: releasing memory empties it. Its empty heaps are then reused by
-//! other pools, so the number of pools over time is unlimited. A heap's key is checked under its lock,
-//! which detects a heap that has moved.
+//! A pool without users is **freeable**: its free memory is released with the cache. Once such a pool is
+//! empty, its heaps are reused by other pools, so the number of pools over time is unlimited. A heap's
+//! key (pool and stream) is checked under the heap's lock, which detects a heap that now belongs to
+//! another pool.
 //!
 //! Source: PyTorch's private pools.
 
@@ -31,13 +32,13 @@ use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
 use crate::scopes::Routed;
 
-/// The heaps of one pool, by stream, as their numbers.
+/// The heaps of one pool: stream and heap number of each.
 #[derive(Debug)]
 pub(super) struct PoolHeaps {
     pub(super) pool: PoolId,
     numbers: RwLock<Vec<(StreamId, u32)>>,
-    /// True if a graph was captured in it or a checkpoint was taken. Freed memory is then still in use,
-    /// and stays while there are users.
+    /// True if a graph was captured in the pool or a checkpoint was taken. These refer to addresses of
+    /// freed blocks, so the pool releases no memory while it has users.
     pinned: AtomicBool,
 }
 
@@ -57,7 +58,8 @@ pub(super) struct PrivatePool {
     heaps: Arc<PoolHeaps>,
     users: u32,
     options: PoolOptions,
-    /// The number of requests being served off the hot path. The pool is not removed until it is 0.
+    /// The number of requests being served outside of the hot path. The pool is not removed until this
+    /// is 0.
     busy: u32,
     open: bool,
 }
@@ -66,7 +68,7 @@ pub(super) struct PrivatePool {
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     by_id: BTreeMap<PoolId, PrivatePool>,
-    /// The numbers of heaps of removed pools. All are empty.
+    /// The numbers of the heaps of removed pools, all empty, for reuse.
     spare: Vec<u32>,
 }
 
@@ -79,27 +81,27 @@ impl Pools {
         self.by_id.get_mut(&pool).ok_or_else(|| PoolError::missing(pool))
     }
 
-    /// Returns the pool if it has users.
+    /// Returns the pool, or an error if it has no users.
     pub(super) fn in_use(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
         let found = self.get_mut(pool)?;
         if found.users == 0 { Err(PoolError::Released { pool }) } else { Ok(found) }
     }
 
-    /// Prevents release of the pool's memory while it has users, because graphs or checkpoints refer to
-    /// freed addresses.
+    /// Marks the pool as referred to by graphs or checkpoints: while it has users, its memory is not
+    /// released.
     pub(super) fn pin(&self, pool: PoolId) {
         if let Some(found) = self.by_id.get(&pool) {
             found.heaps.pin();
         }
     }
 
-    /// Returns true if a pool has users and its freed addresses are referred to by graphs or
-    /// checkpoints.
+    /// Returns true if a pool has users and graphs or checkpoints refer to addresses of its freed
+    /// blocks.
     pub(super) fn is_pinned(&self, pool: PoolId) -> bool {
         self.by_id.get(&pool).is_some_and(|found| found.users > 0 && found.heaps.is_pinned())
     }
 
-    /// Marks a pool as busy while a miss in it is handled, or ends that.
+    /// Marks a pool as busy while a miss in it is handled, or removes one such mark.
     pub(super) fn set_busy(&mut self, pool: PoolId, busy: bool) {
         if let Some(found) = self.by_id.get_mut(&pool) {
             found.busy = if busy { found.busy + 1 } else { found.busy - 1 };
@@ -116,7 +118,8 @@ impl Pools {
         self.by_id.get(&pool).map(|found| &found.options)
     }
 
-    /// Returns the pools whose free blocks the default pool may use, in the order of their ids.
+    /// Returns the pools with `use_on_oom` whose free blocks the default pool may use now, in the order
+    /// of their ids.
     pub(super) fn helpers(&self) -> impl Iterator<Item = &Arc<PoolHeaps>> {
         let helping = |pool: &&PrivatePool| {
             pool.options.use_on_oom && pool.users > 0 && !pool.heaps.is_pinned()
@@ -124,8 +127,8 @@ impl Pools {
         self.by_id.values().filter(helping).map(|pool| &pool.heaps)
     }
 
-    /// Returns true if free segments of a pool with users may be released under pressure: nothing refers
-    /// to their addresses, and they came from the driver.
+    /// Returns true if free segments of a pool with users may be released under pressure: no graph or
+    /// checkpoint refers to their addresses, and the segments came from the driver.
     pub(super) fn may_shrink(&self, pool: PoolId) -> bool {
         self.by_id.get(&pool).is_some_and(|p| !p.heaps.is_pinned() && p.options.allocator.is_none())
     }
@@ -141,8 +144,8 @@ impl Pools {
 }
 
 impl Engine {
-    /// Allocates while blocks wait for events, scopes are open or captures run, or if the request names
-    /// a pool or address.
+    /// Serves a request off the hot path: blocks wait for events, a scope is open, a capture is active,
+    /// or the request names a pool or an address.
     #[cold]
     pub(super) fn allocate_checked(&self, request: Request) -> Result<Allocation, AllocError> {
         check_size(request.bytes)?;
@@ -159,8 +162,8 @@ impl Engine {
         }
     }
 
-    /// Frees waiting blocks that can be freed, and returns the private pool to which a request on a
-    /// stream is routed.
+    /// Finishes waiting blocks that can be freed, and returns the private pool to which scopes route a
+    /// request on this stream.
     #[inline]
     pub(super) fn route(&self, stream: StreamId) -> Result<Routed<Arc<PoolHeaps>>, DriverError> {
         let routed = self.scopes.route(stream)?;
@@ -179,14 +182,15 @@ impl Engine {
         self.allocate_in_heaps(&heaps, request, status)
     }
 
-    /// Allocates in a private pool, for a stream with this capture status.
+    /// Allocates in a private pool. `status` is the capture status of the request's stream.
     fn allocate_in_heaps(
         &self,
         heaps: &Arc<PoolHeaps>,
         request: Request,
         status: CaptureStatus,
     ) -> Result<Allocation, AllocError> {
-        // Each launch of the graph uses the memory again, even after it was freed in the capture.
+        // Each launch of the graph uses the block's memory again, even if the block was freed in the
+        // capture.
         if status != CaptureStatus::None {
             heaps.pin();
         }
@@ -265,20 +269,20 @@ impl Engine {
                 continue;
             }
             for cell in cells {
-                // A thread that looked up this heap earlier now gets an error from `lock_at`.
+                // A thread that found this heap before now gets an error from `lock_at`.
                 let policy = cell.lock().policy;
                 cell.move_to(HeapKey { pool: PoolId::NONE, stream: cell.stream() }, policy);
                 growth.pools.spare.push(cell.number);
             }
             forgotten.extend(growth.pools.by_id.remove(&pool));
         }
-        // This may drop a pool's own allocator, which is user code.
+        // Dropping a pool drops its own allocator, which is user code: no lock may be held.
         if forgotten.iter().any(|pool| pool.options.allocator.is_some()) {
             MutexGuard::unlocked(growth, || drop(forgotten));
         }
     }
 
-    /// Returns the number of private pools, including those without users that hold memory.
+    /// Returns the number of private pools, including pools without users that still hold memory.
     #[must_use]
     pub fn private_pool_count(&self) -> usize {
         self.growth.lock().pools.by_id.len()

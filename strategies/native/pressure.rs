@@ -1,8 +1,9 @@
-//! The steps of a miss, tried in order until one yields a block (the ladder).
+//! The steps of a miss, also called the ladder: tried in order until one yields a block.
 //!
-//! Call the free-memory callbacks and search again. Collect free segments near the limit. Grow. Take a
-//! block from pools with `use_on_oom`. Release oversize blocks and grow. Wait for pending events and
-//! search again. Release all free memory and grow. `Growth::is_exact` lists where PyTorch differs.
+//! Call the free-memory callbacks and search again. Release old free segments near the limit (garbage
+//! collection). Grow, which means to allocate a segment or map pages. Take a block from pools with
+//! `use_on_oom`. Release oversize blocks and grow. Wait for pending events and search again. Release all
+//! free memory and grow. `Growth::is_exact` lists where PyTorch differs.
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 
@@ -21,11 +22,11 @@ use crate::heap::FitRules;
 use crate::ids::{PoolId, StreamId};
 use crate::size::{PoolKind, align_up};
 
-/// The result of a step: a block, or the reason to continue.
+/// The result of a step: a block, or the reason why the next step is needed.
 type Step = Result<Allocation, Refusal>;
 
 impl Engine {
-    /// Serves a request that found no block. Called with no lock held.
+    /// Serves a request that found no block. The caller holds no lock.
     #[cold]
     pub(super) fn allocate_under_pressure(
         &self,
@@ -46,8 +47,8 @@ impl Engine {
         let capturing = self.is_captured(request.stream);
         let mut growth = self.growth.lock();
         let (plan, refusal) = loop {
-            // While this thread waited for the lock, another miss may have grown this heap, and a
-            // private pool may have been removed.
+            // While this thread waited for the growth lock, another miss may have grown this heap, or
+            // the private pool may have been removed.
             let policy = {
                 let mut state = cell.lock_at(key)?;
                 if let Some(found) = self.search(cell, &mut state, request.bytes) {
@@ -57,7 +58,7 @@ impl Engine {
             };
             let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.settings) };
             growth.pools.set_busy(key.pool, true);
-            // A pool's own allocator may panic; the pool must not stay busy then.
+            // If a pool's own allocator panics, the mark must still be removed.
             let step =
                 catch_unwind(AssertUnwindSafe(|| self.try_miss_steps(&mut growth, cell, &plan)));
             growth.pools.set_busy(key.pool, false);
@@ -99,7 +100,7 @@ impl Engine {
             self.note(cell, || "a pool with use_on_oom served the request".to_owned());
             return Ok(Ok(found));
         }
-        // While the stream is captured, the driver releases nothing and the thread may not wait.
+        // In a capture, the thread may neither release memory nor wait.
         if plan.capturing {
             return Ok(Err(refusal));
         }
@@ -113,8 +114,8 @@ impl Engine {
         if self.counts_as_captured() {
             return Ok(Err(refusal));
         }
-        // Blocks that wait for events may serve the request, if the reserved bytes suffice for it. That is
-        // possible even above the limit, if the limit was lowered.
+        // A draining block can serve the request only if the reserved bytes suffice for it. A lowered
+        // limit may be below the reserved bytes, so this can help even if no segment is allowed.
         let may_drain = self.attention.any_event() && plan.rounded_bytes <= growth.reserved_bytes();
         if is_hopeless && !may_drain {
             return Ok(Err(refusal));
@@ -131,7 +132,8 @@ impl Engine {
             return drained.map(|()| Err(refusal));
         }
         match (self.release_and_grow(growth, cell, plan)?, drained) {
-            // The blocks that could not be waited for might have served the request.
+            // Returns the error of the wait, because a block still waiting might have served the
+            // request: "out of memory" would be wrong.
             (Err(_), Err(error)) => Err(error),
             (step, _) => Ok(step),
         }
@@ -151,8 +153,9 @@ impl Engine {
         self.grow(growth, cell, plan)
     }
 
-    /// Serves a request by the last step of the ladder even if a free block would fit. For replays of
-    /// requests that had to wait for that block's events. Returns `None` if the step yields no block.
+    /// Serves a request by the last step of the ladder, even if a free block would fit. For replays of a
+    /// recorded request that was served this way because the block was still waiting for events. Returns
+    /// `None` if the step yields no block.
     #[doc(hidden)]
     pub fn allocate_by_retry(&self, pool: PoolId, request: Request) -> Option<Allocation> {
         let mut growth = self.growth.lock();
@@ -177,8 +180,8 @@ impl Engine {
         })
     }
 
-    /// Searches the heap once more. Neither a hit nor a tick of the collector's clock is counted.
-    /// Separate from `serve`, because sharing this code slows down hits.
+    /// Searches the heap once more. Counts neither a hit nor a tick of the garbage collector's clock.
+    /// Separate from `serve`, because sharing this code would slow down hits.
     fn search(
         &self,
         cell: &HeapCell,
@@ -191,8 +194,8 @@ impl Engine {
         Some(self.allocate_slot(cell, state, slot, rounded_bytes, requested_bytes))
     }
 
-    /// Returns true if even an empty cache could not serve the request, so that releasing memory is
-    /// useless.
+    /// Returns true if the request's segment exceeds the limit or the device, so that even an empty
+    /// cache could not serve it and releasing memory is useless.
     fn is_hopeless(&self, growth: &Growth, plan: &Plan) -> bool {
         let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
         let memory = self.driver.virtual_memory().filter(|_| plan.expandable);
@@ -201,7 +204,8 @@ impl Engine {
     }
 }
 
-/// Ignores the error if a capture prevented part of the release: the released part may be enough.
+/// Ignores the error if a capture prevented part of the release, because the part released may be
+/// enough.
 fn past_captures<T>(released: Result<T, DriverError>, kept: T) -> Result<T, DriverError> {
     released.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(kept),

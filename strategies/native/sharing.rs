@@ -1,10 +1,9 @@
-//! Sharing the engine's blocks with other processes, and opening theirs.
+//! Sharing the engine's blocks with other processes, and opening blocks that they share.
 //!
-//! A block of a fixed segment is shared by the driver's IPC handle of the segment. A block of an
-//! expandable segment is shared by the pages that cover it: by file descriptors, which
-//! [`sharing`](crate::sharing) transfers, or by fabric handles. Both need the growth lock, under which
-//! no segment and no page of a live block is released. No lock is held while waiting for the other
-//! process.
+//! A block of a fixed segment is shared by the driver's IPC handle of that segment. A block of an
+//! expandable segment is shared by its pages: by file descriptors, which [`sharing`](crate::sharing)
+//! transfers, or by fabric handles. Both are done under the growth lock, so that no segment or page is
+//! released meanwhile. No lock is held while waiting for the other process.
 
 use std::sync::{Arc, OnceLock};
 
@@ -34,11 +33,11 @@ impl Shared {
         Self { exporter: OnceLock::new(), imports: Imports::new(Arc::clone(driver)) }
     }
 
-    /// Returns the exporter, and starts it if necessary. The caller holds the growth lock.
+    /// Returns the exporter, after starting it if necessary. The caller holds the growth lock.
     fn exporter(&self) -> Result<&Exporter, SharingError> {
         if self.exporter.get().is_none() {
             let started = Exporter::start()?;
-            // The growth lock is held, so no other thread starts one.
+            // The growth lock is held, so no other thread can have started one meanwhile.
             let _ = self.exporter.set(started);
         }
         let exporter = self.exporter.get().expect("it was set above");
@@ -48,7 +47,7 @@ impl Shared {
         Ok(exporter)
     }
 
-    /// Stops exporting the page: other processes can no longer open it.
+    /// Stops exporting the page, so that other processes can no longer open it.
     pub(super) fn withdraw(&self, page: &PageEntry) {
         if let Some(exporter) = self.exporter.get() {
             exporter.withdraw(page);
@@ -82,7 +81,7 @@ impl Sharing for Engine {
     }
 
     fn open(&self, handle: &SharedHandle) -> Result<Imported, SharingError> {
-        // A failure here must not prevent this call.
+        // Ignored: failing to release other memory must not fail this call.
         let _ = self.shared.imports.release_leftovers();
         let (mapping, Extent { offset_bytes, size_bytes }) = match handle.contents() {
             Contents::Fixed(share) => (self.open_segment(share)?, share.extent),
@@ -94,7 +93,7 @@ impl Sharing for Engine {
 }
 
 impl Engine {
-    /// Returns the segment around a live block.
+    /// Returns the segment that contains a live block.
     pub(super) fn segment_of(&self, allocation: &Allocation) -> Result<SegmentRange, HandleError> {
         let (cell, id) = self.own(allocation)?;
         let state = cell.lock();
@@ -141,7 +140,7 @@ impl Engine {
             return Err(SharingError::TooManyPages { pages: count, most });
         }
         let addresses = (0..count).map(|page| first + page * page_bytes);
-        // Checked first, so that no page is exported for a call that fails.
+        // All pages are checked before the first is exported, so that a call that fails exports nothing.
         let stays = |page: &u64| {
             growth.pages.get(page).is_none_or(|page| page.exportable == Exportable::No)
         };
@@ -222,8 +221,9 @@ impl Engine {
         })
     }
 
-    /// Maps pieces of equal size contiguously, or returns the existing mapping. `import` fills the
-    /// pieces, with no lock held; if it fails, the pieces it got are released.
+    /// Maps pieces (physical handles of equal size) contiguously, or returns the existing mapping of
+    /// `contents`. `import` adds the pieces to the resources, with no lock held. If it fails, the pieces
+    /// it added are released.
     fn open_range(
         &self,
         contents: MappingContents,
@@ -246,7 +246,7 @@ impl Engine {
             return Err(error);
         }
         let growth = self.growth.lock();
-        // Another thread may have opened the same memory since the first check.
+        // Another thread may have opened the same memory after the first check.
         if let Some(mapping) = imports.find(&contents) {
             imports.discard(resources);
             return Ok(mapping);
@@ -279,8 +279,8 @@ impl Engine {
     }
 }
 
-/// Fetches the descriptors of the pages and imports them. Each batch is imported before the next one is
-/// fetched, so that few descriptors are open at once if the driver keeps none open.
+/// Fetches the descriptors of the pages and imports them. Imports each batch before fetching the next,
+/// so that few descriptors are open at once, unless the driver keeps them open.
 fn import(
     memory: &dyn VirtualMemory,
     share: &PagesShare,
