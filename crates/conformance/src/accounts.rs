@@ -1,5 +1,5 @@
-//! The invariant of the counters: they equal a recount of allocations and frees. Counters that cannot be
-//! recounted (reserved bytes, segments, events) must at least be possible.
+//! The invariant of the counters: they equal the test's own count of allocations and frees. Counters
+//! that the test cannot count itself (reserved bytes, segments, events) must at least be plausible.
 
 use std::fmt;
 
@@ -7,10 +7,11 @@ use super::Checked;
 use super::fixture::{Fixture, Step};
 use stratalloc::stats::{Counter, PerPool, Statistics};
 
-/// Checks that counters equal a recount after each step.
+/// Checks after each step that counters equal the test's own count.
 ///
-/// The requested bytes and the number of live blocks are known exactly. Blocks that wait for other
-/// streams may count as active while that work runs. An allocator may round sizes up, never down.
+/// The test knows the requested bytes and the number of live blocks exactly. Freed blocks that wait for
+/// other streams may still count as active while that work runs. An allocator may round sizes up, never
+/// down.
 ///
 /// # Errors
 ///
@@ -49,7 +50,7 @@ pub(super) fn counters_equal_a_recount(fixture: &mut Fixture<'_>, step: &Step) -
         )
     })?;
     is(active >= allocated, || format!("{active} bytes active, {allocated} allocated"))?;
-    // On a device that runs its work by itself, more blocks may wait than are known here.
+    // On a device that runs its work by itself, the test does not know how many blocks still wait.
     let drain =
         if fixture.machine.holds_work() { fixture.model.freed.len() as u64 } else { u64::MAX };
     let actives = s.active.all.current;
@@ -63,8 +64,8 @@ pub(super) fn counters_equal_a_recount(fixture: &mut Fixture<'_>, step: &Step) -
     })?;
     nothing_is_made_up(fixture, &s)?;
     if let (Step::PeaksReset, Some(before)) = (step, &fixture.before) {
-        // On a device that runs its work by itself, work may have finished since. Counters fall then,
-        // except those of inactive splits.
+        // On a device that runs its work by itself, work may finish between the two readings of the
+        // counters. Counters then fall, except those of inactive splits.
         for ((name, counter), (_, before)) in counters(&s).zip(counters(before)) {
             if name.0.starts_with("inactive") {
                 continue;
@@ -77,7 +78,7 @@ pub(super) fn counters_equal_a_recount(fixture: &mut Fixture<'_>, step: &Step) -
     Ok(())
 }
 
-/// Checks the counters when nothing is live and no work runs, and after their resets.
+/// Checks the counters when nothing is live and no work runs, before and after they are reset.
 ///
 /// # Errors
 ///
@@ -118,7 +119,7 @@ fn is(holds: bool, what: impl Fn() -> String) -> Checked {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Returns true if an allocator counts this. Allocators that do not count it leave all counters at zero.
+/// Returns true if an allocator maintains this counter. One that does not leaves it at zero.
 fn is_counted(family: PerPool) -> bool {
     family != PerPool::default()
 }
@@ -148,7 +149,7 @@ fn counters(s: &Statistics) -> impl Iterator<Item = (Name, Counter)> {
     s.families().into_iter().flat_map(of_family).chain(alone)
 }
 
-/// Returns the numbers of events since the start or the last reset.
+/// Returns the counters of single events, such as retries, since the start or the last reset.
 fn events(s: &Statistics) -> impl Iterator<Item = (&'static str, i64)> {
     let known = [
         ("num_alloc_retries", s.num_alloc_retries),
@@ -161,7 +162,7 @@ fn events(s: &Statistics) -> impl Iterator<Item = (&'static str, i64)> {
     known.into_iter().chain(s.own.iter().map(|own| (own.name, own.count)))
 }
 
-/// Checks that some sequence of calls could lead to these counters.
+/// Checks that some sequence of calls could have led to these counters.
 fn possible(s: &Statistics) -> Checked {
     for (name, counter) in counters(s) {
         let Counter { current, peak, allocated, freed } = counter;
@@ -171,7 +172,7 @@ fn possible(s: &Statistics) -> Checked {
             is(number >= 0, || format!("{name}.{part} is {number}"))?;
         }
         is(peak >= current, || format!("{name}.peak is {peak} at a current {current}"))?;
-        // Some drivers report only what is held, not how many allocations and frees led to it.
+        // Some drivers report only the current bytes, not how many allocations and frees led to them.
         if matches!(name.0, "reserved_bytes" | "segment") && (allocated, freed) == (0, 0) {
             continue;
         }
@@ -186,7 +187,7 @@ fn possible(s: &Statistics) -> Checked {
         })?;
     }
     for (name, &PerPool { all, large, small }) in s.families() {
-        // Not every allocator has small and large pools: both are zero then.
+        // An allocator without small and large pools leaves both at zero.
         if (large, small) == Default::default() {
             continue;
         }
@@ -196,7 +197,8 @@ fn possible(s: &Statistics) -> Checked {
         is(all.current == large.current + small.current, || {
             unequal("current", all.current, large.current, small.current)
         })?;
-        // A layer that counts in its own units has no sums for blocks that wait for streams below it.
+        // The layer `statistics` adds waiting blocks to its own counters separately for each kind, so
+        // these totals need not add up.
         if name.starts_with("active") {
             continue;
         }
@@ -213,8 +215,8 @@ fn possible(s: &Statistics) -> Checked {
     is(s.max_split_size >= -1, || format!("max_split_size is {}", s.max_split_size))
 }
 
-/// Checks that no more is reserved than the driver has allocated. Less is allowed: an allocator may not
-/// count all memory below it.
+/// Checks that the allocator does not count more reserved bytes than the driver has allocated. It may
+/// count fewer.
 fn nothing_is_made_up(fixture: &Fixture<'_>, s: &Statistics) -> Checked {
     let Some(provided_bytes) = fixture.provided_bytes() else { return Ok(()) };
     let (bytes, reserved) = (signed(provided_bytes), s.reserved_bytes.all.current);

@@ -1,4 +1,4 @@
-//! Properties that need a procedure of their own: out of memory, driver failures, limits, bare
+//! Properties that need a test procedure of their own: out of memory, driver failures, limits, bare
 //! addresses.
 
 use std::cell::{Cell, RefCell};
@@ -17,19 +17,19 @@ use stratalloc::error::{DriverErrorKind, HandleError};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc_sim::{FaultControl, FaultPlan, Faulty};
 
-/// The number of blocks that fill the device's memory.
+/// The number of equal blocks that together fill the device's memory.
 const PIECES: u64 = 32;
 
-/// The reason for not testing out of memory.
+/// The reason for not testing out of memory: the allocator never ran out.
 const ENDLESS: &str = "it allocates more than the device has";
 
-/// The most calls of a script that are made to fail, on the simulated device.
+/// The maximum number of calls per script that are made to fail, on the simulated device.
 const SIM_FAILURES: u64 = 200;
 
-/// The same on real memory, where each run creates a device with a thread of its own.
+/// The same for host memory, where each run creates a device with its own thread.
 const HOST_FAILURES: u64 = 20;
 
-/// The same on a GPU.
+/// The same for a GPU.
 const GPU_FAILURES: u64 = 8;
 
 impl Case<'_> {
@@ -50,7 +50,7 @@ impl Case<'_> {
                 }
             }
             fixture.free_everything()?;
-            // Small cached blocks must not prevent the allocation of a larger block.
+            // Small free blocks in the cache must not prevent the allocation of a larger block.
             let large = piece * (count / 2).max(1);
             match fixture.allocate(large, fixture.streams[0])? {
                 Step::Got => Ok(()),
@@ -118,14 +118,15 @@ impl Case<'_> {
     }
 
     pub(super) fn driver_failures(&self) -> Result<Outcome, Broken> {
-        // Each call of each script fails once: a few short scripts are many runs.
+        // One script means many runs, one for each of its driver calls, so few and short scripts are
+        // enough.
         let options = Options {
             scripts: self.options.scripts.div_ceil(2),
             longest: self.options.longest.min(24),
             ..self.options.clone()
         };
-        // A cache is released only when the device's memory runs out, so some scripts run on a small
-        // device.
+        // Many allocators release their cache only when the device's memory runs out, so some scripts
+        // run on a small device.
         let work = |case: &Case<'_>, small_bytes| case.each_call_fails(small_bytes);
         Ok(match self.on_a_small_device_too(&options, &work)? {
             0 => Outcome::NotTested { why: "it makes no call to the driver" },
@@ -133,12 +134,13 @@ impl Case<'_> {
         })
     }
 
-    /// Runs scripts in which each driver call fails once. On a device of `small_bytes`, each script ends
-    /// with a request for nearly all of its memory. Returns the number of runs.
+    /// Runs each script once for each of its driver calls and makes that call fail. On a device of
+    /// `small_bytes`, each script ends with a request for nearly all of its memory. Returns the number
+    /// of runs.
     fn each_call_fails(&self, small_bytes: Option<u64>) -> Result<u64, Broken> {
         let runs = Cell::new(0);
         let keep = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
-        // The end of the script takes as many operations again.
+        // `pressed` adds up to as many frees as the script has operations.
         let longest = self.options.longest / if small_bytes.is_some() { 2 } else { 1 };
         let options = Options { longest, ..self.options.clone() };
         search::scripts(&options, keep, &|script| {
@@ -159,7 +161,8 @@ impl Case<'_> {
         Ok(runs.get())
     }
 
-    /// Returns the distance between calls that fail: 1, or more where runs take long.
+    /// Returns the distance between the calls that are made to fail: 1, or more if the script has many
+    /// calls.
     fn calls_apart(&self, calls: u64) -> usize {
         let most = match self.device {
             Device::Sim => SIM_FAILURES,
@@ -252,8 +255,8 @@ impl Case<'_> {
         })
     }
 
-    /// Checks requests for places without memory: a pool that was never created, an address between
-    /// blocks.
+    /// Checks requests at places without memory: in a pool that was never created, and at an address
+    /// between blocks.
     pub(super) fn strange_places(&self) -> Result<(), Broken> {
         self.once(&|fixture| {
             let request = Request::new(512, fixture.streams[0]);
@@ -313,8 +316,8 @@ impl Case<'_> {
     }
 }
 
-/// Allocates blocks of `piece` bytes until out of memory, and returns their number. Returns `None` if
-/// blocks of twice the device's size were allocated.
+/// Allocates blocks of `piece` bytes until the allocator is out of memory, and returns their number.
+/// Returns `None` if blocks of twice the device's size were allocated.
 fn fill(fixture: &mut Fixture<'_>, piece: u64) -> Result<Option<u64>, String> {
     let lines = fixture.lines.len();
     let mut count = 0;
@@ -332,7 +335,8 @@ fn fill(fixture: &mut Fixture<'_>, piece: u64) -> Result<Option<u64>, String> {
     Ok(full.then_some(count))
 }
 
-/// Checks that an out-of-memory error has the requested bytes, and that the request changed no counter.
+/// Checks that an out-of-memory error contains the requested bytes, and that the failed request changed
+/// no counter.
 fn report_has_numbers(fixture: &Fixture<'_>, piece: u64) -> Checked {
     let Some(report) = &fixture.report else { return Err("there is no report".to_owned()) };
     if report.requested_bytes != piece {

@@ -1,8 +1,8 @@
-//! Runs operations on an allocator, updates the model, and writes a line about each.
+//! Runs operations on an allocator, updates the model, and records a line of text about each.
 //!
-//! An operation returns its effect as a [`Step`], which `invariants` checks. Only two failures are errors
-//! here, because no invariant could be checked after them: a live block that cannot be freed, and an
-//! allocation error that is not about memory. Read next: `invariants`.
+//! Each operation returns its effect as a [`Step`], which `invariants` checks. Only two failures are
+//! returned as errors, because no invariant could be checked after them: a live block cannot be freed,
+//! or an allocation fails for a reason other than lack of memory. Read next: `invariants`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,15 +30,15 @@ pub(super) enum Step {
     Got,
     /// There was not enough memory.
     OutOfMemory,
-    /// The operation failed because the driver was made to fail.
+    /// The operation failed because the test made a driver call fail.
     DriverFailed,
     /// A block was freed.
     Freed,
-    /// Idle memory was released to the driver.
+    /// Cached free memory was released to the driver.
     Emptied,
     /// Peaks were reset to the current values.
     PeaksReset,
-    /// An illegal call was made; `Err` describes how it was not refused correctly.
+    /// An illegal call was made. `Err` describes how the allocator failed to refuse it correctly.
     Misused(Checked),
     /// Any other effect, or none.
     Other,
@@ -51,27 +51,27 @@ pub(super) enum Step {
 pub(super) struct Fixture<'m> {
     /// The device.
     pub(super) machine: &'m dyn Machine,
-    /// The same device, for the test's own calls.
+    /// The same device without injected faults, for the test's own calls.
     pub(super) device: Arc<dyn Driver>,
     /// The allocator under test.
     pub(super) allocator: Box<dyn DeviceAllocator>,
     /// The streams of the test.
     pub(super) streams: Vec<StreamId>,
-    /// The expected state.
+    /// The state that the allocator should have.
     pub(super) model: Model,
     /// Whether faults are injected into driver calls.
     pub(super) faulty: bool,
-    /// Whether memory comes from the driver; `None` before the first block.
+    /// Whether blocks are memory of the driver; `None` before the first block.
     pub(super) from_driver: Option<bool>,
     /// The operations so far, one line each.
     pub(super) lines: Vec<String>,
     /// The report of the last request that was out of memory.
     pub(super) report: Option<Box<OutOfMemory>>,
-    /// Counters before the last illegal call or reset of the peaks.
+    /// The counters before the last illegal call or reset of the peaks, for comparison.
     pub(super) before: Option<Statistics>,
     /// Whether the allocator has ever counted reserved bytes.
     pub(super) reserved_is_counted: bool,
-    /// Whether every block so far was inside memory that the driver allocated with a known size.
+    /// Whether every block so far was inside a segment or mapping whose size the driver reports.
     pub(super) is_held: bool,
     held_before: HeldResources,
     used_before: u64,
@@ -153,7 +153,7 @@ impl<'m> Fixture<'m> {
     ///
     /// # Errors
     ///
-    /// When the request fails for another reason than lack of memory and no faults are injected.
+    /// When the request fails for a reason other than lack of memory, and no faults are injected.
     pub(super) fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Step, String> {
         let name = self.model.handed_out;
         let call = format!("allocate {bytes} bytes on stream {stream}");
@@ -187,9 +187,9 @@ impl<'m> Fixture<'m> {
         Ok(Step::Got)
     }
 
-    /// Returns the bytes of segments and mapped physical allocations since the allocator was built.
-    /// Returns `None` if blocks come from elsewhere, or if there are physical allocations of unknown
-    /// size.
+    /// Returns the bytes of the segments and mappings that the driver has allocated since the allocator
+    /// was built. Returns `None` if blocks come from elsewhere, or if physical allocations of unknown
+    /// size exist.
     pub(super) fn provided_bytes(&self) -> Option<u64> {
         let (held, before) = (self.machine.held(), &self.held_before);
         let known =
@@ -201,7 +201,7 @@ impl<'m> Fixture<'m> {
     }
 
     /// Returns true if no work of the device can use the blocks: they are not device memory, and the
-    /// allocator does not support streams. Known after the first allocation.
+    /// allocator has no interface for other streams. Known only after the first allocation.
     pub(super) fn is_streamless(&self) -> bool {
         self.from_driver == Some(false) && self.allocator.control().cross_stream.is_none()
     }
@@ -218,8 +218,9 @@ impl<'m> Fixture<'m> {
             let found = self.machine.verify(live.start(), live.bytes, seed, live.stream);
             found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
         }
-        // Work of the announced streams may still use the block, and so may work of its own stream. On a
-        // device that runs work by itself, it does for every second block.
+        // Until it completes, work of the block's own stream and of streams recorded on it may still use
+        // the block. On a device that runs work by itself, submit such work: on the recorded streams
+        // always, on the own stream for every second block.
         if self.from_driver == Some(true) {
             live.seed = None;
             let own = live.name.is_multiple_of(2).then_some(live.stream);
@@ -327,7 +328,7 @@ impl<'m> Fixture<'m> {
         Some(freed.twin())
     }
 
-    /// Uses a handle of a live block with another owner or token.
+    /// Uses a handle of a live block in which the owner or the token is replaced.
     fn forged(
         &mut self,
         pick: u16,
@@ -346,15 +347,15 @@ impl<'m> Fixture<'m> {
         match self.allocator.allocate(Request::new(bytes, self.streams[0])) {
             Err(AllocError::ZeroBytes) if bytes == 0 => Ok(()),
             Err(AllocError::TooLarge { requested_bytes }) if requested_bytes == bytes => Ok(()),
-            // A limit may refuse the request first.
+            // A limit may refuse the request before its size is checked.
             Err(AllocError::OutOfMemory(_)) if bytes > 0 => Ok(()),
             Err(error) => Err(format!("{bytes} bytes were refused as: {error}")),
             Ok(block) => Err(format!("{bytes} bytes were allocated at {:#x}", block.address())),
         }
     }
 
-    /// Checks that every call with a handle that is not live is refused with the right reason, and that
-    /// a free returns the handle.
+    /// Checks that each call with a handle that is not live is refused for the right reason, and that
+    /// the refused free returns the handle.
     fn use_illegally(&self, twin: Allocation) -> Checked {
         let (address, owner, token) = (twin.address(), twin.owner(), twin.token());
         let control = self.allocator.control();
@@ -376,8 +377,8 @@ impl<'m> Fixture<'m> {
             }
             _ => false,
         };
-        // For `record_stream`, an unknown address is also a right answer: an allocator over several others
-        // may look up by address which of them has the block.
+        // For `record_stream`, "unknown address" is a right reason too: an allocator that contains
+        // several others may look up by address which of them has the block.
         let unknown = HandleError::UnknownAddress { address }.to_string();
         let recorded = recorded.filter(|done| {
             done.as_ref().err().is_none_or(|refused| refused.to_string() != unknown)
@@ -395,8 +396,8 @@ impl<'m> Fixture<'m> {
         self.allocator.control().counters.map(Counters::statistics)
     }
 
-    /// Returns the bytes that the allocator holds: from its counters if it ever counted reserved bytes,
-    /// otherwise the bytes of the device used since it was built.
+    /// Returns the bytes that the allocator holds. Uses its counters if it ever counted reserved bytes;
+    /// otherwise the difference in the device's used bytes since it was built.
     pub(super) fn reserved_bytes(&self) -> i64 {
         match self.statistics() {
             Some(counted) if counted.reserved_bytes.all.peak > 0 => counted.memory_reserved(),
@@ -419,8 +420,8 @@ impl<'m> Fixture<'m> {
             .map_err(own)
     }
 
-    /// Returns true if future work on `stream` is ordered after `event`, which has not finished yet.
-    /// Finishes all work that the stream waits for.
+    /// Returns true if later work on `stream` is ordered after `event`. First finishes all work that
+    /// `stream` waits for: if `event` has then passed, `stream` waited for it.
     ///
     /// # Errors
     ///
@@ -433,7 +434,7 @@ impl<'m> Fixture<'m> {
         Ok(finished)
     }
 
-    /// Forgets uses of freed memory whose work has finished.
+    /// Removes uses of freed memory whose work has finished from the model.
     fn forget_finished(&mut self) -> Checked {
         let owed = self.machine.waits_owed();
         let excused = owed != self.waited;
@@ -454,7 +455,7 @@ impl<'m> Fixture<'m> {
         Ok(())
     }
 
-    /// Forgets all uses of freed memory, and destroys their events.
+    /// Removes all uses of freed memory from the model, and destroys their events.
     ///
     /// # Errors
     ///
@@ -463,7 +464,7 @@ impl<'m> Fixture<'m> {
         std::mem::take(&mut self.model.freed).into_iter().try_for_each(|freed| self.unmark(freed))
     }
 
-    /// Frees every live block and finishes all work.
+    /// Frees every live block and finishes all work of the device.
     ///
     /// # Errors
     ///
@@ -498,7 +499,7 @@ fn is_within(held: &HeldResources, address: u64) -> bool {
     ranges.any(|(start, bytes)| (*start..start.saturating_add(*bytes)).contains(&address))
 }
 
-/// Describes an error of a call that the test itself made.
+/// Describes the failure of a call that the test itself made.
 fn own(error: DriverError) -> String {
     format!("the device failed under the test itself: {error}")
 }

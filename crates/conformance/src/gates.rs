@@ -1,8 +1,9 @@
-//! Gates that delay work of a stream by some operations, so that memory reused too early is overwritten.
+//! Gates that delay the work of a stream for some operations. If an allocator reuses memory too early,
+//! the delayed work then overwrites the new contents, which the test detects.
 //!
-//! The delay is counted in operations, because time passes irregularly on a busy machine. A gate also
-//! opens after a time, since an allocator that waits for the work runs no further operation. So if a
-//! test's thread is not scheduled for longer than that, it finds its gates open.
+//! The delay is counted in operations of the test, because time passes irregularly on a busy machine. A
+//! gate also opens after a fixed time, because an allocator that waits for the work performs no further
+//! operation. So if the test's thread is not scheduled for that long, its gates are open early.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,9 +14,9 @@ use parking_lot::{Condvar, Mutex};
 
 use stratalloc::ids::StreamId;
 
-/// The number of operations after which a gate opens.
+/// The number of operations after which a gate opens at the latest.
 const STEPS: u64 = 8;
-/// The time after which a gate opens.
+/// The time after which a gate opens at the latest.
 const HELD: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -28,7 +29,7 @@ struct Closed<G> {
 
 #[derive(Debug)]
 struct Book<G> {
-    /// In the order in which they open.
+    /// The closed gates, in the order in which they open.
     closed: VecDeque<Closed<G>>,
     step: u64,
     ends: bool,
@@ -76,7 +77,7 @@ impl<G: Send + 'static> Gates<G> {
 }
 
 impl<G> Gates<G> {
-    /// Keeps a gate before `stream` closed until its step or its time is reached.
+    /// Keeps the gate in front of `stream` closed until 8 operations or 2 ms have passed.
     pub(super) fn keep(&self, stream: StreamId, gate: G) {
         let mut book = self.shared.book.lock();
         let (at_step, until) = (book.step + STEPS, Instant::now() + self.shared.held);
@@ -84,7 +85,7 @@ impl<G> Gates<G> {
         self.shared.changed.notify_one();
     }
 
-    /// Opens the gates before `stream`, because a caller waits for its work.
+    /// Opens the gates in front of `stream`, because a caller waits for the work behind them.
     pub(super) fn open(&self, stream: StreamId) {
         self.shared.book.lock().closed.retain(|closed| closed.stream != stream);
     }
@@ -94,7 +95,7 @@ impl<G> Gates<G> {
         self.shared.book.lock().closed.clear();
     }
 
-    /// Counts an operation, and opens the gates that are due.
+    /// Counts an operation, and opens the gates whose number of operations is reached.
     pub(super) fn step(&self) {
         let mut book = self.shared.book.lock();
         book.step += 1;

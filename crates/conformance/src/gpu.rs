@@ -37,14 +37,14 @@ pub fn first() -> DriverResult<Arc<Cuda>> {
     FIRST.get_or_init(|| Cuda::open(DeviceId(0)).map(Arc::new)).clone()
 }
 
-/// Returns a guard for exclusive use of the device among the tests of this program: held-back work of
-/// one test delays others. Waits for other tests.
+/// Returns a guard for exclusive use of the device among the tests of this program, because delayed work
+/// of one test would delay others. Waits for other tests.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock()
 }
 
-/// Returns a machine on a part of the device.
+/// Returns a machine on a part of the device with `bytes` of memory.
 pub(super) fn part(cuda: &Arc<Cuda>, bytes: u64) -> Box<dyn Machine> {
     Box::new(RealMachine::of(Share::of(Arc::clone(cuda), bytes)))
 }

@@ -1,4 +1,4 @@
-//! The invariants, one function each. A function checks one step against the model and describes any
+//! The invariants, one function each. A function compares one step with the model and describes any
 //! violation. Read next: `accounts` (the invariant of the counters).
 
 use super::Checked;
@@ -31,7 +31,7 @@ pub(super) fn live_blocks_never_overlap(fixture: &mut Fixture<'_>, step: &Step) 
     }
 }
 
-/// Checks that a block has all the requested bytes, and that work can use them.
+/// Checks that a block has at least the requested bytes, and that work of the device can use them.
 ///
 /// # Errors
 ///
@@ -48,7 +48,8 @@ pub(super) fn blocks_are_large_enough(fixture: &mut Fixture<'_>, step: &Step) ->
     live_blocks_are_reachable(fixture, step)
 }
 
-/// Checks that work can use every byte of every live block. Checks only memory of the driver.
+/// Checks that work of the device can access every byte of every live block. Applies only to memory of
+/// the driver.
 ///
 /// # Errors
 ///
@@ -58,7 +59,7 @@ pub(super) fn live_blocks_are_reachable(fixture: &mut Fixture<'_>, step: &Step) 
     {
         return Ok(());
     }
-    // Filling real memory takes too long: only both ends of a block are written there.
+    // Filling real memory would take too long, so only both ends of each block are written.
     if !fixture.machine.holds_work() {
         return bytes_stay_intact(fixture, step);
     }
@@ -69,7 +70,7 @@ pub(super) fn live_blocks_are_reachable(fixture: &mut Fixture<'_>, step: &Step) 
     Ok(())
 }
 
-/// Checks that bytes written into a block stay until the block is freed. Checks only memory of the
+/// Checks that bytes written into a block stay until the block is freed. Applies only to memory of the
 /// driver.
 ///
 /// # Errors
@@ -85,12 +86,12 @@ pub(super) fn bytes_stay_intact(fixture: &mut Fixture<'_>, step: &Step) -> Check
         let written = fixture.machine.write(last.start(), last.bytes, seed, last.stream);
         written.map_err(|wrong| format!("block {} cannot be written: {wrong}", last.name))?;
     }
-    // Reading waits for work, so it is done rarely: blocks are then reused while work runs. In addition,
-    // each block is checked before it is freed.
+    // Reading a block waits for its work, and blocks should be reused while work runs. So all blocks are
+    // read only at these steps. In addition, each block is read before it is freed.
     if !matches!(step, Step::Emptied | Step::Ended) {
         return Ok(());
     }
-    // Work that was held back runs before the last check.
+    // Delayed work must have run before the last check.
     if matches!(step, Step::Ended) {
         fixture.streams.iter().for_each(|stream| fixture.machine.finish_stream(*stream));
     }
@@ -102,9 +103,9 @@ pub(super) fn bytes_stay_intact(fixture: &mut Fixture<'_>, step: &Step) -> Check
     Ok(())
 }
 
-/// Checks that freed memory is allocated again only when earlier work is done with it. The work of the
-/// block's own stream and of all announced streams must have finished, or the new block's work must be
-/// ordered after it.
+/// Checks that freed memory is allocated again only after earlier work that uses it: the work of the old
+/// block's own stream and of all streams recorded on it. That work must have finished, or the new
+/// block's stream must wait for it.
 ///
 /// # Errors
 ///
@@ -143,7 +144,8 @@ pub(super) fn misuse_is_refused(fixture: &mut Fixture<'_>, step: &Step) -> Check
     let (Some(before), Some(after)) = (&fixture.before, fixture.statistics()) else {
         return Ok(());
     };
-    // Requested bytes may change: a call may notice that other streams have finished.
+    // Requested bytes are not compared: a call may notice that other streams have finished, which
+    // changes them.
     for (name, before, after) in [
         ("blocks", before.allocation.all, after.allocation.all),
         ("bytes", before.allocated_bytes.all, after.allocated_bytes.all),

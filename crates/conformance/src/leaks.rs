@@ -1,14 +1,15 @@
-//! The difference between what a driver has allocated and what it should have, in words.
+//! The difference between the resources that a driver has allocated and those it should have, as text.
 
 use std::fmt;
 
 use super::Checked;
 use stratalloc_sim::HeldResources;
 
-/// The most ranges of one kind that are listed.
+/// The maximum number of ranges of one kind that are listed.
 const NAMED_MAX: usize = 4;
 
-/// Checks that after the allocator is dropped the driver holds what it held before.
+/// Checks that after the allocator was dropped the driver holds the same resources as before it was
+/// built.
 ///
 /// # Errors
 ///
@@ -25,7 +26,7 @@ pub(super) fn all_came_back(before: &HeldResources, after: &HeldResources) -> Ch
 /// The name of a kind of range, and the start and size in bytes of each range.
 type Ranges = (&'static str, Vec<(u64, u64)>);
 
-/// The ranges and counts that the first value contains and the second lacks.
+/// The ranges and counts that the first value has and the second lacks.
 struct Beside<'h>(&'h HeldResources, &'h HeldResources);
 
 impl Beside<'_> {
@@ -41,7 +42,7 @@ impl Beside<'_> {
         ]
     }
 
-    /// Returns the kinds that are only counted, with their names.
+    /// Returns the names and numbers of resources that have no ranges.
     fn counts(&self) -> [(&'static str, u64); 3] {
         let Self(own, other) = self;
         [

@@ -1,11 +1,13 @@
 //! The conformance suite: requirements on every allocator, as tests for any allocator.
 //!
-//! The input is a constructor, as for the registry. The suite uses the allocator through its trait alone
-//! and gets capabilities by their accessors. A capability that an allocator lacks is not tested; the
-//! report lists it. [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests) generates
-//! one test for each property and device. A failure is reported with the shortest sequence of operations
-//! that shows it. Read next: `script` (operations), `fixture` (their execution), `invariants` (checks
-//! after each operation), `machine` (the devices; `gates` delay their work).
+//! The input is a constructor, as for the registry. The suite uses the allocator only through its trait,
+//! and finds its capabilities by their accessors. A capability that an allocator lacks is not tested;
+//! the report lists it.
+//!
+//! [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests) generates one test for each
+//! property and device. A failure is reported with the shortest sequence of operations that causes it.
+//! Read next: `script` (operations), `fixture` (their execution), `invariants` (checks after each
+//! operation), `machine` (the devices; `gates` delay their work).
 //!
 //! ```
 //! use std::sync::Arc;
@@ -31,17 +33,20 @@
 //! # Ok::<(), stratalloc_conformance::Failure>(())
 //! ```
 //!
-//! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`]; all of it
-//! is released after each script. Without a device, each test that
-//! [`conformance_tests!`](crate::conformance_tests) generated prints that it was skipped to standard
-//! error; `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. A constructor that returns
-//! [`NotSupported`](stratalloc::error::DriverErrorKind::NotSupported) is not tested there. Only some calls of
-//! a script are made to fail on `cuda`. Other programs on the device do not affect the tests while
-//! [`Options::device_bytes`] are free. An empty `CUDA_VISIBLE_DEVICES` hides the device.
+//! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`]. All of
+//! that part is released after each script. Without a device, each test that
+//! [`conformance_tests!`](crate::conformance_tests) generated prints to standard error that it was
+//! skipped; `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. If the constructor returns
+//! [`NotSupported`](stratalloc::error::DriverErrorKind::NotSupported), nothing is tested on `cuda`. To
+//! save time, only some driver calls of a script are made to fail there. Other programs on the device do
+//! not affect the tests as long as [`Options::device_bytes`] are free. An empty `CUDA_VISIBLE_DEVICES`
+//! hides the device.
 //!
 //! On `sim` work finishes when the suite finishes it or when a call waits for it. An allocator that
-//! waits by polling never returns. Not tested are sharing between processes, peer access and, of private
-//! pools, checkpoints, segment allocators and captures.
+//! waits by polling would never return.
+//!
+//! Not tested are sharing between processes, peer access and, of private pools, checkpoints, segment
+//! allocators and captures.
 
 mod accounts;
 mod cases;
@@ -88,12 +93,12 @@ pub type Checked = Result<(), String>;
 /// Builds the allocator under test, each time over a new device.
 pub type Build<'b> = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync + 'b;
 
-/// The extent of the tests. Values too small to test anything are raised to the smallest that do.
+/// The extent of the tests. Values too small to test anything are raised to the smallest useful ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The number of random scripts for each property on each device; a tenth of it on a GPU.
+    /// The number of random scripts for each property on each device. A GPU runs a tenth of them.
     pub scripts: u64,
-    /// The most operations of a script.
+    /// The maximum number of operations of a script.
     pub longest: usize,
     /// The seed of the random numbers. The same seed gives the same scripts.
     pub seed: u64,
@@ -108,7 +113,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Raises values that would test nothing.
+    /// Returns the options with values raised that are too small to test anything.
     fn at_least_something(&self) -> Self {
         Self {
             scripts: self.scripts.max(1),
@@ -118,13 +123,13 @@ impl Options {
         }
     }
 
-    /// Reduces the scripts to a tenth, because calls of a real device take long.
+    /// Returns the options with a tenth of the scripts, because calls of a real device take long.
     #[cfg(target_os = "linux")]
     fn on_a_gpu(&self) -> Self {
         Self { scripts: self.scripts.div_ceil(10), ..self.clone() }
     }
 
-    /// Returns the default, with the number of scripts from the variable `CONFORMANCE_RUNS`.
+    /// Returns the default, with the number of scripts from the environment variable `CONFORMANCE_RUNS`.
     ///
     /// # Errors
     ///
@@ -140,7 +145,8 @@ impl Options {
     }
 }
 
-/// Returns a constructor for a configuration string, with bare addresses if the strategy supports them.
+/// Returns a constructor for a configuration string. It enables frees by bare address if the strategy
+/// supports them.
 pub fn configured(text: &str) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync + '_ {
     move |driver| {
         let config = Config::parse(text, &registry::key_table())?;
@@ -149,7 +155,7 @@ pub fn configured(text: &str) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync 
     }
 }
 
-/// Returns its argument. Fixes the argument types of a closure written in its place.
+/// Returns its argument. Lets the compiler infer the argument types of a closure passed to it.
 pub fn constructor<F>(build: F) -> F
 where
     F: Fn(Arc<dyn Driver>) -> Constructed + Sync,
@@ -157,8 +163,8 @@ where
     build
 }
 
-/// Tests one property and panics with the shortest failing sequence. If the property is not tested,
-/// prints the reason to standard error. Called by the tests of
+/// Tests one property and panics with the shortest failing sequence of operations. If the property is
+/// not tested, prints the reason to standard error. Called by the tests of
 /// [`conformance_tests!`](crate::conformance_tests).
 ///
 /// # Panics

@@ -1,8 +1,8 @@
 //! A device under a test's control: the driver, and control over when its work finishes.
 //!
-//! Tests choose which streams have finished. A machine that cannot hold its work back returns false from
-//! `holds_work`, and some checks are left out. To add a driver to the shadow test, implement
-//! [`Machine`].
+//! The test decides when the work of a stream finishes. A machine that cannot delay its work returns
+//! false from `holds_work`, and some checks are then left out. To run the shadow test over another
+//! driver, implement [`Machine`].
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -32,19 +32,19 @@ pub trait Machine: Debug {
     /// Returns true if events stay unfinished until the test finishes them.
     fn holds_work(&self) -> bool;
 
-    /// Returns the unfinished events, oldest first. Empty if the machine cannot list them.
+    /// Returns the unfinished events, oldest first, or nothing if the machine cannot list them.
     fn unfinished(&self) -> Vec<(EventId, StreamId)>;
 
     /// Finishes all work of a stream.
     fn finish_stream(&self, stream: StreamId);
 
-    /// Finishes one event alone, out of its stream's order. Does nothing if the machine cannot.
+    /// Finishes one event alone, out of its stream's order. Does nothing if the machine cannot do that.
     fn finish_event(&self, _event: EventId) {}
 
-    /// Returns the memory that the device has allocated.
+    /// Returns the resources that the device has allocated.
     fn held(&self) -> HeldResources;
 
-    /// Returns how often a free did not wait for work here, although it would on a real device.
+    /// Returns how many frees did not wait for the device's work, although they would on a real device.
     fn waits_owed(&self) -> u64 {
         0
     }
@@ -58,17 +58,18 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// Checks that the pattern is still there, in stream order.
+    /// Checks, in stream order, that the pattern is still in the block.
     ///
     /// # Errors
     ///
-    /// When it is not, or the device refuses.
+    /// When the pattern has changed, or the device fails.
     fn verify(&self, _address: u64, _bytes: u64, _seed: u64, _stream: StreamId) -> Checked {
         Ok(())
     }
 
-    /// Submits work on another stream that overwrites a block. The work runs some [steps](Self::step)
-    /// later, or when that stream is waited for through this machine, or after 2 ms.
+    /// Submits work on another stream that overwrites a block. The work is delayed until some
+    /// [steps](Self::step) later, until 2 ms have passed, or until that stream is waited for through
+    /// this machine.
     ///
     /// # Errors
     ///
@@ -77,7 +78,7 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// Counts an operation of the test.
+    /// Counts an operation of the test, by which delays are measured.
     fn step(&self) {}
 
     /// Returns the bytes allocated from the device.
@@ -114,7 +115,7 @@ impl Machine for SimMachine {
     }
 
     fn streams(&self, count: usize) -> Vec<StreamId> {
-        // The default stream, and others whose raw values are not ordered.
+        // The default stream is among them, and the raw values are not in ascending order.
         let created = (1..count).map(|_| self.0.create_stream().expect("streams are free"));
         let mut streams: Vec<_> = created.collect();
         streams.insert(count / 2, StreamId::DEFAULT);
@@ -149,10 +150,10 @@ impl Machine for SimMachine {
 /// A device with real memory, for a [`RealMachine`].
 #[cfg(target_os = "linux")]
 pub trait Real: HoldsWork + 'static {
-    /// Returns the memory that the device has allocated.
+    /// Returns the resources that the device has allocated.
     fn held(&self) -> HeldResources;
 
-    /// Called when the machine and its test end; the device may release what is still allocated.
+    /// Called when the machine and its test end. The device may release what is still allocated.
     fn free_all(&self) {}
 }
 
@@ -167,7 +168,7 @@ impl Real for Host {
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 pub struct RealMachine<D: Real> {
-    /// Dropped before the device.
+    /// Declared before the device, so that the gates are dropped first.
     gates: Gates<D::Gate>,
     device: Arc<D>,
 }
@@ -240,7 +241,8 @@ impl<D: Real> Machine for RealMachine<D> {
 
     fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {
         let gate = self.device.hold_back(stream).map_err(|error| error.to_string())?;
-        // Kept first: the next call may wait for a thread that waits for the work behind this gate.
+        // Before `fill`: it may wait for a thread that itself waits for the work behind this gate, which
+        // must open in time.
         self.gates.keep(stream, gate);
         let submitted = self.device.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
         submitted.map_err(|error| error.to_string())
@@ -261,7 +263,8 @@ impl<D: Real> Machine for RealMachine<D> {
     }
 
     fn verify(&self, address: u64, bytes: u64, seed: u64, stream: StreamId) -> Checked {
-        // If the ends overlap, the pattern written last remains; check only the tail then.
+        // If the two ends overlap, the tail was written last and has overwritten the head, so only the
+        // tail is checked.
         let count = bytes.min(PATTERN_BYTES);
         let mut found = vec![0; usize::try_from(count).expect("it is small")];
         let ends = if bytes >= 2 * count {

@@ -1,5 +1,5 @@
-//! The expected state of an allocator, as plain data: live blocks, and work that still uses freed
-//! memory. Calls neither the allocator nor the driver.
+//! The state that an allocator should have, as plain data: live blocks, and freed memory that work still
+//! uses. Calls neither the allocator nor the driver.
 
 use std::collections::BTreeSet;
 
@@ -9,17 +9,17 @@ use stratalloc::ids::{EventId, OwnerId, StreamId};
 /// A live block of the test.
 #[derive(Debug)]
 pub(super) struct Live {
-    /// Its name in printed lines: a running number.
+    /// The block's name in printed lines: a running number.
     pub(super) name: usize,
     /// The block.
     pub(super) allocation: Allocation,
     /// The requested bytes.
     pub(super) bytes: u64,
-    /// Its own stream.
+    /// The block's own stream.
     pub(super) stream: StreamId,
-    /// Other streams that use it.
+    /// Other streams that use the block.
     pub(super) others: BTreeSet<StreamId>,
-    /// The seed of the pattern written into it; `None` once work of other streams overwrites it.
+    /// The seed of the pattern written into the block; `None` once work of another stream overwrites it.
     pub(super) seed: Option<u64>,
 }
 
@@ -40,55 +40,55 @@ impl Live {
 /// A freed block: its handle, and the work that uses its memory.
 #[derive(Clone, Debug)]
 pub(super) struct Freed {
-    /// Its name in printed lines.
+    /// The block's name in printed lines.
     pub(super) name: usize,
-    /// Its address.
+    /// The block's address.
     pub(super) start: u64,
     /// The requested bytes.
     pub(super) bytes: u64,
-    /// The owner of its handle.
+    /// The owner in the block's handle.
     pub(super) owner: OwnerId,
-    /// The token of its handle.
+    /// The token in the block's handle.
     pub(super) token: Token,
-    /// The size in its handle.
+    /// The size in the block's handle.
     pub(super) handle_bytes: u64,
-    /// Streams whose work used it, each with an event recorded after that work. The block's own stream is
-    /// first.
+    /// Streams whose work used the block, each with an event recorded after that work. The block's own
+    /// stream is first.
     pub(super) uses: Vec<(StreamId, EventId)>,
-    /// Whether all that work counts as finished, because memory was freed to the driver since, which
-    /// waits for the device.
+    /// Whether all that work counts as finished, because a later free to the driver would have waited
+    /// for the device.
     pub(super) excused: bool,
 }
 
 impl Freed {
-    /// Returns its handle again, as a program could keep a copy of it.
+    /// Returns a second handle of the block, like a copy that a program kept.
     pub(super) fn twin(&self) -> Allocation {
         Allocation::new(self.start, self.handle_bytes, self.owner, self.token)
     }
 
-    /// Returns true if it overlaps a range.
+    /// Returns true if the block overlaps a range.
     #[must_use]
     pub(super) fn touches(&self, start: u64, end: u64) -> bool {
         self.start < end && start < self.start.saturating_add(self.bytes)
     }
 }
 
-/// All allocations and frees.
+/// The record of all allocations and frees.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     /// Live blocks of the test.
     pub(super) live: Vec<Live>,
-    /// Freed blocks whose memory work may still use.
+    /// Freed blocks whose memory may still be used by work.
     pub(super) freed: Vec<Freed>,
-    /// Handles of freed blocks, the latest last.
+    /// Handles of freed blocks, the latest last, for illegal calls.
     pub(super) stale: Vec<Freed>,
     /// The number of allocations so far.
     pub(super) handed_out: usize,
-    /// The most blocks live at once since the last reset of the peaks.
+    /// The maximum number of blocks live at once since the last reset of the peaks.
     pub(super) most_live: usize,
 }
 
-/// The most stale handles that are kept.
+/// The maximum number of stale handles kept.
 const STALE_MAX: usize = 16;
 
 impl Model {

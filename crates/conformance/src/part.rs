@@ -1,9 +1,9 @@
 //! A small device on a part of a large one, so that tests on a real GPU do not need all of it.
 //!
-//! It counts its allocations, which a real device does not list, and refuses those beyond its size.
-//! Streams may be plain numbers; each gets a stream of the inner device. It has a default memory pool of
-//! its own, so that parts of one device do not affect each other. It has no captures. Everything still
-//! allocated is freed when it is dropped.
+//! The part keeps a list of its allocations, which a real device does not provide, and refuses those
+//! beyond its size. Streams may be plain numbers; each is mapped to a stream of the inner device. The
+//! part has its own default memory pool, so that parts of one device do not affect each other. Captures
+//! are not supported. Dropping the part frees everything that is still allocated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -27,10 +27,10 @@ struct Piece {
     mappings: u32,
 }
 
-/// The mapped bytes, and their physical allocation.
+/// The size of a mapping, and its physical allocation.
 type Mapping = (u64, PhysicalId);
 
-/// Addresses or handles, with the bytes of each.
+/// The sizes in bytes, by address or handle.
 type List = BTreeMap<u64, u64>;
 
 #[derive(Debug, Default)]
@@ -40,12 +40,12 @@ struct Book {
     mapped: BTreeMap<u64, Mapping>,
     pieces: HashMap<PhysicalId, Piece>,
     events: List,
-    /// Streams of the inner device, by their numbers here.
+    /// Streams of the inner device, by the part's stream numbers.
     streams: HashMap<StreamId, StreamId>,
-    /// Pools of the inner device that were created here, including the default one.
+    /// Pools of the inner device that this part created, including its default one.
     pools: List,
     default_pool: Option<DriverPoolId>,
-    /// Allocations from pools.
+    /// Allocations from these pools.
     pool_ranges: List,
 }
 
@@ -92,10 +92,10 @@ impl Book {
     }
 }
 
-/// A device of limited size on another one; `D` is a handle of that device.
+/// A device of limited size on top of another one; `D` is a handle of the inner device.
 pub type Part<D> = Intercepted<D, Share<D>>;
 
-/// The size of a [`Part`], and its allocations.
+/// The state of a [`Part`]: its size, and its allocations.
 #[derive(Debug)]
 pub struct Share<D: Driver> {
     device: D,
@@ -109,7 +109,7 @@ fn foreign(call: &'static str, address: u64) -> DriverError {
 }
 
 impl<D: Driver> Share<D> {
-    /// Creates a part of a device.
+    /// Creates a part with `total_bytes` of a device.
     #[must_use]
     pub fn of(device: D, total_bytes: u64) -> Part<D>
     where
@@ -137,8 +137,8 @@ impl<D: Driver> Share<D> {
         self.book.lock()
     }
 
-    /// Returns the bytes allocated from the device, idle memory of pools included. The lock keeps pools
-    /// alive.
+    /// Returns the bytes allocated from the inner device, including unused memory of pools. Holds the
+    /// lock so that no pool is destroyed meanwhile.
     fn used_bytes(&self) -> DriverResult<u64> {
         let book = self.book();
         let usage = |pool: &u64| self.pools().usage(DriverPoolId(*pool));
@@ -147,7 +147,7 @@ impl<D: Driver> Share<D> {
         Ok(book.used_bytes() + pooled)
     }
 
-    /// Refuses an allocation beyond the size. Concurrent threads may together exceed it.
+    /// Refuses an allocation beyond the part's size. Concurrent threads may together exceed that size.
     fn admit(&self, call: &'static str, bytes: u64, used_bytes: u64) -> DriverResult<()> {
         if used_bytes.checked_add(bytes).is_some_and(|sum| sum <= self.total_bytes) {
             return Ok(());
@@ -164,8 +164,9 @@ impl<D: Driver> Share<D> {
         self.device.memory_pools().expect("announced only when the device has them")
     }
 
-    /// Removes an entry, then runs `work`; restores the entry if `work` fails. The entry goes first
-    /// because another thread may get the memory as soon as the device has it.
+    /// Removes an entry, then runs `work`, which frees the resource; restores the entry if `work` fails.
+    /// The entry is removed first because another thread may get the same address as soon as the device
+    /// has freed it.
     fn remove(
         &self,
         call: &'static str,
@@ -185,12 +186,11 @@ impl<D: Driver> Share<D> {
     }
 
     /// Frees everything still allocated, so that an allocator that leaks takes no memory from later
-    /// tests. Waits for the device if there is anything. The part must not be used afterwards.
+    /// tests. Waits for the device if anything is allocated. The part must not be used afterwards.
     fn free_all(&self) {
         let book = std::mem::take(&mut *self.book());
         let inner = &self.device;
-        // Errors are ignored: a device that fails now keeps its memory, and there is no caller to report
-        // to.
+        // Errors are ignored: the device keeps its memory then, and there is no caller to report to.
         let out = (book.segments.len(), book.mapped.len(), book.pool_ranges.len());
         if out != (0, 0, 0) {
             let _ = inner.synchronize_device();
@@ -237,7 +237,7 @@ impl<D: Driver> Interceptor for Share<D> {
         DeviceInfo { total_bytes: self.total_bytes, ..inner.info() }
     }
 
-    /// Hides fabric handles, which are not counted here.
+    /// Hides the interface for fabric handles, because the part does not count them.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         let Parts { virtual_memory, memory_pools, .. } = parts;
         Parts { virtual_memory, memory_pools, ..Parts::default() }
@@ -324,7 +324,7 @@ impl<D: Driver> Interceptor for Share<D> {
     }
 
     fn release(&self, _: &dyn Driver, piece: PhysicalId) -> DriverResult<()> {
-        // Removed first, as in `remove`: the id may be reused right after the release.
+        // Removed before the release, as in `remove`: the id may be reused right after the release.
         let mut book = self.book();
         let before = book.pieces.get(&piece).copied();
         book.change(piece, |piece| piece.holds -= 1);
@@ -397,7 +397,8 @@ impl<D: Driver> Interceptor for Share<D> {
         self.remove("destroy_pool", |book| &mut book.pools, (pool.0, None), act)
     }
 
-    /// Counts allocated bytes only: how far idle memory of a pool serves a request cannot be known.
+    /// Compares the request with allocated bytes only, because it is unknown how far unused memory of a
+    /// pool will serve it.
     fn allocate_async(
         &self,
         _: &dyn Driver,
@@ -420,7 +421,7 @@ impl<D: Driver> Interceptor for Share<D> {
         self.remove("free_async", |book| &mut book.pool_ranges, (address, None), act)
     }
 
-    /// Returns zeros: no graph is captured on a part.
+    /// Returns zeros, because a part has no captures.
     fn graph_usage(&self, _: &dyn Driver) -> DriverResult<DriverPoolUsage> {
         Ok(DriverPoolUsage::default())
     }

@@ -1,5 +1,5 @@
-//! Private pools: memory of a pool serves no other request, scopes route requests by their filter, and
-//! the pool ends with its last user.
+//! Tests private pools: memory of a pool serves no other request, scopes route requests by their filter,
+//! and the pool ends with its last user.
 //!
 //! Checkpoints, segment allocators and captures are not tested.
 
@@ -17,7 +17,7 @@ use stratalloc::error::PoolError;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::MIB;
 
-/// One of each kind of block: small, large, and with a segment of its own.
+/// Sizes for each kind of block: small, large, and with a segment of its own.
 const SIZES: [u64; 6] = [1, 512, 100_000, MIB, 3 * MIB, 12 * MIB];
 
 impl Case<'_> {
@@ -84,7 +84,7 @@ fn refused<T, E: fmt::Display>(
     }
 }
 
-/// Allocates in a pool, or with `None` wherever the request is routed.
+/// Allocates in a pool. With `None`, allocates wherever open scopes route the request.
 fn take(
     fixture: &mut Fixture<'_>,
     pool: Option<PoolId>,
@@ -149,7 +149,7 @@ fn begins(fixture: &mut Fixture<'_>, pool: PoolId) -> Checked {
     has_users(fixture, pool, Some(1))
 }
 
-/// Checks that blocks of the pool and other blocks never overlap, also after frees.
+/// Checks that blocks of the pool and other blocks never overlap, even after frees.
 fn keeps_apart(fixture: &mut Fixture<'_>, pool: PoolId, bytes: u64) -> Checked {
     let stream = fixture.streams[0];
     let own = take(fixture, Some(pool), bytes, stream)?;
@@ -217,7 +217,7 @@ fn routes_a_stream(fixture: &mut Fixture<'_>, pool: PoolId) -> Checked {
     give(fixture, theirs)
 }
 
-/// Checks that of two open scopes which accept a request the newer one serves it.
+/// Checks that if two open scopes accept a request, the newer one serves it.
 fn routes_to_the_newest(fixture: &mut Fixture<'_>, pool: PoolId) -> Checked {
     let (stream, inner) = (fixture.streams[0], PoolId::next_user());
     let done = pools(fixture)?.create_pool(inner, PoolOptions::default());
@@ -233,8 +233,8 @@ fn routes_to_the_newest(fixture: &mut Fixture<'_>, pool: PoolId) -> Checked {
     holds(fixture, pool, &[&older])?;
     closes(fixture, pool)?;
     [newer, older].into_iter().try_for_each(|kept| give(fixture, kept))?;
-    // The second pool has two users, its creator and its scope; the first pool has one more for its
-    // scope.
+    // Each pool has one user for its creation and one for its scope. The caller releases the first user
+    // of `pool`.
     for used in [inner, inner, pool] {
         let done = pools(fixture)?.release_pool(used);
         works(fixture, &format!("release pool {used}"), done)?;

@@ -10,27 +10,27 @@ pub enum Property {
     LiveBlocksNeverOverlap,
     /// A block has all the requested bytes.
     BlocksAreLargeEnough,
-    /// Bytes written into a block stay until it is freed.
+    /// Bytes written into a block stay until the block is freed.
     BytesStayIntact,
-    /// Memory is allocated again only when earlier work cannot disturb its new use.
+    /// Memory is allocated again only when earlier work can no longer overwrite it.
     ReuseWaitsForWork,
     /// Requests of zero bytes, or of more than any device has, are errors and change nothing.
     IllegalRequestsAreRefused,
-    /// Handles that are not live in this allocator are refused and returned.
+    /// Handles that are not live in this allocator are refused, and a refused free returns the handle.
     WrongHandlesAreRefused,
-    /// Counters equal a recount.
+    /// Counters equal the test's own count.
     CountersEqualARecount,
     /// Emptying the cache keeps live blocks and releases all idle memory.
     EmptyingTheCacheKeepsLiveBlocks,
     /// A dropped allocator releases all its memory to the driver.
     EverythingIsReleased,
-    /// Out of memory is an error with numbers, and after frees the same requests succeed again.
+    /// An out-of-memory error contains the numbers, and after frees the same requests succeed again.
     RunningOutIsAnError,
     /// Hooks for memory pressure are called.
     PressureHooksAreCalled,
-    /// A driver call that fails once costs one request and no memory, whichever call it is.
+    /// If any one driver call fails once, at most one request fails and no memory is lost.
     DriverFailuresLoseNothing,
-    /// No more is reserved than the limit allows.
+    /// The allocator never reserves more than the limit allows.
     LimitsAreRespected,
     /// Bare addresses are accepted where a live block starts, and refused otherwise.
     BareAddressesAreChecked,

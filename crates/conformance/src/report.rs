@@ -19,7 +19,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// The kinds that this build supports. Whether there is a CUDA device is found out when one is
+    /// The kinds that this build supports. Whether a CUDA device exists is checked only when one is
     /// needed.
     pub const ALL: &[Self] =
         if cfg!(target_os = "linux") { &[Self::Sim, Self::Host, Self::Cuda] } else { &[Self::Sim] };
@@ -39,17 +39,17 @@ impl fmt::Display for Device {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It held in all runs.
+    /// The property held in all runs.
     Passed {
         /// The number of runs.
         runs: u64,
     },
-    /// It was not tested.
+    /// The property was not tested.
     NotTested {
         /// The reason.
         why: &'static str,
     },
-    /// There is no such device.
+    /// There is no device of this kind.
     NoDevice {
         /// The message of the driver.
         detail: String,
@@ -61,14 +61,14 @@ pub enum Outcome {
 pub struct Report {
     /// The allocator.
     pub name: String,
-    /// Every property on every device.
+    /// The outcome of every property on every device.
     pub outcomes: Vec<(Property, Device, Outcome)>,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}:", self.name)?;
-        // The message is the same on every line: print it on the first only.
+        // The message is the same on every line, so it is printed only on the first.
         let mut shown: Option<&str> = None;
         for (property, device, outcome) in &self.outcomes {
             match outcome {
@@ -103,9 +103,9 @@ pub struct Failure {
     pub device: Device,
     /// The violation.
     pub what: String,
-    /// The shortest sequence of operations found that shows it.
+    /// The shortest sequence of operations found that causes the violation.
     pub lines: Vec<String>,
-    /// The seed of the script that failed first; the sequence is a part of it.
+    /// The seed of the first script that failed. The sequence is a part of that script.
     pub seed: u64,
 }
 

@@ -1,6 +1,6 @@
-//! Random operations on an allocator, as data that shrinks.
+//! Random operations on an allocator, as data that can be shortened.
 //!
-//! Picks are taken modulo the number of candidates, so every list of operations is legal and stays legal
+//! A pick is taken modulo the number of candidates. So every list of operations is legal and stays legal
 //! when operations are removed. See `fixture` for their execution.
 
 use quickcheck::{Arbitrary, Gen};
@@ -20,7 +20,7 @@ pub(super) enum Op {
         /// The block.
         pick: u16,
     },
-    /// Announces that another stream uses a live block.
+    /// Records that another stream uses a live block.
     RecordStream {
         /// The block.
         pick: u16,
@@ -32,7 +32,7 @@ pub(super) enum Op {
         /// The stream.
         stream: u8,
     },
-    /// Releases idle memory to the driver.
+    /// Releases cached free memory to the driver.
     EmptyCache,
     /// Resets peaks to the current values.
     ResetPeaks,
@@ -48,11 +48,11 @@ pub(super) enum Op {
 /// An illegal call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misuse {
-    /// A handle of a block that was freed before.
+    /// A free of a block that was freed before.
     Freed,
-    /// A live block with another allocator's owner.
+    /// A handle of a live block with the owner id of another allocator.
     Foreign,
-    /// A live block with a forged token.
+    /// A handle of a live block with a forged token.
     MadeUp,
     /// A request of zero bytes.
     ZeroBytes,
@@ -61,7 +61,7 @@ pub(super) enum Misuse {
 }
 
 impl Misuse {
-    /// Returns true for a request, false for a handle.
+    /// Returns true if the illegal call is a request, false if it uses a handle.
     #[must_use]
     pub(super) const fn is_request(self) -> bool {
         matches!(self, Self::ZeroBytes | Self::AbsurdBytes)
@@ -142,7 +142,8 @@ impl<O: Arbitrary> Script<O> {
         let half = longest.div_ceil(2);
         let wanted = (half + usize::arbitrary(&mut g) % half.max(1)).max(1);
         let drawn = std::iter::repeat_with(|| O::arbitrary(&mut g));
-        // The bound ends the search when `keep` accepts few operations; the script is then short.
+        // The search is bounded, because `keep` may accept few operations. The script may then be
+        // shorter.
         let ops = drawn.take(wanted * 8).filter(keep).take(wanted).collect();
         Self { ops }
     }

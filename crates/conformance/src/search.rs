@@ -1,4 +1,4 @@
-//! Runs scripts until one fails, and searches for the shortest that still fails.
+//! Runs scripts until one fails, and searches for the shortest script that still fails.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -15,13 +15,13 @@ use super::script::{Op, Script};
 use super::{Build, Checked, Options};
 use stratalloc::driver::Driver;
 
-/// The prefix of a constructor's error.
+/// The prefix of the error when the constructor fails.
 pub(super) const NOT_BUILT: &str = "it was not built: ";
 
-/// The most scripts tried in the search for the shortest.
+/// The maximum number of scripts tried in the search for the shortest.
 const SHRINK_MAX: usize = 3000;
 
-/// A violation, and the operations before it.
+/// A violation, and the operations that led to it.
 #[derive(Clone, Debug)]
 pub(super) struct Broken {
     pub(super) what: String,
@@ -29,10 +29,10 @@ pub(super) struct Broken {
     pub(super) seed: u64,
 }
 
-/// Runs one script; an error is the violation and the lines that led to it.
+/// Runs one script. An error is the violation and the lines of text that led to it.
 pub(super) type Trial<'a, O = Op> = &'a dyn Fn(&Script<O>) -> Result<(), (String, Vec<String>)>;
 
-/// Runs random scripts; shortens the first that fails.
+/// Runs random scripts until one fails, and shortens that one.
 pub(super) fn scripts<O: Arbitrary>(
     options: &Options,
     keep: fn(&O) -> bool,
@@ -42,8 +42,8 @@ pub(super) fn scripts<O: Arbitrary>(
         let seed = options.seed.wrapping_add(n);
         let script = Script::random(seed, options.longest, keep);
         if let Err(first) = trial(&script) {
-            // A real device may stay broken: if an empty script fails too, its failure has another
-            // cause.
+            // The failure may have left a real device broken. If even an empty script now fails in
+            // another way, shortening would search for that other failure, so it is skipped.
             let (what, lines) = match trial(&Script::default()) {
                 Err((other, _)) if other != first.0 => first,
                 _ => shortest(script, first, trial),
@@ -64,7 +64,7 @@ pub fn histories<O: Arbitrary + Debug>(
     longest: usize,
     run: impl Fn(&[O]) -> Checked,
 ) {
-    // The seed differs on each run; a failing sequence is printed in full.
+    // The seed differs on each run, because a failing sequence is printed in full.
     let seed = RandomState::new().hash_one(longest);
     let options = Options { scripts: histories, longest, seed, ..Options::default() };
     let found = scripts(&options, |_| true, &|script: &Script<O>| {
@@ -119,7 +119,8 @@ pub(super) fn on_a_fixture(
         }
         Err(panic) => {
             let lines = std::mem::take(&mut fixture.lines);
-            // Leaked: the allocator may be in any state.
+            // Leaked on purpose: dropping the allocator could fail again, because it may be in any
+            // state.
             std::mem::forget(fixture);
             Err((panic_message(&*panic), lines))
         }

@@ -7,8 +7,8 @@ use std::fmt::Display;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The variable that makes a test fail, instead of being skipped, if there is no CUDA device. Set by any
-/// value other than the empty one and `0`.
+/// The environment variable that makes a test fail, instead of being skipped, if there is no CUDA
+/// device. It is set if its value is neither empty nor `0`.
 pub const REQUIRE_CUDA: &str = "STRATALLOC_REQUIRE_CUDA";
 
 /// The reason why a test for a CUDA device is skipped.
@@ -21,8 +21,8 @@ pub fn skipped(what: impl Display, why: impl Display) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// As [`skipped`], for a missing CUDA device. `detail` is the message of the driver, or empty; it is
-/// printed in the first such line of the process.
+/// Prints like [`skipped`] that there is no CUDA device. `detail` is the message of the driver, or
+/// empty; it is printed only once per process.
 ///
 /// # Panics
 ///

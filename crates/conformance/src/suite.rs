@@ -29,7 +29,8 @@ pub(super) struct Case<'a> {
     pub(super) machines: &'a Machines<'a>,
 }
 
-/// Tests on one device. The second argument is the size of the small device. Returns the number of runs.
+/// A test that runs on one device. The second argument is the size of the device if it is the small one.
+/// Returns the number of runs.
 pub(super) type OnOneSize<'a> = dyn Fn(&Case<'_>, Option<u64>) -> Result<u64, Broken> + 'a;
 
 /// Creates a new device of the given size.
@@ -60,15 +61,15 @@ impl Case<'_> {
         probed.map_err(|what| Broken { what, lines: Vec::new(), seed: self.options.seed })
     }
 
-    /// Runs `work` on a new fixture.
+    /// Runs `work` once on a new fixture.
     pub(super) fn once(&self, work: &dyn Fn(&mut Fixture<'_>) -> Checked) -> Result<(), Broken> {
         let broken = |(what, lines)| Broken { what, lines, seed: self.options.seed };
         let machine = self.machine().map_err(|what| broken((what, Vec::new())))?;
         search::on_a_fixture(&*machine, machine.driver(), self.build, work).map_err(broken)
     }
 
-    /// Runs half of `options.scripts` on the device and the others on one so small that scripts exhaust
-    /// it, if the allocator works there at all. Returns the number of runs.
+    /// Runs half of `options.scripts` on the device, and the others on a device so small that scripts
+    /// exhaust it, if the allocator works on that. Returns the number of runs.
     pub(super) fn on_a_small_device_too(
         &self,
         options: &Options,
@@ -80,7 +81,8 @@ impl Case<'_> {
         let seed = options.seed.wrapping_add(most);
         let small = Options { scripts: few, seed, device_bytes, ..options.clone() };
         let small = Case { options: &small, ..*self };
-        // A fault that shows on any device shows on the large one.
+        // If the allocator fails on the small device even with an empty script, all scripts run on the
+        // large device. A fault that is not about size is found there.
         if few == 0 || small.with_a_failure(&Script::default(), None).is_err() {
             return work(&Case { options, ..*self }, None);
         }
@@ -88,7 +90,7 @@ impl Case<'_> {
         Ok(work(&Case { options: &large, ..*self }, None)? + work(&small, Some(device_bytes))?)
     }
 
-    /// Runs random scripts, each on a new fixture. Returns their number.
+    /// Runs random scripts, each on a new fixture. Returns the number of scripts.
     fn random(
         &self,
         keep: fn(&Op) -> bool,
@@ -102,8 +104,8 @@ impl Case<'_> {
         Ok(self.options.scripts)
     }
 
-    /// Runs random scripts under some invariants. With `needs_driver`, the result is "not tested" if memory
-    /// does not come from the driver.
+    /// Runs random scripts and checks these invariants. With `needs_driver`, the result is "not tested"
+    /// if memory does not come from the driver.
     fn scripts(
         &self,
         keep: fn(&Op) -> bool,
@@ -184,7 +186,7 @@ impl Case<'_> {
         let made = search::guarded(|| Ok((self.build)(self.machine()?.driver()).err()));
         match made {
             Ok(Some(error)) if lacks(&*error) => Ok(Outcome::NotTested { why: LACKS }),
-            // Other errors are reported by the test itself.
+            // Other errors of the constructor are found again, and reported, by the test itself.
             _ => self.test(property),
         }
     }
@@ -277,10 +279,10 @@ fn lacks(error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// The small device has this fraction of the device's memory.
+/// The memory of the small device is the device's divided by this.
 const SMALL_PART: u64 = 8;
 
-/// The reason for not checking memory itself.
+/// The reason for not testing properties of the memory itself.
 pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
 
 /// The reason for not testing on a device.

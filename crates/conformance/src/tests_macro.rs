@@ -1,6 +1,6 @@
 //! The macro that generates the tests.
 
-/// Generates one test for each property of an allocator and each device, in a module of that name.
+/// Generates one test for each property and each device, in a module named by the first argument.
 ///
 /// The second argument is a constructor: a closure, or anything else that takes a driver as for
 /// [`registry::register`](stratalloc::registry::register) and returns the allocator. It can use names of the
@@ -68,7 +68,7 @@ macro_rules! conformance_tests {
             }
         )*
 
-        // A property without a test here fails to compile.
+        // Compilation fails if a property has no test here.
         const TESTED: &[$crate::Property] =
             &[$($crate::Property::$property),*];
         const _: () = assert!(TESTED.len() == $crate::Property::ALL.len());

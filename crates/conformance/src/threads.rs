@@ -1,4 +1,5 @@
-//! Concurrent threads on one allocator: blocks, some freed by other threads, must never overlap.
+//! Concurrent threads on one allocator. Their blocks, some of which other threads free, must never
+//! overlap.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +15,11 @@ use stratalloc::ids::StreamId;
 
 /// The number of threads.
 const THREADS: usize = 4;
-/// The operations of each thread.
+/// The number of operations of each thread.
 const OPERATIONS: usize = 300;
-/// The most blocks that a thread holds.
+/// The maximum number of blocks that a thread holds.
 const HELD_MAX: usize = 12;
-/// Few sizes, so that threads compete for the same blocks.
+/// Only a few sizes, so that threads compete for the same blocks.
 const SIZES: [u64; 4] = [512, 4096, 100_000, 1 << 20];
 
 /// Reproducible random numbers (SplitMix64).
@@ -41,7 +42,7 @@ type Owned = (Allocation, u64);
 #[derive(Default)]
 struct Claims {
     live: Mutex<BTreeMap<u64, u64>>,
-    /// Blocks that wait to be freed by any thread.
+    /// Blocks that any thread may free.
     shared: Mutex<Vec<Owned>>,
 }
 
@@ -100,7 +101,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Leaves a block to be freed by any thread.
+    /// Moves a block to those that any thread may free.
     fn give(&mut self) {
         if !self.held.is_empty() {
             let at = self.rng.below(self.held.len());

@@ -1,4 +1,4 @@
-//! The code that tests on a GPU, run on a part of host memory.
+//! Runs the code that tests on a GPU on a part of host memory instead.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use stratalloc::driver::{Driver, DriverResult};
 use stratalloc::size::MIB;
 use stratalloc_sim::{Host, HostOptions};
 
-/// Tests a property as on a GPU, on a part of host memory.
+/// Tests a property in the way of a GPU, on a part of host memory.
 fn on_a_part(build: &Build<'_>, property: Property) -> Result<Outcome, String> {
     let whole = Arc::new(Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() }));
     let outcome = {
@@ -38,7 +38,7 @@ fn what_runs_on_a_gpu_holds_on_a_part_of_real_memory() {
     }
 }
 
-/// An allocator that leaks memory takes none from later tests.
+/// Checks that memory which an allocator leaks is freed, so that later tests have it.
 #[test]
 fn a_part_frees_what_a_test_leaked() {
     for conf in ["native", "native,expandable_segments:True", "cudaMallocAsync"] {
