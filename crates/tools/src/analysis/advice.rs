@@ -1,8 +1,11 @@
-//! Searches for settings under which a recording needs less memory.
+//! Searches for settings under which a recording needs a smaller device.
 //!
-//! Each setting is tried alone first, numeric ones in coarse steps; then the best ones are combined. A
-//! setting whose single replay fails on a device that suffices for three others is dropped; only the
-//! rest are searched in full. Every reported figure comes from a replay.
+//! Each setting is tried alone first, numeric ones in coarse steps. Then the best settings are combined
+//! with others. A setting is dropped after a single replay if it fails on a device that suffices for the
+//! three best settings so far; only the rest are searched in full. Every reported figure comes from a
+//! replay.
+//!
+//! In this module, the *need* of a recording under a setting is the smallest device on which it runs.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +21,13 @@ use stratalloc::config::{Compat, Config, KeyTable, TorchVersion};
 /// Limits of [`Advice::search`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdviceOptions {
-    /// No search starts after this time; searches that have begun are finished.
+    /// No search starts after this time. Searches that have begun are finished.
     pub time: Duration,
-    /// Whether only the settings that help most often are tried.
+    /// Whether to try only the settings that help most often.
     pub quick: bool,
-    /// The version of PyTorch that the settings are for, if the caller sets it.
+    /// The version of PyTorch that the settings must suit, if the caller sets it.
     pub torch: Option<TorchVersion>,
-    /// No other setting is tried if the recorded one needs at most this many bytes.
+    /// If the recorded setting needs at most this many bytes, no other setting is tried.
     pub enough_bytes: Option<u64>,
 }
 
@@ -34,7 +37,7 @@ impl Default for AdviceOptions {
     }
 }
 
-/// A setting and the need of a recording under it.
+/// A setting that was tried, and the need of the recording under it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tried {
     /// The configuration string; empty for the default one.
@@ -46,13 +49,14 @@ pub struct Tried {
 }
 
 impl Tried {
-    /// Creates an entry without a limit.
+    /// Creates an entry for a recording without a limit.
     #[must_use]
     pub fn new(conf: String, need: Need) -> Self {
         Self { conf, need, runs_under_limit: None }
     }
 
-    /// Returns the string for PyTorch's own allocator, if the replay followed PyTorch exactly.
+    /// Returns the configuration string for PyTorch's own allocator, if the replay made PyTorch's
+    /// decisions exactly.
     #[must_use]
     pub(crate) fn for_pytorch(&self) -> Option<&str> {
         let conf = self.conf.strip_suffix(PYTORCH)?;
@@ -76,32 +80,32 @@ impl Tried {
         self.need.cost.map_or(u64::MAX, |cost| cost.device_ns)
     }
 
-    /// Returns whether some device suffices, and also the limit if there is one.
+    /// Returns true if some device suffices, and the recording also runs under its limit if it has one.
     pub(super) fn runs(&self) -> bool {
         self.need.needs_bytes.is_some() && self.runs_under_limit != Some(false)
     }
 }
 
-/// The needs of a recording under the settings that were searched.
+/// The needs of a recording under the settings that were tried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// The recorded configuration in PyTorch's own allocator, or the default one if the recorded one
-    /// cannot be replayed.
+    /// The need in PyTorch's own allocator with the recorded configuration, or with the default one if
+    /// the recorded configuration cannot be replayed.
     pub recorded: Tried,
-    /// The searched settings, best first. Settings that only a model of the driver can replay are not
-    /// included.
+    /// The settings that were searched in full, best first. Without those that only a model of the
+    /// driver can replay.
     pub tried: Vec<Tried>,
-    /// The need with a model of the driver's own pools, for comparison.
+    /// The need with a model of the driver's stream-ordered pools, for comparison.
     pub modelled: Option<Tried>,
-    /// How many settings were dropped because three others need less.
+    /// The number of settings dropped because three others need less.
     pub passed_over: usize,
     /// Whether time ran out before all settings were tried.
     pub is_cut_short: bool,
-    /// The version of PyTorch that accepts the settings for its own allocator.
+    /// The version of PyTorch that the settings suit.
     pub torch: ForTorch,
 }
 
-/// The end of a configuration string that is replayed exactly as PyTorch allocates.
+/// The end of a configuration string that is replayed with PyTorch's exact decisions.
 const PYTORCH: &str = "compat:pytorch";
 
 /// The settings that help most often.
@@ -113,7 +117,7 @@ pub(super) const QUICK: [&str; 5] = [
     "max_split_size_mb:256",
 ];
 
-/// Further settings that are tried alone.
+/// Further settings, each tried alone.
 pub(super) const ALONE: [&str; 14] = [
     "max_split_size_mb:20",
     "max_split_size_mb:21",
@@ -131,7 +135,7 @@ pub(super) const ALONE: [&str; 14] = [
     "garbage_collection_threshold:0.8,per_process_memory_fraction:0.999",
 ];
 
-/// Settings that are combined with the best of the others.
+/// Settings that are combined with the best of those tried before.
 const TOGETHER: [&str; 7] = [
     "large_segment_size_mb:12",
     "large_segment_size_mb:16",
@@ -142,19 +146,19 @@ const TOGETHER: [&str; 7] = [
     "expandable_segments:True",
 ];
 
-/// Replayed on a model of the driver only.
+/// A setting that is replayed only on a model of the driver.
 const MODELLED: &str = "backend:cudaMallocAsync";
 
-/// How many of the best settings a report prints at most.
+/// The maximum number of settings that a report prints.
 const PRINTED: usize = 7;
 
-/// How many settings of each allocator are searched in full at least.
+/// A setting is dropped only if this many settings for the same allocator need less.
 const KEPT: usize = 3;
 
 impl Advice {
-    /// Searches for the settings under which `recording` needs least. Takes some hundred to some
-    /// thousand replays on all processors; `progress` is called with the number of settings done and
-    /// known so far.
+    /// Searches for the settings under which `recording` needs the smallest device. Takes some hundred
+    /// to some thousand replays on all processors. `progress` is called with the number of settings done
+    /// and the number known so far.
     ///
     /// # Errors
     ///
@@ -198,14 +202,15 @@ impl Advice {
         Ok(advice)
     }
 
-    /// Returns the setting that needs least, for any allocator; `None` if no device suffices for any.
+    /// Returns the setting with the smallest need, for either allocator. `None` if no device suffices
+    /// for any setting.
     #[must_use]
     pub fn best(&self) -> Option<&Tried> {
         self.tried.first().filter(|tried| tried.need.needs_bytes.is_some())
     }
 
-    /// Returns whether PyTorch's own allocator accepts the setting: in the version that the caller set,
-    /// otherwise in the version that made the recording.
+    /// Returns true if PyTorch's own allocator accepts the setting, in the version that the caller set,
+    /// or else in the oldest version that can have made the recording.
     pub(super) fn is_for_pytorch(&self, tried: &Tried) -> bool {
         let accepts = |version| parsed(&tried.conf).is_accepted_by(version);
         match self.torch {
@@ -215,8 +220,9 @@ impl Advice {
         }
     }
 
-    /// Searches again with other addresses: the recorded setting, the best ones, and those that
-    /// sentences name. Repeats, because the ranks change, until all of these were searched so.
+    /// Repeats the search with other orders of addresses for the recorded setting, the best ones, and
+    /// those that sentences name. These ranks change during that, so it continues until all such
+    /// settings were searched with other addresses.
     fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
         loop {
             let recorded = self.tried.iter().position(|tried| tried.conf == self.recorded.conf);
@@ -232,7 +238,7 @@ impl Advice {
         }
     }
 
-    /// Returns the settings that sentences name, whether they are worth their cost or not.
+    /// Returns the settings that a sentence may name, whether or not they are worth their cost.
     fn named(&self, recording: &Recording) -> Vec<String> {
         let mut named: Vec<String> =
             self.worth_setting(recording).into_iter().map(|tried| tried.conf.clone()).collect();
@@ -242,7 +248,7 @@ impl Advice {
         named
     }
 
-    /// Replays one setting with other addresses and ranks it again.
+    /// Searches one setting with other orders of addresses, and ranks it again.
     fn confirm(&mut self, recording: &Recording, at: usize) -> Result<(), ReplayError> {
         let mut tried = self.tried.remove(at);
         let config = self.config_of(recording, &tried);
@@ -254,7 +260,7 @@ impl Advice {
         Ok(())
     }
 
-    /// Returns the configuration of a searched setting.
+    /// Returns the configuration of a setting that was searched.
     pub(crate) fn config_of(&self, recording: &Recording, tried: &Tried) -> Config {
         match tried.conf == self.recorded.conf {
             true => recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch),
@@ -262,7 +268,7 @@ impl Advice {
         }
     }
 
-    /// Replays every setting under the limit, if there is one.
+    /// If there is a limit, replays every setting under it.
     fn try_under_limit(&mut self, recording: &Recording) -> Result<(), ReplayError> {
         if recording.limit.is_none() {
             return Ok(());
@@ -281,10 +287,10 @@ impl Advice {
         Ok(())
     }
 
-    /// Returns the cheapest setting under which the recording needs at most `bytes`. The recorded one
-    /// wins if it suffices. Otherwise settings for PyTorch's own allocator come first, then those whose
-    /// device calls take least time on a device of that size. Takes one replay for each setting that
-    /// suffices.
+    /// Returns the cheapest setting under which the recording needs at most `bytes`. If the recorded
+    /// setting suffices, returns that. Otherwise prefers settings for PyTorch's own allocator, and among
+    /// those the one whose device calls take the least time on a device of that size. Takes one replay
+    /// for each setting that suffices.
     ///
     /// # Errors
     ///
@@ -325,12 +331,12 @@ impl Advice {
     }
 }
 
-/// Parses a configuration string of this file; an empty one gives the default configuration.
+/// Parses a configuration string made in this file. An empty string gives the default configuration.
 fn parsed(conf: &str) -> Config {
     Config::parse(conf, &KeyTable::default()).unwrap_or_default()
 }
 
-/// Inserts a setting into the searched ones, best first.
+/// Inserts a setting at its rank, best first.
 fn insert(all: &mut Vec<Tried>, tried: Tried) {
     let at = all.partition_point(|known| known.rank() <= tried.rank());
     all.insert(at, tried);
@@ -346,7 +352,7 @@ struct Search<'a> {
     ends: Instant,
     /// Best first.
     tried: Vec<Tried>,
-    /// Configurations that are not tried again.
+    /// Configurations that are not tried again, because they already were.
     seen: Vec<Config>,
     passed_over: usize,
     is_cut_short: bool,
@@ -373,13 +379,14 @@ impl Search<'_> {
         Ok(tried)
     }
 
-    /// Returns a candidate for this library's allocator and, if its version accepts the setting, one for
-    /// PyTorch's.
+    /// Returns, for each setting, a candidate for this library's allocator and one for PyTorch's, if the
+    /// version of PyTorch accepts the setting.
     fn candidates(&mut self, settings: &[&str]) -> Vec<Candidate> {
         let confs = settings.iter().flat_map(|text| [(*text).to_owned(), joined(text, PYTORCH)]);
         let mut found = Vec::new();
         for conf in confs {
-            // Contradictory settings, such as a split size below the segment size, are no candidates.
+            // Contradictory settings, such as a split size below the segment size, fail to parse and are
+            // skipped.
             let Ok(config) = Config::parse(&conf, &KeyTable::default()) else { continue };
             if conf.ends_with(PYTORCH) && !config.is_accepted_by(self.torch.version()) {
                 continue;
@@ -396,7 +403,7 @@ impl Search<'_> {
         let candidates = self.candidates(settings);
         let total = self.seen.len();
         let mut left = candidates.len();
-        // A few at a time: a search makes it possible to drop later candidates.
+        // A few at a time, because the needs found by one search can make later candidates unnecessary.
         let mut rest = candidates.into_iter();
         loop {
             let some: Vec<Candidate> = rest.by_ref().take(rayon::current_num_threads()).collect();
@@ -416,7 +423,7 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the candidates that suffice on the smallest device on which enough others do.
+    /// Drops the candidates that fail on the device given by `enough_bytes`, and returns the others.
     fn worth_a_search(
         &mut self,
         candidates: Vec<Candidate>,
@@ -437,7 +444,8 @@ impl Search<'_> {
         Ok(worth.into_iter().map(|(candidate, _)| candidate).collect())
     }
 
-    /// Returns the need of the last of the best settings of the same allocator.
+    /// Returns the need of the third best setting of the candidate's allocator. A candidate that fails
+    /// on a device of that size is dropped.
     fn enough_bytes(&self, candidate: &Candidate) -> Option<u64> {
         let is_pytorch = candidate.conf.ends_with(PYTORCH);
         let alike = self.tried.iter().filter(|tried| tried.conf.ends_with(PYTORCH) == is_pytorch);
@@ -450,7 +458,7 @@ impl Search<'_> {
         Ok(Tried::new(conf, need))
     }
 
-    /// Returns the best settings of each allocator, each combined with one more.
+    /// Returns the best settings of each allocator, each combined with one further key.
     fn combined(&self) -> Vec<String> {
         let mut bases: Vec<&str> = Vec::new();
         for pytorch in [true, false] {
@@ -473,7 +481,8 @@ impl Search<'_> {
             .collect()
     }
 
-    /// Returns the need with the modelled driver. Errors are ignored: the advice does not depend on it.
+    /// Returns the need with a model of the driver's pools. Errors are ignored, because the advice does
+    /// not depend on this need.
     fn modelled(&self) -> Option<Tried> {
         let candidate = Candidate { conf: MODELLED.to_owned(), config: parsed(MODELLED) };
         self.search(candidate).ok()

@@ -1,18 +1,20 @@
-//! Callers: recorded stacks without the frames common to all of them.
+//! Callers: which code made a request, derived from the recorded stacks.
 //!
 //! Two stacks have the same caller if they agree in the program's own frames and in the library code
-//! that the innermost of these called. Of that library code the frames of packages other than PyTorch
-//! count; without any, those of PyTorch. Frames of the runtime ([`FrameKind::Runtime`]) never count.
-//! Threads of the backward pass have no Python code: there the caller is the node of the backward pass,
-//! or the compiled code. Requests from one line for different purposes, such as for a tensor and for a
-//! workspace, are two callers.
+//! that the innermost of these frames called. Of that library code, only frames of packages other than
+//! PyTorch are compared, or those of PyTorch if there are no others. Frames of the runtime
+//! ([`FrameKind::Runtime`]) are never compared.
+//!
+//! Threads of the backward pass have no Python code. There the caller is the node of the backward pass,
+//! or else the compiled code. Requests from one line for different purposes, such as for a tensor and
+//! for a workspace, are two callers.
 
 use std::collections::{HashMap, HashSet};
 
 use super::categories::Category;
 use crate::replay::{Frame, FrameKind, Runtime, StackId, Stacks};
 
-/// The frames in which two callers differ.
+/// The frames that are compared to tell callers apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Compared {
     /// Frames of the program's code, and of the library that its innermost line called.
@@ -22,37 +24,38 @@ pub(crate) enum Compared {
     AllFrames,
 }
 
-/// The code behind one or several stacks, as frame numbers, innermost first.
+/// A caller: the code that one or several stacks have in common, as frame numbers, innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Caller {
-    /// The program's own frames; without any, those of libraries; without those, compiled code.
+    /// The program's own frames. If there are none, frames of libraries; if none of these, of compiled
+    /// code.
     chain: Vec<u32>,
-    /// Library code that the innermost frame of `chain` called.
+    /// The library code that the innermost frame of `chain` called.
     library: Vec<u32>,
-    /// Whether the request was made by autograd's engine and no frame shows more.
+    /// Whether autograd's engine made the request and no frame shows more.
     is_engine: bool,
     category: Category,
-    /// The stack, if all frames count.
+    /// The stack itself, if all frames are compared.
     stack: Option<StackId>,
 }
 
-/// The callers of a recording's stacks.
+/// The callers of all stacks of a recording.
 #[derive(Debug)]
 pub(crate) struct Callers<'a> {
     stacks: &'a Stacks,
     callers: Vec<Caller>,
-    /// Caller numbers by stack index.
+    /// The caller's number for each stack, by the index of the stack.
     of_stacks: Vec<u32>,
     kinds: Vec<FrameKind>,
 }
 
-/// A label has at least this many frames of a chain, if available.
+/// A label shows at least this many frames of a chain, if it has so many.
 const FRAMES_LEAST: usize = 2;
-/// Longer labels leave out frames in the middle.
+/// Labels with more frames than this leave out frames in the middle.
 const FRAMES_WHOLE: usize = 4;
-/// If more files than this have the same name, they are shown with their whole path.
+/// If more files than this have the same name, their whole paths are shown.
 const FILES_MOST: usize = 256;
-/// Labels that are still equal with this many frames stay equal.
+/// The maximum number of frames in a label. Labels that are still equal with so many stay equal.
 const FRAMES_MOST: usize = 64;
 
 impl<'a> Callers<'a> {
@@ -67,7 +70,8 @@ impl<'a> Callers<'a> {
             let mut caller = all.caller_of(stack);
             let frames = stacks.frame_numbers(stack).iter();
             let category = Category::of_rules(frames.map(|&frame| rules[frame as usize]));
-            // Labels do not show activations, so these must not split the same code into two rows.
+            // Labels do not show activations. So the same code must not become two callers only because
+            // one of its requests is an activation.
             caller.category = match category {
                 Category::Activations => Category::Unknown,
                 named => named,
@@ -108,8 +112,8 @@ impl<'a> Callers<'a> {
         Caller { chain, is_engine, ..Caller::default() }
     }
 
-    /// Returns the frames of packages other than PyTorch and Python's own library; without any, all
-    /// frames.
+    /// Returns the frames of packages other than PyTorch and Python's standard library. If there are
+    /// none, returns all frames.
     fn of_packages(&self, library: Vec<u32>) -> Vec<u32> {
         let is_of_package = |&&number: &&u32| {
             let (file, name) = (self.frame(number).file, library_file(&self.frame(number)));
@@ -125,7 +129,7 @@ impl<'a> Callers<'a> {
         self.of_stacks.get(stack.index()).copied().unwrap_or(0)
     }
 
-    /// Returns the frames that show a caller, innermost first, as frame numbers of the recording.
+    /// Returns the frames of a caller, innermost first, as frame numbers of the recording.
     pub(crate) fn frames(&self, caller: u32) -> impl Iterator<Item = u32> {
         let Caller { library, chain, .. } = &self.callers[caller as usize];
         library.iter().chain(chain).copied()
@@ -150,7 +154,7 @@ impl<'a> Callers<'a> {
         (category != Category::Unknown).then(|| category.name())
     }
 
-    /// Returns whether the recording has requests of a backward pass.
+    /// Returns true if the recording has requests of a backward pass.
     pub(crate) fn has_backward_pass(&self) -> bool {
         let is_of_it = |caller: &Caller| {
             matches!(caller.category, Category::BackwardPass | Category::Gradients)
@@ -164,7 +168,7 @@ impl<'a> Callers<'a> {
         functions.find(|function| function.contains(part))
     }
 
-    /// Returns a label for each caller, with as many frames as make these labels differ.
+    /// Returns a label for each caller, with as many frames as it takes to make these labels differ.
     pub(crate) fn labels(&self, callers: &[u32]) -> Vec<String> {
         let files = self.program_files();
         let mut shown: Vec<Shown> = callers.iter().map(|_| Shown::default()).collect();
@@ -185,7 +189,8 @@ impl<'a> Callers<'a> {
         labels
     }
 
-    /// Adds a frame to each of these rows, whose labels are equal. Returns the rows that had one more.
+    /// Adds a frame to the labels of these rows, which are equal so far. Returns the rows that had
+    /// another frame.
     fn longer(&self, callers: &[u32], rows: &[usize], shown: &mut [Shown]) -> Vec<usize> {
         let caller = |row: usize| &self.callers[callers[row] as usize];
         let is_library = rows.iter().any(|&row| caller(row).library != caller(rows[0]).library);
@@ -222,13 +227,13 @@ impl<'a> Callers<'a> {
             label += &format!(", in {}", cut(called));
         }
         match self.category(caller) {
-            // Most rows of a training program are activations.
+            // Not shown for activations, because most rows of a training program are activations.
             Category::Unknown | Category::Activations => label,
             category => format!("{label} [{}]", category.name()),
         }
     }
 
-    /// Formats a frame, without folders that are not needed to identify its file.
+    /// Formats a frame. Omits folders that are not needed to identify the frame's file.
     fn text(&self, number: u32, files: &HashMap<&str, Vec<&str>>) -> String {
         let frame = self.frame(number);
         let file = match self.kind(number) {
@@ -241,7 +246,7 @@ impl<'a> Callers<'a> {
         format!("{file}:{} {}", frame.line, frame.function)
     }
 
-    /// Returns the program's own files, by the last component of their paths.
+    /// Returns the paths of the program's own files, grouped by file name.
     fn program_files(&self) -> HashMap<&'a str, Vec<&'a str>> {
         let mut files: HashMap<&str, Vec<&str>> = HashMap::new();
         let numbers =
@@ -269,7 +274,7 @@ impl Default for Shown {
     }
 }
 
-/// Returns the shortest end of the path that no other file of the program shares.
+/// Returns the shortest end of the path that no other file of the program has.
 fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a str {
     let others = files.get(frame.base_name()).map_or(&[][..], Vec::as_slice);
     if others.len() > FILES_MOST {
@@ -284,7 +289,7 @@ fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a 
     starts.into_iter().find(is_alone).unwrap_or(frame.file)
 }
 
-/// Returns the path below the folder that contains the libraries.
+/// Returns the path relative to the folder that contains the library.
 fn library_file<'a>(frame: &Frame<'a>) -> &'a str {
     for folder in ["site-packages/", "dist-packages/"] {
         if let Some((_, path)) = frame.file.rsplit_once(folder) {
@@ -321,7 +326,7 @@ mod tests {
         reader::read_bytes("made", json.as_bytes(), &Limits::default(), None).unwrap().stacks
     }
 
-    /// Returns the label of each stack; equal callers have one label.
+    /// Returns the label of each stack. Stacks with equal callers have equal labels.
     fn labels(recorded: &[&[&str]]) -> Vec<String> {
         let stacks = stacks(recorded);
         let callers = Callers::of(&stacks, Compared::Code);

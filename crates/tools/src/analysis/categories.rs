@@ -1,7 +1,8 @@
-//! The purpose of a block, derived from the stack of its request where that is certain.
+//! The purpose of a block, derived from the stack of its request if the stack identifies it.
 //!
-//! [`RULES`] lists functions that only one kind of request passes through. A stack without any of them
-//! is [`Category::Unknown`]: sizes, ages and names of the program's own functions are not used.
+//! [`RULES`] lists functions that only requests of one category pass through. A stack without any of
+//! these functions is [`Category::Unknown`]. Sizes, ages and names of the program's own functions are
+//! not used.
 
 use crate::replay::Frame;
 
@@ -10,7 +11,7 @@ use crate::replay::Frame;
 pub(crate) enum Category {
     /// Parameters and buffers of modules.
     Parameters,
-    /// Gradients of parameters, and the gradient that a backward pass begins with.
+    /// Gradients of parameters, and the gradient with which a backward pass begins.
     Gradients,
     /// Tensors that an optimizer keeps between its steps.
     OptimizerState,
@@ -22,7 +23,7 @@ pub(crate) enum Category {
     BackwardPass,
     /// Scratch memory of cuBLAS, cuBLASLt and cuDNN.
     Workspace,
-    /// The stack has no function of the table, or no stack was recorded.
+    /// The stack has none of the listed functions, or no stack was recorded.
     #[default]
     Unknown,
 }
@@ -31,12 +32,12 @@ use Category::{
     Activations, BackwardPass, Gradients, OptimizerState, OptimizerStep, Parameters, Workspace,
 };
 
-/// A pattern that recognises a function of the table.
+/// A pattern that recognises the frame of a listed function.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
-    /// A Python function of this name, in a file whose path contains the text.
+    /// A Python function of this name, in a file whose path contains the second text.
     Python(&'static str, &'static str),
-    /// Compiled code of this name, without namespaces and parameters.
+    /// Compiled code of this name, compared without namespaces and parameters.
     Compiled(&'static str),
     /// The node of the backward pass with this name.
     Node(&'static str),
@@ -46,7 +47,7 @@ enum Mark {
 
 use Mark::{AnyNode, Compiled, Node, Python};
 
-/// The functions. The first row that matches any frame of a stack counts: a workspace is requested
+/// The listed functions. If a stack matches several rows, the first row counts: a workspace is requested
 /// within a forward pass, and a checkpoint recomputes within a backward pass.
 const RULES: &[(Category, Mark)] = &[
     (Workspace, Compiled("getNewWorkspace")),
@@ -65,7 +66,7 @@ const RULES: &[(Category, Mark)] = &[
 ];
 
 impl Category {
-    /// Every category, in the order of a table.
+    /// Every category, in the order in which tables show them.
     pub(crate) const ALL: [Self; 8] = [
         Parameters,
         Gradients,
@@ -77,13 +78,14 @@ impl Category {
         Self::Unknown,
     ];
 
-    /// Returns the index of the first row of the table that matches the frame.
+    /// Returns the index of the first row of [`RULES`] that matches the frame.
     pub(super) fn rule_of(frame: &Frame<'_>) -> Option<u8> {
         let place = RULES.iter().position(|(_, mark)| mark.is_on(frame))?;
         u8::try_from(place).ok()
     }
 
-    /// Returns the category of a stack from the rules of its frames.
+    /// Returns the category of a stack. `rules` has the result of [`rule_of`](Self::rule_of) for each
+    /// frame.
     pub(super) fn of_rules(rules: impl Iterator<Item = Option<u8>>) -> Self {
         let first = rules.flatten().min();
         first.map_or(Self::Unknown, |place| RULES[usize::from(place)].0)
@@ -118,7 +120,7 @@ impl Mark {
 mod tests {
     use super::*;
 
-    /// One frame, as PyTorch records it, for each row of the table, in the table's order.
+    /// One frame, as PyTorch records it, for each row of [`RULES`], in the same order.
     const RECORDED: &[(&str, &str)] = &[
         ("CublasHandlePool.cpp", "at::cuda::(anonymous namespace)::getNewWorkspace()"),
         ("??", "at::cuda::getCurrentCUDABlasHandle()"),

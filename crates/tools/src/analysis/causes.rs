@@ -1,9 +1,9 @@
-//! Classifies the reserved bytes at a moment of a replay.
+//! Classifies the reserved bytes at one moment of a replay by the reason why they are reserved.
 //!
-//! [`Picture::take`] repeats a recording twice. The first pass finds the moment (the first failure, the
-//! peak of live bytes, or the peak of reserved bytes). The second stops there, walks over the
-//! allocator's layout and joins it with the recorded requests of the live blocks. Each reserved byte
-//! counts once: the [`Causes`] of all heaps add up to the bytes taken from the device.
+//! [`Picture::take`] replays a recording twice. The first replay finds the moment: the first failure,
+//! the peak of live bytes, or the peak of reserved bytes. The second stops there and combines the
+//! allocator's layout with the recorded requests of the live blocks. Each reserved byte is counted once:
+//! the [`Causes`] of all heaps add up to the bytes allocated from the device.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -24,28 +24,29 @@ use stratalloc_sim::WorkGate;
 /// A moment of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// The first moment at which most requested bytes were live.
+    /// The first moment at which the most requested bytes were live.
     PeakLive,
-    /// The moment at which most memory was reserved; of several the one with most live bytes.
+    /// The moment at which the most memory was reserved. Of several such moments, the one with the most
+    /// live bytes.
     PeakReserved,
     /// The moment of the first failed request.
     FirstFailure,
 }
 
-/// Reserved bytes by cause. Each byte counts in one field only.
+/// Reserved bytes by cause. Each byte is counted in one field only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Causes {
-    /// Requested, in live blocks.
+    /// Requested bytes in live blocks.
     pub requested_bytes: u64,
-    /// Rounding inside live blocks.
+    /// Bytes that rounding added to live blocks.
     pub rounding_bytes: u64,
-    /// Freed, waiting for other streams.
+    /// Freed bytes that wait for other streams.
     pub waiting_bytes: u64,
-    /// Free, in segments with live or waiting blocks: such segments cannot be released.
+    /// Free bytes in segments with live or waiting blocks. Such segments cannot be released.
     pub split_rest_bytes: u64,
-    /// Free, in segments without any live or waiting block.
+    /// Free bytes in segments without any live or waiting block.
     pub idle_segment_bytes: u64,
-    /// Taken from the device but in no layout: held by the driver's own pools.
+    /// Bytes allocated from the device that are in no layout: the driver's own pools hold them.
     pub driver_bytes: u64,
 }
 
@@ -115,7 +116,7 @@ pub struct Failed {
 pub struct Picture {
     /// The moment.
     pub moment: Moment,
-    /// How many operations of the workload precede the moment.
+    /// The number of operations of the workload before the moment.
     pub operations: usize,
     /// The request that failed, if the moment is a failure.
     pub failed: Option<Failed>,
@@ -128,8 +129,9 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Returns the moment of a replay of `recording` under `config`; `None` if the replay has no such
-    /// moment. Files that a layer of the configuration names are not written.
+    /// Replays `recording` under `config` up to the moment and classifies the bytes there. Returns
+    /// `None` if the replay has no such moment. Files that a layer of the configuration names are not
+    /// written.
     ///
     /// # Errors
     ///
@@ -158,7 +160,7 @@ impl Picture {
     }
 }
 
-/// Returns the index of the operation after which the moment is.
+/// Returns the index of the operation right after which the moment is.
 fn find(
     recording: &Recording,
     config: &Config,
@@ -205,7 +207,8 @@ impl<'a> LiveBytes<'a> {
         Self { ops: &workload.ops, counted: 0, requested_bytes, now_bytes: 0 }
     }
 
-    /// Counts the operations up to `at`; `blocks` are the live blocks after it.
+    /// Counts the operations up to and including `at`. `blocks` are the blocks that live after operation
+    /// `at`.
     fn see(&mut self, at: usize, blocks: &[Option<Allocation>]) {
         for op in &self.ops[self.counted..=at] {
             match *op {
@@ -245,7 +248,7 @@ fn paint(
     let mut picture = Picture::of_layout(&layout, moment, at + 1);
     let causes = &mut picture.causes;
     if layout.is_empty() {
-        // An allocator without a layout holds at least the live blocks.
+        // An allocator that reports no layout holds at least the live blocks.
         causes.requested_bytes = live.iter().map(|block| block.requested_bytes).sum();
     }
     causes.driver_bytes = sim.used_bytes().saturating_sub(causes.total_bytes());
@@ -279,7 +282,7 @@ fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     heaps.into_values().collect()
 }
 
-/// Returns the blocks that are live after operation `at`, with their requests.
+/// Returns the blocks that are live after operation `at`, with the data of their requests.
 fn live_blocks(workload: &Workload, at: usize, blocks: &[Option<Allocation>]) -> Vec<LiveBlock> {
     let taken = workload.ops[..=at].iter().filter_map(|op| match *op {
         Op::Allocate { id, bytes, stream, .. } => Some((id, bytes, stream)),

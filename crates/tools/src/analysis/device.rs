@@ -1,4 +1,4 @@
-//! Simulated devices for replays, and their counters for strategies that count nothing.
+//! Simulated devices for replays. Their counters replace those of strategies that count nothing.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
 use stratalloc_sim::{EventMode, Sim, SimOptions};
 
-/// Opens a simulated device of `total_bytes`, or one with an H200's memory. Events finish in
+/// Opens a simulated device of `total_bytes`, by default of an H200's size. Its events finish in
 /// `event_mode`.
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Arc<Sim> {
     let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
     Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..SimOptions::default() }))
 }
 
-/// Adds the layer `statistics` to a strategy that does not count itself.
+/// Wraps a strategy without counters in the layer `statistics`.
 pub(crate) fn counted(strategy: Strategy) -> Strategy {
     match strategy.control().counters.is_some() {
         true => strategy,
@@ -23,7 +23,7 @@ pub(crate) fn counted(strategy: Strategy) -> Strategy {
     }
 }
 
-/// How often memory was allocated from a device and released to it.
+/// The number of allocations from a device and of releases to it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Calls {
     took: u64,
@@ -40,14 +40,14 @@ impl Calls {
     }
 }
 
-/// Adds what a strategy does not count itself, as the simulated device counted it: the reserved bytes,
-/// and the calls since `before`, failed ones included.
+/// Fills in the counters that a strategy does not maintain from those of the simulated device: the
+/// reserved bytes, and the calls since `before`, including failed ones.
 pub(super) fn add_taken(statistics: &mut Statistics, sim: &Sim, before: Calls) {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     if statistics.reserved_bytes.all.peak == 0 {
         statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
     }
-    // A strategy that counts its calls has counted at least one if it allocated anything.
+    // A strategy that counts its calls has counted at least one if it has allocated anything.
     if statistics.num_device_alloc != 0 || statistics.allocation.all.peak == 0 {
         return;
     }

@@ -5,24 +5,24 @@ use std::collections::HashMap;
 use crate::replay::{Op, Trace, Workload};
 use stratalloc::history::Action;
 
-/// Figures of the recorded program. Bytes, from the first recorded event on.
+/// Figures of the recorded program from the first recorded event on. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
     /// Reserved bytes when the recording began.
     pub reserved_before_bytes: u64,
     /// The peak of reserved bytes.
     pub peak_reserved_bytes: u64,
-    /// The peak of allocated bytes, after rounding; known for exact replays only.
+    /// The peak of allocated bytes, after rounding. Known only if a replay is exact.
     pub peak_allocated_bytes: Option<u64>,
-    /// Segments and mapped ranges that were obtained from the device.
+    /// The number of segments and mapped ranges that were allocated from the device.
     pub device_allocs: u64,
-    /// Segments and mapped ranges that were released.
+    /// The number of segments and mapped ranges that were released.
     pub device_frees: u64,
-    /// Requests that failed.
+    /// The number of requests that failed.
     pub ooms: u64,
-    /// How often all free segments were released to serve a request; known for exact replays only.
+    /// How often all free segments were released to serve a request. Known only if a replay is exact.
     pub retries: Option<u64>,
-    /// Microseconds from the first event to the last, in recordings with times.
+    /// Microseconds from the first event to the last, if the recording has times.
     pub duration_us: Option<u64>,
 }
 
@@ -31,10 +31,10 @@ impl Figures {
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let mut figures = Self::default();
-        // Backwards from the end, where the layout is known, to the beginning.
+        // Backwards from the end, because only the layout at the end is known.
         let mut held: i128 = trace.segments.iter().map(|s| i128::from(s.size_bytes)).sum();
         let mut peak = held;
-        // If the parts of a file contradict each other, the sum may become negative.
+        // The sum may become negative if the parts of a file contradict each other.
         let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
         for event in trace.events.iter().rev() {
             let bytes = i128::from(event.size_bytes);
@@ -62,8 +62,8 @@ impl Figures {
     }
 }
 
-/// Returns the peak of live bytes, as requested: no smaller device suffices. Blocks that other streams
-/// still use do not count, because a request that finds no memory waits for those.
+/// Returns the peak of live bytes, as requested. No smaller device can suffice. Blocks that only other
+/// streams still use are not counted, because a request that finds no memory waits for them.
 pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
     let mut bytes_of: HashMap<u32, u64> = HashMap::new();
     let (mut live, mut peak) = (0_u64, 0_u64);

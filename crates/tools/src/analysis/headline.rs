@@ -1,10 +1,9 @@
-//! The result of an advice: a setting is worth its cost, none is, or none can help.
+//! The result of an advice: one setting is worth its cost, none is, or none can help.
 //!
-//! One rule decides, and all outputs follow it. A setting is worth its cost if it saves at least 2 % of
-//! the need, and if the share of the recorded time that its device calls take is at most the share of
-//! memory that it saves. If the recorded program fails under its limit, every setting under which it
-//! runs is worth its cost.
-//! worth its cost.
+//! One rule decides, and all outputs follow it. A setting is worth its cost under two conditions: it
+//! saves at least 2 % of the need, and the share of the recorded time that its device calls add is at
+//! most the share of memory that it saves. If the recorded program fails under its limit, every setting
+//! under which it runs is worth its cost.
 
 use super::advice::{Advice, Tried};
 use super::callers::Callers;
@@ -15,9 +14,10 @@ use super::why::Why;
 use super::words::{counted_as, grouped, mib, near, part};
 use stratalloc::size::MIB;
 
-/// The smallest share of the need that a setting must save.
+/// The smallest share of the need that a setting must save to be worth its cost.
 const WORTH: f64 = 0.02;
-/// Needs that differ by less than this share count as equal: then the setting with fewer keys is chosen.
+/// Needs that differ by less than this share are treated as equal: then the setting with fewer keys is
+/// chosen.
 const ALIKE: f64 = 0.005;
 
 /// The result of an advice.
@@ -25,10 +25,11 @@ const ALIKE: f64 = 0.005;
 pub enum Headline<'a> {
     /// This setting is worth its cost.
     Worth(&'a Tried),
-    /// No setting is worth its cost. Holds the one that needs least; it may be the recorded one.
+    /// No setting is worth its cost. Contains the one with the smallest need, which may be the recorded
+    /// one.
     NotWorth(&'a Tried),
-    /// The recording runs with none of the settings. Holds the one that needs least, if any device
-    /// suffices.
+    /// The recording runs with none of the settings. Contains the one with the smallest need, if any
+    /// device suffices.
     CannotHelp(Option<&'a Tried>),
 }
 
@@ -41,7 +42,7 @@ impl<'a> Headline<'a> {
         }
     }
 
-    /// Returns the name of the variant in JSON.
+    /// Returns the variant's name for JSON.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -67,8 +68,8 @@ impl Advice {
         }
     }
 
-    /// Returns the setting to name first: for PyTorch's own allocator, unless this library's saves much
-    /// more.
+    /// Returns the setting to name first: the one for PyTorch's own allocator, unless the one for this
+    /// library's allocator saves much more.
     pub(super) fn worth_setting(&self, recording: &Recording) -> Option<&Tried> {
         let (pytorch, ours) = (self.worth_in_pytorch(recording), self.worth_in_ours(recording));
         let is_much_less = |ours: &Tried, pytorch: &Tried| {
@@ -82,13 +83,13 @@ impl Advice {
         }
     }
 
-    /// Returns the setting for PyTorch's own allocator that is worth its cost.
+    /// Returns the setting for PyTorch's own allocator that is worth its cost, if there is one.
     pub(super) fn worth_in_pytorch(&self, recording: &Recording) -> Option<&Tried> {
         let wanted = |tried: &&Tried| self.is_for_pytorch(tried) && self.is_worth(tried, recording);
         simplest(self.tried.iter().filter(wanted))
     }
 
-    /// Returns the setting for this library's allocator that is worth its cost.
+    /// Returns the setting for this library's allocator that is worth its cost, if there is one.
     pub(super) fn worth_in_ours(&self, recording: &Recording) -> Option<&Tried> {
         let is_ours = |tried: &Tried| tried.for_pytorch().is_none();
         let wanted = |tried: &&Tried| is_ours(tried) && self.is_worth(tried, recording);
@@ -105,8 +106,8 @@ impl Advice {
         saved >= WORTH && time_share(more_ns, recording).is_none_or(|share| share <= saved)
     }
 
-    /// Returns a sentence: the setting, how much memory it saves and its cost; or why no setting is
-    /// worth it or can help.
+    /// Returns the result as a sentence: the setting, how much memory it saves and its cost; or why no
+    /// setting is worth its cost or can help.
     #[must_use]
     pub fn sentence(&self, recording: &Recording) -> String {
         match self.headline(recording) {
@@ -191,7 +192,7 @@ impl Advice {
         }
     }
 
-    /// Returns the sentence, and the largest holder of memory if no setting can help.
+    /// Returns the sentence. If no setting can help, adds the code that holds the most memory.
     pub(crate) fn sentence_with_holder(&self, recording: &Recording, why: &Why) -> String {
         let sentence = self.sentence(recording);
         let holder = match self.headline(recording) {
@@ -205,7 +206,7 @@ impl Advice {
     }
 }
 
-/// Returns the code that holds most, or the size of its blocks if the recording has no stacks.
+/// Returns the code that holds the most bytes, or the size of its blocks if the recording has no stacks.
 fn largest_holder(recording: &Recording, why: &Why) -> Option<String> {
     let holders = &why.main.as_ref()?.holders;
     let callers = Callers::of(&recording.trace.stacks, super::callers::Compared::Code);
@@ -253,7 +254,7 @@ fn cannot_help_sentence(least: Option<&Tried>, recording: &Recording) -> String 
     format!("No setting that was tried runs under the limit of {limit} MiB: {why}.")
 }
 
-/// Returns a phrase for live bytes that include a failed request.
+/// Returns the phrase for live bytes, which depends on whether these include a request that failed.
 pub(crate) fn with_failed(recording: &Recording) -> &'static str {
     let served_bytes = Streams::of(&recording.workload).peak_live_bytes;
     match recording.live_peak_bytes > served_bytes {
@@ -266,8 +267,8 @@ fn needs(tried: &Tried) -> u64 {
     tried.need.needs_bytes.unwrap_or(u64::MAX)
 }
 
-/// Returns the setting with the fewest keys among those that need hardly more than the least; `settings`
-/// are ordered by need.
+/// Returns the setting with the fewest keys among those whose need is within [`ALIKE`] of the smallest.
+/// `settings` are ordered by need.
 fn simplest<'a>(mut settings: impl Iterator<Item = &'a Tried> + Clone) -> Option<&'a Tried> {
     let all = settings.clone();
     let least = needs(settings.next()?);
@@ -275,7 +276,7 @@ fn simplest<'a>(mut settings: impl Iterator<Item = &'a Tried> + Clone) -> Option
     alike.min_by_key(|tried| (tried.keys(), needs(tried), tried.device_ns()))
 }
 
-/// Returns the device time as a share of the recorded time, if that is known.
+/// Returns the device time as a share of the recorded time, if the recording has times.
 #[expect(clippy::cast_precision_loss, reason = "a printed share")]
 fn time_share(device_ns: u64, recording: &Recording) -> Option<f64> {
     let duration_us = recording.figures.duration_us.filter(|us| *us > 0)?;
@@ -299,7 +300,7 @@ fn cost(cost: Option<Cost>, before: Option<Cost>) -> String {
         true => format!("Retries: {}, as before", grouped(cost.retries)),
         false => format!("Retries: {}, before {}", grouped(cost.retries), grouped(before.retries)),
     };
-    // In tenths of a millisecond, as shown.
+    // In tenths of a millisecond, the precision that is shown.
     let tenths = |ns: u64| ns.saturating_add(50_000) / 100_000;
     let ms = |tenths: u64| format!("{}.{} ms", grouped(tenths / 10), tenths % 10);
     let (more, less) = (
@@ -381,7 +382,7 @@ mod tests {
             advice.worth_setting(recording).map(|tried| tried.need.needs_bytes.unwrap() / MIB)
         };
         assert_eq!(chosen(&settings(&slow), &recording), Some(1680));
-        // 3 of 10 ms more, for a fifth of the memory.
+        // 3 ms more in 10 ms is a larger share than the fifth of memory that is saved.
         slow.need.cost = Some(Cost { device_ns: 5_000_000, ..Cost::default() });
         assert_eq!(chosen(&settings(&slow), &recording), Some(1890));
         assert_eq!(chosen(&advice(&[slow.clone()]), &recording), None);

@@ -1,4 +1,4 @@
-//! The holders of the live bytes at a moment: by recorded stack, by size and by age.
+//! The holders of the live bytes at a moment: bytes by recorded stack, by size and by age.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ use stratalloc::ids::StreamId;
 /// A live block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LiveBlock {
-    /// Its number in the workload.
+    /// The block's number in the workload.
     pub(super) id: u32,
     pub(super) requested_bytes: u64,
     pub(super) stream: StreamId,
-    /// How many requests followed it.
+    /// The number of requests after the block's own.
     pub(super) age_requests: u32,
 }
 
@@ -28,16 +28,16 @@ pub struct Holder {
     /// has none.
     #[serde(skip)]
     pub stack: Option<StackId>,
-    /// Whether the blocks lived before the recording began. Their stacks are not recorded.
+    /// Whether the blocks were allocated before the recording began. Their stacks are not recorded.
     #[serde(skip)]
     pub lived_before: bool,
     /// Requested bytes.
     pub requested_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// How many requests followed the newest of them.
+    /// The number of requests after that of the newest block.
     pub newest_requests: u32,
-    /// How many requests followed the oldest of them.
+    /// The number of requests after that of the oldest block.
     pub oldest_requests: u32,
 }
 
@@ -73,20 +73,20 @@ pub struct Holders {
     pub blocks: u64,
     /// Requested bytes.
     pub requested_bytes: u64,
-    /// All recorded stacks that hold bytes, largest first. Blocks without a recorded stack follow, and
-    /// last those that lived before the recording began.
+    /// All recorded stacks that hold bytes, largest first. Then blocks whose request has no recorded
+    /// stack, and last the blocks from before the recording.
     pub by_stack: Vec<Holder>,
-    /// The sizes that hold most, at most [`Holders::LARGEST`], largest first.
+    /// The sizes that hold the most bytes, at most [`Holders::LARGEST`] of them, largest first.
     pub by_size: Vec<SizeClass>,
-    /// All blocks by age, youngest first; classes without blocks are left out.
+    /// All blocks by age, youngest first. Classes without blocks are left out.
     pub by_age: Vec<AgeClass>,
 }
 
-/// Upper ends of the age classes, in requests.
+/// The upper bounds of the age classes, in requests.
 const AGES: [u32; 4] = [10, 100, 1_000, 10_000];
 
 impl Holders {
-    /// How many sizes are listed.
+    /// The maximum number of sizes listed.
     pub const LARGEST: usize = 10;
 
     pub(super) fn of(recording: &Recording, live: &[LiveBlock]) -> Self {
@@ -134,8 +134,8 @@ impl Holders {
         holders
     }
 
-    /// Returns the code that holds most: at most `most` callers, largest first. Blocks without a
-    /// recorded stack follow, and last those that lived before the recording began.
+    /// Returns the code that holds the most bytes: at most `most` callers, largest first. Then blocks
+    /// whose request has no recorded stack, and last the blocks from before the recording.
     pub(crate) fn by_code(&self, callers: &Callers<'_>, most: usize) -> Vec<CodeHolder> {
         let mut joined: BTreeMap<(Option<u32>, bool), Holder> = BTreeMap::new();
         for holder in &self.by_stack {
@@ -173,7 +173,7 @@ pub(crate) struct CodeHolder {
     pub(crate) asked_for_by: String,
     /// The caller's number; `None` if no stack was recorded.
     pub(crate) caller: Option<u32>,
-    /// All its blocks, with the stack that holds most of them.
+    /// The sum of all the caller's blocks, with the stack that holds most of them.
     pub(crate) holder: Holder,
 }
 
@@ -185,14 +185,14 @@ impl Holder {
         self.newest_requests = self.newest_requests.min(other.newest_requests);
     }
 
-    /// Orders rows: those with a stack first, larger ones before smaller ones.
+    /// The sort key of a row: rows with a stack first, larger ones before smaller ones.
     fn order(&self) -> (bool, bool, Reverse<u64>) {
         (self.lived_before, self.stack.is_none(), Reverse(self.requested_bytes))
     }
 }
 
-/// Returns the recorded stack of the request for a block of the workload. Blocks that lived before the
-/// recording have the first numbers; the others are numbered in the order of the requests.
+/// Returns the recorded stack of the request for a block of the workload. Blocks from before the
+/// recording have the lowest numbers; the others are numbered in the order of the requests.
 pub(super) fn stack_of(recording: &Recording, id: u32) -> Option<StackId> {
     let request = id.checked_sub(recording.workload.seeded)?;
     recording.trace.requests().nth(request as usize)?.stack

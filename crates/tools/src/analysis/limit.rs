@@ -1,15 +1,16 @@
 //! Finds the limit under which a recording was made.
 //!
-//! No recording contains its program's limit. But each failed request shows how much memory the device
-//! had free. And each release under pressure, each collection, each failure and each growth was a
-//! comparison with the limit. Two things can limit a program:
+//! No recording contains its program's limit on reserved bytes. But each failed request shows how much
+//! memory the device had free. And the program compared its reserved bytes with the limit at each
+//! release under pressure, each garbage collection, each failure and each new segment. Two things can
+//! limit a program:
 //!
-//! - **The device was full.** A request failed and the device had less free than the request needed.
-//!   Then the reserved and free bytes together are all that the program could have, also on a device that
-//!   other processes share.
-//! - **A memory fraction.** More was free than the request needed. A replay under a guessed limit makes
-//!   the same comparisons. Its first difference shows whether the guess is too high or too low, and a
-//!   bisection finds a limit under which every decision is as recorded.
+//! - **The device was full.** A request failed, and less was free on the device than the request needed.
+//!   Then the sum of reserved and free bytes is all that the program could have, even if other processes
+//!   share the device.
+//! - **A memory fraction.** A request failed, and more was free than it needed. A replay under a guessed
+//!   limit makes the same comparisons. The first difference from the recording shows whether the guess
+//!   is too high or too low. A bisection finds a limit under which every decision is as recorded.
 
 use super::figures::Figures;
 use super::recording::{Limit, LimitSource};
@@ -24,13 +25,13 @@ pub(super) struct Inferred {
     pub(super) verification: Verification,
 }
 
-/// The bounds that the failed requests of a recording put on its limit, in bytes.
+/// The bounds on the limit of a recording that follow from its failed requests, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// Reserved plus free bytes when a request failed because the device was full; the least of all such
-    /// requests. `None` if the device always had more free than the request needed.
+    /// Reserved plus free bytes when a request failed because the device was full, the smallest of all
+    /// such sums. `None` if the device always had more free than the failed request needed.
     pub(super) device_bytes: Option<u64>,
-    /// The limit was below this. `None` if no request failed.
+    /// An upper bound: the limit was below this. `None` if no request failed.
     pub(super) below_bytes: Option<u64>,
 }
 
@@ -74,7 +75,7 @@ impl Failures {
         self.device_bytes.map(full).or_else(|| (ooms > 0 && bytes > 0).then(least))
     }
 
-    /// Returns the source of a limit of `bytes`, after `ooms` failed requests.
+    /// Returns the source to report for a limit of `bytes`, after `ooms` failed requests.
     fn source(&self, bytes: u64, ooms: u64) -> LimitSource {
         let is_wide = |below: &u64| *below > bytes.saturating_add(bytes / 50);
         LimitSource::Inferred { ooms, below_bytes: self.below_bytes.filter(is_wide) }
@@ -91,8 +92,8 @@ impl Limit {
     }
 }
 
-/// Returns the most bytes that a request of `bytes` takes from the device. A request larger than any
-/// address range needs more than exists.
+/// Returns the most bytes that a request of `bytes` may allocate from the device. For a request larger
+/// than any address range, returns its size.
 fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {
     if bytes > i64::MAX.unsigned_abs() {
         return bytes;
@@ -121,7 +122,8 @@ enum Bound {
 }
 
 impl Bound {
-    /// Returns the size of the device, and the fraction of it, for a limit of `limit_bytes`.
+    /// Returns the size of the device, and the fraction of it that may be reserved, for a limit of
+    /// `limit_bytes`.
     fn device_memory(self, limit_bytes: u64) -> (u64, Option<f64>) {
         match self {
             Self::Device => (limit_bytes, None),
@@ -132,8 +134,8 @@ impl Bound {
     }
 }
 
-/// Finds the limit of a recording. `config` is the recorded one, with the compatibility of the
-/// recording. Returns `None` if no limit explains all its decisions.
+/// Finds the limit of a recording. `config` is the recorded configuration, with the recording's
+/// compatibility setting. Returns `None` if no limit explains all decisions of the recording.
 pub(super) fn infer(
     trace: &Trace,
     config: &Config,
@@ -159,7 +161,7 @@ pub(super) fn infer(
     on_device.or_else(|| search(Bound::Fraction { total_bytes }, most_bytes))
 }
 
-/// Replays with limits of one kind.
+/// Replays a recording under limits of one kind.
 struct Search<'a> {
     trace: &'a Trace,
     config: &'a Config,
@@ -167,8 +169,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Replays up to the first difference. A release without a recorded address counts as one that was
-    /// not recorded.
+    /// Replays until the first difference from the recording. A release for which the recording has no
+    /// address is treated as not recorded.
     fn guess(&self, limit_bytes: u64) -> Guess {
         let (total_bytes, fraction) = self.bound.device_memory(limit_bytes);
         let until = Until::FirstDifference;
@@ -179,14 +181,14 @@ impl Search<'_> {
         }
     }
 
-    /// Returns a limit of at most `most_bytes` that explains every decision. If the device was full it
+    /// Returns a limit of at most `most_bytes` that explains every decision. If the device was full, it
     /// is the largest such limit, because the recording shows `most_bytes`. Otherwise it is the
-    /// smallest, so that whatever fits under it did fit when the recording was made.
+    /// smallest: every request that fits under the smallest also fitted when the recording was made.
     fn limit_bytes(&self, peak_reserved_bytes: u64, most_bytes: u64) -> Option<u64> {
         if self.bound == Bound::Device && matches!(self.guess(most_bytes), Guess::Exact) {
             return Some(most_bytes);
         }
-        // Mapped pages may exceed a limit by less than one page.
+        // Mapped pages may have exceeded the limit by less than one page.
         let slack_bytes = 64 * MIB;
         let mut too_low = peak_reserved_bytes.saturating_sub(slack_bytes) / MIB;
         let mut too_high = most_bytes.div_ceil(MIB);
@@ -211,8 +213,8 @@ impl Search<'_> {
     }
 }
 
-/// Bisects from `holds` towards `fails`. Returns the last number for which the condition was found to
-/// hold.
+/// Bisects between `holds` and `fails`. Returns the number nearest to `fails` for which the condition
+/// was found to hold.
 fn last_that_holds(mut holds: u64, mut fails: u64, condition: impl Fn(&u64) -> bool) -> u64 {
     while holds.abs_diff(fails) > 1 {
         let middle = holds.midpoint(fails);

@@ -1,4 +1,4 @@
-//! The data that a recording probably lacks if a replay differs from it.
+//! What a recording probably lacks if a replay of it differs.
 
 use super::recording::{Memory, Recording};
 use crate::replay::Verification;
@@ -6,8 +6,8 @@ use stratalloc::config::Config;
 use stratalloc::ids::PoolId;
 
 impl Recording {
-    /// Returns whether the recorded collector acted near a limit that neither the recording shows nor
-    /// the caller sets.
+    /// Returns true if the recorded garbage collector acted near a limit that is neither in the
+    /// recording nor set by the caller.
     #[must_use]
     pub(crate) fn lacks_collector_limit(&self) -> bool {
         let collects = |config: &Config| config.settings().garbage_collection_threshold.is_some();
@@ -17,8 +17,8 @@ impl Recording {
             && self.config.as_ref().is_some_and(collects)
     }
 
-    /// Names the data that the recording probably lacks, and the option that supplies it. `found` is a
-    /// replay that differs from the recording.
+    /// Returns a sentence about the data that the recording probably lacks, and the option that supplies
+    /// it. `found` is a replay that differs from the recording.
     #[must_use]
     pub fn probably_lacks(&self, found: &Verification) -> &'static str {
         let has_private = self.trace.segments.iter().any(|segment| segment.pool != PoolId::DEFAULT);

@@ -1,12 +1,13 @@
 //! Analyses a recording: how small a device it runs on under each setting, and which code holds the
 //! memory.
 //!
-//! A [`Recording`] is read once; it holds the requests, the configuration, the limit and the figures.
-//! [`measure`] repeats it in a [`Capacity`]. [`Need::search`] repeats it on many devices to find the
-//! smallest on which no request fails. [`Picture::take`] classifies the reserved bytes at a moment.
-//! [`Advice::search`] looks for a setting that needs less. Everything runs on the simulated device;
-//! nothing touches a real one, and nothing prints. Calls take milliseconds to a minute of this machine's
-//! processors, and wait for nothing else.
+//! A [`Recording`] is read once. It holds the requests, the configuration, the limit and the figures.
+//! [`measure`] replays it on a device of a given [`Capacity`]. [`Need::search`] replays it on many
+//! devices to find the smallest on which no request fails. [`Picture::take`] classifies the reserved
+//! bytes at a moment. [`Advice::search`] searches for a setting that needs a smaller device.
+//!
+//! Everything runs on the simulated device; nothing uses a real one, and nothing prints. Calls take
+//! milliseconds to a minute of processor time, and wait for nothing else.
 //!
 //! ```no_run
 //! use stratalloc_tools::analysis::{Memory, Need, Recording, SearchOptions};

@@ -1,16 +1,18 @@
 //! Finds the smallest device on which a recording runs under a configuration.
 //!
-//! Sizes that suffice are islands: a program can run on a device, fail on a slightly larger one and run
-//! again on a still larger one, because each size leads to other releases at other moments. So a
-//! bisection alone finds some edge, not the last. The search starts from above: down from the bytes
-//! reserved without a limit to the first size that fails, then between that and the next larger one.
-//! Then everything up to a tenth above is tried in fine steps. A failure there moves the edge up, and
-//! the search continues from there. Smaller sizes that suffice by luck are reported and never ranked.
-//! The sizes of one round are tried in parallel on all processors.
+//! A larger device is not always sufficient if a smaller one is: each size leads to other releases at
+//! other moments. A program can run on one device, fail on a slightly larger one and run again on a
+//! still larger one. So a bisection alone finds one of several edges, not the last.
 //!
-//! The choice between two equal free blocks depends on their addresses, which a recording does not
-//! contain for another device. So needs that are printed are searched with three orders of addresses
-//! ([`AddressOrder`]), and the largest counts.
+//! The search starts from above. It steps down from the bytes reserved without a limit to the first size
+//! that fails, then bisects between that size and the next larger one. Then it tries everything up to a
+//! tenth above in fine steps. If a size fails there, the search continues from that size. Smaller sizes
+//! that suffice by luck are reported and never ranked. The sizes of one round are tried in parallel on
+//! all processors.
+//!
+//! The choice between two equal free blocks depends on their addresses, and a recording does not contain
+//! the addresses that another device would assign. So needs that are printed are searched with three
+//! orders of addresses ([`AddressOrder`]), and the largest is printed.
 
 use std::collections::BTreeMap;
 
@@ -26,29 +28,30 @@ use stratalloc_sim::AddressOrder;
 /// The need of a recording under one configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Need {
-    /// The smallest device, in bytes, on which no request fails, and on no larger one that was tried: in
-    /// steps of at most 0.5 % up to a tenth above, coarser from there on. Exact to 0.25 % or 2 MiB,
-    /// whichever is larger, for the addresses of the simulated device; the largest need of the address
-    /// orders that were tried. `None` if no device suffices.
+    /// The smallest device, in bytes, from which on no request fails on any device that was tried. Up to
+    /// a tenth above it, devices were tried in steps of at most 0.5 %, above that in coarser steps.
+    /// Exact to 0.25 % or 2 MiB, whichever is larger. The largest value of the address orders that were
+    /// tried. `None` if no device suffices.
     pub needs_bytes: Option<u64>,
-    /// The need with lucky addresses: the choice between two free blocks of one size depends on their
-    /// addresses, and recordings do not contain those of another device. `None` if all orders need the
-    /// same, or if one order was tried.
+    /// The need with the luckiest order of addresses: the choice between two free blocks of one size
+    /// depends on their addresses, which a recording does not contain for another device. `None` if all
+    /// orders need the same, or if only one was tried.
     pub with_luck_bytes: Option<u64>,
     /// Whether several orders of addresses were tried: see
     /// [`try_other_addresses`](Self::try_other_addresses).
     pub all_orders: bool,
-    /// Smaller devices on which it ran by luck, smallest first; on a larger one it fails.
+    /// Smaller devices on which the recording ran by luck, smallest first. On some larger device it
+    /// fails.
     pub lucky_bytes: Vec<u64>,
     /// The peak of reserved bytes without a limit.
     pub reserved_unlimited_bytes: u64,
-    /// The cost of a run on the smallest device; `None` if no device suffices.
+    /// The cost of a run on the smallest sufficient device; `None` if no device suffices.
     pub cost: Option<Cost>,
-    /// How many devices were tried.
+    /// The number of devices tried.
     pub probes: u64,
 }
 
-/// Device calls of a replay.
+/// The cost of a replay in device calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// How often all free segments were released to serve a request.
@@ -59,12 +62,13 @@ pub struct Cost {
     pub device_ns: u64,
 }
 
-/// How thorough [`Need::search`] is.
+/// The options of [`Need::search`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SearchOptions {
-    /// The step from a tenth above the need on, as a share of the size: from 0.005 to 0.1.
+    /// The step between sizes more than a tenth above the need, as a share of the size: from 0.005 to
+    /// 0.1.
     pub coarse_step: f64,
-    /// Whether smaller sizes are tried as well.
+    /// Whether to try sizes below the need too.
     pub lucky: bool,
 }
 
@@ -75,22 +79,22 @@ impl Default for SearchOptions {
 }
 
 impl SearchOptions {
-    /// For many configurations of one recording: larger steps where they hardly matter.
+    /// For searches of many configurations of one recording: larger steps far above the need.
     pub const QUICK: Self = Self { coarse_step: 0.04, lucky: false };
 }
 
-/// The largest step up to a tenth above the need.
+/// The largest step between sizes up to a tenth above the need.
 const FINE_STEP: f64 = 0.005;
-/// How far above the need the steps are fine; smaller sizes are tried twice as far below.
+/// The share above the need within which steps are fine. Sizes below are tried down to twice this share.
 const NEAR: f64 = 0.1;
-/// The largest gap between a size that fails and the need.
+/// The largest gap, as a share, between the need and a size that fails.
 const EXACT: f64 = 0.0025;
-/// All segments and pages are multiples of this, so sizes between two multiples are equivalent.
+/// All segments and pages are multiples of this, so sizes between two multiples give equal results.
 const GRAIN_BYTES: u64 = 2 * MIB;
 
 impl Need {
-    /// Searches the need of a configuration. Takes as long as some 30 to 300 replays, on all processors.
-    /// Files that a layer of the configuration names are not written.
+    /// Searches for the need under a configuration. Takes as long as some 30 to 300 replays, on all
+    /// processors. Files that a layer of the configuration names are not written.
     ///
     /// # Errors
     ///
@@ -123,15 +127,16 @@ impl Need {
         Ok(need)
     }
 
-    /// Returns whether [`try_other_addresses`](Self::try_other_addresses) has nothing left to do.
+    /// Returns true if [`try_other_addresses`](Self::try_other_addresses) would change nothing.
     #[must_use]
     pub(crate) fn is_confirmed(&self) -> bool {
         self.all_orders || self.needs_bytes.is_none()
     }
 
-    /// Searches again on devices that assign rising and falling addresses and reuse none; does nothing
-    /// if that was done before. The largest need becomes the need, and the smallest the one with luck.
-    /// Takes some 40 replays if the needs are equal, otherwise as long as [`search`](Self::search) each.
+    /// Searches again on devices that assign rising and falling addresses and reuse none. Does nothing
+    /// if that was done before. Sets `needs_bytes` to the largest result and `with_luck_bytes` to the
+    /// smallest. Takes some 40 replays if the results are equal, otherwise as long as a
+    /// [`search`](Self::search) for each order.
     ///
     /// # Errors
     ///
@@ -160,13 +165,13 @@ impl Need {
         match most {
             Some(most) if luck && most > first => self.set(recording, config, most)?,
             Some(_) => {}
-            // In one of the orders no device suffices.
+            // In one of the address orders no device suffices.
             None => (self.needs_bytes, self.cost) = (None, None),
         }
         Ok(())
     }
 
-    /// Sets the need and the cost of a run on that device.
+    /// Sets the need to a device size, and the cost to that of a run on this device.
     fn set(
         &mut self,
         recording: &Recording,
@@ -184,7 +189,7 @@ impl Need {
     }
 }
 
-/// Device sizes, and whether the recording runs on them.
+/// A search in progress: the device sizes tried so far, and whether the recording runs on them.
 struct Search<'a> {
     recording: &'a Recording,
     config: &'a Config,
@@ -219,7 +224,7 @@ impl<'a> Search<'a> {
         self.smallest(taken_bytes.max(bytes))
     }
 
-    /// Returns the need. `taken_bytes` is the memory used on an endless device.
+    /// Returns the need without an estimate. `taken_bytes` is the memory used on an endless device.
     fn smallest(&mut self, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
         let Some(top) = self.top(up(taken_bytes))? else {
             return Ok(None);
@@ -242,7 +247,7 @@ impl<'a> Search<'a> {
     }
 
     /// Returns a size that suffices: the memory used on an endless device, or more for strategies that
-    /// may not use all of a device.
+    /// may not use all of a device. Returns `None` if 128 times as much does not suffice.
     fn top(&mut self, taken_bytes: u64) -> Result<Option<u64>, ReplayError> {
         let doubled =
             std::iter::successors(Some(taken_bytes.max(GRAIN_BYTES)), |b| b.checked_mul(2));
@@ -255,12 +260,12 @@ impl<'a> Search<'a> {
         Ok(None)
     }
 
-    /// Returns the smallest possible device.
+    /// Returns the size of the smallest device that could suffice.
     fn floor(&self) -> u64 {
         up(self.recording.live_peak_bytes).max(GRAIN_BYTES)
     }
 
-    /// Steps down from `top` until a size fails.
+    /// Steps down from `top` until a size fails. Returns the largest that failed.
     fn first_failure(&mut self, top: u64) -> Result<Option<u64>, ReplayError> {
         let floor = self.floor();
         let at_once = rayon::current_num_threads() * 4;
@@ -288,7 +293,7 @@ impl<'a> Search<'a> {
             if suffices - fails <= close(suffices) {
                 return Ok(suffices);
             }
-            // As many sizes in parallel as there are processors.
+            // One size for each processor, all tried in parallel.
             let parts = rayon::current_num_threads().clamp(1, 8) as u64 + 1;
             let gap = suffices - fails;
             let mut sizes: Vec<u64> =
@@ -303,13 +308,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Tries sizes below the need.
+    /// Tries sizes below the need, which may suffice by luck.
     fn try_luck(&mut self, bytes: u64) -> Result<(), ReplayError> {
         let lowest = scaled(bytes, 1.0 - 2.0 * NEAR).max(self.floor());
         self.learn(&steps_down(bytes, lowest, FINE_STEP))
     }
 
-    /// Repeats the recording on devices of these sizes, unless the result is known.
+    /// Replays the recording on devices of these sizes, except those whose result is known.
     fn learn(&mut self, sizes: &[u64]) -> Result<(), ReplayError> {
         let unknown: Vec<u64> =
             sizes.iter().copied().filter(|bytes| !self.known.contains_key(bytes)).collect();
@@ -323,12 +328,12 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Returns the precision of a need.
+/// Returns the precision of a need, in bytes.
 fn close(bytes: u64) -> u64 {
     scaled(bytes, EXACT).max(GRAIN_BYTES)
 }
 
-/// Rounds up to a multiple of the grain.
+/// Rounds up to a multiple of [`GRAIN_BYTES`].
 fn up(bytes: u64) -> u64 {
     bytes.div_ceil(GRAIN_BYTES).saturating_mul(GRAIN_BYTES)
 }
@@ -343,7 +348,8 @@ fn scaled(bytes: u64, factor: f64) -> u64 {
     (bytes as f64 * factor) as u64
 }
 
-/// Returns sizes above `from` up to `to`, each at most the share `step` above the previous one.
+/// Returns increasing sizes above `from` up to `to`, each larger than the previous one by at most the
+/// share `step`.
 fn steps_up(from: u64, to: u64, step: f64) -> Vec<u64> {
     let next = |bytes: &u64| {
         let further = scaled(*bytes, 1.0 + step) / GRAIN_BYTES * GRAIN_BYTES;
@@ -352,7 +358,8 @@ fn steps_up(from: u64, to: u64, step: f64) -> Vec<u64> {
     std::iter::successors(Some(from), next).skip(1).collect()
 }
 
-/// Returns sizes below `from` down to `to`, each at most the share `step` below the previous one.
+/// Returns decreasing sizes below `from` down to `to`, each smaller than the previous one by at most the
+/// share `step`.
 fn steps_down(from: u64, to: u64, step: f64) -> Vec<u64> {
     let next = |bytes: &u64| {
         let further = up(scaled(*bytes, 1.0 / (1.0 + step)));

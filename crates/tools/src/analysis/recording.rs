@@ -1,4 +1,4 @@
-//! A recording, with everything that is computed from it once.
+//! A recording, with everything that is computed from it once at the start.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use stratalloc::history::SegmentLayout;
 use stratalloc::size::{fraction_of_limit, human_bytes, limit_of_fraction};
 use stratalloc_sim::SimOptions;
 
-/// The memory of replays, as far as the caller sets it.
+/// The memory for replays, if the caller sets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Memory {
     /// Memory of the device, in bytes.
     pub total_bytes: Option<u64>,
-    /// The share of it that may be reserved, from 0 to 1; 1 means no limit.
+    /// The share of the device's memory that may be reserved, from 0 to 1; 1 means no limit.
     pub fraction: Option<f64>,
 }
 
@@ -32,17 +32,19 @@ pub struct Recording {
     pub workload: Workload,
     /// The figures of the file.
     pub figures: Figures,
-    /// The limit on reserved bytes, if any. A limit set by the caller overrides the one that the
-    /// recording shows.
+    /// The limit on reserved bytes, if any. A limit set by the caller overrides the one found in the
+    /// recording.
     pub limit: Option<Limit>,
-    /// The limit of the recorded program, if the recording shows it. Not searched if the caller sets a
+    /// The limit of the recorded program, if the recording shows it. Not determined if the caller sets a
     /// fraction.
     pub inferred_limit: Option<Limit>,
-    /// An exact replay of the recorded configuration, if there is one. Its workload is this recording's.
+    /// An exact replay of the recorded configuration, if there is one. Its `workload` was moved to this
+    /// struct's.
     pub exact: Option<Verification>,
-    /// The memory before the first event, if the recording begins late and shows it.
+    /// The memory before the first event, if the recording begins after the program's start and contains
+    /// it.
     pub start: Option<Beginning>,
-    /// The peak of live bytes, as requested: no smaller device suffices.
+    /// The peak of live bytes, as requested. No smaller device can suffice.
     pub live_peak_bytes: u64,
     /// The memory that the caller set.
     pub memory: Memory,
@@ -57,8 +59,9 @@ pub struct Beginning {
     pub requested_bytes: u64,
     /// Addresses of the live blocks, in the order of the workload's first operations.
     pub live_addresses: Vec<u64>,
-    /// The layout under the recorded configuration. Without it, replays start from the live blocks
-    /// alone. The age of a free block is not recorded, so the collector may choose others than it did.
+    /// The layout under the recorded configuration. Without it, replays start with the live blocks only.
+    /// The ages of free blocks are not recorded, so the garbage collector may release other blocks than
+    /// it did.
     pub layout: Option<Vec<SegmentLayout>>,
 }
 
@@ -79,20 +82,20 @@ pub enum LimitSource {
     Fraction,
     /// The caller set the memory of the device.
     TotalMemory,
-    /// The recording contains it, because this library made it.
+    /// The recording contains the limit, because this library made it.
     Recorded,
-    /// The recorded device was full when requests failed; the limit is its reserved plus free bytes
-    /// then.
+    /// The recorded device was full when requests failed. The limit is the sum of its reserved and free
+    /// bytes at that time.
     DeviceFull {
-        /// How many requests failed.
+        /// The number of requests that failed.
         ooms: u64,
     },
     /// The smallest limit under which a replay makes every recorded decision.
     Inferred {
-        /// How many requests failed; if 0, the recorded releases show the limit.
+        /// The number of requests that failed. If 0, the limit follows from the recorded releases.
         ooms: u64,
-        /// Failed requests show that the limit was below this; set only if it is well above the inferred
-        /// limit.
+        /// An upper bound of the limit, known from failed requests. Set only if it is well above the
+        /// inferred limit.
         below_bytes: Option<u64>,
     },
 }
@@ -149,7 +152,7 @@ impl Beginning {
 impl Recording {
     /// Reads the requests of a trace. `config` is the recorded configuration, if it can be replayed.
     ///
-    /// Repeats the recording, so it takes as long as a replay of every event.
+    /// Replays the recording, so it takes as long as a replay of every event.
     #[must_use]
     pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
         let is_set = memory != Memory::default();
@@ -170,8 +173,8 @@ impl Recording {
         let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
         let settings = own.as_ref().map(|own| own.settings().clone()).unwrap_or_default();
         let mut failures = Failures::of(&trace, &settings, &figures);
-        // A full device is the limit only if it had less than the recorded limit: other processes used
-        // it, too.
+        // If other processes used the device too, it can be full below the recorded limit. Only then is
+        // the full device what limited the program.
         failures.device_bytes =
             failures.device_bytes.filter(|bytes| is_set || limit.is_none_or(|l| *bytes < l.bytes));
         let exactly = |total_bytes, fraction| {
@@ -182,7 +185,7 @@ impl Recording {
         let mut exact = if was_full { None } else { exactly(total_bytes, fraction) };
         let (mut workload, mut inferred_limit) = (None, None);
         if exact.is_none() {
-            // The requests are read under the recorded limit, whatever device the caller sets.
+            // The requests are read under the recorded limit, even if the caller sets another device.
             let recorded_bytes = total_bytes.max(SimOptions::default().total_bytes);
             let found = || infer(&trace, own.as_ref()?, recorded_bytes, &figures, &failures);
             if is_set && let Some(found) = exactly(recorded_bytes, None) {
@@ -195,7 +198,7 @@ impl Recording {
                     workload = Some(found.verification.workload);
                 }
             } else if memory.fraction.is_none() {
-                // No replay is exact, as in recordings that begin late.
+                // No replay is exact, as with recordings that begin after the program's start.
                 inferred_limit = failures.limit(&figures);
             }
             if !is_set {
@@ -227,7 +230,7 @@ impl Recording {
         }
     }
 
-    /// Returns whether the limit was found in the recording.
+    /// Returns true if the limit was derived from the recorded events.
     #[must_use]
     pub fn limit_is_inferred(&self) -> bool {
         self.limit.is_some_and(|limit| {
@@ -249,8 +252,8 @@ impl Recording {
         }
     }
 
-    /// Returns the layout from which a replay under `config` starts. It exists for the recorded
-    /// configuration only, with any compatibility.
+    /// Returns the layout from which a replay under `config` starts. Exists only for the recorded
+    /// configuration, with any compatibility setting.
     #[must_use]
     pub fn layout_for(&self, config: &Config) -> Option<&[SegmentLayout]> {
         let (layout, own) = (self.start.as_ref()?.layout.as_deref()?, self.config.as_ref()?);
@@ -258,8 +261,8 @@ impl Recording {
         (own.clone().with_compat(compat).settings() == config.settings()).then_some(layout)
     }
 
-    /// Returns the memory of the replay's device, in bytes: the size that the caller set, the recorded
-    /// program's memory if its device was full, or an H200's.
+    /// Returns the memory of the replay's device, in bytes: the size that the caller set, or else the
+    /// recorded program's memory if its device was full, or else an H200's.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         match self.limit {

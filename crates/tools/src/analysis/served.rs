@@ -1,7 +1,7 @@
 //! Finds settings that would have served a program that has just run out of memory.
 //!
-//! The program waits for the result. So each setting is replayed once under the program's own limit,
-//! without a search of its need, and only the newest entries of the history are used.
+//! The program is stopped until the result is there. So each setting is replayed only once, under the
+//! program's own limit, without a search for its need. Only the newest entries of the history are used.
 
 use std::time::{Duration, Instant};
 
@@ -14,15 +14,16 @@ use stratalloc::config::{Config, KeyTable};
 use stratalloc::history::Snapshot;
 use stratalloc::layers::on_oom::set_adviser;
 
-/// No setting is tried after this time.
+/// No replay of a setting starts after this time.
 const TIME: Duration = Duration::from_secs(4);
-/// How many of the newest history entries are replayed; more would take more time and memory.
+/// The maximum number of history entries that are replayed, the newest ones; more would take more time
+/// and memory.
 const ENTRIES_MAX: usize = 200_000;
-/// How many settings are named.
+/// The maximum number of settings that are named.
 const NAMED: usize = 3;
 
-/// Enables `advise_on_oom:True` for the allocators of this process. The command line and the C library
-/// call it; a Rust program calls it before it builds an allocator with that key.
+/// Enables the key `advise_on_oom:True` for the allocators of this process. The command line and the C
+/// library call this. A Rust program calls it before it builds an allocator with that key.
 pub fn advise_on_oom() {
     set_adviser(advise);
 }
@@ -33,7 +34,7 @@ fn advise(snapshot: &Snapshot) -> Vec<String> {
     sentences.unwrap_or_else(|why| vec![format!("advise_on_oom found nothing: {why}")])
 }
 
-/// Returns settings under which fewer requests fail, best first; or why there are none.
+/// Returns settings under which fewer requests fail, best first, or the reason why there are none.
 fn served(snapshot: &Snapshot, ends: Instant) -> Result<Vec<String>, String> {
     if snapshot.entries.is_empty() {
         let why = "nothing is recorded; record_history:1000000 keeps that many entries";

@@ -1,5 +1,4 @@
-//! The snapshot of a replay: how a recorded program allocates under a configuration, in a file that
-//! every viewer reads.
+//! Snapshots of a replay, which show how a recorded program would allocate under another configuration.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,8 +12,8 @@ use stratalloc::config::Config;
 use stratalloc::history::{Frame, RecordOptions, Snapshot, Stack, StackLevel, StackProvider};
 use stratalloc::strategies::Strategy;
 
-/// Repeats a recording once and takes a snapshot after its last operation. Requests have their recorded
-/// stacks.
+/// Replays a recording once and takes a snapshot after its last operation. The requests have their
+/// recorded stacks.
 ///
 /// # Errors
 ///
@@ -49,10 +48,10 @@ pub(crate) fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snap
     Ok(taken.into_inner().unwrap_or_default())
 }
 
-/// Provides the stacks of requests, in the order of the recording.
+/// Provides the recorded stack of each request, in the order of the requests.
 struct RecordedStacks {
     stacks: Vec<Arc<Recorded>>,
-    /// By request number.
+    /// The stack of each request, by the number of the request.
     of_requests: Vec<Option<StackId>>,
     next: AtomicUsize,
 }

@@ -1,8 +1,8 @@
-//! How busy each stream is, and whether streams are busy at the same time.
+//! How much memory each stream uses, and whether the streams' peaks come at the same time.
 //!
 //! A caching allocator keeps memory per stream, so memory that one stream has freed is not available to
-//! another. The recording shows the cost: streams whose peaks come at different times each keep their
-//! own memory.
+//! another. If the peaks of streams come at different times, each stream keeps its own memory in
+//! between. This module shows how much that costs.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::replay::{Op, Workload};
 use stratalloc::ids::StreamId;
 
-/// Peak use of one stream.
+/// The peak use of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StreamUse {
     /// The stream.
@@ -28,8 +28,8 @@ pub struct Streams {
     pub streams: Vec<StreamUse>,
     /// The peak of live bytes on all streams together.
     pub peak_live_bytes: u64,
-    /// The most streams that were busy at once. A stream is busy while more than half of its own peak is
-    /// live.
+    /// The maximum number of streams that were busy at once. A stream is busy while more than half of
+    /// its own peak is live.
     pub busy_together: usize,
 }
 
@@ -40,7 +40,7 @@ struct Live {
 }
 
 impl Streams {
-    /// Returns the streams of a workload.
+    /// Computes the use of each stream of a workload.
     #[must_use]
     pub fn of(workload: &Workload) -> Self {
         let mut live: BTreeMap<StreamId, Live> = BTreeMap::new();
@@ -75,7 +75,7 @@ impl Streams {
         Self { streams, peak_live_bytes, busy_together }
     }
 
-    /// Returns the sum of the streams' own peaks: the bytes they need if none can use another's memory.
+    /// Returns the sum of the streams' peaks: the bytes needed if no stream can use another's memory.
     #[must_use]
     pub(crate) fn sum_of_peaks_bytes(&self) -> u64 {
         let peaks = self.streams.iter().map(|stream| stream.peak_live_bytes);
@@ -83,8 +83,8 @@ impl Streams {
     }
 }
 
-/// Calls `see` for each allocated block with a function that adds its bytes, and for each freed block
-/// with one that subtracts them.
+/// Calls `see` for each allocated and each freed block. The function that it passes adds the block's
+/// bytes to a sum or subtracts them.
 fn changes(workload: &Workload, mut see: impl FnMut(StreamId, fn(u64, u64) -> u64, u64)) {
     let mut blocks: Vec<Option<(StreamId, u64)>> = vec![None; workload.blocks as usize];
     for op in &workload.ops {

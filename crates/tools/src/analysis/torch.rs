@@ -1,8 +1,8 @@
-//! The version of PyTorch that settings are for.
+//! The version of PyTorch that advised settings must suit.
 //!
-//! A recording does not contain its version, but its keys and its configuration show the oldest one that
-//! can have made it. Advice contains only keys that this version has, so that a program does not stop at
-//! an unknown key.
+//! A recording does not contain this version, but its keys and its configuration show the oldest version
+//! that can have made it. Advice contains only keys that this version knows, because an unknown key
+//! stops a program.
 
 use std::fmt;
 
@@ -12,16 +12,16 @@ use stratalloc::config::{Config, TorchVersion};
 /// A version of PyTorch and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForTorch {
-    /// The caller set it.
+    /// The caller set the version.
     Set(TorchVersion),
-    /// The oldest version that can have made the recording; later than 2.1.
+    /// The oldest version that can have made the recording, if later than 2.1.
     Shown(TorchVersion),
-    /// The recording does not show it, and the caller set none: any version from 2.1 on.
+    /// The recording does not show the version, and the caller set none: any version from 2.1 on.
     Unknown,
 }
 
 impl ForTorch {
-    /// Returns the version for a recording; `set` is the one that the caller set.
+    /// Returns the version for a recording. `set` is the version that the caller set, if any.
     #[must_use]
     pub fn of(recording: &Recording, set: Option<TorchVersion>) -> Self {
         if let Some(version) = set {
@@ -29,7 +29,7 @@ impl ForTorch {
         }
         let conf = recording.config.as_ref().and_then(Config::oldest_torch);
         let trace = &recording.trace;
-        // Snapshots of this library have the keys of a new version, whatever PyTorch runs.
+        // A snapshot made by this library has the keys of a new version, whichever PyTorch was running.
         let by_keys = Some(trace.torch_version()).filter(|_| trace.made_here.is_none());
         let by_keys = by_keys.filter(|version| *version > TorchVersion::V2_11);
         match conf.max(by_keys) {

@@ -15,30 +15,31 @@ use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
 use stratalloc_sim::{AddressOrder, EventMode, Sim, SimOptions, WorkGate};
 
-/// The memory of a replay.
+/// The memory that a replay may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capacity {
-    /// The recording's [`limit`](Recording::limit); without one, the memory that the caller set, or an
-    /// H200's.
+    /// The recording's [`limit`](Recording::limit). Without a limit, the device size that the caller
+    /// set, or an H200's.
     Limited,
-    /// More than any program requests.
+    /// More memory than any program requests.
     Endless,
-    /// A device of this many bytes, without a limit below that.
+    /// A device of this many bytes, without a lower limit.
     Device {
         /// Memory of the device.
         total_bytes: u64,
     },
 }
 
-/// Devices that hardly any recording fills. A larger one costs address space, so it is used second.
+/// Device sizes that hardly any recording fills. A larger device costs address space, so the larger size
+/// is used only if the smaller does not suffice.
 const ENDLESS_BYTES: [u64; 2] = [1 << 38, 1 << 43];
 
 /// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// Counters and times; the counters also of strategies that count nothing themselves.
+    /// Counters and times. The counters are complete even for strategies that count nothing themselves.
     pub run: Run,
-    /// The peak of bytes taken from the device, counted by the strategy or by the device.
+    /// The peak of bytes allocated from the device, counted by the strategy or by the device.
     pub peak_taken_bytes: u64,
     /// Time of the device calls on the device's own clock, in nanoseconds.
     pub device_ns: u64,
@@ -53,7 +54,7 @@ impl Trial {
     }
 }
 
-/// Repeats a recording under a configuration `passes` times. All results but the times are those of the
+/// Replays a recording under a configuration `passes` times. All results except times are those of the
 /// first pass. Files that a layer of the configuration names are written.
 ///
 /// # Errors
@@ -69,7 +70,7 @@ pub fn measure(
     measure_watched(recording, config, capacity, passes, &|_| ())
 }
 
-/// As [`measure`]; `progress` is called after each pass with the number of passes done.
+/// Does the same as [`measure`]. `progress` is called after each pass with the number of passes done.
 pub(crate) fn measure_watched(
     recording: &Recording,
     config: &Config,
@@ -113,7 +114,7 @@ pub(crate) fn measure_watched(
     Ok(if second.run.ooms <= trial.run.ooms { second } else { trial })
 }
 
-/// Returns whether every request of a recording succeeds on a device of `total_bytes`. Stops at the
+/// Returns true if every request of a recording succeeds on a device of `total_bytes`. Stops at the
 /// first failure.
 ///
 /// # Errors
@@ -123,7 +124,7 @@ pub fn fits(recording: &Recording, config: &Config, total_bytes: u64) -> Result<
     fits_in_order(recording, config, total_bytes, AddressOrder::Lowest)
 }
 
-/// As [`fits`], on a device that assigns addresses in this order.
+/// Does the same as [`fits`], on a device that assigns addresses in this order.
 pub(super) fn fits_in_order(
     recording: &Recording,
     config: &Config,
@@ -134,8 +135,8 @@ pub(super) fn fits_in_order(
     replay::is_served(&recording.workload, &strategy, Some(sim))
 }
 
-/// Repeats a recording once. `begun` gets the allocator before the first operation. `on_step` gets, after
-/// each operation, its index and the bytes taken from the device.
+/// Replays a recording once. Calls `begun` with the allocator before the first operation. Calls
+/// `on_step` after each operation with its index and the bytes allocated from the device.
 ///
 /// # Errors
 ///
@@ -156,11 +157,11 @@ pub(crate) fn watch(
     })
 }
 
-/// The strategy, its device, and the blocks that already exist, by their numbers in the workload. Blocks
-/// that do not exist yet are allocated first.
+/// The strategy, its device, and the blocks that exist at the start of a replay, by their numbers in the
+/// workload. Blocks that should exist at the start but do not are allocated first.
 pub(super) type Opened = (Strategy, Arc<Sim>, Vec<(u32, Allocation)>);
 
-/// Opens an allocator on its own device. It starts from the recorded layout if `capacity` is
+/// Opens an allocator on its own device. The allocator starts with the recorded layout if `capacity` is
 /// [`Capacity::Limited`] and the layout is known.
 pub(super) fn open_with_start(
     recording: &Recording,
@@ -175,7 +176,7 @@ pub(super) fn open_with_start(
         return Ok((strategy, sim, Vec::new()));
     };
     let Ok(installed) = engine.install(layout) else {
-        // The layout does not fit; the live blocks alone may.
+        // The layout does not fit on this device; the live blocks alone may fit.
         let (strategy, sim) = open(recording, config, capacity, AddressOrder::Lowest)?;
         return Ok((strategy, sim, Vec::new()));
     };
@@ -210,7 +211,7 @@ fn open(
     let strategy = registry::build(config, driver, BuildOptions::default())?;
     if let Some(fraction) = fraction {
         match strategy.control().caching {
-            // A strategy without a cache has no limit of its own, so the device gets that size.
+            // A strategy without a cache enforces no limit, so the device gets the limit as its size.
             None if recording.limit_is_inferred() => {
                 let bytes = recording.limit.map_or(total_bytes, |limit| limit.bytes);
                 return open(recording, config, Capacity::Device { total_bytes: bytes }, addresses);
@@ -221,7 +222,7 @@ fn open(
     Ok((strategy, sim))
 }
 
-/// Returns a configuration whose allocator writes no files, for replays inside an analysis.
+/// Returns a configuration whose allocator writes no files, for replays made during an analysis.
 pub(crate) fn without_files(config: &Config) -> Config {
     let settings = config.settings().clone().for_replay();
     match settings == *config.settings() {

@@ -1,4 +1,4 @@
-//! The important moments of a recording, under the recorded configuration.
+//! The reserved bytes at the important moments of a recording, under the recorded configuration.
 
 use super::causes::{Moment, Picture};
 use super::recording::Recording;
@@ -11,21 +11,21 @@ use stratalloc::config::Compat;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Why {
     pub(crate) streams: Streams,
-    /// The first failed request; without one, the peak of live bytes.
+    /// The moment of the first failed request; without one, the peak of live bytes.
     pub(crate) main: Option<Picture>,
-    /// The peak of reserved bytes, if it is another moment.
+    /// The moment of the peak of reserved bytes, if it differs from `main`.
     pub(crate) reserved: Option<Picture>,
 }
 
 impl Why {
-    /// Returns the moments of a replay of the recorded configuration, or of the default one.
+    /// Finds the moments in a replay of the recorded configuration, or of the default one.
     ///
     /// # Errors
     ///
     /// The same as [`Picture::take`].
     pub(crate) fn of(recording: &Recording) -> Result<Self, ReplayError> {
         let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-        // Only the recorded device has room for the memory from before the recording.
+        // Only a device as large as the recorded one has room for the memory from before the recording.
         let starts = recording.layout_for(&config).is_some()
             && recording.figures.peak_reserved_bytes <= recording.total_bytes();
         let limited = recording.limit.is_some() || starts;

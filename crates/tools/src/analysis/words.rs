@@ -1,4 +1,4 @@
-//! The results of an analysis as sentences; every number in them was replayed.
+//! The results of an analysis as sentences. Every number in them comes from a replay.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub(crate) fn counted_as(number: u64, one: &str, more: &str) -> String {
     format!("{} {}", grouped(number), if number == 1 { one } else { more })
 }
 
-/// Formats bytes for tables: whole MiB from 100 MiB on, and tenths below.
+/// Formats bytes for tables: in whole MiB from 100 MiB on, in tenths below.
 pub(crate) fn near(bytes: u64) -> String {
     let tenths = (u128::from(bytes) * 10 + u128::from(MIB) / 2) / u128::from(MIB);
     match u64::try_from(tenths).unwrap_or(u64::MAX) {
@@ -39,7 +39,7 @@ pub(crate) fn near(bytes: u64) -> String {
     }
 }
 
-/// Formats bytes in whole MiB, rounded up: a device of this size suffices.
+/// Formats bytes in whole MiB, rounded up so that a device of this size suffices.
 pub(super) fn mib(bytes: u64) -> String {
     grouped(bytes.div_ceil(MIB))
 }
@@ -62,7 +62,7 @@ impl HostMemory {
 }
 
 impl Need {
-    /// Formats the need in MiB, and the need with lucky addresses if that is less.
+    /// Formats the need in MiB. Adds the need with lucky addresses if that is less.
     pub(crate) fn in_mib(&self) -> String {
         let needs = self.needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
         match self.with_luck_bytes {
@@ -87,14 +87,14 @@ impl Causes {
     }
 }
 
-/// Streams share well enough if the sum of their peaks is below this many times the peak of all
-/// together.
+/// Streams keep much more memory than they need at once if the sum of their peaks is at least this many
+/// times the peak of all together.
 const APART: f64 = 1.2;
-/// Streams that keep less than this share of the largest stream's bytes are not mentioned.
+/// Streams with less than this share of the bytes of the largest stream are not mentioned.
 const SMALL: f64 = 0.02;
 
 impl Picture {
-    /// Returns a few sentences that explain why so much is reserved.
+    /// Returns a few sentences that explain why so much memory is reserved.
     #[must_use]
     pub fn sentence(&self, streams: &Streams) -> String {
         let total = self.causes.total_bytes();
@@ -120,7 +120,7 @@ impl Picture {
             text += &format!(". The largest free block has {} MiB", near(largest));
         }
         text.push('.');
-        // Memory that inactive streams keep shows in the peak of reserved bytes.
+        // Memory that inactive streams keep is visible only at the peak of reserved bytes.
         if self.moment != Moment::PeakLive
             && let Some(more) = self.streams_apart(streams)
         {
@@ -130,7 +130,8 @@ impl Picture {
         text
     }
 
-    /// Returns a sentence if streams keep memory at different times.
+    /// Returns a sentence if the peaks of streams come at different times, so that each keeps memory of
+    /// its own.
     fn streams_apart(&self, streams: &Streams) -> Option<String> {
         let mut kept: BTreeMap<StreamId, u64> = BTreeMap::new();
         for heap in &self.heaps {
@@ -189,14 +190,14 @@ impl Recording {
     }
 }
 
-/// A setting to make, for one allocator.
+/// A setting to make, for one of the two allocators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     /// The allocator.
     pub(crate) allocator: String,
-    /// The variable and its value.
+    /// The environment variable and its value.
     pub(crate) set: String,
-    /// The need of the recording with it.
+    /// The need of the recording with the setting.
     pub(crate) needs: String,
 }
 
@@ -208,7 +209,7 @@ impl Advice {
         both.into_iter().flatten().map(|tried| self.choice(tried)).collect()
     }
 
-    /// Returns how many settings were searched, and how many dropped.
+    /// Returns how many settings were searched and how many were dropped, as text.
     pub(crate) fn searched(&self) -> String {
         let searched = counted_as(self.tried.len() as u64, "setting", "settings");
         let dropped = match self.passed_over {
@@ -223,7 +224,7 @@ impl Advice {
         format!("{searched} searched to the end{dropped}")
     }
 
-    /// Returns the setting to make for a searched setting.
+    /// Returns how to make a setting that was searched.
     pub(crate) fn choice(&self, tried: &Tried) -> Choice {
         let (allocator, variable, conf) = match tried.for_pytorch() {
             Some(conf) => (self.torch.to_string(), "PYTORCH_CUDA_ALLOC_CONF", conf),
@@ -236,7 +237,8 @@ impl Advice {
         Choice { allocator, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
     }
 
-    /// Lists the data that the recording lacks, why it matters, and what supplies it.
+    /// Lists the data that the recording lacks, each with its importance and the option that supplies
+    /// it.
     pub(crate) fn unknown(&self, recording: &Recording) -> Vec<&'static str> {
         let torch = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
              names a version and adds its keys";
@@ -252,6 +254,6 @@ impl Advice {
     }
 }
 
-/// Memory that a device needs besides the recorded memory.
+/// The memory that a device needs in addition to the recorded memory.
 pub(crate) const BESIDES: &str = "A device needs more than that: the CUDA context, loaded kernels, and what NCCL, \
     cuBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";

@@ -1,4 +1,5 @@
-//! `stratalloc advise`: the setting with which a program needs less memory, and the causes of its need.
+//! `stratalloc advise`: finds a setting with which a program needs less memory, and the causes of its
+//! need.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -61,7 +62,8 @@ impl Advise {
     }
 
     fn options(&self) -> AdviceOptions {
-        // The strictest condition counts: no other setting is searched if the recorded one meets it.
+        // The strictest condition decides: if the recorded setting meets it, no other setting is
+        // searched.
         let enough = self.assertions().map(Assertion::enough_bytes);
         let enough = enough.collect::<Option<Vec<u64>>>();
         let enough_bytes = enough.and_then(|all| all.into_iter().min());
@@ -119,17 +121,17 @@ fn write_choice(Choice { allocator, set, needs }: &Choice) -> io::Result<()> {
     writeln!(out(), "  {allocator:<21} {set}  {needs}")
 }
 
-/// How many settings the table shows.
+/// The number of settings in the table.
 const SHOWN: usize = 3;
 
 fn percent(bytes: u64, of: u64) -> String {
     if of == 0 { "-".to_owned() } else { format!("{:.1}%", bytes as f64 * 100.0 / of as f64) }
 }
 
-/// How many streams and pools the table shows.
+/// The maximum number of rows for streams and pools in the table.
 const HEAPS_SHOWN: usize = 8;
 
-/// How many callers are listed.
+/// The maximum number of callers listed.
 const CALLERS_SHOWN: usize = 10;
 
 /// The results for a recording.
@@ -169,7 +171,7 @@ impl Found<'_> {
         writeln!(out)
     }
 
-    /// Returns the code of the failed request.
+    /// Returns the label of the code that made the failed request.
     fn failed_by(&self, picture: &Picture) -> Option<String> {
         let stack = picture.failed?.stack?;
         Some(self.callers.labels(&[self.callers.of_stack(stack)]).concat())
@@ -294,7 +296,7 @@ impl Found<'_> {
         table(&mut out, &heading("requested"), &ages.collect::<Vec<_>>())
     }
 
-    /// Prints all frames of each holder, innermost first.
+    /// Prints all frames of each holder's stack, innermost first.
     fn write_stacks(&self, rows: &[CodeHolder]) -> io::Result<()> {
         let mut out = out();
         for CodeHolder { asked_for_by, holder, .. } in rows {

@@ -14,7 +14,7 @@ use super::show::mib;
 /// A quantity of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quantity {
-    /// The smallest need of the recorded configuration and of the settings that were tried.
+    /// The smallest need among the recorded configuration and the settings that were tried.
     Needs,
     /// The peak of live bytes.
     LivePeak,
@@ -81,20 +81,21 @@ pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
     format!("needs<={size}").parse()
 }
 
-/// Whether a condition holds, with the reason.
+/// Whether a condition holds, and why.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
     text: String,
     pub(crate) holds: bool,
     value_bytes: Option<u64>,
-    /// The cheapest setting with which it holds, if the condition is an upper bound of the need.
+    /// The cheapest setting with which the condition holds, if it is an upper bound of the need.
     pub(crate) setting: Option<Tried>,
     is_recorded: bool,
     pub(crate) sentence: String,
 }
 
 impl Assertion {
-    /// Returns the need of the recorded configuration up to which no other setting has to be tried.
+    /// Returns the bytes such that if the recorded configuration needs at most these, no other setting
+    /// must be tried.
     pub(crate) fn enough_bytes(&self) -> Option<u64> {
         match (self.quantity, self.operator) {
             (Quantity::LivePeak, _) => Some(u64::MAX),
@@ -128,7 +129,7 @@ impl Assertion {
         let value_bytes = advice.best().and_then(|tried| tried.need.needs_bytes);
         let holds = match self.enough_bytes() {
             Some(_) => setting.is_some(),
-            // No device suffices: the need is larger than any bound.
+            // No device suffices, so the need is larger than any bound.
             None => self.operator.holds(value_bytes.unwrap_or(u64::MAX), self.bytes),
         };
         let is_recorded = setting.as_ref().is_some_and(|tried| tried.conf == advice.recorded.conf);
@@ -162,7 +163,7 @@ fn yes(holds: bool) -> &'static str {
 }
 
 impl Verdict {
-    /// Returns the setting to make, if it is not the recorded one.
+    /// Returns the setting that meets the condition, if it is not the recorded one.
     pub(crate) fn to_set(&self) -> Option<&Tried> {
         self.setting.as_ref().filter(|_| !self.is_recorded)
     }

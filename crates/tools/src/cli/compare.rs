@@ -33,7 +33,7 @@ pub(crate) struct Compare {
     pub(crate) json: bool,
 }
 
-/// The default configurations; each saves memory for some programs.
+/// The default configurations. Each of them saves memory for some programs.
 const DEFAULT_CONFS: [&str; 7] = [
     "backend:native",
     "backend:native,expandable_segments:True",
@@ -44,10 +44,10 @@ const DEFAULT_CONFS: [&str; 7] = [
     "backend:native,large_segment_size_mb:64",
 ];
 
-/// Passes over each recording; all but the first are timed.
+/// The number of passes over each recording. All but the first are timed.
 const PASSES: u32 = 5;
 
-/// The result of one configuration on one recording; the trial runs under the limit.
+/// The result of one configuration on one recording. The trial runs under the recording's limit.
 #[derive(Clone)]
 struct Row {
     conf: String,
@@ -55,7 +55,7 @@ struct Row {
     trial: Trial,
 }
 
-/// A configuration string, and the parsed configuration.
+/// A configuration string with the parsed configuration.
 type NamedConf = (String, Config);
 
 pub(crate) fn run(args: &Compare) -> Result<Outcome> {
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
         let mut rows = Vec::new();
         for (text, config) in &confs {
-            // The same step sizes as in `advise` and `report`, so that a need has one value.
+            // The same step sizes as in `advise` and `report`, so that all of them print the same need.
             let options = SearchOptions { lucky: true, ..SearchOptions::QUICK };
             let mut need = Need::search(&recording, config, &options)?;
             need.try_other_addresses(&recording, config, &SearchOptions::QUICK)?;
@@ -103,8 +103,8 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Removes configurations that the version of PyTorch refuses. Those that the user chose stay, with a
-/// note.
+/// Removes configurations that the version of PyTorch refuses. Keeps those that the user chose, and
+/// prints a note.
 fn for_torch(mut confs: Vec<NamedConf>, args: &Compare) -> Vec<NamedConf> {
     let Some(version) = args.torch else { return confs };
     let refuses = |config: &Config| !config.is_accepted_by(version);
@@ -117,8 +117,8 @@ fn for_torch(mut confs: Vec<NamedConf>, args: &Compare) -> Vec<NamedConf> {
     confs
 }
 
-/// Returns the configurations to compare on a recording, each once. For the default set this includes
-/// the recording's own, with this library's rules and with PyTorch's.
+/// Returns the configurations to compare on a recording, each once. If the user chose none, these
+/// include the recorded configuration, with this library's rules and with PyTorch's.
 fn with_own(confs: &[NamedConf], add_own: bool, recording: &Recording) -> Vec<NamedConf> {
     let mut all: Vec<NamedConf> = Vec::new();
     let mut add = |text: &str, config: &Config| {
@@ -136,7 +136,7 @@ fn with_own(confs: &[NamedConf], add_own: bool, recording: &Recording) -> Vec<Na
     all
 }
 
-/// Returns the text of the row that repeats the recorded configuration exactly as PyTorch does.
+/// Returns the text of the row that repeats the recorded configuration with PyTorch's exact decisions.
 fn own_row<'a>(confs: &'a [NamedConf], recording: &Recording) -> Option<&'a str> {
     let own = recording.config.clone()?.with_compat(Compat::PyTorch);
     let row = confs.iter().find(|(_, config)| config.settings() == own.settings());
@@ -178,7 +178,8 @@ impl Row {
     }
 }
 
-/// Prints one object per line; for the default set, the figures of the file come last.
+/// Prints one JSON object per line. If the user chose no configurations, the figures of the file come
+/// last.
 fn write_json(
     name: &str,
     recording: &Recording,
@@ -195,7 +196,7 @@ fn write_json(
     Ok(())
 }
 
-/// Returns the figures of the file. Null stands for data that the file does not contain.
+/// Returns the figures of the file as JSON. Null means that the file does not contain the value.
 fn recorded_json(name: &str, recording: &Recording) -> Value {
     let figures = &recording.figures;
     let conf = json!({"trace": name, "conf": RECORDED, "recorded_conf": recording.trace.conf});
@@ -283,7 +284,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
     Ok(())
 }
 
-/// Returns whether the file has figures of its allocator; logs of requests have none.
+/// Returns true if the file has figures of its allocator. Logs of requests have none.
 fn has_figures(recording: &Recording) -> bool {
     !recording.trace.requests_only
 }

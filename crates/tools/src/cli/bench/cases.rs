@@ -1,7 +1,7 @@
 //! The benchmark cases, for any allocator.
 //!
 //! Each case is a closed loop over precomputed sizes, so every allocator does the same work. Typed cases
-//! keep the allocation's handle; raw cases keep only the address.
+//! free a block by its handle; raw cases free it by its address only.
 
 #![allow(clippy::missing_panics_doc, reason = "a case that cannot run ends the benchmark")]
 
@@ -24,7 +24,7 @@ use stratalloc::strategies::Strategy;
 
 /// Allocates and frees blocks.
 pub trait Client: Sync {
-    /// The caller's reference to a block.
+    /// The caller's reference to a block: a handle or an address.
     type Block: Send;
     /// Allocates a block.
     fn take(&self, bytes: u64, stream: StreamId) -> Self::Block;
@@ -32,7 +32,7 @@ pub trait Client: Sync {
     fn give(&self, block: Self::Block);
 }
 
-/// Keeps the allocation's handle.
+/// Allocates and frees by handle.
 pub struct Typed<'a, A>(pub &'a A);
 
 impl<A: DeviceAllocator> Client for Typed<'_, A> {
@@ -49,7 +49,7 @@ impl<A: DeviceAllocator> Client for Typed<'_, A> {
     }
 }
 
-/// Keeps the address only.
+/// Allocates and frees by address.
 pub struct Raw<'a>(&'a Strategy);
 
 impl<'a> Raw<'a> {
@@ -74,8 +74,8 @@ impl Client for Raw<'_> {
     }
 }
 
-/// The default stream-ordered pool of a device, without an allocator. It keeps freed memory, like the
-/// strategy on top of it.
+/// The default stream-ordered pool of a device, used directly, without an allocator of this library. It
+/// keeps freed memory, as `backend:cudaMallocAsync` makes it do.
 pub struct Pool {
     driver: Arc<dyn Driver>,
     pool: DriverPoolId,
@@ -138,7 +138,7 @@ impl Client for Pool {
 
 const DEFAULT: StreamId = StreamId::DEFAULT;
 
-/// Returns the median of `repetitions` timings of `steps` calls, in nanoseconds per call.
+/// Returns the median of `repetitions` timings of `steps` calls each, in nanoseconds per call.
 pub fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) -> f64 {
     let mut times: Vec<f64> = (0..repetitions)
         .map(|_| {
@@ -151,34 +151,34 @@ pub fn median_ns(repetitions: usize, steps: usize, mut step: impl FnMut(usize)) 
     times[times.len() / 2]
 }
 
-/// The time spent on a case of one thread.
+/// The time to spend on a case of one thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Effort {
     time_ns: f64,
 }
 
 impl Effort {
-    /// 50 ms, for one of several rounds.
+    /// 50 ms, for a case that is timed in several rounds.
     pub const ROUND: Self = Self { time_ns: 5e7 };
-    /// 20 ms, for callers that repeat a case often.
+    /// 20 ms, for a program that times a case often.
     pub const BRIEF: Self = Self { time_ns: 2e7 };
 }
 
-/// Returns nanoseconds per call, with as many calls as the effort allows: `most / 50` to `most`.
+/// Returns nanoseconds per call. Makes as many calls as the effort allows: from `most / 50` to `most`.
 fn timed(effort: Effort, most: usize, mut step: impl FnMut(usize)) -> f64 {
     let fewest = most / 50;
     let ns = median_ns(1, fewest, &mut step);
     median_ns(1, as_many_as(effort.time_ns, ns, fewest, most), step)
 }
 
-/// Returns how many steps of `ns` each fit into the time.
+/// Returns how many steps of `ns` each fit into the time, from `fewest` to `most`.
 fn as_many_as(time_ns: f64, ns: f64, fewest: usize, most: usize) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "a positive float; the cast saturates")]
     let steps = (time_ns / ns) as usize;
     steps.clamp(fewest, most)
 }
 
-/// The steps of a case of one thread.
+/// What a case of one thread does in each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steps {
     /// Allocate and free this many bytes.
@@ -194,7 +194,7 @@ pub enum Steps {
 }
 
 impl Steps {
-    /// Returns how many streams the steps use besides the default one.
+    /// Returns how many streams the steps use in addition to the default one.
     pub(super) fn streams(self) -> usize {
         match self {
             Self::Streams(n) | Self::Serve(n) => n,
@@ -214,8 +214,8 @@ impl Steps {
     }
 }
 
-/// Allocates and frees at once. Each loop is a separate function, so that no case changes the code of
-/// another.
+/// Allocates a block and frees it at once. Each loop is a separate function, so that the code of one
+/// case does not change how another is compiled.
 #[inline(never)]
 pub fn pair<C: Client>(client: &C, bytes: u64, effort: Effort) -> f64 {
     let step = |_| {
@@ -239,13 +239,13 @@ pub fn streams<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f
     timed(effort, 300_000, step)
 }
 
-/// How many blocks a request allocates.
+/// The number of blocks that each request to the simulated service allocates.
 const SERVED_BLOCKS: usize = 20;
-/// The largest block of a request: the caches of 128 streams must fit a small device.
+/// The largest block of a request. Small enough that the caches of 128 streams fit on a small device.
 const SERVED_MAX_BYTES: u64 = 4 * MIB;
 
-/// Runs requests on each stream in turn; each allocates blocks of mixed sizes and frees them. All
-/// requests are equal, like those to one model. Returns nanoseconds per block.
+/// Serves requests on each stream in turn. Each request allocates blocks of mixed sizes and frees them.
+/// All requests are equal, like inferences of one model. Returns nanoseconds per block.
 #[inline(never)]
 pub fn serve<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64 {
     let Mix { mut sizes, .. } = Mix::new(1, SERVED_MAX_BYTES);
@@ -261,7 +261,7 @@ pub fn serve<C: Client>(client: &C, streams: &[StreamId], effort: Effort) -> f64
     timed(effort, 300_000 / SERVED_BLOCKS, step) / SERVED_BLOCKS as f64
 }
 
-/// Sizes distributed like those of real programs: many small, few large.
+/// Block sizes distributed like those of real programs: many small ones, few large ones.
 pub struct Mix {
     sizes: Vec<u64>,
     picks: Vec<usize>,
@@ -300,7 +300,8 @@ fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::Block>>) {
 pub fn mix<C: Client>(client: &C, effort: Effort) -> f64 {
     let mix = Mix::new(4096, 64 * MIB);
     let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
-    // The steps continue from timing to timing, so that a slow allocator does not repeat the same ones.
+    // Each timing continues where the previous one ended, so that a slow allocator, which makes few
+    // steps, does not always repeat the same ones.
     let mut at = 0;
     let mut step = |_| {
         mix.step(client, &mut blocks, at);
@@ -334,7 +335,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Times each of 200,000 steps, after as many untimed ones.
+    /// Times each of 200,000 steps, after as many steps without timing.
     pub fn of(mut step: impl FnMut(usize)) -> Self {
         const STEPS: usize = 200_000;
         (0..STEPS).for_each(&mut step);
@@ -349,7 +350,7 @@ impl Tail {
         Self { sorted_ns }
     }
 
-    /// Returns the latency quantile; `thousandths` is its rank in thousandths.
+    /// Returns a quantile of the latencies; `thousandths` is its rank in thousandths.
     pub fn quantile(&self, thousandths: usize) -> f64 {
         self.sorted_ns[self.sorted_ns.len() * thousandths / 1000]
     }
@@ -364,7 +365,7 @@ pub fn tail<C: Client>(client: &C) -> Tail {
     tail
 }
 
-/// The result of several threads.
+/// The result of a case with several threads.
 #[derive(Clone, Copy)]
 pub struct Together {
     /// Nanoseconds per step of the slowest thread.
@@ -373,8 +374,8 @@ pub struct Together {
     pub mops: f64,
 }
 
-/// Runs `work(thread, steps)` on all threads concurrently. A first, untimed call has a quarter of the
-/// steps.
+/// Runs `work(thread, steps)` on all threads concurrently. Before that, runs a quarter of the steps
+/// without timing.
 pub fn together<W: FnMut(usize)>(
     threads: usize,
     steps: usize,
@@ -401,13 +402,13 @@ pub fn together<W: FnMut(usize)>(
     Together { ns: slowest * 1e9 / steps as f64, mops: (threads * steps) as f64 / slowest / 1e6 }
 }
 
-/// Returns the median run by nanoseconds per step; `runs` is not empty.
+/// Returns the median of the runs by nanoseconds per step. `runs` must not be empty.
 pub fn median(mut runs: Vec<Together>) -> Together {
     runs.sort_by(|a, b| a.ns.total_cmp(&b.ns));
     runs[runs.len() / 2]
 }
 
-/// One thread's share of the case `threads`: eight blocks, replaced in turn.
+/// One thread of the case `threads`: holds eight blocks and replaces them in turn.
 struct Turns<'a, C: Client> {
     client: &'a C,
     stream: StreamId,
@@ -439,8 +440,8 @@ impl<C: Client> Drop for Turns<'_, C> {
     }
 }
 
-/// Runs threads on these streams in turn. Returns the median of seven runs of 200,000 steps, or of as
-/// many steps as fit into a tenth of a second. Each thread first makes the device current.
+/// Runs one thread for each of these streams. Returns the median of seven runs of 200,000 steps, or of
+/// as many steps as fit into a tenth of a second. Each thread first makes the device current.
 pub fn threads<C: Client>(
     client: &C,
     device: &dyn Driver,

@@ -8,21 +8,21 @@ use super::host_memory::{self, TOUCHED};
 use super::loops::Loops;
 use super::{Bench, Built, Shown, What, one};
 
-/// One case.
+/// A benchmark case.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cell {
-    /// With the allocation's handle.
+    /// Allocates and frees by handle.
     Typed(Steps),
-    /// With the address only.
+    /// Allocates and frees by address.
     Raw(Steps),
-    /// Through the switchable handle.
+    /// Allocates through the switchable `Handle`.
     Handle(Steps),
     RecordStream,
-    /// Several threads with handles, each on its own stream or all on one.
+    /// Several threads that free by handle, each on its own stream or all on one.
     Threads {
         own_stream: bool,
     },
-    /// Several threads with addresses, each on its own stream.
+    /// Several threads that free by address, each on its own stream.
     ThreadsRaw,
     /// Several threads, each with its own cache of host memory.
     Guards,
@@ -34,12 +34,12 @@ use Cell::{Guards, RecordStream, Threads, ThreadsRaw, Touch};
 use Steps::{Holes, Mix, Pair, Serve, Streams};
 
 impl Cell {
-    /// Returns whether the case is timed with several numbers of threads.
+    /// Returns true if the case is timed with several numbers of threads.
     pub(super) fn is_crowd(self) -> bool {
         matches!(self, Threads { .. } | ThreadsRaw | Guards)
     }
 
-    /// Returns how many streams the case uses besides the default one.
+    /// Returns how many streams the case uses in addition to the default one.
     fn streams(self, threads: usize) -> usize {
         match self {
             Self::Typed(steps) | Self::Raw(steps) | Self::Handle(steps) => steps.streams(),
@@ -50,7 +50,7 @@ impl Cell {
     }
 }
 
-/// Cases with handles, before the latencies of single steps.
+/// Cases by handle, printed before the latencies of single steps.
 pub(super) const FIRST: [(&str, Cell); 14] = [
     ("pair:512B", Cell::Typed(Pair(512))),
     ("pair:64KiB", Cell::Typed(Pair(64 * KIB))),
@@ -68,14 +68,14 @@ pub(super) const FIRST: [(&str, Cell); 14] = [
     ("holes:65536", Cell::Typed(Holes(65_536))),
 ];
 
-/// Cases with handles, after the latencies of single steps.
+/// Cases by handle, printed after the latencies of single steps.
 pub(super) const LAST: [(&str, Cell); 3] = [
     ("threads:own_stream", Threads { own_stream: true }),
     ("threads:one_stream", Threads { own_stream: false }),
     ("record_stream:64KiB", RecordStream),
 ];
 
-/// Cases with addresses.
+/// Cases by address.
 pub(super) const RAW: [(&str, Cell); 12] = [
     ("pair_raw:512B", Cell::Raw(Pair(512))),
     ("pair_raw:64KiB", Cell::Raw(Pair(64 * KIB))),
@@ -91,7 +91,7 @@ pub(super) const RAW: [(&str, Cell); 12] = [
     ("threads_raw:own_stream", ThreadsRaw),
 ];
 
-/// Cases of host memory only: threads with their own caches, and touched pages.
+/// Cases of host memory only: threads with their own caches, and blocks whose pages are written.
 pub(super) fn of_host_memory() -> Vec<(&'static str, Cell)> {
     let touched = TOUCHED.into_iter().map(|(case, bytes)| (case, Touch(bytes)));
     [("threads:own_guard", Guards)].into_iter().chain(touched).collect()
@@ -102,8 +102,8 @@ pub(super) fn alone() -> impl Iterator<Item = (&'static str, Cell)> {
     FIRST.into_iter().chain(LAST).chain(RAW).filter(|(_, cell)| !cell.is_crowd())
 }
 
-/// Builds an allocator, or a driver's pool, and returns the time of a step. `None` if it does not
-/// support the case.
+/// Builds an allocator, or opens a driver's pool, and returns the time of a step. Returns `None` if it
+/// does not support the case.
 pub(super) fn time(
     cell: Cell,
     threads: usize,

@@ -1,4 +1,5 @@
-//! Floors: operations of the machine that no allocator can undercut, timed in the same run as the cases.
+//! Floors: times of basic operations of the machine, which no allocator can undercut. They are timed in
+//! the same run as the cases.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::cases::{Tail, Together, median, median_ns, together};
 
-/// Has its cache lines to itself.
+/// A value that shares its cache lines with no other.
 #[repr(align(128))]
 struct Apart<T>(T);
 
@@ -21,7 +22,7 @@ pub(crate) fn atomic_rmw() -> f64 {
     ns
 }
 
-/// Times a lock and unlock of an uncontended lock, on each of several threads concurrently.
+/// Times locking and unlocking an uncontended lock, on each of several threads concurrently.
 pub(crate) fn lock_pair(threads: usize) -> Together {
     let locks: Vec<_> = (0..threads).map(|_| Apart(Mutex::new(0u64))).collect();
     let run = |_| {
@@ -33,7 +34,7 @@ pub(crate) fn lock_pair(threads: usize) -> Together {
     median((0..7).map(run).collect())
 }
 
-/// Times the system allocator's pair of 512 bytes.
+/// Times an allocation and a free of 512 bytes by the system allocator.
 pub(crate) fn malloc_pair() -> f64 {
     median_ns(7, 300_000, |_| {
         black_box(Vec::<u8>::with_capacity(black_box(512)));

@@ -1,4 +1,4 @@
-//! Cases of host memory: this library's, the system's allocator and, if built in, mimalloc.
+//! Cases of host memory: this library's allocator, the system's and, if built in, mimalloc.
 
 use std::alloc::System;
 use std::hint::black_box;
@@ -20,7 +20,7 @@ use super::cases::{Together, median, median_ns, together};
 const PAGE_BYTES: usize = 4096;
 const ALIGNMENT_BYTES: u64 = 64;
 
-/// Sizes that are allocated, touched page by page, and freed.
+/// Sizes of blocks that are allocated, written page by page, and freed.
 pub(crate) const TOUCHED: [(&str, u64); 7] = [
     ("touch:1MiB", MIB),
     ("touch:2MiB", 2 * MIB),
@@ -31,7 +31,7 @@ pub(crate) const TOUCHED: [(&str, u64); 7] = [
     ("touch:64MiB", 64 * MIB),
 ];
 
-/// Allocates this many bytes, writes to each page, and frees them.
+/// A function that allocates this many bytes, writes to each page, and frees them.
 pub(crate) type Memory = Box<dyn Fn(u64)>;
 
 fn write_each_page(bytes: &mut [MaybeUninit<u8>]) {
@@ -40,14 +40,14 @@ fn write_each_page(bytes: &mut [MaybeUninit<u8>]) {
     }
 }
 
-/// Returns this library's allocator of host memory.
+/// Returns the function for this library's allocator of host memory.
 pub(crate) fn own(settings: &Settings) -> Result<Memory, DriverError> {
     let own = CpuAllocator::new(DeviceId(0), settings)?;
     let buffer = move |bytes| own.buffer(bytes).expect("cases fit the machine");
     Ok(Box::new(move |bytes| write_each_page(buffer(bytes).bytes())))
 }
 
-/// Returns an allocator with Rust's allocator interface.
+/// Returns the function for an allocator with Rust's `GlobalAlloc` interface.
 fn global<A>(source: FromGlobal<A>) -> Memory
 where
     FromGlobal<A>: Source + 'static,
@@ -56,8 +56,8 @@ where
     Box::new(move |bytes| write_each_page(block(bytes).bytes()))
 }
 
-/// Returns other allocators, by name. Time them before this library's cases: memory freed by those stays
-/// in the C library, and would save the others system calls.
+/// Returns the functions for other allocators, by name. Time them before this library's cases. Memory
+/// freed by those stays in the C library and would save the other allocators system calls.
 pub(crate) fn others() -> Vec<(&'static str, Memory)> {
     #[cfg(not(feature = "mimalloc"))]
     write_stderr("note: no rows of mimalloc: this program was built without the feature mimalloc");
@@ -68,15 +68,15 @@ pub(crate) fn others() -> Vec<(&'static str, Memory)> {
     ]
 }
 
-/// Returns nanoseconds to allocate, touch and free.
+/// Returns the nanoseconds to allocate a block, write to each page and free it.
 pub(crate) fn touch(memory: &Memory, bytes: u64) -> f64 {
     let steps = usize::try_from((256 * MIB / bytes).max(8)).unwrap_or(8);
     (0..4).for_each(|_| memory(bytes));
     median_ns(7, steps, |_| memory(bytes))
 }
 
-/// Runs threads that each allocate and free 64 KiB with their own instance. Returns the median of seven
-/// runs.
+/// Runs threads that each allocate and free 64 KiB in an instance of their own. Returns the median of
+/// seven runs.
 pub(crate) fn guards(settings: &Settings, threads: usize) -> Result<Together, DriverError> {
     let own = || CpuAllocator::new(DeviceId(0), settings).map(Arc::new);
     let instances: Vec<_> = (0..threads).map(|_| own()).collect::<Result<_, _>>()?;

@@ -1,9 +1,8 @@
-//! The timed loops of the strategies, compiled in the crate of the caller.
+//! The timed loops over strategies, compiled in the crate of the caller.
 //!
-//! A loop in the allocator's own crate is compiled differently from a user's loop: the compiler knows
-//! both sides and chooses differently (70 ns per pair by address instead of 55, Intel Xeon, 2026-11-21).
-//! So the crate that calls [`main`](crate::cli::main) instantiates the loops, without doing anything for
-//! it.
+//! A loop in the allocator's own crate is compiled differently from a user's loop, because the compiler
+//! sees both sides and makes other inlining decisions. That changes the times. So the generic loops are
+//! instantiated in the crate that calls [`main`](crate::cli::main), without any code there.
 
 use super::cases::{self, Effort, Raw, Steps, Tail, Together, Typed};
 use stratalloc::driver::Driver;
@@ -11,7 +10,7 @@ use stratalloc::handle::Handle;
 use stratalloc::ids::StreamId;
 use stratalloc::strategies::Strategy;
 
-/// One function for each kind of call and case, on strategies.
+/// The timed loop for each kind of call and case, on strategies.
 #[derive(Clone, Copy, Debug)]
 pub struct Loops {
     pub(super) typed: fn(&Typed<'_, Strategy>, Steps, &[StreamId], Effort) -> f64,

@@ -1,4 +1,5 @@
-//! `stratalloc bench`: times the hot path of any configuration, and the floors of the machine.
+//! `stratalloc bench`: times the hot path of any configuration, and basic operations of the machine
+//! (floors).
 
 pub mod cases;
 mod cells;
@@ -56,7 +57,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// Builds an allocator with an empty cache, on a thread that has made the device current.
+    /// Builds an allocator with an empty cache, on a thread for which the device is current.
     fn build(&self, config: &Config, raw_addresses: bool, streams: usize) -> Result<Built> {
         let (Opened { driver, .. }, streams) = self.open(streams)?;
         let options = BuildOptions { raw_addresses };
@@ -64,7 +65,7 @@ impl Bench {
         Ok(Built { strategy, driver, streams })
     }
 
-    /// Opens the device's stream-ordered pool, and streams.
+    /// Opens the device's stream-ordered pool and creates streams.
     fn open_pool(&self, streams: usize) -> Result<(Pool, Vec<StreamId>)> {
         let (opened, streams) = self.open(streams)?;
         Ok((Pool::of(opened.driver)?, streams))
@@ -87,10 +88,10 @@ fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).clamp(2, 16)
 }
 
-/// How often everything is timed. The subjects take turns within a round, so that other load on the
-/// machine affects all alike.
+/// The number of rounds in which everything is timed. Within a round the subjects take turns, so that
+/// other load on the machine affects all alike.
 const ROUNDS: usize = 5;
-/// No further round begins after this much time per subject.
+/// No further round of a case begins after this much time per subject.
 const ROUNDS_TIME: Duration = Duration::from_secs(4);
 
 pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
@@ -137,18 +138,18 @@ struct Built {
     streams: Vec<StreamId>,
 }
 
-/// A subject of the benchmark.
+/// The kind of a subject of the benchmark.
 #[derive(Clone, Copy)]
 enum What<'a> {
     Allocator(&'a Config),
-    /// The driver's stream-ordered pool without an allocator: the reference for `cudaMallocAsync`.
+    /// The driver's stream-ordered pool, used directly: the reference for `backend:cudaMallocAsync`.
     DriverPool,
 }
 
 /// The result of one timing; `None` if the case is not supported.
 type Shown<T> = Result<Option<T>>;
 
-/// Returns the result of one thread.
+/// Returns the result of one thread as that of a group.
 fn one(ns: f64) -> Together {
     Together { ns, mops: 1000.0 / ns }
 }
@@ -168,7 +169,7 @@ impl Session<'_> {
         self.args.case.is_empty() || self.args.case.iter().any(|c| case.starts_with(c.as_str()))
     }
 
-    /// Times each of `count` subjects in turn, several times if that is quick.
+    /// Times each of `count` subjects in turn, for several rounds if these are quick enough.
     fn rounds<T>(
         &self,
         case: &str,
@@ -190,7 +191,7 @@ impl Session<'_> {
         Ok(shown)
     }
 
-    /// Times a case for each number of threads and each subject; `time` gets the subject's index.
+    /// Times a case for each number of threads and each subject. `time` gets the subject's index.
     fn each(
         &mut self,
         case: &str,
@@ -211,7 +212,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Times single steps: three cases whose names begin with `prefix`.
+    /// Times single steps, and adds three quantiles as cases whose names begin with `prefix`.
     fn tails(
         &mut self,
         prefix: &str,
@@ -233,7 +234,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Times the floors of the machine.
+    /// Times the basic operations of the machine.
     fn floors(&mut self) -> Result<()> {
         let (machine, counts) = ([Subject::machine()], self.thread_counts());
         let floor = |ns: f64| Ok(Some(one(ns)));
@@ -248,7 +249,7 @@ impl Session<'_> {
         self.tails("floor:tail_", &machine, |_, _| Ok(Some(floors::tail())))
     }
 
-    /// Returns 1, 2, 4 and so on, up to the largest number.
+    /// Returns the numbers of threads to use: 1, 2, 4 and so on, up to the largest one.
     fn thread_counts(&self) -> Vec<usize> {
         let most = self.args.threads.max(1);
         let mut counts: Vec<usize> =
@@ -270,7 +271,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Times single steps.
+    /// Times single steps of all subjects.
     fn latencies(&mut self) -> Result<()> {
         self.tails("tail:", &self.subjects.clone(), |session, at| match session.timed[at] {
             What::Allocator(config) => {

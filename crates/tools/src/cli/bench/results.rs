@@ -1,4 +1,4 @@
-//! The results and how they are printed: as a table with a column per subject, or as one JSON row each.
+//! The results, printed as a table with a column for each subject, or as one JSON object per result.
 
 use std::io::{self, Write};
 
@@ -16,7 +16,7 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// Returns the machine itself, the subject of floors.
+    /// Returns the machine itself as a subject, for the floors.
     pub(super) fn machine() -> Self {
         Self { conf: String::new(), device: String::new() }
     }
@@ -31,7 +31,7 @@ pub(super) struct Row<'a> {
     device: &'a str,
     ns_per_op: f64,
     mops: f64,
-    /// Half of the interquartile range as a share of the median; null for a single timing.
+    /// Half of the interquartile range as a share of the median. Null for a single timing.
     spread: Option<f64>,
 }
 
@@ -79,8 +79,8 @@ fn rounded(number: f64, parts: f64) -> f64 {
 pub(super) struct Results {
     json: bool,
     subjects: Vec<Subject>,
-    /// Cases with their numbers of threads, in the order in which they were timed, and the cell for each
-    /// subject. Missing cells at the end are absent.
+    /// Each case with its number of threads, in the order in which they were timed, and the table cell
+    /// for each subject. A line may end before the last subject.
     lines: Vec<((String, usize), Vec<String>)>,
 }
 
@@ -95,7 +95,8 @@ impl Results {
         self.lines.is_empty()
     }
 
-    /// Adds the timings of a case; an empty list means that the subject does not support it.
+    /// Adds the timings of a case for a subject. An empty list means that the subject does not support
+    /// the case.
     pub(super) fn add(
         &mut self,
         case: &str,
@@ -124,7 +125,7 @@ impl Results {
         if self.json { row.print_json() } else { Ok(()) }
     }
 
-    /// Prints a table with a column for each subject, and the names of the columns.
+    /// Prints the table and then the names of the columns.
     pub(super) fn print(&self) -> io::Result<()> {
         if self.json {
             return Ok(());

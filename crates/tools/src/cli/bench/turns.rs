@@ -1,9 +1,10 @@
-//! `bench --turns`: times one case for each line that is read, so that another program can time other
-//! allocators in between.
+//! `bench --turns`: times one case for each line read from standard input, so that another program can
+//! time other allocators in between.
 //!
-//! A line is a case and a configuration, such as `pair:512B backend:native`; the configuration `driver`
-//! is the device's stream-ordered pool without an allocator. `floor:lock_pair` needs none. The answer is
-//! a row as of `--json`, or `null` if the allocator does not support the case.
+//! A line is a case and a configuration, such as `pair:512B backend:native`. The configuration `driver`
+//! is the device's stream-ordered pool, used directly. The case `floor:lock_pair` needs no
+//! configuration. The output is a row as of `--json`, or `null` if the allocator does not support the
+//! case.
 
 use std::io::{BufRead, Write};
 
