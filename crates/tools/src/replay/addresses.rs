@@ -1,4 +1,4 @@
-//! Addresses that the driver of a replay returns: the recorded ones, in recorded order.
+//! The addresses that a replay's driver returns: the recorded ones, in recorded order.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -7,7 +7,7 @@ use super::trace::{Trace, TraceEvent};
 use stratalloc::history::{Action, SegmentLayout};
 use stratalloc::size::SMALL_SEGMENT_BYTES;
 
-/// Returns the recorded segments or mappings in order, those that existed before the first event first.
+/// Returns the recorded segments or mappings in order, beginning with those from before the first event.
 pub(super) fn ranges(
     trace: &Trace,
     action: Action,
@@ -21,12 +21,11 @@ pub(super) fn ranges(
     before.into_iter().map(|range| (range, None)).chain(ranges).collect()
 }
 
-/// More than the memory of any device, and a multiple of every granularity.
+/// An address distance: more than the memory of any device, and a multiple of every granularity.
 const BEYOND_BYTES: u64 = 1 << 44;
 
-/// Returns the addresses of the recorded segments, and one more far behind them all. A request that
-/// grows past the recording gets that last address from the device, which may be as full as the recorded
-/// one.
+/// Returns the addresses of the recorded segments, and a last one far above all of them. If the replay
+/// allocates a segment that was not recorded, it gets that last address, unless the device is full.
 pub(super) fn starts(segments: &[(Range<u64>, Option<u64>)]) -> Vec<u64> {
     let mut starts: Vec<_> = segments.iter().map(|(segment, _)| segment.start).collect();
     let highest = starts.iter().max().copied().unwrap_or_default();
@@ -34,15 +33,15 @@ pub(super) fn starts(segments: &[(Range<u64>, Option<u64>)]) -> Vec<u64> {
     starts
 }
 
-/// Returns a key for the heap of an event: stream, pool (if the recording has pools) and kind.
+/// Returns a key for the heap of an event: a hash of stream, pool (if the recording has pools) and kind.
 pub(super) fn heap_of(event: &TraceEvent, is_small: bool) -> u64 {
     let mut hasher = DefaultHasher::new();
     (event.stream, event.named_pool(), is_small).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Returns the fixed segments of a start; for expandable ones the reservations, up to their last mapped
-/// page.
+/// Returns the address ranges held at the start of a recording: fixed segments, or with `expandable` the
+/// reservations up to their last mapped page.
 pub(super) fn held(
     layout: &[SegmentLayout],
     expandable: bool,

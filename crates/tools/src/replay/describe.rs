@@ -1,5 +1,5 @@
-//! Decisions as text, for messages about the first difference: addresses and streams in hexadecimal with
-//! `0x`, sizes as plain numbers.
+//! Formats decisions for messages about the first difference. Addresses and streams are hexadecimal with
+//! `0x`, sizes are decimal.
 
 use stratalloc::history::{Action, BlockLayout, Event, SegmentLayout};
 use stratalloc::ids::StreamId;

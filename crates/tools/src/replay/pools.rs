@@ -1,11 +1,12 @@
 //! Finds the pool of each recorded request.
 //!
-//! Newer recordings contain it. Older ones contain pools in the final layout only. A segment that lives
-//! to the end has its pool there, and one that was freed earlier belonged to the default pool. A
-//! request's pool is that of the segment which contains its address. The same holds for reserved address
-//! ranges: the first pages mapped outside all known reservations start a new one.
+//! Newer recordings contain the pool of each request. Older ones contain pools only in the final layout.
+//! A segment that lives to the end has its pool there. A segment that was freed earlier is taken to
+//! belong to the default pool. A request's pool is that of the segment that contains its address. The
+//! same rules apply to reserved address ranges: the first pages mapped outside all known reservations
+//! start a new one.
 //!
-//! The recorded address selects the pool only; the engine chooses the block in that pool itself.
+//! Only the pool is taken from the recorded address. The engine chooses the block in that pool itself.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,20 +17,21 @@ use stratalloc::ids::PoolId;
 /// Address ranges and their pools, kept up to date event by event.
 #[derive(Debug, Default)]
 pub(crate) struct PoolRouting {
-    /// Whether any pool but the default one exists.
+    /// Whether any pool other than the default one exists.
     any: bool,
-    /// Pool of each recorded segment that lives to the end, by the index of its first event.
+    /// The pool of each recorded segment that lives to the end, by the index of the event that allocated
+    /// it.
     lasting: HashMap<usize, PoolId>,
-    /// Current fixed segments: start to (end, pool).
+    /// The current fixed segments: start, to end and pool.
     segments: BTreeMap<u64, (u64, PoolId)>,
-    /// Reservations: start to pool.
+    /// The reservations: start, to pool.
     reservations: BTreeMap<u64, PoolId>,
     reserved_bytes: u64,
 }
 
 impl PoolRouting {
-    /// Finds the pools of a trace. `total_bytes` is the memory of the recorded device; a reservation has
-    /// nine eighths of it.
+    /// Finds the pools of a trace. `total_bytes` is the memory of the recorded device, on which PyTorch
+    /// reserves nine eighths of that memory for each expandable segment.
     pub(crate) fn of(trace: &Trace, total_bytes: u64) -> Self {
         let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
         let mut routing = Self { reserved_bytes, ..Self::default() };
@@ -66,7 +68,7 @@ impl PoolRouting {
         routing
     }
 
-    /// Applies segment event number `at`.
+    /// Updates the ranges for a segment event, which is event number `at`.
     pub(crate) fn see(&mut self, at: usize, event: &TraceEvent) {
         if !self.any {
             return;

@@ -1,4 +1,4 @@
-//! Repeats the requests of a recording on any allocator, and measures the time.
+//! Replays the requests of a recording on any allocator, and measures the time.
 
 use std::hash::Hash;
 use std::ops::ControlFlow;
@@ -20,11 +20,11 @@ use stratalloc::stats::Statistics;
 use stratalloc::strategies::NoCache;
 use stratalloc_sim::WorkGate;
 
-/// Why a recording could not be repeated.
+/// The reason why a recording could not be replayed.
 #[non_exhaustive]
 #[derive(Debug, Error)]
 pub enum ReplayError {
-    /// The configuration builds no allocator.
+    /// No allocator can be built from the configuration.
     #[error(transparent)]
     Build(#[from] BuildError),
     /// The memory fraction is out of range.
@@ -33,28 +33,29 @@ pub enum ReplayError {
     /// The allocator failed for a reason other than memory.
     #[error(transparent)]
     Alloc(#[from] AllocError),
-    /// The allocator refused its own block.
+    /// The allocator refused the handle of a block that it had allocated.
     #[error("the allocator refused its own block: {0}")]
     Handle(HandleError),
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The strategy keeps no cache whose memory could be limited.
+    /// The memory cannot be limited, because the strategy has no cache.
     #[error(transparent)]
     NoCache(#[from] NoCache),
-    /// Only strategies built on the caching engine make comparable decisions.
+    /// The decisions cannot be compared, because the strategy is not built on the native engine.
     #[error("this strategy makes no decisions that a recording could be compared with")]
     NotVerifiable,
-    /// More heaps than any program has: each pair of a stream and a pool takes tens of KiB.
+    /// The recording has more heaps than any program: each pair of a stream and a pool takes tens of
+    /// KiB.
     #[error(
         "the recording uses {heaps} pairs of a stream and a pool; at most {HEAPS_MAX} are \
          repeated"
     )]
     TooManyHeaps {
-        /// How many pairs.
+        /// The number of pairs.
         heaps: usize,
     },
-    /// A log of requests contains no decisions.
+    /// The recording cannot be verified, because a log of requests contains no decisions.
     #[error("the recording is a log of requests: it can be replayed without --verify")]
     RequestsOnly,
     /// The state before the first event cannot be reconstructed.
@@ -63,16 +64,17 @@ pub enum ReplayError {
          decisions cannot be verified; it can be replayed without --verify"
     )]
     LiveBefore {
-        /// How many.
+        /// The number of these blocks.
         blocks: usize,
     },
 }
 
-/// Streams whose work finishes at the recorded moments.
+/// Controls when other streams' work finishes, so that it finishes at the recorded moments. A **lane**
+/// is a made-up stream that stands for the unrecorded streams that use a block.
 #[derive(Debug)]
 pub(super) struct LaneWork {
     work_gate: Arc<dyn WorkGate>,
-    /// The lane that each block waits for, and the mark after the block's last use.
+    /// For each block that waits: its lane, and the point in the lane after the block's last use.
     waiting: HashMap<u64, (StreamId, u64)>,
 }
 
@@ -81,23 +83,23 @@ impl LaneWork {
         Self { work_gate, waiting: HashMap::new() }
     }
 
-    /// Returns how many blocks wait for the work of lanes.
+    /// Returns the number of blocks that wait for the work of lanes.
     pub(super) fn pending(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Holds back the lane's work from now on; called before a block that the lane uses is freed.
+    /// Delays the lane's work from now on. Called before a block that the lane uses is freed.
     fn hold(&self, lane: StreamId) -> DriverResult<()> {
         self.work_gate.hold(lane)
     }
 
-    /// Records that the block `key` was freed and waits for the lane.
+    /// Records that the block with this key was freed and waits for the lane.
     pub(super) fn freed(&mut self, lane: StreamId, key: u64) -> DriverResult<()> {
         self.waiting.insert(key, (lane, self.work_gate.mark(lane)?));
         Ok(())
     }
 
-    /// Finishes the lane's work on the block, and all earlier work of the lane.
+    /// Finishes the lane's work that uses the block, and all earlier work of the lane.
     pub(super) fn finish(&mut self, key: u64) -> DriverResult<()> {
         match self.waiting.remove(&key) {
             Some((lane, mark)) => self.work_gate.finish_until(lane, mark),
@@ -105,7 +107,7 @@ impl LaneWork {
         }
     }
 
-    /// Forgets the block `key`, for which an allocator has waited itself.
+    /// Removes the block with this key, because the allocator itself has waited for its work.
     pub(super) fn waited_for(&mut self, key: u64) {
         self.waiting.remove(&key);
     }
@@ -116,35 +118,35 @@ impl LaneWork {
     }
 }
 
-/// The result of repeating a workload.
+/// The result of replaying a workload.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     /// Requests that succeeded in the first pass.
     pub allocations: u64,
-    /// Blocks that were freed in the first pass, before survivors were freed.
+    /// Blocks that were freed in the first pass, not counting those freed after its last operation.
     pub frees: u64,
     /// Requests that failed in the first pass.
     pub ooms: u64,
-    /// The first failure that more memory would have prevented.
+    /// The report of the first failure that more memory would have prevented.
     pub first_out_of_memory: Option<Box<OutOfMemory>>,
-    /// The counters at the end of the first pass, before survivors were freed.
+    /// The counters at the end of the first pass, before the remaining blocks were freed.
     pub statistics: Statistics,
-    /// Median nanoseconds per operation (allocate or free) over passes 2 to N; over the first pass if it
-    /// was the only one.
+    /// The median of nanoseconds per operation (allocation or free) over passes 2 to N. If there was
+    /// only one pass, the value of that pass.
     pub ns_per_op: f64,
     /// Seconds for all passes.
     pub wall_s: f64,
 }
 
-/// How a workload is repeated, and the callbacks.
+/// How a workload is replayed, and the callbacks.
 pub(crate) struct Manner<'a> {
-    /// Number of passes; at least 1.
+    /// The number of passes; at least 1.
     pub(crate) passes: u32,
-    /// Blocks that already exist, by number; the operations that would allocate them are skipped.
+    /// Blocks that exist already, by number. The operations that would allocate them are skipped.
     pub(crate) held: Vec<(u32, Allocation)>,
-    /// Called once, when all blocks from before the recording exist.
+    /// Called once, when all blocks from before the recording have been allocated.
     pub(crate) begun: &'a dyn Fn(),
-    /// May add to the counters when they are read.
+    /// Called with the counters when they are read; may add to them.
     pub(crate) on_read: &'a dyn Fn(&mut Statistics),
     /// Called after each pass with the number of passes done.
     pub(crate) progress: &'a dyn Fn(u32),
@@ -157,16 +159,16 @@ impl Default for Manner<'_> {
     }
 }
 
-/// Repeats a workload `passes` times. Survivors are freed after each pass; the cache stays.
+/// Replays a workload `passes` times. After each pass the remaining blocks are freed; the cache stays.
 ///
-/// With a work_gate, other streams' work finishes at the recorded moments; without one, when the device
-/// finishes it. `progress` is called after each pass with the number of passes done. Peaks and sums
-/// count from the first recorded event; blocks from before exist by then.
+/// With a `work_gate`, work of other streams finishes at the recorded moments; without one, when the
+/// device finishes it. `progress` is called after each pass with the number of passes done. Peaks and
+/// sums of counters begin at the first recorded event, when the blocks from before it exist.
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the allocator fails for a reason other than memory. Also before the first
-/// request, when the workload names more streams and pools than programs have.
+/// [`ReplayError`] when the allocator fails for a reason other than memory. Also, before the first
+/// request, when the workload has more pairs of stream and pool than any program.
 pub fn run<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -177,7 +179,7 @@ pub fn run<A: DeviceAllocator>(
     run_as(workload, allocator, work_gate, Manner { passes, progress, ..Manner::default() })
 }
 
-/// As [`run`], with all options.
+/// Replays like [`run`], with all options.
 pub(crate) fn run_as<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -229,7 +231,7 @@ pub(crate) fn run_as<A: DeviceAllocator>(
     Ok(result)
 }
 
-/// Returns whether every request of a workload succeeds. Stops at the first failure; blocks that are
+/// Returns true if every request of a workload succeeds. Stops at the first failure. Blocks that are
 /// live then are dropped with the allocator.
 ///
 /// # Errors
@@ -250,17 +252,17 @@ pub fn is_served<A: DeviceAllocator>(
 
 /// A finished operation.
 pub(crate) struct Step<'a> {
-    /// Index of the operation.
+    /// The index of the operation.
     pub(crate) at: usize,
-    /// Whether it was a request that failed.
+    /// Whether the operation was a request that failed.
     pub(crate) is_failure: bool,
-    /// Live blocks, by number.
+    /// The live blocks, by number.
     pub(crate) blocks: &'a [Option<Allocation>],
 }
 
-/// Repeats a workload once and passes each finished operation to `on_read`, which may stop the replay.
-/// Blocks that are live then are dropped with the allocator. Blocks in `held` already exist. Of the
-/// operations that would allocate them only the last is passed to `on_step`.
+/// Replays a workload once and passes each finished operation to `on_step`, which may stop the replay.
+/// Blocks that are live then are dropped with the allocator. Blocks in `held` exist already. Of the
+/// operations that would allocate these, only the last is passed to `on_step`.
 pub(crate) fn walk<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -284,10 +286,10 @@ pub(crate) fn walk<A: DeviceAllocator>(
     Ok(())
 }
 
-/// The most pairs of a stream and a pool in one workload.
+/// The maximum number of pairs of a stream and a pool in a workload.
 const HEAPS_MAX: usize = 8192;
 
-/// Refuses more than [`HEAPS_MAX`] different pairs.
+/// Returns an error if there are more than [`HEAPS_MAX`] different pairs.
 pub(super) fn check_heaps<P: Eq + Hash>(
     pairs: impl Iterator<Item = (StreamId, P)>,
 ) -> Result<(), ReplayError> {
@@ -304,7 +306,7 @@ fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
     })
 }
 
-/// Creates the workload's private pools. They live as long as the allocator.
+/// Creates the workload's private pools. They exist as long as the allocator.
 pub(super) fn create_pools<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -382,8 +384,8 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         Ok(())
     }
 
-    /// Operations that are rare in most recordings. A separate function, so that the loop over the
-    /// others keeps its values in registers.
+    /// Runs an operation of a kind that is rare in most recordings. This is a separate function, so that
+    /// the loop over the common operations keeps its values in registers.
     #[inline(never)]
     fn rarer_step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
         match op {
@@ -395,7 +397,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
                         counts.allocations += 1;
                         counts.frees += 1;
                     }
-                    // A request of zero bytes failed when it was recorded, too.
+                    // A request of zero bytes failed in the recorded program too.
                     Err(AllocError::ZeroBytes) => counts.ooms += 1,
                     Err(error) => {
                         self.failed(error)?;
@@ -423,7 +425,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         Ok(())
     }
 
-    /// Handles a failed request. Out of memory does not end the replay.
+    /// Handles a failed request. Lack of memory does not end the replay; other errors do.
     #[cold]
     fn failed(&mut self, error: AllocError) -> Result<(), ReplayError> {
         match error {
@@ -436,7 +438,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         }
     }
 
-    /// Allocators without private pools use one pool for all requests.
+    /// Allocates in a pool. An allocator without private pools serves all requests from one pool.
     #[inline]
     fn allocate(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         if pool == PoolId::DEFAULT {
@@ -474,7 +476,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         self.allocator.free(allocation).map_err(|error| ReplayError::Handle(error.reason))
     }
 
-    /// Frees live blocks and finishes all other streams' work, so that every pass starts from the same
+    /// Frees all live blocks and finishes all work of lanes, so that every pass starts from the same
     /// state.
     fn free_survivors(&mut self) -> Result<(), ReplayError> {
         for at in 0..self.blocks.len() {

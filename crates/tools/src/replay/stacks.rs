@@ -1,21 +1,22 @@
 //! The stacks of a recording, each stored once.
 //!
-//! Texts, frames and stacks are interned: equal ones share a number. A stack of more than [`FRAMES_MAX`]
-//! frames keeps its innermost and its outermost ones. A file keeps the last [`TEXT_MAX_BYTES`] bytes of
-//! its path, a function the first ones of its name. The reader limits the memory of stacks; a stack that
-//! exceeds the limit is left out and counted. Texts are stored as recorded: the code that prints them
-//! removes control characters.
+//! Texts, frames and stacks are interned: equal ones have the same number. Of a stack with more than
+//! [`FRAMES_MAX`] frames, the innermost and the outermost ones are kept. Of a file's path the last
+//! [`TEXT_MAX_BYTES`] bytes are kept, of a function's name the first ones.
+//!
+//! The reader limits the memory of stacks. A stack that exceeds the limit is left out and counted. Texts
+//! are stored as recorded; the code that prints them removes control characters.
 
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
 
 use hashbrown::HashTable;
 
-/// The most frames that are kept of one stack: one half from the inner end, the other from the outer
+/// The maximum number of frames kept of one stack: half of them from the inner end, half from the outer
 /// end.
 pub(super) const FRAMES_MAX: usize = 512;
 
-/// The most bytes that are kept of one text.
+/// The maximum number of bytes kept of one text.
 pub(super) const TEXT_MAX_BYTES: usize = 256;
 
 /// Identifies a stack of one recording.
@@ -23,7 +24,7 @@ pub(super) const TEXT_MAX_BYTES: usize = 256;
 pub struct StackId(NonZeroU32);
 
 impl StackId {
-    /// Returns the index among the stacks of the recording, from 0.
+    /// Returns the index of this stack among the stacks of the recording, from 0.
     #[must_use]
     pub fn index(self) -> usize {
         self.0.get() as usize - 1
@@ -45,16 +46,16 @@ pub struct Frame<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stacks {
     text: String,
-    /// End of each text; its beginning is the end of the previous one.
+    /// The end of each text in `text`. A text begins at the end of the previous one.
     text_ends: Vec<u32>,
     frames: Vec<Numbers>,
-    /// Frames of all stacks, one stack after the other.
+    /// The frames of all stacks, one stack after the other.
     stack_frames: Vec<u32>,
     stack_ends: Vec<u32>,
     left_out: u64,
 }
 
-/// A frame as the numbers of its texts.
+/// A frame, as the numbers of its texts and its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Numbers {
     file: u32,
@@ -62,7 +63,7 @@ struct Numbers {
     function: u32,
 }
 
-/// Returns the range of piece `index`, from the previous piece's end to its own.
+/// Returns the range of item `index`, which extends from the previous item's end to its own.
 fn span(ends: &[u32], index: u32) -> std::ops::Range<usize> {
     let at = index as usize;
     let from = at.checked_sub(1).map_or(0, |before| ends[before]);
@@ -82,25 +83,26 @@ impl Stacks {
         (1..=count).filter_map(|number| NonZeroU32::new(number).map(StackId))
     }
 
-    /// Returns whether there are no stacks.
+    /// Returns true if there are no stacks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.stack_ends.is_empty()
     }
 
-    /// Returns how many events have a stack that was left out, because it exceeded the reader's limit on
-    /// memory.
+    /// Returns the number of events whose stack was left out because it exceeded the reader's memory
+    /// limit.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Returns the frames of a stack, innermost first; empty if the id belongs to another recording.
+    /// Returns the frames of a stack, innermost first. Returns none if the id belongs to another
+    /// recording.
     pub fn frames(&self, stack: StackId) -> impl Iterator<Item = Frame<'_>> {
         self.frame_numbers(stack).iter().map(|&number| self.frame(number))
     }
 
-    /// Returns the frames of a stack as numbers, innermost first.
+    /// Returns the frames of a stack, innermost first, as numbers.
     pub(crate) fn frame_numbers(&self, stack: StackId) -> &[u32] {
         let index = stack.0.get() - 1;
         let known = (index as usize) < self.stack_ends.len();
@@ -108,12 +110,12 @@ impl Stacks {
         &self.stack_frames[range]
     }
 
-    /// Returns the number of different frames; frame numbers are below it.
+    /// Returns the number of different frames. All frame numbers are below it.
     pub(crate) fn frame_count(&self) -> u32 {
         u32::try_from(self.frames.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the frame with a number from [`Self::frame_numbers`].
+    /// Returns the frame with this number, which comes from [`Self::frame_numbers`].
     pub(crate) fn frame(&self, number: u32) -> Frame<'_> {
         let Numbers { file, line, function } = self.frames[number as usize];
         Frame { file: self.text(file), line, function: self.text(function) }
@@ -132,19 +134,20 @@ pub(super) struct StackBuilder {
     texts: HashTable<u32>,
     frames: HashTable<u32>,
     known: HashTable<u32>,
-    /// Frames of the stack being read.
+    /// The frames of the stack being read.
     open: Vec<u32>,
-    /// Whether one of them exceeded the limit on memory.
+    /// Whether a frame of the stack being read exceeded the memory limit.
     is_short: bool,
 }
 
-/// Bytes that a new item takes in a table besides its own, counting the old and new table during growth.
+/// The bytes that a new item takes in a hash table in addition to its own, counting both the old and the
+/// new table while the table grows.
 const TABLE_BYTES: u64 = 20;
 
-/// Bytes that a vector takes for each of its bytes while it grows by half and is moved.
+/// The bytes that a vector takes for each of its bytes while it grows by half and is moved.
 const MOVING: u64 = 3;
 
-/// Reserves so many more bytes. Returns false if that would exceed the limit.
+/// Reserves this many more bytes. Returns false if that would exceed the memory limit.
 pub(super) type MayGrow<'a> = &'a mut dyn FnMut(u64) -> bool;
 
 fn check_growth(may_grow: MayGrow<'_>, bytes: usize) -> Option<()> {
@@ -156,8 +159,8 @@ fn next<T>(items: &[T]) -> Option<u32> {
     u32::try_from(items.len()).ok().filter(|&index| index < u32::MAX)
 }
 
-/// Pushes an item and grows by half if needed. Doubling would hold three times the content during the
-/// move; the readers guarantee six times the file for everything.
+/// Pushes an item, and grows by half if needed. Growing to twice the size would hold three times the
+/// content during the move, but the readers guarantee at most six times the file for everything.
 fn push<T>(into: &mut Vec<T>, item: T) {
     if into.len() == into.capacity() {
         into.reserve_exact((into.len() / 2).max(1));
@@ -184,7 +187,7 @@ fn tail(text: &str) -> &str {
 }
 
 impl StackBuilder {
-    /// Returns the number of a frame, for [`Self::add`]; `None` if it exceeds the limit on memory.
+    /// Returns the number of a frame, for [`Self::add`]. `None` if it exceeds the memory limit.
     pub(super) fn frame(&mut self, frame: Frame<'_>, may_grow: MayGrow<'_>) -> Option<u32> {
         let file = self.text(tail(frame.file), may_grow)?;
         let function = self.text(head(frame.function), may_grow)?;
@@ -220,8 +223,8 @@ impl StackBuilder {
         Some(index)
     }
 
-    /// Adds the next outer frame to the stack being read. Returns whether the stack can be stored; if
-    /// not, the remaining frames are not needed.
+    /// Adds the next outer frame to the stack being read. Returns false if the stack cannot be stored,
+    /// so that the caller need not read the remaining frames.
     pub(super) fn add(&mut self, frame: Option<u32>) -> bool {
         match frame {
             Some(frame) => self.open.push(frame),
@@ -233,7 +236,7 @@ impl StackBuilder {
         !self.is_short
     }
 
-    /// Ends the stack being read. Returns `None` if it has no frames or exceeds the limit on memory.
+    /// Ends the stack being read. Returns `None` if it has no frames or exceeds the memory limit.
     pub(super) fn end(&mut self, may_grow: MayGrow<'_>) -> Option<StackId> {
         let is_short = std::mem::take(&mut self.is_short);
         let has_frames = is_short || !self.open.is_empty();

@@ -1,14 +1,16 @@
 //! Reconstructs the live and cached memory at the beginning of a recording.
 //!
-//! A recording that begins late, or whose ring buffer dropped the first events, still ends with a
-//! layout. The events are undone from there to the first one: undoing an allocation removes a block,
-//! undoing a free adds a live one, and the same holds for segments. The result is the layout before the
-//! first event. Sizes of blocks that were freed later are not recorded; they follow from the requested
-//! bytes and from where the next block begins.
+//! A recording that begins after the program's start, or whose ring buffer dropped the first events,
+//! still ends with a layout. Beginning with that layout, the events are undone from the last to the
+//! first. Undoing an allocation removes a block, undoing a free adds a live one; the same holds for
+//! segments. The result is the layout before the first event.
 //!
-//! A replay under the recorded configuration starts from that layout (`native/install`): its memory is
-//! allocated from the driver again, and blocks keep their places. Replays under other configurations, and
-//! searches for needs, start from the live blocks alone.
+//! Sizes of blocks that were freed later are not recorded. They are derived from the requested bytes and
+//! from where the next block begins.
+//!
+//! A replay under the recorded configuration starts from that layout (`native/install`): it allocates
+//! the layout's memory from the driver and puts the blocks at their places. Replays under other
+//! configurations, and searches for needs, start from the live blocks only.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -21,24 +23,25 @@ use stratalloc::size::{MIB, MIN_BLOCK_BYTES, PoolKind};
 /// A block that was live before the first event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
-    /// Its address.
+    /// The block's address.
     pub address: u64,
-    /// Requested bytes.
+    /// The requested bytes.
     pub requested_bytes: u64,
-    /// Its size, if the final layout still contains it.
+    /// The block's size, if the final layout still contains the block.
     size_bytes: Option<u64>,
-    /// Address of the first block allocated behind this one while it was live: free memory began there.
+    /// The address of the first block allocated behind this one while it was live, if any. Free memory
+    /// began there, so this block ended there.
     next_free: Option<u64>,
-    /// Its stream.
+    /// The block's stream.
     pub stream: StreamId,
-    /// Its pool, if a segment names it.
+    /// The block's pool, if a segment contains it.
     pub pool: PoolId,
-    /// Whether it had been freed already, and waited for other streams.
+    /// Whether the block had been freed already and was waiting for other streams.
     pub draining: bool,
 }
 
 impl LiveBlock {
-    /// Returns its size, if the final layout still contains it.
+    /// Returns the block's size, if the final layout still contains the block.
     pub(crate) fn size_bytes(&self) -> Option<u64> {
         self.size_bytes
     }
@@ -47,9 +50,9 @@ impl LiveBlock {
 /// The memory before the first event.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
-    /// Live blocks, by address.
+    /// The live blocks, in address order.
     pub blocks: Vec<LiveBlock>,
-    /// Segments and mapped ranges, by address, without their blocks.
+    /// The segments and mapped ranges, by address, without their blocks.
     held: BTreeMap<u64, SegmentLayout>,
 }
 
@@ -71,8 +74,8 @@ impl Start {
         start
     }
 
-    /// Finds where free memory began behind blocks of unknown size. An allocation takes the front of a
-    /// free block. So the first allocation behind a block that is still live marks the block's end.
+    /// Finds the ends of blocks of unknown size. An allocation is placed at the start of a free block.
+    /// So the first allocation behind a block that is still live marks that block's end.
     fn look_ahead(&mut self, trace: &Trace) {
         let mut unknown: BTreeMap<u64, usize> = BTreeMap::new();
         for (i, block) in self.blocks.iter().enumerate().filter(|(_, b)| b.size_bytes.is_none()) {
@@ -87,7 +90,7 @@ impl Start {
                     unknown.remove(&event.address);
                 }
                 Action::Alloc => {
-                    // The last block of the start before this address.
+                    // The last block, of those before the first event, whose address is below this one.
                     let behind = self.blocks.partition_point(|b| b.address < event.address);
                     let Some(i) = behind.checked_sub(1) else { continue };
                     let address = self.blocks[i].address;
@@ -120,15 +123,15 @@ impl Start {
         self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.requested_bytes))
     }
 
-    /// Returns whether no memory existed: the recording is complete.
+    /// Returns true if no memory existed, which means that the recording is complete.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.held.is_empty()
     }
 
-    /// Returns the layout before the first event under the recorded settings. Blocks that waited for
-    /// other streams count as live. `None` if the parts of the recording contradict each other, or if
-    /// memory of private pools existed.
+    /// Returns the layout before the first event, under the recorded settings. Blocks that waited for
+    /// other streams are treated as live. Returns `None` if the parts of the recording contradict each
+    /// other, or if private pools had memory.
     #[must_use]
     pub fn layout(&self, settings: &Settings) -> Option<Vec<SegmentLayout>> {
         let mut rest = self.blocks.as_slice();
@@ -153,7 +156,7 @@ impl Start {
     }
 }
 
-/// Returns the blocks of one segment, live and free, without gaps.
+/// Returns all blocks of one segment, live and free, in address order.
 fn tiles(
     live: &[LiveBlock],
     held: &SegmentLayout,
@@ -174,7 +177,7 @@ fn tiles(
         let room = next.checked_sub(address)?;
         let rounded = settings.roundup.round(block.requested_bytes.min(room));
         let size_bytes = block.size_bytes.unwrap_or_else(|| {
-            // Large blocks are split only if more than 1 MiB remains, and oversize blocks never.
+            // Large blocks are split only if more than 1 MiB remains. Oversize blocks are never split.
             let whole = held.kind == PoolKind::Large
                 && !held.expandable
                 && (room.saturating_sub(rounded) <= MIB
@@ -201,7 +204,7 @@ fn tiles(
     Some(blocks)
 }
 
-/// Returns a free block from one address to another.
+/// Returns a free block that extends from `address` to `end`.
 pub(crate) fn free_block(address: u64, end: u64) -> BlockLayout {
     let (size_bytes, state) = (end - address, BlockStateName::Inactive);
     BlockLayout { address, size_bytes, requested_bytes: 0, state }
@@ -237,10 +240,10 @@ fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
 struct Back {
     blocks: HashMap<u64, LiveBlock>,
     held: BTreeMap<u64, SegmentLayout>,
-    /// Kinds of expandable memory by stream and address, to find the kind of pages that undoing maps
-    /// again.
+    /// The kind of each expandable range, by stream and address. Undoing an unmap uses it to find the
+    /// kind of the pages.
     kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
-    /// Contiguous ranges that were ever mapped: start to end. Each lies in one reservation.
+    /// The contiguous ranges that were ever mapped: start, to end. Each is inside one reservation.
     mapped: BTreeMap<u64, u64>,
 }
 
@@ -298,7 +301,7 @@ impl Back {
         self.held.insert(segment.address, segment);
     }
 
-    /// Returns the block of a free that is undone.
+    /// Returns the live block for a free that is being undone. Adds the block if it is new.
     fn live(&mut self, event: &TraceEvent) -> &mut LiveBlock {
         self.blocks.entry(event.address).or_insert_with(|| LiveBlock {
             address: event.address,
@@ -328,19 +331,20 @@ impl Back {
         self.kinds.entry((held.stream, address)).or_insert((held.kind, held.pool));
     }
 
-    /// Adds pages again, and joins them with adjacent ranges of their kind.
+    /// Adds pages and joins them with adjacent ranges of the same kind.
     fn map(&mut self, event: &TraceEvent) {
         let TraceEvent { address, size_bytes, stream, .. } = *event;
         let below = self.kinds.range(..=(stream, address)).next_back();
         let above = self.kinds.range((stream, address)..).next();
         let near = below.into_iter().chain(above).filter(|((of, _), _)| *of == stream);
         let stretch = |at| self.mapped.range(..=at).next_back().map(|(start, _)| *start);
+        // Prefers a range in the same reservation, because another reservation may follow without a gap.
         let nearest = near
             .map(|((_, at), found)| {
                 ((stretch(*at) != stretch(address), at.abs_diff(address)), *found)
             })
             .min_by_key(|(distance, _)| *distance);
-        // A range in the same reservation is preferred: another reservation may follow without a gap.
+        // Without a known range on the stream, the size decides.
         let by_size = match size_bytes.is_multiple_of(20 * MIB) {
             true => (PoolKind::Large, PoolId::DEFAULT),
             false => (PoolKind::Small, PoolId::DEFAULT),
@@ -373,7 +377,7 @@ mod tests {
     use super::*;
 
     /// A small reservation begins right behind a large one. The last pages of the large one were
-    /// unmapped, and are closer to the small one than to any range mapped at the end.
+    /// unmapped. They are closer to the small reservation than to any range that is mapped at the end.
     #[test]
     fn unmapped_pages_belong_to_the_stretch_that_they_continue() {
         let (large, small, page) = (1_u64 << 40, (1_u64 << 40) + 400 * MIB, 20 * MIB);

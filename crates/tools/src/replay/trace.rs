@@ -1,6 +1,6 @@
 //! A recording in memory: the events of one device, the final layout and the settings.
 //!
-//! Built by the readers from any encoding and checked by them. Addresses and sizes are bytes.
+//! The readers build and check it, for any encoding. Addresses and sizes are in bytes.
 
 use serde::Serialize;
 
@@ -13,26 +13,26 @@ use stratalloc::size::PoolKind;
 /// One recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// The events of one device, in the order of the allocator's lock.
+    /// The events of one device, in the order in which the allocator recorded them.
     pub events: Vec<TraceEvent>,
     /// The segments at the end of the recording, in address order.
     pub segments: Vec<SegmentLayout>,
-    /// The configuration string in force, as recorded.
+    /// The configuration string at the time of the recording.
     pub conf: String,
     /// The device whose events these are.
     pub device: u32,
-    /// How many other devices have entries in the recording, or memory if no device has entries. Their
-    /// data is not here.
+    /// The number of other devices with entries in the recording, or with memory if no device has
+    /// entries. Their data is not included.
     pub other_devices: u32,
     /// Whether the recording is a log of requests, without an allocator's decisions.
     pub requests_only: bool,
-    /// The stacks that events name.
+    /// The stacks that events refer to.
     pub stacks: Stacks,
-    /// Additional data of snapshots that this library wrote.
+    /// Additional data, if this library wrote the snapshot.
     pub made_here: Option<MadeHere>,
     /// Entries whose action is unknown. They are not among the events.
     pub unknown: UnknownEntries,
-    /// The oldest version of PyTorch whose files have these keys.
+    /// The oldest version of PyTorch whose snapshots have the keys of this one.
     pub torch: Option<TorchVersion>,
     /// Texts that the program attached to blocks, in order.
     pub annotations: Vec<Annotation>,
@@ -43,9 +43,9 @@ pub struct Trace {
 /// A text that a program attached to a live block, as `torch.cuda.memory._annotate_tensor` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
-    /// How many events precede it.
+    /// The number of events before the annotation.
     pub events_before: u32,
-    /// Address of the block.
+    /// The address of the block.
     pub address: u64,
     /// The recorded size, in bytes.
     pub size_bytes: u64,
@@ -53,19 +53,20 @@ pub struct Annotation {
     pub text: String,
 }
 
-/// Pinned host memory of a recording. Bytes.
+/// Pinned host memory of a recording, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostMemory {
-    /// Allocated from the system at the end of the recording.
+    /// The bytes allocated from the system at the end of the recording.
     pub reserved_bytes: u64,
-    /// The part in live blocks.
+    /// The bytes of these that are in live blocks.
     pub live_bytes: u64,
     /// The peak of the bytes allocated from the system.
     pub peak_reserved_bytes: u64,
 }
 
 impl HostMemory {
-    /// Computes it from the host's final segments and its entries; `None` if there are neither.
+    /// Computes the figures from the final segments and the entries of the host. `None` if there are
+    /// neither.
     pub(super) fn of(segments: &[SegmentLayout], events: &[TraceEvent]) -> Option<Self> {
         if segments.is_empty() && events.is_empty() {
             return None;
@@ -74,7 +75,7 @@ impl HostMemory {
         let live = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
         let reserved_bytes = sum(&mut segments.iter().map(|segment| segment.size_bytes));
         let (mut now, mut peak) = (i128::from(reserved_bytes), i128::from(reserved_bytes));
-        // Backwards from the end: the entries may begin late.
+        // Backwards from the end, because the entries may begin after the program's start.
         for event in events.iter().rev() {
             match event.action {
                 Action::SegmentAlloc => now -= i128::from(event.size_bytes),
@@ -91,12 +92,12 @@ impl HostMemory {
     }
 }
 
-/// Entries whose action is unknown, as in files of newer versions.
+/// Entries whose action is unknown, as in files of newer PyTorch versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnknownEntries {
-    /// Number of entries.
+    /// The number of entries.
     pub entries: u64,
-    /// The action of the first of them, cut to 80 characters.
+    /// The action of the first such entry, cut to 80 characters.
     pub first_action: String,
 }
 
@@ -140,9 +141,9 @@ impl Trace {
         self.events.iter().filter(|event| event.is_request())
     }
 
-    /// Returns the configuration as it acted when the recording was made. PyTorch's recordings follow
-    /// the rules of their version unless `config` names another one; recordings of this library name
-    /// their rules.
+    /// Returns the configuration with the rules that applied when the recording was made. For PyTorch's
+    /// recordings these are the rules of their version, unless `config` sets others. This library's
+    /// recordings contain their rules.
     #[must_use]
     pub fn as_recorded(&self, config: Config) -> Config {
         match (self.made_here, config.settings().compat) {
@@ -152,8 +153,8 @@ impl Trace {
     }
 
     /// Returns the version of PyTorch whose allocator made the recording, as far as the file shows it.
-    /// From 2.12 on entries name a pool, from 2.13 on settings have `max_round_threshold`, and from 2.14
-    /// on there are `host_traces`. Without any of these it is 2.11.
+    /// Entries contain a pool from 2.12 on. Settings contain `max_round_threshold` from 2.13 on. The
+    /// file contains `host_traces` from 2.14 on. Without any of these, returns 2.11.
     #[must_use]
     pub fn torch_version(&self) -> TorchVersion {
         let names_pools = || self.events.iter().any(|event| event.names_pool);
@@ -161,7 +162,7 @@ impl Trace {
         self.torch.unwrap_or(least)
     }
 
-    /// Returns the configuration with the recording's version in place of `compat:pytorch`.
+    /// Returns the configuration with the recording's version of PyTorch in place of `compat:pytorch`.
     #[must_use]
     pub(crate) fn resolved(&self, config: &Config) -> Config {
         let compat = config.settings().compat;
@@ -172,10 +173,10 @@ impl Trace {
     }
 }
 
-/// Additional data in snapshots of this library: everything else that its decisions depend on.
+/// Additional data in snapshots of this library: all further inputs of its decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MadeHere {
-    /// The most bytes that could be reserved.
+    /// The limit on reserved bytes.
     pub limit_bytes: Option<u64>,
     /// The memory of the device.
     pub total_bytes: Option<u64>,
@@ -186,21 +187,21 @@ pub struct MadeHere {
 pub struct TraceEvent {
     /// The kind of event.
     pub action: Action,
-    /// Address; for `oom` the free bytes of the device.
+    /// The address. For `oom`, the free bytes of the device.
     pub address: u64,
-    /// Size in bytes.
+    /// The size in bytes.
     pub size_bytes: u64,
     /// The stream, as a raw handle.
     pub stream: StreamId,
-    /// The pool; the default one if the recording does not name pools.
+    /// The pool. The default pool if the recording does not contain pools.
     pub pool: PoolId,
-    /// Whether the recording names the pool.
+    /// Whether the recording contains the pool.
     pub names_pool: bool,
-    /// Whether the entry has the label `empty_cache`: an explicit call caused it.
+    /// Whether the entry has the label `empty_cache`, which means that an explicit call caused it.
     pub empty_cache: bool,
-    /// The stack of the caller, in recordings with stacks.
+    /// The stack of the caller, if the recording has stacks.
     pub stack: Option<StackId>,
-    /// Time in microseconds of the recorded machine's clock; 0 if not recorded.
+    /// The time in microseconds on the recorded machine's clock; 0 if not recorded.
     pub time_us: u64,
 }
 
@@ -221,7 +222,7 @@ impl TraceEvent {
         }
     }
 
-    /// Returns the segment, or the mapped range, of a segment event, without blocks.
+    /// Returns the segment or mapped range that a segment event describes, without blocks.
     pub(crate) fn in_segment(
         &self,
         kind: PoolKind,
@@ -232,17 +233,18 @@ impl TraceEvent {
         SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks: Vec::new() }
     }
 
-    /// Returns whether the event is a request for memory.
+    /// Returns true if the event is a request for memory, successful or not.
     pub(crate) fn is_request(&self) -> bool {
         matches!(self.action, Action::Alloc | Action::OutOfMemory)
     }
 
-    /// Returns the pool, if the recording names it.
+    /// Returns the pool, if the recording contains it.
     #[must_use]
     pub fn named_pool(&self) -> Option<PoolId> {
         self.names_pool.then_some(self.pool)
     }
 }
 
-// Logs of requests have the shortest rows: a larger event would exceed their reader's limit on memory.
+// The reader of request logs sets this bound: their rows are short, so larger events would exceed its
+// memory limit.
 const _: () = assert!(size_of::<TraceEvent>() <= 56);

@@ -1,13 +1,15 @@
 //! Compares the engine's decisions with those of the recorded allocator.
 //!
 //! The recorded requests are sent to an engine whose driver returns the recorded segment addresses.
-//! Everything else is computed and compared: the address of every block, every segment event and every
-//! completion in order, and the final layout. Explicit `empty_cache` calls are inferred from the
-//! engine's state: a release before a request that would not begin with one (`Engine::predict`) was an
-//! explicit call. A call that released nothing leaves no event and cannot be inferred.
+//! Everything else is decided by the engine and compared: the address of every block, every segment
+//! event and every completed free in order, and the final layout.
 //!
-//! The moments at which other streams' work finished are an input: they are timing of the recorded
-//! device.
+//! Explicit `empty_cache` calls are inferred. If the recording has a release before a request, and the
+//! engine would not begin that request with a release (`Engine::predict`), an explicit call caused the
+//! release. A call that released nothing leaves no event and cannot be inferred.
+//!
+//! The moments at which other streams' work finished are taken from the recording, because they depend
+//! on the timing of the recorded device.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -34,7 +36,7 @@ use stratalloc::stats::Statistics;
 use stratalloc::strategies::native::{Collection, Engine, Prediction};
 use stratalloc_sim::{EventMode, Recorded, RecordedAddresses, Sim, SimOptions};
 
-/// The result of comparing recorded and repeated decisions.
+/// The result of comparing the replay's decisions with the recorded ones.
 #[derive(Clone, Debug, Default)]
 pub struct Verification {
     /// Requests that succeeded.
@@ -43,48 +45,50 @@ pub struct Verification {
     pub frees: u64,
     /// Requests that failed.
     pub ooms: u64,
-    /// Addresses and failures that differ.
+    /// The number of block addresses and failures that differ.
     pub address_mismatches: u64,
-    /// Segment events and `FreeCompleted` events that differ in order, size, address or stream.
+    /// The number of segment events and `FreeCompleted` events that differ in order, size, address or
+    /// stream.
     pub segment_mismatches: u64,
-    /// Segments of the final layout that differ.
+    /// The number of segments in the final layout that differ.
     pub layout_mismatches: u64,
     /// A description of the first difference.
     pub first_mismatch: Option<String>,
     /// The counters at the end.
     pub statistics: Statistics,
-    /// The recorded requests, with the inferred calls of `empty_cache`.
+    /// The recorded requests, and the inferred calls of `empty_cache`.
     pub workload: Workload,
-    /// The direction in which the limit is wrong, if the first difference shows it.
+    /// Whether the limit is too low or too high, if the first difference shows that.
     pub limit: Option<Misfit>,
-    /// Seconds it took.
+    /// The duration of the replay in seconds.
     pub wall_s: f64,
 }
 
-/// How a limit differs from the one under which a recording was made.
+/// How the limit of a replay differs from the one under which the recording was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misfit {
-    /// The replay released or failed where the recorded allocator grew.
+    /// The replay released memory or failed where the recorded allocator allocated a segment.
     TooLow,
-    /// The replay grew where the recorded allocator released or failed.
+    /// The replay allocated a segment where the recorded allocator released memory or failed.
     TooHigh,
 }
 
 impl Verification {
-    /// Returns whether nothing differs.
+    /// Returns true if nothing differs.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.address_mismatches + self.segment_mismatches + self.layout_mismatches == 0
     }
 }
 
-/// Repeats a recording and compares every decision. `memory_fraction` is that of the recorded process.
-/// With `compat:pytorch` the decisions are those of the recording's version.
+/// Replays a recording and compares every decision. `memory_fraction` is that of the recorded process.
+/// With `compat:pytorch` the rules are those of the recording's PyTorch version.
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the recording cannot be repeated: the configuration builds no engine, the state
-/// before the first event is unknown, or it names more streams and pools than programs have.
+/// [`ReplayError`] when the recording cannot be replayed. Either the configuration builds no engine, or
+/// the state before the first event is unknown, or the recording has more pairs of stream and pool than
+/// any program.
 pub fn verify(
     trace: &Trace,
     config: &Config,
@@ -94,7 +98,7 @@ pub fn verify(
     verify_recording(trace, config, total_bytes, memory_fraction, &started)
 }
 
-/// As [`verify`], with a history that `start` starts: with stacks, for example. It must record all
+/// Does the same as [`verify`]. `start` starts the history, for example with stacks. It must record all
 /// entries of all actions.
 ///
 /// # Errors
@@ -115,16 +119,16 @@ pub(crate) fn started(history: &History) {
     history.start(&RecordOptions::default());
 }
 
-/// How far a recording is repeated.
+/// How far a recording is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// To its end, or as far as the recording has addresses.
+    /// To its end, or until the recording has no more addresses for the driver.
     End,
     /// To the first difference.
     FirstDifference,
 }
 
-/// As [`verify_recording`], but may stop early.
+/// Does the same as [`verify_recording`], but may stop early.
 pub(crate) fn verify_until(
     trace: &Trace,
     config: &Config,
@@ -201,25 +205,25 @@ pub(crate) fn verify_until(
 struct Verifier<'a> {
     engine: &'a Engine,
     device: &'a Recorded<Arc<Sim>>,
-    /// Whether a request to a private pool is made inside a capture scope.
+    /// Whether requests to a private pool are made inside a capture scope.
     routing_is_capture: bool,
     lanes: LaneWork,
     builder: Builder,
-    /// Live blocks by recorded address.
+    /// The live blocks, by recorded address.
     live: HashMap<u64, Allocation>,
-    /// Private pools that were created.
+    /// The private pools that were created.
     pools: HashSet<PoolId>,
-    /// Whether the recording begins late.
+    /// Whether the recording begins after the program's start.
     late: bool,
-    /// Events of the current operation.
+    /// The engine's events during the current operation.
     seen: Vec<Event>,
-    /// Whether decisions diverged so far that the recording has no further addresses.
+    /// Whether the replay needs addresses that the recording does not have, because decisions diverged.
     lost: bool,
     result: Verification,
 }
 
 impl Verifier<'_> {
-    /// Frees the blocks that were waiting for other streams when the recording began.
+    /// Frees the blocks that waited for other streams when the recording began.
     fn free_before(&mut self, start: &Start) -> Result<(), ReplayError> {
         for id in self.builder.freed_before() {
             let address = start.blocks[id as usize].address;
@@ -232,7 +236,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Repeats one group. Returns how many events it has.
+    /// Replays one group of events. Returns the number of events in the group.
     fn step(&mut self, at: usize, group: Group<'_>) -> Result<usize, ReplayError> {
         match group {
             Group::Free { requested, at_once } => {
@@ -284,7 +288,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Applies the `FreeCompleted` events at the start of a group one by one, in order.
+    /// Applies the `FreeCompleted` events at the start of a group, one by one.
     fn complete(&mut self, at: usize, completions: &[TraceEvent]) -> Result<(), ReplayError> {
         for event in completions {
             self.builder.finished(event);
@@ -296,9 +300,9 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Returns whether a request waited for the completions before it because it had found no memory
-    /// (`before`). Then a free block fits by now, yet free segments were released and the request grew.
-    /// No block is pending after such a wait.
+    /// Returns true if the recorded request found no memory, waited for events and then retried. Before
+    /// the completions it had no free block (`before`); after them a free block fits and nothing is
+    /// pending, and yet free segments were released and a segment was allocated.
     fn is_retry(
         &self,
         before: Option<Prediction>,
@@ -316,7 +320,7 @@ impl Verifier<'_> {
             && matches!(self.engine.predict(pool, asked_by(request)), Prediction::Hit(_))
     }
 
-    /// Returns whether the releases at the head of `rest` belong to an explicit call.
+    /// Returns true if an explicit call caused the releases at the start of `rest`.
     fn is_explicit(&self, rest: &[TraceEvent], pool: PoolId, request: Option<&TraceEvent>) -> bool {
         let Some(first) = rest.first() else {
             return false;
@@ -330,15 +334,15 @@ impl Verifier<'_> {
         request.is_none_or(|request| {
             match self.engine.predict(pool, asked_by(request)) {
                 Prediction::Collect(own) => is_beyond(rest, &own),
-                // At the limit, a request first releases an oversize block; a different first segment
-                // shows a call.
+                // At the limit, the engine first releases an oversize block. If the recorded release is
+                // of another segment, an explicit call caused it.
                 Prediction::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
                 Prediction::Hit(_) | Prediction::Grow | Prediction::Refuse => true,
             }
         })
     }
 
-    /// Creates a private pool when a request first names it.
+    /// Creates a private pool when a request first uses it.
     fn add_pool(&mut self, pool: PoolId) -> Result<(), ReplayError> {
         if pool == PoolId::DEFAULT || !self.pools.insert(pool) {
             return Ok(());
@@ -348,8 +352,9 @@ impl Verifier<'_> {
         made.map_err(|error| ReplayError::Alloc(error.into()))
     }
 
-    /// Returns the engine's result. A request to a private pool that did not grow and that best fit does
-    /// not explain was the restoration of a checkpoint's block. It is placed at the recorded address.
+    /// Returns the engine's result for a recorded request. If a request to a private pool allocated no
+    /// segment and best fit would not choose its recorded address, a checkpoint was restored. The block
+    /// is then placed at that address.
     fn answer(
         &self,
         grew: bool,
@@ -377,15 +382,16 @@ impl Verifier<'_> {
         self.engine.allocate(request.in_pool(pool))
     }
 
-    /// Repeats an explicit call. Returns how many of the recorded events belong to it.
+    /// Replays an explicit call of `empty_cache`. Returns how many of the recorded events belong to it.
     fn empty_cache(&mut self, at: usize, rest: &[TraceEvent]) -> Result<usize, ReplayError> {
         self.builder.empty_cache();
         self.engine.empty_cache()?;
         let seen = self.take_seen();
-        // A call that finds nothing to release explains no event; take all events, so that the loop
-        // ends.
+        // A call that releases nothing explains no event. All events are then taken as differing, so
+        // that the caller's loop ends.
         let taken = if seen.is_empty() { rest.len() } else { seen.len().min(rest.len()) };
-        // If these differ, they belonged to a request, which reached the limit or started the collector.
+        // If the events differ, they did not come from a call but from a request that reached the limit
+        // or started the garbage collector.
         self.suspect(Some(Misfit::TooHigh), |me| {
             me.compare(at, "empty_cache", &seen, &rest[..taken]);
         });
@@ -427,7 +433,7 @@ impl Verifier<'_> {
                 _ => None,
             }
         });
-        // The recording has no answer for a call of the driver: nothing after it can be compared.
+        // The recording has no address for a driver call, so nothing after it can be compared.
         if let Err(AllocError::Driver(error)) = &answer {
             self.suspect(misfit.or(Some(Misfit::TooHigh)), |me| {
                 me.differ(at, || format!("{error}, after {}", describe::done(&seen)));
@@ -474,8 +480,8 @@ impl Verifier<'_> {
         std::mem::take(&mut self.seen)
     }
 
-    /// Compares events. Adjacent completions are compared in any order: an allocator that waits for all
-    /// events goes through the streams in the order of a hash table.
+    /// Compares events. The order of adjacent completions is ignored, because an allocator that waits
+    /// for all events visits the streams in the order of a hash table.
     fn compare(&mut self, at: usize, what: &str, seen: &[Event], recorded: &[TraceEvent]) {
         let ours = seen.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
         let theirs = recorded.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
@@ -504,7 +510,7 @@ impl Verifier<'_> {
         }
     }
 
-    /// Runs `differ` and, if it finds the first difference, stores the direction of the limit.
+    /// Runs `differ`. If that finds the first difference, stores in which direction the limit is wrong.
     fn suspect(&mut self, misfit: Option<Misfit>, differ: impl FnOnce(&mut Self)) {
         let first = self.result.first_mismatch.is_none();
         differ(self);
@@ -520,7 +526,7 @@ impl Verifier<'_> {
     fn compare_layout(&mut self, trace: &Trace) {
         let ours = self.engine.layout();
         let events = trace.events.len();
-        // Of free blocks that existed before the recording the requested size is unknown.
+        // The requested size of free blocks from before the recording is unknown, so it is not compared.
         let late = self.late;
         let same = |(a, b): &(&SegmentLayout, &SegmentLayout)| match late {
             false => a == b,
@@ -547,8 +553,8 @@ fn asked_by(event: &TraceEvent) -> Request {
     Request::new(event.size_bytes, event.stream)
 }
 
-/// Returns whether the releases at the head of `rest` cover all free segments, although the collector
-/// would release others or fewer.
+/// Returns true if the releases at the start of `rest` cover all free segments, although the garbage
+/// collector would release others or fewer.
 fn is_beyond(rest: &[TraceEvent], collection: &Collection) -> bool {
     let releases = rest.iter().take_while(|event| event.action == Action::SegmentFree);
     let addresses: Vec<u64> = releases.map(|event| event.address).collect();
@@ -559,7 +565,7 @@ fn is_beyond(rest: &[TraceEvent], collection: &Collection) -> bool {
     addresses.len() == collection.idle_segments && !is_own
 }
 
-/// Returns the layout without the requested sizes of free blocks.
+/// Returns the layout with the requested sizes of free blocks set to 0.
 fn without_old_requests(segment: &SegmentLayout) -> SegmentLayout {
     let mut plain = segment.clone();
     for block in plain.blocks.iter_mut().filter(|b| b.state == BlockStateName::Inactive) {
@@ -568,8 +574,8 @@ fn without_old_requests(segment: &SegmentLayout) -> SegmentLayout {
     plain
 }
 
-/// Returns the direction in which the limit is wrong, from the first difference between segment events.
-/// `failed`: the request failed in the end.
+/// Returns the direction in which the limit is wrong, judged by the first differing segment event.
+/// `failed` is true if the request finally failed.
 fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfit> {
     let releases = |action: Action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
     let key = |at: usize| {
@@ -581,8 +587,8 @@ fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfi
     match (ours, theirs) {
         (Some(true), Some(false) | None) => Some(Misfit::TooLow),
         (Some(false) | None, Some(true)) | (Some(false), None) => Some(Misfit::TooHigh),
-        // The replay did not grow where the recorded allocator did. Either the limit refused it, or the
-        // replay still held memory that the recorded allocator had released.
+        // The recorded allocator allocated a segment and the replay did not. Either the limit refused
+        // the replay's, or the replay still held memory that the recorded allocator had released.
         (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
         _ => None,
     }

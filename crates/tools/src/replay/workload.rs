@@ -1,10 +1,10 @@
 //! The requests of a recording, without the decisions of its allocator.
 //!
-//! Events become operations: allocations, frees, frees while other streams still use the block, the
+//! Events become operations: allocations, frees, frees of blocks that other streams still use, the
 //! completion of those streams' work, and explicit calls of `empty_cache`. Such calls leave no event of
 //! their own and are inferred. Blocks from before the recording are allocated first.
 //!
-//! Recordings do not name the streams that delay a free. **Lanes** replace them: a lane is a made-up
+//! Recordings do not contain the streams that delay a free. **Lanes** replace them: a lane is a made-up
 //! stream, and frees that wait for the same lane complete in order.
 
 use std::collections::{HashMap, HashSet};
@@ -15,12 +15,12 @@ use super::trace::{Trace, TraceEvent};
 use stratalloc::history::Action;
 use stratalloc::ids::{PoolId, StreamId};
 
-/// One operation. Blocks are numbered by `id`.
+/// One operation. `id` is the number of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Allocates a block.
     Allocate {
-        /// Its number.
+        /// The block's number.
         id: u32,
         /// Size in bytes.
         bytes: u64,
@@ -29,9 +29,9 @@ pub enum Op {
         /// The pool.
         pool: PoolId,
     },
-    /// A request that failed when it was recorded; its size is rounded.
+    /// A request that failed when it was recorded; the recorded size is already rounded.
     AllocateFailing {
-        /// Its number, if it succeeds now; the block is freed at once.
+        /// The block's number, if the request succeeds now. The block is freed at once.
         id: u32,
         /// Size in bytes.
         bytes: u64,
@@ -40,14 +40,14 @@ pub enum Op {
     },
     /// Frees a block.
     Free {
-        /// Its number.
+        /// The block's number.
         id: u32,
     },
     /// Frees a block that work on another stream still uses.
     FreeInUse {
-        /// Its number.
+        /// The block's number.
         id: u32,
-        /// The lane that stands for the stream that uses it.
+        /// The lane, which stands for the stream that uses the block.
         lane: StreamId,
     },
     /// Finishes the work that a [`FreeInUse`](Self::FreeInUse) waits for, so that the block becomes free.
@@ -75,39 +75,39 @@ impl Op {
 pub struct Workload {
     /// The operations.
     pub ops: Vec<Op>,
-    /// Number of blocks; every `id` is below it.
+    /// The number of blocks. Every `id` is below it.
     pub blocks: u32,
-    /// How many of them lived before the recording began.
+    /// The number of these blocks that were live before the recording began.
     pub seeded: u32,
-    /// How many calls of `empty_cache` were inferred.
+    /// The number of calls of `empty_cache` that were inferred.
     pub empty_caches: u32,
     /// The private pools that blocks came from.
     pub pools: Vec<PoolId>,
 }
 
-/// One operation of the recorded allocator and its events. The allocator holds its lock throughout an
-/// operation, so groups never interleave.
+/// The events of one operation of the recorded allocator. The allocator holds its lock throughout an
+/// operation, so the events of different operations never interleave.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Group<'a> {
-    /// A free; the block became free at once or later.
+    /// A free. `at_once` is true if the block became free immediately.
     Free { requested: &'a TraceEvent, at_once: bool },
-    /// `FreeCompleted` events, segment events, and the request that caused them. Without a request an
+    /// `FreeCompleted` events, segment events, and the request that caused them. Without a request, an
     /// explicit `empty_cache` caused them.
     Request {
         /// `FreeCompleted` events and segment events.
         events: &'a [TraceEvent],
-        /// Number of `FreeCompleted` events at the start of `events`.
+        /// The number of `FreeCompleted` events at the start of `events`.
         completions: usize,
         request: Option<&'a TraceEvent>,
     },
 }
 
-/// Returns whether the block becomes free at once.
+/// Returns true if the freed block becomes free immediately.
 fn is_at_once(free: &TraceEvent, next: Option<&TraceEvent>) -> bool {
     next.is_some_and(|e| e.action == Action::FreeCompleted && e.address == free.address)
 }
 
-/// Splits the events into groups.
+/// Splits the events into groups, one for each operation.
 pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
     let mut rest = events;
     std::iter::from_fn(move || {
@@ -129,15 +129,16 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
     })
 }
 
-/// The most lanes of a recording.
+/// The maximum number of lanes of a recording.
 const LANES_MAX: usize = 4096;
-/// The lane of blocks whose free was requested before the recording and completed during it.
+/// The lane of blocks that were freed before the recording began and became free during it.
 pub(super) const LANE_BEFORE: StreamId = StreamId(u64::MAX - LANES_MAX as u64);
 
-/// Lanes that finish in order: the fewest streams that can explain when each block became free.
+/// Assigns a lane to each delayed free: the smallest number of streams that can explain when each block
+/// became free.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    /// The lane of each deferred free, by the index of its event.
+    /// The lane of each delayed free, by the index of its event.
     lane_of: HashMap<usize, StreamId>,
 }
 
@@ -162,8 +163,8 @@ impl Lanes {
         let mut ends: Vec<usize> = Vec::new();
         let mut lane_of = HashMap::new();
         for (start, end) in spans {
-            // `ends` decreases from lane to lane. A recording that needs more lanes than any program has
-            // streams shares the last one.
+            // `ends` decreases from lane to lane. If a recording needs more lanes than any program has
+            // streams, the last lane is shared.
             let lane = ends.partition_point(|&last| last > end).min(LANES_MAX - 1);
             if lane == ends.len() {
                 ends.push(end);
@@ -175,7 +176,7 @@ impl Lanes {
         Self { lane_of }
     }
 
-    /// Returns the lane of the deferred free whose event is number `at`.
+    /// Returns the lane of the delayed free whose event is number `at`.
     pub(super) fn lane(&self, at: usize) -> StreamId {
         self.lane_of.get(&at).copied().unwrap_or(StreamId(u64::MAX))
     }
@@ -184,9 +185,10 @@ impl Lanes {
 impl Workload {
     /// Returns the operations of a recording.
     ///
-    /// Explicit calls of `empty_cache` come from labels if there are any. Otherwise a release counts as
-    /// one if the following request neither grew nor failed; `verify` infers them more precisely from
-    /// the engine's state. `total_bytes` is the memory of the recorded device.
+    /// Explicit calls of `empty_cache` are taken from labels if the recording has any. Otherwise a
+    /// release is taken for an explicit call if the following request neither allocated a segment nor
+    /// failed. `verify` infers them more precisely from the engine's state. `total_bytes` is the memory
+    /// of the recorded device.
     #[must_use]
     pub fn of(trace: &Trace, total_bytes: u64) -> Self {
         let mut builder = Builder::new(trace, &Start::of(trace), total_bytes);
@@ -216,7 +218,7 @@ impl Workload {
         builder.workload
     }
 
-    /// Returns the streams that requests name and that frees wait for, each once.
+    /// Returns the streams of requests and the lanes of frees, each once.
     #[must_use]
     pub fn streams(&self) -> Vec<StreamId> {
         let mut streams: Vec<_> =
@@ -226,13 +228,13 @@ impl Workload {
         streams
     }
 
-    /// Renames every stream, for devices on which the handles of streams have a meaning.
+    /// Renames every stream, for devices on which only certain stream handles are valid.
     pub fn rename_streams(&mut self, rename: impl Fn(StreamId) -> StreamId) {
         self.ops.iter_mut().filter_map(Op::stream).for_each(|stream| *stream = rename(*stream));
     }
 }
 
-/// Returns whether the releases at the head of a group belong to no request.
+/// Returns true if the releases at the start of a group belong to no request.
 fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
     let releases = |e: &TraceEvent| matches!(e.action, Action::SegmentFree | Action::SegmentUnmap);
     if !segments.first().is_some_and(releases) {
@@ -250,7 +252,7 @@ pub(super) struct Builder {
     pub(super) workload: Workload,
     pub(super) lanes: Lanes,
     pub(super) routing: PoolRouting,
-    /// The contents of `workload.pools`.
+    /// The pools in `workload.pools`, for lookups.
     known_pools: HashSet<PoolId>,
     live: HashMap<u64, u32>,
     draining: HashMap<u64, u32>,
@@ -270,7 +272,7 @@ impl Builder {
         builder
     }
 
-    /// Adds the blocks from before the first event: allocates each, then frees those that already waited
+    /// Adds the blocks from before the first event. Allocates each of them, then frees those that waited
     /// for other streams, in the order in which they became free.
     fn seed(&mut self, trace: &Trace, start: &Start) {
         let mut draining = HashMap::new();
@@ -314,7 +316,7 @@ impl Builder {
         id
     }
 
-    /// Applies segment events, the first of which is event number `at`.
+    /// Applies segment events; the first of them is event number `at`.
     pub(super) fn segments(&mut self, at: usize, events: &[TraceEvent]) {
         for (at, event) in (at..).zip(events) {
             self.routing.see(at, event);
@@ -357,8 +359,8 @@ impl Builder {
         self.workload.empty_caches += 1;
     }
 
-    /// Returns the blocks that were waiting for other streams when the recording began, by their number
-    /// in the start.
+    /// Returns the blocks that waited for other streams when the recording began, as indices of the
+    /// blocks before the first event.
     pub(super) fn freed_before(&self) -> Vec<u32> {
         let behind = self.workload.ops.iter().skip(self.workload.seeded as usize);
         let freed = behind.map_while(|op| match op {

@@ -1,22 +1,22 @@
 //! Limits the memory of a reader in proportion to the bytes decoded so far.
 //!
-//! Together, all parts of a reader may hold [`MEMORY_FACTOR`] times the decoded bytes. A decompressor's
-//! window takes at most twice the output, three times while it grows; the heap of values gets the other
-//! half.
+//! All parts of a reader together may hold [`MEMORY_FACTOR`] times the decoded bytes. A decompressor's
+//! window takes at most twice its output, three times while the window grows: half of the factor. The
+//! heap of values gets the other half.
 
 use super::MEMORY_FACTOR;
 
-/// Bytes that may be held even for the smallest file.
+/// The bytes that a reader may hold even for the smallest file.
 const FREE_BYTES: u64 = 256 * 1024;
-/// The share of the heap while a decompressor is in use.
+/// The part of the factor that the heap may use while a decompressor exists.
 const HEAP_FACTOR: u64 = MEMORY_FACTOR / 2;
 
-/// The reader would hold more than the decoded bytes allow.
+/// An error: the reader would hold more memory than the decoded bytes allow.
 #[derive(Debug, thiserror::Error)]
 #[error("needs more than {MEMORY_FACTOR} times the decoded bytes of memory")]
 pub(super) struct OverBudget;
 
-/// Counts the bytes held and refuses more than allowed.
+/// Counts the bytes held and refuses to exceed the limit.
 #[derive(Debug)]
 pub(super) struct Budget {
     held_bytes: u64,
@@ -28,17 +28,17 @@ impl Budget {
         Self { held_bytes: 0, allowed_bytes: FREE_BYTES }
     }
 
-    /// Sets the limit while a decompressor is in use.
+    /// Updates the limit for the bytes decoded so far, while the decompressor exists.
     pub(super) fn decoded(&mut self, decoded_bytes: u64) {
         self.allowed_bytes = decoded_bytes * HEAP_FACTOR + FREE_BYTES;
     }
 
-    /// Sets the limit after the decompressor has been dropped.
+    /// Sets the final limit, after the decompressor was dropped.
     pub(super) fn decoded_and_dropped(&mut self, decoded_bytes: u64) {
         self.allowed_bytes = decoded_bytes * MEMORY_FACTOR + FREE_BYTES;
     }
 
-    /// Adds `bytes` to the bytes held.
+    /// Adds `bytes` to the bytes held, or fails if that exceeds the limit.
     pub(super) fn charge(&mut self, bytes: u64) -> Result<(), OverBudget> {
         let held = self.held_bytes.saturating_add(bytes);
         if held > self.allowed_bytes {
@@ -56,7 +56,8 @@ impl Budget {
         Ok(vec)
     }
 
-    /// Makes room for `extra` more items. Both the old and the new memory count while a vector is moved.
+    /// Makes room for `extra` more items. While a vector is moved, both its old and its new memory are
+    /// counted.
     #[inline]
     pub(super) fn reserve<T>(&mut self, vec: &mut Vec<T>, extra: usize) -> Result<(), OverBudget> {
         if vec.capacity() - vec.len() >= extra {
@@ -70,7 +71,7 @@ impl Budget {
         let size = size_of::<T>() as u64;
         let old = vec.capacity();
         let needed = vec.len().saturating_add(extra).max(64);
-        // Grow by half, or by an eighth near the limit.
+        // Grow by half. Near the limit, grow by an eighth.
         let mut new = needed.max(old + old / 2);
         if self.charge((new as u64).saturating_mul(size)).is_err() {
             new = needed.max(old + old / 8);

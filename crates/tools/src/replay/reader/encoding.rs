@@ -1,8 +1,8 @@
 //! Detects the format of a file by its first bytes, and decompresses it.
 //!
-//! Several compressed members in a row are one file, as for `xz`, `gzip` and `zstd` themselves. Every
-//! decompressor here grows its window with its output, so a header that claims a large window costs
-//! nothing. Checksums are verified.
+//! Several compressed members in a row are treated as one file, as `xz`, `gzip` and `zstd` themselves
+//! do. Each decompressor used here grows its window with its output, so a header that claims a large
+//! window costs no memory. Checksums are verified.
 
 use std::io::{self, BufReader, Cursor, Read};
 
@@ -17,7 +17,7 @@ use super::input::Input;
 const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
 const GZIP_MAGIC: &[u8] = b"\x1f\x8b";
 const ZSTD_MAGIC: &[u8] = b"\x28\xb5\x2f\xfd";
-/// The low half of the first byte of a skippable frame varies; the other three bytes are these.
+/// A skippable frame begins with any byte from 0x50 to 0x5f, followed by these three.
 const ZSTD_SKIPPABLE_MAGIC: &[u8] = b"\x2a\x4d\x18";
 const MAGIC_BYTES: usize = 6;
 const FILE_BUFFER_BYTES: usize = 16 * 1024;
@@ -26,13 +26,13 @@ const FILE_BUFFER_BYTES: usize = 16 * 1024;
 pub(super) enum Format {
     Pickle,
     Json,
-    /// A log of requests.
+    /// A log of requests in RMM's CSV format.
     Rmm,
 }
 
-/// Returns a reader of the decoded bytes of a file, and reports the bytes taken from the file to
-/// `progress`. It decompresses little more than `limit_bytes`, then fails with [`OverLimit`] if the
-/// decompressor buffers its output.
+/// Returns a reader of the decoded bytes of a file. Reports the number of bytes read from the file to
+/// `progress`. Decompresses little more than `limit_bytes`; a decompressor that buffers its output then
+/// fails with [`OverLimit`].
 pub(super) fn decoder<'a>(
     bytes: impl Read + 'a,
     progress: Option<&'a dyn Fn(u64)>,
@@ -64,7 +64,7 @@ pub(super) fn decoder<'a>(
     })
 }
 
-/// Returns the format of the decoded bytes. Skips white space and a byte order mark before JSON.
+/// Detects the format of the decoded bytes. Skips white space and a byte order mark before JSON.
 pub(super) fn format(input: &mut Input<'_>) -> Result<Format, Failure> {
     loop {
         let at = input.offset();
@@ -95,7 +95,7 @@ fn describe(first: &[u8]) -> String {
     }
 }
 
-/// Reports how many bytes of the file were read.
+/// A reader that reports how many bytes of the file were read.
 struct Counted<'a, R> {
     bytes: R,
     taken: u64,
@@ -113,25 +113,25 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
-/// More was decompressed than the limit allows.
+/// An error: more was decompressed than the limit allows.
 #[derive(Debug, thiserror::Error)]
 #[error("more decoded bytes than the limit allows")]
 pub(super) struct OverLimit;
 
-/// How many bytes of a frame are decompressed before the limit is checked again.
+/// The number of bytes decompressed before the limit is checked again.
 const ZSTD_STEP_BYTES: usize = 64 * 1024;
 
-/// Frames of zstd, one after the other; skippable ones are skipped. The decoder buffers a whole window
-/// until a frame ends, so the decompressed bytes are counted here and not by the caller.
+/// Decodes consecutive zstd frames, without the skippable ones. The decoder buffers a whole window until
+/// a frame ends, so the decompressed bytes are counted here and not by the caller.
 struct ZstdFrames<R> {
     source: R,
     limit_bytes: u64,
     /// Bytes returned to the caller.
     read_bytes: u64,
-    /// A lower bound on the bytes of the frame that were decompressed and not yet returned.
+    /// A lower bound on the bytes of the current frame that were decompressed and not yet returned.
     kept_bytes: u64,
-    /// The frame being decoded. Each frame gets a new decoder: a reset one would allocate the window
-    /// that the next header claims.
+    /// The frame being decoded. Each frame gets a new decoder, because a reset decoder would allocate
+    /// the window size that the next header claims.
     frame: Option<FrameDecoder>,
 }
 
@@ -140,7 +140,7 @@ impl<R: Read> ZstdFrames<R> {
         Self { source, limit_bytes, read_bytes: 0, kept_bytes: 0, frame: None }
     }
 
-    /// Opens the next frame. Returns false at the end of the file.
+    /// Opens the next frame that is not skippable. Returns false at the end of the file.
     fn open(&mut self) -> io::Result<bool> {
         let mut first = [0];
         loop {
@@ -181,7 +181,7 @@ impl<R: Read> Read for ZstdFrames<R> {
             while frame.can_collect() == 0 && !frame.is_finished() {
                 let step = BlockDecodingStrategy::UptoBytes(ZSTD_STEP_BYTES);
                 frame.decode_blocks(&mut self.source, step).map_err(io::Error::other)?;
-                // The last step of a frame may be shorter.
+                // Not counted for the last step of a frame, which may be shorter.
                 if !frame.is_finished() {
                     self.kept_bytes += ZSTD_STEP_BYTES as u64;
                 }

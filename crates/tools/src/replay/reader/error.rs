@@ -1,4 +1,4 @@
-//! Errors of the reader, as data: the file, the position in it, what was expected.
+//! Errors of the reader: the file, the position in the file, and what was expected there.
 //!
 //! Inner layers do not have the file's name. They return a [`Failure`], which `read` turns into a
 //! [`TraceError`].
@@ -46,7 +46,7 @@ pub enum TraceError {
         /// The limit.
         limit_bytes: u64,
     },
-    /// The pickle is malformed, or contains what no snapshot needs.
+    /// The pickle is malformed, or contains opcodes that no snapshot uses.
     #[error("{file}: {problem} (decoded byte {at})")]
     Pickle {
         /// The file.
@@ -68,19 +68,19 @@ pub enum TraceError {
         /// The problem.
         problem: String,
     },
-    /// The file is well formed, but not a snapshot.
+    /// The file is well formed, but its contents are not a snapshot.
     #[error("{file}: {path}: {mismatch}")]
     Content {
         /// The file.
         file: String,
         /// Position in the snapshot, such as `device_traces[0][17].size`.
         path: String,
-        /// The expected and the found value.
+        /// The expected value and the one found.
         mismatch: Mismatch,
     },
 }
 
-/// An expected and a found value.
+/// An expected value and the value found instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found {found}")]
 pub struct Mismatch {
@@ -100,7 +100,7 @@ impl Mismatch {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PickleProblem {
-    /// The opcode would name, build or fetch an object.
+    /// The opcode would name, build or fetch a Python object.
     #[error("opcode {0} would construct an object and is refused")]
     Constructs(&'static str),
     /// A known opcode that snapshots do not use.
@@ -118,7 +118,7 @@ pub enum PickleProblem {
     /// Bytes follow the end of the pickle.
     #[error("bytes follow the end of the pickle")]
     Trailing,
-    /// The stack does not hold what the opcode needs.
+    /// The values on the stack are not those that the opcode needs.
     #[error("opcode {opcode} expects {expected} on the stack")]
     Stack {
         /// The opcode.
@@ -138,7 +138,7 @@ pub enum PickleProblem {
     /// More values than the limit.
     #[error("more than {0} values, the limit")]
     Values(u64),
-    /// Far more small values than a recording has.
+    /// The values need more memory than the decoded bytes allow.
     #[error("{}", super::budget::OverBudget)]
     Memory,
 }

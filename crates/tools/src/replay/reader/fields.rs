@@ -1,6 +1,7 @@
 //! The fields of a snapshot's entries: events, blocks and segments.
 //!
-//! Older and newer files differ in optional fields; each default is given where the field is read.
+//! Older and newer files differ in which optional fields they have. Each default is given where the
+//! field is read.
 
 use super::error::Mismatch;
 use super::heap::Record;
@@ -11,7 +12,7 @@ use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::PoolKind;
 
-/// A value without structure, or a pair of numbers: fields hold nothing else.
+/// A value without structure, or a pair of numbers. No field that is read has any other value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Scalar {
     None,
@@ -20,11 +21,11 @@ pub(super) enum Scalar {
     Word(Word),
     Text(String),
     Pair(u64, u64),
-    /// Any other value, described in words.
+    /// Any other value; the text is the name of its kind.
     Other(&'static str),
 }
 
-/// How many characters of an unknown text a field keeps and an error repeats.
+/// The maximum number of characters of an unknown text that are kept and printed.
 pub(super) const SHOWN_CHARS: usize = 80;
 
 impl Scalar {
@@ -59,7 +60,7 @@ impl Scalar {
         }
     }
 
-    /// Returns the stream; None means the default stream.
+    /// Returns the stream. Python's None means the default stream.
     fn stream(self) -> Result<StreamId, Mismatch> {
         Ok(self.number_or_none()?.map_or(StreamId::DEFAULT, StreamId))
     }
@@ -95,7 +96,7 @@ impl Scalar {
         state.ok_or_else(|| self.mismatch("active_allocated, active_pending_free or inactive"))
     }
 
-    /// Returns the number of a device; -1 is the host.
+    /// Returns the number of a device, or `None` for -1, which is the host.
     fn device(self) -> Result<Option<u32>, Mismatch> {
         match self {
             Self::Int(-1) => Ok(None),
@@ -122,12 +123,12 @@ impl Scalar {
     }
 }
 
-/// An entry of a list.
+/// An entry of a list in the file.
 pub(super) trait Entry: Sized {
-    /// A description of the entry for messages.
+    /// The name of this kind of entry, for messages.
     const WHAT: &'static str;
 
-    /// Reads an entry. Returns `None` for entries without a meaning for memory; they are counted in
+    /// Reads an entry. Returns `None` for entries that do not concern memory, after adding them to
     /// [`Interpreter::beside`].
     fn read(from: &mut Interpreter<'_>, record: &Record) -> Result<Option<Self>, Stop>;
 }
@@ -140,9 +141,9 @@ enum Kind {
     Memory(Action),
     /// `annotate`: a text attached to a block.
     Annotate,
-    /// `snapshot` and `user_defined`: entries that are ignored.
+    /// `snapshot` and `user_defined`: entries that do not concern memory and are ignored.
     Remark,
-    /// An action of a newer version of PyTorch.
+    /// An action that only newer versions of PyTorch have.
     Unknown(String),
 }
 
@@ -158,7 +159,7 @@ impl Entry for TraceEvent {
         let pool = from.field(record, Word::PoolId, Scalar::pool)?;
         let pool = from.field(record, Word::SegmentPoolId, Scalar::pool)?.or(pool).flatten();
         let metadata = from.field(record, Word::UserMetadata, Ok)?;
-        // The replay does not depend on the time, so a malformed one becomes 0.
+        // A malformed time becomes 0, because replays do not depend on the time.
         let time_us = from.field(record, Word::TimeUs, |time| Ok(time.number().unwrap_or(0)))?;
         let stack = from.stack(record);
         let action = match needed(action, "the key action")? {
@@ -206,8 +207,8 @@ fn too_far(size_bytes: u64, address: u64) -> Mismatch {
     Mismatch::new("memory that ends below 2^64", format!("{size_bytes} bytes at {address}"))
 }
 
-/// Stands for the address of a block in old files, which leave it out, until `lay_blocks` computes it.
-/// No block starts here.
+/// The address of a block in old files, which do not contain it, until `lay_blocks` computes it. No real
+/// block starts here.
 const ADDRESS_ABSENT: u64 = u64::MAX;
 
 impl Entry for BlockLayout {
@@ -220,8 +221,8 @@ impl Entry for BlockLayout {
         let state = from.field(record, Word::State, Scalar::state)?;
         let size_bytes = needed(size, "the key size")?;
         let state = needed(state, "the key state")?;
-        // Old files have no requested_size. A live block then counts as requested in full, a free one as
-        // not requested.
+        // Old files have no requested_size. It is then the size of the block if the block is live, and 0
+        // if it is free.
         let default_bytes = match state {
             BlockStateName::Inactive => 0,
             _ => size_bytes,
@@ -235,7 +236,7 @@ impl Entry for BlockLayout {
     }
 }
 
-/// A segment, and its device if the file names it.
+/// A segment, and its device if the file contains that.
 pub(super) struct ListedSegment {
     pub(super) device: Option<u32>,
     pub(super) layout: SegmentLayout,
@@ -263,7 +264,7 @@ impl Entry for ListedSegment {
                 address,
                 size_bytes,
                 stream: needed(stream, "the key stream")?,
-                // Old files leave it out.
+                // Old files do not contain the kind.
                 kind: kind.unwrap_or(PoolKind::of_segment(size_bytes)),
                 pool: pool.unwrap_or(PoolId::DEFAULT),
                 expandable: expandable.unwrap_or(false),
@@ -273,7 +274,7 @@ impl Entry for ListedSegment {
     }
 }
 
-/// Checks that the blocks tile the segment, and fills in addresses that the file leaves out.
+/// Checks that the blocks tile the segment, and computes addresses that the file does not contain.
 fn lay_blocks(start: u64, size_bytes: u64, blocks: &mut [BlockLayout]) -> Result<(), Mismatch> {
     start.checked_add(size_bytes).ok_or_else(|| too_far(size_bytes, start))?;
     let mut sum_bytes = 0_u64;

@@ -1,9 +1,9 @@
-//! The values of a file: numbers, words and references of eight bytes, and their containers.
+//! The values of a file (numbers, words and references, of eight bytes each) and their containers.
 //!
-//! All data of variable length lies in one array of bytes: texts, tuples, pieces of lists and the
-//! records of dictionaries. Each value takes one to ten bytes (the low group of seven bits first). A
-//! dictionary keeps only [`Word`] keys and the last value of each, in key order. Containers are referred
-//! to by number; there are no pointers.
+//! All data of variable length is in one array of bytes: texts, tuples, pieces of lists and the records
+//! of dictionaries. In that array each value takes one to ten bytes, as a variable-length integer with
+//! the low seven bits first. A dictionary keeps only keys that are [`Word`]s, and for each the last
+//! value, in the order of the keys. Containers are referred to by number; there are no pointers.
 
 use super::budget::{Budget, OverBudget};
 use super::words::{KEYS, WORD_MAX_BYTES, Word};
@@ -17,18 +17,18 @@ pub(super) struct Value(u64);
 pub(super) enum View {
     Constant(Constant),
     Int(u64),
-    /// A negative number; holds the magnitude.
+    /// A negative number, as its magnitude.
     Negative(u64),
     Word(Word),
-    /// Offset of a text.
+    /// The offset of a text.
     Text(usize),
     List(usize),
     Dict(usize),
-    /// Offset of a tuple.
+    /// The offset of a tuple.
     Tuple(usize),
 }
 
-/// Values without content.
+/// Values that have no content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Constant {
     None,
@@ -52,7 +52,8 @@ const CONSTANTS: [Constant; 6] = [
 const KIND_BITS: u32 = 3;
 const CONSTANT: u64 = 0;
 const INT: u64 = 1;
-/// Low bit of the content: 1 for a number of more than 61 bits, which is stored among the bytes.
+/// If the low bit of the content is 1, the number has more than 61 bits and is stored in the array of
+/// bytes.
 const OTHER_INT: u64 = 2;
 const WORD: u64 = 3;
 const TEXT: u64 = 4;
@@ -60,7 +61,7 @@ const LIST: u64 = 5;
 const DICT: u64 = 6;
 const TUPLE: u64 = 7;
 const CONTENT_MAX: u64 = u64::MAX >> KIND_BITS;
-/// No piece and no record.
+/// The value for "no piece" and "no record".
 const NOWHERE: u32 = u32::MAX;
 
 impl Value {
@@ -86,7 +87,7 @@ impl Value {
         }
     }
 
-    /// Returns the offset of the content, or the number of the container.
+    /// Returns the offset of the content, or the number of the container, that a reference points to.
     fn place(self) -> usize {
         // Offsets and numbers of containers are 32 bits wide.
         usize::try_from(self.0 >> KIND_BITS).unwrap_or(usize::MAX)
@@ -97,12 +98,12 @@ impl Value {
     }
 }
 
-/// The pieces of a list, or the record of a dictionary.
+/// The pieces of a list as a linked list, or the record of a dictionary.
 #[derive(Clone, Copy, Debug)]
 struct Container {
     head: u32,
     tail: u32,
-    /// Number of items of a list.
+    /// The number of items of a list.
     len: u32,
 }
 
@@ -116,13 +117,13 @@ pub(super) struct Heap {
     pub(super) decoded_bytes: u64,
 }
 
-/// The values of a dictionary, by key.
+/// The values of a dictionary, indexed by key.
 pub(super) type Record = [Option<Value>; KEYS];
 
 impl Heap {
     pub(super) fn new() -> Self {
         Self {
-            // The empty tuple: no items.
+            // The empty tuple, which is a length of zero.
             bytes: vec![0],
             containers: Vec::new(),
             root: Value::constant(Constant::None),
@@ -147,7 +148,7 @@ impl Heap {
         }
     }
 
-    /// Returns the text as a value, or as the word that it spells.
+    /// Returns the word that equals the text, or else stores the text.
     pub(super) fn text_or_word(&mut self, text: &[u8]) -> Result<Value, OverBudget> {
         let short = Some(text).filter(|text| text.len() <= WORD_MAX_BYTES);
         let short = short.and_then(|text| str::from_utf8(text).ok());
@@ -159,7 +160,7 @@ impl Heap {
         Ok(value)
     }
 
-    /// Starts a text; its bytes follow through [`Self::push_bytes`].
+    /// Starts a text of `len` bytes, which the caller adds by [`Self::push_bytes`].
     pub(super) fn start_text(&mut self, len: u64) -> Result<Value, OverBudget> {
         let at = self.here()?;
         self.push_number(len)?;
@@ -196,7 +197,7 @@ impl Heap {
         Ok(Value::of(kind, id.into()))
     }
 
-    /// Appends items to a list, as one piece.
+    /// Appends items to a list, as a new piece.
     pub(super) fn append(&mut self, list: Value, items: &[Value]) -> Result<(), OverBudget> {
         if items.is_empty() {
             return Ok(());
@@ -217,8 +218,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Sets the items of a dictionary; `pairs` holds keys and values in turn. Keys that are not read are
-    /// left out. The record is rewritten, so it never holds more than one value per key.
+    /// Sets items of a dictionary. `pairs` contains keys and values in turn. Keys that are not words are
+    /// ignored. The record is written anew, so it never has more than one value per key.
     pub(super) fn set_items(&mut self, dict: Value, pairs: &[Value]) -> Result<(), OverBudget> {
         let mut record = self.record(dict.place());
         let mut changed = false;
@@ -244,7 +245,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Returns the record of `value`, if it is a dictionary.
+    /// Returns the record of `value`, or `None` if it is not a dictionary.
     pub(super) fn record_of(&self, value: Value) -> Option<Record> {
         match self.view(value) {
             View::Dict(dict) => Some(self.record(dict)),
@@ -252,7 +253,7 @@ impl Heap {
         }
     }
 
-    /// Returns how many lists and dictionaries there are; their numbers are below it.
+    /// Returns the number of lists and dictionaries. All their numbers are below it.
     pub(super) fn container_count(&self) -> usize {
         self.containers.len()
     }
@@ -362,7 +363,7 @@ impl Heap {
     }
 }
 
-/// Iterates over a list or tuple.
+/// Iterates over the items of a list or tuple.
 #[derive(Debug)]
 pub(super) struct Items<'h> {
     heap: &'h Heap,

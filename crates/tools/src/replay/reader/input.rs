@@ -1,24 +1,24 @@
-//! A stream of the decoded bytes: counted, limited, never held as a whole.
+//! A stream of the decoded bytes. Counts and limits them, and never holds all of them.
 //!
-//! Both parsers read from it. It counts the offset for error messages, and stops a decompression bomb
-//! at [`Limits::decoded_bytes`](super::Limits::decoded_bytes).
+//! All parsers read from this stream. The count is the offset in error messages. The limit stops a
+//! decompression bomb at [`Limits::decoded_bytes`](super::Limits::decoded_bytes).
 
 use std::io::{self, Read};
 
 use super::encoding::OverLimit;
 use super::error::Failure;
 
-/// Small compared with any recording, large enough to make system calls rare.
+/// The size of the buffer: small compared with any recording, large enough to make system calls rare.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Decoded bytes on their way to a parser.
+/// The decoded bytes, on their way to a parser.
 pub(super) struct Input<'a> {
     source: Box<dyn Read + 'a>,
     buffer: Box<[u8]>,
     /// The unread part of the buffer.
     start: usize,
     end: usize,
-    /// Decoded bytes before the buffer's first.
+    /// The number of decoded bytes before the first one in the buffer.
     before: u64,
     limit_bytes: u64,
 }
@@ -35,12 +35,12 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Returns how many decoded bytes were consumed.
+    /// Returns the number of decoded bytes consumed so far.
     pub(super) fn offset(&self) -> u64 {
         self.before + self.start as u64
     }
 
-    /// Returns the unread bytes of the buffer; empty only at the end of the file.
+    /// Returns the unread bytes of the buffer. They are empty only at the end of the file.
     pub(super) fn peek(&mut self) -> Result<&[u8], Failure> {
         if self.start == self.end {
             self.refill()?;
@@ -68,7 +68,7 @@ impl<'a> Input<'a> {
         Ok(Some(byte))
     }
 
-    /// Fills `into`. Returns false if the file ends first.
+    /// Fills `into` completely. Returns false if the file ends first.
     pub(super) fn fill(&mut self, into: &mut [u8]) -> Result<bool, Failure> {
         let mut filled = 0;
         while filled < into.len() {
@@ -100,7 +100,7 @@ impl<'a> Input<'a> {
             }
         };
         if self.before + self.end as u64 > self.limit_bytes {
-            // A caller that reads on after the error gets no bytes beyond the limit.
+            // A caller that continues to read after the error gets no bytes beyond the limit.
             self.end = 0;
             return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
         }

@@ -1,8 +1,8 @@
-//! Builds the snapshot from the values of a file, whatever its syntax.
+//! Builds the snapshot from the values of a file, for pickle and JSON alike.
 //!
-//! It descends only as deep as a snapshot is nested, so cycles end as a mismatch. A value that many
-//! places share is read once per place. Each reading is charged to the budget first, so a small file
-//! cannot expand into a large trace.
+//! The code descends only as deep as a snapshot is nested, so a cycle of references ends as a mismatch.
+//! A value that several places refer to is read once per place. Each such reading is charged to the
+//! budget first, so a small file cannot expand into a large trace.
 
 use std::cmp::Reverse;
 
@@ -19,7 +19,7 @@ use super::words::Word;
 use crate::replay::{MadeHere, StackId, Trace};
 use stratalloc::config::TorchVersion;
 
-/// Builds a snapshot from the values of a file in the syntax `format`.
+/// Builds a snapshot from the values of a file. `format` is the syntax of the file.
 pub(super) fn interpret(
     mut heap: Heap,
     format: &Format,
@@ -55,11 +55,11 @@ pub(super) struct Interpreter<'h> {
     path: Path,
     pub(super) budget: Budget,
     stacks: StackReader,
-    /// Entries without a meaning for memory in the list being read.
+    /// The entries in the list being read that are not events.
     pub(super) beside: Beside,
 }
 
-/// A device's list of trace entries, ignored ones included.
+/// A device's list of trace entries, including those that will be ignored.
 struct DeviceList {
     number: u32,
     list: Value,
@@ -122,7 +122,7 @@ impl<'h> Interpreter<'h> {
         Ok(())
     }
 
-    /// Returns the configuration string; None means the empty one.
+    /// Returns the configuration string. Python's None means the empty string.
     fn conf(&mut self, conf: Value) -> Result<String, Stop> {
         match self.heap.view(conf) {
             View::Constant(Constant::None) => Ok(String::new()),
@@ -130,8 +130,8 @@ impl<'h> Interpreter<'h> {
             View::Text(at) => {
                 let text = self.heap.text(at);
                 self.budget.charge(text.len() as u64)?;
-                // Replacing invalid UTF-8 would take three times its size, and more while the text
-                // grows.
+                // Invalid UTF-8 is an error. Replacing it could take three times the size of the text,
+                // and more while the new text grows.
                 let text = str::from_utf8(text);
                 Ok(text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?.to_owned())
             }
@@ -169,8 +169,8 @@ impl<'h> Interpreter<'h> {
         self.choose(found, parts)
     }
 
-    /// Reads the longest lists until no other list could hold more events. A list also contains ignored
-    /// entries, so the longest one need not hold the most events.
+    /// Reads the lists, longest first, until no other list could have more events. The longest list may
+    /// not have the most events, because a list also contains ignored entries.
     fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
         found.sort_by_key(|device| (Reverse(device.len), device.number));
         parts.other_devices = u32::try_from(found.len().saturating_sub(1)).unwrap_or(u32::MAX);
@@ -212,7 +212,7 @@ impl<'h> Interpreter<'h> {
         self.stacks.read(self.heap, record[Word::Frames as usize]?, &mut self.budget)
     }
 
-    /// Applies `read` to the value under `key`. Returns `None` if the key is missing.
+    /// Applies `read` to the value under `key` in `record`. Returns `None` if the key is missing.
     pub(super) fn field<T>(
         &mut self,
         record: &Record,
@@ -250,7 +250,7 @@ impl<'h> Interpreter<'h> {
         Stop::Mismatch(self.scalar(found).mismatch(expected))
     }
 
-    /// Returns a value as a field reads it; unknown texts are cut to [`SHOWN_CHARS`].
+    /// Returns a value in the form that fields read. Unknown texts are cut to [`SHOWN_CHARS`].
     fn scalar(&self, value: Value) -> Scalar {
         match self.heap.view(value) {
             View::Constant(Constant::None) => Scalar::None,
@@ -264,7 +264,7 @@ impl<'h> Interpreter<'h> {
             View::Word(word) => Scalar::Word(word),
             View::Text(at) => {
                 let text = self.heap.text(at);
-                // No character takes more than four bytes.
+                // A character has at most four bytes.
                 let text = String::from_utf8_lossy(&text[..text.len().min(4 * SHOWN_CHARS)]);
                 let end = text.char_indices().nth(SHOWN_CHARS).map_or(text.len(), |(end, _)| end);
                 Scalar::Text(text[..end].to_owned())

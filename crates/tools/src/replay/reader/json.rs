@@ -1,4 +1,4 @@
-//! Parses the JSON form of a snapshot into a [`Heap`] of values, the same as for a pickle.
+//! Parses the JSON form of a snapshot into a [`Heap`] of values, like the one for a pickle.
 //!
 //! `serde_json` limits nesting to 128 levels. Values under keys that are not read are skipped.
 
@@ -13,11 +13,11 @@ use super::input::Input;
 use super::path::Path;
 use super::words::Word;
 
-/// How many items of a list are collected before they are moved to the heap.
+/// The number of items of a list that are collected before they are moved to the heap.
 const PIECE_ITEMS: usize = 1024;
 
-/// 2^63: from here on a number does not fit 64 bits. The parser never reads a smaller whole number as a
-/// float.
+/// 2^63. The parser reads a whole number as a float only if it is at least this large, so such a number
+/// is [`Constant::Huge`](super::heap::Constant::Huge).
 const HUGE: f64 = 9_223_372_036_854_775_808.0;
 
 /// Parses a file and returns its values.
@@ -43,7 +43,8 @@ pub(super) fn parse(input: &mut Input<'_>) -> Result<Heap, Failure> {
     Ok(heap)
 }
 
-/// Feeds the parser. The parser can only pass on an `io::Error`, so the failure is stored here.
+/// The source of bytes for the parser. The parser passes on only an `io::Error`, so the real failure is
+/// stored here.
 struct Source<'s, 'i> {
     input: &'s mut Input<'i>,
     decoded_bytes: &'s Cell<u64>,
@@ -54,7 +55,8 @@ impl io::Read for Source<'_, '_> {
     #[inline]
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let failed = || io::Error::other("see `failure`");
-        // A parser may read on to close open containers. The first failure counts.
+        // A parser may read on after a failure, to close open containers. Only the first failure is
+        // kept.
         if self.failure.is_some() {
             return Err(failed());
         }
@@ -73,10 +75,10 @@ impl io::Read for Source<'_, '_> {
     }
 }
 
-/// Builds the values.
+/// Builds the values that the parser reports.
 struct Builder<'b> {
     heap: Heap,
-    /// Items of open containers that are not in the heap yet.
+    /// The items of open containers that are not in the heap yet.
     stack: Vec<Value>,
     /// The parser's position.
     path: Path,
@@ -90,7 +92,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Moves the items from `from` on into `list`.
+    /// Moves the items at index `from` and above from the stack to `list`.
     fn append<E: Error>(&mut self, list: Value, from: usize) -> Result<(), E> {
         self.heap.append(list, &self.stack[from..]).map_err(E::custom)?;
         self.stack.truncate(from);
@@ -177,7 +179,7 @@ impl<'de> Visitor<'de> for &mut Builder<'_> {
     }
 }
 
-/// A key that is read, or `None`.
+/// Reads a key. The result is `None` for keys that are not words.
 struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {

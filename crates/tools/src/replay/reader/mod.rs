@@ -1,10 +1,10 @@
 //! Reads a recording in any encoding into a [`Trace`].
 //!
-//! Files come from untrusted sources, so every byte is hostile. Nothing is executed, nothing recurses,
-//! no allocation trusts a size in a header, and memory stays below [`MEMORY_FACTOR`] times the decoded
-//! bytes. Layers, from the file inwards: `encoding` decompresses, `input` counts and limits the bytes,
-//! `pickle` and `json` parse the values of a file into a `heap`, and `interpret` builds the snapshot
-//! from them with the fields that `fields` lists. Read next: `heap`, which decides the memory.
+//! Files come from untrusted sources. So nothing is executed, nothing recurses, no allocation trusts a
+//! size in a header, and memory stays below [`MEMORY_FACTOR`] times the decoded bytes. The layers,
+//! beginning at the file: `encoding` decompresses, `input` counts and limits the bytes, `pickle` and
+//! `json` parse the values into a `heap`, and `interpret` builds the snapshot from them with the fields
+//! that `fields` defines. Read next: `heap`, which determines the memory used.
 
 mod budget;
 mod encoding;
@@ -38,13 +38,14 @@ pub const MEMORY_FACTOR: u64 = 6;
 /// Limits of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest file, in bytes after decompression: 4 GiB.
+    /// The size of the largest accepted file, in bytes after decompression. Default: 4 GiB.
     pub decoded_bytes: u64,
-    /// How many marks of a pickle may be open at once: 1,000. For JSON the limit is always 128 levels.
+    /// The maximum number of open marks in a pickle. Default: 1,000. For JSON the limit is always 128
+    /// levels of nesting.
     pub nesting: usize,
-    /// How many values a pickle may push: 2^32.
+    /// The maximum number of values that a pickle may push. Default: 2^32.
     pub values: u64,
-    /// The device whose events are read; if `None`, the device with the most events.
+    /// The device whose events are read. `None` means the device with the most events.
     pub device: Option<u32>,
 }
 
@@ -57,7 +58,7 @@ impl Default for Limits {
 /// Reads the recording at `path`: a PyTorch snapshot as pickle (protocol 2 to 5) or JSON, plain or
 /// compressed with xz, gzip or zstd.
 ///
-/// It also reads a log of requests in RMM's CSV format, which contains no decisions of an allocator.
+/// Also reads a log of requests in RMM's CSV format, which contains no decisions of an allocator.
 ///
 /// The format is detected from the first bytes, not from the name. A bare list is a snapshot of segments
 /// only, without events.
@@ -74,10 +75,10 @@ pub fn read(path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
     }
 }
 
-/// Reads a recording from `bytes`; errors use `name` for the file.
+/// Reads a recording from `bytes`. Errors use `name` as the name of the file.
 ///
-/// `progress` is called from time to time with the number of bytes taken from `bytes`. It counts
-/// compressed bytes, so it can be compared with the size of the file.
+/// `progress` is called from time to time with the number of bytes read from `bytes`. These are
+/// compressed bytes, so the number can be compared with the size of the file.
 ///
 /// # Errors
 ///
@@ -98,7 +99,7 @@ pub fn read_bytes(
         Format::Rmm => return rmm::parse(input).map_err(in_file),
     };
     let heap = heap.map_err(in_file)?;
-    // Free the decompressor's window before the trace is built.
+    // The window of the decompressor is freed before the trace is built, to use less memory.
     drop(input);
     interpret::interpret(heap, &format, limits).map_err(in_file)
 }

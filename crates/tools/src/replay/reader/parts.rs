@@ -1,6 +1,6 @@
 //! Assembles the parts of a snapshot into a [`Trace`] of one device.
 //!
-//! Segments precede the traces in a file, so the device to keep is known only at the end.
+//! In a file, segments precede the traces. So the device to keep is known only after both are read.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::replay::{Annotation, HostMemory, MadeHere, Stacks, Trace, TraceEvent,
 use stratalloc::config::TorchVersion;
 use stratalloc::history::SegmentLayout;
 
-/// The parts that were read.
+/// The parts of a snapshot that were read.
 #[derive(Default)]
 pub(super) struct Parts {
     pub(super) segments: Vec<ListedSegment>,
@@ -18,39 +18,39 @@ pub(super) struct Parts {
     pub(super) events: Vec<TraceEvent>,
     /// The chosen device, once it is known.
     pub(super) device: Option<u32>,
-    /// How many other devices have entries.
+    /// The number of other devices that have entries.
     pub(super) other_devices: u32,
     pub(super) conf: String,
     pub(super) made_here: Option<MadeHere>,
-    /// The oldest version of PyTorch whose snapshots have these keys.
+    /// The oldest version of PyTorch whose snapshots have the keys that were found.
     pub(super) torch: Option<TorchVersion>,
     pub(super) stacks: Stacks,
-    /// Entries of the chosen device that are no events.
+    /// Entries of the chosen device that are not events.
     pub(super) beside: Beside,
     /// Segments and entries of host memory.
     pub(super) host_segments: Vec<ListedSegment>,
     pub(super) host_events: Vec<TraceEvent>,
 }
 
-/// Entries of a list that are no events.
+/// Entries of a list that are not events.
 #[derive(Default)]
 pub(super) struct Beside {
-    /// How many events precede the current entry.
+    /// The number of events before the current entry.
     pub(super) events: u32,
     pub(super) unknown: UnknownEntries,
     pub(super) annotations: Vec<Annotation>,
 }
 
 impl Parts {
-    /// Returns the trace; it contains the segments of the chosen device only, by address.
+    /// Returns the trace. It contains the segments of the chosen device only, in address order.
     ///
-    /// For a recording without events this is the first device that has segments.
+    /// For a recording without events, chooses the first device that has segments.
     pub(super) fn into_trace(self, limits: &Limits) -> Trace {
         let first = || self.segments.iter().filter_map(|s| s.device).min();
         let device = limits.device.or(self.device).or_else(first).unwrap_or_default();
         let mut other_devices = self.other_devices;
         if self.events.is_empty() && other_devices == 0 {
-            // Without events, a device counts if it has segments.
+            // Without events, the other devices are those with segments.
             let numbers: BTreeSet<u32> = self.segments.iter().filter_map(|s| s.device).collect();
             let others = numbers.into_iter().filter(|number| *number != device).count();
             other_devices = u32::try_from(others).unwrap_or(u32::MAX);

@@ -1,6 +1,6 @@
 //! The reader's position in the snapshot, for messages: `device_traces[0][17].size`.
 //!
-//! A step is pushed before an item is read and popped after it was read without error. So after a
+//! A step is added before an item is read, and removed after the item was read without error. So after a
 //! failure the path leads to the item that failed.
 
 use std::fmt;

@@ -1,9 +1,11 @@
 //! Logs of requests in RMM's format, as written by `layers:[log:"PATH"]` and by RMM itself.
 //!
-//! The first line is `Thread,Time,Action,Pointer,Size,Stream`; actions are `allocate`,
-//! `allocate failure` and `free`. Such a log contains requests and no decisions of an allocator, so it
-//! can be replayed but not verified. Rows are held as 24 bytes each until the last one is read. Then the
-//! decompressor is dropped, and the events (two for a free) replace the rows.
+//! The first line is `Thread,Time,Action,Pointer,Size,Stream`; actions are `allocate`, `allocate
+//! failure` and `free`. Such a log contains requests and no decisions of an allocator, so it can be
+//! replayed but not verified.
+//!
+//! To limit memory, rows are stored in 24 bytes each until the last one is read. Then the decompressor
+//! is dropped, and the events replace the rows (a free becomes two events).
 //!
 //! Source of the format: `rmm::mr::logging_resource_adaptor`.
 
@@ -19,9 +21,9 @@ use stratalloc::size::EIB;
 
 /// The first line of every log.
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
-/// The longest line that is accepted; rows of real logs have 50 bytes.
+/// The longest line that is accepted. Rows of real logs have about 50 bytes.
 const LINE_MAX_BYTES: usize = 256;
-/// Rows per chunk; rows are stored in chunks, so that growth moves none of them.
+/// The number of rows in a chunk. Rows are stored in chunks, so that growth never moves rows.
 const CHUNK_ROWS: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +33,7 @@ enum RowAction {
     Free = 2,
 }
 
-/// A row, with the action in the two highest bits of the size.
+/// A row. The action is in the two highest bits of the size.
 #[derive(Clone, Copy)]
 struct Row {
     address: u64,
@@ -56,7 +58,7 @@ impl Row {
         }
     }
 
-    /// Adds the row's events.
+    /// Adds the events of the row.
     fn add_events(&self, events: &mut Vec<TraceEvent>) {
         let size_bytes = self.size_and_action & ((1 << ACTION_SHIFT) - 1);
         let Self { address, stream, .. } = *self;
@@ -65,7 +67,8 @@ impl Row {
         };
         match self.action() {
             RowAction::Allocate => push(Action::Alloc, address),
-            // The address of such an event is the device's free memory, which the log does not contain.
+            // The address of an out-of-memory event is the device's free memory, which the log does not
+            // contain.
             RowAction::Failure => push(Action::OutOfMemory, 0),
             RowAction::Free => {
                 push(Action::FreeRequested, address);
@@ -117,7 +120,7 @@ impl Rows {
     }
 }
 
-/// Reads a log to its end. The decompressor is dropped before the events are built.
+/// Reads a log to its end. Drops the decompressor before the events are built, to use less memory.
 pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
     let mut line = Vec::with_capacity(LINE_MAX_BYTES);
     let mut rows = Rows::default();
@@ -133,7 +136,7 @@ pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
         if !next_line(&mut input, &mut line, number)? {
             break;
         }
-        // A blank line at the end of a concatenated file is no row.
+        // Concatenated files may have a blank line between them.
         if !line.is_empty() {
             let row = text(&line).and_then(row).map_err(at_line(number))?;
             rows.push(row).map_err(at_line(number))?;
@@ -143,7 +146,7 @@ pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
     Ok(Trace { events: rows.into_events(), requests_only: true, ..Trace::default() })
 }
 
-/// Reads the next line without its end. Returns false at the end of the file.
+/// Reads the next line, without its line end. Returns false at the end of the file.
 fn next_line(input: &mut Input<'_>, line: &mut Vec<u8>, number: u64) -> Result<bool, Failure> {
     line.clear();
     let mut any = false;
@@ -168,7 +171,7 @@ fn text(line: &[u8]) -> Result<&str, Mismatch> {
     std::str::from_utf8(line).map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))
 }
 
-/// Quotes and escapes the found text, which may be arbitrary.
+/// Returns a mismatch with the found text quoted and escaped, because it may contain anything.
 fn wrong(expected: &'static str, found: &str) -> Mismatch {
     let shown: String = found.chars().take(SHOWN_CHARS).collect();
     Mismatch::new(expected, format!("{shown:?}"))
@@ -197,7 +200,7 @@ fn row(line: &str) -> Result<Row, Mismatch> {
         return Err(wrong("a pointer that is not null", pointer));
     }
     let size_bytes: u64 = size.parse().map_err(|_| wrong("a size in bytes", size))?;
-    // A request that failed may have any size; a block has at least one byte.
+    // A request that failed, or a free, may have any size. An allocated block has at least one byte.
     let legal = match action {
         RowAction::Allocate => (1..=EIB).contains(&size_bytes),
         RowAction::Failure | RowAction::Free => size_bytes <= EIB,
@@ -209,8 +212,8 @@ fn row(line: &str) -> Result<Row, Mismatch> {
     Ok(Row::new(action, address, size_bytes, StreamId(stream)))
 }
 
-/// Returns whether `time` has hours, minutes, seconds and a fraction: `12:34:56.789`. Older versions
-/// write a colon before the fraction.
+/// Returns true if `time` has hours, minutes, seconds and a fraction: `12:34:56.789`. Older versions of
+/// RMM write a colon before the fraction.
 fn is_time(time: &str) -> bool {
     let bytes = time.as_bytes();
     let digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
@@ -221,7 +224,7 @@ fn is_time(time: &str) -> bool {
         && bytes[9..].iter().all(u8::is_ascii_digit)
 }
 
-/// Parses a hexadecimal number with `0x` in front, or a decimal one.
+/// Parses a number: hexadecimal with `0x` in front, or decimal.
 fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) if hex.bytes().all(|b| b.is_ascii_hexdigit()) => {

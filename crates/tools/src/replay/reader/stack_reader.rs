@@ -1,8 +1,8 @@
 //! Reads stacks from the values of a file.
 //!
-//! Many entries may refer to one list of frames, or to one frame, so each is read once and cached by the
-//! number of its container. A stack that is malformed, or that exceeds the limit, is left out; no
-//! recording is refused because of its stacks.
+//! Many entries may refer to the same list of frames, or to the same frame. So each list and frame is
+//! read once, and the result is cached by the number of its container. A stack that is malformed, or
+//! that exceeds the limit, is left out. No recording is refused because of its stacks.
 
 use std::borrow::Cow;
 
@@ -11,12 +11,12 @@ use super::heap::{Heap, Value, View};
 use super::words::Word;
 use crate::replay::stacks::{Frame, MayGrow, StackBuilder, StackId, Stacks, TEXT_MAX_BYTES};
 
-/// Bytes that stacks may hold for each decoded byte; the rest of the budget is for everything else.
+/// The bytes that stacks may hold for each decoded byte. The rest of the budget is for everything else.
 const STACKS_FACTOR: u64 = 2;
-/// Bytes that stacks may hold even for the smallest file.
+/// The bytes that stacks may hold even for the smallest file.
 const FREE_BYTES: u64 = 64 * 1024;
 
-/// The result of reading a container.
+/// The cached result for a container.
 #[derive(Clone, Copy, Default)]
 enum Seen {
     #[default]
@@ -29,13 +29,14 @@ enum Seen {
 #[derive(Default)]
 pub(super) struct StackReader {
     builder: StackBuilder,
-    /// Results by the number of a container. Sized for all containers once a stack was read.
+    /// The result for each container, by its number. Allocated for all containers when the first stack
+    /// is read.
     seen: Vec<Seen>,
     held_bytes: u64,
 }
 
 impl StackReader {
-    /// Returns the stack that `value` lists.
+    /// Returns the stack that `value`, a list of frames, describes.
     pub(super) fn read(
         &mut self,
         heap: &Heap,
@@ -88,7 +89,7 @@ impl StackReader {
 /// Returns the file, line and function of a frame. Texts are copied only if they are not valid UTF-8.
 fn frame_of(heap: &Heap, dict: usize) -> (Cow<'_, str>, u32, Cow<'_, str>) {
     let record = heap.record(dict);
-    // A long path keeps its end, a long function its beginning.
+    // Of a long path the end is kept, of a long function name the beginning.
     let text = |key: Word, cut: fn(&[u8]) -> &[u8]| match record[key as usize] {
         None => Cow::Borrowed(""),
         Some(value) => match heap.view(value) {

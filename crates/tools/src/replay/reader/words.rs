@@ -1,8 +1,7 @@
-//! The words of a snapshot: keys that are read, and values that have a meaning.
+//! The words of a snapshot: the keys that are read, and text values that have a meaning.
 //!
-//! A word takes one byte or two instead of its text of about twenty; values under other keys are
-//! dropped. Source: PyTorch's `torch.cuda.memory._snapshot`; three words occur in this library's
-//! snapshots only.
+//! A word takes one or two bytes, while its text has about twenty. Values under other keys are dropped.
+//! Source: PyTorch's `torch.cuda.memory._snapshot`. Three words occur only in snapshots of this library.
 
 macro_rules! words {
     ($($word:ident = $text:literal,)*) => {
@@ -81,7 +80,7 @@ words! {
     Empty = "",
 }
 
-/// How many words are keys.
+/// The number of words that are keys.
 pub(super) const KEYS: usize = Word::Name as usize + 1;
 const _: () = assert!(KEYS <= 32, "a set of keys fits 32 bits");
 
@@ -89,12 +88,12 @@ const _: () = assert!(KEYS <= 32, "a set of keys fits 32 bits");
 pub(super) const WORD_MAX_BYTES: usize = 32;
 
 impl Word {
-    /// Returns whether the word is a key that is read.
+    /// Returns true if the word is a key that is read.
     pub(super) const fn is_key(self) -> bool {
         (self as usize) < KEYS
     }
 
-    /// Returns the word at `index` of the list.
+    /// Returns the word at this index of [`Word::ALL`].
     pub(super) fn at(index: u64) -> Option<Self> {
         Self::ALL.get(usize::try_from(index).ok()?).copied()
     }

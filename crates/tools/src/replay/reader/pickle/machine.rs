@@ -1,7 +1,7 @@
 //! Runs a pickle: about forty opcodes, a stack, marks and a memo, without recursion.
 //!
-//! No length is trusted before its bytes have arrived, memo numbers may be arbitrary, and each growth is
-//! charged to the budget. An opcode that would construct an object is an error.
+//! No length in the file is trusted before its bytes have arrived, memo numbers may be arbitrary, and
+//! each growth is charged to the budget. An opcode that would construct an object is an error.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::replay::reader::heap::{Constant, Heap, Value, View};
 use crate::replay::reader::input::Input;
 use crate::replay::reader::words::WORD_MAX_BYTES;
 
-/// Memory of an entry of the sparse memo, including the table's free slots.
+/// The memory of one entry of the sparse memo, including the table's free slots.
 const SPARSE_ENTRY_BYTES: u64 = 64;
 
 /// Runs the pickle and returns its values. Trailing bytes are an error.
@@ -34,7 +34,7 @@ pub(in crate::replay::reader) fn parse(
     machine.run()?;
     let Machine { mut heap, input, .. } = machine;
     let at = input.offset();
-    // Reading to the end also verifies the checksum of a compressed file.
+    // Looking for more bytes also verifies the checksum of a compressed file.
     if !input.peek()?.is_empty() {
         let problem = PickleProblem::Trailing;
         return Err(Failure::Pickle { at, problem });
@@ -48,16 +48,16 @@ struct Machine<'m, 'i> {
     limits: &'m Limits,
     heap: Heap,
     stack: Vec<Value>,
-    /// Heights of the stack at each open mark.
+    /// The height of the stack at each open mark.
     marks: Vec<usize>,
-    /// Memo entries 0, 1, 2, ..; picklers number them in order.
+    /// Memo entries 0, 1, 2 and so on, in which order picklers number them.
     dense: Vec<Value>,
-    /// Memo entries with larger numbers.
+    /// Memo entries that do not continue that order.
     sparse: HashMap<u64, Value>,
     values: u64,
 }
 
-/// Why an opcode failed: its own problem, or the input's.
+/// The reason why an opcode failed: a problem of the pickle, or a failure of the input.
 enum Stop {
     Problem(PickleProblem),
     Input(Failure),
@@ -99,7 +99,7 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// Runs one opcode. Returns false after the last one.
+    /// Runs one opcode. Returns false after the final one.
     fn step(&mut self) -> Result<bool, Stop> {
         let [opcode] = self.bytes()?;
         match opcode {
@@ -113,7 +113,7 @@ impl Machine<'_, '_> {
                     return Err(PickleProblem::Protocol(protocol).into());
                 }
             }
-            // Frames only help readers without a buffer of their own.
+            // Ignored: frames help only readers that have no buffer of their own.
             op::FRAME => {
                 self.bytes::<8>()?;
             }
@@ -159,7 +159,7 @@ impl Machine<'_, '_> {
         Ok(true)
     }
 
-    /// Runs the opcodes of containers and the memo.
+    /// Runs an opcode for containers or the memo.
     fn step_structure(&mut self, opcode: u8) -> Result<bool, Stop> {
         match opcode {
             op::EMPTY_TUPLE => self.push(Value::EMPTY_TUPLE)?,
@@ -250,7 +250,7 @@ impl Machine<'_, '_> {
     fn long(&mut self, len: u64) -> Result<(), Stop> {
         let mut low = [0_u8; 8];
         let mut last = 0;
-        // The bytes above the low eight, if they are all equal.
+        // The value of the bytes above the low eight, as long as they are all equal.
         let mut above = None;
         let mut is_huge = false;
         for i in 0..len {
@@ -278,7 +278,7 @@ impl Machine<'_, '_> {
         self.push(value)
     }
 
-    /// Reads a text, or bytes, preceded by its length in `N` bytes.
+    /// Reads a text or bytes. Their length precedes them, in `N` bytes.
     fn text_or_bytes<const N: usize>(&mut self, opcode: u8) -> Result<(), Stop> {
         let len = self.number::<N>()?;
         let is_text = matches!(opcode, op::SHORT_BINUNICODE | op::BINUNICODE | op::BINUNICODE8);
@@ -304,7 +304,7 @@ impl Machine<'_, '_> {
         self.push(value)
     }
 
-    /// Reads `len` bytes piece by piece, and keeps them if they are a text.
+    /// Reads `len` bytes piece by piece. Keeps them if `keep` is true, which is so for texts.
     fn long_content(&mut self, len: u64, keep: bool) -> Result<(), Stop> {
         let mut left = len;
         while left > 0 {
@@ -336,7 +336,8 @@ impl Machine<'_, '_> {
         self.marks.pop().ok_or_else(|| misses(opcode, "a mark"))
     }
 
-    /// Returns the height of the stack below the last `count` values; a mark among them is an error.
+    /// Returns the height of the stack below the last `count` values. Fails if a mark lies among these
+    /// values.
     fn below(&self, opcode: &'static str, count: usize) -> Result<usize, Stop> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let height = self.stack.len().checked_sub(count);
@@ -353,7 +354,7 @@ impl Machine<'_, '_> {
         Ok(top)
     }
 
-    /// Pops a value, or a mark if it is on top.
+    /// Pops the top of the stack, which may be a value or a mark.
     fn pop_any(&mut self) -> Result<(), Stop> {
         if self.marks.last() == Some(&self.stack.len()) {
             self.marks.pop();
@@ -362,8 +363,8 @@ impl Machine<'_, '_> {
         self.pop("POP").map(|_| ())
     }
 
-    /// Returns the height of the stack below the last `count` values, or below those since the last
-    /// mark.
+    /// Returns the height of the stack below the last `count` values. Without a count, returns the
+    /// height at the last mark.
     fn from(&mut self, opcode: &'static str, count: Option<usize>) -> Result<usize, Stop> {
         match count {
             Some(count) => self.below(opcode, count),
@@ -390,7 +391,7 @@ impl Machine<'_, '_> {
         self.set_items(opcode, dict, from)
     }
 
-    /// Returns the value just below `from`, above the innermost mark.
+    /// Returns the value just below height `from`. It must be above the innermost mark.
     fn under(&self, opcode: &'static str, from: usize) -> Result<Value, Stop> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let at = from.checked_sub(1).filter(|&at| at >= floor);

@@ -1,4 +1,4 @@
-//! Parses the pickle form of a snapshot; only data is ever built.
+//! Parses the pickle form of a snapshot. Builds only data, never objects.
 //!
 //! `machine` runs the opcodes and fills a [`Heap`](super::heap::Heap). Shared parts are never copied,
 //! cycles are harmless, and nothing recurses, not even on drop.

@@ -1,4 +1,4 @@
-//! Opcodes of pickle: those that build data, and the names of the others for messages.
+//! Opcodes of pickle: those that build data, and for messages the names of the others.
 //!
 //! Source: `pickletools` and PEP 3154, PEP 574.
 
@@ -43,7 +43,7 @@ pub(super) const BINBYTES8: u8 = 0x8e;
 pub(super) const MEMOIZE: u8 = 0x94;
 pub(super) const FRAME: u8 = 0x95;
 
-/// Opcodes that name, build or fetch objects.
+/// Opcodes that name, build or fetch objects, which are refused.
 pub(super) const CONSTRUCTING: &[(u8, &str)] = &[
     (b'c', "GLOBAL"),
     (b'R', "REDUCE"),
@@ -63,7 +63,7 @@ pub(super) const CONSTRUCTING: &[(u8, &str)] = &[
     (0x98, "READONLY_BUFFER"),
 ];
 
-/// Opcodes of older protocols, and those of sets.
+/// Opcodes of older protocols, and those for sets. No snapshot uses them.
 pub(super) const UNSUPPORTED: &[(u8, &str)] = &[
     (b'F', "FLOAT"),
     (b'I', "INT"),
@@ -79,7 +79,7 @@ pub(super) const UNSUPPORTED: &[(u8, &str)] = &[
     (0x91, "FROZENSET"),
 ];
 
-/// Returns the name of an opcode in one of the lists.
+/// Returns the name of an opcode if it is in the list.
 pub(super) fn named(list: &[(u8, &'static str)], opcode: u8) -> Option<&'static str> {
     list.iter().find(|(op, _)| *op == opcode).map(|(_, n)| *n)
 }

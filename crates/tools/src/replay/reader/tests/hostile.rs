@@ -1,4 +1,4 @@
-//! Files that the readers refuse, without a panic, a hang or an overflow.
+//! Files that the readers must refuse without a panic, a hang or an overflow.
 
 use super::super::{Limits, PickleProblem, Trace, TraceError, read, read_bytes};
 use super::read_from;
@@ -102,7 +102,7 @@ fn containers_that_hold_themselves_end_as_a_mismatch() {
     let traces =
         b"\x80\x02}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces]q\x00h\x00au.";
     assert!(refused(traces).contains("device_traces[0][0]: expected a trace entry"));
-    // A list appended to itself through the memo, repeatedly.
+    // A list that is appended to itself through the memo, 10,000 times.
     let mut doubling = b"\x80\x02]q\x00".to_vec();
     doubling.extend(b"(h\x00h\x00e".repeat(10_000));
     doubling.push(b'.');
@@ -111,7 +111,7 @@ fn containers_that_hold_themselves_end_as_a_mismatch() {
 
 #[test]
 fn shared_lists_do_not_multiply() {
-    // Each list holds the previous one ten times: 10^100 values, if they were copied.
+    // Each list contains the previous one ten times. Copying would make 10^100 values.
     let mut bytes = b"\x80\x04]\x94".to_vec();
     for i in 0..100 {
         bytes.extend(b"]\x94(");

@@ -1,6 +1,6 @@
-//! Files that the readers accept: both syntaxes, every compression, old and new dialects.
+//! Files that the readers must accept: both syntaxes, every compression, old and new formats.
 //!
-//! `hostile` tests the files that they refuse; `writer` creates the files.
+//! `hostile` tests files that must be refused; `writer` creates files.
 
 mod hostile;
 mod rmm;
@@ -99,7 +99,8 @@ fn what_is_no_stack_is_passed_over() {
     assert!(trace.events.iter().all(|event| event.stack.is_none()));
     assert!(trace.stacks.is_empty());
 
-    // A function may be named like a word of the format, or have no name; the other frames are kept.
+    // A function may have the same name as a word of the format, or no name. The other frames must be
+    // kept.
     let named = [list([int(1), frame(text("size"))]), list([frame(int(7))])];
     let trace = read_both(&events(named.map(event).into())).unwrap();
     let functions = trace.events.iter().map(|event| {
@@ -137,7 +138,7 @@ fn every_compression_is_recognised_by_its_content_and_no_cut_is_read() {
     ] {
         assert_eq!(read_from(&packed).unwrap(), expected);
         for cut in 0..packed.len() {
-            // A file of several members may be cut between them; then the pickle is cut off.
+            // A cut between two members leaves valid compressed data, but then the pickle is cut off.
             assert!(read_from(&packed[..cut]).is_err(), "cut at {cut}");
         }
     }
@@ -187,7 +188,7 @@ fn remarks_are_no_events_when_a_device_is_chosen() {
     let with = |traces| dict([("segments", list([])), ("device_traces", Node::List(traces))]);
     let trace = read_both(&with(traces.to_vec())).unwrap();
     assert_eq!((trace.device, trace.events.len()), (1, 2));
-    // Of equal ones the first wins, even if its list is shorter.
+    // If two devices have equally many events, the first is chosen, even if its list is shorter.
     let equal = [list([event()]), list([remark(), event()])];
     assert_eq!(read_both(&with(equal.to_vec())).unwrap().device, 0);
     let none = [list([remark()]), list([])];
@@ -261,8 +262,8 @@ fn numbers_keep_all_64_bits() {
 
 #[test]
 fn shared_and_late_filled_containers_are_read_as_python_would() {
-    // The list of events is stored in the memo, put in its place, and filled in two parts afterwards;
-    // its one dictionary is changed after it was appended.
+    // The list of events is stored in the memo, inserted in its place, and filled in two parts
+    // afterwards. Its one dictionary is changed after it was appended.
     let mut bytes =
         b"\x80\x02}q\x00(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces".to_vec();
     bytes.extend(b"]q\x01]q\x02auh\x02}q\x03(X\x06\x00\x00\x00actionX\x05\x00\x00\x00alloc");

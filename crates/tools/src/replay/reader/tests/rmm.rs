@@ -1,4 +1,4 @@
-//! Logs in RMM's format: parsed as requests; errors name the line.
+//! Logs in RMM's format: they are parsed as requests, and errors contain the line.
 
 use std::io::Write;
 

@@ -1,4 +1,5 @@
-//! Writes an xz stream without compression: the reader's crate is built without its compressor.
+//! Writes an xz stream without compression, because the crate that decompresses is built without its
+//! compressor.
 //!
 //! Source: "The .xz File Format", 1.2.1.
 

@@ -1,6 +1,6 @@
 //! Writes snapshots as pickle and as JSON.
 
-/// A value of either syntax.
+/// A value that can be written in either syntax.
 #[derive(Clone, Debug)]
 pub(super) enum Node {
     None,
@@ -74,7 +74,7 @@ fn frame() -> Node {
     ])
 }
 
-/// Returns a small snapshot with every field that is read, and many that are not.
+/// Returns a small snapshot with every field that is read, and with many that are not.
 pub(super) fn snapshot() -> Node {
     const MIB: i128 = 1 << 20;
     const BASE: i128 = 0x7f00_0000_0000;
@@ -185,7 +185,7 @@ impl Node {
         }
     }
 
-    /// Returns the text that `json.dump` writes; tuples become lists.
+    /// Returns the text that Python's `json.dump` writes. Tuples become lists.
     pub(super) fn json(&self) -> Vec<u8> {
         let mut out = String::new();
         self.write_json(&mut out);
@@ -227,7 +227,7 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
     out.push(0x94);
 }
 
-/// Writes the shortest opcode that holds the number, as Python does.
+/// Writes the shortest opcode that can represent the number, as Python does.
 fn write_int(number: i128, out: &mut Vec<u8>) {
     if let Ok(byte) = u8::try_from(number) {
         out.extend([b'K', byte]);
