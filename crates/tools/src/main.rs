@@ -1,4 +1,4 @@
-//! The command line with the built-in strategies. Programs with their own strategies call the same
+//! The command line with the built-in strategies. A program with its own strategies calls the same
 //! function.
 
 use std::process::ExitCode;

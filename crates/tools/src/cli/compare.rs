@@ -289,7 +289,7 @@ fn has_figures(recording: &Recording) -> bool {
     !recording.trace.requests_only
 }
 
-/// Prints the reason why the replay of the recorded configuration differs from the recording.
+/// Prints why the replay of the recorded configuration differs from the recording, if it does.
 fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> std::io::Result<()> {
     let Some(row) = rows.iter().find(|row| Some(row.conf.as_str()) == own) else {
         return Ok(());
@@ -310,8 +310,8 @@ fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> s
     writeln!(out(), "{RECORDED} and {} differ: {why}.", shown_conf(&row.conf))
 }
 
-/// Groups recordings whose names differ in numbers only: those of one job. Prints the largest need of
-/// each configuration and its recording.
+/// Treats recordings whose names differ only in numbers as one job. Prints, for each configuration, the
+/// job's largest need and the recording that has it.
 fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
     type Named = (String, Vec<Row>);
     let mut jobs: Vec<(String, Vec<&Named>)> = Vec::new();
@@ -376,7 +376,7 @@ mod tests {
     use stratalloc::registry;
     use stratalloc::size::MIB;
 
-    /// The smallest strategy: the two required methods, forwarded to the driver.
+    /// A minimal strategy: the two required methods, forwarded to the driver.
     #[derive(Debug)]
     struct Straight(Arc<dyn Driver>, OwnerId);
 
@@ -411,7 +411,8 @@ mod tests {
             let row = row.json("none", &recording);
             assert_eq!(row["peak_allocated_bytes"], 20 << 20);
             assert_eq!(row["peak_reserved_bytes"], 40 << 20);
-            // The recording allocates three blocks and frees one; the others are freed after it.
+            // The recording allocates three blocks and frees one. The replay frees the other two at the
+            // end.
             assert_eq!((&row["device_calls"], &row["ooms"]), (&json!(4), &json!(0)));
             assert!((row["waste"].as_f64().unwrap() - 0.5).abs() < 1e-9);
         }

@@ -17,9 +17,9 @@ use stratalloc_sim::{Host, HostOptions};
 /// The value of `--device`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
-    /// Simulated: any size, no memory.
+    /// A simulated device of any size, without memory.
     Sim,
-    /// Memory of this machine, with the semantics of a device.
+    /// Memory of this machine that behaves like a device.
     Host,
     /// A CUDA device, by its number.
     Cuda(u32),
@@ -28,13 +28,13 @@ pub(crate) enum Device {
 /// An open device.
 pub(crate) struct Opened {
     pub(crate) driver: Arc<dyn Driver>,
-    /// Controls when work finishes, if the device supports that.
+    /// The control over when work finishes, if the device has it.
     pub(crate) work_gate: Option<Arc<dyn WorkGate>>,
 }
 
 impl Device {
     /// Returns all devices that may exist. Includes the first CUDA device even if there is none, so that
-    /// its error is shown.
+    /// its error is printed.
     pub(crate) fn all() -> Vec<Self> {
         #[cfg(unix)]
         let count = stratalloc::driver::Cuda::count().unwrap_or(1).max(1);
@@ -43,7 +43,7 @@ impl Device {
         [Self::Sim, Self::Host].into_iter().chain((0..count).map(Self::Cuda)).collect()
     }
 
-    /// Opens the device, with `total_bytes` of memory or its own size.
+    /// Opens the device, with `total_bytes` of memory or with the device's own size.
     pub(crate) fn open(self, total_bytes: Option<u64>) -> Result<Opened, DriverError> {
         match self {
             Self::Sim => {
@@ -82,8 +82,8 @@ fn open_cuda(_: u32) -> Result<Opened, DriverError> {
 }
 
 impl Opened {
-    /// Returns this many streams besides the default one: created by the driver if its handles have a
-    /// meaning, otherwise plain numbers.
+    /// Returns this many streams in addition to the default one. On CUDA the driver creates them; on
+    /// other devices any number is a valid stream.
     pub(crate) fn streams(&self, count: usize) -> Result<Vec<StreamId>, DriverError> {
         let real = self.driver.info().driver == "cuda";
         let stream =
@@ -92,7 +92,7 @@ impl Opened {
     }
 }
 
-/// Opens a device that runs its work, and allows it to be held back.
+/// Opens a device that runs its work by itself, with gates that can delay the work.
 #[cfg(unix)]
 fn gated(driver: impl HoldsWork + 'static) -> Opened {
     let gated = Arc::new(Gates::before(driver));

@@ -1,5 +1,5 @@
-//! `stratalloc explain`: the keys that a string sets, those that differ from their default because of
-//! it, and the others.
+//! `stratalloc explain`: shows the keys that a string sets, those whose defaults change because of them,
+//! and the others.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         let default = defaults.iter().find(|default| default.key == row.key);
         default.is_none_or(|default| default.value != row.value)
     };
-    // Keys of the string come first, in its order; then other keys that are set; then defaults that
-    // depend on them.
+    // First the keys in the string, in the order of the string; then other keys that are set; then
+    // defaults that depend on these keys.
     rows.sort_by_key(|row| match row.origin {
         Origin::Text { at } => (0, at),
         Origin::Code | Origin::Earlier => (1, 0),
@@ -118,14 +118,14 @@ fn cells(row: &ExplainRow) -> Vec<String> {
     vec![row.key.clone(), row.value.clone(), origin, since, row.note.clone()]
 }
 
-/// A pasted string.
+/// A configuration string that the user pasted, perhaps as part of a shell line.
 struct Pasted<'a> {
-    /// The variable of the assignment.
+    /// The environment variable that the line assigns to, if it is an assignment.
     variable: Option<&'a str>,
     conf: &'a str,
 }
 
-/// Extracts the string from a shell line that sets it.
+/// Extracts the configuration string from a shell line that sets it.
 fn pasted(text: &str) -> Pasted<'_> {
     let line = text.trim();
     let line = line.strip_prefix("export ").unwrap_or(line).trim_start();
@@ -140,9 +140,9 @@ fn pasted(text: &str) -> Pasted<'_> {
     Pasted { variable: Some(name), conf }
 }
 
-/// Returns the reason why a configuration builds no allocator on a simulated device. The check loads no
-/// code and writes no file. Backends that programs register are skipped, because the device that they
-/// need is unknown.
+/// Returns the reason why a configuration builds no allocator on a simulated device, if there is one.
+/// The check loads no code and writes no file. It skips backends that programs register, because it is
+/// unknown which device they need.
 fn why_not_built(config: &Config) -> Option<String> {
     let settings = config.settings();
     let is_built_in = registry::BUILT_IN.iter().any(|own| own.name == settings.backend);

@@ -7,7 +7,7 @@ use stratalloc::config::{Config, LayerSetting};
 use super::outcome::BadArguments;
 use super::show::shown_path;
 
-/// Returns the identity of a file, independent of its name; `None` if it does not exist.
+/// Returns the identity of a file, independent of its name. `None` if the file does not exist.
 #[cfg(unix)]
 fn identity(path: &Path) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
@@ -15,13 +15,13 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// Returns the canonical path of a file.
+/// Returns the canonical path of a file, as its identity.
 #[cfg(not(unix))]
 fn identity(path: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(path).ok()
 }
 
-/// Refuses to write a file that is one of the recordings.
+/// Returns an error if the file to be written is one of the recordings.
 pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadArguments> {
     let Some(file) = identity(written) else {
         return Ok(());
@@ -33,7 +33,7 @@ pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadArg
     })
 }
 
-/// Refuses a configuration whose layers write a file that is one of the recordings.
+/// Returns an error if a layer of the configuration would write a file that is one of the recordings.
 pub(crate) fn spare_from(config: &Config, recordings: &[PathBuf]) -> Result<(), BadArguments> {
     let mut written = config.settings().layers.iter().filter_map(LayerSetting::written_file);
     written.try_for_each(|file| spare(recordings, file))

@@ -22,10 +22,10 @@ pub(crate) struct Info {
     pub(crate) json: bool,
 }
 
-/// A device and the processes that hold its memory; or why it cannot be used.
+/// A device and the processes that hold its memory, or the reason why the device cannot be used.
 type Found = (Device, Result<(DeviceInfo, Vec<&'static str>, Holders), String>);
 
-/// The processes that hold memory of a device, largest first, or why they cannot be listed.
+/// The processes that hold memory of a device, largest first, or the reason why they cannot be listed.
 type Holders = Result<Vec<ProcessUsage>, String>;
 
 pub(crate) fn run(args: &Info) -> Result<Outcome> {
@@ -120,7 +120,7 @@ fn holders_of(driver: &dyn Driver) -> Holders {
     Ok(list)
 }
 
-/// Returns the features of a device.
+/// Returns the names of the features that a device has.
 fn parts(driver: &dyn Driver) -> Vec<&'static str> {
     let parts = [
         ("virtual memory", driver.virtual_memory().is_some()),

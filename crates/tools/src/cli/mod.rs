@@ -1,8 +1,8 @@
-//! The command line, as a library: a program that registers its own strategies and calls [`main`] has
-//! every command for them, too.
+//! The command line, as a library. A program that registers its own strategies and calls [`main`] has
+//! every command for these strategies too.
 //!
-//! One file per subcommand; see `--help`. The benchmark cases are in [`cases`], for benchmarks of other
-//! programs.
+//! Each subcommand has a file; see `--help`. The benchmark cases are in [`cases`], so that other
+//! benchmarks can use them.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -80,7 +80,7 @@ impl Completions {
 }
 
 impl Command {
-    /// Makes the command print JSON; returns its name if it prints none.
+    /// Makes the command print JSON. Returns the command's name if it cannot print JSON.
     fn print_json(&mut self) -> Result<(), &'static str> {
         match self {
             Self::Replay(args) => args.json = true,
@@ -96,9 +96,9 @@ impl Command {
     }
 }
 
-/// Runs the command in the program's arguments, on the strategies registered so far. Reads the arguments
-/// and the environment, writes to standard output and errors to standard error. Exits the program itself
-/// if the arguments are invalid, or ask for help.
+/// Runs the command given by the program's arguments, with the strategies registered so far. Reads the
+/// arguments and the environment. Writes results to standard output and errors to standard error. Exits
+/// the process itself if the arguments are invalid or ask for help.
 ///
 /// ```no_run
 /// # use stratalloc::registry;
@@ -113,7 +113,7 @@ pub fn main() -> ExitCode {
     run(&Loops::here())
 }
 
-/// As [`main`], with loops that the caller instantiated.
+/// Runs like [`main`], with benchmark loops that the caller has instantiated.
 #[doc(hidden)]
 #[must_use]
 pub fn run(loops: &Loops) -> ExitCode {
@@ -147,7 +147,8 @@ pub fn run(loops: &Loops) -> ExitCode {
         },
         Err(error) if is_closed_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            // A string that cannot be used is shown with a caret: a mistake of the user.
+            // An invalid configuration string is the user's mistake, like an invalid argument; the
+            // message marks the error with a caret.
             let bad_words = error.is::<BadConf>() || error.is::<BadArguments>();
             write_stderr(format_args!("stratalloc: {error}"));
             if bad_words { Outcome::Usage.into() } else { Outcome::Failed.into() }

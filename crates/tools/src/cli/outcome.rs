@@ -12,7 +12,7 @@ use stratalloc::config::shown;
 pub(crate) enum Outcome {
     /// Exit code 0.
     Good,
-    /// The work failed or differed: exit code 1.
+    /// The work failed, or a check found a difference: exit code 1.
     Failed,
     /// The arguments were wrong: exit code 2.
     Usage,
@@ -28,10 +28,10 @@ impl From<Outcome> for ExitCode {
     }
 }
 
-/// A result whose error is shown unchanged.
+/// A result whose error is printed unchanged.
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// The arguments contradict each other: exit code 2.
+/// An error for arguments that contradict each other: exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadArguments(pub(crate) String);
@@ -42,20 +42,20 @@ pub(crate) fn fraction(text: &str) -> Result<f64, String> {
     fraction.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
-/// Returns standard output; failures are reported instead of panicking.
+/// Returns standard output. Unlike `println!`, writing to it reports failures instead of panicking.
 pub(crate) fn out() -> impl Write {
     io::stdout().lock()
 }
 
-/// Prints lines on standard error, without control characters. If that fails, only the exit code reports
-/// the error.
+/// Prints lines on standard error, without control characters. Ignores a failure to print; the exit code
+/// still reports the error.
 pub(crate) fn write_stderr(lines: impl Display) {
     let clean: Vec<String> = lines.to_string().split('\n').map(shown).collect();
     let _ = writeln!(io::stderr(), "{}", clean.join("\n"));
 }
 
-/// Runs `act` for each item. If there are several, an error is printed and does not stop the others; the
-/// exit code is then 1.
+/// Runs `act` for each item. If there are several, an error is printed, the remaining items are
+/// processed, and the exit code is 1.
 pub(crate) fn each<T>(items: &[T], mut act: impl FnMut(&T) -> Result<Outcome>) -> Result<Outcome> {
     if let [item] = items {
         return act(item);
@@ -68,8 +68,8 @@ pub(crate) fn each<T>(items: &[T], mut act: impl FnMut(&T) -> Result<Outcome>) -
     Ok(outcome)
 }
 
-/// Prints an error instead of returning it, so that the remaining items are still processed. A closed
-/// pipe is returned.
+/// Prints an error instead of returning it, so that the remaining items are still processed. An error
+/// that means a closed pipe is returned.
 pub(crate) fn one_of_several(done: Result<Outcome>) -> Result<Outcome> {
     match done {
         Ok(Outcome::Good) => Ok(Outcome::Good),
@@ -82,7 +82,7 @@ pub(crate) fn one_of_several(done: Result<Outcome>) -> Result<Outcome> {
     }
 }
 
-/// Returns whether the error only means that the reader of the output closed the pipe.
+/// Returns true if the error only means that the reader of the output closed the pipe.
 pub(crate) fn is_closed_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
     let broken = |e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe;
     error.downcast_ref::<io::Error>().is_some_and(broken)

@@ -1,4 +1,5 @@
-//! The recordings that a command reads: files, devices, and the memory of their programs.
+//! The recordings that a command reads: files, the devices in them, and the memory of the recorded
+//! programs.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -38,29 +39,29 @@ pub(crate) struct Recordings {
     max_input: u64,
 }
 
-/// The devices of a recording that are used by default.
+/// Which devices of a recording a command uses by default.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Devices {
     /// The device with the most events.
     First,
-    /// All devices with events, the one with the most first.
+    /// All devices with events, the one with the most events first.
     Each,
 }
 
-/// Device numbers in a recording are below this.
+/// Device numbers in a recording are smaller than this.
 const DEVICE_NUMBERS: u32 = 64;
 
-/// Processes one device of a recording; the text is its name.
+/// A function that processes one device of a recording. The text is the name to print.
 type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome> + 'a;
 
 impl Recordings {
-    /// Returns the memory that the user set.
+    /// Returns the device memory and fraction that the user set.
     pub(crate) fn memory(&self) -> Memory {
         Memory { total_bytes: self.total_memory, fraction: self.memory_fraction }
     }
 
-    /// Returns the recording of a trace with its own configuration. If that cannot be used, a note names
-    /// the `lack`.
+    /// Returns the recording of a trace, with the recorded configuration. If that configuration cannot
+    /// be used, prints a note that ends with `lack`.
     pub(crate) fn recording(&self, name: &str, trace: Trace, lack: &str) -> Recording {
         let own = settings::recorded(&trace.conf);
         if let Err(error) = &own {
@@ -71,7 +72,7 @@ impl Recordings {
         recording
     }
 
-    /// Parses `--conf`, before any recording is read.
+    /// Parses `--conf`. Called before any recording is read, so that an error is found early.
     pub(crate) fn parse_conf(&self, text: &str) -> Result<Config> {
         let config = settings::parse("--conf", text)?;
         files::spare_from(&config, &self.files)?;
@@ -79,8 +80,8 @@ impl Recordings {
         Ok(config)
     }
 
-    /// Reads each recording and processes each selected device in turn. A file is read once per device,
-    /// so that only one device is held at a time.
+    /// Reads each recording and processes each selected device in turn. Reads a file once per device, so
+    /// that only one device's data is in memory at a time.
     pub(crate) fn each(&self, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
         each(&self.files, |path| self.each_device(path, wanted, act))
     }
@@ -113,7 +114,7 @@ impl Recordings {
             if others == 0 {
                 break;
             }
-            // Skip devices without entries.
+            // Devices without entries fail to be read and are skipped.
             if let Ok(trace) = self.read(path, &source, Some(number)) {
                 others -= 1;
                 let name = format!("{name} device {number}");
@@ -124,7 +125,7 @@ impl Recordings {
         Ok(outcome)
     }
 
-    /// Reads a recording and shows a progress bar.
+    /// Reads a recording, with a progress bar.
     fn read(&self, path: &Path, source: &Source<'_>, device: Option<u32>) -> Result<Trace> {
         let name = shown_path(path);
         let (file, length): (Box<dyn Read + '_>, u64) = match source {
@@ -153,7 +154,7 @@ impl Recordings {
     }
 }
 
-/// Processes a recording of the file at `path`; errors of the replay name it.
+/// Processes one device of the file at `path`. Errors of the replay include the path.
 fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outcome> {
     let UnknownEntries { entries, first_action } = &trace.unknown;
     if *entries > 0 {
@@ -192,7 +193,8 @@ impl<'a> Source<'a> {
         if !again {
             return Ok(Self::Passing);
         }
-        // Input beyond the decoding limit is refused later; no encoding makes a file larger than this.
+        // Limits the memory for input that will be refused anyway. No encoding makes a file larger than
+        // this.
         let most = max_input.saturating_add(max_input / 8).saturating_add(1 << 16);
         let mut kept = Vec::new();
         std::io::stdin().lock().take(most).read_to_end(&mut kept).map_err(|e| format!("-: {e}"))?;
@@ -200,8 +202,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Returns the limit of a recording, and how many of its entries are ignored because their action is
-/// unknown.
+/// Returns the limit of a recording, and the number of its entries that are ignored because their action
+/// is unknown, as JSON.
 pub(crate) fn limit_json(recording: &Recording) -> Value {
     json!({
         "limit_bytes": recording.limit.map(|limit| limit.bytes),
@@ -211,7 +213,8 @@ pub(crate) fn limit_json(recording: &Recording) -> Value {
     })
 }
 
-/// Prints from which state replays start, for a recording that begins late.
+/// Prints a note about the state from which replays start, if the recording begins after the program's
+/// start.
 pub(crate) fn write_start_note(name: &str, recording: &Recording) {
     if recording.lacks_collector_limit() {
         write_stderr(format_args!(
@@ -238,7 +241,8 @@ pub(crate) fn write_start_note(name: &str, recording: &Recording) {
     ));
 }
 
-/// Returns a message for a recording without events. `device`: the one that the user selected.
+/// Returns a message for a recording without events. `device` is the device that the user selected, if
+/// any.
 fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
     match device {
         _ if trace.requests_only => "it holds no requests".to_owned(),
@@ -249,7 +253,7 @@ fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
     }
 }
 
-/// Returns the name of a recording: its file's, without the extensions.
+/// Returns the name to print for a recording: the file's name without its extensions.
 pub(crate) fn name_of(path: &Path) -> String {
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let known = [".xz", ".gz", ".zst", ".pickle", ".json", ".csv"];

@@ -74,12 +74,12 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome> {
         Some(text) => Some((text.as_str(), args.recordings.parse_conf(text)?)),
         None => None,
     };
-    // Statistics belong to one device.
+    // Statistics and snapshots describe one device.
     let wanted = if stats || snapshot { Devices::First } else { Devices::Each };
     args.recordings.each(wanted, &mut |name, trace| replay_one(args, chosen.as_ref(), name, trace))
 }
 
-/// A configuration string, and the parsed configuration.
+/// A configuration string with the parsed configuration.
 type NamedConf<'a> = (&'a str, Config);
 
 fn replay_one(
@@ -97,7 +97,7 @@ fn replay_one(
     let mut recording = Recording::new(trace, own.ok(), args.recordings.memory());
     write_start_note(name, &recording);
     if args.verify {
-        // The recording was made under the recorded limit, whatever device the user sets.
+        // The recording was made under the recorded limit, even if the user sets another device size.
         let shown = recording.inferred_limit.filter(|_| recording.exact.is_some());
         recording.limit = shown.or(recording.limit);
     }
@@ -106,7 +106,7 @@ fn replay_one(
         true => recording.trace.as_recorded(config),
         false => config,
     };
-    // Verification has already compared every decision of one pass; further passes are only timed.
+    // The verification was one pass already. Further passes are only timed.
     let run = match &verification {
         Some(_) if args.repeat == 1 => None,
         _ => Some(repeat(args, &config, &recording)?),
@@ -123,7 +123,7 @@ fn replay_one(
         let saved = snapshot_of(&recording, &config)?.save(file);
         saved.map_err(|error| format!("{}: {error}", shown_path(file)))?;
     }
-    // The need does not depend on the limit, and takes many replays.
+    // The need is searched only for JSON output, because that takes many replays.
     let needed = match args.json && args.device == Device::Sim {
         true => {
             let mut need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
@@ -149,7 +149,8 @@ fn replay_one(
     Ok(if exact { Outcome::Good } else { Outcome::Failed })
 }
 
-/// Compares every decision. For the recorded configuration an exact result is reused.
+/// Compares every decision with the recorded one. Reuses the result for the recorded configuration if it
+/// is exact.
 fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
     let own = recording.config.as_ref();
     let same = own.is_some_and(|own| {
@@ -167,7 +168,7 @@ fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
     Ok(found)
 }
 
-/// The passes over the recording, and the time of the device calls on a simulated device.
+/// The result of the passes over the recording, and on a simulated device the time of the device calls.
 type Repeated = (Run, Option<u64>);
 
 fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repeated> {
@@ -195,7 +196,7 @@ fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repea
     Ok(repeated)
 }
 
-/// Replaces the recording's streams by streams of the device. The default stream stays the same.
+/// Replaces the recorded streams by streams created on the device. The default stream stays the same.
 fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload> {
     let mut workload = workload.clone();
     if opened.driver.info().driver == "cuda" {
@@ -210,7 +211,8 @@ fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload> {
     Ok(workload)
 }
 
-/// The most streams that are created for a recording; further recorded streams share them.
+/// The maximum number of streams created for a recording. If it has more, several recorded streams share
+/// one.
 const REAL_STREAMS_MAX: usize = 64;
 
 fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
@@ -220,7 +222,7 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
         .map_err(|error| format!("{}: {error}", shown_path(file)).into())
 }
 
-/// The results: one or several passes, a verification, or both.
+/// The results of a replay: of one or several passes, a verification, or both.
 struct Done<'a> {
     recording: &'a Recording,
     statistics: &'a Statistics,
@@ -229,7 +231,7 @@ struct Done<'a> {
 }
 
 impl Done<'_> {
-    /// Returns allocations, frees, failed requests, and seconds.
+    /// Returns the numbers of allocations, frees and failed requests, and the seconds.
     fn counts(&self) -> (u64, u64, u64, f64) {
         match (self.repeated, self.verification) {
             (Some((run, _)), _) => (run.allocations, run.frees, run.ooms, run.wall_s),
@@ -247,7 +249,7 @@ impl Done<'_> {
         Some(report.to_string().trim_end().to_owned())
     }
 
-    /// Returns the data that the recording probably lacks, if something differs.
+    /// Returns a sentence about what the recording probably lacks, if the replay differs from it.
     fn probably_lacks(&self) -> Option<&'static str> {
         let differs = self.verification.filter(|verification| !verification.is_exact())?;
         Some(self.recording.probably_lacks(differs))
@@ -316,7 +318,8 @@ impl Done<'_> {
             s.num_device_free
         )?;
         let recorded_ooms = self.recording.figures.ooms;
-        // The replay may have had more memory than the recorded program.
+        // If fewer requests failed than in the recording, the replay may have had more memory than the
+        // recorded program.
         if ooms < recorded_ooms && !limit_is_set {
             let times = counted_as(recorded_ooms, "time", "times");
             writeln!(
@@ -350,7 +353,7 @@ impl Done<'_> {
     }
 }
 
-/// Prints the limit that was used, if the user set none.
+/// Prints the limit that the replay used, if the user set none.
 fn write_limit(recording: &Recording) -> std::io::Result<()> {
     match recording.limit.filter(|_| recording.limit_is_inferred()) {
         Some(limit) => writeln!(
@@ -363,7 +366,7 @@ fn write_limit(recording: &Recording) -> std::io::Result<()> {
     }
 }
 
-/// Returns the first difference; long lists of events are cut.
+/// Returns the description of the first difference, shortened if it is a long list of events.
 fn shortened(text: &str) -> String {
     const SHOWN_CHARS: usize = 600;
     match text.char_indices().nth(SHOWN_CHARS) {

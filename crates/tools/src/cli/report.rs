@@ -1,4 +1,4 @@
-//! `stratalloc report`: writes one page that shows how memory was used.
+//! `stratalloc report`: writes one HTML page that shows how memory was used.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -96,28 +96,29 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the default path: next to the first recording.
+/// Returns the default path of the page: next to the first recording.
 fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadArguments> {
     let named = recordings.first().filter(|file| *file != Path::new("-"));
     let named = named.map(|file| file.with_file_name(format!("{}.html", name_of(file))));
     named.ok_or_else(|| BadArguments("standard input has no name: -o names the page".to_owned()))
 }
 
-/// The destination of a page. A file appears only when it is complete.
+/// The destination of a page. A new file appears only when the page is complete.
 enum Target {
     Printed,
-    /// A temporary file next to the final one.
+    /// A temporary file next to the final path, renamed at the end.
     Beside {
         file: File,
         path: PathBuf,
         becomes: PathBuf,
     },
-    /// An existing device or pipe, which is written directly.
+    /// An existing device or pipe, which is written to directly.
     Into(File),
 }
 
 impl Target {
-    /// Opens the destination. Fails before any recording is read if the page cannot be written.
+    /// Opens the destination. Called before any recording is read, so that an unwritable destination is
+    /// found early.
     fn open(output: &Path) -> Result<Self> {
         if output == Path::new("-") {
             return Ok(Self::Printed);
@@ -160,7 +161,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // After the page was written, this file no longer exists.
+        // If the page was completed, the temporary file was renamed and this removes nothing.
         if let Self::Beside { path, .. } = self {
             let _ = fs::remove_file(path);
         }

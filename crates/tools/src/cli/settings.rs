@@ -1,4 +1,4 @@
-//! The sources of the command line's configurations.
+//! Where the command line's configurations come from.
 
 use stratalloc::config::{
     Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_process, nearest_of,
@@ -21,18 +21,18 @@ impl BadConf {
         Self { origin: origin.to_owned(), text: text.to_owned(), error: Box::new(error) }
     }
 
-    /// Adds the name of a recording's file.
+    /// Adds the name of the recording's file to the error.
     pub(crate) fn in_file(self, file: &str) -> Self {
         Self { origin: format!("{file}: {}", self.origin), ..self }
     }
 }
 
-/// Returns the known keys.
+/// Returns the table of known keys.
 pub(crate) fn keys() -> KeyTable {
     stratalloc::registry::key_table()
 }
 
-/// Parses a string; its backend must be known.
+/// Parses a configuration string. An unknown backend is an error.
 pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
     let parsed = Config::parse(text, &keys());
     let known = parsed.and_then(|config| check_backend(text, &config).map(|()| config));
@@ -52,7 +52,7 @@ pub(crate) fn recorded(text: &str) -> Result<Config> {
     Ok(config)
 }
 
-/// Returns the configuration of the environment.
+/// Returns the configuration given by environment variables.
 pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
     let from_env = from_process(&keys()).map_err(|error| BadConf {
         origin: error.variable.to_owned(),
@@ -67,8 +67,8 @@ pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
     Ok(from_env)
 }
 
-/// Checks the backend. The library accepts any name, because it may be registered later; here all are
-/// known.
+/// Checks that the backend exists. The library accepts any name when it parses, because a backend may be
+/// registered later. Here all backends are registered already.
 fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
     let backend = &config.settings().backend;
     let Err(BuildError::UnknownBackend { known, .. }) = registry::check_name(backend) else {
@@ -78,7 +78,7 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
         Origin::Text { at } => at,
         Origin::Default | Origin::Code | Origin::Earlier => 0,
     };
-    // The name follows the key and a colon, perhaps in quotes.
+    // The backend's name follows its key and a colon, and may be in quotes.
     let from = text.get(at..).and_then(|rest| rest.find(':')).map_or(at, |colon| at + colon);
     let name_at = text.get(from..).and_then(|rest| rest.find(backend.as_str()));
     let span = Span { at: name_at.map_or(at, |name| from + name), len: backend.len() };
@@ -87,8 +87,8 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
     Err(ConfigError { key: "backend".to_owned(), span, expected, nearest })
 }
 
-/// Prints which keys of a string have no effect with its backend. `has_limit`: an option of the command
-/// line sets a limit, which the string does not show.
+/// Prints which keys of a configuration have no effect with its backend. `has_limit` is true if a
+/// command-line option sets a limit, which the configuration does not contain.
 pub(crate) fn write_idle_keys(config: &Config, has_limit: bool) {
     for row in config.explain_with(&keys()) {
         if has_limit
@@ -103,7 +103,8 @@ pub(crate) fn write_idle_keys(config: &Config, has_limit: bool) {
     }
 }
 
-/// Returns the strings in `texts`, or the environment's, or `backend:native`.
+/// Returns the configurations in `texts`. If there are none, returns that of the environment, or
+/// `backend:native`.
 pub(crate) fn confs_or_default(texts: &[String]) -> Result<Vec<(String, Config)>, BadConf> {
     if !texts.is_empty() {
         let parsed = |text: &String| Ok((text.clone(), parse("--conf", text)?));

@@ -10,7 +10,7 @@ pub(crate) use super::table::{Side, table};
 use crate::analysis::{Need, Recording};
 use stratalloc::config::shown;
 
-/// Explains needs with lucky addresses.
+/// The note below tables that contain needs with lucky addresses.
 pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size is taken depends on their \
     addresses; three orders of addresses were replayed, and needs is the largest result";
 
@@ -28,15 +28,15 @@ fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
     }
 }
 
-/// Stands for a value that a file or a device does not show.
+/// The text for a value that a file or a device does not provide.
 pub(crate) const UNKNOWN: &str = "-";
 
-/// Formats a value, if it is known.
+/// Formats a value, or a dash if it is unknown.
 pub(crate) fn value_or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
 }
 
-/// The columns of [`need_cells`].
+/// The headings of [`need_cells`].
 pub(crate) const NEED_HEADING: [(&str, Side); 6] = [
     ("configuration", Side::Left),
     ("needs MiB", Side::Right),
@@ -46,7 +46,7 @@ pub(crate) const NEED_HEADING: [(&str, Side); 6] = [
     ("reserved without a limit", Side::Right),
 ];
 
-/// Returns the cells for the need of a configuration; `needs` is the formatted need.
+/// Returns the table cells for the need of a configuration. `needs` is the formatted need.
 pub(crate) fn need_cells(
     conf: String,
     needs: String,
@@ -64,7 +64,7 @@ pub(crate) fn need_cells(
     ]
 }
 
-/// Merges objects into one.
+/// Merges JSON objects into one.
 pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
     let fields = objects.into_iter().filter_map(|object| match object {
         Value::Object(fields) => Some(fields),
@@ -73,7 +73,7 @@ pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
     fields.flatten().collect()
 }
 
-/// Formats a line in bold on a terminal.
+/// Formats a line in bold if standard output is a terminal.
 pub(crate) fn emphasised(text: &str) -> String {
     let is_set = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
     let text = shown(text);
@@ -83,23 +83,23 @@ pub(crate) fn emphasised(text: &str) -> String {
     }
 }
 
-/// Formats a path without control characters: file names come from untrusted sources.
+/// Formats a path without control characters, because file names come from untrusted sources.
 pub(crate) fn shown_path(path: &Path) -> String {
     shown(&path.display().to_string())
 }
 
-/// Formats a configuration string; the empty one gets a name.
+/// Formats a configuration string. An empty one is shown as "(default)".
 pub(crate) fn shown_conf(conf: &str) -> String {
     if conf.trim().is_empty() { "(default)".to_owned() } else { shown(conf) }
 }
 
-/// Returns a progress bar on a terminal; in a pipe it is hidden.
+/// Returns a progress bar, which is hidden unless standard error is a terminal.
 pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
     let bar = || ProgressBar::new(length).with_message(what.to_owned());
     on_terminal(bar, "{msg} {wide_bar} {percent}%")
 }
 
-/// Returns a progress message on a terminal; in a pipe it is hidden.
+/// Returns a progress message, which is hidden unless standard error is a terminal.
 pub(crate) fn spinner() -> ProgressBar {
     on_terminal(ProgressBar::new_spinner, "timing {msg}")
 }

@@ -1,7 +1,7 @@
-//! Prints tables: fitted to the terminal, sorted and in the chosen format.
+//! Prints tables: fitted to the terminal's width, sorted, and in the chosen format.
 //!
-//! Columns are ordered by importance. A table that is too wide loses its last columns; a last column of
-//! text is wrapped instead. Output to a pipe or a file is never cut.
+//! Columns are ordered by importance. If a table is too wide, its last columns are left out; a last
+//! column of text is wrapped instead. Output to a pipe or a file is never cut.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
@@ -37,7 +37,7 @@ pub(crate) enum Format {
 }
 
 static OPTIONS: OnceLock<TableOptions> = OnceLock::new();
-/// Whether a table had the column to sort by.
+/// True once a printed table had the column to sort by.
 static IS_SORTED: AtomicBool = AtomicBool::new(false);
 
 /// Sets the options of all tables. Only the first call has an effect.
@@ -45,7 +45,7 @@ pub(crate) fn set_options(options: &TableOptions) {
     let _ = OPTIONS.set(options.clone());
 }
 
-/// Returns the column to sort by, if no printed table has it.
+/// Returns the name of the column to sort by, if no printed table has such a column.
 pub(crate) fn missing_column() -> Option<&'static str> {
     let sort = OPTIONS.get()?.sort.as_deref()?;
     (!IS_SORTED.load(Ordering::Relaxed)).then_some(sort)
@@ -58,7 +58,7 @@ pub(crate) enum Side {
     Right,
 }
 
-/// Writes rows under a heading; each column is as wide as its widest cell. Control characters are
+/// Writes rows under a heading. Each column is as wide as its widest cell. Control characters are
 /// removed.
 pub(crate) fn table(
     out: &mut impl Write,
@@ -98,7 +98,7 @@ fn column_of(heading: &[(&str, Side)], name: &str) -> Option<usize> {
     exact.or_else(|| heading.iter().position(|(column, _)| column.to_lowercase().contains(&name)))
 }
 
-/// Orders numbers by value, before everything else.
+/// Compares cells for sorting: numbers by value, before all other texts.
 fn compare(a: &str, b: &str) -> std::cmp::Ordering {
     let number = |cell: &str| {
         let cell = cell.trim_start_matches('*').replace(',', "");
@@ -128,9 +128,9 @@ fn markdown(
     })
 }
 
-/// Spaces between two columns.
+/// The number of spaces between two columns.
 const GAP: usize = 2;
-/// A column of text is wrapped to no fewer characters than this.
+/// A column of text is wrapped to at least this many characters.
 const BROKEN_MIN: usize = 24;
 
 fn plain(
@@ -189,8 +189,8 @@ fn plain(
     Ok(())
 }
 
-/// Returns the beginning of a text, at most `width` characters and cut at a space if there is one, and
-/// the rest.
+/// Splits a text: returns its beginning of at most `width` characters, cut at a space if there is one,
+/// and the rest.
 fn broken(text: &str, width: usize) -> (&str, &str) {
     let Some((end, _)) = text.char_indices().nth(width.max(1)) else {
         return (text, "");
