@@ -1,11 +1,12 @@
-//! Live and reserved bytes over the events of a recording, thinned into columns that keep every peak.
+//! Live and reserved bytes over the events of a recording, reduced to columns that keep every peak. A
+//! *moment* is the number of events that have happened so far.
 
-/// The bytes between two moments.
+/// The bytes between two moments: minimum, maximum and last values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
     /// The first moment of the column.
     pub(crate) first: u32,
-    /// The time of that moment, in microseconds of the recorded machine's clock.
+    /// The time of the first moment, in microseconds of the recorded machine's clock.
     pub(crate) time_us: u64,
     pub(crate) live_min_bytes: u64,
     pub(crate) live_max_bytes: u64,
@@ -13,12 +14,12 @@ pub(crate) struct Column {
     pub(crate) reserved_min_bytes: u64,
     pub(crate) reserved_max_bytes: u64,
     pub(crate) reserved_last_bytes: u64,
-    /// The first moment at which the live bytes peak.
+    /// The first moment in the column at which its live bytes are at their maximum.
     pub(crate) live_peak_at: u32,
 }
 
 impl Column {
-    /// Merges the following column into this one.
+    /// Merges the next column into this one.
     fn take_in(&mut self, next: &Self) {
         if next.live_max_bytes > self.live_max_bytes {
             self.live_max_bytes = next.live_max_bytes;
@@ -32,35 +33,36 @@ impl Column {
     }
 }
 
-/// All moments of a recording in equal parts; each column keeps its minimum, maximum and last values.
+/// All moments of a recording, divided into columns of equal width. Each keeps its minimum, maximum and
+/// last values.
 #[derive(Debug, Default)]
 pub(crate) struct Columns {
-    /// Number of moments.
+    /// The number of moments.
     pub(crate) moments: u64,
-    /// Number of columns.
+    /// The number of columns.
     count: u64,
     pub(crate) columns: Vec<Column>,
-    /// The first recorded time; 0 if no event has one.
+    /// The time of the first event that has one; 0 if none has.
     pub(crate) begin_us: u64,
     pub(crate) end_us: u64,
 }
 
 impl Columns {
-    /// Creates at most `most` columns for the moments 0 to `last`.
+    /// Creates at most `most` columns for the moments from 0 to `last`.
     pub(crate) fn new(most: usize, last: u32) -> Self {
         let moments = u64::from(last) + 1;
         Self { moments, count: moments.min(most.max(1) as u64), ..Self::default() }
     }
 
-    /// Returns the column of a moment.
+    /// Returns the index of the column that contains a moment.
     pub(crate) fn of(&self, moment: u32) -> usize {
         let at = u64::from(moment) * self.count / self.moments.max(1);
         usize::try_from(at).unwrap_or(0)
     }
 
-    /// Adds a moment; moments come in order.
+    /// Adds a moment. Moments must be added in order.
     pub(crate) fn see(&mut self, moment: u32, time_us: u64, live_bytes: u64, reserved_bytes: u64) {
-        // A time that goes backwards, or a missing one, counts as the time of the previous event.
+        // If a time is missing or earlier than the previous one, the previous time is used.
         if time_us > 0 {
             if self.begin_us == 0 {
                 self.begin_us = time_us;
@@ -93,7 +95,7 @@ impl Columns {
     }
 }
 
-/// Merges columns until at most `most` remain; minimum, maximum and last values are kept.
+/// Merges columns until at most `most` remain. Minimum, maximum and last values are kept.
 pub(crate) fn fewer(columns: &[Column], most: usize) -> Vec<Column> {
     if columns.len() <= most.max(1) {
         return columns.to_vec();

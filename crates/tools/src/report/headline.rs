@@ -1,5 +1,6 @@
-//! The first sentences of a page: the code that holds most memory, and how much less the program needs
-//! without it. The sentence about settings comes from `advise` and follows them.
+//! The first sentences of a page: which code holds the most memory, and how much less memory the program
+//! would need without that code's blocks. The sentence about settings comes from `advise` and follows
+//! them.
 
 use serde::Serialize;
 
@@ -7,17 +8,19 @@ use super::holders::{Holder, Holders};
 use super::lives::{Lives, NEVER};
 use crate::analysis::{Callers, Category, counted_as, near};
 
-/// Sentences for the page; empty if the recording has no data for them.
+/// The sentences. A sentence is empty if the recording has no data for it.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Headline {
-    /// The moment, its live bytes, and the code that holds most of them.
+    /// The moment, its live bytes, and the code that holds the most of them.
     pub(crate) memory: String,
-    /// The part of the program's code that determines the peak, and by how many bytes.
+    /// The part of the program's code that determines the peak, and by how many bytes the peak exceeds
+    /// the one without that code.
     pub(crate) code: String,
 }
 
 impl Headline {
-    /// Builds the sentences from the holders at a moment. `is_failure`: a request fails at that moment.
+    /// Builds the sentences from the holders at a moment. `is_failure` is true if a request fails at
+    /// that moment.
     pub(crate) fn of(
         lives: &Lives,
         callers: &Callers<'_>,
@@ -72,7 +75,7 @@ impl Headline {
     }
 }
 
-/// Returns a sentence about the cache's free memory, if it is large.
+/// Returns a sentence about free memory in the cache, if there is much.
 fn cached(lives: &Lives) -> String {
     let (reserved, live) = (lives.peak_reserved.bytes, lives.peak_live.bytes);
     match reserved > live.saturating_add(live / 5) {
@@ -147,14 +150,14 @@ fn code(
     format!("{text} All {all}: {hint}.")
 }
 
-/// Returns the bytes of the holders that match.
+/// Returns the requested bytes of the holders for which `is_one` returns true.
 fn bytes_of(holders: &Holders, is_one: &dyn Fn(&Holder) -> bool) -> u64 {
     let some = holders.holders.iter().filter(|holder| is_one(holder));
     some.fold(0, |sum, holder| holder.requested_bytes.saturating_add(sum))
 }
 
-/// Returns the peak of live bytes without a caller's blocks. This is the largest sum over all moments,
-/// not the difference at one of them: the peak may move to another moment.
+/// Returns the peak that the live bytes would have without a caller's blocks. This is the largest sum
+/// over all moments, not the difference at the actual peak, because the peak may move to another moment.
 fn peak_without(lives: &Lives, callers: &Callers<'_>, caller: u32) -> u64 {
     let mut changes = vec![0_i64; lives.events as usize + 2];
     for block in &lives.blocks {

@@ -1,5 +1,5 @@
-//! The holders of the live bytes at a moment: by caller, or by stream and size if no stacks are
-//! recorded.
+//! The holders of the live bytes at a moment. Blocks are grouped by caller, or by stream and size if no
+//! stacks are recorded.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,22 +8,22 @@ use super::lives::{Block, Lives};
 use crate::analysis::Callers;
 use crate::replay::StackId;
 
-/// Blocks of one caller, or of one size on one stream.
+/// The blocks of one caller, or the blocks of one size on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// One of the stacks.
+    /// The stack of one of the blocks.
     pub(crate) stack: Option<StackId>,
-    /// Whether the blocks lived before the recording began.
+    /// Whether the blocks were allocated before the recording began.
     pub(crate) lived_before: bool,
-    /// Index of the stream; the first block's if the caller has several.
+    /// The index of the stream. If the caller has several, that of the first block.
     pub(crate) stream: u32,
-    /// Requested bytes of each block; 0 if they differ.
+    /// The requested bytes of each block; 0 if they differ.
     pub(crate) each_bytes: u64,
     pub(crate) blocks: u64,
     pub(crate) requested_bytes: u64,
-    /// How many events followed the oldest of them.
+    /// The number of events after the oldest block's request.
     pub(crate) oldest_events: u32,
-    /// How many events followed the newest of them.
+    /// The number of events after the newest block's request.
     pub(crate) newest_events: u32,
 }
 
@@ -33,9 +33,9 @@ pub(crate) struct Holders {
     pub(crate) blocks: u64,
     pub(crate) requested_bytes: u64,
     pub(crate) has_stacks: bool,
-    /// Callers, or sizes, largest first.
+    /// The holders with a caller, or if there are none, by size; largest first.
     pub(crate) holders: Vec<Holder>,
-    /// If there are callers: blocks without a recorded stack, and those that lived before the recording.
+    /// If there are callers: the blocks without a recorded stack, and those from before the recording.
     pub(crate) without_stack: Vec<Holder>,
 }
 

@@ -1,11 +1,12 @@
 //! Lifetimes of all blocks and segments of a recording, computed from its events in one pass.
 //!
-//! No replay is needed, so a page shows the recorded events even if no replay repeats them. A moment is
-//! a number of finished events: 0 is before the first, and after the last there is one more. A block or
-//! segment lives at a moment `m` if `born <= m < gone`. Free memory has no rows: it is the part of a
-//! segment that no block covers. Sizes of blocks are not recorded. They follow from the recorded
-//! rounding and from the free range that a block was split from, as in the allocator that made the
-//! recording.
+//! No replay is needed, so a page shows the recorded events even if no replay repeats them exactly. A
+//! *moment* is the number of events that have happened: 0 before the first event, and the number of all
+//! events after the last. A block or segment lives at a moment `m` if `born <= m < gone`.
+//!
+//! Free memory has no rows: it is the part of a segment that no block covers. Sizes of blocks are not
+//! recorded. They are computed from the recorded rounding and from the free range that a block was split
+//! from, as the recorded allocator did.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,23 +19,25 @@ use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
 
-/// More than any device has; larger numbers are clamped to it, so that sums do not overflow.
+/// A bound on addresses and sizes, more than any device has. Larger numbers are reduced to it, so that
+/// sums do not overflow.
 const MOST_BYTES: u64 = 1 << 44;
-/// The end of everything that lives at the end of the recording.
+/// The value of `gone` and `freed` for whatever lives until the end of the recording.
 pub(crate) const NEVER: u32 = u32::MAX;
 
-/// A block from its request until it is free again.
+/// The lifetime of a block, from its request until the block is free again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// The first moment at which it lives; 0 if it lived before the first event.
+    /// The first moment at which the block lives; 0 if it was allocated before the first event.
     pub(crate) born: u32,
     /// The first moment after its caller freed it.
     pub(crate) freed: u32,
-    /// The first moment at which it is free: later than `freed` if it waits for other streams.
+    /// The first moment at which the block is free. Later than `freed` if the block waits for other
+    /// streams.
     pub(crate) gone: u32,
-    /// Index of its stream in [`Lives::streams`].
+    /// The index of the block's stream in [`Lives::streams`].
     pub(crate) stream: u32,
-    /// Index of its pool in [`Lives::pools`].
+    /// The index of the block's pool in [`Lives::pools`].
     pub(crate) pool: u32,
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
@@ -42,7 +45,7 @@ pub(crate) struct Block {
     pub(crate) stack: Option<StackId>,
 }
 
-/// A segment, or a mapped range of one, from the call that obtained it to the one that released it.
+/// The lifetime of a segment, or of a range of mapped pages, from its allocation to its release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) born: u32,
@@ -62,35 +65,35 @@ pub(crate) struct Failure {
     pub(crate) requested_bytes: u64,
     pub(crate) stream: u32,
     pub(crate) stack: Option<StackId>,
-    /// Free bytes of the device, as recorded.
+    /// The free bytes of the device, as recorded.
     pub(crate) device_free_bytes: u64,
 }
 
-/// A peak and its moment.
+/// A peak of bytes, and the moment of that peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Peak {
     pub(crate) moment: u32,
     pub(crate) bytes: u64,
 }
 
-/// The lifetimes of a recording.
+/// The lifetimes of all blocks and segments of a recording.
 #[derive(Debug, Default)]
 pub(crate) struct Lives {
-    /// Number of events: the last moment.
+    /// The number of events, which is also the last moment.
     pub(crate) events: u32,
-    /// In order of birth.
+    /// All blocks, in the order of `born`.
     pub(crate) blocks: Vec<Block>,
-    /// In order of birth.
+    /// All segments, in the order of `born`.
     pub(crate) segments: Vec<Segment>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) streams: Vec<StreamId>,
     pub(crate) pools: Vec<PoolId>,
     pub(crate) columns: Columns,
-    /// Of equal peaks the one with most live bytes.
+    /// The peak of reserved bytes. If it occurs several times, the one with the most live bytes.
     pub(crate) peak_reserved: Peak,
-    /// Of equal peaks the first.
+    /// The peak of live bytes. If it occurs several times, the first.
     pub(crate) peak_live: Peak,
-    /// How many requests succeeded.
+    /// The number of requests that succeeded.
     pub(crate) served: u64,
 }
 
@@ -121,17 +124,17 @@ impl Lives {
         walk.lives
     }
 
-    /// Returns whether a block lived before the first event.
+    /// Returns true if a block was allocated before the first event.
     pub(crate) fn lived_before(&self, block: &Block) -> bool {
         block.born == 0 && self.events > 0
     }
 
-    /// Returns whether the events have times.
+    /// Returns true if the events have times.
     pub(crate) fn has_times(&self) -> bool {
         self.columns.end_us > self.columns.begin_us
     }
 
-    /// Returns the layout at a moment, as a snapshot would contain it.
+    /// Returns the layout at a moment, in the form of a snapshot.
     pub(crate) fn layout(&self, moment: u32) -> Vec<SegmentLayout> {
         let is_there = |born: u32, gone: u32| born <= moment && moment < gone;
         let mut segments: Vec<Segment> =
@@ -172,7 +175,7 @@ impl Lives {
     }
 }
 
-/// Returns the blocks of one segment, live and free, without gaps.
+/// Returns all blocks of one segment, live and free, in address order.
 fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout> {
     let mut blocks = Vec::new();
     let mut at = start;
@@ -194,24 +197,24 @@ fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout>
     blocks
 }
 
-/// The state while the events are applied.
+/// The state while the events are applied in order.
 struct Walk<'a> {
     lives: Lives,
     settings: &'a Settings,
     routing: PoolRouting,
-    /// Blocks that are not free, by address: their indices in `lives.blocks`.
+    /// The blocks that are not free: address, to the index in `lives.blocks`.
     live: BTreeMap<u64, usize>,
-    /// Segments and mapped ranges, by address: their indices in `lives.segments`.
+    /// The segments and mapped ranges: address, to the index in `lives.segments`.
     held: BTreeMap<u64, usize>,
     stream_at: HashMap<StreamId, u32>,
     pool_at: HashMap<PoolId, u32>,
     live_bytes: u64,
     reserved_bytes: u64,
-    /// The peak of reserved bytes so far, and the most live bytes at that peak.
+    /// The peak of reserved bytes so far, and the largest number of live bytes at that peak.
     most: (u64, u64),
 }
 
-/// Returns the index of `item` in `all`, and appends it if it is new.
+/// Returns the index of `item` in `all`. Appends `item` if it is new.
 fn place<T: Copy + Eq + std::hash::Hash>(
     all: &mut Vec<T>,
     known: &mut HashMap<T, u32>,
@@ -292,10 +295,11 @@ impl Walk<'_> {
         }
     }
 
-    /// Adds a block for this request; `size_bytes` is its size, if known.
+    /// Adds a block for this request. `size_bytes` is the block's size, if known.
     fn take(&mut self, born: u32, request: &TraceEvent, pool: PoolId, size_bytes: Option<u64>) {
         let TraceEvent { address, stream, stack, .. } = *request;
-        // If the parts of a file contradict each other, a live block may be allocated again.
+        // A live block may be at the same address if the parts of a file contradict each other. End its
+        // life.
         self.end(born, address);
         let requested_bytes = request.size_bytes.min(MOST_BYTES);
         let size_bytes = size_bytes.map(|bytes| bytes.min(MOST_BYTES));
@@ -317,8 +321,8 @@ impl Walk<'_> {
         });
     }
 
-    /// Returns the size of the block for a request at an address: the rest of the free range is split
-    /// off or kept.
+    /// Returns the size of the block for a request at an address. Decides whether the rest of the free
+    /// range is split off, as the recorded allocator did.
     fn size_of(&self, address: u64, requested_bytes: u64) -> u64 {
         let rounded = self.settings.roundup.round(requested_bytes);
         let Some((&start, &segment)) = self.held.range(..=address).next_back() else {
@@ -370,7 +374,7 @@ impl Walk<'_> {
         if self.held.contains_key(&address) {
             self.drop(born, address, size_bytes);
         }
-        // Mapped pages have the kind and the pool of the range before them.
+        // Newly mapped pages get the kind and the pool of the mapped range that ends where they begin.
         let beside = self.held.range(..address).next_back().map(|(_, at)| self.lives.segments[*at]);
         let beside =
             beside.filter(|s| expandable && s.expandable && s.address + s.size_bytes == address);
@@ -384,7 +388,7 @@ impl Walk<'_> {
         self.lives.segments.push(held);
     }
 
-    /// Removes a range. Parts of mapped ranges that extend beyond it are kept.
+    /// Removes a range. The parts of mapped ranges outside of it are kept.
     fn drop(&mut self, moment: u32, address: u64, size_bytes: u64) {
         let end = address.saturating_add(size_bytes);
         if end == address {

@@ -1,5 +1,5 @@
-//! Logs of requests contain no decisions: they are replayed, and the page shows the events of that
-//! replay.
+//! Logs of requests contain no decisions of an allocator. So they are replayed, and the page shows the
+//! events of that replay.
 
 use crate::analysis::{Capacity, Memory, Recording, watch};
 use crate::replay::{ReplayError, Trace, TraceEvent};
@@ -8,7 +8,7 @@ use stratalloc::config::{Compat, Config};
 use stratalloc::history::{Action, Event, RecordOptions};
 use stratalloc::strategies::Strategy;
 
-/// Returns the events of a replay of the recorded requests, as a recording.
+/// Returns the events of a replay of the recorded requests, in the form of a recording.
 pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
     let room = if recording.limit.is_some() { Capacity::Limited } else { Capacity::Endless };
@@ -55,7 +55,7 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     Ok(Trace { events, segments, conf, device, other_devices, stacks, ..Trace::default() })
 }
 
-/// As [`repeated`], for a log that needs no analysis.
+/// Does the same as [`repeated`], for a log that is not analysed otherwise.
 pub(crate) fn repeated_alone(trace: Trace, config: &Option<Config>) -> Result<Trace, ReplayError> {
     repeated(&Recording::new(trace, config.clone(), Memory::default()))
 }

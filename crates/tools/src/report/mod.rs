@@ -1,14 +1,14 @@
 //! Builds one page that shows how recordings used their memory.
 //!
 //! [`lives`] computes the lifetimes of blocks and segments from the events. [`rows`] and [`columns`]
-//! thin them without losing a peak. [`settings`] replays the recording under several settings. [`sheet`]
-//! writes all of it as the data of a page, and `page` is the page itself. The first two sentences come
-//! from [`headline`], the others from `analysis`, which does not depend on pages. Nothing here prints or
-//! writes files.
+//! reduce them to a limited size without losing a peak. [`settings`] replays the recording under several
+//! settings. [`sheet`] writes all of this as the data of a page, and `page` is the page itself. The
+//! first two sentences come from [`headline`], the others from `analysis`, which does not depend on
+//! pages. Nothing here prints or writes files.
 //!
-//! Two tables of lifetimes suffice for every moment: the page selects the rows of the moment and needs
-//! no replay. The data is thinned here, not in the browser. `docs/report.md` describes the format of the
-//! data.
+//! The page can show any moment from two tables of lifetimes: it selects the rows that live at the
+//! moment and needs no replay. The data is reduced here, not in the browser. `docs/report.md` describes
+//! the format of the data.
 
 mod columns;
 mod headline;
@@ -36,11 +36,11 @@ use lives::Lives;
 use sheet::Parts;
 use words::{AdviceData, NeedsData, PictureData};
 
-/// The largest size of a page, in bytes.
+/// The maximum size of a page, in bytes.
 pub(crate) const PAGE_BYTES: usize = 10_000_000;
 
-/// Recordings of more operations than this are searched for needs and replayed only on request; logs of
-/// requests are replayed once in any case.
+/// For recordings with more operations than this, needs are searched and settings are replayed only on
+/// request. Logs of requests are replayed once in any case.
 const OPERATIONS_SEARCHED: usize = 1_000_000;
 
 /// Options of a page.
@@ -49,7 +49,7 @@ pub(crate) struct Options {
     /// The memory that the caller set.
     pub(crate) memory: Memory,
     pub(crate) advice: AdviceOptions,
-    /// Whether large recordings are searched for needs, too.
+    /// Whether to search for needs even if a recording is large.
     pub(crate) needs: bool,
     /// Further settings to show.
     pub(crate) settings: Vec<(String, Config)>,
@@ -59,31 +59,32 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Report {
     options: Options,
-    /// Bytes available for each file.
+    /// The bytes of the page that each file may use.
     share_bytes: usize,
     sheets: Vec<String>,
     left_out: usize,
 }
 
 impl Report {
-    /// Creates a page for `files` files.
+    /// Creates an empty page for `files` files.
     pub(crate) fn new(options: Options, files: usize) -> Self {
         let share_bytes = (PAGE_BYTES - page::frame_bytes() - 64 * 1024) / files.max(1);
         Self { options, share_bytes, sheets: Vec::new(), left_out: 0 }
     }
 
-    /// Returns how many recordings the page shows.
+    /// Returns the number of recordings on the page.
     pub(crate) fn recordings(&self) -> usize {
         self.sheets.len()
     }
 
-    /// Returns how many recordings did not fit.
+    /// Returns the number of recordings that did not fit on the page.
     pub(crate) fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// Adds a recording: one device of a file. `config` is its configuration, or the reason why it
-    /// cannot be replayed. `progress` is called with the number of settings done and known so far.
+    /// Adds a recording, which is one device of a file. `config` is its configuration, or the reason why
+    /// it cannot be replayed. `progress` is called with the number of settings done and the number known
+    /// so far.
     ///
     /// # Errors
     ///
@@ -149,7 +150,7 @@ impl Report {
         self.sheets.extend(sheet);
     }
 
-    /// Returns the page.
+    /// Returns the page as HTML.
     pub(crate) fn page(&self) -> String {
         page::page(&self.sheets)
     }
@@ -186,8 +187,8 @@ fn began_late(lives: &Lives) -> Option<String> {
     ))
 }
 
-/// Returns the limit of a recording that is not replayed: the caller's, or the one that its failed
-/// requests show.
+/// Returns the limit of a recording that is not replayed: the one that the caller set, or else the one
+/// that its failed requests show.
 fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<Limit> {
     memory.limit().or_else(|| match memory.fraction {
         None => Limit::shown_by_failures(trace, config),
@@ -195,7 +196,7 @@ fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<L
     })
 }
 
-/// Returns the figures of the recorded events, without a replay.
+/// Returns the figures of the recorded events, for a recording whose settings are not searched.
 fn unsearched(lives: &Lives) -> AdviceData {
     let main = match lives.failures.first() {
         Some(failure) => {
@@ -224,8 +225,9 @@ fn recorded(lives: &Lives, which: Moment, moment: u32) -> Picture {
     Picture::of_layout(&lives.layout(moment), which, moment as usize)
 }
 
-/// Replaces the replayed peaks by the recorded ones, so that a peak has one value. The replayed ones
-/// stay if the caller set the memory, and for a log of requests, which has no decisions.
+/// Replaces the replayed peaks by the recorded ones, so that the page shows only one value for each
+/// peak. Keeps the replayed ones if the caller set the memory, and for a log of requests, which has no
+/// decisions of its own.
 fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
     let is_described = recording.memory != Memory::default();
     if is_described || recording.trace.requests_only || lives.events == 0 {
@@ -242,7 +244,7 @@ fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
     }
 }
 
-/// Returns the important moments of a recording, with the figures that a page shows.
+/// Returns the important moments of a recording, with the figures that a page shows for them.
 ///
 /// # Errors
 ///

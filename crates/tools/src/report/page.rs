@@ -1,11 +1,11 @@
-//! Assembles the page from its text, style and scripts, which are separate files. Its data is in script
-//! elements that no browser executes; the scripts insert it as text only, and the page forbids itself
-//! every request. The scripts draw the flame graph themselves, so that it shares the page's colours and
-//! keys.
+//! Assembles the page from its text, style and scripts, which are separate files. The data is in script
+//! elements that no browser executes. The scripts insert data as text only, and the page's policy
+//! forbids all network requests. The scripts draw the flame graph themselves, so that it has the same
+//! colours and keyboard control as the rest of the page.
 
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
-/// In the order of their dependencies.
+/// The scripts, each after those that it depends on.
 const SCRIPTS: [&str; 8] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
@@ -20,12 +20,12 @@ const SCRIPTS: [&str; 8] = [
 /// The version of the data format.
 const VERSION: u32 = 2;
 
-/// Returns the size of a page without its data, in bytes.
+/// Returns the size of the page without its data, in bytes.
 pub(crate) fn frame_bytes() -> usize {
     PAGE.len() + STYLE.len() + SCRIPTS.iter().map(|script| script.len()).sum::<usize>()
 }
 
-/// Returns a page with these recordings; each is JSON escaped for a script element.
+/// Returns a page with these recordings. Each recording is JSON that was escaped for a script element.
 pub(crate) fn page(sheets: &[String]) -> String {
     let mut data = String::new();
     for sheet in sheets {

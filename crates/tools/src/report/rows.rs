@@ -1,55 +1,57 @@
-//! Chooses the moments that a page can show, and the rows for them.
+//! Chooses the moments that a page can show, and the rows of its tables.
 //!
-//! A small recording keeps every block and every segment, so each of its moments can be shown. Of a
-//! larger one about two hundred moments are kept, among them the peaks and the failures, with everything
-//! that lives then. If that is still too much, adjacent small blocks are merged into one row at each
-//! moment.
+//! For a small recording every block and segment is kept, so the page can show every moment. For a
+//! larger one, about two hundred moments are chosen, including the peaks and the failures. All blocks
+//! and segments that live at these moments are kept. If that is still too much, adjacent small blocks
+//! are merged into one row, separately for each moment.
 
 use std::collections::HashSet;
 
 use super::lives::{Block, Lives, Segment};
 
-/// The most rows that a page may hold of one recording.
+/// The maximum number of rows of one recording on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageLimits {
-    /// Rows of blocks.
+    /// The maximum number of rows for blocks.
     pub(crate) blocks: usize,
-    /// Rows of segments.
+    /// The maximum number of rows for segments.
     pub(crate) segments: usize,
 }
 
-/// A row of the map: one block, or several adjacent small ones with the free memory between them.
+/// A row for the map: one block, or several adjacent small blocks with the free memory between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// Merged blocks have the stream, the pool and the address of the first, and the bytes of all.
+    /// The block. A merged row has the stream, the pool and the address of its first block, and the
+    /// range of all.
     pub(crate) block: Block,
-    /// How many blocks the row represents.
+    /// The number of blocks in the row.
     pub(crate) blocks: u32,
 }
 
-/// The kept part of a recording.
+/// The part of a recording that is kept for the page.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// The moments that can be shown, in order; `None` if every moment can be shown.
+    /// The moments that the page can show, in order. `None` if it can show every moment.
     pub(crate) moments: Option<Vec<u32>>,
-    /// In order of birth.
+    /// All rows, in the order of `born`.
     pub(crate) rows: Vec<Row>,
-    /// In order of birth.
+    /// All segments that are kept, in the order of `born`.
     pub(crate) segments: Vec<Segment>,
-    /// Segments that live at one of the moments and did not fit.
+    /// The number of segments that live at one of the moments but did not fit.
     pub(crate) segments_left_out: usize,
-    /// Merged rows that did not fit.
+    /// The number of merged rows that did not fit.
     pub(crate) runs_left_out: usize,
 }
 
-/// The number of parts of the time line. Two moments of each part can be shown: its first, and that of
-/// the most live bytes. The smaller number is used if blocks would have to be merged otherwise.
+/// The number of parts into which the time line is divided. For each part the page can show two moments:
+/// the first, and the one with the most live bytes. The smaller number is used if blocks would have to
+/// be merged with the larger one.
 const PARTS: [usize; 2] = [100, 56];
-/// How many failures can be shown: the first and the last ones.
+/// The maximum number of failures that the page can show: half from the beginning, half from the end.
 const FAILURES: usize = 20;
 
 impl Kept {
-    /// Returns whether some blocks are merged or left out.
+    /// Returns true if some blocks were merged, or blocks or segments were left out.
     pub(crate) fn is_short(&self) -> bool {
         let is_joined = self.rows.iter().any(|row| row.blocks > 1);
         is_joined || self.segments_left_out + self.runs_left_out > 0
@@ -75,7 +77,7 @@ impl Kept {
     }
 }
 
-/// Returns the moments at which a large recording can be shown.
+/// Returns the moments that the page can show of a large recording.
 fn moments(lives: &Lives, parts: usize) -> Vec<u32> {
     let mut moments = vec![0, lives.events, lives.peak_live.moment, lives.peak_reserved.moment];
     let failures = lives.failures.iter().map(|failure| failure.moment);
@@ -86,7 +88,7 @@ fn moments(lives: &Lives, parts: usize) -> Vec<u32> {
         let most = part.iter().max_by_key(|column| column.live_max_bytes);
         moments.extend(most.map(|column| column.live_peak_at));
     }
-    // Moments in equal steps, for recordings whose live bytes hardly change.
+    // Moments at equal distances, for recordings whose live bytes hardly change.
     let step = |part: usize| u64::from(lives.events) * part as u64 / parts as u64;
     moments.extend((0..parts).filter_map(|part| u32::try_from(step(part)).ok()));
     moments.sort_unstable();
@@ -94,13 +96,13 @@ fn moments(lives: &Lives, parts: usize) -> Vec<u32> {
     moments
 }
 
-/// Returns whether a row lives at one of the moments.
+/// Returns true if something with this lifetime lives at one of the moments.
 fn is_shown(moments: &[u32], born: u32, gone: u32) -> bool {
     let at = moments.partition_point(|moment| *moment < born);
     moments.get(at).is_some_and(|moment| *moment < gone)
 }
 
-/// Returns the area of a row in the time line: lifetime times bytes.
+/// Returns the area of a row in the time line, which is its lifetime times its bytes.
 fn area(lives: &Lives, born: u32, gone: u32, bytes: u64) -> u128 {
     u128::from(gone.min(lives.events + 1) - born.min(lives.events)) * u128::from(bytes)
 }
@@ -135,8 +137,8 @@ fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Row>, usize) {
         all.truncate(most);
     };
     if shown.len() <= most {
-        // The remaining rows go to the largest blocks that live only between two moments; the time line
-        // draws them.
+        // The remaining rows are used for the largest blocks that live at none of the moments. The time
+        // line draws them.
         areas(&mut others, most - shown.len());
         return (shown.into_iter().chain(others).map(one).collect(), 0);
     }
@@ -156,7 +158,7 @@ fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Row>, usize) {
     (rows, left_out)
 }
 
-/// Merges adjacent small blocks, separately for each moment.
+/// Merges adjacent small blocks at each moment. Blocks in `kept` stay separate.
 fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<Row> {
     let kept: HashSet<usize> = kept.iter().copied().collect();
     let mut by_address: Vec<(Block, bool)> = kept
@@ -209,7 +211,8 @@ fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<
     runs
 }
 
-/// Returns the moment of the free for a row that represents one moment only.
+/// Returns the value of `freed` for a row that lives at one moment only, so that the row is live or
+/// waiting as the block is.
 fn freed_at(block: &Block, moment: u32) -> u32 {
     if moment < block.freed { moment + 1 } else { moment }
 }

@@ -1,4 +1,4 @@
-//! The need of a recording under several settings, and how much each reserves during the run.
+//! The need of a recording under several settings, and the memory that each reserves during the replay.
 
 use serde::Serialize;
 
@@ -16,27 +16,27 @@ use super::sheet::differences;
 pub(crate) struct NeedData {
     conf: String,
     recorded: bool,
-    /// Whether only a model of the driver can replay it.
+    /// Whether the setting was replayed on a model of the driver only.
     model: bool,
-    /// Whether the caller requested it.
+    /// Whether the caller requested the setting.
     asked: bool,
     needs: Option<u64>,
-    /// The need with lucky addresses, if that is less.
+    /// The need with lucky addresses, if that is less than the need.
     with_luck: Option<u64>,
     retries: Option<u64>,
     device_calls: Option<u64>,
     device_ms: Option<f64>,
     reserved_unlimited: u64,
-    /// Reserved bytes at each point on the smallest device that suffices; as differences from the
-    /// previous point.
+    /// The reserved bytes at each point of the curve, on the smallest sufficient device. Stored as
+    /// differences from the previous point.
     at_need: Vec<i128>,
-    /// The same without a limit.
+    /// The same curve for a device without a limit.
     unlimited: Vec<i128>,
 }
 
-/// How many settings are shown, besides the recorded one and those that the caller requested.
+/// The number of settings shown, in addition to the recorded one and those that the caller requested.
 const SHOWN: usize = 6;
-/// How many points a curve has.
+/// The number of points of a curve.
 const POINTS: usize = 800;
 
 /// Returns the best settings of `advice`, the recorded one and those that the caller requested.
@@ -49,7 +49,7 @@ pub(crate) fn settings(
 ) -> Result<Vec<NeedData>, ReplayError> {
     let recorded = &advice.recorded;
     let others = advice.tried.iter().filter(|tried| tried.conf != recorded.conf);
-    // If both allocators need the same, one row is enough: that of PyTorch's own.
+    // If both allocators need the same with a setting, only the row of PyTorch's own allocator is shown.
     let is_alone = |tried: &&Tried| {
         let same = |other: &Tried| {
             other.for_pytorch() == Some(&tried.conf)
@@ -58,7 +58,7 @@ pub(crate) fn settings(
         tried.for_pytorch().is_some() || !advice.tried.iter().any(same)
     };
     let mut shown: Vec<&Tried> = others.filter(is_alone).take(SHOWN).collect();
-    // The setting that the sentence names always has a row.
+    // The setting that the first sentence recommends must have a row.
     if let Some(choice) = advice.headline(recording).choice()
         && shown.iter().all(|tried| tried.conf != choice.conf)
     {
@@ -105,13 +105,13 @@ pub(crate) fn settings(
     Ok(all)
 }
 
-/// Returns the number of points of a curve.
+/// Returns the number of points of the curves for a recording.
 pub(crate) fn points(lives: &Lives) -> usize {
     POINTS.min(lives.events as usize + 1)
 }
 
-/// Returns, for each operation of the workload, its point of the curve. Requests are in recorded order;
-/// every other operation belongs to the request before it.
+/// Returns the point of the curve to which each operation of the workload belongs. Requests are in the
+/// recorded order. Every other operation belongs to the point of the request before it.
 fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
     let events = recording.trace.events.iter().zip(1_u32..);
     let requests = events.filter(|(event, _)| event.is_request());
@@ -130,7 +130,8 @@ fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
     recording.workload.ops.iter().map(column).collect()
 }
 
-/// Returns the peak of reserved bytes in each column; as differences from the previous one.
+/// Returns the peak of reserved bytes at each point of the curve, as differences from the previous
+/// point.
 fn curve(
     recording: &Recording,
     config: &Config,

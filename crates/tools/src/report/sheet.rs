@@ -1,6 +1,6 @@
 //! The data of one recording in the format of the page. `docs/report.md` describes every field. The
-//! bytes of the page are divided among the tables; if the text is too long, it is built again with less
-//! detail.
+//! page's bytes are divided among the tables. If the resulting text is too long, it is built again with
+//! less detail.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -44,16 +44,16 @@ struct Sheet<'a> {
     peak_live: Peak,
     columns: Table,
     failures: FailuresData,
-    /// Moment, text and bytes of the block.
+    /// The moment, the text and the bytes of the block, for each annotation.
     annotations: Vec<(u32, String, u64)>,
     moments: Option<Vec<u32>>,
     base: String,
     unit: u64,
     streams: Vec<String>,
     pools: Vec<PoolData>,
-    /// Pairs of a stream and a pool, by their indices.
+    /// Pairs of a stream and a pool, as indices.
     heaps: Vec<[u32; 2]>,
-    /// Whether blocks or segments are missing or merged in the map of some moment.
+    /// Whether some moment's map lacks blocks or segments, or has merged ones.
     is_short: bool,
     segments: Table,
     blocks: BlocksData,
@@ -64,7 +64,7 @@ struct Sheet<'a> {
     needs: &'a NeedsData,
 }
 
-/// Named lists of numbers.
+/// A table as named lists of numbers, one list for each column.
 struct Table(Vec<(&'static str, Vec<i128>)>);
 
 impl Serialize for Table {
@@ -76,7 +76,8 @@ impl Serialize for Table {
 #[derive(Serialize)]
 struct FailuresData {
     total: usize,
-    /// Moment, bytes, index of the stream, index of the stack or -1, free bytes of the device.
+    /// For each failure: moment, bytes, index of the stream, index of the stack or -1, free bytes of the
+    /// device.
     list: Vec<(u32, u64, u32, i64, u64)>,
 }
 
@@ -90,7 +91,7 @@ struct PoolData {
 struct BlocksData {
     #[serde(flatten)]
     table: Table,
-    /// Rows that represent several blocks: index and number of blocks.
+    /// The rows that represent several blocks: index of the row and number of blocks.
     runs: Vec<(usize, u32)>,
 }
 
@@ -101,18 +102,19 @@ struct HoldersData {
     bytes: u64,
     blocks: u64,
     by_stack: bool,
-    /// Index of the stack (or -1, -2, -3), index of the stream, bytes of each block or 0, blocks, bytes,
-    /// and how many events ago the newest and the oldest were requested.
+    /// For each holder: index of the stack (or -1, -2, -3), index of the stream, bytes of each block or
+    /// 0, number of blocks, their bytes, and how many events ago the newest and the oldest block was
+    /// requested.
     list: Vec<(i64, u32, u64, u64, u64, u32, u32)>,
-    /// Bytes of the holders that are not in the list.
+    /// The bytes of the holders that are not in the list.
     rest_bytes: u64,
     rest_blocks: u64,
-    /// Category, bytes and blocks, if stacks are recorded. The last row lived before the recording
-    /// began.
+    /// Category, bytes and number of blocks, if stacks are recorded. The last row has the blocks from
+    /// before the recording.
     categories: Vec<(&'static str, u64, u64)>,
 }
 
-/// How much detail a sheet holds.
+/// How much detail the data of a recording has.
 #[derive(Clone, Copy)]
 struct Detail {
     columns: usize,
@@ -124,7 +126,7 @@ struct Detail {
 }
 
 impl Detail {
-    /// Divides `bytes` among the parts; a row of a block takes about 40 of them.
+    /// Divides `bytes` among the tables. A row for a block takes about 40 bytes.
     fn of(bytes: usize) -> Self {
         Self {
             columns: (bytes / 400).clamp(32, COLUMNS),
@@ -137,11 +139,11 @@ impl Detail {
     }
 }
 
-/// The most columns of a time line.
+/// The maximum number of columns of a time line.
 pub(crate) const COLUMNS: usize = 8192;
 
-/// Returns the data as text for a script element, at most `most` bytes. `None` if even the least detail
-/// does not fit.
+/// Returns the data as text for a script element, at most `most` bytes long. `None` if it does not fit
+/// even with the least detail.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
     let callers = Callers::of(&parts.trace.stacks, Compared::Code);
     let headline = headline(parts.lives, &callers);
@@ -151,7 +153,7 @@ pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
         let (text, is_short) = as_text(parts, &callers, &headline, &Detail::of(bytes));
         let fitting = scaled(bytes, most / 20 * 19, text.len());
         if text.len() > most {
-            // Escaping makes hostile texts up to six times longer.
+            // The estimate can be too low, because escaping makes hostile texts up to six times longer.
             if found.is_some() {
                 return found;
             }
@@ -160,7 +162,7 @@ pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
         }
         let has_grown = found.is_some();
         found = Some(text);
-        // The rows took less than estimated: there is space for more of them.
+        // If the rows took less space than estimated, build the text once more with more rows.
         if has_grown || !is_short || fitting < bytes / 5 * 6 {
             break;
         }
@@ -169,13 +171,13 @@ pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
     found
 }
 
-/// Returns `bytes` times `most` divided by `taken`.
+/// Returns `bytes` times `most` divided by `taken`, at most four times `bytes`.
 fn scaled(bytes: usize, most: usize, taken: usize) -> usize {
     let product = bytes as u128 * most as u128 / (taken as u128 + 1);
     usize::try_from(product).unwrap_or(bytes).min(4 * bytes)
 }
 
-/// Escapes JSON, so that it cannot end the script element; it stays the same JSON.
+/// Escapes JSON so that it cannot end the script element. The result is equivalent JSON.
 pub(crate) fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len() + json.len() / 64);
     for sign in json.chars() {
@@ -199,7 +201,7 @@ fn cut(text: &str, most: usize) -> String {
     format!("{kept} ...")
 }
 
-/// Returns the text, and whether rows were merged or left out.
+/// Returns the text, and true if rows were merged or left out.
 fn as_text(
     parts: &Parts<'_>,
     callers: &Callers<'_>,
@@ -250,7 +252,7 @@ fn as_text(
     (escaped(&serde_json::to_string(&sheet).unwrap_or_default()), kept.is_short())
 }
 
-/// Returns the first annotations, as many as failures are listed.
+/// Returns the first annotations, at most as many as failures are listed.
 fn annotations(all: &[Annotation], detail: &Detail) -> Vec<(u32, String, u64)> {
     let first = all.iter().take(detail.failures);
     let of =
@@ -286,7 +288,7 @@ fn pool_data(pool: &PoolId) -> PoolData {
     }
 }
 
-/// Returns the differences from the previous number.
+/// Returns each number as the difference from the previous one.
 pub(super) fn differences(numbers: impl Iterator<Item = u64>) -> Vec<i128> {
     let mut before = 0;
     numbers
@@ -317,7 +319,7 @@ fn columns_data(lives: &Lives, most: usize) -> Table {
 
 fn failures(lives: &Lives, table: &StackTable, most: usize) -> FailuresData {
     let all = &lives.failures;
-    // The first ones and the last ones.
+    // Half of the listed failures are the first ones, half the last ones.
     let ends = all.len().saturating_sub(most / 2);
     let listed = all.iter().enumerate().filter(|(at, _)| *at < most - most / 2 || *at >= ends);
     let row = |failure: &super::lives::Failure| {
@@ -327,7 +329,8 @@ fn failures(lives: &Lives, table: &StackTable, most: usize) -> FailuresData {
     FailuresData { total: all.len(), list: listed.map(|(_, failure)| row(failure)).collect() }
 }
 
-/// Returns the lowest address, and a common divisor of all addresses and sizes.
+/// Returns the lowest address, and a common divisor of all relative addresses and sizes, by which they
+/// are shortened.
 fn base_and_unit(kept: &Kept) -> (u64, u64) {
     let blocks = kept.rows.iter().map(|row| (row.block.address, row.block.size_bytes));
     let segments = kept.segments.iter().map(|segment| (segment.address, segment.size_bytes));
@@ -338,7 +341,7 @@ fn base_and_unit(kept: &Kept) -> (u64, u64) {
     (base, if is_aligned { 512 } else { 1 })
 }
 
-/// Pairs of a stream and a pool, each once.
+/// The different pairs of a stream and a pool.
 #[derive(Default)]
 struct Heaps {
     all: Vec<[u32; 2]>,
@@ -354,7 +357,7 @@ impl Heaps {
     }
 }
 
-/// Returns the length of a lifetime; -1 if it lasts to the end of the recording.
+/// Returns the length of a lifetime, or -1 if it lasts to the end of the recording.
 fn span(from: u32, to: u32) -> i128 {
     if to == NEVER { -1 } else { i128::from(to) - i128::from(from) }
 }
@@ -407,7 +410,7 @@ fn blocks(
     BlocksData { table, runs: runs.map(|(at, row)| (at, row.blocks)).collect() }
 }
 
-/// Returns the moments whose holders are listed, the most important one first.
+/// Returns the moments at which holders are listed, the most important one first.
 fn listed_moments(lives: &Lives) -> Vec<(&'static str, u32)> {
     let failure = lives.failures.first().map(|failure| ("first failure", failure.moment));
     let others = [
@@ -424,7 +427,7 @@ fn headline(lives: &Lives, callers: &Callers<'_>) -> Headline {
     Headline::of(lives, callers, &Holders::of(lives, callers, first), is_failure)
 }
 
-/// Returns the live bytes by category; the last row lived before the recording began.
+/// Returns the live bytes by category. The last row has the blocks from before the recording.
 fn categories(all: &Holders, callers: &Callers<'_>) -> Vec<(&'static str, u64, u64)> {
     if !all.has_stacks {
         return Vec::new();
@@ -483,8 +486,8 @@ fn holders(
     listed_moments(lives).into_iter().map(of).collect()
 }
 
-/// Collects the stacks, the most important first: those of the largest holders, then those of the
-/// largest areas.
+/// Collects the stacks in the order of importance: first those of the largest holders, then those of the
+/// blocks with the largest areas in the time line.
 fn stack_table(
     parts: &Parts<'_>,
     callers: &Callers<'_>,

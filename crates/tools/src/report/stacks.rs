@@ -1,4 +1,4 @@
-//! The stacks of a page: each frame and each text once, within a limit on bytes.
+//! The stacks of a page. Each frame and each text is stored once, within a limit on bytes.
 
 use std::collections::HashMap;
 
@@ -11,14 +11,14 @@ use crate::replay::{self, Frame, FrameKind, StackId};
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Stacks {
     texts: Vec<String>,
-    /// Text indices of the file and the function, the line, and the kind: 0 is left out, 1 is the
-    /// program's own, 2 a library's and 3 compiled.
+    /// For each frame: index of the file's text, index of the function's text, line, and kind (0 is left
+    /// out of callers, 1 is the program's own, 2 a library's, 3 compiled code).
     frames: Vec<(u32, u32, u32, u8)>,
-    /// All frames of each stack.
+    /// The frames of each stack, all of them.
     stacks: Vec<Vec<u32>>,
-    /// The caller's index for each stack.
+    /// The index of each stack's caller.
     caller: Vec<u32>,
-    /// Each caller's label, and the frames that show it.
+    /// The label of each caller, and the frames that identify it.
     callers: Vec<(String, Vec<u32>)>,
 }
 
@@ -29,14 +29,14 @@ pub(crate) struct StackTable {
     places: HashMap<StackId, i64>,
 }
 
-/// The most frames of one stack: one half from the inner end, the other from the outer end.
+/// The maximum number of frames of one stack: half from the inner end, half from the outer end.
 const FRAMES: usize = 256;
-/// Bytes of a number in the page.
+/// The estimated bytes of a number in the page.
 const NUMBER_BYTES: usize = 6;
-/// Bytes of a caller's label in the page, approximately.
+/// The estimated bytes of a caller's label in the page.
 const LINE_BYTES: usize = 120;
 
-/// Writes frames and texts into the data, each once, and counts their bytes.
+/// Writes frames and texts into the data, each only once, and counts their bytes.
 struct Writer<'a> {
     stacks: &'a replay::Stacks,
     callers: &'a Callers<'a>,
@@ -83,7 +83,7 @@ impl<'a> Writer<'a> {
 }
 
 impl StackTable {
-    /// Collects the first of `wanted` that together take at most about `most` bytes.
+    /// Collects the first of the `wanted` stacks, as many as fit into about `most` bytes.
     pub(crate) fn of(
         stacks: &replay::Stacks,
         callers: &Callers<'_>,
@@ -123,11 +123,11 @@ impl StackTable {
         Self { data, places }
     }
 
-    /// Returns the index of a stack; -1 without a stack, -2 if the stack did not fit.
+    /// Returns the index of a stack, or -1 if there is no stack, or -2 if the stack did not fit.
     pub(crate) fn place(&self, stack: Option<StackId>) -> i64 {
         stack.map_or(-1, |stack| self.places.get(&stack).copied().unwrap_or(-2))
     }
 }
 
-/// Stands for the stack of a block that lived before the recording began.
+/// The value for the stack of a block from before the recording.
 pub(crate) const LIVED_BEFORE: i64 = -3;

@@ -19,7 +19,7 @@ fn lives(trace: &Trace) -> Lives {
     lives_of(trace, Some(&config), &Memory::default())
 }
 
-/// Returns the layout without requested sizes of free blocks, for comparison.
+/// Returns the layout without the requested sizes of free blocks, which are not compared.
 fn plain(layout: &[SegmentLayout]) -> Vec<SegmentLayout> {
     let mut layout = layout.to_vec();
     for block in layout.iter_mut().flat_map(|segment| &mut segment.blocks) {
@@ -46,7 +46,7 @@ fn the_last_map_is_the_layout_that_was_recorded() {
     }
 }
 
-/// A recording of the last events only: the memory before them is reconstructed.
+/// Tests a recording of the last events only, in which the memory before them must be reconstructed.
 #[test]
 fn a_cut_recording_shows_what_was_there_before() {
     for name in ["serve.default", "llama_var.default", "multistream.expandable"] {
@@ -64,7 +64,8 @@ fn a_cut_recording_shows_what_was_there_before() {
     }
 }
 
-/// Returns `count` adjacent live blocks; one of them is large and lives for two events only.
+/// Returns a recording with `count` adjacent live blocks. One of them is large and lives for two events
+/// only.
 fn many(count: u64) -> Trace {
     let event = |action, address, size| TraceEvent::new(action, address, size, StreamId(1));
     let mut events = Vec::new();
@@ -98,7 +99,7 @@ fn a_large_recording_keeps_peaks_and_failures_and_a_hundred_moments() {
     );
     assert!(kept.rows.len() <= 20_000 && kept.segments.len() <= 2_000);
     assert_eq!((kept.runs_left_out, kept.segments_left_out), (0, 0));
-    // However rows are merged, the live bytes of each moment are complete.
+    // The live bytes of each moment must be complete, whichever rows were merged.
     for &moment in &moments {
         let of = |born: u32, freed: u32| born <= moment && moment < freed;
         let all = lives.blocks.iter().filter(|block| of(block.born, block.freed));
@@ -168,14 +169,14 @@ fn a_block_that_waits_for_other_streams_is_freed_before_it_is_gone() {
     let lives = lives(&Trace { events, ..Trace::default() });
     let [first, second] = lives.blocks[..] else { panic!("{:?}", lives.blocks) };
     assert_eq!((first.born, first.freed, first.gone, first.size_bytes), (2, 4, 5, 3 * MIB + 512));
-    // Less than 1 MiB remains behind it, so nothing is split off.
+    // Less than 1 MiB remains behind the block, so nothing is split off.
     assert_eq!((second.gone, second.size_bytes), (NEVER, 17 * MIB - 512));
-    // Of the moments with most reserved bytes, the one with most live bytes counts.
+    // Of the moments with the most reserved bytes, the one with the most live bytes is chosen.
     assert_eq!((lives.peak_reserved.moment, lives.peak_live.moment), (3, 3));
     assert_eq!(lives.pools, [PoolId::DEFAULT]);
 }
 
-/// Numbers that no device has, in an order that no allocator produces.
+/// Uses numbers that no device has, in an order that no allocator produces.
 #[test]
 fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
     let sizes = [0, 1, 511, 20 * MIB, u64::MAX / 2, u64::MAX];

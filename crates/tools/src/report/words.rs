@@ -1,4 +1,4 @@
-//! The output of `advise` for the page. The sentences come from `analysis`.
+//! The output of `advise`, as data for the page. The sentences come from `analysis`.
 
 use serde::Serialize;
 
@@ -8,14 +8,14 @@ use crate::analysis::{Advice, Choice, Picture, Recording, Streams, Why, heap_nam
 /// The setting to make, and the causes of reserved memory.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct AdviceData {
-    /// The setting to make; without a search, the command that starts one.
+    /// The setting to make. If settings were not searched, the command that does so.
     pub(crate) sentence: String,
     pub(crate) is_searched: bool,
-    /// The allocator, the variable with its value, and the need with it.
+    /// For each allocator: its name, the variable with its value, and the need with this setting.
     pub(crate) set: Vec<(String, String, String)>,
     pub(crate) limit: Option<String>,
     pub(crate) searched: Option<String>,
-    /// Data that the recording lacks, each with what supplies it.
+    /// The data that the recording lacks, each with the option that supplies it.
     pub(crate) unknown: Vec<&'static str>,
     pub(crate) pictures: Vec<PictureData>,
 }
@@ -26,22 +26,22 @@ pub(crate) struct PictureData {
     pub(crate) name: &'static str,
     pub(crate) sentence: String,
     pub(crate) causes: Vec<&'static str>,
-    /// Bytes of each cause.
+    /// The bytes of each cause.
     pub(crate) all: Vec<u64>,
-    /// The same for each stream of each pool, and its largest free block.
+    /// For each stream of each pool: its name, the bytes of each cause, and the largest free block.
     pub(crate) heaps: Vec<(String, Vec<u64>, u64)>,
 }
 
 /// The need of the recording under each setting.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct NeedsData {
-    /// The reason if there are none.
+    /// The reason why there are no needs, if there are none.
     pub(crate) missing: Option<String>,
     pub(crate) points: usize,
     pub(crate) rows: Vec<NeedData>,
 }
 
-/// How many streams and pools are listed.
+/// The maximum number of streams and pools listed.
 const HEAPS: usize = 64;
 
 impl PictureData {

@@ -23,12 +23,12 @@ function showAdvice() {
   byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf));
 }
 
-/// Returns a line to paste, with a button that copies it.
+/// Returns a line of text to paste elsewhere, with a button that copies it.
 function copied(line, after) {
   const code = element("code", {}, line);
   const button = press("copy", `copy ${line}`, () => {
     getSelection().selectAllChildren(code);
-    // Works on a page opened from disk, and without a permission.
+    // `execCommand` also works on a page opened from disk, and without a permission.
     button.textContent = document.execCommand("copy") ? "copied" : "press Ctrl+C";
   });
   button.classList.add("copy");
@@ -46,7 +46,7 @@ function showFacts(recording) {
     fact("requests that failed", grouped(failures), failures > 0));
 }
 
-/// Returns the sentence of a moment, all causes as a bar, and a row for each stream and pool.
+/// Returns the sentence about a moment, a bar of all causes, and a row for each stream and pool.
 function causesOf({ name, sentence, causes, all, heaps }) {
   const total = all.reduce((sum, number) => sum + number, 0);
   const shown = causes.map((cause, at) => at).filter((at) => all[at] > 0);

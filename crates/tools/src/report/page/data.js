@@ -3,10 +3,10 @@
 
 const NEVER = 0xffffffff;
 const NOTHING = -1;
-/// Numbers in place of a stack index.
+/// Values that take the place of a stack index.
 const LEFT_OUT = -2, LIVED_BEFORE = -3;
 
-/// Decodes numbers that are stored as differences from the previous one.
+/// Decodes numbers that are stored as differences from the previous number.
 function summed(differences) {
   const numbers = new Float64Array(differences.length);
   let sum = 0;
@@ -14,12 +14,12 @@ function summed(differences) {
   return numbers;
 }
 
-/// Returns the end of each lifetime; -1 means never.
+/// Returns the end of each lifetime. A length of -1 means that it never ends.
 function ends(from, lives) {
   return Uint32Array.from(lives, (life, at) => life < 0 ? NEVER : from[at] + life);
 }
 
-/// Returns the folder that all files of the program's own code share, with its last slash.
+/// Returns the deepest folder that contains all files of the program's own code, with its last slash.
 function sharedFolder({ texts, frames }) {
   const files = frames.filter(([, , , kind]) => kind === 1).map(([file]) => texts[file].split("/").slice(0, -1));
   const [first = []] = files;
@@ -57,7 +57,7 @@ function unpack(sheet) {
   };
 }
 
-/// Returns the last index whose number is not above `number`.
+/// Returns the last index whose number is at most `number`. The numbers are in ascending order.
 function placeOf(numbers, number) {
   let low = 0, high = numbers.length - 1;
   while (low < high) {
@@ -86,7 +86,7 @@ function momentAt(recording, time) {
   return end > begin ? from + (to - from) * Math.min(1, (time - begin) / (end - begin)) : from;
 }
 
-/// Returns the nearest moment that can be shown.
+/// Returns the nearest moment that the page can show.
 function shownMoment(recording, moment) {
   const whole = Math.max(0, Math.min(recording.events, Math.round(moment)));
   const { moments } = recording;
@@ -96,7 +96,7 @@ function shownMoment(recording, moment) {
   return whole - moments[at] <= moments[next] - whole ? moments[at] : moments[next];
 }
 
-/// Returns the indices of the rows that live at a moment.
+/// Returns the indices of the rows of a table that live at a moment.
 function aliveAt(rows, moment) {
   const places = [];
   for (let at = 0; at < rows.length; at++) {
@@ -116,7 +116,7 @@ function addressOf(recording, offset) {
   return "0x" + (BigInt(recording.base) + BigInt(offset)).toString(16);
 }
 
-/// Returns the code that requested a block, as one line.
+/// Returns one line about the code that requested a block.
 function callerOf(recording, stack) {
   if (stack === LIVED_BEFORE) return "(lived before the recording began)";
   if (stack === LEFT_OUT) return "(its stack is left out to keep the page small)";
@@ -124,7 +124,8 @@ function callerOf(recording, stack) {
   return stack < 0 ? "(no stack recorded)" : callers[caller[stack]][0];
 }
 
-/// Returns the frames of a stack, innermost first: those that show the program, or all of them.
+/// Returns the frames of a stack, innermost first. Returns only the frames of the caller, unless `all`
+/// is true.
 function framesOf(recording, stack, all = state.allFrames) {
   if (stack < 0) return [];
   const { texts, frames, stacks, caller, callers } = recording.stacks;

@@ -1,12 +1,12 @@
-// The holders of the live bytes: a flame graph of their stacks, and the largest holders as a table.
+// The holders of the live bytes: a flame graph of their stacks, and a table of the largest holders.
 
 const FLAME_ROW = 20;
 
-/// Returns the holders at a listed moment, or at the chosen one: [stack, stream, each, blocks, bytes,
-/// newest, oldest].
+/// Returns the holders at a moment that the data lists, or at the chosen moment. Each row is [stack,
+/// stream, bytes of each block, blocks, bytes, newest, oldest].
 function holdersNow(recording) {
   const listed = recording.holders[Number(state.holders)];
-  // Listed holders are grouped by the program's code.
+  // Not used when all frames are shown, because the listed holders are grouped by the program's code.
   if (listed && !(state.allFrames && listed.by_stack)) return listed;
   const { blocks } = recording;
   const { caller } = recording.stacks;
@@ -25,14 +25,14 @@ function holdersNow(recording) {
     if (row[2] !== blocks.requested[at]) row[2] = 0;
     found.set(key, row);
   }
-  // Rows with code come before those without.
+  // Rows with a stack come before rows without one.
   const last = (row) => byStack && row[0] < 0 ? -row[0] : 0;
   const list = [...found.values()].sort((a, b) => last(a) - last(b) || b[4] - a[4]);
   const sum = (place) => list.reduce((all, row) => all + row[place], 0);
   return { name: listed ? listed.name : "the chosen moment", moment, bytes: sum(4), blocks: sum(3), by_stack: byStack, list, rest_bytes: 0, rest_blocks: 0 };
 }
 
-/// Returns the names from the outermost frame to the innermost.
+/// Returns the frames from the outermost to the innermost, as names for the flame graph.
 function pathOf(recording, { by_stack: byStack }, [stack, stream, each]) {
   if (!byStack) return [{ name: `stream ${recording.streams[stream]}` }, { name: each ? `blocks of ${exactly(each)}` : "blocks of several sizes" }];
   const frames = framesOf(recording, stack);
@@ -60,10 +60,11 @@ function treeOf(recording, holders) {
 
 const flames = { root: null, top: null };
 
-/// Returns whether a node matches the search.
+/// Returns true if a node of the flame graph matches the search.
 const isFound = (node) => state.search !== "" && `${node.place || ""} ${node.name}`.toLowerCase().includes(state.search);
 
-/// Returns the bytes and blocks below the outermost nodes that match the search.
+/// Returns the bytes and blocks of the nodes that match the search. Nodes inside a matching node are not
+/// counted again.
 function sumFound(node) {
   if (isFound(node)) return { bytes: node.bytes, blocks: node.blocks };
   const sums = { bytes: 0, blocks: 0 };
@@ -80,7 +81,7 @@ function showFound() {
   byId("flames-found").textContent = state.search === "" ? "" : `found: ${bytes(found)}, ${percent(found, flames.root.bytes)}, in ${plural(blocks, "block", "blocks")}`;
 }
 
-/// Returns whether a row of the table matches the search, in its line or in a frame that is shown.
+/// Returns true if a row of the table matches the search, in its text or in one of its frames.
 function isRowFound(recording, holders, row) {
   if (state.search === "") return true;
   const texts = holders.by_stack ? [callerOf(recording, row[0]), ...framesOf(recording, row[0]).map(lineOf)] : [whatOf(recording, row)];
@@ -93,8 +94,8 @@ function nameHash(name) {
   return hash;
 }
 
-/// Returns the lines of a frame's tooltip: the program's own frame first, then the library code that it
-/// called.
+/// Returns the lines of a frame's tooltip. For library code, the program's frame that called it comes
+/// first.
 function flameLines(node) {
   const line = ({ short, name, place }) => place ? [`${short || ""}${name}`, place] : [name];
   let caller = node.own ? null : node.parent;
@@ -102,7 +103,7 @@ function flameLines(node) {
   return caller ? [...line(caller), `calls ${line(node).join(", ")}`] : line(node);
 }
 
-/// Draws the tree below `top` over the whole width, and its callers above it.
+/// Draws the tree below `top` over the whole width, and the callers of `top` above it.
 function drawFlames(top) {
   flames.top = top;
   const box = byId("flames");
@@ -147,7 +148,7 @@ function drawFlames(top) {
   return chosen;
 }
 
-/// Moves the focus with the arrow keys to the caller, the callee or a sibling.
+/// Moves the focus by the arrow keys to the caller, the callee or a sibling of a frame.
 function flameKeys(event) {
   const node = document.activeElement?.node;
   if (!node) return;
@@ -178,7 +179,7 @@ function drawHolders() {
   drawCategories(recording.holders.find(({ moment }) => moment === holders.moment) || recording.holders[0]);
 }
 
-/// Shows the live bytes by category at one of the listed moments.
+/// Shows the live bytes by category at one of the moments that the data lists.
 function drawCategories({ name, bytes: all, categories }) {
   const rows = categories.map(([category, size, blocks]) => ({ cells: [bytes(size), percent(size, all), grouped(blocks), category] }));
   byId("categories").replaceChildren(...(rows.length ? [element("h3", {}, `By category, at the ${name}`),
@@ -188,7 +189,7 @@ function drawCategories({ name, bytes: all, categories }) {
 
 const whatOf = (recording, [, stream, each, blocks]) => `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;
 
-/// Shows the largest holders that match the search, and below them those without code.
+/// Shows the largest holders that match the search, and below them the holders without a stack.
 function drawHoldersTable(holders) {
   const { recording } = state;
   const most = 25;
@@ -209,8 +210,8 @@ function drawHoldersTable(holders) {
   byId("holders-table").replaceChildren(table(heading, rows), element("p", { class: "quiet" }, more));
 }
 
-/// Redraws everything that depends on the search: marks in the flame graph, their sum, and the rows of
-/// the table.
+/// Redraws everything that depends on the search: the marks in the flame graph, the sum of the matches,
+/// and the rows of the table.
 function showSearch(text) {
   state.search = text.trim().toLowerCase();
   drawFlames(flames.top);
@@ -226,7 +227,8 @@ function callerElement(recording, stack) {
   return element("details", {}, element("summary", {}, name), element("ol", {}, ...frames.map(line)));
 }
 
-/// Shows the recording's holders: at the first failure, or else at the peak of live bytes.
+/// Shows the recording's holders, beginning with the first listed moment: the first failure, or else the
+/// peak of live bytes.
 function showHolders() {
   const { recording } = state;
   state.holders = "0";

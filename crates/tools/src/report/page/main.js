@@ -1,7 +1,7 @@
-// Selects the recording and the moment that are shown. The address of the page contains both, so a link
-// restores them.
+// Selects the recording and the moment that the page shows. The page's address contains both, so that a
+// link restores them.
 
-/// Shows a moment, or the nearest one that can be shown.
+/// Shows a moment, or the nearest one that the page can show.
 function choose(moment) {
   const { recording } = state;
   state.moment = shownMoment(recording, moment);
@@ -18,7 +18,8 @@ function choose(moment) {
 
 const address = { written: -Infinity, waits: 0 };
 
-/// Writes the moment into the address, at most a few times a second: browsers refuse more.
+/// Writes the moment into the address. Does so at most four times a second, because browsers refuse
+/// more.
 function showAddress() {
   clearTimeout(address.waits);
   const rest = address.written + 250 - performance.now();
@@ -28,7 +29,7 @@ function showAddress() {
   history.replaceState(null, "", `#${which}moment=${state.moment}`);
 }
 
-/// Returns the recording and the moment in the address, if it has them.
+/// Returns the recording and the moment that the address contains, if any.
 function addressed() {
   const named = new URLSearchParams(location.hash.slice(1));
   const number = (name) => named.has(name) ? Number(named.get(name)) : NaN;
@@ -37,7 +38,7 @@ function addressed() {
   return recording && Number.isFinite(moment) ? { recording, moment } : {};
 }
 
-/// Returns the moment of the first failure, or else of the peak of live bytes.
+/// Returns the moment to show first: the first failure, or else the peak of live bytes.
 function firstMoment(recording) {
   const [failure] = recording.failures.list;
   return failure ? failure[0] : recording.peak_live.moment;
@@ -75,7 +76,7 @@ function begin() {
   const { recording = recordings[0], moment } = addressed();
   select.value = String(recordings.indexOf(recording));
   show(recording, moment);
-  // Links to panels do not change the address.
+  // A link to a panel only scrolls. It must not replace the recording and moment in the address.
   document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", (event) => {
     event.preventDefault();
     document.querySelector(link.getAttribute("href")).scrollIntoView();

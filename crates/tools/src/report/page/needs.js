@@ -1,4 +1,4 @@
-// Shows the need of the recording under other settings, and how much each reserves.
+// Shows the need of the recording under several settings, and how much memory each setting reserves.
 
 const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.conf || "(default)") + (row.model ? " (a model)" : "");
 
@@ -34,8 +34,8 @@ function showNeeds() {
 /// Dash patterns, so that overlapping curves stay visible.
 const DASHES = [[], [9, 5], [3, 3], [14, 4, 3, 4], [6, 10], [2, 7]];
 
-/// Returns the lowest bytes that are drawn. If the peaks are close together, the part common to all is
-/// cut off.
+/// Returns the bytes at the bottom of the chart. If the peaks are close together, cuts off the part that
+/// all curves have in common.
 function lowestOf(curves) {
   if (state.floor === "all") return 0;
   const peaks = curves.filter((curve) => curve.length).map((curve) => Math.max(...curve));
@@ -44,7 +44,8 @@ function lowestOf(curves) {
   return below > most / 2 ? below : 0;
 }
 
-/// Returns heights of labels next to the ends of the curves, at least `apart` from each other.
+/// Returns the heights of the labels at the ends of the curves, moved so that they are at least `apart`
+/// from each other.
 function besides(heights, apart, bottom) {
   const order = heights.map((y, at) => at).sort((a, b) => heights[a] - heights[b]);
   const placed = [...heights];

@@ -3,7 +3,8 @@
 const map = { pieces: [], heaps: [], order: [], width: 0 };
 const ROW = 15, GAP = 3, TITLE = 20;
 
-/// Returns the layout at a moment: heaps, their segments, and the parts of each segment in order.
+/// Returns the layout at a moment: the heaps, their segments, and the parts of each segment in address
+/// order.
 function layoutAt(recording, moment) {
   const { segments, blocks } = recording;
   const found = aliveAt(segments, moment).map((at) => ({
@@ -40,7 +41,7 @@ function layoutAt(recording, moment) {
   return all;
 }
 
-/// Fills in the parts of a segment: blocks and the free ranges between them.
+/// Adds the parts to a segment: its blocks and the free ranges between them.
 function fill(recording, segment, inside, moment) {
   const { blocks } = recording;
   Object.assign(segment, { parts: [], live: 0, requested: 0, waiting: 0, free: 0, ranges: 0, largest: 0, used: inside.length > 0 });
@@ -65,7 +66,7 @@ function fill(recording, segment, inside, moment) {
   markApart(segment);
 }
 
-/// Marks runs of blocks that are smaller than the free ranges on both sides.
+/// Marks blocks between two free ranges if together they are smaller than each of these ranges.
 function markApart(segment) {
   const { parts } = segment;
   segment.keepers = [];
@@ -96,7 +97,7 @@ function paint(recording, heap, segment, part) {
   return state.by === "age" ? ageColour(recording, part.block) : hue(number);
 }
 
-/// Returns a colour from young to old, by the number of events.
+/// Returns a colour for the age of a block in events, on a scale from young to old.
 function ageColour(recording, block) {
   const age = Math.max(0, state.moment - recording.blocks.born[block]);
   const share = recording.blocks.born[block] === 0 ? 1 : Math.log2(age + 1) / Math.log2(recording.events + 2);
@@ -141,8 +142,8 @@ function outline(pen, x, y, w) {
   pen.lineWidth = 1;
 }
 
-/// Draws the frames: private pools in their own colour, expandable ranges dashed. Each kind is drawn in
-/// one path.
+/// Draws the frames of the segments: private pools in their own colour, expandable segments dashed. All
+/// frames of the same style are one path, because that is faster.
 function drawFrames(pen, recording) {
   const kinds = new Map();
   for (const { x, y, w, segment, heap } of map.pieces) {
@@ -171,7 +172,8 @@ function drawTitle(pen, recording, heap) {
   pen.fillText(text, 0, heap.y - 5);
 }
 
-/// Lays out segments side by side in lines; a segment that does not fit continues on the next line.
+/// Assigns positions to the segments, side by side in lines. A segment that does not fit continues on
+/// the next line.
 function place(width) {
   map.pieces = [];
   const total = map.heaps.reduce((sum, heap) => sum + heap.size, 0);
@@ -218,7 +220,7 @@ function saySegments() {
   segmentsLegend();
 }
 
-/// Lists the segments whose free memory is fragmented, or that a small live block keeps reserved.
+/// Lists the segments whose free memory is fragmented, or that one small live block keeps reserved.
 function showApart() {
   const { recording } = state;
   const { blocks } = recording;
@@ -270,7 +272,7 @@ function segmentsLegend() {
 
 const ageColourAt = (share) => `hsl(${50 - 50 * share + (share > 0.5 ? 310 * (share - 0.5) : 0)} 75% ${isDark() ? 68 - 26 * share : 66 - 34 * share}%)`;
 
-/// Returns the segment and its part at a point.
+/// Returns the segment, and the part of the segment, at a point of the map.
 function partAt(x, y) {
   const piece = map.pieces.find((piece) => x >= piece.x && x < piece.x + piece.w + 1 && y >= piece.y && y < piece.y + ROW);
   if (!piece) return null;

@@ -1,10 +1,10 @@
-// The time line: reserved and live bytes, large blocks as areas of their own, failures and the limit.
+// The time line: reserved and live bytes, large blocks as separate areas, failures, and the limit.
 
 const timeline = { left: 76, right: 12, top: 22, bottom: 26, shown: [], most: 1, offsets: null };
-/// The most blocks that are drawn as separate areas.
+/// The maximum number of blocks that are drawn as separate areas.
 const AREAS_MOST = 1500;
 
-/// Returns the position of a moment on the chosen axis, from 0 to 1.
+/// Returns the position of a moment on the chosen axis, as a share from 0 to 1.
 function part(recording, moment) {
   if (state.axis === "time" && recording.has_times) return timeOf(recording, moment) / recording.duration_us;
   return moment / Math.max(1, recording.events);
@@ -26,7 +26,8 @@ function momentAtX(x, width) {
   return momentOf(state.recording, Math.max(0, Math.min(1, place)));
 }
 
-/// Returns the rows that may be drawn as areas, largest area first.
+/// Returns the indices of the rows that may be drawn as areas, largest area (bytes times lifetime)
+/// first.
 function areasOf(recording) {
   if (recording.areas) return recording.areas;
   const { blocks, events } = recording;
@@ -39,8 +40,8 @@ function areasOf(recording) {
   return recording.areas;
 }
 
-/// Returns for each pixel the minimum and maximum of live and reserved bytes. Also returns the moment
-/// whose blocks are drawn there: that of the most live bytes.
+/// Returns the minimum and maximum of live bytes and the maximum of reserved bytes for each pixel. Also
+/// returns the moment whose blocks are drawn at the pixel: the one with the most live bytes.
 function pixels(recording, inner) {
   const { column } = recording;
   const found = { live: new Float64Array(inner), low: new Float64Array(inner), reserved: new Float64Array(inner), at: new Float64Array(inner) };
@@ -97,7 +98,7 @@ function drawTimeline() {
   drawMarks(pen, width, height, yOf);
 }
 
-/// Returns the first pixel whose moment is not before this one.
+/// Returns the first pixel whose moment is at or after this one.
 function pixelOf(moments, moment) {
   let low = 0, high = moments.length;
   while (low < high) {
@@ -107,7 +108,7 @@ function pixelOf(moments, moment) {
   return low;
 }
 
-/// Draws blocks stacked on each other, those that live longest at the bottom.
+/// Draws blocks as areas on top of each other. Those that live longest are at the bottom.
 function drawAreas(pen, inner, tall, yOf, moments) {
   const { recording } = state;
   const { blocks } = recording;
@@ -211,7 +212,7 @@ function drawMarks(pen, width, height, yOf) {
   }
 }
 
-/// Returns the block whose area is at a point.
+/// Returns the block whose area contains a point.
 function areaAt(x, y, width, height) {
   const tall = height - timeline.top - timeline.bottom;
   const number = (timeline.top + tall - y) / tall * timeline.most;
@@ -226,7 +227,8 @@ function areaAt(x, y, width, height) {
   return NOTHING;
 }
 
-/// Returns the bytes at a moment: exactly if its rows are in the page, otherwise from the columns.
+/// Returns the live and reserved bytes at a moment: exact values if the page has the moment's rows,
+/// otherwise those of its column.
 function bytesAt(recording, moment) {
   const { column, blocks, segments, moments } = recording;
   const known = !moments || moments[placeOf(moments, moment)] === moment;
@@ -260,7 +262,7 @@ function showRange(from, span = state.to - state.from) {
   drawTimeline();
 }
 
-/// Scrolls so that the chosen moment is visible.
+/// Scrolls the time line so that the chosen moment is visible.
 function follow() {
   const at = part(state.recording, state.moment);
   const span = state.to - state.from;

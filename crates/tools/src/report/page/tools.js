@@ -1,4 +1,4 @@
-// Elements, numbers and colours for all panels. Data is inserted as text only.
+// Functions for elements, numbers and colours that all panels use. Data is inserted as text only.
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -14,7 +14,7 @@ function element(name, attributes = {}, ...children) {
 const byId = (id) => document.getElementById(id);
 const grouped = (number) => Math.round(number).toLocaleString("en-US");
 
-/// Formats bytes; large numbers are rounded to whole MiB, as in `advise`.
+/// Formats bytes. Large numbers are rounded to whole MiB, as in `advise`.
 function bytes(number) {
   const size = Math.abs(number);
   if (size >= 1048576) {
@@ -24,7 +24,7 @@ function bytes(number) {
   return size >= 1024 ? `${(number / 1024).toFixed(size % 1024 ? 1 : 0)} KiB` : `${number} B`;
 }
 
-/// Formats the smallest device that suffices, in whole MiB.
+/// Formats the size of a device that suffices, in whole MiB rounded up.
 const needed = (number) => `${grouped(Math.ceil(number / 1048576))} MiB`;
 const exactly = (number) => number >= 1024 ? `${bytes(number)} (${grouped(number)} bytes)` : bytes(number);
 const percent = (part, all) => all > 0 ? `${(100 * part / all).toFixed(part * 10 < all ? 1 : 0)} %` : "-";
@@ -36,7 +36,7 @@ function duration(us) {
 
 const plural = (number, one, more) => `${grouped(number)} ${number === 1 ? one : more}`;
 
-/// The colours of the style sheet, cached until the colour scheme changes.
+/// The colours from the style sheet. They are cached until the colour scheme changes.
 const scheme = matchMedia("(prefers-color-scheme: dark)");
 const palette = new Map();
 scheme.addEventListener("change", () => palette.clear());
@@ -48,14 +48,15 @@ function colour(name) {
 
 const isDark = () => scheme.matches;
 
-/// Returns one of many distinguishable colours, for the number of a stream, a pool or a stack.
+/// Returns a colour for the number of a stream, a pool or a stack. Consecutive numbers get clearly
+/// different colours.
 function hue(number, pale = false) {
   const angle = (212 + number * 137.5) % 360;
   if (pale) return isDark() ? `hsl(${angle} 22% 27%)` : `hsl(${angle} 45% 88%)`;
   return isDark() ? `hsl(${angle} 48% ${58 + number % 3 * 5}%)` : `hsl(${angle} 52% ${60 - number % 3 * 6}%)`;
 }
 
-/// Returns an empty canvas with the resolution of the screen.
+/// Returns the drawing context of a canvas that was cleared and has the resolution of the screen.
 function cleared(canvas, height) {
   const ratio = window.devicePixelRatio || 1;
   if (height) canvas.style.height = `${height}px`;
@@ -85,7 +86,7 @@ function legend(id, items) {
     element("i", { style: { background, border: border ? `2px ${border}` : "none" } }), name)));
 }
 
-/// Returns a group of buttons of which one is pressed.
+/// Returns a group of buttons, of which exactly one is pressed.
 function choice(name, options, chosen, choose) {
   const buttons = options.map(([value, text]) => element("button", {
     type: "button", "aria-pressed": String(value === chosen()), "data-value": value,
@@ -99,7 +100,7 @@ function choice(name, options, chosen, choose) {
 
 const press = (text, label, act) => element("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
 
-/// Returns a table; columns are [heading, is text], cells are texts or elements.
+/// Returns a table. Columns are [heading, is text]; cells are texts or elements.
 function table(columns, rows) {
   const cell = (kind, content, at) => element(kind, { class: columns[at][1] ? "text" : null }, content);
   const head = element("tr", {}, ...columns.map(([name], at) => cell("th", name, at)));
@@ -110,8 +111,8 @@ function table(columns, rows) {
   return element("div", { class: "table" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
 }
 
-/// Returns a file's path without the folder that the program's files share, or a library's path below
-/// its folder.
+/// Returns a file's path without the folder that contains all files of the program. For a library's
+/// file, returns the path below the folder of the libraries.
 function shortFile({ file, own }) {
   const library = /(?:site|dist)-packages\/(.*)$/.exec(file);
   if (library) return library[1];
@@ -121,11 +122,13 @@ function shortFile({ file, own }) {
 
 const lineNumber = ({ line }) => line ? `:${line}` : "";
 
-/// Returns the file name, or the path of a library's file; an empty text for compiled code.
+/// Returns the file name and line of a frame; for a library the path. Returns an empty text for compiled
+/// code.
 const fileOf = (frame) => frame.kind === 0 || frame.kind === 3 ? "" : `${frame.kind === 2 ? shortFile(frame) : frame.file.split("/").pop()}${lineNumber(frame)} `;
 const lineOf = (frame) => `${shortFile(frame)}${lineNumber(frame)} ${frame.name}`;
 
-/// Returns the frames for a tooltip: the program's own first, then those that they called.
+/// Returns the frames for a tooltip: the program's own frames first, then the library frames that they
+/// called.
 function framesList(frames, most) {
   const ordered = state.allFrames ? frames : [...frames.filter(({ own }) => own), ...frames.filter(({ own }) => !own)];
   const line = (frame) => element("div", { class: frame.own ? "own" : null }, lineOf(frame));
@@ -134,7 +137,7 @@ function framesList(frames, most) {
     ...(rest > 0 ? [element("div", {}, `and ${rest} more`)] : []));
 }
 
-/// Shows lines next to the pointer; elements are inserted unchanged.
+/// Shows lines next to the pointer. Each line may be a text or an element.
 function tip(event, lines) {
   const box = byId("tip");
   if (!lines) { box.hidden = true; return; }
