@@ -1,12 +1,13 @@
-//! Results of `advise` on all shipped recordings: no headline contradicts its table, a need has one
-//! value in all outputs, and a line to paste has only keys that the given version of PyTorch accepts.
+//! Results of `advise` on all shipped recordings: the first sentence agrees with the table, a need has
+//! the same value in all outputs, and the line to paste has only keys that the given version of PyTorch
+//! accepts.
 
 use super::made::{MIB, Made};
 use super::*;
 use crate::common::prelude::*;
 
-/// Returns all shipped recordings in the full size. Otherwise it returns three that are searched
-/// quickly: two without a limit, and one whose limit some settings help with.
+/// Returns the names of all shipped recordings in a full run. Otherwise returns three for which a search
+/// is quick: two without a limit, and one with a limit under which some settings help.
 fn names() -> Vec<String> {
     let some = [SHORT, "2.12.1.default", "unet.frac045"];
     match runs(1) {
@@ -43,7 +44,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().unwrap_or_else(|| panic!("{value} is no list"))
 }
 
-/// Checks that the headline agrees with the table of settings that were tried.
+/// Checks that the first sentence agrees with the table of settings that were tried.
 fn agrees(name: &str, json: &Value) {
     let (sentence, set) = (word(&json["sentence"]), list(&json["set"]));
     let tried = list(&json["tried"]);
@@ -82,7 +83,7 @@ fn agrees(name: &str, json: &Value) {
     }
 }
 
-/// Returns the need of the recorded configuration from the data of a page.
+/// Returns the need of the recorded configuration, read from the data of a page.
 fn need_on_page(page: &str) -> u64 {
     let [data] = &super::report::recordings(page)[..] else { panic!("one recording") };
     let rows = list(&data["needs"]["rows"]);
@@ -92,7 +93,7 @@ fn need_on_page(page: &str) -> u64 {
 
 const VERSIONS: [&str; 7] = ["2.4", "2.6", "2.8", "2.10", "2.11", "2.13", "2.15"];
 
-/// Returns the options of the search: all settings in the full size or for a short recording, else
+/// Returns the options for the search: all settings in a full run or for a short recording, else
 /// `--quick`.
 fn search_of(name: &str) -> &'static [&'static str] {
     let is_short = name == SHORT;
@@ -101,8 +102,8 @@ fn search_of(name: &str) -> &'static [&'static str] {
 
 const SHORT: &str = "cudagraph.default";
 
-/// Checks that the line to paste has only keys that this version accepts. Returns how many
-/// configurations of PyTorch's own allocator with the newest key were tried.
+/// Checks that the line to paste has only keys that this version accepts. Returns the number of
+/// configurations tried for PyTorch's own allocator that contain the newest key.
 fn has_keys_of(version: &str, name: &str, json: &Value) -> usize {
     assert_eq!(json["torch"], version);
     for set in list(&json["set"]) {
@@ -121,8 +122,8 @@ fn has_keys_of(version: &str, name: &str, json: &Value) -> usize {
     list(&json["tried"]).iter().filter(is_new).count()
 }
 
-/// Runs each recording once, with the oldest version, and with the quick settings unless the recording
-/// is short.
+/// Runs each recording once, for the oldest version. Uses the quick settings unless the recording is
+/// short.
 #[test]
 fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
     let folder = Folder::new("advice");
@@ -141,7 +142,7 @@ fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
         let compared = json(&["compare", path, "--conf", &conf, "--json"]);
         assert_eq!(&compared["needs_bytes"], needs, "{name}");
         if search.is_empty() {
-            // `report` repeats the search. All recordings are checked only in the full size.
+            // `report` repeats the search, so it takes as long again.
             ok(&["report", path, "--torch", version, "-o", &page]);
             let page = std::fs::read_to_string(&page).unwrap();
             assert_eq!(need_on_page(&page), bytes(needs), "{name}");
@@ -149,7 +150,7 @@ fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
     }
 }
 
-/// Two versions on a short recording; all versions on all recordings in the full size.
+/// Tests two versions on a short recording; in a full run, all versions on all recordings.
 #[test]
 fn every_key_of_the_line_to_paste_is_one_that_the_version_has() {
     for name in names().into_iter().filter(|name| search_of(name).is_empty()) {
@@ -185,7 +186,7 @@ fn the_version_is_named_beside_the_line_and_its_absence_with_the_option() {
     }
 }
 
-/// A key that the version lacks is compared only if it was requested explicitly.
+/// `compare` includes a key that the version lacks only if the caller requested it explicitly.
 #[test]
 fn compare_has_only_keys_of_the_version() {
     let path = &trace(SHORT);

@@ -56,7 +56,7 @@ fn causes_add_up_to_what_was_recorded() {
     assert_eq!(causes["moment"], "peak of live bytes");
 }
 
-/// Returns a recording with two call stacks that keep blocks. One function name contains terminal escape
+/// Returns a recording in which two call stacks keep blocks. One function name contains terminal escape
 /// sequences.
 fn recording_with_stacks() -> String {
     let frames = |function: &str, line: u32| {

@@ -1,4 +1,4 @@
-//! `bench`: its JSON and its text.
+//! `bench`: its output as JSON and as text.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;

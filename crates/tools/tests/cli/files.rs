@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::*;
 
-/// Returns a recording with one request for each device marked `true`, and with this configuration.
+/// Returns a recording with one request on each device marked `true`, and with this configuration.
 fn recording(devices: &[bool], conf: &str) -> String {
     let event = r#"{"action":"alloc","addr":4096,"size":512,"stream":0}"#;
     let lists: Vec<_> = devices.iter().map(|has| if *has { event } else { "" }).collect();
@@ -46,7 +46,7 @@ fn a_recording_is_not_overwritten_whatever_it_is_called() {
     ok(&["replay", &keep, "--stats", &fresh]);
 }
 
-/// Recordings may come from untrusted sources.
+/// A recording may come from an untrusted source.
 #[test]
 fn the_configuration_of_a_recording_writes_no_file_and_loads_no_code() {
     let folder = Folder::new("hostile");
@@ -103,7 +103,7 @@ fn an_empty_recording_is_refused_with_what_may_be_missing() {
     }
     let log = folder.file("log.csv", "Thread,Time,Action,Pointer,Size,Stream\n");
     fails(&["replay", &log], 1, "holds no requests");
-    // The recording has live blocks without their allocations. It is replayed with a note.
+    // The recording has live blocks but not the events that allocated them. It is replayed, with a note.
     let output = run(&["replay", &folder.file("live.json", &block("active_allocated"))]);
     let stderr = &output.stderr;
     assert_eq!(output.code, Some(0), "{stderr}");

@@ -1,10 +1,10 @@
-//! The commands in the pages of the guide.
+//! The commands in the pages of the user's guide.
 
 use std::path::Path;
 
 use super::*;
 
-/// Returns the lines of a page's shell blocks that run the program.
+/// Returns the lines in a page's shell blocks that run the program `stratalloc`.
 fn commands(page: &str) -> Vec<String> {
     let blocks = page.split("\n```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
     let lines = blocks.flat_map(str::lines).filter(|line| line.starts_with("stratalloc "));

@@ -1,11 +1,11 @@
-//! Recordings of programs that ran out of memory: the limit that applied, and the settings that would
+//! Recordings of programs that ran out of memory: the limit that is found, and the settings that would
 //! have helped.
 
 use super::made::{MIB, Made};
 use super::*;
 
-/// Returns a recording with 40 segments of 20 MiB, a quarter of each live, and then a request of 300 MiB
-/// that fails.
+/// Returns a recording with 40 segments of 20 MiB, in each of which a quarter is live, and a final
+/// request of 300 MiB that fails.
 fn fragmented(device_free_bytes: u64) -> String {
     let mut made = Made::default();
     let segment = |at: u64| 0x7f00_0000_0000 + at * 32 * MIB;
@@ -20,7 +20,7 @@ fn fragmented(device_free_bytes: u64) -> String {
     made.json()
 }
 
-/// Returns a recording with one live block of 100 MiB, and then a request of 500 MiB that fails.
+/// Returns a recording with one live block of 100 MiB, and a final request of 500 MiB that fails.
 fn one_block(device_free_bytes: u64) -> String {
     let mut made = Made::default();
     made.segment(0x7f00_0000_0000, 100 * MIB);
@@ -29,7 +29,7 @@ fn one_block(device_free_bytes: u64) -> String {
     made.json()
 }
 
-/// Returns the only JSON object that a command prints.
+/// Returns the JSON object that a command prints. It must print exactly one.
 fn printed(args: &[&str]) -> Value {
     ok(&[args, &["--json"]].concat()).json()
 }
@@ -58,7 +58,7 @@ fn a_full_device_limits_to_what_was_reserved_and_free() {
     }
     let row = printed(&["replay", "--verify", &folder.path("one.json")]);
     assert_eq!((&row["limit_bytes"], &row["ooms"]), (&(550 * MIB).into(), &1.into()), "{row}");
-    // `advise` names a setting with which the program would have run on the full device.
+    // `advise` recommends a setting with which the program would have run on the device that was full.
     let file = folder.path("fragmented.json");
     let stdout = run(&["advise", &file]).stdout;
     let runs = "Under the limit of 1,000 MiB, where 1 request failed when it was recorded, it runs";

@@ -10,8 +10,8 @@ use super::{Folder, run};
 use crate::common::prelude::*;
 
 /// `+BYTES` is a request on the default stream, `+BYTES@7` one on stream 7; `-N` frees the block of
-/// request N. Shrunk from 800 random requests: addresses decide which of two free segments the last
-/// requests use.
+/// request N. This list was shortened from 800 random requests. The addresses decide which of two free
+/// segments the last requests use.
 const REQUESTS: &str = include_str!("luck.txt");
 
 fn trace() -> Trace {
@@ -34,8 +34,8 @@ fn trace() -> Trace {
     Trace { events, ..Trace::default() }
 }
 
-/// Returns whether the recording runs on a device of `bytes` whose segments get addresses in a random
-/// order.
+/// Returns true if the recording runs on a device of `bytes` that assigns addresses to segments in a
+/// random order.
 fn fits_in_random_order(recording: &Recording, config: &Config, bytes: u64, seed: u64) -> bool {
     let mut rng = Rng::new(seed);
     let mut segments: Vec<u64> = (1..=200).map(|at| at << 30).collect();
@@ -71,7 +71,7 @@ fn no_order_of_addresses_needs_more_than_the_need() {
     assert!((1..orders.count()).contains(&lucky), "some orders are lucky: {lucky}");
 }
 
-/// Other orders of addresses are tried only for the settings that are printed.
+/// Other orders of addresses are tried only for settings that are printed.
 #[test]
 fn a_need_that_depends_on_addresses_is_printed_with_both_numbers() {
     let mut made = Made::default();

@@ -1,4 +1,4 @@
-//! Recordings written by a test, in the JSON that PyTorch writes.
+//! Recordings that a test writes, in the JSON format of PyTorch.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ pub(super) const MIB: u64 = 1 << 20;
 #[derive(Default)]
 pub(super) struct Made {
     entries: Vec<String>,
-    /// Size and stream of each segment by address.
+    /// The size and stream of each segment, by address.
     segments: BTreeMap<u64, (u64, u64)>,
-    /// Sizes of live blocks by address.
+    /// The size of each live block, by address.
     live: BTreeMap<u64, u64>,
     stream: u64,
     conf: &'static str,
@@ -66,7 +66,7 @@ impl Made {
         entry.insert_str(entry.len() - 1, more);
     }
 
-    /// Removes all entries so far, as if they had happened before the recording began.
+    /// Removes all entries so far, so that they happened before the recording began.
     pub(super) fn forget_entries(&mut self) {
         self.entries.clear();
     }
@@ -78,12 +78,12 @@ impl Made {
         self.live.remove(&address);
     }
 
-    /// Adds the free of a block that other streams still use.
+    /// Adds a free that does not complete yet, because other streams use the block.
     pub(super) fn wait_for_other_streams(&mut self, address: u64, bytes: u64) {
         self.entry("free_requested", address, bytes);
     }
 
-    /// Adds the completion of such a free.
+    /// Adds the completion of a free that waited.
     pub(super) fn complete(&mut self, address: u64, bytes: u64) {
         self.entry("free_completed", address, bytes);
         self.live.remove(&address);
@@ -97,8 +97,8 @@ impl Made {
         ));
     }
 
-    /// Returns the snapshot. The sizes of live blocks are multiples of 512 bytes, and each gap between
-    /// two live blocks is one free block.
+    /// Returns the snapshot. Sizes of live blocks are rounded up to multiples of 512 bytes, and each gap
+    /// between two live blocks is one free block.
     pub(super) fn json(&self) -> String {
         let segments = self.segments.iter().map(|(at, of)| self.segment_json(*at, *of));
         let segments: Vec<_> = segments.collect();

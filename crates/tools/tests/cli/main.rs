@@ -1,4 +1,4 @@
-//! The command line as a script uses it: fields, exit codes, carets, pipes.
+//! The command line as scripts use it: fields, exit codes, carets, pipes.
 
 mod advice;
 mod advise;
@@ -33,7 +33,7 @@ fn stratalloc() -> Command {
     unconfigured(env!("CARGO_BIN_EXE_stratalloc"))
 }
 
-/// Exit code and output of a run.
+/// The exit code and the output of a run.
 struct Ended {
     code: Option<i32>,
     stdout: String,
@@ -52,7 +52,7 @@ impl From<Output> for Ended {
 }
 
 impl Ended {
-    /// Returns the only JSON object that the run printed.
+    /// Returns the JSON object that the run printed. It must have printed exactly one.
     #[track_caller]
     fn json(&self) -> Value {
         let parsed = serde_json::from_str(&self.stdout);
@@ -68,7 +68,7 @@ fn run(args: &[&str]) -> Ended {
     ended(stratalloc().args(args))
 }
 
-/// Runs a command that must succeed.
+/// Runs a command and checks that it succeeds.
 #[track_caller]
 fn ok(args: &[&str]) -> Ended {
     let ended = run(args);
@@ -76,7 +76,7 @@ fn ok(args: &[&str]) -> Ended {
     ended
 }
 
-/// Runs a command that must exit with `code` and print an error that contains `words`.
+/// Runs a command. Checks that it exits with `code` and prints an error that contains `words`.
 #[track_caller]
 fn fails(args: &[&str], code: i32, words: &str) -> Ended {
     let ended = run(args);
@@ -85,7 +85,7 @@ fn fails(args: &[&str], code: i32, words: &str) -> Ended {
     ended
 }
 
-/// Does the same as `run`, with `input` on the standard input.
+/// Does the same as `run`, with `input` as the standard input.
 fn run_with(args: &[&str], input: &str) -> Ended {
     let mut command = stratalloc();
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -96,8 +96,8 @@ fn run_with(args: &[&str], input: &str) -> Ended {
     child.wait_with_output().expect("the program ends").into()
 }
 
-/// Returns the recordings with one of these endings from the folder that `STRATALLOC_RECORDINGS` names.
-/// They are not part of the package.
+/// Returns the recordings with one of these endings in the folder given by the variable
+/// `STRATALLOC_RECORDINGS`. These recordings are not part of the package.
 fn recordings_from_elsewhere(endings: &[&str]) -> Vec<String> {
     let Some(folder) = std::env::var_os("STRATALLOC_RECORDINGS") else {
         eprintln!("skipped: STRATALLOC_RECORDINGS names no folder");
@@ -133,8 +133,8 @@ fn verify_prints_every_field_and_succeeds() {
     assert!(row["ns_per_op"].as_f64().unwrap() > 0.0);
 }
 
-/// Like the simulated device, the host device delays the work of other streams until the recording
-/// completes it.
+/// The host device must delay the work of other streams until the recording completes it, as the
+/// simulated device does.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_recording_of_several_streams_reserves_the_same_on_the_host() {
@@ -179,7 +179,7 @@ fn each_device_of_a_recording_is_shown() {
     let one = replay(&["--recorded-device", "0"]);
     assert_eq!(allocations(&one), [("two".to_owned(), 1)]);
     assert_eq!(one.stderr, "");
-    // The statistics describe one device, so only its events are replayed.
+    // The statistics are those of one device, so only its events are replayed.
     let statistics = folder.path("statistics.json");
     let first = replay(&["--stats", &statistics]);
     assert_eq!(allocations(&first), [("two".to_owned(), 2)]);
@@ -210,7 +210,7 @@ fn statistics_have_pytorchs_keys() {
 
 #[test]
 fn a_bad_string_gets_a_caret_and_two() {
-    // The trace exists, because some commands read it before they parse the configuration.
+    // The recording must exist, because some commands read it before they parse the configuration.
     let (path, bad) = (&trace("multistream.default"), "expandable_segmets:True");
     for args in [
         &["explain", bad][..],
@@ -346,7 +346,7 @@ fn keys_that_do_nothing_with_the_backend_are_named() {
     }
 }
 
-/// A limit set on the command line counts as a limit.
+/// A limit set on the command line counts when keys without effect are listed.
 #[test]
 fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
     let path = &trace("multistream.default");
@@ -368,7 +368,7 @@ fn a_key_that_acts_below_a_limit_is_not_called_idle_beside_one() {
 fn explain_takes_no_built_in_backend_for_a_registered_one() {
     for stratalloc::registry::Backend { name, .. } in stratalloc::registry::BUILT_IN {
         let output = format!("backend:{name},per_process_memory_fraction:0.5");
-        // `pluggable` fails because the string names no functions.
+        // `pluggable` fails because the configuration names no functions.
         let expected = if *name == "pluggable" { 2 } else { 0 };
         let Ended { code, stdout, .. } = run(&["explain", &output]);
         assert_eq!(code, Some(expected), "{name}");
@@ -384,7 +384,7 @@ fn compare_marks_the_best_and_prints_json() {
     assert_eq!(row["peak_reserved_bytes"], 2086u64 << 20);
 }
 
-/// Returns the rows of a table: the first cell, and the need in MiB from the second.
+/// Returns the first two cells of each row of a table: the name, and the need in MiB.
 fn needs_of(table: &str) -> Vec<(&str, f64)> {
     let cells = |line: &str| line.split_whitespace().nth(1).map(|cell| cell.replace('*', ""));
     let row = |line: &'_ str| cells(line).and_then(|cell| cell.parse().ok());
@@ -406,7 +406,8 @@ fn compare_ranks_by_need_and_shows_a_configuration_once() {
     assert!(table.contains("\nrecorded: (default) ") && !table.contains("waste"), "{table}");
 }
 
-/// Recordings whose names differ only in numbers are ranks of one job. The others are listed one by one.
+/// Recordings whose names differ only in numbers are treated as ranks of one job. Others are listed one
+/// by one.
 #[test]
 fn the_largest_need_of_a_job_has_its_rank() {
     let folder = Folder::new("ranks");
@@ -452,7 +453,7 @@ fn a_limit_is_found_in_the_recording() {
     let stdout = run(&["replay", path]).stdout;
     let words = ["limit: ", "--memory-fraction 1 turns it off"];
     assert!(words.iter().all(|words| stdout.contains(words)), "{stdout}");
-    // A smaller device than the recorded one is a different device, so no limit is inferred.
+    // A device of another size than the recorded one is another device, so no limit is inferred.
     let other = row(&["--total-memory", "7516192768"]);
     assert_eq!((&other["ooms"], &other["limit_inferred"]), (&0.into(), &false.into()), "{other}");
     let as_it_was = row(&["--memory-fraction", "0.045", "--verify"]);

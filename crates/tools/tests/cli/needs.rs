@@ -1,4 +1,4 @@
-//! Needs of recordings, with a limit and without their beginning.
+//! Needs of recordings, including recordings with a limit and recordings that lack their beginning.
 
 use stratalloc_tools::analysis::{Capacity, Figures, Memory, Recording, measure};
 use stratalloc_tools::replay::{Limits, Op, Trace, reader};
@@ -15,8 +15,8 @@ fn recording(trace: Trace) -> Recording {
     Recording::new(trace, Some(config.expect("shipped recordings are sound")), Memory::default())
 }
 
-/// Replays the recording on devices of several sizes: it fits from the need on, and fails somewhere just
-/// below.
+/// Replays the recording on devices of several sizes. It must fit on all from the need on, and fail on
+/// some slightly smaller one.
 fn fits_from_its_need_on(path: &str, conf: &str, known_mib: Option<f64>) {
     let row = run(&["compare", path, "--conf", conf, "--json"]).json();
     let need = row["needs_bytes"].as_u64().unwrap_or_else(|| panic!("{path}, {conf}: {row}"));
@@ -34,8 +34,8 @@ fn fits_from_its_need_on(path: &str, conf: &str, known_mib: Option<f64>) {
         let above = need / 1000 * thousandths + need % 1000;
         assert!(!ooms(above), "{path}, {conf}: {above} does not, {need} does");
     }
-    // Just below the need the program may fit at some sizes by luck, so one failure suffices. Sizes
-    // between two pages are equivalent.
+    // Just below the need the program may fit on some devices by luck, so one failure suffices. Only
+    // multiples of the page size are tried, because sizes in between are equivalent.
     const PAGE_BYTES: u64 = 2 << 20;
     let mut below = (1..=need / 50 / PAGE_BYTES).map(|pages| need - pages * PAGE_BYTES);
     assert!(below.any(ooms), "{path}, {conf}: less than {need} does");
@@ -52,20 +52,20 @@ fn a_need_is_where_the_program_begins_to_run() {
         ("multistream.default", "backend:native", None),
         ("fuzz.streams.1.frac025", "backend:native", None),
     ];
-    // The other cases run in the full size.
+    // The other cases run only in a full run.
     let cases = usize::try_from(crate::common::runs::runs(3)).unwrap();
     for (name, conf, known_mib) in known.into_iter().take(cases) {
         fits_from_its_need_on(&trace(name), conf, known_mib);
     }
 }
 
-/// The same for the recordings in the folder that `STRATALLOC_RECORDINGS` names. Those with private
-/// pools are left out: a capture keeps its pool's memory even when no request uses it.
+/// Tests the same for the recordings in the folder given by `STRATALLOC_RECORDINGS`. Skips those with
+/// private pools, because a capture keeps its pool's memory even if no request uses it.
 #[test]
 fn needs_hold_on_recordings_from_elsewhere() {
     for path in &recordings_from_elsewhere(&[".pickle"]) {
         let trace = reader::read(path.as_ref(), &Limits::default()).expect("it is a recording");
-        // Recordings of PyTorch 2.11 do not name pools; the final layout does.
+        // Recordings of PyTorch 2.11 contain pools only in the final layout.
         let private = |op: &Op| matches!(op, Op::Allocate { pool, .. } if *pool != PoolId::DEFAULT);
         if recording(trace).workload.ops.iter().any(private) {
             continue;
@@ -106,8 +106,9 @@ fn limits_are_found_in_recordings() {
     assert_eq!(recording(read("serve.default")).limit, None);
 }
 
-/// Without their first half, or first four fifths, recordings reserve the same memory and grow at the
-/// same events. The layout at the start is derived from the layout at the end and from the events.
+/// Removes the first half, or the first four fifths, of each recording. A replay of the rest must
+/// reserve the same memory and allocate segments at the same events. The layout at the start is derived
+/// from the layout at the end and from the events.
 #[test]
 fn a_recording_that_begins_late_starts_with_what_was_there() {
     for name in [
@@ -135,8 +136,8 @@ fn a_recording_that_begins_late_starts_with_what_was_there() {
             let took = u64::try_from(counters.num_device_alloc).unwrap();
             assert_eq!(took, recorded.device_allocs, "{name}, last 1/{part}");
             assert!(recording.exact.is_some(), "{name}, last 1/{part}");
-            // Other settings start from the live blocks alone. Their counters also start at the first
-            // event.
+            // Replays under other settings start from the live blocks only. Their counters also begin at
+            // the first event.
             let other = Config::parse("large_segment_size_mb:64", &KeyTable::default()).unwrap();
             assert!(recording.layout_for(&other).is_none());
             let trial = measure(&recording, &other, Capacity::Limited, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Recordings of newer versions of PyTorch, and errors that name the recording's file.
+//! Recordings of newer versions of PyTorch, and error messages that contain the recording's file name.
 
 use super::made::{MIB, Made};
 use super::*;

@@ -1,4 +1,4 @@
-//! Functions of a shared library, compared with other strategies.
+//! The backend `pluggable` with functions of a shared library, compared with other strategies.
 
 use serde_json::Value;
 
@@ -6,7 +6,8 @@ use crate::common::compiled::{compile, conf};
 use crate::common::prelude::*;
 use crate::common::shared_library::{root, shared_library};
 
-/// The library for other languages has the symbols that PyTorch loads: it can be loaded here as well.
+/// The C library of this project exports the symbols that PyTorch loads, so it can serve as such a
+/// library.
 #[test]
 fn our_own_library_can_be_loaded_as_pytorch_loads_it() {
     let text = conf(
@@ -38,7 +39,7 @@ fn the_command_line_compares_a_library_with_others() {
     assert_eq!(row["ooms"], 0);
     let bytes = |key: &str| row[key].as_i64().unwrap();
     assert!(bytes("peak_allocated_bytes") > 1 << 30);
-    // Nothing is cached: only blocks that wait for other streams are held beside live ones.
+    // Nothing is cached: besides live blocks, only blocks that wait for other streams are held.
     assert!(row["waste"].as_f64().unwrap() < 0.1 && bytes("retries") == 0, "{row}");
     let explained = run(&["explain", &text]);
     let explained = String::from_utf8_lossy(&explained.stdout).into_owned();

@@ -6,7 +6,7 @@ mod made;
 
 use super::*;
 
-/// Returns the data of a page, from its script elements.
+/// Returns the data of the recordings on a page, from its script elements.
 pub(super) fn recordings(page: &str) -> Vec<Value> {
     let parts = page.split("<script type=\"application/json\" class=\"recording\">").skip(1);
     let parts = parts.map(|part| part.split_once("</script>").expect("it ends").0);
@@ -40,7 +40,7 @@ fn a_page_has_its_panels_its_data_and_no_address_to_ask() {
         rows.iter().any(|row| row["conf"] == conf)
             && rows.iter().any(|row| row["recorded"] == true)
     );
-    // The page repeats the sentences of `advise`.
+    // The page must have the same sentences as the output of `advise`.
     let advise = run(&["advise", path, "--quick", "--json"]).json();
     assert_eq!(data["advice"]["sentence"], advise["sentence"]);
     assert_eq!(data["advice"]["unknown"], advise["not_shown"]);
@@ -76,7 +76,7 @@ fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
         data["holders"][0]["categories"],
         serde_json::json!([["activations", mib(132), 24], [before, mib(80), 2]])
     );
-    // The rows have the same names as in `advise`.
+    // The rows must have the same names as in `advise`.
     let advise = run(&["advise", &late, "--quick", "--json"]).json();
     let rows = advise["holders"]["by_stack"].as_array().unwrap();
     let list = data["holders"][0]["list"].as_array().unwrap();

@@ -9,7 +9,8 @@ fn verified(file: &str, set: &[&str]) -> Value {
     run(&[&["replay", "--verify", "--json", file], set].concat()).json()
 }
 
-/// Checks that no decision differs, and how often a retry and a call of `empty_cache` emptied the cache.
+/// Checks that no decision differs. Also checks how often a retry and how often a call of `empty_cache`
+/// emptied the cache.
 #[track_caller]
 fn is_exact(row: &Value, retries: u64, calls: u64) {
     assert_eq!(row["first_mismatch"], Value::Null, "{row}");
@@ -23,7 +24,7 @@ fn an_empty_cache_differs_from_a_collection_in_what_it_releases() {
     let folder = Folder::new("collected");
     let conf = "garbage_collection_threshold:0.5";
     let set = ["--total-memory", "2000MiB", "--memory-fraction", "0.5"];
-    // Garbage collection releases only the old segment; an explicit call releases both.
+    // Garbage collection releases only the old segment. An explicit call of `empty_cache` releases both.
     for (name, young_goes, calls) in [("own.json", false, 0), ("call.json", true, 1)] {
         let mut made = Made::with_conf(conf);
         let (old, young) = (BASE, BASE + 512 * MIB);
@@ -33,7 +34,7 @@ fn an_empty_cache_differs_from_a_collection_in_what_it_releases() {
         }
         made.free(old, 100 * MIB);
         made.free(young, 120 * MIB);
-        // Each request that does not use a free block makes it older.
+        // Makes the free segments older: each request that does not use a free block increases its age.
         for _ in 0..8 {
             made.alloc(young, 110 * MIB);
             made.free(young, 110 * MIB);
@@ -59,7 +60,7 @@ fn a_retry_on_a_full_device_is_no_empty_cache() {
     made.segment(BASE + 1024 * MIB, 300 * MIB);
     made.alloc(BASE + 1024 * MIB, 300 * MIB);
     made.free(BASE, 600 * MIB);
-    // 100 MiB are free. The new segment gets the address of the old one.
+    // 100 MiB are free under the limit. The new segment gets the address of the old one.
     made.release(BASE);
     made.segment(BASE, 650 * MIB);
     made.alloc(BASE, 650 * MIB);
@@ -67,13 +68,12 @@ fn a_retry_on_a_full_device_is_no_empty_cache() {
     let file = folder.file("retried.json", &made.json());
     let row = verified(&file, &["--total-memory", "1000MiB"]);
     is_exact(&row, 1, 0);
-    // With more memory no request needs the release, so it is an `empty_cache`.
+    // With more memory no request needs the release, so `empty_cache` must have caused it.
     let row = verified(&file, &["--total-memory", "2000MiB"]);
     is_exact(&row, 0, 1);
 }
 
-/// A block used by another stream completes and would then fit. It completed only while the request
-/// waited for it.
+/// A block that another stream uses becomes free only while the request waits for it. It would then fit.
 #[test]
 fn a_request_that_waits_for_events_does_not_search_again() {
     let mut made = Made::default();
@@ -95,8 +95,7 @@ fn a_request_that_waits_for_events_does_not_search_again() {
     is_exact(&row, 1, 0);
 }
 
-/// An allocator that waits for all events visits the streams in an order that the recording does not
-/// show.
+/// The recording does not show in which order an allocator that waits for all events visits the streams.
 #[test]
 fn events_that_are_waited_for_complete_in_any_order() {
     for flipped in [false, true] {

@@ -1,8 +1,8 @@
-//! Messages: where they go when the output cannot be written, and their wording.
+//! Messages: their wording, and where they are written if the output cannot be written.
 
 use super::*;
 
-/// The exit code is the same whether or not the output can be written.
+/// The exit code must not depend on whether the output can be written.
 #[cfg(target_os = "linux")]
 #[test]
 fn streams_that_cannot_be_written_change_no_exit_code_into_a_panic() {

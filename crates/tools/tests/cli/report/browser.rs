@@ -1,13 +1,13 @@
-//! Pages in a browser: headless Chromium opens a copy of the page with the script `exercise.js`, which
-//! uses the page and returns its results. With `STRATALLOC_TIMES=1` each reaction must take at most 100
-//! ms.
+//! Pages in a browser. Headless Chromium opens a copy of the page with the added script `exercise.js`,
+//! which uses the page and returns the results. With `STRATALLOC_TIMES=1` each reaction must take at
+//! most 100 ms.
 
 use super::super::advise::recording_that_begins_late;
 use super::super::*;
 use super::made;
 use crate::common::prelude::*;
 
-/// Returns an installed browser that starts, or prints that the test is skipped.
+/// Returns an installed browser that starts. Without one, prints that the test is skipped.
 pub(super) fn chromium() -> Option<PathBuf> {
     let Some(browser) = installed() else {
         eprintln!("skipped: no Chromium");
@@ -33,7 +33,7 @@ fn installed() -> Option<PathBuf> {
     names.iter().flat_map(|name| folders.iter().map(move |f| f.join(name))).find(|p| p.is_file())
 }
 
-/// Collects errors and network requests from the first line of the page on.
+/// A script at the start of the page that collects errors and network requests.
 const WATCH: &str = "<head><script>var problems = [];\
     addEventListener('error', (event) => problems.push(`error: ${event.message}`));\
     addEventListener('unhandledrejection', (event) => problems.push(`rejection: ${event.reason}`));\
@@ -41,7 +41,7 @@ const WATCH: &str = "<head><script>var problems = [];\
     for (const name of ['error', 'warn']) console[name] = (...output) => problems.push(`console: ${output.join(' ')}`);\
     </script>";
 
-/// The window that shows a page.
+/// The window in which a page is shown.
 #[derive(Clone, Copy)]
 pub(super) struct Window {
     width: u32,
@@ -50,14 +50,14 @@ pub(super) struct Window {
 
 pub(super) const USUAL: Window = Window { width: 1280, is_dark: false };
 
-/// Opens a page in a window, runs the exercise and returns its results.
+/// Opens a page in a window, runs `exercise.js` on it and returns the results.
 pub(super) fn used(browser: &Path, folder: &Folder, page: &str, window: Window) -> Value {
     let page = std::fs::read_to_string(page).expect("the page was written");
     let copy = page.replacen("<head>", WATCH, 1);
     let exercise = format!("<script>{}</script></body>", include_str!("exercise.js"));
     let copy = copy.replacen("</body>", &exercise, 1);
     folder.file("used.html", &copy);
-    // Chromium's windows are at least 500 pixels wide, but a frame can be narrower.
+    // Chromium's windows are at least 500 pixels wide, but a frame inside a page can be narrower.
     let Window { width, is_dark } = window;
     let frame = format!(
         "<!doctype html><body style=\"margin: 0\"><iframe src=\"used.html\" style=\"width: {width}px; height: 900px; \
@@ -75,7 +75,7 @@ pub(super) fn used(browser: &Path, folder: &Folder, page: &str, window: Window) 
         .output()
         .expect("the browser runs");
     let (dom, log) = (text(output.stdout), String::from_utf8_lossy(&output.stderr).into_owned());
-    // Chromium warns that reading a canvas back is slow. The test does it on purpose.
+    // Ignores Chromium's warning that reading a canvas back is slow. The test does that on purpose.
     let errors = log.lines().filter(|line| line.contains("CONSOLE") && !line.contains("willRead"));
     assert_eq!(errors.collect::<Vec<_>>(), [""; 0]);
     let result = dom.rsplit_once("RESULT").and_then(|(_, rest)| rest.split_once("TLUSER"));
@@ -126,7 +126,8 @@ pub(super) fn is_well(value: &Value) {
             assert_ne!(seen["start"], seen["otherMoment"], "{seen:#}");
             assert!(seen["otherMap"] == true && number("keyMoment") > 0, "{seen:#}");
         }
-        // On a machine that runs other tests the limit is loose. With `STRATALLOC_TIMES` it is exact.
+        // The limit is loose, because the machine may run other tests. With `STRATALLOC_TIMES` it is
+        // strict.
         let most_ms = if std::env::var_os("STRATALLOC_TIMES").is_some() { 100.0 } else { 1000.0 };
         for (what, ms) in seen["answers"].as_object().expect("times") {
             let ms = ms.as_f64().unwrap_or(f64::INFINITY);
@@ -135,8 +136,8 @@ pub(super) fn is_well(value: &Value) {
     }
 }
 
-/// Parts of the names of frames of the unwinder, the allocator, the interpreter, the dispatcher and
-/// wrappers.
+/// Parts of the names of frames that belong to the unwinder, the allocator, the interpreter, the
+/// dispatcher and wrappers.
 const MACHINERY: [&str; 6] =
     ["unwind", "CachingAllocator", "_PyEval", "_ops::", "_call_impl", "_start"];
 
@@ -201,7 +202,7 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
         (trace("unet.frac045"), folder.file("late.json", &recording_that_begins_late()));
     let failed = &failed;
     ok(&["report", "--quick", failed, &late, "-o", &page]);
-    // Each width is tested with one of the two color schemes, in the full size with both.
+    // Each width is tested with one of the two colour schemes; in a full run, with both.
     for (width, is_dark, is_full) in [
         (390, true, false),
         (1440, false, false),
@@ -223,7 +224,7 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
     }
 }
 
-/// The same for the recordings in the folder that `STRATALLOC_RECORDINGS` names.
+/// Tests the same for the recordings in the folder given by `STRATALLOC_RECORDINGS`.
 #[test]
 fn pages_of_recordings_from_elsewhere_answer_too() {
     let Some(browser) = chromium() else { return };

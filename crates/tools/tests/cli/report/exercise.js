@@ -1,10 +1,10 @@
-// Uses the page as a reader would and reports the results. The test appends this script to a copy of a
-// page.
+// Uses the page as a reader would, and reports the results. The test appends this script to a copy of
+// the page.
 "use strict";
 
 function answerOf(act) {
-  // Takes the best of five rounds, or stops at the first quick one: other programs run on the machine
-  // too.
+  // The best of up to five rounds counts, because other programs run on the machine. Stops at the first
+  // round of at most 50 ms.
   let best = Infinity;
   for (let round = 0; round < 5 && best > 50; round++) {
     const begin = performance.now();
@@ -34,7 +34,7 @@ function point(canvas, type, x, y) {
 const key = (canvas, name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
 const tipText = () => byId("tip").hidden ? "" : byId("tip").textContent;
 
-/// Points at a block of the map, one with a stack if there is one.
+/// Moves the pointer to a block of the map; to one with a stack, if there is one.
 function hoverBlock(recording) {
   const found = [];
   for (const piece of map.pieces) {
@@ -71,7 +71,7 @@ function hoverArea() {
   return null;
 }
 
-/// Returns whether an address with a moment shows that moment.
+/// Returns true if an address that contains a moment makes the page show that moment.
 function followsAddress(recording, moment) {
   const which = recordings.length > 1 ? `recording=${recordings.indexOf(recording)}&` : "";
   history.replaceState(null, "", `#${which}moment=${moment}`);
@@ -79,7 +79,7 @@ function followsAddress(recording, moment) {
   return state.moment === moment;
 }
 
-/// Searches the flame graph for its largest frame, and shows all frames for a while.
+/// Searches the flame graph for its largest frame, and switches to all frames and back.
 function useFlames(recording) {
   const search = document.querySelector("#holders-bar input");
   const find = (text) => { search.value = text; search.dispatchEvent(new Event("input")); };
@@ -105,8 +105,8 @@ function useFlames(recording) {
     first: byId("holders-table").querySelector("tbody tr")?.textContent ?? "", same: names() === own };
 }
 
-/// Points at a library frame under a frame of the program. Returns whether the first line of its tip
-/// names the program's frame.
+/// Moves the pointer to a library frame below a frame of the program. Returns true if the first line of
+/// the tooltip shows the program's frame.
 function flameTip() {
   const callerOf = (node) => node && (node.own ? node : callerOf(node.parent));
   const button = [...byId("flames").children].find(({ node }) => !node.own && callerOf(node));
@@ -117,7 +117,7 @@ function flameTip() {
   return first.endsWith(callerOf(button.node).name);
 }
 
-/// Presses the copy button of the line to paste.
+/// Presses the button that copies the line to paste.
 function copyLine() {
   const button = document.querySelector("#set .copy");
   if (!button) return null;
@@ -129,7 +129,7 @@ function copyLine() {
   return copied === document.querySelector("#set code").textContent && button.textContent === "copied";
 }
 
-/// Shows the curves from zero, and one of them dimmed.
+/// Shows the curves from zero, with one of them dimmed.
 function useNeeds(recording) {
   if (!recording.needs.rows.length) return null;
   const curves = recording.needs.rows.map((row) => row.curves.at_need);
@@ -146,7 +146,8 @@ function useNeeds(recording) {
   return fromZero && dimmed && picture("needs-canvas") === before && heights.join() === "10,25,250";
 }
 
-/// Returns the elements that are wider than the window. Tables and flame graphs scroll on their own.
+/// Returns the elements that extend beyond the window. Tables and flame graphs are excluded, because
+/// they scroll.
 function tooWide() {
   const isInside = (node) => node.closest(".table, #flames, #tip");
   const wide = [...document.querySelectorAll("body *")].filter((node) => !isInside(node) && node.getBoundingClientRect().right > innerWidth + 0.5);

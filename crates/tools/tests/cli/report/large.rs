@@ -1,5 +1,5 @@
-//! A recording of four million events. The test runs only where `STRATALLOC_LARGE` is set, because it
-//! takes a minute and a gigabyte of disk.
+//! A recording of four million events. The test runs only if `STRATALLOC_LARGE` is set, because it takes
+//! a minute and a gigabyte of disk space.
 
 use std::io::{BufWriter, Write};
 use std::time::Instant;
@@ -7,9 +7,9 @@ use std::time::Instant;
 use super::super::*;
 use super::{browser, recordings};
 
-/// Writes allocations and frees of a program that runs in steps. Some blocks live long, most for a few
-/// requests. A request fails in the middle, and the peak lasts for one event; both must appear on the
-/// page.
+/// Writes the allocations and frees of a program that runs in steps. Some blocks live long, most only
+/// for a few requests. One request in the middle fails, and the peak lasts for one event only; the page
+/// must show both.
 fn write_recording(path: &str, events: u64) -> std::io::Result<()> {
     let mut file = BufWriter::new(std::fs::File::create(path)?);
     let (base, slots) = (1_u64 << 44, 4096_u64);

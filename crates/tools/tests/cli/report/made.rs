@@ -1,4 +1,4 @@
-//! Recordings made by the test.
+//! Recordings that the tests write.
 
 use stratalloc_tools::replay::{Limits, TraceEvent, reader};
 
@@ -34,7 +34,7 @@ pub(super) fn hostile() -> String {
     made.json()
 }
 
-/// Returns a recording with blocks that live at the end, and without events.
+/// Returns a recording with live blocks and without events.
 pub(super) fn without_history() -> String {
     let mut made = Made::default();
     made.segment(1 << 40, 20 * MIB);
@@ -73,7 +73,7 @@ fn segment(layout: &SegmentLayout) -> String {
     )
 }
 
-/// Returns the second half of a shipped recording.
+/// Returns a recording with the second half of the events of a shipped one.
 pub(super) fn cut(name: &str) -> String {
     let whole = reader::read(trace(name).as_ref(), &Limits::default())
         .expect("shipped recordings are sound");
