@@ -17,13 +17,14 @@ use stratalloc::strategies::Strategy;
 use stratalloc_sim::Sim;
 use stratalloc_tools::cli::cases::{Client, Raw, Typed};
 
-/// Further configurations of the native strategy.
+/// Further configurations of the native strategy, in addition to the default.
 const NATIVE: [&str; 2] = [
     "backend:native,expandable_segments:True",
     "backend:native,garbage_collection_threshold:0.9,per_process_memory_fraction:0.9",
 ];
 
-/// Returns the configurations. `pluggable` needs a user's library: set it in `ALLOC_CONF`.
+/// Returns the configurations to time. `pluggable` is not among them, because it needs a user's library:
+/// set it in `ALLOC_CONF`.
 fn confs() -> Vec<String> {
     if let Ok(text) = std::env::var("ALLOC_CONF") {
         return vec![text];
@@ -65,8 +66,8 @@ fn cache_hit(criterion: &mut Criterion) {
     }
 }
 
-/// Times a pair with the history on: three entries and two clock reads. A clock read is timed
-/// separately.
+/// Times an allocation and a free with the history on, which makes three entries and reads the clock
+/// twice. Reading the clock is also timed on its own.
 fn recording(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("recording/sim/backend:native");
     group.bench_function("clock", |bencher| bencher.iter(std::time::Instant::now));
@@ -81,18 +82,19 @@ fn recording(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Calls `what` below this many stack frames.
+/// Calls `what` with this many additional stack frames below the caller.
 #[inline(never)]
 fn below(functions: u32, what: &mut dyn FnMut()) {
     match functions {
         0 => what(),
         _ => below(functions - 1, what),
     }
-    // A call in tail position would leave no frame, so this comes after it.
+    // Code after the call keeps it from being a tail call, which would leave no frame.
     black_box(functions);
 }
 
-/// Times a request's stack, and a walk over the stack alone, both below 30 frames.
+/// Times an allocation that records its stack, and a walk over the stack alone, both at a depth of 30
+/// frames.
 fn stacks(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("stacks/sim/backend:native");
     let strategy = build("backend:native", false);

@@ -1,7 +1,7 @@
-//! Cost of an operation of a real program: `cargo bench --bench replay`.
+//! The cost of an operation in a real program: `cargo bench --bench replay`.
 //!
-//! Each iteration repeats a whole recording on a warm cache. Configurations come from `ALLOC_CONF`, or
-//! from the list below.
+//! Each iteration replays a whole recording with a warm cache. The configuration comes from
+//! `ALLOC_CONF`, or else from the list below.
 
 use std::path::Path;
 use std::sync::Arc;

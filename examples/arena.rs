@@ -1,5 +1,5 @@
-//! A user's own strategy with its own configuration key, selected by a string and tested by the
-//! conformance suite.
+//! A user's own strategy with its own configuration key. A configuration string selects it, and the
+//! conformance suite tests it.
 //!
 //! ```sh
 //! ALLOC_CONF=backend:arena,arena_mb:64 cargo run --release --example arena
@@ -7,7 +7,7 @@
 //! cargo test --example arena
 //! ```
 //!
-//! With arguments it is the complete command line, with the arena as an additional strategy.
+//! With arguments, it is the complete command line with the arena as an additional strategy.
 
 #[path = "arena/strategy.rs"]
 mod strategy;

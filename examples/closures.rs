@@ -5,10 +5,12 @@
 //!     --conf backend:native --conf backend:exact
 //! ```
 //!
-//! It reuses a freed block for the next request of the same size on the same stream. Its addresses are
-//! plain numbers, which suffices for `compare` on a simulated device; real closures would call their own
-//! library. The framework adds counters, uses by other streams and reports. It counts the blocks that
-//! the closures return, not those that they cache, so cached blocks are not part of the reserved bytes.
+//! The closures reuse a freed block for the next request of the same size on the same stream. The
+//! addresses are plain numbers, which suffices for `compare` on a simulated device; real closures would
+//! call their own library.
+//!
+//! The framework adds counters, uses by other streams and reports. It counts the blocks that the
+//! closures return, not those that they cache, so cached blocks are not part of the reserved bytes.
 
 use std::collections::HashMap;
 use std::error::Error;

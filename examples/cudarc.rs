@@ -1,4 +1,4 @@
-//! A kernel and a cuBLAS call on buffers of an allocator that is selected by one string.
+//! A kernel and a cuBLAS call on buffers from an allocator that a configuration string selects.
 //!
 //! ```sh
 //! ALLOC_CONF=backend:native,expandable_segments:True \
@@ -21,7 +21,7 @@ use stratalloc::error::DriverErrorKind;
 use stratalloc::handle::{DeviceVec, Handle};
 use stratalloc::ids::DeviceId;
 
-/// y[i] += a * x[i] as PTX, so that no compiler is needed.
+/// The kernel y[i] += a * x[i], as PTX so that no compiler is needed.
 const SAXPY: &str = r"
 .version 7.0
 .target sm_70
@@ -58,7 +58,8 @@ done:
 const N: usize = 512;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // This library's driver first: without a device it returns an error, where cudarc would panic.
+    // Opens the device through this library first, because without a device cudarc would panic instead
+    // of returning an error.
     let cuda = match Cuda::open(DeviceId(0)) {
         Ok(cuda) => Arc::new(cuda),
         Err(error) if error.kind() == DriverErrorKind::NotSupported => {
@@ -67,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Err(error) => return Err(error.into()),
     };
-    // SAFETY: the vendor's library; its initialisers are safe to run in any process.
+    // SAFETY: this loads NVIDIA's library, whose initialisers are safe to run in any process.
     if !unsafe { is_culib_present() } {
         return Err(
             "this example needs cuBLAS: put libcublas.so on the loader's search path".into()
@@ -85,7 +86,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (a, count) = (2f32, (N * N) as u64);
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut y).arg(&x).arg(&a).arg(&count);
-    // SAFETY: the arguments are those of the kernel, which stays below `count`.
+    // SAFETY: the arguments have the types of the kernel's parameters, and the kernel accesses only the
+    // first `count` elements.
     unsafe { launch.launch(LaunchConfig::for_num_elems(u32::try_from(count)?))? };
 
     // z = y * ones: each value of a column of z is the sum of a row of y.
@@ -107,7 +109,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // SAFETY: the three matrices have n * n values each.
     unsafe { CudaBlas::new(Arc::clone(&stream))?.gemm(gemm, &ones, &y, &mut z)? };
 
-    // Convert to a plain buffer, whichever library wrote the data.
+    // Converts to a plain buffer, which works whichever library wrote the data.
     let z = DeviceVec::from_cuda(&handle, z)?.to_vec()?;
     let row: f32 = (0..N).map(|i| 2.0 * (i % 7) as f32).sum();
     assert!((z[0] - row).abs() < 1e-3, "{} is not {row}", z[0]);

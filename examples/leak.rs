@@ -1,5 +1,5 @@
 //! A server that leaks: it keeps the answers of each session and never ends a session. One word in the
-//! configuration reports the leak, and a snapshot shows how it grows.
+//! configuration makes the library report the leak, and a snapshot shows how it grows.
 //!
 //! ```sh
 //! CARGO_PROFILE_RELEASE_DEBUG=line-tables-only cargo run --release --features stacks --example leak
@@ -20,7 +20,7 @@ use stratalloc_sim::Sim;
 
 const MIB: usize = 1 << 20;
 
-/// The answers of all sessions.
+/// The answers of all sessions, which are never removed.
 static SESSIONS: Mutex<Vec<DeviceVec<u8>>> = Mutex::new(Vec::new());
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! The smallest strategy: each request and each free goes to the device.
+//! The smallest strategy: passes each request and each free on to the device.
 //!
 //! ```sh
 //! cargo run --release --example straight

@@ -1,8 +1,9 @@
-//! Cases for counting instructions: warm replays of recordings, and the loops of the hot path.
+//! Cases for counting instructions: replays of recordings with a warm cache, and loops over the hot
+//! path.
 //!
-//! A case has a preparation and a round that may be repeated. The cost of one operation is the
-//! difference between many rounds and few, divided by the operations of the additional rounds. So the
-//! preparation and the first, cold round cancel out.
+//! A case has a preparation and a round that can be repeated. It runs once with few rounds and once with
+//! many. The difference, divided by the operations of the additional rounds, is the cost of one
+//! operation. So the costs of the preparation and of the first, cold round cancel out.
 
 #[cfg(feature = "count")]
 mod prepared;
@@ -10,7 +11,7 @@ mod prepared;
 #[cfg(feature = "count")]
 pub use prepared::Prepared;
 
-/// How often the round of a case is repeated.
+/// How often the round of a case runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Rounds {
     /// Twice.
@@ -30,7 +31,7 @@ impl Rounds {
     }
 }
 
-/// The difference between many rounds and few.
+/// The number of rounds by which many exceed few.
 pub const ROUNDS_BETWEEN: u32 = Rounds::Many.count() - Rounds::Few.count();
 
 /// One row of the table.
@@ -40,25 +41,25 @@ pub enum Case {
     Replay {
         /// The recording.
         name: &'static str,
-        /// Number of its requests and frees.
+        /// The number of its requests and frees.
         operations: u64,
     },
     /// Allocates and frees 512 bytes with a handle, on one stream.
     Pair,
-    /// The same with the address.
+    /// Allocates and frees 512 bytes with the address, on one stream.
     PairRaw,
-    /// The same with the handle that can be switched to another strategy.
+    /// Allocates and frees 512 bytes through the handle that can switch to another strategy.
     PairSwitchable,
-    /// The same with one layer.
+    /// Allocates and frees 512 bytes with a handle, through one layer.
     PairLayered {
-        /// Its name in the table.
+        /// The layer's name in the table.
         name: &'static str,
-        /// The layer.
+        /// The configuration of the layer.
         conf: &'static str,
     },
     /// Replaces one of 4,096 live blocks of mixed sizes.
     Mix,
-    /// Allocates 64 KiB, records a use by another stream, and frees.
+    /// Allocates 64 KiB, records a use by another stream, and frees the block.
     RecordStream,
     /// Allocates and frees 512 bytes on this many streams in turn.
     Streams(u32),
@@ -83,7 +84,7 @@ pub const CASES: [Case; 15] = [
     Case::Streams(128),
 ];
 
-/// Steps per round of every case except replays.
+/// The number of steps in each round of every case except replays.
 const STEPS: u32 = 8192;
 
 impl Case {
@@ -101,7 +102,7 @@ impl Case {
         }
     }
 
-    /// Returns the operations per round: requests and frees of a replay, steps of all others.
+    /// Returns the operations in a round: requests and frees for a replay, steps for all other cases.
     #[must_use]
     pub fn operations(self) -> u64 {
         match self {

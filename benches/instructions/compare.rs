@@ -1,8 +1,10 @@
-//! Compares the instructions that valgrind counted with the stored figures: `compare KEPT < SUMMARIES`.
+//! Compares the number of instructions counted by valgrind with the stored figures: `compare KEPT <
+//! SUMMARIES`.
 //!
-//! Standard input is gungraun's output in JSON, one object per line. A case that takes more than 2 %
-//! more than its stored figure is a failure. For one that takes 5 % less, a message asks to store the
-//! new figure. With `STRATALLOC_WRITE_FIGURES` set, the figures are stored instead.
+//! Standard input is gungraun's JSON output, one object per line. A case that takes over 2 % more
+//! instructions than its stored figure fails. If a case takes at least 5 % fewer, a message asks for the
+//! new figure to be stored. With `STRATALLOC_WRITE_FIGURES` set, the figures are stored instead of
+//! compared.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -14,7 +16,7 @@ use stratalloc_instructions::{CASES, ROUNDS_BETWEEN};
 const WORSE: f64 = 1.02;
 const BETTER: f64 = 0.95;
 
-/// Returns the number of instructions in a summary.
+/// Returns the number of instructions (`Ir`) in a summary.
 fn instructions(value: &Value) -> Option<u64> {
     match value {
         Value::Object(fields) => match fields.get("Ir") {
@@ -26,7 +28,7 @@ fn instructions(value: &Value) -> Option<u64> {
     }
 }
 
-/// Returns the first whole number: the new value, which precedes the old one.
+/// Returns the first whole number in a value. A summary has the new number first, then the old one.
 fn first_number(value: &Value) -> Option<u64> {
     match value {
         Value::Number(number) => number.as_u64(),
@@ -38,7 +40,7 @@ fn first_number(value: &Value) -> Option<u64> {
     }
 }
 
-/// Returns the instructions by benchmark id (`few_0`, `many_0`, ..).
+/// Returns the counted instructions for each benchmark id (`few_0`, `many_0`, ..).
 fn counted(text: &str) -> Result<BTreeMap<String, u64>, String> {
     let mut all = BTreeMap::new();
     for summary in serde_json::Deserializer::from_str(text).into_iter::<Value>() {

@@ -1,4 +1,5 @@
-//! Counts the instructions of each case with valgrind. `scripts/instructions.sh` runs it and compares.
+//! Counts the instructions of each case with valgrind. `scripts/instructions.sh` runs this and compares
+//! the results.
 
 use gungraun::Callgrind;
 use gungraun::prelude::*;
@@ -21,7 +22,7 @@ fn rounds(mut prepared: Prepared) -> Prepared {
 }
 
 library_benchmark_group!(name = cases, benchmarks = rounds);
-// Instructions only: the simulation of caches would double the time.
+// Counts instructions only, because simulating caches would double the time.
 main!(
     config = LibraryBenchmarkConfig::default().tool(Callgrind::with_args(["--cache-sim=no"])),
     library_benchmark_groups = cases

@@ -15,11 +15,11 @@ use stratalloc_tools::replay::{Limits, Trace, Workload, reader, run};
 
 use super::{Case, Rounds, STEPS};
 
-/// Memory of the device on which the recordings were made.
+/// The memory of the device on which the recordings were made.
 const TOTAL_BYTES: u64 = 150_109_880_320;
 
 impl Case {
-    /// Runs everything before the first round.
+    /// Runs everything that precedes the first round.
     #[must_use]
     pub fn prepare(self, rounds: Rounds) -> Prepared {
         let steps = rounds.count() * STEPS;
@@ -94,7 +94,7 @@ impl Case {
 const FITS: &str = "cases fit the device";
 const LIVE: &str = "the block is live";
 
-/// A prepared case.
+/// A case after its preparation.
 pub struct Prepared(Box<dyn FnMut()>);
 
 impl Prepared {
@@ -139,8 +139,8 @@ fn pair<A: DeviceAllocator>(allocator: &A, stream: StreamId) {
     allocator.free(block).expect(LIVE);
 }
 
-/// 4,096 live blocks, one of which is replaced in each step. Sizes and places come from a fixed
-/// sequence: three of four blocks are at most 64 KiB, the others up to 64 MiB.
+/// 4,096 live blocks, of which each step replaces one. Sizes and places come from a fixed pseudo-random
+/// sequence. Three of four blocks are at most 64 KiB, the others up to 64 MiB.
 struct Mix {
     blocks: Vec<Option<Allocation>>,
     state: u64,
@@ -152,7 +152,7 @@ impl Mix {
     }
 
     fn next(&mut self) -> u64 {
-        // Marsaglia's xorshift.
+        // Marsaglia's xorshift generator.
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;

@@ -1,5 +1,5 @@
-//! An arena: each step allocates memory from front to back; when its last block is freed, the next step
-//! starts.
+//! An arena: allocates memory from front to back. When its last block is freed, it starts again at the
+//! front; the time in between is a *step*.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ struct Arena {
     start: u64,
     size_bytes: u64,
     blocks: Blocks,
-    /// Bytes allocated in this step. Locked while a block is allocated or freed.
+    /// The bytes allocated in this step. Locked while a block is allocated or freed.
     taken: Mutex<u64>,
 }
 
