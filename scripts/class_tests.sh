@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Tests the class of PyTorch's allocator, and PyTorch's own calls, on this library without a GPU:
+# Tests the class that implements PyTorch's allocator, and PyTorch's own calls of it, without a GPU:
 # PyTorch's wheel runs on stubs of CUDA's libraries. The unpacked wheel is kept in the user's cache
 # folder (1.2 GB per version).
 #
 # usage: class_tests.sh [--fetch] [VERSION]     --fetch: only downloads and unpacks, and prints the folder
 #
 # Needs Linux, pip, binutils and a C++ compiler. Without the wheel, the tests are skipped with one line.
-# STRATALLOC_LIBRARY names the library; without it the library is built as `cargo test --all-features` does.
+# Tests the library that STRATALLOC_LIBRARY names. Without it, builds one as `cargo test --all-features`
+# does.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +15,7 @@ fetch_only=
 if [ "${1:-}" = --fetch ]; then fetch_only=yes && shift; fi
 version=${1:-2.11.0}
 python=${PYTHON:-python3}
-# The imports of the wheel, without NVIDIA's libraries.
+# The packages that the wheel imports, without NVIDIA's libraries.
 imports=(typing_extensions sympy networkx jinja2 fsspec filelock numpy setuptools)
 seconds_for_the_wheel=90
 
@@ -26,12 +27,12 @@ pip() {
     timeout "$1" "$python" -m pip --quiet --disable-pip-version-check --no-cache-dir "${@:2}" 2>&1 | tail -n 1
 }
 
-# Prints the version of CUDA that the wheel in a folder was built for.
+# Prints the CUDA version that the wheel in a folder was built for.
 cuda_of() {
     sed -n "s/^cuda: .*'\([0-9]*\.[0-9]*\)'.*/\1/p" "$1/site/torch/version.py"
 }
 
-# Unpacks the wheel, its imports and the headers of its CUDA into a folder.
+# Unpacks the wheel, the packages that it imports and the headers of its CUDA version into a folder.
 unpack() {
     local folder=$1 said cuda packages include
     local -x TMPDIR=$folder/temporary
@@ -52,7 +53,8 @@ unpack() {
     fi
     said=$(pip 90 install --no-compile --no-deps --target "$folder/headers" "${packages[@]}") \
         || skip "no headers of CUDA $cuda${said:+ ($said)}"
-    # Headers only: next to CUDA's own libraries the wheel would not load the stubs.
+    # Headers only: the wheel would load CUDA's own libraries instead of the stubs if they were in the
+    # folder.
     mkdir -p "$folder/cuda/include"
     for include in "$folder"/headers/nvidia/*/include; do cp -r "$include/." "$folder/cuda/include"; done
     rm -rf "$folder/wheel" "$folder/headers" "$folder/temporary"
@@ -68,7 +70,7 @@ key=$(printf '%s\n' "${imports[@]}" "$(declare -f unpack)" | sha256sum | cut -c 
 folder=$cache/wheels/torch-$version-$tag-$key
 mkdir -p "$cache/wheels"
 if [ ! -d "$folder" ]; then
-    # One process unpacks; it renames the folder when it is complete.
+    # Only one process unpacks at a time. It renames the folder when the folder is complete.
     exec 9>"$folder.lock"
     flock 9
     if [ ! -d "$folder" ]; then
@@ -88,7 +90,7 @@ fi
 STRATALLOC_LIBRARY=$(realpath "$STRATALLOC_LIBRARY")
 export STRATALLOC_LIBRARY CUDA_HOME=$folder/cuda PYTHONPATH=$PWD/python
 export STRATALLOC_TORCH_FOLDER=$folder/site/torch STRATALLOC_TORCH_PYTHON=$python
-# Compile PyTorch's modules only once.
+# Lets Python keep the compiled modules of PyTorch for the next run.
 unset PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX=$folder/compiled
 "$python" -m unittest discover -v -s python/tests -k Class.

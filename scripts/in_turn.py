@@ -40,10 +40,10 @@ CONFS = {"native": ("native", "backend:native"),
 PROCESSORS = sorted(os.sched_getaffinity(0))
 # Student's t for 95 %, by degrees of freedom.
 STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13]
-# Variables that would override MODE.
+# Environment variables that would override MODE.
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-# A message of a program: whether it waits for its turn (false at its end), and the milliseconds of the
-# previous step, NaN before the first.
+# A message from a program: true if it waits for its turn and false when it ends, and the milliseconds of
+# the previous step, which are NaN before the first step.
 WORD = struct.Struct("?d")
 
 
@@ -59,7 +59,7 @@ def take_turns(asked, told):
         if calls % 2 == 1:
             os.write(told, WORD.pack(True, last_ms))
             if not os.read(asked, 1):
-                # Not an exception, which the program could catch.
+                # Not by an exception, because the program could catch that.
                 os._exit(1)
             start = clock()
             return start
@@ -82,7 +82,7 @@ class Program:
         self.command = [sys.executable, __file__, "--in-turn", str(asked), str(told), program, mode, model]
         variables = {name: text for name, text in os.environ.items() if name not in SETTINGS}
         variables |= {"ALLOC_CONF": conf, "PYTHONHASHSEED": "0"}
-        # A file never blocks the program's output, as an unread pipe would.
+        # Output goes to a file, because a pipe that is not read would block the program.
         self.printed = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(self.command, pass_fds=(asked, told), stdout=self.printed, env=variables)
         os.close(asked)
@@ -139,7 +139,7 @@ def pair(sides, model, first):
     try:
         for side in orders[first % 2]:
             programs[side] = Program(*sides[side][:2], model, sides[side][2])
-        # Both wait before the first step, so that neither starts up while the other is timed.
+        # Both programs wait before their first step, so that neither starts up while the other is timed.
         live, turns = [programs[side].wait() for side in (0, 1)], 0
         while any(live):
             for side in orders[(turns + first) % 2]:
@@ -166,7 +166,8 @@ def main():
     if sys.argv[1:2] == ["--in-turn"]:
         ends = [int(text) for text in sys.argv[2:4]]
         for end in ends:
-            # Processes that the program starts must not keep the pipes open after its end.
+            # Otherwise processes that the program starts would keep the pipes open after the program's
+            # end.
             os.set_inheritable(end, False)
         take_turns(*ends)
         sys.argv = sys.argv[4:]
@@ -178,7 +179,7 @@ def main():
     if conf not in CONFS or count < 1:
         sys.exit(__doc__)
     program, model, _, library = sys.argv[1:5]
-    # An exception, so that the programs are stopped.
+    # Raises an exception, so that the programs are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     theirs = (program, CONFS[conf][0], "")
     ours = theirs if sys.argv[3].endswith("-control") else (program, library, CONFS[conf][1])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Instructions per operation of each case in benches/instructions, compared with the figures stored
-# there. Needs valgrind; installs the runner of the benchmarks if it is missing.
+# Counts instructions per operation of each case in benches/instructions and compares them with the
+# figures stored there. Needs valgrind. Installs the runner of the benchmarks if it is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,7 +8,7 @@ command -v valgrind >/dev/null || { echo "valgrind is missing: apt-get install v
 summaries=$(mktemp)
 trap 'rm -f "$summaries"' EXIT
 version=$(sed -n 's/^gungraun = .*"=\([0-9.]*\)".*/\1/p' benches/instructions/Cargo.toml)
-# The runner must have this version. It only starts valgrind, so a debug build suffices.
+# The runner must have the version of the library. It only starts valgrind, so a debug build suffices.
 cargo install --quiet --locked --debug gungraun-runner --version "$version"
 export GUNGRAUN_RUNNER=${CARGO_HOME:-$HOME/.cargo}/bin/gungraun-runner
 

@@ -60,12 +60,12 @@ struct Allocator {
   std::string name;
   std::function<void*(std::size_t, cudaStream_t)> take;
   std::function<void(void*, std::size_t, cudaStream_t)> give;
-  // 1 for caches; 0.001 for allocators that call the driver each time.
+  // 1 for allocators with a cache; 0.001 for allocators that call the driver for each request.
   double effort = 1.0;
-  // The largest number of holes that is tested.
+  // The largest number of holes in a case of this allocator.
   int most_holes = 65536;
-  // Allocates 64 KiB, records a use by another stream, and frees; unset if the allocator has no such
-  // call.
+  // Allocates 64 KiB, records a use by another stream, and frees the block. Unset if the allocator has
+  // no such call.
   std::function<void()> share = nullptr;
 
   int steps(int of) const { return std::max(50, static_cast<int>(of * effort)); }
@@ -76,8 +76,8 @@ void row(const std::string& name, const char* what, int threads, double ns, doub
   std::fflush(stdout);
 }
 
-// Returns nanoseconds per call, with as many calls as fit into 20 ms: from `most / 50` to `most`, as in
-// `stratalloc bench`.
+// Returns nanoseconds per call. Makes as many calls as fit into 20 ms, from `most / 50` to `most`, as
+// `stratalloc bench` does.
 template <typename Step>
 double timed(int most, Step&& step) {
   const int fewest = std::max(1, most / 50);
@@ -96,7 +96,7 @@ double pair(const Allocator& a, std::size_t size) {
   return timed(a.steps(300000), step);
 }
 
-// Returns this many streams. They are never destroyed, because allocators keep data for them.
+// Returns this many streams. Streams are never destroyed, because allocators keep data for them.
 const std::vector<cudaStream_t>& streams(std::size_t count) {
   static std::vector<cudaStream_t> all;
   while (all.size() < count) {
@@ -138,8 +138,8 @@ struct Block {
 double mix(const Allocator& a) {
   const Mix mix(4096, 64 * MiB);
   std::vector<Block> live(4096);
-  // Steps continue after the warm-up, as in `stratalloc bench`, so that a slow allocator does not repeat
-  // the same ones.
+  // The timed steps continue where the warm-up ended, as in `stratalloc bench`, so that a slow
+  // allocator, which makes few steps, does not only repeat the same ones.
   std::size_t s = 0;
   auto step = [&](int) {
     Block& block = live[mix.picks[s & 65535]];
@@ -156,7 +156,7 @@ double mix(const Allocator& a) {
   return ns;
 }
 
-// Returns nanoseconds per block.
+// Times the case `serve` and returns nanoseconds per block.
 double serve(const Allocator& a, int count) {
   constexpr int blocks = 20;
   const Mix mix(1, 4 * MiB);
@@ -184,7 +184,7 @@ double holes(const Allocator& a, int count) {
   }
   auto step = [&](int) { a.give(a.take(KiB, nullptr), KiB, nullptr); };
   for (int s = 0; s < 200; s++) step(s);
-  // Allocators that search linearly get fewer steps.
+  // Allocators that search linearly make fewer steps.
   const double ns = timed(a.most_holes > 4096 ? 200000 : 300, step);
   for (void* address : live) {
     if (address) a.give(address, KiB, nullptr);
@@ -198,7 +198,7 @@ double share(const Allocator& a) {
   return timed(20000, step);
 }
 
-// Times a case of one thread; returns nothing if the allocator has no such case.
+// Times a case of one thread. Returns nothing if the allocator has no such case.
 std::optional<double> single(const Allocator& a, const std::string& what) {
   const std::pair<const char*, std::function<double()>> cases[] = {
       {"pair:512B", [&] { return pair(a, 512); }},
@@ -218,8 +218,8 @@ std::optional<double> single(const Allocator& a, const std::string& what) {
   };
   const auto wanted = std::find_if(std::begin(cases), std::end(cases), [&](const auto& one) { return what == one.first; });
   const bool too_many = what.rfind("holes:", 0) == 0 && std::atoi(what.c_str() + 6) > a.most_holes;
-  // With the few steps of an allocator that calls the driver each time, the mix would only fill up. The
-  // warm-up steps of requests would take it too long.
+  // An allocator that calls the driver each time makes few steps. In the case `mix` these would only
+  // fill the list of blocks, and in `serve` the warm-up alone would take too long.
   const bool too_few = (what.rfind("mix:", 0) == 0 || what.rfind("serve:", 0) == 0) && a.effort < 1.0;
   const bool announces = what.rfind("record", 0) != 0 || a.share;
   if (wanted == std::end(cases) || too_many || too_few || !announces) return std::nullopt;
@@ -299,7 +299,8 @@ void all(const std::vector<Maker>& makers) {
     const auto maker = std::find_if(makers.begin(), makers.end(), [&](const Maker& one) { return who == one.name; });
     std::optional<double> ns;
     if (maker != makers.end()) maker->with([&](const Allocator& a) { ns = single(a, what); });
-    // Answer after the allocator is destroyed, so that its destruction does not disturb the next timing.
+    // Prints the row after the allocator was destroyed, so that its destruction does not disturb the
+    // next timing.
     if (ns) {
       row(who, what.c_str(), 1, *ns, 1000.0 / *ns);
     } else {
@@ -393,7 +394,7 @@ int main() {
                         0.001, 0};
   all({{"raw cudaMallocAsync",
         [&](const Use& use) {
-          // Empty the pool, as `stratalloc bench` does after a case.
+          // Empties the pool, as `stratalloc bench` does after a case.
           cudaStreamSynchronize(nullptr);
           cudaMemPoolTrimTo(pool, 0);
           use(async);

@@ -27,7 +27,8 @@ OURS = {
     "backend:cudaMallocAsync": "cudaMallocAsync",
     "driver": "driver alone",
 }
-# Reference column, whether the ratio is a speed-up (or a cost), and the columns to compare.
+# The reference column, whether the ratio is a speed-up (otherwise a cost), and the columns to compare
+# with it.
 REFERENCES = [
     ("torch native", True, ("ours: native", "ours: expandable")),
     ("torch expandable", True, ("ours: expandable",)),
@@ -68,7 +69,7 @@ def against(own, other, faster):
     ratios = sorted(other[n] / own[n] if faster else own[n] / other[n] for n in own.keys() & other.keys())
     if not ratios:
         return None
-    # The number of ratios outside at each end; fewer than six rounds give no 95 % interval.
+    # The number of ratios outside the interval at each end. Fewer than six rounds give no 95 % interval.
     beyond = [2 * sum(math.comb(len(ratios), k) for k in range(n + 1)) / 2 ** len(ratios) for n in range(len(ratios))]
     outside = sum(part <= 0.05 for part in beyond) - 1
     within = f" ({ratios[outside]:.2f} to {ratios[-1 - outside]:.2f})" if outside >= 0 else ""

@@ -3,12 +3,13 @@
 #
 #   scripts/side_by_side.sh STRATALLOC OUT [WHEELS]
 #
-# STRATALLOC is the program, built anywhere. OUT is a folder for the rows. WHEELS is a folder with the
-# wheels of librmm and rapids-logger; without it RMM is left out. Needs a CUDA toolkit, a C++ compiler
-# and, for PyTorch's rows, PyTorch. Whatever is missing, fails or takes too long is left out with a
-# message. `scripts/results.py OUT` prints the tables.
+# STRATALLOC is the program, which may have been built on another machine. OUT is a folder for the rows.
+# WHEELS is a folder with the wheels of librmm and rapids-logger; without it RMM is left out. Needs a
+# CUDA toolkit, a C++ compiler and, for PyTorch's rows, PyTorch. If something is missing, fails or takes
+# too long, it is left out with a message. `scripts/results.py OUT` prints the tables.
 #
-# The cases of one thread run in turn, cell by cell, ROUNDS times (12): see `turns.py`.
+# In each of ROUNDS rounds (12), every case of one thread is timed with one allocator right after the
+# other: see `turns.py`.
 set -uo pipefail
 program=$(realpath "$1")
 out=$(realpath "$2")
@@ -16,8 +17,8 @@ wheels=${3:+$(realpath "$3")}
 here=$(dirname "$(realpath "$0")")
 cuda=${CUDA_HOME:-/usr/local/cuda}
 rounds=${ROUNDS:-12}
-# Timeouts in seconds: for all turns together (27 minutes for twelve rounds), and for each other run of a
-# program.
+# Timeouts in seconds: for all rounds of `turns.py` together (27 minutes for twelve rounds), and for each
+# other run of a program.
 turns_deadline=$((300 + 110 * rounds))
 deadline=300
 work=$(mktemp -d)
@@ -28,15 +29,17 @@ native=backend:native
 expandable=backend:native,expandable_segments:True
 pools=backend:cudaMallocAsync
 
-# The arguments' folders come first: RMM includes headers that are newer than the toolkit's.
+# The folders in the arguments come first, because RMM includes headers that are newer than the
+# toolkit's.
 build() {
     g++ -O2 -std=c++20 "$here/peers.cpp" "$@" -I"$cuda/include" -I"$cuda/include/cccl" \
         -L"$cuda/lib64" -lcudart -lpthread
 }
 left_out() { echo "left out: $1" | tee -a "$out/left_out.txt"; }
-# Runs a program, and kills it and all that it started after a timeout: within SECONDS COMMAND...
-# `timeout` runs it in its own process group, which Ctrl-C does not reach. So it runs in the background:
-# `wait` is interrupted by Ctrl-C, the script ends, and its trap kills the group.
+# Runs a command. Kills it and everything that it started after a timeout: within SECONDS COMMAND...
+#
+# `timeout` runs the command in its own process group, which Ctrl-C does not reach. So the command runs
+# in the background: Ctrl-C interrupts `wait`, the script ends, and its trap kills the group.
 within() { timeout --verbose --signal=KILL "$@" & wait $!; }
 # Runs a peer's program, if it was built: peer NAME
 peer() {
@@ -85,10 +88,10 @@ else
     left_out "RMM (no wheels)"
 fi
 
-# One thread.
+# The cases of one thread.
 within "$turns_deadline" python3 "$here/turns.py" "$program" "$work" "$out" "$rounds" || left_out "a part of the turns"
 
-# Several threads: with empty input, the peers time nothing else.
+# The cases of several threads. With empty input, the other allocators' programs time nothing else.
 export PEER_THREADS=$threads
 ours_at_once() { ours "$threads" 'floor: threads:own threads_raw' "$native" "$expandable" "$pools"; }
 ours_at_once

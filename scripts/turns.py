@@ -18,7 +18,8 @@ import sys
 NATIVE, EXPANDABLE = "backend:native", "backend:native,expandable_segments:True"
 POOLS = "backend:cudaMallocAsync"
 
-# Column, program, and allocator in that program. Columns that are compared with each other are adjacent.
+# Column, program, and the allocator in that program. Columns that are compared with each other are
+# adjacent, so that they are timed right after each other.
 COLUMNS = [
     ("torch native", "torch", "torch native"),
     ("ours: native", "ours", NATIVE),
@@ -94,7 +95,7 @@ class Run:
         self.processors = sorted(os.sched_getaffinity(0))
         self.number = 0
         self.there = {}
-        # Programs that failed, and cells, (column, case), that do not exist.
+        # The programs that failed, and the pairs of column and case that do not exist.
         self.failed, self.nothing = set(), set()
         for name in commands:
             self.start(name)
@@ -102,7 +103,7 @@ class Run:
                 self.failed.add(name)
 
     def start(self, name):
-        # A program that has answered has started up, so it does not disturb the timing of others.
+        # Wait for one answer: then the program has started up and does not disturb the timing of others.
         self.there[name] = Program(*self.commands[name])
         self.answer(name, FLOOR, "")
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Records random histories of several versions of PyTorch's own allocator without a GPU, and verifies
-# each: see python/tests/pytorch/histories.py. Prints a table. Histories that are not exact are kept in
-# the folder target/histories/VERSION; `stratalloc replay --verify` shows the first difference.
+# each (python/tests/pytorch/histories.py). Prints a table. Histories that a replay does not repeat
+# exactly are kept in the folder target/histories/VERSION; `stratalloc replay --verify` shows the first
+# difference.
 #
 # usage: versions.sh [VERSION...] [--histories N]
 #
-# Has the same requirements as class_tests.sh. A version without a wheel is skipped with one line.
+# Has the same requirements as class_tests.sh. A version without a wheel is skipped, with one line of
+# output.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +22,7 @@ done
 python=${PYTHON:-python3}
 target=${CARGO_TARGET_DIR:-target}
 
-# STRATALLOC_COMMAND is the command line; without it, it is built.
+# STRATALLOC_COMMAND is the command-line program. Without it, the program is built.
 command=${STRATALLOC_COMMAND:-$target/debug/stratalloc}
 [ -n "${STRATALLOC_COMMAND:-}" ] || cargo build --quiet --all-features -p stratalloc-tools --bin stratalloc
 printf '%-10s%10s%8s%12s\n' version histories exact 'not exact'
