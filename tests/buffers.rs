@@ -170,8 +170,8 @@ fn foreign_memory_is_kept_and_never_freed() {
     handle.give(block);
 }
 
-/// The host device accepts only addresses of its own allocations; CUDA has one address space for all
-/// memory.
+/// Runs on the host device, which accepts only addresses of its own allocations. CUDA has one address
+/// space for all memory, so there the access would succeed.
 #[cfg(target_os = "linux")]
 #[test]
 fn adopted_memory_of_the_program_is_refused_at_each_access() {

@@ -1,7 +1,8 @@
 //! The conformance suite, run on all built-in strategies and on allocators with deliberate defects.
 //!
 //! `CONFORMANCE_RUNS=1000 cargo test --test main conformance` runs 1000 random scripts for each
-//! property. On a GPU (`cargo test --test main conformance::`) they use a few hundred MiB of its memory.
+//! property. On a GPU (`cargo test --test main conformance::`) the tests use a few hundred MiB of its
+//! memory.
 
 mod bent;
 mod broken;

@@ -11,7 +11,7 @@ use crate::common::prelude::*;
 
 const ANY: StreamId = StreamId::DEFAULT;
 
-/// System memory with a limit that the test sets and a count of its allocations.
+/// System memory with a limit that the test sets, which counts its allocations.
 #[derive(Debug)]
 struct Counted {
     memory: SystemMemory,
@@ -59,7 +59,7 @@ impl Source for Counted {
     }
 }
 
-/// Returns a clock that the test sets.
+/// Returns a clock that the test sets, and the seconds to set it with.
 fn hand_clock() -> (Arc<AtomicU64>, Clock) {
     let seconds = Arc::new(AtomicU64::new(0));
     let own = Arc::clone(&seconds);

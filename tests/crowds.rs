@@ -1,8 +1,9 @@
 //! Many threads use one allocator, on shared streams and on their own, and free each other's blocks.
 //!
-//! `crowds/hammer.rs` has the work of each thread. Every block is claimed while it is live, so a byte
-//! allocated twice is detected at once. When no thread runs, the invariants of `common::invariants`
-//! hold and every counter equals its recount. `crowds/hooks.rs` has the callbacks and observers.
+//! `crowds/hammer.rs` contains the work of each thread. Every block is claimed while it is live, so a
+//! byte that is allocated twice is detected at once. While no thread runs, the invariants of
+//! `common::invariants` hold and every counter equals its recount. `crowds/hooks.rs` tests callbacks and
+//! observers.
 
 mod hammer;
 mod hooks;
@@ -54,7 +55,7 @@ fn blocks_used_by_other_streams_come_back_only_when_a_background_thread_has_fini
     }
 }
 
-/// Runs all operations at once on a device that is too small, so that requests may fail.
+/// Runs all operations concurrently on a device that is too small, so that requests may fail.
 fn under_pressure(threads: usize, settings: Settings) {
     let mut scene = Scene::with_settings(160 * MIB, EventMode::Manual, 3, settings.clone());
     scene.crosses = true;
@@ -85,7 +86,8 @@ fn under_pressure(threads: usize, settings: Settings) {
                 8 => counters.reset_accumulated(),
                 9 if scene.resets_peaks => counters.reset_peaks(),
                 _ => {
-                    // Each heap is read at a different moment, so only single values can be checked.
+                    // The counters of each heap are read at a different moment, so only bounds of single
+                    // values can be checked.
                     let stats = counters.statistics();
                     assert!(stats.reserved_bytes.all.current <= 160 << 20);
                     assert!(stats.num_ooms >= 0 && stats.allocation.all.peak >= 0);
@@ -118,7 +120,7 @@ fn threads_under_pressure_share_no_byte_while_limits_settings_and_caches_change(
 fn peaks_are_exact_when_threads_take_turns() {
     for threads in [2, 4] {
         let scene = Scene::new(64 << 30, EventMode::Immediate, 3);
-        // The true values and their peaks: blocks, bytes of blocks, requested bytes.
+        // The expected values and their peaks: blocks, bytes of blocks, requested bytes.
         let turn = Mutex::new(([0_i64; 3], [0_i64; 3]));
         thread::scope(|scope| {
             for me in 0..threads {
@@ -202,13 +204,14 @@ fn overlapping_growth_never_passes_the_limit() {
     }
 }
 
-/// Makes two threads allocate a segment each at the same time. Returns how many were in the driver at
-/// once, how many succeeded, and the bytes allocated on the device.
+/// Makes two threads allocate a segment each at the same time. Returns how many of them were in the
+/// driver at once, how many succeeded, and the bytes allocated on the device.
 fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, u64) {
     let machine = SimMachine::with_events(1 << 30, EventMode::Immediate);
     let meeting = match (unlocked, limit_bytes) {
         (true, None) => Meeting::of_two(),
-        // The second miss must not reach the driver. The first one only gives it time to.
+        // The second miss must not reach the driver while the first is there. So the first waits only
+        // for a while.
         _ => Meeting::of_one(20_000),
     };
     let driver = Arc::new(Intercepted::with(Arc::clone(&machine.0), meeting));

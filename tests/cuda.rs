@@ -19,7 +19,7 @@ fn engine(strategy: &Strategy) -> &Engine {
     strategy.engine().expect("built on the engine")
 }
 
-/// Returns whether every byte of a range has this value.
+/// Returns true if every byte of a range has this value.
 fn holds(cuda: &Cuda, address: u64, bytes: u64, value: u8, stream: StreamId) -> bool {
     let mut seen = vec![0; usize::try_from(bytes).expect("test sizes fit")];
     cuda.copy_to_host(&mut seen, address, stream).expect("it is readable");
@@ -79,7 +79,7 @@ fn pages_can_be_mapped_twice_and_leave_the_process() {
     memory.unreserve(base, 4 * size).unwrap();
 }
 
-/// Where fabric handles are not allowed, an allocation with `Exportable::Fabric` gets a file descriptor
+/// If fabric handles are not allowed, an allocation with `Exportable::Fabric` gets a file descriptor
 /// instead.
 #[test]
 fn a_piece_for_the_fabric_can_leave_in_any_case() {
@@ -124,7 +124,7 @@ fn driver_pools_serve_and_count() {
     pools.default_pool().unwrap();
 }
 
-/// Random histories: every block keeps its bytes while it is live.
+/// Runs random histories. Every block must keep its bytes while it is live.
 #[test]
 fn random_histories_keep_every_byte() {
     let Some((_alone, cuda)) = device() else { return };
@@ -161,7 +161,8 @@ fn random_histories_keep_every_byte() {
     }
 }
 
-/// A block freed while another stream still reads it is not reused before that read is done.
+/// A block that is freed while another stream still reads it must not be reused before that read
+/// completes.
 #[test]
 fn a_block_that_another_stream_reads_keeps_its_bytes() {
     let Some((_alone, cuda)) = device() else { return };
@@ -177,7 +178,7 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
         let filled = cuda.create_event().unwrap();
         cuda.record_event(filled, home).unwrap();
         cuda.wait_event(side, filled).unwrap();
-        // The long work delays the copy, which is still pending when the block is freed.
+        // The long work delays the copy, so the copy is still pending when the block is freed.
         for value in 0..160 {
             cuda.fill(slow.address(), value, 256 * MIB, side).unwrap();
         }
@@ -196,8 +197,8 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
     }
 }
 
-/// A graph's memory is private: launched after other allocations, the graph writes where it was
-/// captured.
+/// A graph's memory is private: if the graph is launched after other allocations, it still writes to the
+/// memory with which it was captured.
 #[test]
 fn a_graph_in_a_private_pool_survives_other_allocations() {
     let Some((_alone, cuda)) = device() else { return };
@@ -221,7 +222,7 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
         strategy.give(between);
         let graph = cuda.end_capture(stream).unwrap();
         let hold = scope.finish();
-        // The graph's temporary block is free in its pool, and no other request may get it.
+        // The graph's temporary block is free in its pool. No other request may get it.
         let others: Vec<_> = (0..20).map(|_| strategy.take_on(4 * MIB, stream)).collect();
         for other in &others {
             cuda.fill(other.address(), 9, 4 * MIB, stream).unwrap();
@@ -243,8 +244,8 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
     }
 }
 
-/// Deferred frees inside a capture: no event is queried. A join frees the block if the configuration
-/// allows it.
+/// Frees blocks inside a capture, where no event may be queried. If the configuration allows it, joining
+/// the other stream makes the block free.
 #[test]
 fn a_join_inside_a_capture_frees_what_it_joins() {
     let Some((_alone, cuda)) = device() else { return };
@@ -307,7 +308,7 @@ fn a_limit_and_the_device_end_in_reports() {
     }
 }
 
-/// Each thread uses its own stream. Every other thread makes the device's context current first.
+/// Each thread uses its own stream. Only every other thread makes the device's context current first.
 #[test]
 fn threads_need_no_context_of_their_own() {
     let Some((_alone, cuda)) = device() else { return };
@@ -358,10 +359,10 @@ fn a_peer_reaches_what_it_was_let_into() {
     }
 }
 
-/// The environment variable with the handle that the other process opens.
+/// The environment variable that contains the handle for the other process to open.
 const SHARED: &str = "STRATALLOC_TEST_SHARED";
 
-/// The body of the other process. Started without the variable, this test does nothing.
+/// The code of the other process. Without the environment variable, this test does nothing.
 #[test]
 fn the_other_process_opens_and_answers() {
     let Ok(text) = std::env::var(SHARED) else { return };

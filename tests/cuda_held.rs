@@ -1,10 +1,10 @@
-//! Work that is held back on a real device. Without a CUDA device each test prints `skipped: no CUDA
-//! device` and ends.
+//! Delayed work on a real device. Without a CUDA device each test prints `skipped: no CUDA device` and
+//! ends.
 //!
-//! These tests are in a separate program and run one at a time. All work of a program on a device shares
-//! one context, so a call that waits for all work also waits for the work held back here. Tests in which
-//! calls of other threads could break a capture, and tests that change the device's default pool, are
-//! here for the same reason.
+//! These tests are a separate program and run one at a time. All work of a program on a device shares
+//! one context, so a call that waits for all work also waits for the work delayed here. For the same
+//! reason, this program also contains tests in which calls of other threads could break a capture, and
+//! tests that change the device's default pool.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -23,7 +23,7 @@ use stratalloc_sim::{Gates, WorkGate};
 
 use common::gpu::{device, has_free, skip};
 
-/// Work held back on a stream finishes when it is released, whatever other streams do. A call that waits
+/// Delayed work on a stream finishes when it is released, whatever other streams do. A call that waits
 /// for the device releases it.
 #[test]
 fn held_back_work_finishes_when_it_is_released() {
@@ -31,7 +31,7 @@ fn held_back_work_finishes_when_it_is_released() {
     let gated = Gates::before(Arc::clone(&cuda));
     let [first, second] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let address = cuda.allocate(MIB).unwrap();
-    // At the first fill the driver may load code, which may synchronize the device.
+    // The first fill may make the driver load code, which may synchronize the device.
     for half in [address, address + MIB / 2] {
         cuda.fill(half, 1, MIB / 2, first).unwrap();
     }
@@ -53,7 +53,7 @@ fn held_back_work_finishes_when_it_is_released() {
     assert!(finished().eq([false, false, true]));
     gated.finish_until(first, marks[0]).unwrap();
     assert!(finished().eq([true, false, true]));
-    // The copy waits for the device, so no work is held back afterwards.
+    // The copy waits for the device, so no work is delayed afterwards.
     let mut seen = [0; 1];
     gated.copy_to_host(&mut seen, address, first).unwrap();
     assert_eq!((seen, finished().all(|done| done)), ([3], true));
@@ -68,7 +68,7 @@ fn held_back_work_finishes_when_it_is_released() {
     [first, second].into_iter().for_each(|stream| cuda.destroy_stream(stream).unwrap());
 }
 
-/// The replay holds back work on the streams. Otherwise they would finish at once, and blocks would
+/// The replay must delay the work of the streams. Otherwise it would finish at once, and blocks would
 /// become free earlier than in the recording.
 #[test]
 fn a_recording_of_several_streams_reserves_what_it_reserved() {
@@ -100,8 +100,8 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
     }
 }
 
-/// Memory allocated now appears in the process list, whatever process ids the list has. Half of it
-/// suffices, because other programs may free some at the same time.
+/// Memory allocated now must appear in the process list, whichever process ids the list shows. Half of
+/// it suffices, because other programs may free memory at the same time.
 #[test]
 fn the_process_list_grows_with_what_is_taken() {
     let Some((_alone, cuda)) = device() else { return };
@@ -138,7 +138,7 @@ fn the_process_list_grows_with_what_is_taken() {
     }
 }
 
-/// Opens the device twice, with one allocator on its default pool each.
+/// Opens the device twice, and builds an allocator on the default pool each time.
 #[test]
 fn allocators_that_share_the_default_pool_leave_it_as_it_was() {
     let Some((_alone, one)) = device() else { return };
@@ -156,7 +156,7 @@ fn allocators_that_share_the_default_pool_leave_it_as_it_was() {
     assert_eq!(pools.release_threshold(pool).unwrap(), before);
 }
 
-/// In capture mode `global` a query of an event invalidates captures of other threads, unless the
+/// In capture mode `global`, querying an event invalidates captures of other threads, unless the
 /// querying thread is in relaxed mode. An open scope means that there may be a capture.
 #[cfg(feature = "cudarc")]
 #[test]
@@ -200,8 +200,9 @@ fn events_of_the_engine_break_no_capture_of_another_thread() {
     drop(scope);
 }
 
-/// Releasing and allocating memory in mode `global` also invalidates such captures, unless the thread is
-/// in relaxed mode: when memory is short, in `empty_cache`, and without an open scope.
+/// In mode `global`, releasing and allocating memory also invalidates captures of other threads, unless
+/// the thread is in relaxed mode. Tests this under memory pressure, in `empty_cache`, and without an
+/// open scope.
 #[cfg(feature = "cudarc")]
 #[test]
 fn memory_that_goes_back_breaks_no_capture_of_another_thread() {

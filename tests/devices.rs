@@ -1,4 +1,5 @@
-//! Illegal calls that both devices without a GPU refuse. Their other tests stand beside their code.
+//! Illegal calls that both devices without a GPU must refuse. Other tests of these devices are next to
+//! their code.
 
 use std::fmt::Debug;
 
@@ -63,7 +64,7 @@ fn pieces_are_mapped_opened_and_unmapped_whole<D: Base>() {
     device.synchronize_device().expect("it is legal");
     memory.unmap(at, 2 * PIECE).expect("it is legal");
     assert_eq!(free_mib(&device), 62);
-    // Memory mapped twice lives until its last mapping is removed.
+    // Memory that is mapped twice exists until its last mapping is removed.
     memory.map(at, PIECE, small).expect("it is legal");
     memory.map(at + PIECE, PIECE, small).expect("it is legal");
     memory.release(small).expect("it is legal");

@@ -1,8 +1,8 @@
-//! The shipped recordings, decision by decision: every address, every segment event, the final layout
-//! and every key of the statistics equal PyTorch's, with stacks in the history and without.
+//! Replays of the shipped recordings. Every address, every segment event, the final layout and every key
+//! of the statistics must equal PyTorch's, whether or not the history records stacks.
 //!
-//! `num_sync_all_streams` is excused where a recording does not show it: a call of `empty_cache` that
-//! released nothing leaves no event.
+//! `num_sync_all_streams` is not compared for recordings that do not determine it: a call of
+//! `empty_cache` that released nothing leaves no event.
 
 use stratalloc_tools::replay::{
     Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify, verify_recording,
@@ -26,8 +26,8 @@ fn config_of(trace: &Trace) -> Config {
     config(&trace.conf).with_compat(Compat::PyTorch)
 }
 
-/// Verifies a recording of an H200 with each level of stacks in the history, and compares the
-/// statistics.
+/// Verifies a recording of an H200 with each level of stacks in the history, and compares the statistics
+/// with PyTorch's, except the `excused` keys.
 fn exact(name: &str, fraction: Option<f64>, excused: &[&str]) -> Verification {
     exact_on(H200_BYTES, name, fraction, excused)
 }
@@ -51,7 +51,7 @@ fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str
         assert!(found.is_exact(), "{name} {level:?}");
         assert_eq!(alive.load(Ordering::Relaxed), 0, "{name} {level:?}: stacks are released");
         let ours: BTreeMap<String, i64> = found.statistics.pytorch_keys().into_iter().collect();
-        // Later versions of PyTorch count rejections, too.
+        // Later versions of PyTorch also count rejected requests.
         let known = |key: &&String| *key != "num_oom_rejections";
         assert!(ours.keys().filter(known).eq(recorded.keys().filter(known)), "{name}");
         for (key, value) in recorded.iter().filter(|(key, _)| known(key)) {
@@ -107,16 +107,16 @@ fn expandable_segments_with_oversize_rules_and_collector_are_exact() {
     exact("fuzz.expsplitgc.1.frac02", Some(0.02), &excused);
 }
 
-/// Because the device is full, requests reserve address space without mapping memory there. No entry
-/// shows these reservations.
+/// Because the device is full, some requests reserve address space and then map no memory there. No
+/// entry of the recording shows these reservations.
 #[test]
 fn expandable_segments_on_a_full_device_are_exact() {
     let found = exact_on(2 << 30, "fuzz.expandable.full", None, &["num_sync_all_streams"]);
     assert_eq!((found.ooms, found.statistics.num_alloc_retries), (9, 24));
 }
 
-/// Pools are taken from the final layout. Deferred frees of a graph and calls of `empty_cache` that
-/// released nothing depend on the recorded device.
+/// The pools are taken from the final layout. `num_sync_all_streams` is not compared, because deferred
+/// frees of a graph and calls of `empty_cache` that released nothing depend on the recorded device.
 #[test]
 fn private_pools_are_exact() {
     let graphs = exact("cudagraph.default", None, &["num_sync_all_streams"]);
@@ -126,7 +126,7 @@ fn private_pools_are_exact() {
     exact("fuzz.exppools.1", None, &["num_sync_all_streams"]);
 }
 
-/// Sequences of varying lengths, and streams under a limit.
+/// Programs with sequences of varying lengths, and with several streams under a limit.
 #[test]
 fn changing_lengths_and_streams_at_a_limit_are_exact() {
     assert_eq!(exact("llama_var.default", None, &[]).allocations, 23_591);
@@ -135,8 +135,8 @@ fn changing_lengths_and_streams_at_a_limit_are_exact() {
     assert!(exact("fuzz.streams.1.frac025", Some(0.025), &excused).ooms > 0);
 }
 
-/// Versions of PyTorch differ in which of several free blocks of one size they choose; the recording
-/// shows the version. A call of `empty_cache` that releases nothing leaves no event.
+/// Versions of PyTorch differ in which of several free blocks of one size they choose. The version is
+/// derived from the recording.
 #[test]
 fn recordings_of_later_versions_of_pytorch_are_exact() {
     let excused = &["num_sync_all_streams"];
@@ -179,8 +179,8 @@ fn the_decisions_of_another_version_are_found_out() {
     }
 }
 
-/// With this project's rules a recording ends with no more failures and no higher peak than with
-/// PyTorch's.
+/// Under this library's default rules, replays must have at most as many failures and at most as high a
+/// peak as under PyTorch's.
 #[test]
 fn our_own_rules_never_do_worse_at_a_limit() {
     for (name, fraction) in [
@@ -219,7 +219,7 @@ fn a_wrong_limit_is_found_out() {
 #[test]
 fn a_wrong_address_is_found_out() {
     let mut trace = read("resnet50.default");
-    // The events of one block get a wrong address.
+    // Changes the address in the events of one block.
     let is_freed = |e: &TraceEvent| e.action == Action::FreeRequested;
     let freed = trace.events.iter().rposition(is_freed).unwrap();
     let address = trace.events[freed].address;
@@ -242,7 +242,7 @@ fn a_recording_that_began_late_is_verified_from_what_was_there() {
     assert_eq!(found.first_mismatch, None);
     assert_eq!(found.statistics.reserved_bytes.all.peak >> 20, 3622);
     assert_eq!(found.statistics.num_device_alloc, 0, "counted from the first event that is left");
-    // Without the segments, the positions of the blocks that were live before are unknown.
+    // Without the segments, the addresses of the blocks that were live at the start are unknown.
     let mut apart = trace.clone();
     apart.segments.clear();
     match verify(&apart, &config_of(&apart), H200_BYTES, None) {

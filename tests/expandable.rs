@@ -1,6 +1,7 @@
-//! Expandable segments: growth, holes, memory pressure, failing calls, and switching while blocks live.
+//! Expandable segments: growth, gaps, memory pressure, failing calls, and switching the kind of segments
+//! while blocks are live.
 //!
-//! `pool_histories` covers them with random histories.
+//! `pool_histories` tests them with random histories.
 
 use stratalloc::config::Reserve;
 #[cfg(target_os = "linux")]
@@ -124,7 +125,7 @@ fn an_allocator_that_goes_waits_for_work_on_its_pages<D: Base>() {
     fixture.end().expect("nothing is left");
 }
 
-/// The pages may still be in use, so releasing them synchronizes the device.
+/// The pages may still be in use, so the device must be synchronized before they are released.
 fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
     let fixture = Fixture::<D>::new(1 << 30, ON);
     let gone = fixture.device.create_stream().expect("it has streams");
@@ -138,7 +139,7 @@ fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
     fixture.check();
 }
 
-/// Fixed and expandable segments share one limit. Memory pressure releases both.
+/// Fixed and expandable segments share one limit, and memory pressure releases both.
 fn both_kinds_of_segments_share_a_limit<D: Base>() {
     let fixture = Fixture::<D>::new(1 << 30, "max_split_size_mb:40");
     fixture.engine().set_limit_bytes(Some(120 * MIB));
@@ -155,7 +156,8 @@ fn both_kinds_of_segments_share_a_limit<D: Base>() {
     fixture.check();
 }
 
-/// Growth is by whole pages, so it can exceed the missing bytes. PyTorch may pass the limit by one page.
+/// Whole pages are mapped, so a request can map more than the missing bytes. PyTorch may exceed the
+/// limit by one page.
 fn the_limit_binds_whole_pages<D: Base>() {
     for large_mib in [20, 64] {
         let letter = format!("expandable_segments:True,large_segment_size_mb:{large_mib}");
@@ -182,7 +184,7 @@ fn the_limit_binds_whole_pages<D: Base>() {
     }
 }
 
-/// Memory reserved before the limit was lowered stays reserved and is reused.
+/// Memory that was reserved before the limit was lowered stays reserved and is reused.
 #[test]
 fn a_block_above_a_lowered_limit_is_waited_for() {
     for (conf, is_over) in [("", false), ("", true), (ON, false), (ON, true)] {
@@ -199,7 +201,7 @@ fn a_block_above_a_lowered_limit_is_waited_for() {
     }
 }
 
-/// Garbage collection releases fixed segments. Memory pressure unmaps the pages that remain.
+/// Garbage collection releases fixed segments. Memory pressure unmaps the remaining pages.
 fn the_collector_works_beside_expandable_segments<D: Base>() {
     let fixture = Fixture::<D>::new(1 << 30, "garbage_collection_threshold:0.5");
     fixture.engine().set_limit_bytes(Some(120 * MIB));
@@ -227,13 +229,14 @@ fn oversize_rules_do_not_leak_reserved_memory<D: Base>() {
     assert_eq!(reserved("expandable_segments:True,max_split_size_mb:64,compat:pytorch"), 200);
 }
 
-/// PyTorch's search ends at the first fixed block that the oversize rules refuse.
+/// PyTorch's search ends at the first fixed block that the oversize rules forbid.
 #[test]
 fn an_oversize_fixed_block_does_not_hide_an_expandable_one() {
     let conf = "max_split_size_mb:20,expandable_segments:True";
     for (fixed_mib, compat) in [(24, false), (24, true), (12, false), (12, true)] {
         let fixture = Fixture::<Sim>::new(1 << 30, "");
-        // A fixed block that is refused as oversize: larger than the free expandable one, or smaller.
+        // A fixed block that the oversize rules forbid, larger or smaller than the free expandable
+        // block.
         fixture.give(fixture.take(fixed_mib.max(20) * MIB));
         fixture.apply(conf);
         let wall = fixture.take(MIB + 512);

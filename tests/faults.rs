@@ -1,9 +1,10 @@
-//! Each driver call of a mixed workload fails once, and nothing is lost, leaked or left half done.
+//! Makes each driver call of a mixed workload fail once. Nothing may be lost, leaked or left incomplete.
 //!
-//! A run without failures counts the workload's driver calls. Then the workload runs once for each call
-//! and each kind of error with that call failing, and once more with every call failing from there on.
-//! After each step with a failure the invariants of `common::invariants` hold and every live block is
-//! still live. After the workload everything can be freed and the allocator works as before.
+//! A run without failures counts the workload's driver calls. Then, for each call and each kind of
+//! error, the workload runs once with only that call failing, and once with every call from there on
+//! failing. After each step with a failure the invariants of `common::invariants` must hold, and every
+//! live block must still be live. After the workload everything must be freeable, and the allocator must
+//! work as before.
 
 use crate::common::prelude::*;
 
@@ -12,7 +13,7 @@ const B: StreamId = StreamId(7);
 const C: StreamId = StreamId(3);
 const DEVICE_BYTES: u64 = 128 * MIB;
 
-/// One step of the workload. Small numbers name the blocks.
+/// One step of the workload. The first number of a step identifies the block.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Allocate(usize, u64, StreamId),
@@ -22,7 +23,7 @@ enum Step {
     Process,
     Empty,
     Limit(Option<u64>),
-    /// Runs out of memory without any failure of the driver.
+    /// A request that is out of memory without any failure of the driver.
     TooMuch(u64, StreamId),
 }
 
@@ -34,7 +35,8 @@ const WORKLOAD: &[Step] = {
         Allocate(2, 700 * KIB, B),
         Allocate(3, 11 * MIB, B),
         Allocate(4, 5 * MIB, C),
-        // Blocks that wait for one stream and for two, and become free in and out of order.
+        // Blocks that wait for one or two other streams, and become free in another order than they were
+        // freed.
         Record(1, B),
         Record(1, C),
         Record(3, A),
@@ -50,7 +52,7 @@ const WORKLOAD: &[Step] = {
         Finish(A),
         Allocate(7, 3 * MIB, A),
         Empty,
-        // Oversize blocks, and garbage collection near a limit.
+        // Oversize blocks, and garbage collection near the limit.
         Limit(Some(110 * MIB)),
         Allocate(8, 26 * MIB, A),
         Allocate(9, 24 * MIB, B),
@@ -61,7 +63,7 @@ const WORKLOAD: &[Step] = {
         Allocate(11, 40 * MIB, A),
         Record(11, B),
         Free(11),
-        // This request fits only after a wait for the draining block.
+        // This request fits only after waiting for the draining block.
         Allocate(12, 60 * MIB, C),
         TooMuch(100 * MIB, A),
         Record(12, A),
@@ -81,7 +83,7 @@ const WORKLOAD: &[Step] = {
         Free(14),
         Empty,
         Allocate(15, MIB, A),
-        // The remaining live, draining and cached blocks are freed with the allocator.
+        // The remaining live, draining and cached blocks are freed when the allocator is dropped.
         Record(15, B),
         Free(15),
     ]
@@ -104,7 +106,7 @@ impl Bench {
         &self.fixture.device
     }
 
-    /// Performs a step, checks the kind of its failure, and returns whether it failed.
+    /// Performs a step and checks the kind of its failure. Returns true if it failed.
     fn perform(&mut self, step: Step) -> Result<bool, String> {
         let failures = self.driver().failed_calls();
         let failed = match step {
@@ -114,7 +116,7 @@ impl Bench {
             }
             Step::TooMuch(bytes, stream) => {
                 match self.fixture.try_allocate(bytes, stream) {
-                    // An allocation that failed earlier left room, so this one may succeed.
+                    // An earlier allocation may have failed and left room, so this request may succeed.
                     Ok(made) if self.driver().failed_calls() > 0 => {
                         self.fixture.free(made).map_err(|error| error.to_string())
                     }
@@ -155,13 +157,13 @@ impl Bench {
         }
     }
 
-    /// Returns whether a request may fail without a failing call, because an earlier failure left less
-    /// room.
+    /// Returns true if a request may run out of memory without a driver failure, because an earlier
+    /// failure left less room.
     fn starved(&self, step: Step) -> bool {
         matches!(step, Step::Allocate(..)) && self.driver().failed_calls() > 0
     }
 
-    /// Frees a block, every other one by its address. If the free is refused, the block stays held.
+    /// Frees a block; every other block by its address. If the free fails, the block stays held.
     fn free(&mut self, name: usize) -> Result<Checked, String> {
         let Some(allocation) = self.held[name].take() else {
             return Ok(Ok(()));
@@ -187,7 +189,7 @@ impl Bench {
         }
     }
 
-    /// Checks the invariants, and that every held block is live.
+    /// Checks the invariants, and that exactly the held blocks are live.
     fn check(&self) -> Result<Vec<SegmentLayout>, String> {
         let layout = self.fixture.checked()?;
         let held = self.held.iter().flatten().map(|a| (a.address(), a.size_bytes()));
@@ -209,7 +211,7 @@ impl Bench {
         self.check().map(drop)
     }
 
-    /// Disarms the faults, then frees everything and runs the same workload again.
+    /// Ends the faults, frees everything, and runs the same workload again.
     fn recover(&mut self) -> Checked {
         self.driver().disarm();
         self.fixture.caching().set_limit_bytes(None);
@@ -229,7 +231,7 @@ impl Bench {
     }
 }
 
-/// Returns named settings, each of which tests another part of the allocator.
+/// Returns settings with names, each of which exercises another part of the allocator.
 fn ways() -> Vec<(&'static str, Settings)> {
     let plain = Settings::default();
     let tight = Settings {
@@ -249,7 +251,7 @@ fn ways() -> Vec<(&'static str, Settings)> {
     ]
 }
 
-/// The one kind that means a lack of memory, and one for all others.
+/// The only kind that means lack of memory, and one that stands for all others.
 const KINDS: [DriverErrorKind; 2] = [DriverErrorKind::OutOfMemory, DriverErrorKind::DeviceLost];
 
 fn calls_of_the_workload(settings: &Settings) -> u64 {
@@ -259,7 +261,7 @@ fn calls_of_the_workload(settings: &Settings) -> u64 {
     bench.driver().counted_calls()
 }
 
-/// Runs the workload once for each call and kind with that call failing.
+/// Runs the workload once for each driver call and kind of error, with that call failing.
 fn fail_each_call(repeat: bool) {
     for (way, settings) in ways() {
         let calls = calls_of_the_workload(&settings);

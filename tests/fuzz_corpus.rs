@@ -1,6 +1,7 @@
-//! Runs every kept input of the fuzz targets through the functions that the targets call.
+//! Runs every stored input of the fuzz targets through the functions that the targets call.
 //!
-//! `fuzz/README.md` describes how inputs are found. An input that caused a failure is kept permanently.
+//! `fuzz/README.md` describes how inputs are found. An input that once caused a failure is stored
+//! permanently.
 
 #[path = "fuzz_checks/mod.rs"]
 mod checks;
@@ -26,8 +27,8 @@ fn inputs(target: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the processor time of the calling thread; zero if the system does not count it. Unlike wall
-/// time it does not grow while other processes run.
+/// Returns the processor time of the calling thread, or zero if the system does not count it. Unlike
+/// wall time, it does not grow while other processes run.
 fn cpu_time() -> Duration {
     let counted = fs::read_to_string("/proc/thread-self/schedstat").ok();
     let first = |text: String| text.split(' ').next()?.parse().ok();
@@ -53,7 +54,7 @@ fn replay(target: &str) {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// Declares one test for each target, so that targets run in parallel and a failure names its target.
+/// Declares one test for each target, so that targets run in parallel and a failure shows its target.
 macro_rules! replayed {
     ($($name:ident: $target:literal;)*) => {
         $(#[test]

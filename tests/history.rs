@@ -1,9 +1,9 @@
 //! The history: its entries, their contexts, and the files for viewers.
 //!
-//! `entries` tests the entries of every strategy and which ones are kept, `contexts` stacks, scopes and
-//! metadata, `crowd` eight threads at once, `files` snapshots and reading them back. `reports` tests the
-//! holders in an out-of-memory report, `on_oom` the snapshot and advice on such a failure, `trackers`
-//! callbacks.
+//! `entries` tests which entries each strategy records and which are kept, `contexts` stacks, scopes and
+//! metadata, `crowd` eight threads at once, and `files` snapshots and reading them. `reports` tests the
+//! holders in an out-of-memory report, `on_oom` the snapshot and the advice after a failed request, and
+//! `trackers` callbacks.
 
 mod contexts;
 mod crowd;
@@ -30,14 +30,14 @@ fn build_over(conf: &str, driver: Arc<dyn Driver>) -> Switchable {
     Switchable::build(&config, driver, BuildOptions::default()).expect("the device can do it")
 }
 
-/// Does the same and returns its history, too.
+/// Builds an allocator and returns it with its history.
 fn unrecorded(conf: &str) -> (Switchable, Arc<History>) {
     let allocator = build(conf);
     let history = history(&allocator);
     (allocator, history)
 }
 
-/// Does the same with a history that records everything.
+/// Builds an allocator and returns it with its history, which records everything.
 fn recorded(conf: &str) -> (Switchable, Arc<History>) {
     let (allocator, history) = unrecorded(conf);
     history.start(&RecordOptions::default());

@@ -1,7 +1,7 @@
-//! The host device detects a block that is reused too early: its bytes are wrong.
+//! The host device detects a block that is reused too early, because its bytes are then wrong.
 //!
 //! The same program runs twice: on the device itself, and on a wrapper that records events on the wrong
-//! stream. Only on the wrapper does the allocator reuse the block while another stream still writes to
+//! stream. Only with the wrapper does the allocator reuse the block while another stream still writes to
 //! it.
 
 use stratalloc_sim::{Gates, WorkGate};
@@ -12,7 +12,7 @@ const OWNER: StreamId = StreamId(64);
 const OTHER: StreamId = StreamId(128);
 const BYTES: u64 = 64 * 1024;
 
-/// Replaces every stream with one on which no work runs.
+/// Replaces the stream of each event by one on which no work runs.
 #[derive(Debug)]
 struct WrongStream;
 
@@ -26,8 +26,8 @@ fn host() -> Arc<Host> {
     Arc::new(Host::with_bytes(256 * MIB))
 }
 
-/// Frees a block that a held stream is about to write to, allocates a block of the same size and writes
-/// to it. Returns whether those bytes survive the held write.
+/// Frees a block that a delayed stream will write to, allocates a block of the same size and writes to
+/// it. Returns true if these bytes survive the delayed write.
 fn bytes_survive(host: &Arc<Host>, driver: Arc<dyn Driver>) -> bool {
     let allocator =
         registry::build(&Config::default(), driver, BuildOptions::default()).expect("it is built");
@@ -102,8 +102,8 @@ fn a_recording_replays_in_real_memory() {
     assert_eq!((run.allocations, run.ooms), (3230, 0));
 }
 
-/// A recording of several streams reserves the recorded bytes, because blocks used by other streams stay
-/// unavailable as long as in the recording.
+/// A recording of several streams must reserve the recorded bytes. It does so only if blocks used by
+/// other streams stay unavailable as long as in the recording.
 #[test]
 fn held_back_work_keeps_blocks_unavailable_until_the_recorded_completion() {
     for (name, reserved) in

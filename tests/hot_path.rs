@@ -1,9 +1,9 @@
-//! The memory cost of a hit: no heap allocation and no driver call. Also the size of the bookkeeping, at
-//! once and after millions of operations.
+//! The cost of a hit: no heap allocation and no driver call. Also tests the size of the bookkeeping, at
+//! the start and after millions of operations.
 //!
 //! The global allocator of this program counts the heap allocations and the heap bytes of each thread.
-//! Block sizes are drawn from a lognormal distribution, clamped to 1 byte .. 64 MiB; 4,096 blocks are
-//! live. All numbers are drawn before counting begins.
+//! Block sizes are drawn from a lognormal distribution, clamped to 1 byte .. 64 MiB, and 4,096 blocks
+//! are live. All random numbers are drawn before counting begins.
 
 #![expect(unsafe_code, reason = "a global allocator that counts can only be written with it")]
 
@@ -69,7 +69,8 @@ const LIVE: usize = 4096;
 const DRAWS: usize = 65_536;
 const WARM_STEPS: usize = if cfg!(debug_assertions) { 100_000 } else { 200_000 };
 const STEPS: usize = if cfg!(debug_assertions) { 100_000 } else { 300_000 };
-/// Steps of one free and one request. Builds without optimization are ten times slower and run a tenth.
+/// The number of steps, each of one free and one request. Builds without optimization are ten times
+/// slower and make a tenth.
 const LONG_STEPS: usize = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
 const SIDE: StreamId = StreamId(0x40);
 
@@ -96,7 +97,7 @@ impl Rng {
         ((self.roll() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns exp(mu + sigma * normal), clamped.
+    /// Returns a lognormal number, exp(mu + sigma * normal), clamped to the allowed sizes.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -110,7 +111,7 @@ impl Rng {
     }
 }
 
-/// Returns the draws: half of the blocks are below 60 KB, one in forty above 8 MB.
+/// Returns the draws. Half of the sizes are below 60 KB, one in forty is above 8 MB.
 fn mix() -> Vec<Draw> {
     let mut rng = Rng(0x5EED_51DE);
     let mut draw = |_| Draw {
@@ -178,7 +179,7 @@ fn costs_nothing(sim: &Sim, strategy: &Strategy, steps: impl FnOnce()) {
     assert_eq!((calls, taken), (0, 0), "driver calls and heap allocations in {hits} hits");
 }
 
-/// Reserves enough memory for every order of holes, so that all later requests are hits.
+/// Reserves so much memory that all later requests are hits, whatever gaps they leave.
 fn reserve_room(strategy: &Strategy) {
     let large: Vec<_> = (0..64).map(|_| take(strategy, 4 * GIB)).collect();
     let small: Vec<_> = (0..2048).map(|_| take(strategy, MIB)).collect();
@@ -249,9 +250,9 @@ fn a_block_costs_at_most_128_bytes_of_bookkeeping_with_its_share_of_the_indexes(
     }
 }
 
-// The heap of this program grows by the bytes that the engine counts, plus tables of fixed size. There
-// are enough blocks to fill the addresses that a large heap reserves at once; with fewer, part of those
-// addresses would have no memory.
+// The heap of this program must grow by the bytes that the engine counts, plus tables of fixed size. The
+// test allocates so many blocks that they fill the addresses that a large heap reserves at once. With
+// fewer blocks, part of these addresses would have no memory, and the two numbers would differ.
 #[test]
 fn the_bookkeeping_that_the_engine_counts_is_what_the_heap_of_the_program_holds() {
     let blocks = 64 * LIVE;
@@ -274,7 +275,7 @@ fn the_bookkeeping_that_the_engine_counts_is_what_the_heap_of_the_program_holds(
     drop(live);
 }
 
-/// The heap may grow by one slab chunk and one table row in a long run. A leak exceeds that.
+/// How much the heap may grow in a long run: by one slab chunk and one table row. A leak exceeds that.
 const SLACK_BYTES: i64 = 64 * 1024;
 
 #[test]
@@ -327,7 +328,7 @@ fn blocks_that_other_streams_use_leave_nothing_behind() {
 #[test]
 fn a_users_own_functions_cost_nothing_from_the_heap_and_no_driver_call() {
     let next = AtomicU64::new(1 << 40);
-    // These functions return the same few addresses again and again.
+    // The functions return the same few addresses again and again.
     let allocate = move |_, _: DeviceId, _: StreamId| {
         Some(next.fetch_add(1 << 30, Ordering::Relaxed) % (64 << 30) + (1 << 40))
     };

@@ -1,5 +1,5 @@
 //! Checks that the reference of keys in `docs/configuration.md` matches the table of keys. With
-//! `STRATALLOC_WRITE_DOCS` set the test writes the reference instead.
+//! `STRATALLOC_WRITE_DOCS` set, writes the reference instead.
 
 use stratalloc::config::{BUILT_IN, Key};
 

@@ -13,7 +13,7 @@ use stratalloc_sim::{Sim, SimOptions};
 
 const MIB: u64 = 1 << 20;
 
-/// A logger that stores lines. It also allocates and frees with its allocator, which needs the
+/// A logger that stores lines. It also allocates and frees with the allocator that logs, which takes the
 /// allocator's locks.
 struct Logger {
     lines: Mutex<Vec<(Level, String)>>,
@@ -31,7 +31,7 @@ impl Log for Logger {
         assert_eq!(record.target(), "stratalloc");
         self.lines.lock().push((record.level(), record.args().to_string()));
         if let Some(allocator) = self.allocator.get() {
-            // A miss and a release of all free segments, both of which take the growth lock.
+            // Causes a miss and a release of all free segments, which both take the growth lock.
             if let Ok(block) = allocator.allocate(Request::new(3 * MIB, StreamId(77))) {
                 allocator.free(block).expect("it is live");
             }
@@ -70,7 +70,7 @@ fn texts(lines: Vec<(Level, String)>) -> Vec<String> {
     lines.into_iter().map(shown).collect()
 }
 
-/// One test, because a process has one logger.
+/// All cases are one test, because a process has one logger.
 #[test]
 fn a_miss_a_step_a_release_a_failure_and_a_switch_are_logged_when_no_lock_is_held() {
     log::set_logger(&LOGGER).expect("the only logger");
@@ -117,8 +117,8 @@ fn a_miss_a_step_a_release_a_failure_and_a_switch_are_logged_when_no_lock_is_hel
     assert_eq!(seen.iter().filter(|line| *line == switched).count(), 1, "{seen:#?}");
     allocator.free(other).expect("it is live");
 
-    // A logger that uses the allocator: it would deadlock if a lock were held, and recurse without end
-    // if its own requests logged lines.
+    // The logger now uses the allocator. This would deadlock if a line were logged while a lock is held.
+    // It would recurse without end if requests of the logger logged lines themselves.
     lines();
     let allocator = build("backend:native,expandable_segments:True", 64 * MIB);
     assert!(LOGGER.allocator.set(Arc::clone(&allocator)).is_ok());

@@ -1,8 +1,8 @@
-//! `backend:cudaMallocAsync`: the strategy's additions to the driver's pools, on `sim` and `host`.
+//! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on `sim` and `host`.
 //!
 //! `malloc_async/captures.rs` tests graphs, `malloc_async/pools.rs` private pools,
-//! `malloc_async/pressure.rs` refused requests. `malloc_async/histories.rs` runs random histories on
-//! three threads, and `malloc_async/device.rs` uses a real device.
+//! `malloc_async/pressure.rs` failed requests. `malloc_async/histories.rs` runs random histories on
+//! three threads. `malloc_async/device.rs` uses a real device.
 
 mod captures;
 #[cfg(target_os = "linux")]
@@ -157,7 +157,7 @@ fn a_configured_fraction_is_a_limit_from_the_start() {
     let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
     let fixture = Fixture::with(256 * MIB, settings);
     assert_eq!(fixture.limit_bytes(), Some(64 * MIB));
-    // Settings built by hand may be out of range. They then set no limit, with every backend.
+    // Settings that were not parsed may be out of range. They then set no limit, with every backend.
     let settings = Settings { per_process_memory_fraction: -1.0, ..Settings::default() };
     let fixture = Fixture::with(256 * MIB, settings);
     assert_eq!(fixture.limit_bytes(), None);
@@ -168,7 +168,7 @@ fn a_refusal_is_tried_again_after_waiting_and_trimming() {
     let fixture = sim(128);
     let (a, b) = (fixture.device.create_stream().unwrap(), StreamId::DEFAULT);
     fixture.give(fixture.take_on(64 * MIB, a));
-    // The free on stream a is still pending, so b can use the memory only after a wait.
+    // The free on stream a is still pending, so stream b can get the memory only after a wait.
     let block = fixture.take_on(96 * MIB, b);
     assert_eq!(note(&fixture, "trims_that_helped"), 1);
     assert_eq!(fixture.statistics().num_alloc_retries, 1);
@@ -239,7 +239,7 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
     fixture.reset_accumulated();
     assert_eq!(note(&fixture, "own_stream_recorded"), 0);
     fixture.give(block);
-    // Neither stream is ordered after the work on b.
+    // Neither of these streams is ordered after the work on b.
     for stream in [a, b] {
         let other = fixture.take_on(32 * MIB, stream);
         assert_ne!(other.address(), address);
@@ -300,7 +300,7 @@ fn bytes_that_another_stream_still_reads_stay_intact() {
     for round in 0..50 {
         let source = fixture.take_on(MIB, a);
         machine.write(source.address(), MIB, round, a).unwrap();
-        // Stream b is held back and then copies. Before that the source is freed and other requests
+        // Stream b is delayed and then copies. Before it copies, the source is freed and other requests
         // allocate.
         machine.spoil_later(target.address(), 64, b).unwrap();
         driver.copy(target.address(), source.address(), MIB, b).unwrap();
@@ -349,7 +349,7 @@ fn the_largest_request_counts_what_the_pool_holds_idle() {
     fixture.give(idle);
     fixture.device.synchronize_device().unwrap();
     let info = fixture.cache_info().unwrap();
-    // The driver can move idle pages next to new ones, so both together serve one request.
+    // The driver can combine free pages and new pages, so both together serve one request.
     assert_eq!((info.device_free_bytes, info.largest_cached_bytes), (32 * MIB, 64 * MIB));
     fixture.give(kept);
 }

@@ -1,8 +1,8 @@
-//! The per-thread default stream: another thread may reuse a block only when the work of the thread that
-//! freed it is done.
+//! The per-thread default stream: another thread may reuse a block only after the work of the thread
+//! that freed it has finished.
 //!
 //! `common::threaded` is a simulated device with such a stream. Each test runs on fixed and on
-//! expandable segments. The first thread is the test's own; it waits while the others run.
+//! expandable segments. The first thread is the test's own, and it waits while other threads run.
 
 mod captures;
 
@@ -26,8 +26,8 @@ impl Fixture {
         block
     }
 
-    /// Makes a stream wait for an event. If the event belongs to a capture, the stream joins the
-    /// capture.
+    /// Makes a stream wait for an event. If the event was recorded in a capture, the stream becomes part
+    /// of the capture.
     fn behind(&self, stream: StreamId, event: EventId) {
         self.device.wait_event(stream, event).expect("it takes work");
     }
@@ -80,8 +80,8 @@ fn a_free_waits_for_the_stream_of_the_thread_that_frees() {
         let fixture = Fixture::new(ROOMY, conf);
         let block = fixture.take(MIB, OWN);
         let address = block.address();
-        // The first thread's work is done, as if the block was passed to the other thread after a
-        // synchronization.
+        // The first thread's work is finished, as if it had synchronized and then passed the block to
+        // the other thread.
         fixture.device.interceptor().finish_own();
         let finish = on_new_thread(|| {
             fixture.give(fixture.worked(block, OWN));
@@ -118,7 +118,7 @@ fn a_request_that_needs_the_memory_waits_for_the_other_threads_work() {
         assert_eq!(other.address(), address, "{conf}");
         assert_eq!(fixture.device.inner().calls("synchronize_event"), 1, "{conf}");
         fixture.give(other);
-        // A request on another stream gets the memory after it was released to the device.
+        // A request on another stream can get the memory only after it was released to the device.
         let stream = fixture.device.create_stream().unwrap();
         on_new_thread(|| fixture.probe(20 * MIB, stream));
         fixture.check();
@@ -198,13 +198,14 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         let scope = PoolScope::open(pools, pool, ScopeFilter::Capture(capture)).unwrap();
         let first = fixture.probe(MIB, OWN);
         assert_ne!(fixture.probe(MIB, OWN), first, "{conf}: nothing passes in a capture");
-        // Other threads' per-thread streams are not captured, so their blocks are reused as usual.
+        // Per-thread default streams of other threads are not captured, so their blocks are reused as
+        // usual.
         let (before, stream) = on_new_thread(|| {
             (fixture.probe(MIB, OWN), fixture.device.interceptor().stream(OWN).unwrap())
         });
         fixture.device.inner().complete_stream(stream);
         assert_eq!(on_new_thread(|| fixture.probe(MIB, OWN)), before, "{conf}");
-        // Work from before the capture belongs to no graph.
+        // Work from before the capture is not part of the graph.
         let address = eager.address();
         fixture.give(eager);
         Capture::end(&*fixture.device, OWN).unwrap();
@@ -272,7 +273,7 @@ fn what_a_checkpoint_brings_back_obeys_too() {
         let graph = scope.finish();
         let checkpoint = fixture.checkpoints().checkpoint(pool).unwrap();
         let address = result.address();
-        // Restores twice: restored blocks must not prevent the next restore.
+        // Restores the checkpoint twice: the restored blocks must not prevent the second restore.
         assert_eq!(
             fixture.checkpoints().restore(&checkpoint).unwrap().freed[0].address,
             address,
@@ -305,7 +306,7 @@ fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
         Capture::end(&*fixture.device, OWN).unwrap();
         drop(scope.finish());
     });
-    // A launch of the graph may still run, on a stream that only its thread can name.
+    // A launch of the graph may still be running, on a stream that only one thread can refer to.
     fixture.device.interceptor().take_order();
     fixture.empty_cache();
     assert_eq!(fixture.device.interceptor().take_order(), ["synchronize_device", "unmap"]);
@@ -367,7 +368,7 @@ fn wrappers_of_a_device_hand_the_answer_through() {
     assert!(shared.is_per_thread_stream(OWN) && !shared.is_per_thread_stream(StreamId(3)));
 }
 
-/// The per-thread default stream (stream 2) of a GPU, whose work is held back.
+/// Tests the per-thread default stream (stream 2) of a GPU, with delayed work.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_gpus_per_thread_stream_is_one() {
@@ -381,7 +382,7 @@ fn a_gpus_per_thread_stream_is_one() {
     let strategy = build(&Config::default(), cuda.clone(), BuildOptions::default()).unwrap();
     let take = || strategy.take_on(512, OWN);
     let elsewhere = || on_new_thread(take);
-    // The segment exists already, so no device call is needed while work is held back.
+    // The segment exists already, so no device call is needed while work is delayed.
     let block = take();
     let address = block.address();
     let gate = cuda.hold_back(OWN).unwrap();

@@ -1,9 +1,9 @@
 //! User-defined allocators in three forms: a Rust type with its own keys, closures, a shared library.
 //!
-//! `registered` tests the registry and the keys, `closures` the behaviour added around a user's
+//! `registered` tests the registry and the keys, `closures` what the library adds around a user's
 //! functions, `captures` graph captures, `pools` private pools, `per_thread` the per-thread default
-//! stream, `histories` random histories. `library` loads compiled C and C++, `hostile` libraries that
-//! cannot be loaded.
+//! stream, and `histories` random histories. `library` loads compiled C and C++. `hostile` tests
+//! libraries that cannot be loaded.
 
 mod captures;
 mod closures;
@@ -29,7 +29,7 @@ fn build(text: &str) -> Result<Strategy, BuildError> {
     registry::build(&config, sim(), BuildOptions::default())
 }
 
-/// A user's functions: they return made-up addresses, record each call, and fail beyond `most_bytes`.
+/// A user's functions. They return made-up addresses, record each call, and fail beyond `most_bytes`.
 #[derive(Debug, Default)]
 struct User {
     calls: Mutex<Vec<String>>,
@@ -50,7 +50,7 @@ impl User {
         self.calls.lock().push(word);
     }
 
-    /// Returns the calls recorded since the last query.
+    /// Returns the calls recorded since this was last called.
     fn take_calls(&self) -> Vec<String> {
         std::mem::take(&mut self.calls.lock())
     }

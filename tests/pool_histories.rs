@@ -1,12 +1,13 @@
 //! Random histories of private pools: scopes, captures, checkpoints, segment allocators, deferred frees,
 //! switching between kinds of segments, limits, and driver calls that fail.
 //!
-//! After every step each invariant of `common/invariants.rs` holds, and exactly the allocated blocks
-//! are live. A block freed while another stream's work on it was pending is not reused before a wait
-//! for that work. Memory that a graph allocated in a pool stays there while the pool has users. A
-//! capture without a scope makes no request fail. At the end nothing remains: no pool, no memory, no
-//! mapping, no address space, and the pools' segment allocators have all their memory back. Captures
-//! run on `sim` only. `failing` makes each driver call of one history fail.
+//! After every step each invariant of `common/invariants.rs` must hold, and exactly the allocated blocks
+//! must be live. A block that is freed while another stream's work uses it must not be reused before a
+//! wait for that work. Memory that a graph allocated in a pool must stay there while the pool has users.
+//! A capture without a scope must make no request fail. At the end nothing may remain: no pool, memory,
+//! mapping or address space, and the pools' segment allocators must have all their memory back.
+//!
+//! Captures run on `sim` only. `failing` makes each driver call of one history fail.
 
 mod failing;
 mod ops;
@@ -59,25 +60,25 @@ struct History<D> {
     pools: Vec<PoolId>,
     held: Vec<Mine>,
     checkpoints: Vec<PoolCheckpoint>,
-    /// The pool of the current capture, which is on the second stream. The default pool if the capture
-    /// has no scope.
+    /// The pool of the current capture, which is on the second stream. It is the default pool if the
+    /// capture has no scope.
     capture: Option<PoolId>,
     forked: bool,
-    /// Whether the last capture began on this thread, which may not wait inside it.
+    /// Whether the last capture began on this thread. The thread may not wait during such a capture.
     began_here: bool,
-    /// Open scopes, the newest last.
+    /// The open scopes, the newest last.
     scopes: Vec<(PoolId, ScopeFilter)>,
-    /// Blocks allocated inside captures, with their pool: graphs use them while the pool has users.
+    /// Blocks allocated inside captures, with their pools. Graphs use them while their pool has users.
     graphs: Vec<(PoolId, u64, u64)>,
-    /// Ranges freed while other streams used them, each with the number of waits up to then.
+    /// Ranges that were freed while other streams used them. Each has the number of waits that the
+    /// device had made until then.
     waiting: Vec<(u64, u64, Option<u64>)>,
 }
 
 fn unless_refused<T>(result: Result<T, PoolError>) -> Result<Option<T>, String> {
     match result {
         Ok(value) => Ok(Some(value)),
-        // A call that is illegal at this moment, or a planned failure, returns an error and changes
-        // nothing.
+        // A call that is illegal now, or that fails as planned, returns an error and changes nothing.
         Err(_) => Ok(None),
     }
 }
@@ -137,7 +138,7 @@ impl<D: Base> History<D> {
         found.map_or(PoolId::DEFAULT, |(pool, _)| *pool)
     }
 
-    /// Checks the result of a request on `stream` that should use `pool`.
+    /// Checks the result of a request on `stream` that `pool` should serve.
     fn took(
         &mut self,
         made: Result<Allocation, AllocError>,
@@ -168,7 +169,7 @@ impl<D: Base> History<D> {
         if pool != PoolId::DEFAULT && self.is_captured(stream) {
             self.graphs.push((pool, start, end));
         } else if start < OWN_START && !self.is_captured(stream) {
-            // Device code can access both ends of the block.
+            // Writes to both ends of the block by device code.
             for at in [start, start + block.size_bytes() - 1] {
                 self.base.fill(at, 0xEE, 1, stream).map_err(|error| error.to_string())?;
             }
@@ -190,13 +191,14 @@ impl<D: Base> History<D> {
 
     fn use_elsewhere(&mut self, at: usize, stream: StreamId) -> Checked {
         let others = self.fixture.cross_stream();
-        // Uses inside a capture end with it or at a join, so only uses outside are tracked here.
+        // A use inside a capture ends with the capture or at a join, so only uses outside of captures
+        // are tracked here.
         let captured = self.is_captured(stream);
         let mine = &mut self.held[at];
         let record = |by| others.record_stream(&mine.block, by).map_err(|error| error.to_string());
         record(stream)?;
         if !captured {
-            // The block's own stream is unknown here. At least one of these two is another stream.
+            // The block's own stream is not known here. At least one of these two is another stream.
             record(self.streams[0])?;
             record(self.streams[3])?;
             mine.used_elsewhere = true;
@@ -254,10 +256,10 @@ impl<D: Base> History<D> {
         Ok(())
     }
 
-    /// Makes later work of `then` wait for the work of `first` so far.
+    /// Makes work submitted to `then` from now on wait for the work that `first` has so far.
     fn after(&self, first: StreamId, then: StreamId) -> Checked {
         let event = self.base.create_event().map_err(|error| error.to_string())?;
-        // An invalidated capture accepts no more work.
+        // Fails for an invalidated capture, which accepts no more work.
         let recorded = self.base.record_event(event, first);
         let _ = recorded.and_then(|()| self.base.wait_event(then, event));
         self.base.destroy_event(event).map_err(|error| error.to_string())
@@ -271,7 +273,7 @@ impl<D: Base> History<D> {
             self.after(self.streams[2], self.streams[1])?;
         }
         let graphs = self.base.capture().expect("a capture was begun");
-        // The capture may have been invalidated on purpose. It has ended either way.
+        // Fails if the test has invalidated the capture on purpose. The capture has ended in both cases.
         let _ = graphs.end(self.streams[1]);
         if pool == PoolId::DEFAULT {
             return Ok(());
@@ -361,7 +363,8 @@ impl<D: Base> History<D> {
             Op::Join if self.forked => self.after(self.streams[2], self.streams[1])?,
             Op::Break if self.capture.is_some() => {
                 let event = self.base.create_event().map_err(|error| error.to_string())?;
-                // A captured stream that waits for an event from outside the capture invalidates it.
+                // This invalidates a capture on purpose: a captured stream waits for an event from
+                // outside of the capture.
                 let recorded = self.base.record_event(event, self.streams[3]);
                 let _ = recorded.and_then(|()| self.base.wait_event(self.streams[1], event));
                 self.base.destroy_event(event).map_err(|error| error.to_string())?;
@@ -373,7 +376,7 @@ impl<D: Base> History<D> {
                 self.base.finish_all();
                 self.waiting.clear();
             }
-            // A planned failure may happen. Memory that was not released stays reserved.
+            // The call may fail as planned. Memory that was not released then stays reserved.
             Op::EmptyCache => {
                 if let Err(error) = self.engine().empty_cache() {
                     let capture = error.kind() == DriverErrorKind::CaptureActive;
@@ -407,7 +410,8 @@ impl<D: Base> History<D> {
         self.check()
     }
 
-    /// Closes a pool's scope, unless it is that of the current capture, and removes its user.
+    /// Closes a pool's scope and removes the scope's user, unless the scope is that of the current
+    /// capture.
     fn close(&mut self, pool: PoolId) -> Checked {
         if self.capture == Some(pool) {
             return Ok(());
@@ -459,7 +463,8 @@ impl<D: Base> History<D> {
             while unless_refused(self.engine().private_pools().release_pool(pool))?.is_some() {}
         }
         if keeps {
-            // A planned failure may have prevented this call when a scope was closed.
+            // If a call failed as planned when a scope was closed, the driver still expects a capture.
+            // Undo that here.
             if let Some(graphs) = self.base.capture() {
                 while graphs.expected().is_ok_and(|expected| expected > 0) {
                     graphs.expect_captures(false).map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
-//! Measured memory limits. Readers of recordings need at most six times the decoded bytes and a fixed
-//! part. The writer of snapshots needs a fixed part, however long the history is.
+//! Memory limits, measured. Readers of recordings need at most six times the decoded bytes plus a fixed
+//! part. The writer of snapshots needs only a fixed part, however long the history is.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -16,17 +16,17 @@ use stratalloc_sim::{Sim, SimOptions};
 use stratalloc_tools::replay::reader::{Limits, MEMORY_FACTOR, read, read_bytes};
 use stratalloc_tools::replay::{Trace, TraceError};
 
-/// The global allocator of this test, which counts.
+/// The global allocator of this test, which counts heap bytes.
 #[path = "fuzz_checks/memory.rs"]
 mod memory;
 
-/// The length of histories: a tenth in the quick size.
+/// The length of histories. A quick run uses a tenth.
 #[path = "common/runs.rs"]
 mod runs;
 
 use memory::peak_of;
 
-/// Buffers and tables that do not depend on the file.
+/// Memory for buffers and tables that does not depend on the file.
 const FIXED_BYTES: i64 = 1 << 20;
 
 fn signed(bytes: u64) -> i64 {
@@ -67,7 +67,7 @@ fn recordings_take_less_than_six_times_their_decoded_bytes() {
         assert!(!trace.events.is_empty());
         assert!(!trace.segments.is_empty());
         assert_within(&name, peak, decoded_bytes);
-        // The limit holds even without the fixed part.
+        // The limit must hold here even without the fixed part.
         assert!(peak < signed(decoded_bytes * MEMORY_FACTOR));
 
         let (plain, peak) =
@@ -82,7 +82,7 @@ fn read_all(bytes: &[u8]) -> (Result<Trace, TraceError>, i64) {
     peak_of(|| read_bytes("hostile", bytes, &Limits::default(), None))
 }
 
-/// Returns `head`, about 4 MiB of repetitions of `unit`, and `tail`.
+/// Returns `head`, then `unit` repeated up to about 4 MiB, then `tail`.
 fn repeated(head: &[u8], unit: &[u8], tail: &[u8]) -> Vec<u8> {
     let mut bytes = head.to_vec();
     bytes.extend(unit.repeat((4 << 20) / unit.len()));
@@ -148,7 +148,7 @@ fn numbers_words_and_memo_entries_stay_within_six_times() {
 
 #[test]
 fn shared_events_do_not_unfold() {
-    // One event, with many references of two bytes to it.
+    // One event, and many references to it of two bytes each.
     let mut head = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](](}\x94(".to_vec();
     head.extend(b"\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x00\x8c\x04sizeK\x01");
     head.extend(b"\x8c\x06streamK\x00u");
@@ -250,7 +250,7 @@ fn json_event(frames: &str) -> String {
 
 #[test]
 fn stacks_stay_within_six_times_and_cost_no_event() {
-    // The shortest frames that all differ, in stacks that all differ.
+    // The shortest frames that are all different, in stacks that are all different.
     let mut line = 0;
     let mut frame = || {
         line += 1;
@@ -267,7 +267,7 @@ fn stacks_stay_within_six_times_and_cost_no_event() {
     assert!(!trace.stacks.is_empty() && trace.stacks.left_out() > 0);
     assert_within("frames that differ, as JSON", peak, json.len() as u64);
 
-    // One event and its keys, then frames of one line each in lists of one.
+    // One event and its keys. Then frames that have only a line, each in a list of its own.
     let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](]".to_vec();
     bytes.extend(b"(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94\x8c\x04size\x94");
     bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94\x8c\x04line\x941(");
@@ -279,7 +279,8 @@ fn stacks_stay_within_six_times_and_cost_no_event() {
     }
     bytes.extend(b"eeu.");
     let (result, peak) = read_all(&bytes);
-    // No recording is as dense. It may be refused for its memory, but must not exceed the limit.
+    // No real recording is that dense. The reader may refuse it for its memory, but must not exceed the
+    // limit.
     match result {
         Ok(trace) => assert_eq!(trace.events.len(), events as usize),
         Err(error) => assert!(error.to_string().contains("memory"), "{error}"),
@@ -289,11 +290,11 @@ fn stacks_stay_within_six_times_and_cost_no_event() {
 
 #[test]
 fn a_stack_that_all_events_share_is_read_once() {
-    // A list with 100,000 references to one frame, and 100,000 events with that list.
+    // A list with 100,000 references to one frame, and 100,000 events that refer to that list.
     let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](]".to_vec();
     bytes.extend(b"(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94\x8c\x04size\x94");
     bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94}\x94](");
-    // Uses the long opcode, as files with more than 256 memo entries do.
+    // Uses the opcode for large memo numbers, as files with more than 256 memo entries do.
     bytes.extend(b"j\x06\0\0\0".repeat(100_000));
     bytes.extend(b"e\x941(");
     let event = b"}(h\x00h\x01h\x02K\x00h\x03K\x01h\x04K\x00h\x05h\x07u";
@@ -317,7 +318,7 @@ fn a_text_where_a_list_should_be_is_not_repeated() {
         r#"[{"blocks":""#,
         r#"[{"address":""#,
     ] {
-        // An error message needs six bytes to escape each of these.
+        // An error message would need six bytes to escape each of these.
         let bytes = [head.as_bytes(), &vec![0x7f; 1 << 20], b"\"}"].concat();
         let (result, peak) = read_all(&bytes);
         assert!(result.unwrap_err().to_string().len() < 1000);

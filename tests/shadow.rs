@@ -1,8 +1,8 @@
 //! Random operations on an allocator, checked against a simple model after each one.
 //!
-//! Each device runs them with fixed segments, with expandable ones, and switching between the two.
-//! `shadow/ops.rs` generates and shrinks the operations, `runner.rs` performs and checks them,
-//! `misuse.rs` has the calls that must be refused. `mirror.rs` is the model, `pages.rs` its part for
+//! Each device runs the operations with fixed segments, with expandable ones, and switching between the
+//! two. `shadow/ops.rs` generates and shortens the operations, `runner.rs` performs and checks them, and
+//! `misuse.rs` makes calls that must be refused. `mirror.rs` is the model, `pages.rs` its part for
 //! expandable segments. `STRATALLOC_RUNS=100 cargo test --test main shadow` runs a hundred times as many
 //! histories.
 
@@ -25,7 +25,7 @@ use crate::common::machine::{HostMachine, RealMachine};
 use crate::common::prelude::*;
 use ops::Op;
 
-/// Runs on a small device, where limits apply and requests often run out of memory.
+/// Runs on a small device, on which limits apply and requests often run out of memory.
 fn on_a_small_device(ops: &[Op], segments: Segments) -> Checked {
     runner::run(&SimMachine::new(96 * MIB), ops, segments)
 }
@@ -35,7 +35,7 @@ fn on_a_large_device(ops: &[Op], segments: Segments) -> Checked {
     runner::run(&SimMachine::new(64 << 30), ops, segments)
 }
 
-/// Runs in real memory, in which bytes must stay intact.
+/// Runs in real memory, where bytes must stay intact.
 #[cfg(target_os = "linux")]
 fn in_real_memory(ops: &[Op], segments: Segments) -> Checked {
     runner::run(&HostMachine::new(96 * MIB), ops, segments)
@@ -48,7 +48,7 @@ fn on_a_part_of_a_device(ops: &[Op], segments: Segments) -> Checked {
     runner::run(&RealMachine::of(Share::of(Arc::new(host), 96 * MIB)), ops, segments)
 }
 
-/// Runs on a part of a GPU, in which bytes must stay intact.
+/// Runs on a part of a GPU, where bytes must stay intact.
 #[cfg(target_os = "linux")]
 fn on_a_gpu(ops: &[Op], segments: Segments) -> Checked {
     let cuda = crate::common::gpu::shared().ok_or("it was there before")?;

@@ -1,7 +1,7 @@
-//! Blocks shared with other processes and devices: hostile input does no harm, and nothing leaks.
+//! Sharing blocks with other processes and devices. Hostile input must do no harm, and nothing may leak.
 //!
-//! Handles are modified byte by byte, the simulated device counts imports, each driver call is made to
-//! fail once, and two real processes share real memory.
+//! Handles are modified byte by byte, the simulated device counts imports, each driver call fails once,
+//! and two real processes share real memory.
 
 mod bytes;
 mod fabric;

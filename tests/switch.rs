@@ -1,4 +1,5 @@
-//! Switching the allocator while it is used: nothing is lost, and a failed switch changes nothing.
+//! Switching the allocator while it is in use. Nothing may be lost, and a failed switch must change
+//! nothing.
 //!
 //! Read next: `draining` (blocks of retired allocators), and the other files of `tests/switch/`.
 
@@ -49,7 +50,7 @@ impl<T: Debug + Send + Sync> DeviceAllocator for Narrow<T> {
     }
 }
 
-/// Registers such an allocator, with additional data.
+/// Registers a backend that builds a `Narrow` engine with this additional data.
 fn register<T: Clone + Debug + Send + Sync + 'static>(
     name: &'static str,
     more: T,

@@ -1,7 +1,7 @@
 //! Rules for the sources, checked by reading them.
 //!
-//! Each rule maps a file's path and text to complaints, and a test shows that it finds a bad file. A
-//! change of the layers is made here and in `ARCHITECTURE.md` together.
+//! Each rule is a function from a file's path and text to complaints. For each rule, a test shows that
+//! it finds a bad file. A change of the layers must be made here and in `ARCHITECTURE.md`.
 
 mod layers;
 mod papers;

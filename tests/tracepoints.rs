@@ -1,4 +1,4 @@
-//! The notes by which tracing tools find the tracepoints, in this test program.
+//! The notes in this test program by which tracing tools find the tracepoints.
 
 use object::Endianness;
 use object::elf::FileHeader64;
@@ -6,7 +6,8 @@ use object::read::elf::{FileHeader, SectionHeader};
 
 use crate::common::prelude::*;
 
-/// Returns provider, name and arguments of a SystemTap SDT note: three strings after three addresses.
+/// Returns the provider, name and arguments of a SystemTap SDT note: three strings that follow three
+/// addresses.
 fn texts_of(note: &[u8]) -> Vec<String> {
     let texts = note[3 * size_of::<u64>()..].split(|byte| *byte == 0);
     texts.take(3).map(|text| String::from_utf8_lossy(text).into_owned()).collect()

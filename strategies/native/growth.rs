@@ -47,7 +47,7 @@ pub(super) struct Growth {
     pub(super) returns: Vec<Return>,
     /// The number of ranges that are being announced to trackers. The lock is released during that.
     pub(super) announcing: u32,
-    /// Bytes being requested from the driver by misses that have released the lock meanwhile.
+    /// Bytes that misses are requesting from the driver with the lock released.
     in_flight_bytes: u64,
     pub(super) reserved: Arc<Reserved>,
 }

@@ -3,7 +3,7 @@
 //! A block of a fixed segment is shared by the driver's IPC handle of that segment. A block of an
 //! expandable segment is shared by its pages: by file descriptors, which [`sharing`](crate::sharing)
 //! transfers, or by fabric handles. Both are done under the growth lock, so that no segment or page is
-//! released meanwhile. No lock is held while waiting for the other process.
+//! released during that. No lock is held while waiting for the other process.
 
 use std::sync::{Arc, OnceLock};
 
@@ -37,7 +37,7 @@ impl Shared {
     fn exporter(&self) -> Result<&Exporter, SharingError> {
         if self.exporter.get().is_none() {
             let started = Exporter::start()?;
-            // The growth lock is held, so no other thread can have started one meanwhile.
+            // The growth lock is held, so no other thread can have started one.
             let _ = self.exporter.set(started);
         }
         let exporter = self.exporter.get().expect("it was set above");

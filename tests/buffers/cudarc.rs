@@ -14,11 +14,11 @@ fn handle(conf: &str) -> Option<(MutexGuard<'static, ()>, Handle)> {
     Some((alone, Handle::build(&config, cuda).expect("the device can")))
 }
 
-/// `FILLS` fills of `SLOW_BYTES` each keep a stream busy for long.
+/// This many fills of this many bytes keep a stream busy for a long time.
 const SLOW_BYTES: usize = 256 << 20;
 const FILLS: usize = 40;
 
-/// Requires of a buffer what cudarc's own functions require.
+/// A function with the trait bounds of cudarc's own functions, to check that buffers satisfy them.
 fn takes_any<T>(source: &impl DevicePtr<T>, target: &mut impl DevicePtrMut<T>) -> (usize, usize) {
     (source.len(), target.num_bytes())
 }
@@ -112,7 +112,8 @@ fn a_buffer_changes_streams_in_order() {
         for round in 1..=5u8 {
             let source = handle.cuda_from_slice(&vec![round; N], &side).unwrap();
             (0..FILLS).for_each(|_| slow_own.view_mut().fill_zero().unwrap());
-            // The slow fills delay the zeroing and the copy. The zeroing must still run before the copy.
+            // The slow fills delay the zeroing on one stream and the copy on the other. The copy must
+            // still run after the zeroing.
             let mut target = handle.zeroed::<u8>(N, own).unwrap().into_cuda(&side).unwrap();
             (0..FILLS).for_each(|_| side.memset_zeros(&mut slow).unwrap());
             side.memcpy_dtod(&source, &mut target).unwrap();

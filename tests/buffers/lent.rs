@@ -1,5 +1,5 @@
-//! Buffers lent to other streams: which stream waits for which, and the order in which memory and streams
-//! are dropped.
+//! Buffers lent to other streams: which stream waits for which, and in which order memory and streams
+//! are freed.
 
 use stratalloc::handle::{BufferError, DeviceVec};
 use stratalloc_sim::FaultControl;
@@ -32,7 +32,7 @@ fn mark(device: &Device, stream: StreamId) -> EventId {
     event
 }
 
-/// Records the number of live blocks when it is dropped.
+/// A value that, when it is dropped, records how many blocks are still live.
 struct Witness {
     name: &'static str,
     handle: Handle,

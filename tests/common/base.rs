@@ -1,4 +1,4 @@
-//! Devices that tests build bare, wrap, and inspect at the end for leaked objects.
+//! Devices that tests create directly, wrap, and inspect at the end for leaks.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(crate) trait Base: Driver + Sized + 'static {
     fn with_bytes(total_bytes: u64) -> Self;
     fn finish_all(&self);
     fn held(&self) -> HeldResources;
-    /// Returns how many calls have waited for work so far; `None` when the device does not count them.
+    /// Returns how many calls have waited for work so far; `None` if the device does not count them.
     fn waits(&self) -> Option<u64> {
         None
     }
@@ -26,7 +26,8 @@ pub(crate) trait Base: Driver + Sized + 'static {
     }
 }
 
-/// A device whose calls can fail. The calls of this trait go to the inner device and do not fail.
+/// A device whose calls can be made to fail. The calls of this trait go to the inner device and never
+/// fail.
 impl<D: Base> Base for Faulty<Arc<D>> {
     fn with_bytes(total_bytes: u64) -> Self {
         Self::new(Arc::new(D::with_bytes(total_bytes)))
@@ -101,7 +102,7 @@ impl Base for super::gpu::Gpu {
 
 /// A device whose calls can be made to fail.
 pub(crate) trait Breaks {
-    /// Makes the `at`-th call from now on fail, counting all calls or only those named `only`.
+    /// Makes a later call fail: number `at` from now on, counting all calls or only those named `only`.
     fn fail_call(&self, at: u64, only: Option<&'static str>);
 }
 

@@ -1,8 +1,9 @@
-//! Ownership of bytes across many threads: panics as soon as two threads hold the same byte.
+//! Checks across many threads that no byte is in two blocks: panics as soon as two threads hold the same
+//! byte.
 //!
-//! A thread claims a block right after it allocates it, and drops the claim just before it frees the
-//! block. So a claim never outlives its block. If other streams use the block, its claim remains until
-//! their work has finished. The sums beside the claims are lower and upper bounds of the allocator's
+//! A thread claims a block right after it allocates it, and drops the claim right before it frees the
+//! block. So a claim never outlives its block. If other streams use the block, the claim remains until
+//! their work has finished. The sums next to the claims are lower and upper bounds for the allocator's
 //! counters.
 
 use std::collections::BTreeMap;
@@ -11,19 +12,19 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
 use stratalloc::ids::StreamId;
 
-/// Why a range must not be allocated.
+/// The reason why a range must not be allocated.
 #[derive(Debug)]
 enum Claim {
     Held,
-    /// The work of these streams must have passed these moments.
+    /// The block was freed, but these streams must first pass these moments.
     Draining(Vec<(StreamId, u64)>),
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// End and claim by start address.
+    /// End of the range and reason, by start address.
     claims: BTreeMap<u64, (u64, Claim)>,
-    /// The last moment that each stream's work may have passed.
+    /// The last moment that each stream's work has passed, or may have passed.
     passed: BTreeMap<StreamId, u64>,
 }
 
@@ -31,13 +32,13 @@ struct State {
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     state: Mutex<State>,
-    /// A lower bound: rises after an allocation returned and falls before a free begins.
+    /// A lower bound: increased after an allocation returned, decreased before a free begins.
     pub(crate) at_least: Sum,
-    /// An upper bound: rises before an allocation begins and falls after a free returned.
+    /// An upper bound: increased before an allocation begins, decreased after a free returned.
     pub(crate) at_most: Sum,
 }
 
-/// A number with its peak.
+/// A number and its peak.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
     now: AtomicI64,

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use super::shared_library::root;
 
-/// Compiles a library for one test and returns its path and that of its log. Without a compiler it
-/// prints that the test is skipped and returns `None`.
+/// Compiles a library for one test and returns the paths of the library and of its log. Without a
+/// compiler, prints that the test is skipped and returns `None`.
 pub(crate) fn compile(compiler: &str, source: &str, name: &str) -> Option<(PathBuf, PathBuf)> {
     if Command::new(compiler).arg("--version").output().is_err() {
         eprintln!("skipped: no C compiler ({compiler})");
@@ -31,7 +31,7 @@ pub(crate) fn compile(compiler: &str, source: &str, name: &str) -> Option<(PathB
     Some((library, log))
 }
 
-/// Returns a configuration with functions of a library.
+/// Returns a configuration string that selects the library and these functions of it.
 pub(crate) fn conf(library: &Path, functions: &str) -> String {
     format!("backend:pluggable,library:\"{}\",{functions}", library.display())
 }

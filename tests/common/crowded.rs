@@ -1,4 +1,5 @@
-//! The simulated device with a process list that the test sets, as if other processes used the device.
+//! The simulated device with a list of processes that the test sets, as if other processes used the
+//! device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -12,7 +13,7 @@ pub(crate) fn crowded(sim: Sim, list: DriverResult<Vec<ProcessUsage>>) -> Arc<Cr
     Arc::new(Intercepted::with(sim, Others { list, queries: AtomicUsize::new(0) }))
 }
 
-/// The processes that hold memory of the device.
+/// The list of processes that hold memory of the device.
 #[derive(Debug)]
 pub(crate) struct Others {
     list: DriverResult<Vec<ProcessUsage>>,

@@ -24,10 +24,10 @@ use stratalloc_sim::Sim;
 use super::base::Base;
 use super::invariants;
 
-/// Configurations for both kinds of segments.
+/// Configurations for fixed and for expandable segments.
 pub(crate) const BOTH: [&str; 2] = ["", "expandable_segments:True"];
 
-/// Bytes of a device that no test fills.
+/// The size of a device that no test fills, in bytes.
 pub(crate) const ROOMY: u64 = 16 << 30;
 
 /// The stream of most requests, and two others.
@@ -159,7 +159,8 @@ pub(crate) trait Tested: DeviceAllocator {
 
 impl<A: DeviceAllocator + ?Sized> Tested for A {}
 
-/// An allocator that can be built from a configuration. A strategy supports frees by address.
+/// An allocator that can be built from a configuration. One that is a `Strategy` also supports frees by
+/// address.
 pub(crate) trait Built: DeviceAllocator + Sized {
     fn built(config: &Config, driver: Arc<dyn Driver>) -> Self;
 }
@@ -202,10 +203,10 @@ pub(crate) struct FixtureOn<D, A = Strategy> {
     pub(crate) allocator: A,
 }
 
-/// The same on the simulated device.
+/// A device with an allocator, on the simulated device.
 pub(crate) type Fixture = FixtureOn<Sim>;
 
-/// Returns one fixture for each kind of segments.
+/// Returns one fixture with fixed segments and one with expandable segments.
 pub(crate) fn fixtures(total_bytes: u64) -> impl Iterator<Item = Fixture> {
     BOTH.into_iter().map(move |conf| Fixture::new(total_bytes, conf))
 }
@@ -219,8 +220,8 @@ impl<D, A> Deref for FixtureOn<D, A> {
 }
 
 impl<D: Base, A: Built> FixtureOn<D, A> {
-    /// Creates an allocator on a new device of `total_bytes`. Work on the device finishes when the test
-    /// completes it or a call waits for it.
+    /// Creates an allocator on a new device of `total_bytes`. The device's work finishes when the test
+    /// completes it or when a call waits for it.
     #[track_caller]
     pub(crate) fn new(total_bytes: u64, conf: &str) -> Self {
         Self::of(total_bytes, &config(conf))
@@ -253,14 +254,14 @@ impl<D: Base, A: Built> FixtureOn<D, A> {
         event
     }
 
-    /// Makes later work of `then` wait for the work of `first` so far.
+    /// Makes work submitted to `then` from now on wait for the work that `first` has so far.
     pub(crate) fn join(&self, first: StreamId, then: StreamId) {
         let event = self.mark(first);
         self.device.wait_event(then, event).expect("it can wait");
         self.device.destroy_event(event).expect("it exists");
     }
 
-    /// Uses a block on a stream other than its own.
+    /// Records a use of a block by another stream and submits work of that stream.
     #[track_caller]
     pub(crate) fn work(&self, block: &Allocation, stream: StreamId) {
         self.record(block, stream);

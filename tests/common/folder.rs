@@ -22,7 +22,7 @@ impl Folder {
         path
     }
 
-    /// Returns the names of the files in it.
+    /// Returns the names of the files in the folder.
     pub(crate) fn names(&self) -> Vec<String> {
         let files = std::fs::read_dir(&self.0).expect("it is there");
         let names = files.map(|file| file.expect("it is there").file_name().into_string());

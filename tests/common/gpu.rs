@@ -1,7 +1,7 @@
 //! The GPU that tests use, and the message of a skipped test.
 //!
-//! A test is skipped only when there is no device. A device that does not work fails the test. With
-//! `STRATALLOC_REQUIRE_CUDA=1` a missing device fails it, too.
+//! A test is skipped only if there is no device. A device that does not work fails the test. With
+//! `STRATALLOC_REQUIRE_CUDA=1` a missing device fails the test too.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -37,18 +37,18 @@ fn unless_absent<T>(error: &DriverError) -> Option<T> {
     None
 }
 
-/// Waits until no other test of this program uses the device. A test that synchronizes the device would
-/// break another test's capture, or wait for work that another test holds back.
+/// Waits until no other test of this program uses the device. Otherwise a test that synchronizes the
+/// device could break another test's capture, or wait for work that another test delays.
 pub(crate) use stratalloc_conformance::gpu::alone;
 
-/// Does the same if there is a device; otherwise prints that the test is skipped.
+/// Waits like [`alone`] if there is a device; otherwise prints that the test is skipped.
 pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
     let alone = alone();
     shared().map(|_| alone)
 }
 
-/// Opens the first device again, exclusively, or prints that there is none. The guard comes first in the
-/// tuple and so is dropped last: closing a device breaks captures, too.
+/// Opens the first device a second time and for exclusive use, or prints that there is none. The guard
+/// is first in the tuple, so that the caller drops it last: closing a device breaks captures too.
 pub(crate) fn device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>)> {
     let alone = alone();
     match Cuda::open(DeviceId(0)) {
@@ -57,7 +57,7 @@ pub(crate) fn device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>)> {
     }
 }
 
-/// Returns the first device, opened once for all tests of the program, or prints that there is none.
+/// Returns the first device, which all tests of this program share, or prints that there is none.
 pub(crate) fn shared() -> Option<Arc<Cuda>> {
     match gpu::first() {
         Ok(cuda) => Some(cuda),
@@ -77,7 +77,7 @@ pub(crate) fn second() -> Option<Cuda> {
     }
 }
 
-/// Returns whether `bytes` are free, and prints that the test is skipped if they are not.
+/// Returns true if `bytes` are free on the device. Otherwise prints that the test is skipped.
 pub(crate) fn has_free(cuda: &Cuda, bytes: u64) -> bool {
     let free = cuda.memory_info().expect("the device answers").free_bytes;
     if free < bytes {

@@ -1,8 +1,8 @@
-//! Laws that hold whenever no call is running.
+//! Invariants that hold whenever no call is running.
 //!
-//! The blocks of a layout tile its segments. The driver's allocations are exactly the segments. Every
-//! current value of the statistics equals its recount from the layout. Nothing here depends on the
-//! allocator's implementation.
+//! The blocks of a layout tile its segments. The driver's allocations are exactly the segments. The
+//! current value of every counter equals a recount from the layout. Nothing here depends on how the
+//! allocator is implemented.
 //!
 //! Source of the recount: PyTorch's consistency test of `memory_stats()` against snapshots.
 
@@ -60,12 +60,12 @@ pub(crate) fn live_blocks(segments: &[SegmentLayout]) -> Vec<(u64, u64)> {
     live.map(|block| (block.address, block.requested_bytes)).collect()
 }
 
-/// Counts every current value that a layout determines.
+/// Computes the current value of every counter that a layout determines.
 pub(crate) fn recount(segments: &[SegmentLayout]) -> Statistics {
     let mut counted = Statistics::default();
     for segment in segments {
         let kind = segment.kind;
-        // Mapped ranges of expandable segments count in bytes only.
+        // Mapped ranges of expandable segments are counted as bytes but not as segments.
         if !segment.expandable {
             add(&mut counted.segment, kind, 1);
         }
@@ -101,7 +101,7 @@ fn add(family: &mut PerPool, kind: PoolKind, n: u64) {
     }
 }
 
-/// Returns the statistics that a layout determines, with their names.
+/// Returns the counters that a layout determines, with their names.
 pub(crate) fn families(statistics: &Statistics) -> [(&'static str, &PerPool); 9] {
     [
         ("allocation", &statistics.allocation),
@@ -116,7 +116,7 @@ pub(crate) fn families(statistics: &Statistics) -> [(&'static str, &PerPool); 9]
     ]
 }
 
-/// Checks that every current value equals its recount and that no peak is below it.
+/// Checks that the current value of every counter equals the recount, and that no peak is below it.
 pub(crate) fn check_statistics(statistics: &Statistics, segments: &[SegmentLayout]) -> Checked {
     let counted = recount(segments);
     for ((name, reported), (_, counted)) in families(statistics).into_iter().zip(families(&counted))
@@ -134,7 +134,7 @@ pub(crate) fn check_statistics(statistics: &Statistics, segments: &[SegmentLayou
     Ok(())
 }
 
-/// Checks all invariants. `used_bytes` is the memory in use according to the driver.
+/// Checks all invariants. `used_bytes` is the memory that the driver reports as used.
 pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentLayout>, String> {
     engine.check().map_err(|broken| format!("{broken:?}"))?;
     let segments = engine.layout();
@@ -146,7 +146,7 @@ pub(crate) fn check_all(engine: &Engine, used_bytes: u64) -> Result<Vec<SegmentL
     Ok(segments)
 }
 
-/// Returns whether the pool's live blocks start at exactly these addresses.
+/// Returns true if the pool's live blocks start at exactly these addresses.
 pub(crate) fn holds_exactly(
     pools: &dyn PrivatePools,
     pool: PoolId,

@@ -1,4 +1,4 @@
-//! A driver whose allocations wait for each other. It shows which cache misses can overlap.
+//! A driver whose allocations wait for each other, to test which cache misses can overlap in time.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -6,16 +6,16 @@ use std::thread::yield_now;
 
 use stratalloc::driver::{DriverResult, Interceptor};
 
-/// How an allocation waits for a second one.
+/// How an allocation in the driver waits for a second one.
 #[derive(Debug)]
 enum Wait {
     /// Until the second one has entered the driver.
     ForSecond(Barrier),
-    /// Until the second one has entered the driver, or for this many yields.
+    /// Until the second one has entered the driver, or until this thread has yielded this many times.
     AtMost(u64),
 }
 
-/// Makes two allocations wait for each other.
+/// Makes two allocations in the driver wait for each other.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     inside: AtomicUsize,
@@ -28,14 +28,13 @@ impl Meeting {
         Self { inside: AtomicUsize::new(0), most_inside: AtomicUsize::new(0), wait }
     }
 
-    /// Returns an interceptor for two allocations that must overlap. If they cannot, both wait without
-    /// end.
+    /// Returns an interceptor for two allocations that must overlap. If they cannot, the test hangs.
     pub(crate) fn of_two() -> Self {
         Self::new(Wait::ForSecond(Barrier::new(2)))
     }
 
-    /// Returns an interceptor for allocations that must not overlap. Each one yields up to `turns`
-    /// times.
+    /// Returns an interceptor for allocations that must not overlap. Each waits for another one for up
+    /// to `turns` yields of its thread.
     pub(crate) fn of_one(turns: u64) -> Self {
         Self::new(Wait::AtMost(turns))
     }

@@ -1,7 +1,7 @@
 //! Code shared by the test programs: devices to run on, and the invariants that every layout obeys.
 //!
-//! Each test program compiles this folder for itself and uses a part of it. Laws return violations as
-//! text instead of panicking, so that a property test can shrink its input without output. Read next:
+//! Each test program compiles this folder for itself and uses a part of it. Checks return violations as
+//! text instead of panicking, so that a property test can shorten its input quietly. Read next:
 //!
 //! - `fixture`: a device with an allocator on it; `prelude`: the imports of most tests.
 //! - `machine`: drivers whose work a test completes; `gpu`: a real device, if there is one.
@@ -36,7 +36,7 @@ pub(crate) mod threaded;
 
 pub(crate) use stratalloc_conformance::machine;
 
-/// Returns a command whose environment has no configuration of the allocator.
+/// Returns a command whose environment contains no configuration of the allocator.
 pub(crate) fn unconfigured(program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
     let mut command = std::process::Command::new(program);
     for variable in stratalloc::config::VARIABLES {
@@ -48,17 +48,17 @@ pub(crate) fn unconfigured(program: impl AsRef<std::ffi::OsStr>) -> std::process
 /// A violation as text, or nothing.
 pub(crate) type Checked = Result<(), String>;
 
-/// The kind of new segments in a random history.
+/// Which kind of segments a random history allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Segments {
     Fixed,
     Expandable,
-    /// As each operation of the history chooses.
+    /// Each operation of the history chooses.
     Switching,
 }
 
 impl Segments {
-    /// Returns whether new segments are expandable, given the choice of the operation.
+    /// Returns true if new segments are expandable. `chosen` is the choice of the operation.
     pub(crate) fn expandable(self, chosen: bool) -> bool {
         match self {
             Self::Fixed => false,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use stratalloc::driver::{Intercepted, Interceptor, Parts};
 
-/// A device of type `D` without its optional parts.
+/// A device of type `D` that hides its optional parts.
 pub(crate) type Plain<D> = Intercepted<Arc<D>, NoParts>;
 
 pub(crate) fn plain<D>(inner: Arc<D>) -> Arc<Plain<D>> {

@@ -1,4 +1,4 @@
-//! The simulated device on which another thread can act between two calls.
+//! The simulated device, on which a test can make another thread act between two calls of the allocator.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use stratalloc_sim::Sim;
 
 use super::base::Base;
 
-/// Work finishes when the test completes it.
+/// The device. Its work finishes when the test completes it.
 pub(crate) type Racing = Intercepted<Arc<Sim>, Before>;
 
 pub(crate) fn racing(total_bytes: u64) -> Arc<Racing> {
@@ -32,7 +32,7 @@ fn on_another_thread(act: impl FnOnce() + Send) {
     std::thread::scope(|scope| scope.spawn(act).join().expect("it does not panic"));
 }
 
-/// An action to run just before the next call of the given name.
+/// An action that runs right before the next call with the given name.
 #[derive(Default)]
 pub(crate) struct Before(Mutex<Option<(&'static str, Act)>>);
 

@@ -1,11 +1,11 @@
-//! The number of random histories: few for every change, many before a release.
+//! How many random histories run: few after each change, many before a release.
 
-/// Returns `quick`, multiplied by 10 if `STRATALLOC_RUNS` is `full`, or by its value if it is a number.
-/// If it is `quick` or unset, `quick` is returned unchanged.
+/// Returns `quick`, multiplied by 10 if `STRATALLOC_RUNS` is `full`, or by the variable's value if that
+/// is a number. Returns `quick` unchanged if the variable is `quick` or unset.
 ///
 /// # Panics
 ///
-/// If the variable has any other value: a misspelt word must not look like a long run that passed.
+/// If the variable has any other value, so that a misspelt word is not taken for a long run.
 pub(crate) fn runs(quick: u64) -> u64 {
     let times = match std::env::var("STRATALLOC_RUNS").as_deref() {
         Err(_) | Ok("quick") => 1,

@@ -1,11 +1,11 @@
-//! The shared library, built when a test first needs it.
+//! The C library, built when a test first needs it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// Returns the path of the library for other languages, built with assertions as these tests are. On
-/// machines that cannot build, `STRATALLOC_LIBRARY` names an existing one.
+/// Returns the path of the C library, built with assertions as these tests are. On machines that cannot
+/// build it, `STRATALLOC_LIBRARY` is the path of an existing one.
 pub(crate) fn shared_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| match std::env::var_os("STRATALLOC_LIBRARY") {
@@ -14,18 +14,19 @@ pub(crate) fn shared_library() -> &'static Path {
     })
 }
 
-/// The repository's folder, whichever package these tests belong to.
+/// Returns the repository's folder, whichever package the running tests belong to.
 pub(crate) fn root() -> &'static Path {
     let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     above.find(|folder| folder.join("Cargo.lock").exists()).expect("tests run in the repository")
 }
 
-/// Builds the libraries of the workspace and returns the file of one of them with this ending.
+/// Builds the libraries of the workspace, and returns the path of the one with this name and file
+/// extension.
 pub(crate) fn built(library: &str, ending: &str) -> PathBuf {
     let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     cargo.current_dir(root()).stderr(Stdio::inherit());
-    // Builds with all features and a test target, so that cargo reuses the libraries that these tests are
-    // linked with and compiles nothing twice.
+    // All features and a test target, so that cargo reuses the libraries that these tests are linked
+    // with instead of compiling them again.
     cargo.args(["build", "--lib"]);
     cargo.args([
         "--test",
@@ -36,7 +37,8 @@ pub(crate) fn built(library: &str, ending: &str) -> PathBuf {
         "--message-format",
         "json",
     ]);
-    // With these variables of the test program, cargo would rebuild everything.
+    // Cargo sets these variables for a test program. If they were passed on, everything would be
+    // rebuilt.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_")) {
             cargo.env_remove(name);

@@ -1,11 +1,11 @@
-//! Stacks that are counted while they live.
+//! A provider of stacks that counts how many of its stacks exist.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use stratalloc::history::{Frame, Stack, StackLevel, StackProvider};
 
-/// Every level, from no stacks to all stacks.
+/// Every level, from the one that records no stacks to the one that records all.
 pub(crate) const LEVELS: [StackLevel; 4] =
     [StackLevel::Never, StackLevel::OfLiveBlocks, StackLevel::OfAllocations, StackLevel::OfFrees];
 
@@ -16,7 +16,7 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// Returns a provider of stacks with one frame, and the number of its stacks that live.
+    /// Returns a provider of stacks with one frame, and the number of its stacks that exist.
     pub(crate) fn provider(name: &str) -> (Arc<dyn StackProvider>, Arc<AtomicI64>) {
         let alive = Arc::new(AtomicI64::new(0));
         let (name, count) = (name.to_owned(), Arc::clone(&alive));

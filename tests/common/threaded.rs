@@ -1,5 +1,5 @@
-//! The simulated device with a per-thread default stream: stream 2 is a separate stream on each thread,
-//! as in CUDA.
+//! The simulated device with a per-thread default stream: as in CUDA, stream 2 is another stream on each
+//! thread.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use super::base::Base;
 /// The per-thread default stream.
 pub(crate) const OWN: StreamId = StreamId(2);
 
-/// Work finishes when the test completes it.
+/// The device. Its work finishes when the test completes it.
 pub(crate) type Threaded = Intercepted<Arc<Sim>, OwnStreams>;
 
 pub(crate) fn threaded(total_bytes: u64) -> Arc<Threaded> {
@@ -37,12 +37,12 @@ impl Base for Threaded {
     }
 }
 
-/// One stream for each thread.
+/// The stream of each thread, and the calls whose order is checked.
 #[derive(Debug)]
 pub(crate) struct OwnStreams {
     sim: Arc<Sim>,
     own: Mutex<HashMap<ThreadId, StreamId>>,
-    /// Device synchronizations and unmaps.
+    /// The device synchronizations and unmaps, in order.
     order: Mutex<Vec<&'static str>>,
 }
 

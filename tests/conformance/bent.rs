@@ -1,14 +1,14 @@
-//! `backend:native`, with one capability that it offers but does not implement.
+//! `backend:native` with one capability that it claims to have but does not implement.
 
 use stratalloc::allocator::{BaseAllocation, CacheInfo, Place};
 use stratalloc_conformance::configured;
 
 use crate::common::prelude::*;
 
-/// The capability that does nothing.
+/// The capability that is not implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bend {
-    /// None: all capabilities work.
+    /// All capabilities work.
     Nothing,
     TakesNoLimit,
     TakesAnyFraction,
@@ -19,7 +19,7 @@ pub(crate) enum Bend {
     HasOnePool,
     /// Scopes route no request.
     RoutesNothing,
-    /// Scopes route every request.
+    /// Scopes route every request to their pool.
     RoutesEverything,
     /// Pools never lose their users.
     EndsNoPool,
@@ -31,9 +31,9 @@ struct Bent {
     bend: Bend,
     counts: bool,
     limit: Mutex<Option<u64>>,
-    /// Hooks that are never called.
+    /// Hooks that accept callbacks but are never called.
     unused_hooks: Hooks,
-    /// The pool to which every request is routed.
+    /// The pool to which every request is routed, for [`Bend::RoutesEverything`].
     routed: Mutex<Option<PoolId>>,
 }
 

@@ -1,4 +1,4 @@
-//! Allocators with one defect each; the suite must name the defect.
+//! Allocators with one defect each. The suite must report that defect.
 
 use stratalloc::layers::statistics::statistics;
 use stratalloc::stats::Counter;
@@ -8,10 +8,10 @@ use super::bent::{Bend, bent};
 use super::toy::{Defect, misstating, toy};
 use crate::common::prelude::*;
 
-/// Falsifies the counters that an allocator returns.
+/// A function that falsifies the counters that an allocator returns.
 type Misstate = fn(&mut Statistics);
 
-/// Returns the failure that the suite finds.
+/// Returns the failure that the suite reports for a defect.
 fn caught_on(device: Device, defect: Defect, by: Property) -> Failure {
     let name = format!("{defect:?}");
     let found = test(&name, &toy(defect), by, device, &Options::default());
@@ -29,7 +29,8 @@ fn the_same_allocator_without_a_defect_conforms() {
     }
 }
 
-/// A defect, the property that it breaks, words of the failure, and the shortest sequence that shows it.
+/// A defect, the property that it breaks, words of the failure, and the shortest sequence that causes
+/// it.
 type Caught = (Defect, Property, &'static str, Option<&'static str>);
 
 #[test]
@@ -56,7 +57,7 @@ fn each_defect_is_caught_with_its_words_and_the_shortest_history() {
         let failure = caught_on(Device::Sim, defect, by);
         assert!(failure.what.contains(words), "{failure}");
         if let Some(history) = history {
-            // The first letters of its lines: allocate, stream .. uses, free.
+            // The first letter of each line: allocate, stream .. uses, free.
             let letters: Vec<_> = failure.lines.iter().map(|line| &line[..1]).collect();
             assert_eq!(letters.join(" "), history, "{failure}");
         }
@@ -202,7 +203,7 @@ fn a_cache_without_counters_is_judged_by_the_device() {
     }
 }
 
-/// The layer counts what callers hold, not what is reserved below it.
+/// The layer counts the blocks of callers, but not the memory reserved below it.
 #[test]
 fn a_cache_below_a_layer_that_counts_is_judged_by_the_device() {
     for (bend, holds) in [(Bend::Nothing, true), (Bend::EmptiesNothing, false)] {

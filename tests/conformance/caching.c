@@ -1,5 +1,5 @@
-// A caching allocator as a user may write it: 128 MiB of addresses without memory. A freed block serves
-// the next request of the same stream and size.
+// A caching allocator as a user may write it, with 128 MiB of addresses that have no memory. A freed
+// block serves the next request with the same stream and size.
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! Tests skipped for lack of a device print a message that the test harness does not hide.
+//! Tests that are skipped for lack of a device print a message that the test harness does not hide.
 
 use std::process::Output;
 
@@ -7,7 +7,7 @@ use stratalloc_conformance::skip::REQUIRE_CUDA;
 
 use crate::common::prelude::*;
 
-/// Runs one test of this program in a process without a CUDA device, whatever the machine has.
+/// Runs one test of this program in a process that sees no CUDA device.
 fn without_a_device(test: &str, required: &str) -> Output {
     Command::new(std::env::current_exe().expect("this program has a path"))
         .args(["--exact", test])
@@ -25,7 +25,7 @@ fn a_test_without_a_device_prints_that_although_it_passes() {
         let output = without_a_device(TEST, not_required);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{stderr}");
-        // The first line of a process has the driver's message in brackets.
+        // Only the first such line of a process contains the driver's message, in brackets.
         let line = "native on cuda: live blocks never overlap: skipped: no CUDA device (";
         assert!(stderr.starts_with(line) && stderr.lines().count() == 1, "{stderr}");
     }

@@ -10,7 +10,8 @@ use crate::common::prelude::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defect {
     None,
-    /// A cached block that is larger than the request stays in the cache.
+    /// When a cached block serves a request, it also stays in the cache if it is larger than the
+    /// request.
     Overlaps,
     /// Forgets that other streams use a block.
     ReusesEarly,
@@ -30,19 +31,19 @@ pub(crate) enum Defect {
     PanicsOnZero,
     /// Leaks the block when an event cannot be created.
     LeaksOnFailure,
-    /// Finds and takes a block in two steps, so two threads may find the same one.
+    /// Finds a cached block and removes it in two steps, so two threads may find the same one.
     Races,
     /// Is always out of memory.
     ServesNothing,
-    /// Allocates a block anywhere, whatever place was requested.
+    /// Ignores the place that was requested, such as an address.
     IgnoresPlaces,
-    /// Reports no numbers in its error.
+    /// Returns an out-of-memory error without numbers.
     MuteOutOfMemory,
-    /// Writes into the first live block when it allocates another.
+    /// Writes into the first live block when another block is allocated.
     Scribbles,
-    /// Releases nothing to the driver when the driver is out of memory.
+    /// Does not release free memory when the driver is out of memory.
     KeepsIdle,
-    /// Leaks the remaining idle blocks when the driver refuses to free one.
+    /// Leaks the remaining free blocks when the driver fails to free one.
     ForgetsTheRest,
 }
 
@@ -60,13 +61,13 @@ struct State {
     live: BTreeMap<u32, Block>,
     next: u32,
     free: Vec<Block>,
-    /// Blocks that a thread took from the cache, with that thread. For [`Defect::Races`].
+    /// For [`Defect::Races`]: the blocks that a thread found in the cache, with that thread.
     found: Vec<(ThreadId, Block)>,
     waiting: Vec<(Block, Vec<EventId>)>,
     statistics: Statistics,
 }
 
-/// Counts one segment more, or one less.
+/// Adds or removes one segment in the counters, depending on `change`.
 fn count_segment(s: &mut Statistics, change: fn(&mut PerPool, u64), bytes: u64) {
     change(&mut s.reserved_bytes, bytes);
     change(&mut s.segment, 1);
@@ -93,12 +94,12 @@ pub(crate) struct Toy {
     state: Mutex<State>,
 }
 
-/// Returns a constructor of toys.
+/// Returns a constructor of toy allocators with a defect.
 pub(crate) fn toy(defect: Defect) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
     made(defect, |_| {})
 }
 
-/// Returns a constructor of toys without a defect that return false counters.
+/// Returns a constructor of toy allocators without a defect whose counters are falsified.
 pub(crate) fn misstating(
     misstate: fn(&mut Statistics),
 ) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
@@ -116,7 +117,7 @@ fn made(
 }
 
 impl Toy {
-    /// Returns a cached block that fits.
+    /// Returns a cached block that fits the request.
     fn cached(&self, request: Request) -> Option<Block> {
         let fits = |block: &Block| {
             let own = block.stream == request.stream || self.defect == Defect::MixesStreams;
@@ -133,8 +134,8 @@ impl Toy {
         Some(state.free.swap_remove(at))
     }
 
-    /// Takes a block that another thread found and still holds, as if both threads had found it at once.
-    /// So the defect shows without a real race.
+    /// Returns a block that another thread found and still holds, as if both had found it at once. So
+    /// the defect appears without a real race.
     fn found_twice(&self, fits: impl Fn(&Block) -> bool) -> Option<Block> {
         let (own, mut state) = (std::thread::current().id(), self.state.lock());
         let State { live, free, found, .. } = &mut *state;
@@ -177,7 +178,7 @@ impl Toy {
         Ok(Block { address, segment_bytes: from_driver, bytes, stream, others })
     }
 
-    /// Waits for the device and releases idle memory.
+    /// Waits for the device and releases free memory to the driver.
     fn release(&self) -> Result<(), DriverError> {
         self.driver.synchronize_device()?;
         self.settle()?;
@@ -199,7 +200,7 @@ impl Toy {
         }
     }
 
-    /// Moves blocks to the free list once their other streams have finished.
+    /// Moves blocks to the free list once the work of their other streams has finished.
     fn settle(&self) -> Result<(), DriverError> {
         let mut state = self.state.lock();
         let mut at = 0;
@@ -224,7 +225,7 @@ impl Toy {
         Ok(())
     }
 
-    /// Records an event behind the work of each other stream.
+    /// Records an event on each other stream that uses the block.
     fn marks(&self, block: &Block) -> Result<Vec<EventId>, DriverError> {
         let mut events = Vec::new();
         for stream in &block.others {
@@ -233,7 +234,8 @@ impl Toy {
                 self.driver.record_event(event, *stream)
             });
             if let Err(error) = made {
-                // A second driver failure would leak them, but the suite makes only one call fail.
+                // If one of these calls failed too, the event would leak. The suite makes only one call
+                // fail.
                 events.iter().for_each(|event| drop(self.driver.destroy_event(*event)));
                 return Err(error);
             }
@@ -358,7 +360,7 @@ impl CrossStream for Toy {
     }
 }
 
-/// The families that a toy counts.
+/// Returns the counters that a toy maintains.
 fn families(s: &mut Statistics) -> [&mut PerPool; 7] {
     [
         &mut s.allocation,
@@ -400,7 +402,7 @@ impl Drop for Toy {
     fn drop(&mut self) {
         let live = std::mem::take(&mut self.state.get_mut().live);
         self.state.get_mut().free.extend(live.into_values());
-        // A driver that fails now keeps the memory; a drop cannot report it.
+        // A driver that fails now keeps the memory. A drop cannot report errors.
         drop(self.release());
     }
 }

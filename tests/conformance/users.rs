@@ -1,4 +1,4 @@
-//! Users' allocators: a Rust type under a registered name, closures, a compiled library.
+//! Allocators of users: a registered Rust type, closures, and a compiled library.
 
 use std::sync::Once;
 
@@ -7,7 +7,7 @@ use stratalloc_conformance::configured;
 use super::toy::{Defect, toy};
 use crate::common::prelude::*;
 
-/// Selects the allocator by its name, as a configuration does.
+/// Builds the allocator by its registered name, as a configuration string does.
 fn registered(driver: Arc<dyn Driver>) -> Constructed {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
@@ -18,7 +18,8 @@ fn registered(driver: Arc<dyn Driver>) -> Constructed {
     configured("backend:toy")(driver)
 }
 
-/// Allocates directly from the driver. Keeps blocks whose free the driver refused, and frees them later.
+/// Allocates directly from the driver. Keeps blocks that the driver failed to free, and frees them
+/// later.
 #[derive(Debug)]
 struct Straight {
     driver: Arc<dyn Driver>,
@@ -92,7 +93,8 @@ fn a_compiled_library_conforms() {
         Err(failure) => panic!("{failure}"),
     };
     print!("{report}");
-    // Its memory does not come from the device, so bytes and device memory are not tested.
+    // The memory does not come from the device, so the properties of bytes and device memory are not
+    // tested.
     let untested: Vec<_> = report
         .outcomes
         .iter()

@@ -72,7 +72,8 @@ fn unknown_addresses_are_freed_by_their_owner() {
     let mut foreign = Vec::new();
     own.free_or(0x1234_0000, |address| foreign.push(address)).unwrap();
     own.free_or(address, |address| foreign.push(address)).unwrap();
-    // The address is known and idle: this is a second free, not the free of foreign memory.
+    // The address is known and its block is free, so this is a second free of the block, not a free of
+    // foreign memory.
     assert!(own.free_or(address, |address| foreign.push(address)).is_err());
     assert_eq!(foreign, [0x1234_0000]);
 }
@@ -125,7 +126,7 @@ fn a_guard_that_was_taken_along_takes_no_later_one() {
     assert!(Arc::ptr_eq(&current().unwrap(), &last));
 }
 
-/// System memory whose frees are slow.
+/// System memory whose release takes long.
 #[derive(Debug)]
 struct Slow(Arc<Counted>, Arc<Barrier>);
 
@@ -135,7 +136,7 @@ impl Source for Slow {
     }
 
     fn release(&self, block: SystemBlock) {
-        // One thread frees memory while the other has just failed to allocate.
+        // Makes one thread release memory while the other has just failed to allocate.
         self.1.wait();
         std::thread::yield_now();
         self.0.release(block);
@@ -164,7 +165,7 @@ fn memory_that_another_thread_is_freeing_causes_no_failure() {
 fn second_frees_by_address_never_reach_a_buffer() {
     let own = over(&Counted::new(), "");
     std::thread::scope(|scope| {
-        // Ends the thread below however the loop ends, also by a panic.
+        // Ends the thread below when the loop ends, even by a panic.
         let running = Arc::new(());
         let watched = Arc::downgrade(&running);
         scope.spawn(|| {

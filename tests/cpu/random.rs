@@ -15,7 +15,7 @@ enum Step {
     FreeRaw(usize),
     Forget(usize),
     Empty,
-    /// Limits the system's memory, or removes the limit.
+    /// Limits the system's memory, or removes that limit.
     Most(Option<u16>),
     Pass(u64),
     Trim,
@@ -56,7 +56,7 @@ impl HeldBlock {
     }
 }
 
-/// The minimal model: live blocks, and free blocks of each size, oldest first.
+/// A minimal model: the live blocks, and the free blocks of each size, oldest first.
 #[derive(Default)]
 struct Model {
     held: Vec<HeldBlock>,
@@ -146,7 +146,7 @@ fn run(steps: &[Step]) -> Result<(), String> {
                 let range = held.range();
                 match held {
                     HeldBlock::Buffer(buffer) => {
-                        // The block belongs to a buffer, so it cannot be freed by its address.
+                        // The block belongs to a buffer, so freeing it by its address must fail.
                         if own.free_raw(range.0).is_ok() {
                             return Err("freed a lent block".to_owned());
                         }
@@ -208,7 +208,8 @@ fn random_histories_follow_the_model() {
     histories(runs(400), 100, run);
 }
 
-/// Each thread fills its buffers with its own mark and reads it back: no two threads share a byte.
+/// Each thread fills its buffers with a value of its own and reads it back. So no two threads share a
+/// byte.
 #[test]
 fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
     const ROUNDS: u64 = 4000;

@@ -52,7 +52,7 @@ fn nothing_is_cached_once_memory_ran_out_if_the_setting_wants_it() {
         let own = over(&source, conf);
         own.free(own.take(600)).unwrap();
         assert_eq!(source.held(), (1, 600), "{conf}: it caches before");
-        // The system has no 700 bytes beside the 600, so the cache is released.
+        // The system's limit has no room for 700 bytes in addition to the 600, so the cache is released.
         own.free(own.take(700)).unwrap();
         assert_eq!(source.held(), if stops { (0, 0) } else { (1, 700) }, "{conf}");
         let more = config("cpu_cached_max_mb:1");
@@ -107,7 +107,7 @@ fn a_callback_that_frees_saves_the_request() {
         let (own, spare) = (weak.upgrade().unwrap(), spare.lock().take());
         spare.is_some_and(|block| own.free(block).is_ok())
     }));
-    // The callback freed a block of exactly this size.
+    // The callback has freed a block of exactly this size.
     assert_eq!(own.take(800).size_bytes(), 800);
     assert_eq!((source.calls.load(Ordering::SeqCst), own.stats().num_alloc_retries), (2, 0));
 }
@@ -136,7 +136,7 @@ fn over_the_watermark_the_longest_idle_go_back() {
     let blocks: Vec<_> = (1..=3).map(|n| own.take(n * MIB)).collect();
     let addresses: Vec<_> = blocks.iter().map(Allocation::address).collect();
     blocks.into_iter().for_each(|block| own.give(block));
-    // 1 + 2 MiB are cached, then 3 more: the first two are freed.
+    // Blocks of 1 and 2 MiB are cached, then one of 3 MiB is freed, which releases the first two.
     assert_eq!(source.held(), (1, 3 << 20));
     assert_eq!(own.take(3 * MIB).address(), addresses[2]);
     own.give(own.take(4 * MIB));
@@ -219,7 +219,7 @@ fn what_is_idle_for_too_long_goes_back() {
     assert_eq!(own.trim(), 1 + 2);
     assert_eq!(own.trim(), 0);
     seconds.store(14, Ordering::SeqCst);
-    // A miss trims, too.
+    // A miss trims old blocks too.
     let seven = own.take(7);
     assert_eq!(source.held(), (3, 5 + 6 + 7));
     seconds.store(16, Ordering::SeqCst);

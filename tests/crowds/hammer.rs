@@ -1,7 +1,7 @@
-//! The work of one thread on the allocator, and the checks when no thread runs.
+//! The work of one thread on the allocator, and the checks while no thread runs.
 //!
-//! Each thread has its own random numbers: the schedule differs between runs, but the work is always the
-//! same.
+//! Each thread has its own sequence of random numbers, so its work is the same in each run, although the
+//! schedule differs.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -10,9 +10,9 @@ use stratalloc::registry::build;
 use crate::common::claims::Claims;
 use crate::common::prelude::*;
 
-/// Operations of each thread.
+/// The number of operations of each thread.
 const OPERATIONS: usize = 1500;
-/// The most blocks that a thread keeps.
+/// The maximum number of blocks that a thread holds.
 const HELD_MAX: usize = 48;
 
 /// A block that one thread sends to another.
@@ -23,14 +23,14 @@ pub(crate) struct Block {
     others: Vec<StreamId>,
 }
 
-/// One allocator and everything that its threads share.
+/// An allocator and everything that its threads share.
 #[derive(Debug)]
 pub(crate) struct Scene {
     pub(crate) machine: SimMachine,
     pub(crate) strategy: Strategy,
     pub(crate) streams: Vec<StreamId>,
     pub(crate) claims: Claims,
-    /// Whether blocks are recorded on other streams.
+    /// Whether threads record uses of blocks by other streams.
     pub(crate) crosses: bool,
     /// Whether requests may run out of memory.
     pub(crate) may_fail: bool,
@@ -89,14 +89,16 @@ impl Scene {
         }
     }
 
-    /// Frees a block, by its address if the allocator supports that and bit 9 of the address is 0.
+    /// Frees a block. Does so by its address if the allocator supports that and bit 9 of the address is
+    /// 0.
     fn free(&self, block: Block) {
         let moment = self.machine.0.submitted();
         let waits = block.others.into_iter().map(|stream| (stream, moment)).collect();
         let address = block.allocation.address();
         self.claims.at_least.add(-1);
         if self.may_fail {
-            // Requests under pressure wait for work themselves, which the claims do not see.
+            // Requests under memory pressure wait for work themselves, and the claims do not know of
+            // that. So the claim does not wait for other streams.
             self.claims.give_up(address, Vec::new());
         } else {
             self.claims.give_up(address, waits);
@@ -117,8 +119,8 @@ impl Scene {
         }
     }
 
-    /// Checks, after all threads, that the counters equal their recount. Frees everything and checks
-    /// that nothing leaks.
+    /// Checks, after all threads have ended, that the counters equal their recount. Then frees
+    /// everything and checks that nothing leaks.
     pub(crate) fn rest(&self, left: Vec<Block>) {
         self.check();
         let stats = self.strategy.stats();
@@ -139,8 +141,8 @@ impl Scene {
     }
 }
 
-/// Runs one thread for each entry of `streams`, on the streams of that entry, and runs `beside` until
-/// they are done. Returns the blocks that are still live.
+/// Runs one thread for each entry of `streams`, on the streams of that entry. Also runs `beside`.
+/// Returns the blocks that are still live.
 pub(crate) fn hammer_on(
     scene: &Scene,
     streams: &[Vec<StreamId>],

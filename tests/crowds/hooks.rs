@@ -7,7 +7,7 @@ use crate::common::prelude::*;
 
 const DEVICE_BYTES: u64 = 100 * MIB;
 
-/// Returns a scene, and a weak reference to it for its hooks.
+/// Returns a scene, and a weak reference to the scene for its hooks.
 fn scene() -> (Arc<Scene>, Arc<OnceLock<Weak<Scene>>>) {
     let scene = Arc::new(Scene::new(DEVICE_BYTES, EventMode::Immediate, 3));
     let reach = Arc::new(OnceLock::new());
@@ -27,7 +27,7 @@ fn allocate(scene: &Scene, bytes: u64, stream: usize) -> Result<Allocation, Allo
     scene.strategy.try_allocate(bytes, scene.streams[stream])
 }
 
-/// Adds a callback that frees all blocks in `stash`, and returns the number of its calls.
+/// Adds a callback that frees all blocks in `stash`. Returns how often it was called.
 fn free_the_stash(
     scene: &Scene,
     reach: &Arc<OnceLock<Weak<Scene>>>,
@@ -76,7 +76,7 @@ fn callbacks_free_blocks_from_inside_while_other_threads_allocate() {
                         let Ok(block) = allocate(scene, bytes, rng.below(3)) else {
                             continue;
                         };
-                        // The claim fails if another thread holds a byte of the block.
+                        // Panics if another thread holds a byte of the block.
                         scene.claims.claim(block.address(), bytes);
                         thread::yield_now();
                         scene.claims.give_up(block.address(), Vec::new());
@@ -86,7 +86,8 @@ fn callbacks_free_blocks_from_inside_while_other_threads_allocate() {
             }
         });
         scene.check();
-        // Blocks stay in the stash until a callback frees them, and they do not all fit at once.
+        // The blocks in the stash do not all fit on the device at once, so a callback must have freed
+        // some.
         assert!(calls.load(SeqCst) > 0);
         for block in std::mem::take(&mut *stash.lock().unwrap()) {
             scene.strategy.give(block);
@@ -108,7 +109,8 @@ fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
             .lock()
             .expect("no thread has panicked")
             .push((report.stream, report.requested_bytes));
-        // On a full device these small requests may fail, too. They must not call the observer again.
+        // On a full device these small requests may fail too. Such failures must not call the observer
+        // recursively.
         let own: Vec<_> = (0..3).filter_map(|n| allocate(&scene, 512 << n, n).ok()).collect();
         for _ in 0..3 {
             assert!(allocate(&scene, DEVICE_BYTES, 0).is_err());
@@ -134,7 +136,7 @@ fn an_observer_may_allocate_and_free_and_even_run_out_of_memory_itself() {
         }
     });
     let failed = failed.into_inner();
-    // 60 MiB and 50 MiB never fit at once, whatever the other thread does.
+    // 60 MiB and 50 MiB never fit at once, whichever thread is first.
     assert!(failed > 0);
     assert_eq!(busy.load(SeqCst), failed, "once for each failed request, never from inside");
     assert_eq!(seen.lock().unwrap().len(), failed);
@@ -158,7 +160,7 @@ fn an_allocator_survives_a_panic_of_a_callback() {
         assert_eq!(calls.load(SeqCst), round, "it is called again after a panic");
         scene.check();
     }
-    // The panic left no lock held, neither for other threads nor for this one.
+    // The panic must leave no lock held, neither for other threads nor for this one.
     angry.store(false, SeqCst);
     for stream in 0..3 {
         let block = thread::scope(|scope| {

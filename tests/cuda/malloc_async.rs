@@ -70,8 +70,8 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
     [target, slow].into_iter().for_each(|block| allocator.give(block));
 }
 
-/// Captures a block freed after its stream was joined, a block from outside the capture, and a use on a
-/// side stream.
+/// Captures three cases: a free after the block's stream was joined, a block from outside the capture,
+/// and a use on a side stream.
 #[test]
 fn a_graph_is_captured_launched_and_freed() {
     let Some((_alone, cuda)) = device() else { return };
@@ -95,7 +95,8 @@ fn a_graph_is_captured_launched_and_freed() {
     cuda.copy(result.address(), on_side.address(), 4 * MIB, main).unwrap();
     allocator.record_stream(&on_side, main).unwrap();
     allocator.give(on_side);
-    // The sum exceeds the device's memory unless blocks freed in the capture are reused.
+    // All these blocks together exceed the device's memory, so blocks freed in the capture must be
+    // reused.
     for value in 0..50 {
         let block = take(64 * MIB, main);
         cuda.fill(block.address(), value, 64 * MIB, main).unwrap();
@@ -136,8 +137,8 @@ fn the_limit_and_the_device_end_in_reports() {
     allocator.give(allocator.take(MIB));
 }
 
-/// On a new thread no context is current. A created stream belongs to a context; the default streams are
-/// those of the device's primary context. No call leaves a context current.
+/// A new thread has no current context. A created stream belongs to a context, and the default streams
+/// are those of the device's primary context. No call may leave a context current.
 #[test]
 fn a_thread_without_a_context_allocates_and_frees() {
     let Some((_alone, cuda)) = device() else { return };

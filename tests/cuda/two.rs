@@ -1,4 +1,4 @@
-//! Two devices: streams of one device with blocks of the other.
+//! Two devices: streams of one device that use blocks of the other.
 
 use parking_lot::MutexGuard;
 
@@ -16,7 +16,8 @@ fn pair() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, Cuda)> {
     Some((alone, cuda, other))
 }
 
-/// Pending work on another device's stream delays the reuse of a block, as work on its own device does.
+/// Pending work on a stream of another device must delay the reuse of a block, as work on its own device
+/// does.
 #[test]
 fn a_block_that_another_device_writes_is_not_reused_before() {
     let Some((_alone, cuda, other)) = pair() else { return };
@@ -28,7 +29,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         let bytes = 4 * MIB;
         let block = strategy.take_on(bytes, home);
         let address = block.address();
-        // At the first fill the driver may load code, which may synchronize the device.
+        // The first fill may make the driver load code, which may synchronize the device.
         cuda.fill(address, 1, bytes, home).unwrap();
         cuda.synchronize_stream(home).unwrap();
         other.fill(address, 3, bytes, there).unwrap();
@@ -37,7 +38,7 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         other.fill(address, 4, bytes, there).unwrap();
         strategy.record(&block, there);
         strategy.give(block);
-        // The driver's pool may return the same memory: it orders the new use after that work.
+        // The driver's pool may return the same memory, because it orders the new use after that work.
         let next = strategy.take_on(bytes, home);
         assert!(conf == pools || next.address() != address, "{conf}: the other device works");
         cuda.fill(next.address(), 2, bytes, home).unwrap();

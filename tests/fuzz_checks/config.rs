@@ -1,5 +1,5 @@
-//! Configuration strings: a parsed string must round-trip, and an error must point at its place in the
-//! string.
+//! Configuration strings. A parsed string must equal itself after it is written and parsed again, and an
+//! error must point at its position in the string.
 //!
 //! An allocator is built from the first line of the input. The rest is a second string, applied while
 //! blocks are live.
@@ -28,7 +28,7 @@ pub(crate) fn check(bytes: &[u8]) {
     live(&config, later.as_ref());
 }
 
-/// Returns the built-in keys and one user-declared key of each kind.
+/// Returns the table of built-in keys, with one user-declared key of each kind added.
 fn table() -> KeyTable {
     let balanced = |text: &str| text.matches('[').count() == text.matches(']').count();
     KeyTable::default()
@@ -76,7 +76,7 @@ fn accepted(config: &Config, text: &str, table: &KeyTable) {
     }
 }
 
-/// Returns the settings with users' keys sorted by name: their order has no meaning.
+/// Returns the settings with users' keys sorted by name, because their order has no meaning.
 fn sorted(settings: &Settings) -> Settings {
     let mut settings = settings.clone();
     settings.extra.sort();
@@ -114,7 +114,7 @@ fn refused(error: &ConfigError, text: &str) {
 /// Builds the configured allocator on a simulated device, uses it and applies the second configuration.
 fn live(config: &Config, later: Option<&Config>) {
     let settings = config.settings();
-    // Log files and foreign libraries are excluded, because the input names them.
+    // Not with a log file or a foreign library, because the input would choose the file.
     let writes = |layer: &LayerSetting| matches!(layer, LayerSetting::Log { .. });
     if settings.backend == "pluggable" || settings.layers.iter().any(writes) {
         return;

@@ -1,9 +1,9 @@
-//! The bytes of a shared handle, and opening it on the host device.
+//! Decodes the bytes of a shared handle, and opens the handle on the host device.
 //!
-//! The first byte of the input selects the mode. In mode 0 the rest is the handle, in mode 1 a handle
-//! whose checksum is corrected. In modes 2 and 3 the rest is patches (offset, length, bytes) to a real
-//! handle of large and of small pages. In mode 4 it is patches to a fabric handle, opened on the
-//! simulated device that made it.
+//! The first byte of the input selects the mode. In mode 0 the rest is the handle. In mode 1 the rest is
+//! a handle whose checksum is corrected. In modes 2 and 3 the rest is a list of patches (offset, length,
+//! bytes) to a real handle of large or of small pages. In mode 4 the patches apply to a fabric handle,
+//! which is opened on the simulated device that made it.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,7 +15,7 @@ use stratalloc_sim::{HeldResources, Host, HostOptions, Sim, SimOptions};
 
 use super::sharer;
 
-/// The bytes of a handle with the id of the process that made it.
+/// The position, in a handle, of the id of the process that made it.
 const PROCESS: std::ops::Range<usize> = 12..16;
 /// A bit that no process id has.
 const NO_PROCESS: u32 = 1 << 30;
@@ -69,8 +69,8 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// Makes the process id that of this process or an impossible one, so that no other process is
-/// contacted.
+/// Sets the process id to that of this process or to an impossible one, so that the check contacts no
+/// other process.
 fn of_no_other_process(mut bytes: Vec<u8>) -> Vec<u8> {
     if let Some(place) = bytes.get_mut(PROCESS) {
         let number = u32::from_le_bytes(place.try_into().expect("four bytes"));
@@ -81,7 +81,8 @@ fn of_no_other_process(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Decodes a handle. Checks that it encodes to the same bytes and that its debug text shows no secret.
+/// Decodes a handle. Checks that encoding it gives the same bytes and that its debug text contains no
+/// secret.
 fn decoded(bytes: &[u8]) -> Option<SharedHandle> {
     match SharedHandle::from_bytes(bytes) {
         Ok(handle) => {

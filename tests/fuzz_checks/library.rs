@@ -1,16 +1,16 @@
 //! The check of a library's file before the system's loader opens it.
 //!
-//! At most 63 bytes of the input are written to the file. They suffice for the check, but no loader can
-//! load the file, so an input that passes the check ends with the loader's error.
+//! Writes at most 63 bytes of the input to the file. They suffice for the check, but no loader can load
+//! such a file. So if an input passes the check, the result is the loader's error.
 
 use std::path::PathBuf;
 
 use stratalloc::config::PluggableSettings;
 use stratalloc::strategies::plugin::{LibraryError, load};
 
-/// One byte less than the header of a 64-bit ELF file, so the loader stops there.
+/// One byte less than the header of a 64-bit ELF file, so that no loader accepts the file.
 const FILE_MAX_BYTES: usize = 63;
-/// Bytes up to and including the machine number.
+/// The bytes that the check reads: up to the end of the machine number.
 const LOOKED_AT_BYTES: usize = 20;
 
 /// Checks one input.
@@ -35,7 +35,7 @@ pub(crate) fn check(bytes: &[u8]) {
     }
 }
 
-/// Returns whether the header is that of a 64-bit shared library for this machine and byte order.
+/// Returns true if the header is that of a 64-bit shared library for this machine and byte order.
 fn looks_fit(content: &[u8]) -> bool {
     let head = [0x7f, b'E', b'L', b'F', 2, if cfg!(target_endian = "little") { 1 } else { 2 }];
     let machine: Option<u16> = match std::env::consts::ARCH {
@@ -64,7 +64,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // A file that could not be deleted is overwritten by the next input.
+        // If the file cannot be deleted, the next input overwrites it.
         let _ = std::fs::remove_file(&self.0);
     }
 }

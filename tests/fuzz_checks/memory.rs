@@ -1,6 +1,8 @@
-//! Counts the heap bytes of the current thread, to measure the memory of a reader.
+//! A global allocator that counts the heap bytes of the current thread, to measure the memory of a
+//! reader.
 //!
-//! While a block is reallocated, both copies count. `tests/reader_memory.rs` also uses this.
+//! While a block is reallocated, both copies are counted. `tests/reader_memory.rs` uses this allocator
+//! too.
 
 #![expect(unsafe_code, reason = "a global allocator that counts")]
 
@@ -19,14 +21,14 @@ fn signed(bytes: usize) -> i64 {
 }
 
 fn count(bytes: i64) {
-    // While the thread ends its counters are gone, and no measurement runs.
+    // While the thread ends, its counters no longer exist. No measurement runs then.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + bytes);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
     });
 }
 
-// `realloc` is left to the default: a new block, a copy, and the old one freed.
+// `realloc` has its default implementation: a new block, a copy, and a free of the old block.
 // SAFETY: every call goes to `System` unchanged; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,7 +1,7 @@
-//! Properties that must hold for every input, however hostile: one function for each kind of input.
+//! Properties that must hold for every input, even a hostile one: one function for each kind of input.
 //!
-//! `fuzz/` passes the inputs of libFuzzer, `tests/fuzz_corpus.rs` those that are kept. A check panics
-//! when a property is violated. The library alone decides which inputs are valid.
+//! `fuzz/` passes the inputs of libFuzzer, and `tests/fuzz_corpus.rs` the stored inputs. A check panics
+//! if a property is violated. The library alone decides which inputs are valid.
 
 #![allow(dead_code, unused_imports, reason = "each fuzz target uses one check")]
 

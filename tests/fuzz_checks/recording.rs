@@ -14,14 +14,14 @@ use super::memory::peak_of;
 
 /// The maximum number of decoded bytes.
 const DECODED_MAX: u64 = 256 << 10;
-/// Buffers and tables that do not depend on the input.
+/// Memory for buffers and tables that does not depend on the input.
 const FIXED_BYTES: u64 = 1 << 20;
 /// The maximum length of an error message.
 const MESSAGE_MAX_BYTES: usize = 2000;
 /// The memory of the device on which recordings are replayed.
 const TOTAL_BYTES: u64 = 16 << 30;
 
-/// Reads `bytes` and returns the recording, if it is one.
+/// Reads `bytes` and returns the recording, if they are a valid one.
 pub(super) fn read(bytes: &[u8]) -> Option<Trace> {
     let limits = Limits { decoded_bytes: DECODED_MAX, ..Limits::default() };
     let (result, peak) = peak_of(|| read_bytes("input", bytes, &limits, None));
@@ -53,7 +53,7 @@ fn refused(error: &TraceError, decoded: u64) {
     }
 }
 
-/// Verifies the recording decision by decision, then replays its requests on a separate allocator.
+/// Verifies the recording decision by decision, then replays its requests on another allocator.
 pub(super) fn repeat(trace: &Trace) {
     let config = Config::parse(&trace.conf, &KeyTable::default()).ok();
     let config = config.filter(is_harmless).unwrap_or_default();
@@ -84,7 +84,7 @@ pub(super) fn repeat(trace: &Trace) {
             assert_eq!(run.allocations + run.ooms, requests);
             assert!(run.frees <= run.allocations);
         }
-        // A block of 0 bytes cannot be allocated, whatever the recording contains.
+        // A block of 0 bytes cannot be allocated, although a recording may contain one.
         Err(ReplayError::Alloc(AllocError::ZeroBytes)) => {
             let nothing = |op: &Op| matches!(op, Op::Allocate { bytes: 0, .. });
             assert!(workload.ops.iter().any(nothing), "{workload:?}");
@@ -96,7 +96,7 @@ pub(super) fn repeat(trace: &Trace) {
     assert!(held.is_nothing(), "{held:?}");
 }
 
-/// Returns whether the configuration names no file and no foreign library, and injects no faults.
+/// Returns true if the configuration uses no file and no foreign library, and injects no faults.
 fn is_harmless(config: &Config) -> bool {
     let harmless =
         |layer: &LayerSetting| !matches!(layer, LayerSetting::Log { .. } | LayerSetting::Fault(_));
@@ -111,7 +111,7 @@ enum Life {
     Over,
 }
 
-/// Checks that every block is allocated once, then freed at most once, then completed at most once.
+/// Checks that every block is first allocated, then freed at most once, then completed at most once.
 fn lawful(workload: &Workload) {
     let mut blocks = vec![Life::Unborn; workload.blocks as usize];
     let mut step = |id: u32, from: Life, to: Life| {

@@ -1,7 +1,7 @@
-//! Logs of requests in RMM's CSV format. The check adds the header to inputs that do not begin as a log
-//! or a compressed file, so that short inputs need no header.
+//! Logs of requests in RMM's CSV format. If an input begins neither like a log nor like a compressed
+//! file, the check adds the header, so that short inputs need none.
 //!
-//! A log that is read must be equal after it is written and read again.
+//! A log that was read must be equal after it is written and read again.
 
 use std::fmt::Write as _;
 
@@ -37,7 +37,7 @@ fn log(trace: &Trace) -> String {
             Action::Alloc => "allocate",
             Action::OutOfMemory => "allocate failure",
             Action::FreeRequested => "free",
-            // The row of the free already implies it.
+            // The row of the free already implies that the free completes.
             Action::FreeCompleted => continue,
             other => panic!("no log contains {other:?}"),
         };

@@ -1,4 +1,4 @@
-//! A process that shares memory: an engine with live blocks, and the layout of their handles.
+//! A process that shares memory: an engine with live blocks, and where the fields of their handles are.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use stratalloc::ids::StreamId;
 use stratalloc::sharing::SharedHandle;
 use stratalloc::strategies::native::{Engine, EngineOptions};
 
-/// The bytes of a handle with the secret of its pages.
+/// The position, in a handle, of the secret of its pages.
 pub(super) const SECRET: std::ops::Range<usize> = 40..56;
-/// The bytes with the name of its socket.
+/// The position of the name of the socket.
 pub(super) const SOCKET: std::ops::Range<usize> = 56..72;
 /// The offset of the first page, and the size of each page's description.
 pub(super) const PAGES_AT: usize = 88;
@@ -32,7 +32,7 @@ pub(super) fn shared(engine: &Engine, bytes: u64) -> (Allocation, SharedHandle) 
     (block, handle)
 }
 
-/// Recomputes the checksum at the end, as a forger would.
+/// Recomputes the checksum at the end of a handle, as a forger would.
 pub(super) fn seal(bytes: &mut [u8]) {
     let Some((before, sum)) = bytes.split_last_chunk_mut::<8>() else { return };
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);

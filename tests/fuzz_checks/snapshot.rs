@@ -1,6 +1,7 @@
-//! Snapshots as pickle and JSON, plain and compressed, from the reader to an allocator.
+//! Snapshots as pickle and JSON, plain and compressed: reads them and replays their requests on an
+//! allocator.
 //!
-//! A snapshot that is read must be equal after it is written as JSON and read again.
+//! A snapshot that was read must be equal after it is written as JSON and read again.
 
 use std::fmt::Write as _;
 
@@ -24,8 +25,8 @@ pub(crate) fn check(bytes: &[u8]) {
     recording::repeat(&trace);
 }
 
-/// Sorts segments at the same address, whose order has no meaning, and clears `other_devices`, which are
-/// not written.
+/// Returns the recording in a form for comparison. Sorts segments at the same address, because their
+/// order has no meaning, and clears `other_devices`, because it is not written.
 fn sorted(mut trace: Trace) -> Trace {
     trace.other_devices = 0;
     trace.segments.sort_by_key(|segment| format!("{:x?}", (segment.address, segment)));

@@ -1,7 +1,9 @@
-//! Requests to the thread that sends file descriptors: one packet to a real socket, one answer.
+//! Requests to the thread that sends file descriptors: sends one packet to a real socket and checks the
+//! answer.
 //!
-//! The first byte of the input is a bit mask. Bit 0 inserts the secret. Bit 1 replaces each number below
-//! the number of pages with that page's identity. Bit 2 adds a valid header.
+//! The first byte of the input is a bit mask. If bit 0 is set, the secret is inserted. If bit 1 is set,
+//! each number below the number of pages is replaced by that page's identity. If bit 2 is set, a valid
+//! header is added.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -24,7 +26,7 @@ use super::sharer::{self, PAGE_BYTES, PAGES_AT, SECRET, SOCKET};
 const PAGES: usize = 3;
 const MAGIC: &[u8; 8] = b"stratrq1";
 const HEAD_BYTES: usize = 32;
-/// The most pages of one request.
+/// The maximum number of pages in one request.
 const ASKED_MAX: usize = 250;
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -89,8 +91,8 @@ fn packet(mode: u8, rest: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// Returns the two numbers of the right answer: 0 and the number of pages, 1 if refused, 2 and the page
-/// that is gone, or 3 if malformed.
+/// Returns the two numbers of the right answer: 0 and the number of pages; 1 if refused; 2 and the page
+/// that no longer exists; or 3 if malformed.
 fn expected(packet: &[u8]) -> (u32, u32) {
     let Some((head, rest)) = packet.split_at_checked(HEAD_BYTES) else { return (3, 0) };
     let requested: Vec<&[u8]> = rest.chunks(8).collect();
@@ -120,7 +122,7 @@ fn converse(packet: &[u8]) -> (Vec<u8>, Vec<OwnedFd>) {
     }
     let name = [b"stratalloc/".as_slice(), &SHARER.socket].concat();
     let address = SocketAddrUnix::new_abstract_name(&name).expect("a name");
-    // libFuzzer's timer interrupts system calls with signals.
+    // libFuzzer's timer sends signals, which interrupt system calls.
     retry_on_intr(|| connect(&socket, &address)).expect("the thread listens");
     let sent = retry_on_intr(|| send(&socket, packet, SendFlags::NOSIGNAL));
     sent.expect("the thread takes a packet");

@@ -1,4 +1,4 @@
-//! Contexts of entries: stack levels, scopes, and providers that misbehave.
+//! The context of an entry: stack levels, scopes, and stack providers that misbehave.
 
 use std::panic;
 
@@ -95,7 +95,7 @@ fn a_provider_may_panic() {
     assert!(history.entries().iter().all(|entry| entry.context.is_none()));
 }
 
-/// A stack that holds a block of the same allocator and frees it on drop.
+/// A stack that owns a block of the same allocator and frees it on drop.
 #[derive(Debug)]
 struct Holding {
     allocator: Switchable,
@@ -209,7 +209,7 @@ fn stacks_of_the_program_are_held_once_and_begin_at_the_request() {
         let allocated = entries.iter().find(|entry| entry.event.action == Action::Alloc).unwrap();
         let frames = allocated.context.as_ref().unwrap().frames();
         let first = &frames[0].function;
-        // Line tables alone give the names of inlined functions without their modules.
+        // Line tables alone do not contain the modules of inlined functions.
         let is_own = first.starts_with("main::") || first.starts_with("take");
         assert!(is_own && first.contains("take"), "{conf}: {frames:?}");
         let is_caller = |frame: &Frame| frame.function.ends_with("take_a_thousand");

@@ -1,5 +1,5 @@
-//! Eight threads record at once: every entry is kept or counted as dropped, and each heap's order is
-//! exact.
+//! Eight threads record at once. Every entry is either kept or counted as dropped, and the order of each
+//! heap's entries is exact.
 
 use super::{build_over, events, history, sim, unrecorded};
 use crate::common::prelude::*;
@@ -65,7 +65,7 @@ fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
     }
 }
 
-/// The ring is much too small: the kept and the dropped entries add up to all of them.
+/// The ring is much too small. The numbers of kept and dropped entries must add up to all.
 #[test]
 fn what_is_dropped_is_counted() {
     let (allocator, history) = unrecorded("backend:native");

@@ -1,4 +1,4 @@
-//! Which entries are recorded, and which are kept.
+//! Which events are recorded, and which entries are kept.
 
 use stratalloc::history::Snapshot;
 

@@ -1,5 +1,5 @@
-//! Snapshots as files: both formats, hostile names, full disks, and the verifying replay of a written
-//! snapshot.
+//! Snapshots as files: both formats, hostile names, full disks, and a verifying replay of a snapshot
+//! that was written.
 
 use std::io::{self, Write};
 
@@ -17,7 +17,7 @@ fn written(snapshot: &Snapshot, format: Format) -> Trace {
     reader::read_bytes("written", &*bytes, &limits, None).expect("our own reader reads it")
 }
 
-/// Checks that a replay with the configuration in the file makes every decision again.
+/// Checks that a replay with the configuration in the file repeats every decision.
 fn assert_exact(snapshot: &Snapshot, what: &str) {
     for format in [Format::Pickle, Format::Json] {
         let trace = written(snapshot, format);

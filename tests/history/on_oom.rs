@@ -1,4 +1,5 @@
-//! Effects of a request that fails: a snapshot, and settings with which it would have succeeded.
+//! What happens after a failed request: a snapshot is written, and settings are found with which it
+//! would have succeeded.
 
 use stratalloc_tools::replay::{Limits, reader};
 

@@ -1,11 +1,11 @@
-//! The report of a request that fails: the stacks that hold the memory, and the configuration.
+//! The report of a failed request: the stacks that hold the memory, and the configuration.
 
 use stratalloc::history::Context;
 
 use super::{build_over, history, sim};
 use crate::common::prelude::*;
 
-/// A unique stack with one of two frames.
+/// A stack that differs from all others and has one of two frames.
 #[derive(Debug)]
 struct Numbered(u64);
 

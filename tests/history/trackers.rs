@@ -13,8 +13,8 @@ fn host() -> Arc<dyn Driver> {
     Arc::new(Host::with_bytes(GIB))
 }
 
-/// A cache of registered memory, as in a network library: the pages that were announced and not yet
-/// released.
+/// A cache of registered memory, as in a network library: the pages that trackers have announced and not
+/// yet released.
 #[derive(Debug, Default)]
 struct Registered {
     pages: Mutex<BTreeSet<u64>>,
@@ -75,7 +75,7 @@ fn memory_is_announced_as_gone_before_another_thread_can_get_its_address() {
         thread::scope(|scope| {
             let empties = scope.spawn(|| allocator.caching().empty_cache());
             is_stopped.recv().expect("something goes");
-            // Before the release is complete, the address must not be announced a second time.
+            // While the release is in progress, the address must not be announced a second time.
             let other = allocator.take_on(32 * MIB, StreamId(7));
             go.send(()).expect("the tracker waits");
             empties.join().expect("it ends").unwrap();
@@ -186,7 +186,7 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
     }
 }
 
-/// Resumes the tracker when the device has refused this many requests.
+/// Interceptor that resumes the tracker when the device has failed this many requests for memory.
 #[derive(Debug)]
 struct Refusals {
     left: AtomicU64,
@@ -213,7 +213,7 @@ impl Interceptor for Refusals {
 
 #[test]
 fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
-    // The second refusal comes after the request has released all free segments.
+    // The second failure comes after the request has released all free segments.
     let refusals = Refusals { left: AtomicU64::new(2), go: Mutex::default() };
     let options = stratalloc_sim::SimOptions { total_bytes: 40 * MIB, ..Default::default() };
     let driver = Arc::new(Intercepted::with(Sim::new(options), refusals));
@@ -232,8 +232,8 @@ fn a_request_waits_for_memory_that_another_thread_announces_before_it_fails() {
     assert_eq!(driver.interceptor().left.load(Ordering::SeqCst), 0);
 }
 
-/// A snapshot waits for frees that other threads have not recorded yet. It cannot wait for that of its
-/// own thread.
+/// A snapshot waits for frees that other threads have not recorded yet. It must not wait for a free of
+/// its own thread.
 #[test]
 fn a_snapshot_inside_a_callback_does_not_wait_for_the_free_that_called_it() {
     let driver = Arc::new(Sim::new(Default::default()));

@@ -1,11 +1,11 @@
-//! Allocators for tests of layers: a user's with two methods, and the native strategy on a simulated
-//! device.
+//! Allocators for tests of layers: a user's allocator with only the two required methods, and the native
+//! strategy on a simulated device.
 
 use crate::common::prelude::*;
 
 pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;
 
-/// Allocates ever higher addresses up to a limit and records live blocks.
+/// Returns ever higher addresses, up to a limit on live bytes, and records live blocks.
 #[derive(Debug)]
 pub(crate) struct Two {
     owner: OwnerId,
@@ -17,7 +17,7 @@ pub(crate) struct TwoState {
     next: u64,
     pub(crate) live: HashMap<u64, u64>,
     pub(crate) limit_bytes: u64,
-    /// Refuses frees while true.
+    /// Fails all frees while true.
     pub(crate) stubborn: bool,
 }
 

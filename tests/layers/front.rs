@@ -54,7 +54,7 @@ fn a_second_handle_of_a_kept_block_is_refused_and_comes_back() {
 fn what_comes_back_below_is_exactly_what_was_taken_there() {
     let two = Two::new(u64::MAX);
     let fronted = front(Arc::clone(&two), KEPT_MAX);
-    // `Two` refuses a free whose size is not that of the request.
+    // `Two` refuses a free whose size differs from that of the request.
     let blocks: Vec<_> = (1..2000).map(|bytes| fronted.take(bytes * 40)).collect();
     blocks.into_iter().for_each(|block| fronted.give(block));
     let here = fronted.here();
@@ -199,7 +199,8 @@ fn foreign_handles_and_odd_requests_pass_unkept() {
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
     fronted.give(fronted.take(KEPT_MAX + 1));
     assert_eq!(fronted.here().held_blocks, 1);
-    // Two fronts on one thread: one inside the other, then one after the other at the same index.
+    // Two per-thread caches on one thread: one inside the other, then one after the other, which gets
+    // the same index.
     let twice = front(front(Two::new(u64::MAX), KEPT_MAX), KEPT_MAX);
     twice.free(twice.take(100)).unwrap();
     assert_eq!(twice.take(100).size_bytes(), 100);
@@ -245,7 +246,8 @@ fn blocks_may_be_freed_by_another_thread_than_the_one_that_took_them() {
             }
             held.into_iter().for_each(|block| strategy.give(block));
         });
-        // A joined thread has run its destructors, which free the blocks that `front` cached for it.
+        // A thread that was joined has run its destructors, which free the blocks that `front` cached
+        // for it.
         taking.join().unwrap();
         freeing.join().unwrap();
     });

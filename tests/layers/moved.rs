@@ -1,4 +1,5 @@
-//! Alignment and guards: blocks whose start differs from that of the block below.
+//! Layers for alignment and guards, in which a block starts at another address than the block below the
+//! layer.
 
 use stratalloc::layers::align;
 

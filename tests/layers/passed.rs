@@ -1,4 +1,4 @@
-//! Capabilities that a layer passes on from the allocator below, and those that are absent.
+//! Capabilities that a layer passes on from the allocator below, and capabilities that a layer hides.
 
 use stratalloc::config::{FaultSetting, LayerSetting};
 use stratalloc::layers::{self, align, front, limit, oom_retry};
@@ -8,7 +8,7 @@ use super::fixture::{DEFAULT, native, sim};
 use crate::common::prelude::*;
 use crate::common::racing::racing;
 
-/// Returns which capabilities are present.
+/// Returns, for each capability, whether it is present.
 fn present(control: &Control<'_>) -> [bool; 11] {
     [
         control.cross_stream.is_some(),
@@ -25,7 +25,8 @@ fn present(control: &Control<'_>) -> [bool; 11] {
     ]
 }
 
-/// Allocates a block, frees it by its address, and compares the name and the counters with those below.
+/// Allocates a block, frees it by its address, and compares name and counters with those of the
+/// allocator below.
 fn passes_on(layered: &impl DeviceAllocator, what: &str) {
     assert_eq!(layered.name(), "native", "{what}");
     let address = layered.take_on(4096, DEFAULT).address();
@@ -69,8 +70,8 @@ fn every_layer_passes_on_what_the_allocator_below_can_do() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Capabilities that use addresses of blocks below are absent above a layer that moves blocks; the rest
-/// is present.
+/// A layer that moves blocks hides the capabilities that use addresses of blocks below. All others are
+/// present.
 #[test]
 fn a_layer_that_moves_blocks_hides_what_would_name_the_wrong_ones() {
     let own = native(&sim(), true);
@@ -86,8 +87,8 @@ fn a_layer_that_moves_blocks_hides_what_would_name_the_wrong_ones() {
     assert_eq!(present(&fronted.control()), present(&without));
 }
 
-/// The driver is called under the growth lock, and another thread calls `usage()` during that call. If
-/// it waited for the lock, this test would wait without end.
+/// The driver is called under the growth lock. During that call another thread calls `usage()`. If
+/// `usage` waited for the lock, this test would hang.
 #[test]
 fn usage_waits_for_no_call_of_the_driver_whatever_the_layer() {
     let path = std::env::temp_dir().join(format!("usage-{}.csv", std::process::id()));
@@ -116,7 +117,7 @@ fn usage_waits_for_no_call_of_the_driver_whatever_the_layer() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// The smallest allocator: all capabilities must be absent, through wrappers too.
+/// The smallest allocator, which has no capabilities. Wrappers must not add any.
 #[derive(Debug)]
 struct Least;
 
@@ -148,7 +149,7 @@ fn what_an_allocator_cannot_do_stays_absent_through_wrappers() {
     is_bare(&front::front(Least, 4096));
 }
 
-/// An allocator without private pools and exact addresses returns an error for such requests.
+/// An allocator without private pools and exact addresses must return an error for such requests.
 #[test]
 fn places_that_an_allocator_does_not_know_are_refused() {
     let own = CpuAllocator::new(DeviceId(0), &Settings::default()).expect("the host has memory");

@@ -1,6 +1,6 @@
-//! All layers at once under random operations, on simulated and on real memory.
+//! All layers together under random operations, on simulated and on real memory.
 //!
-//! After each run everything is freed. Every layer, the strategy and the device must then hold nothing.
+//! After each run everything is freed. Then every layer, the strategy and the device must hold nothing.
 
 use super::fixture::{allocated, built};
 use crate::common::prelude::*;
@@ -34,7 +34,7 @@ impl Arbitrary for Op {
 /// Allocates, frees and checks that live blocks never overlap.
 struct Player<'a> {
     strategy: &'a Strategy,
-    /// Whether no other thread can be allocated an address that this one freed.
+    /// True if no other thread can get an address that this thread has freed.
     alone: bool,
     typed: Vec<Allocation>,
     raw: Vec<(u64, u64)>,
@@ -114,7 +114,7 @@ fn log_path() -> std::path::PathBuf {
 fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
     let device = Arc::new(B::with_bytes(256 << 20));
     let path = log_path();
-    // Above a per-thread cache there are no bare addresses: every other run has none.
+    // A per-thread cache does not support frees by address, so only every other run has one.
     let front = if ops_of_all[0].len().is_multiple_of(2) { "front:1MiB," } else { "" };
     let text = format!(
         "layers:[statistics,{front}track,log:\"{}\",oom_retry:1,limit:120MiB,\
@@ -135,7 +135,8 @@ fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
                 })
             })
             .collect();
-        // A joined thread has run its destructors, which free the blocks that `front` cached for it.
+        // A thread that was joined has run its destructors, which free the blocks that `front` cached
+        // for it.
         threads.into_iter().for_each(|thread| thread.join().expect("no step fails"));
     });
     assert_eq!(allocated(&strategy), 0, "callers hold nothing");
@@ -159,7 +160,7 @@ fn read_back(path: &std::path::Path) {
     assert_eq!(taken, of(|op| matches!(op, Op::Free { .. })), "of {}", workload.ops.len());
 }
 
-/// An operation and the thread that performs it.
+/// An operation, and the number of the thread that performs it.
 type OnThread = (u8, Op);
 
 fn of_threads(count: u8, ops: &[OnThread]) -> Vec<Vec<Op>> {

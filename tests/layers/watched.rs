@@ -1,4 +1,4 @@
-//! Limit, statistics, track, log, fault and retry.
+//! The layers `limit`, `statistics`, `track`, `log`, `fault` and `oom_retry`.
 
 use stratalloc::config::FaultSetting;
 use stratalloc::history::LiveReport;
@@ -169,7 +169,7 @@ fn a_leak_is_reported_at_the_end_with_the_requesting_code() {
     silent.give(silent.take(1));
 }
 
-/// Set in the process that leaks.
+/// The environment variable that is set in the process that leaks.
 const LEAKS: &str = "STRATALLOC_TEST_LEAKS";
 
 #[inline(never)]
@@ -177,7 +177,7 @@ fn the_place_that_forgets_a_buffer(handle: &Handle) {
     std::mem::forget(handle.zeroed::<u8>(12_345, DEFAULT).expect("there is memory"));
 }
 
-/// A buffer keeps its allocator alive, so the allocator is not dropped.
+/// A leaked buffer keeps its allocator alive, so the allocator is not dropped before the process ends.
 #[test]
 fn a_leaked_buffer_is_reported_when_the_process_ends() {
     if std::env::var_os(LEAKS).is_some() {
@@ -196,7 +196,7 @@ fn a_leaked_buffer_is_reported_when_the_process_ends() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     assert_eq!(stderr.matches("never freed: 12.06 KiB in 1 block\n").count(), 1, "{stderr}");
-    // Line tables alone give the names of inlined functions without their modules.
+    // Line tables alone do not contain the modules of inlined functions.
     let stderr = stderr.replace("main::layers::watched::", "");
     assert!(stderr.contains("old: the_place_that_forgets_a_buffer"), "{stderr}");
     assert!(!stderr.contains("stratalloc::"), "frames of the library are cut off: {stderr}");
@@ -328,7 +328,7 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
     let (inner, counted) = (Arc::clone(&two), Arc::clone(&calls));
     let callback = move |_: Request, _: &_, _: u32| {
         counted.fetch_add(1, Ordering::Relaxed);
-        // A request inside a callback is not retried, even by an allocator that retries.
+        // A request inside a callback must not be retried, even by an allocator that retries.
         let nested = oom_retry::retry(Arc::clone(&inner), 1000);
         assert!(is_oom(nested.try_allocate(11, DEFAULT)));
         true
@@ -342,7 +342,7 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
 
 #[test]
 fn the_first_layer_of_the_list_is_asked_first() {
-    // The limit refuses before the fault counts the call.
+    // The limit refuses the request before the fault layer counts the call.
     let outer_limit = built("layers:[limit:100B,fault:[call:1]]", sim(), false);
     let report = outer_limit.fail(101, DEFAULT);
     assert_eq!(report.limit_bytes, Some(100));

@@ -1,5 +1,5 @@
-//! Graphs: memory that belongs to them, frees that must not prevent a capture from ending, and deferred
-//! frees.
+//! Graphs: memory that belongs to a graph, frees that must not make a capture fail at its end, and
+//! deferred frees.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,8 @@ use crate::common::prelude::*;
 use crate::common::racing::Before;
 
 impl Fixture {
-    /// Returns all graph nodes before the next node of a captured stream.
+    /// Returns all graph nodes that the next node of a captured stream will depend on, directly or
+    /// indirectly.
     fn behind(&self, stream: StreamId) -> HashSet<NodeId> {
         let mut seen = HashSet::new();
         let mut todo = self.device.frontier(stream).expect("it is captured");
@@ -54,7 +55,7 @@ fn a_block_may_be_freed_after_its_stream_was_joined() {
     fixture.join(main, side);
     let block = fixture.take_on(8 * MIB, side);
     fixture.join(side, main);
-    // The side stream is already joined. A free submitted to it now would be an unjoined node.
+    // The side stream was joined already. A free submitted to it now would be unjoined work.
     fixture.give(block);
     fixture.give(fixture.take_on(8 * MIB, main));
     fixture.end_capture(main);
@@ -74,7 +75,8 @@ fn a_free_inside_comes_after_every_stream_that_uses_the_block() {
     let used_in = fixture.device.frontier(side).unwrap();
     fixture.record_stream(&block, side).unwrap();
     fixture.give(block);
-    // The main stream is unchanged; only its next block is ordered after the use on the side stream.
+    // The last node of the main stream is unchanged. Only the next block on it is ordered after the use
+    // on the side stream.
     assert!(!fixture.device.frontier(main).unwrap().contains(&used_in[0]));
     let again = fixture.take_on(8 * MIB, main);
     assert_eq!(again.address(), address);
@@ -181,12 +183,12 @@ fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
         });
         started.wait();
         while !freed.load(Ordering::Acquire) {
-            // Only this thread submits work to the stream.
+            // No other thread submits work to this stream.
             fixture.device.fill(target.address(), 1, 64, stream).unwrap();
             kernels += 1;
         }
     });
-    // One node for each request and each kernel, in one sequence.
+    // The nodes are one sequence: one for each request and each kernel.
     let nodes = fixture.behind(stream).len();
     assert_eq!(nodes, 1 + REQUESTS + kernels, "{kernels} kernels were submitted");
     fixture.give(target);
@@ -219,7 +221,7 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
     let pool = PoolId::next_capture();
     for announced in [true, false] {
         let orphan = fixture.take_on(MIB, gone);
-        // Either the scope names the capture, or a request inside it shows it.
+        // The capture has a scope, or else only the request inside it reveals the capture.
         let scope = if announced {
             fixture.capture(stream, pool)
         } else {
@@ -231,8 +233,8 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
         fixture.fail(64 * MIB, HOME);
         fixture.empty_cache();
         if !announced {
-            // The block's stream is destroyed, so its free would wait for all work. During the capture
-            // that is not allowed.
+            // The stream of the block is destroyed, so freeing the block would wait for all work. That
+            // is not allowed during a capture.
             fixture.device.destroy_stream(gone).unwrap();
         }
         let deferred = note(&fixture, "deferred_frees");
@@ -279,7 +281,7 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
     let scope = fixture.capture(stream, PoolId::next_capture());
     let (first, second) = (fixture.take_on(8 * MIB, stream), fixture.take_on(8 * MIB, stream));
     fixture.end_capture(stream);
-    // The graph and its memory are gone: the driver has no such block.
+    // The graph was destroyed together with its memory, so the driver does not know the block.
     assert!(fixture.device.free_async(first.address(), stream).is_err());
     fixture.give(first);
     drop(scope);
@@ -291,7 +293,8 @@ fn a_block_of_a_graph_that_never_ran_can_be_freed() {
 
 #[test]
 fn a_free_that_comes_to_wait_is_charged_all_the_time() {
-    // With a scope for the capture, and without one: then the free itself detects the capture.
+    // With a scope for the capture, and without one. In the second case the free itself detects the
+    // capture.
     for announced in [true, false] {
         let machine = SimMachine::new(256 * MIB);
         let sim = &machine.0;
@@ -334,7 +337,7 @@ fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
     assert!(queries <= 3 * 20, "{queries} questions for 20 requests");
     inside.into_iter().for_each(|block| fixture.give(block));
     fixture.end_capture(stream);
-    // The next request finds the first deferred free complete, and so checks all of them.
+    // The next request frees the first deferred block, and so checks all others.
     let next = fixture.take(512);
     assert_eq!(fixture.allocated(), (1, 512, 512));
     fixture.give(next);
@@ -350,7 +353,7 @@ fn a_block_whose_graph_is_gone_leaves_when_its_address_comes_back() {
     let old = fixture.take_on(8 * MIB, stream);
     let waiting = fixture.take_on(8 * MIB, stream);
     let address = waiting.address();
-    // Work outside the capture uses the block, so its free is deferred.
+    // Work outside the capture uses the block, so the free must be deferred.
     fixture.record_stream(&waiting, side).unwrap();
     fixture.give(waiting);
     fixture.end_capture(stream);
@@ -393,14 +396,14 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
         let opened = allocator.open_scope(pool, ScopeFilter::Capture(capture)).is_ok();
         for _ in 0..3 {
             (0..2).for_each(|_| take(main, &mut held));
-            // One block from outside the capture, one from inside.
+            // One block that was allocated outside the capture, and one inside.
             for block in [held.remove(0), held.pop().expect("one is left")] {
                 held.extend(allocator.free(block).err().map(|refused| refused.allocation));
             }
         }
         Capture::end(&*sim, main).expect("a failed call breaks no capture");
         if opened {
-            // A failure of the deferred frees is returned, and the scope is closed anyway.
+            // If freeing deferred blocks fails, the error is returned, but the scope is closed.
             let _ = allocator.close_scope(pool);
             while allocator.pool_users(pool).is_some_and(|users| users > 0) {
                 let _ = allocator.release_pool(pool);
@@ -436,7 +439,7 @@ fn memory_that_is_given_back_breaks_no_capture_before_its_scope() {
     let [first, second] = [30, 30].map(|mib| fixture.take_on(mib * MIB, side));
     fixture.give(first);
     fixture.give(second);
-    // No free range is that large, so idle memory is released first.
+    // No free range is large enough, so free memory is released first.
     let large = fixture.take(60 * MIB);
     let status = driver.capture_status(captured).unwrap();
     assert_eq!(status, CaptureStatus::Active { capture: begun.unwrap() });

@@ -70,7 +70,7 @@ fn shortage_and_frees_elsewhere_leave_a_capture_sound() {
         });
     });
     assert_eq!(note(&allocator, "deferred_frees"), 1);
-    // The graph is dropped without a launch, while its block is live.
+    // The graph is destroyed without a launch, while its block is live.
     Capture::end(&*cuda, stream).unwrap();
     drop(scope);
     allocator.give(inside);

@@ -1,11 +1,12 @@
-//! Random histories on three threads: no two live blocks overlap, bytes stay intact, and the statistics
-//! equal a recount.
+//! Random histories on three threads. No two live blocks may overlap, bytes must stay intact, and the
+//! statistics must equal a recount.
 //!
-//! A block can be freed by another thread than the one that allocated it. On `sim` each thread captures
-//! graphs on its own stream, with scopes of all kinds, some of them opened after the capture began.
-//! Other threads may free a graph's blocks at any moment. A graph is destroyed when its capture ends, so
-//! its addresses may be reused while the old blocks are still held. A GPU runs short histories without
-//! captures, on a part of its memory.
+//! A thread may free a block that another thread allocated. On `sim` each thread captures graphs on its
+//! own stream, with scopes of all kinds, some of them opened after the capture began. Other threads may
+//! free a graph's blocks at any moment. A graph is destroyed when its capture ends, so its addresses may
+//! be reused while the old blocks are still held.
+//!
+//! A GPU runs short histories without captures, on a part of its memory.
 
 #[cfg(target_os = "linux")]
 use stratalloc_conformance::part::Share;
@@ -20,7 +21,7 @@ use crate::common::prelude::*;
 
 const THREADS: usize = 3;
 
-/// Bytes of the part of a device that a history uses.
+/// The size of the part of a device that a history uses, in bytes.
 #[cfg(target_os = "linux")]
 const PART_BYTES: u64 = 512 * MIB;
 
@@ -33,7 +34,8 @@ enum Op {
     },
     Give(usize),
     Record(usize, usize),
-    /// Begins or ends a capture. Selects the filter of its scope and whether the scope opens first.
+    /// Begins or ends a capture. `filter` selects the filter of its scope; `scope_first` is true if the
+    /// scope opens before the capture begins.
     Capture {
         filter: usize,
         scope_first: bool,
@@ -66,18 +68,19 @@ struct HeldBlock {
     block: Allocation,
     stream: StreamId,
     seed: u64,
-    /// Memory of a graph: it is gone when the capture ends, even while the block is held.
+    /// Whether the memory belongs to a graph. It is freed when the capture ends, even while the block is
+    /// held.
     of_graph: bool,
 }
 
 struct Run<M: Machine> {
-    // Dropped before the machine.
+    // Declared before `machine`, so that it is dropped first.
     fixture: MallocAsyncAllocator,
     machine: M,
     streams: Vec<StreamId>,
     pool: PoolId,
     bag: Mutex<Vec<HeldBlock>>,
-    /// End of each live block by its start, without memory of graphs.
+    /// The end of each live block, by its start, without blocks of graphs.
     shadow: Mutex<BTreeMap<u64, u64>>,
 }
 
@@ -226,7 +229,7 @@ impl<M: Machine + Sync> Run<M> {
         let s = self.fixture.statistics().allocation.all;
         assert_eq!((s.current, s.allocated, s.freed), (0, s.freed, s.allocated));
         assert_eq!(s.allocated.unsigned_abs(), taken);
-        // This fits only if every block's charge against the limit was refunded.
+        // Fits under this limit only if the charge of every block against the limit was refunded.
         self.fixture.set_limit_bytes(Some(MIB));
         self.fixture.give(self.fixture.take(MIB));
         let Self { fixture, machine, streams, .. } = self;
@@ -270,7 +273,7 @@ fn histories_of_three_threads_keep_the_bytes_on_the_host() {
     check(30, || HostMachine::new(1024 * MIB));
 }
 
-/// The history for a GPU, on the host device.
+/// Runs the history for a GPU on the host device.
 #[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {

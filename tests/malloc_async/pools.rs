@@ -1,4 +1,4 @@
-//! Private pools, each a memory pool of the driver.
+//! Private pools, each of which is a memory pool of the driver.
 
 use stratalloc::driver::MemoryPools;
 
@@ -192,7 +192,7 @@ fn a_captures_pool_takes_no_driver_pool_before_it_needs_one() {
     assert_eq!((driver.calls("create_pool"), driver.calls("destroy_pool")), (1, 1));
 }
 
-/// Sets the flag on drop, even during a panic.
+/// Sets the flag when it is dropped, even by a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -201,7 +201,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// After a pool is destroyed the driver's handle is invalid, or belongs to another pool.
+/// After a pool is destroyed, the driver's handle is invalid or belongs to another pool. So it must not
+/// be used.
 #[test]
 fn a_destroyed_pool_is_not_queried() {
     let fixture = sim(4096);
@@ -217,7 +218,7 @@ fn a_destroyed_pool_is_not_queried() {
             });
         }
         let _end = Ends(&over);
-        // With many pools a thread that walks the list meets pools that were destroyed in the meantime.
+        // With many pools, a thread that walks the list finds pools that were destroyed in the meantime.
         for _ in 0..50 {
             let ids: Vec<_> = (0..64).map(|_| PoolId::next_user()).collect();
             for id in &ids {

@@ -1,13 +1,14 @@
-//! A refused request ends with its out-of-memory report, even if other calls fail on the way.
+//! A request that finds no memory must end with its out-of-memory report, even if other driver calls
+//! fail before.
 
 use super::note;
 use crate::common::prelude::*;
 
 type Fixture = FixtureOn<Faulty<Arc<Sim>>, MallocAsyncAllocator>;
 
-/// Returns an allocator on a device of 128 MiB, of which 64 were freed on a stream that has not reached
-/// the free. The call `only` fails from its `at`-th time on. The count is that of out-of-memory observer
-/// calls.
+/// Returns an allocator on a device of 128 MiB. 64 MiB of these were freed on a stream that has not
+/// reached the free yet. The driver call `only` fails from its `at`-th time on. Also returns the number
+/// of calls of an out-of-memory observer.
 fn failing(only: &'static str, at: u64, kind: DriverErrorKind) -> (Fixture, Arc<AtomicUsize>) {
     let fixture = Fixture::new(128 * MIB, "");
     fixture.give(fixture.take_on(64 * MIB, fixture.stream()));
@@ -16,7 +17,8 @@ fn failing(only: &'static str, at: u64, kind: DriverErrorKind) -> (Fixture, Arc<
     (fixture, ooms)
 }
 
-/// Driver calls between the first refusal and the last, and the time from which on each of them fails.
+/// Driver calls between the first failure of the request and the last, each with the time from which on
+/// it fails.
 const ON_THE_WAY: [(&str, u64); 5] = [
     ("capture_status", 0),
     ("synchronize_stream", 0),

@@ -1,4 +1,4 @@
-//! Captures with per-thread default streams: a graph orders only the work of one thread on its own
+//! Captures with per-thread default streams. A graph orders only the work of one thread on its own
 //! stream in one capture.
 
 use super::*;
@@ -38,7 +38,7 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
         let fixture = Fixture::new(20 * MIB, conf);
         let [captured, user] = [fixture.stream(), fixture.stream()];
         let graph = fixture.graph(captured);
-        // As far as the allocator can tell, this work may precede the capture.
+        // The allocator cannot know that this work does not precede the capture.
         on_new_thread(|| {
             let block = fixture.take(20 * MIB, OWN);
             fixture.record(&block, user);
@@ -50,7 +50,7 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
         assert_eq!(fixture.live_and_draining(), (0, size), "{conf}: only its thread can query it");
         fixture.device.interceptor().take_order();
         let events = fixture.device.inner().calls("record_event");
-        // `empty_cache` synchronizes the device once, and waits for the other stream with an event,
+        // `empty_cache` synchronizes the device once. It also waits for an event of the other stream,
         // because that stream may belong to another device.
         fixture.empty_cache();
         assert_eq!(fixture.device.interceptor().take_order()[0], "synchronize_device", "{conf}");
@@ -181,7 +181,7 @@ fn a_graph_orders_only_what_was_taken_in_it() {
         let result = fixture.take(MIB, OWN);
         let address = result.address();
         let _kept = first.end(&fixture);
-        // This work is pending and belongs to no graph.
+        // This work is pending and not part of a graph.
         let result = fixture.worked(result, OWN);
         let second = fixture.graph(OWN);
         fixture.probe(512, OWN);
@@ -214,8 +214,8 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
                 address,
                 "{conf}: the other's work is not before it"
             );
-            // A block that the first thread freed may be reused, but only if that thread's work is
-            // ordered before.
+            // A block that the first thread freed may be reused only if that thread's work precedes the
+            // reuse.
             let taken = fixture.take_on(2 * MIB, OWN);
             let before = Capture::frontier(&*fixture.device, OWN).unwrap();
             let is_behind = ends.iter().all(|node| {
@@ -253,7 +253,7 @@ fn frees_deferred_in_an_unannounced_capture_cost_no_query_each() {
         fixture.probe(512, OWN);
         fixture.device.inner().calls("capture_status") - before
     };
-    // The first request allocates a segment, which needs extra queries.
+    // The first request allocates a segment, which queries more often.
     queries();
     let few = queries();
     for _ in 0..50 {

@@ -69,7 +69,7 @@ fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     assert_eq!(active_in_the_end(&own, &device), 0);
 }
 
-/// The thread captures one stream and allocates on another.
+/// The thread captures one stream and allocates on another stream.
 #[test]
 fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     let device = sim();
@@ -95,8 +95,8 @@ fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
     assert_eq!(resets.load(Ordering::Relaxed), 2);
 }
 
-/// A request reaches the pool by a scope of its stream, of its thread or with a function, or by the
-/// pool's id.
+/// A request reaches the pool by a scope with a filter for its stream, for its thread or by a function,
+/// or by the pool's id.
 #[test]
 fn a_graphs_blocks_stay_whatever_led_its_requests_to_the_pool() {
     for way in 0..4 {

@@ -1,4 +1,4 @@
-//! The behaviour that the library adds around a user's functions.
+//! What the library adds around a user's functions.
 
 use stratalloc::error::AddressFault;
 use stratalloc::strategies::plugin::Base;
@@ -317,7 +317,7 @@ fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
     drop(own);
 }
 
-/// Returns a block that is still live when its allocator is dropped, while the functions panic.
+/// Returns a block that stays live until its allocator is dropped, while the user's functions panic.
 fn take_unbroken(own: &PluggableAllocator, broken: &AtomicBool) -> Allocation {
     broken.store(false, Ordering::Relaxed);
     let block = own.take_on(8, MAIN);
@@ -351,7 +351,7 @@ fn what_was_built_cannot_be_exchanged_at_run_time() {
     assert!(error.to_string().contains("library is read when an allocator is built"), "{error}");
 }
 
-/// Many threads and streams on real memory: each block keeps its holder's bytes.
+/// Runs many threads and streams on real memory. Each block must keep the bytes that its thread wrote.
 #[cfg(target_os = "linux")]
 #[test]
 fn threads_and_streams_keep_their_bytes_on_the_host_device() {

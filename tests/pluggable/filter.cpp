@@ -1,4 +1,4 @@
-// A library that keeps pools as PyTorch's own allocator does: it copies the filter and calls it.
+// A library that manages pools as PyTorch's own allocator does: it copies the filter and calls the copy.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,7 +15,7 @@ static uintptr_t next_block = 0x100000;
 
 extern "C" {
 
-// The address shows the pool: low addresses belong to the default pool.
+// The address shows which pool served the request: low addresses belong to the default pool.
 void *pool_alloc(size_t size, int, Stream stream) {
     std::lock_guard<std::mutex> guard(lock);
     uintptr_t found = next_block;

@@ -1,5 +1,5 @@
-// A library as users write it for PyTorch: required and optional functions, each of which writes a line
-// to a log. Its addresses are made up, for devices without memory.
+// A library as users write it for PyTorch, with the required and the optional functions. Each function
+// writes a line to a log. The addresses are made up, for devices without memory.
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>

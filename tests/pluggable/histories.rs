@@ -1,16 +1,17 @@
-//! Random histories over strict user functions: nothing is freed twice, everything is freed at the end,
-//! and both accounts agree after every step. Memory that a graph allocated in a pool stays there while
-//! the pool has users.
+//! Random histories with functions that check their calls: nothing may be freed twice, and everything
+//! must be freed at the end. After every step the functions' own list of live blocks must agree with the
+//! allocator's counters. Memory that a graph allocated in a pool must stay there while the pool has
+//! users.
 
 use super::{over, sim};
 use crate::common::prelude::*;
 
 const STREAMS: usize = 3;
 const POOLS: u64 = 3;
-/// Small enough that requests fail.
+/// So little memory that requests fail.
 const MOST_BYTES: u64 = 20_000;
 
-/// Few sizes, some of them close, so that idle blocks fit later requests.
+/// Few sizes, some of them similar, so that idle blocks fit later requests.
 const SIZES: [u16; 5] = [500, 512, 2000, 2100, 6000];
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +21,7 @@ enum Op {
         stream: u8,
         pool: u8,
     },
-    /// The open scopes choose the pool.
+    /// A request for which the open scopes choose the pool.
     TakeRouted {
         bytes: u16,
         stream: u8,
@@ -32,7 +33,7 @@ enum Op {
     Close {
         pool: u8,
     },
-    /// A capture on another thread, without a scope.
+    /// Begins a capture on another thread, without a scope.
     Begin {
         stream: u8,
     },
@@ -84,7 +85,7 @@ impl Arbitrary for Op {
     }
 }
 
-/// Size and stream of each live address of the user's functions.
+/// The size and stream of each live block of the user's functions, by address.
 type Account = Arc<Mutex<HashMap<u64, (u64, StreamId)>>>;
 
 fn strict(account: &Account) -> Callbacks {
@@ -111,10 +112,10 @@ struct Fixture {
     account: Account,
     streams: Vec<StreamId>,
     live: Vec<Allocation>,
-    /// Open scopes, the newest last: of a stream, or of this thread.
+    /// The open scopes, the newest last: of a stream, or of this thread.
     scopes: Vec<(PoolId, Option<StreamId>)>,
     captured: BTreeSet<StreamId>,
-    /// Blocks allocated inside captures: graphs use them while their pool has users.
+    /// Blocks allocated inside captures. Graphs use them while their pool has users.
     graphs: Vec<(PoolId, u64)>,
 }
 
@@ -222,7 +223,8 @@ impl Fixture {
             Op::EmptyCache => {
                 self.own.caching().empty_cache().expect("the driver works");
             }
-            // A call that is not legal now fails and changes nothing, as the check below verifies.
+            // The call may be illegal now. It then fails and must change nothing, which the check below
+            // verifies.
             Op::Create { pool, helps } => {
                 let options = PoolOptions { use_on_oom: helps, ..PoolOptions::default() };
                 let _ = self.pools().create_pool(Self::pool(pool), options);

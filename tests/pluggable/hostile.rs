@@ -1,4 +1,4 @@
-//! Libraries that cannot be loaded: each error names what was found.
+//! Libraries that cannot be loaded. Each error must describe what was found.
 
 use stratalloc::strategies::plugin::LibraryError;
 
@@ -50,7 +50,7 @@ fn a_library_for_another_machine_is_named_with_that_machine() {
     let path = file("other", &header);
     let text = refusal(&path).to_string();
     assert!(text.contains(&format!("found one for {name}")), "{text}");
-    // The right machine, but nothing follows the header: the system's loader refuses the file.
+    // The machine is right, but nothing follows the header, so the system's loader fails.
     let own: u16 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
     header[18..20].copy_from_slice(&own.to_le_bytes());
     let hollow = file("hollow", &header);

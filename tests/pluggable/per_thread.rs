@@ -1,5 +1,5 @@
-//! Per-thread default streams: a block is neither reused nor freed to the user's functions before the
-//! work of the thread that freed it is done.
+//! Per-thread default streams. A block must neither be reused nor freed by the user's functions before
+//! the work of the thread that freed it has finished.
 
 use super::{User, over};
 use crate::common::prelude::*;
@@ -51,8 +51,7 @@ impl Fixture {
         address
     }
 
-    /// Allocates and frees a block, with work before the free. Returns an event recorded after that
-    /// work.
+    /// Allocates a block, submits work and frees the block. Returns an event recorded after that work.
     fn use_up(&self, pool: PoolId) -> EventId {
         let block = self.take(pool);
         let done = self.device.create_event().expect("it has events");
@@ -84,7 +83,7 @@ fn an_idle_block_belongs_to_no_thread() {
     let address = fixture.probe();
     assert_ne!(on_new_thread(|| fixture.take(POOL).address()), address, "the work may run still");
     fixture.device.interceptor().finish_own();
-    // Any thread may poll the event. Afterwards any thread may get the block.
+    // Any thread may query the event. Afterwards any thread may get the block.
     on_new_thread(|| fixture.process());
     let mine = fixture.take(POOL);
     assert_eq!(mine.address(), address, "the thread that freed it");
@@ -214,7 +213,7 @@ fn a_block_freed_in_a_capture_is_kept_until_the_capture_ends() {
     fixture.pools().close_scope(POOL).unwrap();
     assert!(!fixture.empty_elsewhere(), "the device refuses to be waited for");
     assert_ne!(on_new_thread(|| fixture.take(POOL).address()), address);
-    // The result of the capture does not matter here.
+    // Whether the capture succeeds does not matter here.
     let _ = fixture.device.end(OWN);
     fixture.process();
     fixture.device.interceptor().finish_own();

@@ -1,4 +1,4 @@
-//! Private pools over a user's functions: kept by the library, or by the functions themselves.
+//! Private pools over a user's functions: managed by the library, or by the functions themselves.
 
 use stratalloc::strategies::plugin::StreamFilter;
 
@@ -175,7 +175,7 @@ fn many_threads_ask_functions_that_keep_pools_for_one_pool() {
         assert_eq!(*open, 0, "a pool has one scope at a time");
         *open = 1;
     };
-    // Other threads run before the scope has ended.
+    // Lets other threads run before the scope has ended.
     let end = move |_, _| {
         (0..10).for_each(|_| std::thread::yield_now());
         *e.lock() -= 1;
@@ -208,7 +208,7 @@ fn a_begin_that_panics_leaves_no_scope() {
     own.give(own.take_on(64, MAIN));
 }
 
-/// The fields of a checkpoint are public.
+/// The fields of a checkpoint are public, so a program can modify it.
 #[test]
 fn a_checkpoint_that_was_tampered_with_is_refused() {
     let (_, own) = plenty();

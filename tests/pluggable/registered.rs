@@ -6,7 +6,7 @@ use stratalloc::registry::{RegisterError, Registration};
 use super::{User, build, sim};
 use crate::common::prelude::*;
 
-/// Allocates steps of an address range and never reuses one.
+/// Allocates consecutive addresses of a range and never reuses one.
 #[derive(Debug)]
 struct Steps {
     owner: OwnerId,

@@ -1,8 +1,8 @@
-//! Every driver call of one long history fails, one in each run.
+//! Runs one long history many times, with another driver call failing in each run.
 
 use super::*;
 
-/// Fails every driver call of one long history once, with either kind of failure.
+/// Runs one long history once for each driver call and each kind of failure, with that call failing.
 pub(super) fn each_failing_call<D: Base>() {
     let script = [
         Op::Create { no_split: false, helps: true, own: false },

@@ -2,7 +2,7 @@
 
 use crate::common::prelude::*;
 
-/// One step. A number selects an element modulo their count.
+/// One step. A number selects one of the existing elements, modulo how many there are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
     Take {
@@ -48,8 +48,8 @@ pub(crate) enum Op {
     Restore {
         pick: u8,
     },
-    /// Begins a capture of the second stream, on this thread or on one that ends. Its scope opens
-    /// immediately in the pool, or never.
+    /// Begins a capture of the second stream, on this thread or on one that then ends. If `announced`,
+    /// its scope opens immediately in the pool; otherwise it never has one.
     Begin {
         pool: u8,
         announced: bool,

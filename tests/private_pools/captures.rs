@@ -1,4 +1,4 @@
-//! Captures: the memory that graphs keep, and blocks freed inside a capture.
+//! Captures: the memory that graphs keep, and blocks that are freed inside a capture.
 
 use std::sync::Mutex;
 
@@ -12,8 +12,8 @@ fn both_with_reuse() -> [String; 2] {
     BOTH.map(|conf| format!("{conf}{}{REUSE}", if conf.is_empty() { "" } else { "," }))
 }
 
-// For each request size: the segments and reserved bytes that a graph adds, and those that its result
-// keeps.
+// Each case: the size of the requests, the segments and reserved bytes that a graph adds, and those that
+// remain for its result.
 #[test]
 fn a_graphs_memory_is_counted_and_its_result_outlives_it() {
     for (bytes, segments, reserved_mib) in [
@@ -65,7 +65,7 @@ fn an_expandable_graph_adds_no_segment() {
     fixture.check();
 }
 
-// Two graphs of 2 MiB need 2 MiB less if they share a pool.
+// Two graphs that need 2 MiB each need 2 MiB in total if they share a pool.
 #[test]
 fn graphs_that_share_a_pool_share_its_memory() {
     for conf in BOTH {
@@ -100,7 +100,7 @@ fn a_capture_that_fails_leaves_nothing_behind() {
             let block = fixture.take_on(MIB, stream);
             fixture.device.invalidate_capture(stream);
             fixture.give(block);
-            // A framework that fails here drops its scope on the way out.
+            // A framework that fails here drops its scope when it returns the error.
             Err(PoolError::IsDefault)
         };
         assert!(attempt().is_err());
@@ -162,8 +162,8 @@ fn only_streams_of_the_capture_are_routed_to_its_pool() {
     fixture.check();
 }
 
-// A request in a capture must not query events, because the query would fail. Uses recorded in the
-// capture end with it, and the next request outside frees the block.
+// A request in a capture must not query events, because that would break the capture. Uses recorded in
+// the capture end with it, and the next request outside frees the block.
 #[test]
 fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
     for fixture in fixtures(ROOMY) {
@@ -201,7 +201,7 @@ fn a_block_used_by_another_stream_in_a_capture_is_free_after_it() {
     }
 }
 
-// With reuse on, a block is reused inside the capture once its other stream is joined.
+// With reuse enabled, a block is reused inside the capture after its other stream was joined.
 #[test]
 fn reuse_in_a_capture_waits_for_the_join_of_a_stream() {
     for conf in both_with_reuse() {
@@ -252,7 +252,7 @@ fn reuse_in_a_capture_waits_for_the_join_of_all_streams() {
     }
 }
 
-// A block deferred in one graph is free for the next graph of the same pool.
+// A block that was deferred in one graph is free for the next graph of the same pool.
 #[test]
 fn what_one_graph_deferred_the_next_one_reuses() {
     for conf in both_with_reuse() {
@@ -279,7 +279,8 @@ fn what_one_graph_deferred_the_next_one_reuses() {
     }
 }
 
-// A use from before the capture is real work: the block waits until that work is done.
+// A use from before the capture is not part of the graph. The block must wait until that work has
+// finished.
 #[test]
 fn a_use_from_before_the_capture_is_waited_for() {
     for conf in both_with_reuse() {
@@ -425,13 +426,13 @@ fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
     }
 }
 
-/// How requests reach a pool without a scope of their capture.
+/// How a request reaches a pool when its capture has no scope.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Stream,
     Thread,
     Function,
-    /// No scope; the request names the pool.
+    /// Without a scope: the request specifies the pool.
     Named,
 }
 
@@ -492,13 +493,13 @@ fn a_graphs_memory_stays_whatever_led_its_requests_to_the_pool() {
     }
 }
 
-/// Four threads capture graphs, each in a pool with `use_on_oom`, and cause memory pressure outside the
-/// captures.
+/// Four threads capture graphs, each in a pool with `use_on_oom`. They also cause memory pressure
+/// outside of the captures.
 #[test]
 fn no_thread_gets_the_memory_of_anothers_graph() {
     for conf in BOTH {
         let fixture = Fixture::new(96 * MIB, conf);
-        // Memory that graphs write to, each range with its pool.
+        // The memory that graphs write to: ranges, each with its pool.
         let graphs: Mutex<Vec<(PoolId, u64, u64)>> = Mutex::default();
         let run = |number: usize| {
             let stream = fixture.stream();
@@ -542,7 +543,7 @@ fn no_thread_gets_the_memory_of_anothers_graph() {
     }
 }
 
-/// As in PyTorch, the capture begins before its scope opens, and another stream allocates in between.
+/// As in PyTorch, the capture begins before its scope opens. In between, another stream allocates.
 #[test]
 fn a_capture_without_a_scope_yet_keeps_only_its_own_streams_memory() {
     for conf in BOTH {

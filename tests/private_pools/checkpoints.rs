@@ -1,4 +1,4 @@
-//! Checkpoints of a pool and restoring them; blocks at exact addresses.
+//! Checkpoints of a pool, restoring them, and blocks at exact addresses.
 
 use stratalloc::allocator::PoolCheckpoint;
 use stratalloc::history::BlockStateName::{ActiveAllocated, Inactive};
@@ -73,7 +73,8 @@ fn going_back_reproduces_every_block() {
     }
 }
 
-// Eleven blocks of 512 bytes of which some survive: in the middle, two apart, two side by side.
+// Eleven blocks of 512 bytes, of which some are live in the checkpoint: in the middle, two apart, two
+// side by side.
 #[test]
 fn survivors_in_the_middle_of_a_segment_come_back() {
     for conf in BOTH {
@@ -144,8 +145,8 @@ fn live_blocks_are_compared_as_a_set() {
     );
 }
 
-// An expandable segment that grew since the checkpoint: 2 MiB live of 20, then 32 of 40, then 2 of 40
-// again.
+// An expandable segment that grew after the checkpoint: first 2 MiB of 20 are live, then 32 of 40, then
+// 2 of 40 again.
 #[test]
 fn an_expandable_segment_that_grew_keeps_its_pages() {
     let tree = Tree::new("expandable_segments:True");
@@ -285,7 +286,7 @@ fn a_block_can_be_had_at_an_exact_address() {
     }
 }
 
-/// The bytes before a placed block are split off for a moment, which must not raise a peak.
+/// The bytes before a block at an exact address are split off temporarily. That must not raise a peak.
 #[test]
 fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
     for conf in BOTH {
@@ -309,8 +310,8 @@ fn peaks_know_nothing_of_what_lies_before_a_block_that_is_placed() {
     }
 }
 
-/// A restore allocates only the live blocks. With `compat:pytorch` it also allocates the free ones for a
-/// moment.
+/// A restore allocates only the live blocks. With `compat:pytorch` it also allocates the free ones
+/// temporarily.
 #[test]
 fn going_back_raises_no_peak_above_what_lives() {
     for conf in BOTH {

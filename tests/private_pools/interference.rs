@@ -1,5 +1,5 @@
-//! Interference with private pools: captures of other threads, captures without a scope, checkpoints
-//! that were modified, segment allocators that call back.
+//! Events that must not disturb private pools: captures of other threads, captures without a scope,
+//! modified checkpoints, and segment allocators that call back.
 
 use stratalloc::allocator::{PoolCheckpoint, PoolHold};
 
@@ -166,7 +166,7 @@ fn a_pool_that_only_reserved_addresses_goes_too() {
     fixture.give(kept);
 }
 
-/// Panics instead of allocating.
+/// A segment allocator that panics instead of allocating.
 #[derive(Debug)]
 struct Rude;
 

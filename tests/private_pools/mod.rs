@@ -1,6 +1,6 @@
 //! Private pools, captures and checkpoints, on fixed and on expandable segments.
 //!
-//! Each test pins a behaviour of PyTorch's pools and graphs that PyTorch's own tests state, or names a
+//! Each test checks a behaviour of PyTorch's pools and graphs that PyTorch's own tests check, or a
 //! deliberate difference. All tests run on a simulated device that captures graphs.
 
 mod captures;

@@ -1,10 +1,10 @@
-//! Pools whose segments do not come from the driver.
+//! Pools whose segments come from a segment allocator instead of the driver.
 
 use std::sync::Weak;
 
 use crate::common::prelude::*;
 
-/// A segment allocator with made-up addresses, far from the device's.
+/// A segment allocator with made-up addresses, far from those of the device.
 #[derive(Debug, Default)]
 struct Own {
     taken: Mutex<Vec<(u64, u64)>>,
@@ -33,8 +33,8 @@ fn options(own: &Arc<Own>) -> PoolOptions {
     PoolOptions { allocator: Some(Arc::clone(own) as _), ..PoolOptions::default() }
 }
 
-// Two requests of 1 MiB share a segment and a third gets another. Nothing is freed to the segment
-// allocator before the pool is dropped. Such pools are never expandable.
+// Two requests of 1 MiB share a segment and a third gets another one. No segment is returned before the
+// pool is dropped. Segments of such pools are never expandable.
 #[test]
 fn segments_come_from_the_pools_own_allocator_and_go_back_to_it() {
     for fixture in fixtures(ROOMY) {
@@ -74,7 +74,7 @@ fn a_default_pool_beside_it_stays_expandable() {
     held.into_iter().for_each(|block| fixture.give(block));
 }
 
-// The segment allocator outlives the pool while a block of its memory is live.
+// The segment allocator must outlive the pool while a block in its memory is live.
 #[test]
 fn the_allocator_lives_as_long_as_its_memory() {
     let fixture = Fixture::new(ROOMY, "");
@@ -128,7 +128,7 @@ fn an_allocator_without_memory_is_out_of_memory_and_a_crooked_one_an_error() {
     fixture.check();
 }
 
-/// A segment allocator that calls the allocator that calls it.
+/// A segment allocator that calls the allocator for which it works.
 #[derive(Debug)]
 struct Curious {
     inner: Arc<Own>,
@@ -161,7 +161,7 @@ impl Drop for Curious {
     }
 }
 
-/// If a lock were held during a call or a drop, this test would deadlock.
+/// If a lock were held during such a call or during a drop, this test would deadlock.
 #[test]
 fn an_own_allocator_may_call_back_in_each_call_and_when_it_is_dropped() {
     let (fixture, inner) = (Arc::new(Fixture::new(ROOMY, "")), Arc::<Own>::default());

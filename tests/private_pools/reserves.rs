@@ -1,4 +1,4 @@
-//! Address space of expandable segments: stream classes, and the list of segments.
+//! The address space of expandable segments: classes of streams, and the list of segments.
 
 use crate::common::prelude::*;
 
@@ -57,7 +57,8 @@ fn a_stream_has_the_reserve_of_its_class() {
     fixture.check();
 }
 
-// A request of a fifth of the device, where a segment reserves a twentieth of it.
+// A request for a fifth of the device, although a segment reserves only a twentieth of the device's
+// size.
 #[test]
 fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let conf = format!(

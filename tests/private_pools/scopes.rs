@@ -1,4 +1,4 @@
-//! Scopes and users: the pool that serves each request, and the memory that remains after them.
+//! Scopes and users: which pool serves a request, and which memory remains afterwards.
 
 use std::sync::mpsc::channel;
 
@@ -40,7 +40,7 @@ fn users_are_counted_by_pools_and_scopes() {
     assert_eq!(users(), Some(1), "an abandoned scope leaves nothing behind");
 }
 
-// A block that outlives its pool keeps its segment until it is freed and memory is released.
+// A block that is live when its pool ends keeps its segment until it is freed and memory is released.
 #[test]
 fn a_block_may_outlive_its_pool() {
     for fixture in fixtures(ROOMY) {
@@ -62,7 +62,7 @@ fn a_block_may_outlive_its_pool() {
     }
 }
 
-// Emptying the cache inside a scope releases nothing of the pool, on four threads at once.
+// Emptying the cache inside a scope must release nothing of the pool. Tested on four threads at once.
 #[test]
 fn emptying_the_cache_spares_pools_in_use() {
     for fixture in fixtures(ROOMY) {
@@ -127,7 +127,8 @@ fn a_stale_handle_of_a_pool_that_has_gone_is_refused() {
     fixture.check();
 }
 
-// A pool with `use_on_oom` serves a request to the default pool before that fails; others never do.
+// Before a request to the default pool fails, a pool with `use_on_oom` must serve it. Other pools must
+// not.
 #[test]
 fn a_pool_may_help_the_default_pool_out() {
     for fixture in fixtures(ROOMY) {
@@ -184,7 +185,7 @@ fn released_pools_serve_no_request() {
     gone.check();
 }
 
-// Requests of 4 MiB with segments of 20 MiB: a pool that does not split has one block in each segment.
+// Requests of 4 MiB, with segments of 20 MiB. A pool that does not split has one block in each segment.
 #[test]
 fn a_pool_may_refuse_to_split() {
     let fixture = Fixture::new(ROOMY, "");
@@ -203,7 +204,7 @@ fn a_pool_may_refuse_to_split() {
     fixture.check();
 }
 
-// PyTorch does not release free segments of a pool in use, not even for that pool's requests.
+// PyTorch does not release free segments of a pool with users, not even for a request to the same pool.
 #[test]
 fn pressure_in_a_pool_releases_its_own_idle_segments_unless_a_graph_knows_them() {
     for conf in BOTH {
@@ -255,8 +256,8 @@ fn the_history_names_the_pool() {
     assert_eq!(fixture.layout_of(pool.id())[0].pool, pool.id());
 }
 
-/// Routes a capture's requests as PyTorch's graphs do: with a function that checks the capture. Autograd
-/// threads take part in the capture, and other threads have their own scopes.
+/// Routes a capture's requests as PyTorch's graphs do: by a function that checks the capture. Threads of
+/// autograd take part in the capture, and other threads have scopes of their own.
 #[test]
 fn a_captures_first_request_from_a_third_thread_goes_to_the_captures_pool() {
     for conf in BOTH {

@@ -1,7 +1,8 @@
-//! Ages and averages in garbage collection, with PyTorch's arithmetic.
+//! Ages and averages in garbage collection, computed as PyTorch does.
 //!
-//! The age counts searches of the large pool while a limit and a threshold are set. A pass releases
-//! every free segment at least as old as the average of those that remain, and does not stop early.
+//! A segment's age is the number of searches of the large pool since its last free, counted while a
+//! limit and a threshold are set. One pass releases every free segment that is at least as old as the
+//! average of the free segments. It does not stop early.
 
 use crate::common::prelude::*;
 
@@ -12,8 +13,8 @@ fn with_threshold(threshold: Option<f64>, limit_bytes: Option<u64>) -> Fixture {
     fixture
 }
 
-/// Creates segments of 12, 14 and 16 MiB freed at searches 4, 6 and 10 of the large pool, and a live one
-/// of `live_mib`. The next search is number 11.
+/// Creates segments of 12, 14 and 16 MiB that are freed at searches 4, 6 and 10 of the large pool, and a
+/// live segment of `live_mib`. The next search is number 11.
 fn aged(fixture: &Fixture, live_mib: u64) {
     let idle = [12, 14, 16].map(|mib| fixture.take(mib * MIB));
     let mut live = fixture.take(live_mib * MIB);
@@ -29,8 +30,8 @@ fn aged(fixture: &Fixture, live_mib: u64) {
 
 const LIMIT: Option<u64> = Some(120 * MIB);
 
-// 62 MiB are reserved and the threshold is 60, so 2 must be released. The ages are 7, 5 and 1, on
-// average 4.33: both older segments are released, although the first alone would suffice.
+// 62 MiB are reserved and the threshold is 60 MiB, so 2 must be released. The ages are 7, 5 and 1, on
+// average 4.33. Both older segments are released, although the first alone would suffice.
 #[test]
 fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
     let fixture = with_threshold(Some(0.5), LIMIT);
@@ -40,8 +41,8 @@ fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
     fixture.check();
 }
 
-// The threshold is 30, so 32 must be released. The first pass releases 26, the second the remaining old
-// segment.
+// The threshold is 30 MiB, so 32 must be released. The first pass releases 26, the second the remaining
+// old segment.
 #[test]
 fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
     let fixture = with_threshold(Some(0.25), LIMIT);
@@ -51,7 +52,7 @@ fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
     fixture.check();
 }
 
-// The reserved bytes must exceed the threshold, not equal it.
+// The reserved bytes must exceed the threshold. If they equal it, nothing is collected.
 #[test]
 fn nothing_is_collected_at_exactly_the_threshold() {
     let fixture = with_threshold(Some(0.5), LIMIT);
@@ -81,7 +82,7 @@ fn segments_of_equal_age_go_together() {
 }
 
 // Split segments, small segments and live blocks are never collected. A miss in the small pool triggers
-// collection, too.
+// a collection too.
 #[test]
 fn only_whole_idle_large_segments_are_collected_for_any_request() {
     let fixture = with_threshold(Some(0.1), LIMIT);
@@ -105,7 +106,8 @@ fn only_whole_idle_large_segments_are_collected_for_any_request() {
     fixture.check();
 }
 
-// PyTorch: blocks of 40 MiB on two streams under a limit of 120, freed; then 80 MiB fit.
+// From PyTorch's tests: with a limit of 120 MiB, blocks of 40 MiB on two streams are freed; then 80 MiB
+// fit.
 #[test]
 fn a_large_request_fits_after_the_idle_blocks_of_two_streams_were_collected() {
     let fixture = with_threshold(Some(0.5), LIMIT);

@@ -1,5 +1,5 @@
-//! Configuration strings applied at run time. `src/config/tests.rs` covers PyTorch's tests of its
-//! parser.
+//! Configuration strings that are applied at run time. PyTorch's tests of its parser are in
+//! `src/config/tests.rs`.
 
 use crate::common::prelude::*;
 
@@ -13,8 +13,8 @@ fn block_mib(fixture: &Fixture, mib: u64) -> u64 {
     bytes / MIB
 }
 
-// PyTorch: settings change at run time; a string that does not mention the divisions resets them;
-// a list sets the divisions for each size.
+// From PyTorch's tests: settings change at run time. A string without the divisions resets them. A list
+// sets the divisions for each size.
 #[test]
 fn strings_change_the_rounding_at_run_time_and_reset_what_they_do_not_mention() {
     let fixture = Fixture::new(8 * GIB, "");

@@ -1,10 +1,10 @@
-//! Counters: the changes made by one request, and the invariants that relates them to the layout.
+//! Counters: how one request changes them, and the invariants that relate them to the layout.
 
 use super::{H200_BYTES, signed};
 use crate::common::prelude::*;
 
-// PyTorch: 256 floats raise the active bytes by 1,024. After the free `freed` is 1,024, the
-// current value is back to the start, and reset peaks equal the current values.
+// From PyTorch's tests: 256 floats raise the active bytes by 1,024. After the free, `freed` is 1,024 and
+// the current value is the initial one. After a reset, peaks equal current values.
 #[test]
 fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
     let fixture = Fixture::new(H200_BYTES, "");
@@ -28,9 +28,9 @@ fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
     assert_eq!(reset.reserved_bytes.all.peak, signed(2 * MIB), "the segment is still held");
 }
 
-// PyTorch: about a hundred steps with tensors from one float to 480 MB on two devices, in random
-// order. After each step the counters are sums over the layout, and emptying the cache waits exactly
-// once.
+// From PyTorch's tests: about a hundred steps with tensors from one float to 480 MB on two devices, in
+// random order. After each step the counters equal sums over the layout, and emptying the cache waits
+// exactly once.
 #[test]
 fn two_devices_keep_separate_books_that_are_sums_over_their_layouts() {
     let fixtures = [(); 2].map(|()| Fixture::new(H200_BYTES, ""));

@@ -1,11 +1,12 @@
-//! Hints of a report are true: each scenario fails, its hint names a setting, and the request succeeds
-//! with that setting. Where no setting would help, there is no hint.
+//! The hints of a report are true. In each scenario a request fails, its hint recommends a setting, and
+//! the request succeeds with that setting. If no setting would help, there is no hint.
 
 use stratalloc::registry::build;
 
 use crate::common::prelude::*;
 
-/// Sizes in MiB: the blocks allocated first, which of them are freed, and the request that fails.
+/// A scenario, with sizes in MiB: the blocks that are allocated first, which of them are freed, and the
+/// request that fails.
 struct Scenario {
     total_mib: u64,
     /// A block that is allocated and freed before all others.
@@ -130,7 +131,7 @@ fn settings_that_cost_nothing_here_are_not_named() {
 
 #[test]
 fn pages_of_any_legal_size_can_be_counted() {
-    // Each stream would keep a page of 1 EiB.
+    // Each stream would keep one page of 1 EiB.
     let settings = Settings { large_segment_bytes: 1 << 60, ..Settings::default() };
     let fixture = Fixture::with(400 * MIB, settings);
     (1..=16).for_each(|n| drop(fixture.take_on(12 * MIB, StreamId(n))));

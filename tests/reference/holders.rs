@@ -1,5 +1,5 @@
-//! Processes that hold the device's memory: the report names the largest, and lists them only when the
-//! device itself is full.
+//! Processes that hold the device's memory. The report names the largest, and reads the list of
+//! processes only if the device itself is full.
 
 use stratalloc::driver::ProcessUsage;
 use stratalloc::registry::build;
@@ -11,8 +11,8 @@ fn usage(process: u32, mib: u64) -> ProcessUsage {
     ProcessUsage { process, used_bytes: mib * MIB }
 }
 
-/// Runs a request of 40 MiB that fails on a device of 100 MiB, of which others hold 70. Returns the
-/// reports, each with the number of reads of the process list.
+/// Makes a request of 40 MiB fail on a device of 100 MiB, of which other processes hold 70. Returns the
+/// reports, each with the number of times that the process list was read.
 fn reports_with(
     list: &DriverResult<Vec<ProcessUsage>>,
     limit_bytes: Option<u64>,
@@ -60,8 +60,8 @@ fn a_crowd_does_not_make_the_report_long() {
     }
 }
 
-// Inside a container the list may have this process under the host's process id, so the largest process
-// may be this one.
+// In a container the list may contain this process under the host's process id. So the largest process
+// in the list may be this one.
 #[test]
 fn no_process_is_named_when_this_one_is_not_on_the_list() {
     for (report, _) in reports_with(&Ok(vec![usage(u32::MAX, 70)]), None) {

@@ -5,8 +5,8 @@ use stratalloc::size::EIB;
 use super::{H200_BYTES, signed};
 use crate::common::prelude::*;
 
-// PyTorch: the error of 800,000,000 GiB has the size and the device's capacity. 8,000,000,000 GiB
-// are more than 1 EiB and never reach the device. The device works afterwards.
+// From PyTorch's tests: the error for 800,000,000 GiB contains the size and the device's capacity.
+// 8,000,000,000 GiB exceed 1 EiB and are refused without a device call. The device works afterwards.
 #[test]
 fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
     let fixture = Fixture::new(H200_BYTES, "");
@@ -22,7 +22,7 @@ fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
     fixture.check();
 }
 
-// PyTorch reads back 1, 0 and three random fractions. Here the limit is read back in bytes.
+// PyTorch's test reads back 1, 0 and three random fractions. Here the limit is read back in bytes.
 #[test]
 #[expect(
     clippy::cast_possible_truncation,
@@ -42,7 +42,7 @@ fn the_limit_that_a_fraction_sets_is_read_back() {
     assert_eq!(fixture.caching().limit_bytes(), None);
 }
 
-// PyTorch: the configured fraction applies when an allocator is built, and 0 allows nothing.
+// As in PyTorch, the configured fraction applies from the start, and a fraction of 0 allows no memory.
 #[test]
 fn a_configured_fraction_is_in_force_from_the_first_request_and_not_moved_later() {
     let of = |fraction| Settings { per_process_memory_fraction: fraction, ..Settings::default() };
@@ -64,7 +64,7 @@ fn a_configured_fraction_is_in_force_from_the_first_request_and_not_moved_later(
     }
 }
 
-// PyTorch refuses, without a device call, exactly when reserved + segment > limit.
+// As in PyTorch, a request is refused without a device call exactly if reserved + segment > limit.
 #[test]
 fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
     for (request, segment) in [
@@ -93,7 +93,7 @@ fn the_limit_refuses_exactly_when_the_next_segment_would_pass_it() {
     }
 }
 
-// PyTorch: each observer is called once for each failure.
+// As in PyTorch, each observer is called once for each failure.
 #[test]
 fn observers_see_the_very_report_that_the_caller_gets() {
     let fixture = Fixture::new(GIB, "");
@@ -109,7 +109,7 @@ fn observers_see_the_very_report_that_the_caller_gets() {
     assert_eq!(fixture.stats().num_ooms, 2);
 }
 
-// PyTorch calls free-memory callbacks before it allocates from the device.
+// As in PyTorch, free-memory callbacks are called before a segment is allocated from the device.
 #[test]
 fn a_free_memory_callback_is_asked_before_the_device_is() {
     let fixture = Arc::new(Fixture::new(GIB, ""));
@@ -129,7 +129,8 @@ fn a_free_memory_callback_is_asked_before_the_device_is() {
     fixture.check();
 }
 
-/// Refused calls change neither the counters nor the layout nor the device. `shadow` covers all of them.
+/// Calls that are refused must change neither the counters nor the layout nor the device. `shadow` tests
+/// all such calls.
 #[test]
 fn a_refused_call_changes_nothing_and_calls_no_driver() {
     let orphan = Fixture::new(GIB, "").take(512);

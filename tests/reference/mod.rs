@@ -1,9 +1,9 @@
-//! The behaviour of PyTorch's caching allocator, as its own tests state it, tested on a simulated device
-//! through the public trait.
+//! The behaviour of PyTorch's caching allocator as PyTorch's own tests check it, tested on a simulated
+//! device through the public trait.
 //!
-//! Each test name states a behaviour. The comment names the behaviour of PyTorch it pins, or what
-//! differs on purpose (`docs/differences.md` lists those). Decisions on recorded programs are compared
-//! elsewhere, event by event. A simulated device holds no bytes, so address ranges are compared instead.
+//! Each test name states a behaviour. The comment cites PyTorch's test or behaviour, or states a
+//! deliberate difference (listed in `docs/differences.md`). `exactness` compares the decisions on
+//! recorded programs. A simulated device has no bytes, so these tests compare address ranges instead.
 
 mod collector;
 mod config;
@@ -20,7 +20,7 @@ use crate::common::prelude::*;
 /// The memory of an H200.
 const H200_BYTES: u64 = 150_109_880_320;
 
-/// Returns the default settings with one of the two sets of rules.
+/// Returns the default settings with PyTorch's rules or the default ones.
 fn rules(compat: Compat) -> Settings {
     Settings { compat, ..Settings::default() }
 }

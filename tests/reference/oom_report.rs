@@ -114,7 +114,7 @@ fn fragmentation_is_blamed_when_the_cache_has_enough_in_pieces() {
     assert_eq!(hint(&report, "held by others"), None);
 }
 
-/// Neither the cached nor the free memory suffices, but both together do.
+/// Neither the cached memory nor the device's free memory suffices, but both together do.
 #[test]
 fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
     let live_after_a_large_one_was_cut = |fixture: &Fixture| {
@@ -130,7 +130,7 @@ fn expandable_segments_are_named_when_they_would_join_cached_and_free_memory() {
         "{words}"
     );
     assert_eq!(report.hints.len(), 1);
-    // The hint is right.
+    // With the recommended setting the request succeeds.
     let expandable = Settings { expandable_segments: true, ..Settings::default() };
     let fixture = Fixture::with(1000 * MIB, expandable);
     let _live = live_after_a_large_one_was_cut(&fixture);
@@ -187,7 +187,7 @@ fn rounding_is_blamed_when_it_costs_more_than_a_quarter() {
     assert!(words.contains("97.00 MiB") && words.contains("128.00 MiB"), "{words}");
 }
 
-// PyTorch: a request refused in advance does not count as out of memory, and calls neither
+// As in PyTorch, a request that is refused in advance does not count as out of memory, and calls neither
 // observers nor the device.
 #[test]
 fn a_request_refused_in_advance_is_neither_counted_nor_reported() {

@@ -1,4 +1,4 @@
-//! The steps of a miss before the request fails, with the default rules and with PyTorch's.
+//! The steps of a miss before the request fails, under the default rules and under PyTorch's.
 
 use super::{rules, signed};
 use crate::common::prelude::*;
@@ -13,7 +13,7 @@ fn full_device_with_a_draining_piece(compat: Compat) -> (Fixture, u64) {
     (fixture, address)
 }
 
-// PyTorch waits for events and then allocates from the device without searching again.
+// PyTorch waits for events and then allocates from the device, without searching the pool again.
 #[test]
 fn what_waiting_for_events_freed_is_found_instead_of_a_false_out_of_memory() {
     let (fixture, address) = full_device_with_a_draining_piece(Compat::Default);
@@ -44,8 +44,8 @@ fn idle_segments(total_bytes: u64, compat: Compat) -> Fixture {
     fixture
 }
 
-// As in PyTorch: keeping some segments would split the memory into more pieces. A limit has the
-// same effect as a full device.
+// As in PyTorch, all free segments are released, because keeping some would leave the memory in more
+// pieces. A limit has the same effect as a full device.
 #[test]
 fn pressure_releases_every_idle_segment() {
     for compat in [Compat::Default, Compat::PyTorch] {
@@ -61,7 +61,7 @@ fn pressure_releases_every_idle_segment() {
     }
 }
 
-// PyTorch waits and empties the cache even for requests that can never fit.
+// PyTorch waits and empties the cache even for requests that can never fit. The default rules do not.
 #[test]
 fn a_request_larger_than_the_device_leaves_the_cache_alone() {
     for (compat, left, waits) in
@@ -100,8 +100,8 @@ fn idle_segments_of_other_streams_and_of_small_blocks_are_released_too() {
     fixture.check();
 }
 
-/// Returns a segment of 100 MiB with a live block of 30 and a free one of 70, on a device of 120 MiB.
-/// Then `max_split_size_mb` is lowered to 40.
+/// Returns an allocator whose segment of 100 MiB has a live block of 30 and a free one of 70, on a
+/// device of 120 MiB. Then lowers `max_split_size_mb` to 40.
 fn free_piece_that_became_oversize(compat: Compat) -> (Fixture, stratalloc::allocator::Allocation) {
     let fixture = Fixture::with(120 * MIB, rules(compat));
     fixture.give(fixture.take(100 * MIB));
@@ -110,8 +110,8 @@ fn free_piece_that_became_oversize(compat: Compat) -> (Fixture, stratalloc::allo
     (fixture, live)
 }
 
-// PyTorch tests only the size, and would release a part of a segment as if it were the whole. Such
-// a release never happens here, not even with PyTorch's rules.
+// PyTorch compares only the size, and would release a part of a segment as if it were the whole. This
+// library never does that, not even under PyTorch's rules.
 #[test]
 fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
     for compat in [Compat::Default, Compat::PyTorch] {
@@ -132,7 +132,7 @@ fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
 fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
     let fixture = Fixture::new(226 * MIB, "");
     fixture.give(fixture.take(116 * MIB));
-    // Leaves a free block of 86 MiB. The whole segment of 100 MiB comes after it in order of size.
+    // Leaves a free block of 86 MiB. In the order of sizes, the whole segment of 100 MiB comes after it.
     let live = fixture.take(30 * MIB);
     fixture.give(fixture.take(100 * MIB));
     fixture.apply(Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
@@ -143,8 +143,8 @@ fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
     fixture.check();
 }
 
-// PyTorch: an oversize block does not serve a smaller request, is not split, and is reused only if
-// it exceeds the request by less than the slack.
+// As in PyTorch, an oversize block does not serve a smaller request and is not split. It is reused only
+// if it exceeds the request by less than the slack.
 #[test]
 fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
     let settings = Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() };
@@ -165,8 +165,8 @@ fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
     fixture.check();
 }
 
-// PyTorch, with a limit of 120 MiB and blocks of 40 on two streams: a fourth fails, and after all
-// are freed one block of 120 MiB fits.
+// From PyTorch's tests: with a limit of 120 MiB and blocks of 40 on two streams, a fourth block fails.
+// After all are freed, one block of 120 MiB fits.
 #[test]
 fn three_oversize_blocks_fill_a_limit_and_their_space_comes_back_whole() {
     let fixture =

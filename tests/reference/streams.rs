@@ -3,7 +3,7 @@
 use super::rules;
 use crate::common::prelude::*;
 
-// PyTorch records the event at the free, so work submitted later does not matter.
+// As in PyTorch, the event is recorded at the free, so work that is submitted later does not matter.
 #[test]
 fn work_that_the_other_stream_gets_after_the_free_is_not_waited_for() {
     let fixture = Fixture::new(GIB, "");
@@ -22,7 +22,7 @@ fn work_that_the_other_stream_gets_after_the_free_is_not_waited_for() {
     fixture.check();
 }
 
-// PyTorch: `EventPool::empty_cache`.
+// Corresponds to PyTorch's `EventPool::empty_cache`.
 #[test]
 fn empty_cache_destroys_the_events_that_are_kept() {
     let fixture = Fixture::new(GIB, "");
@@ -46,8 +46,8 @@ fn empty_cache_destroys_the_events_that_are_kept() {
     );
 }
 
-// PyTorch: a hundred frees of 160 MiB delayed by a slow stream do not run out of memory, because
-// memory pressure waits for their events.
+// From PyTorch's tests: a hundred frees of 160 MiB, delayed by a slow stream, do not run out of memory,
+// because memory pressure waits for their events.
 #[test]
 fn a_hundred_delayed_frees_do_not_run_out_of_memory() {
     for compat in [Compat::Default, Compat::PyTorch] {

@@ -1,13 +1,14 @@
 //! A simple model of an allocator, updated from the allocator's history alone.
 //!
-//! Each event is applied to maps of segments and blocks by the documented rules: rounding, best fit,
-//! splitting, joining. `pages.rs` has the rules of expandable segments. An event that the rules do not
-//! allow is an error. Every counter is a plain number that events raise and lower, so its peak is exact.
+//! Each event of the history is applied to maps of segments and blocks by the documented rules for
+//! rounding, best fit, splitting and joining. `pages.rs` has the rules for expandable segments. An event
+//! that the rules do not allow is an error. Every counter is a plain number that events raise and lower,
+//! so its peak is exact.
 //!
-//! The model predicts exactly: every allocated address, every mapped page, and everything that memory
-//! pressure or `empty_cache` releases, in order. Not predicted are the segments that garbage collection
-//! selects and the order in which oversize segments are released. Nor is it predicted whether the first
-//! or the second search served a request that waited without a block becoming free.
+//! The model predicts exactly every allocated address, every mapped page, and everything that memory
+//! pressure or `empty_cache` releases, in order. It does not predict which segments garbage collection
+//! selects, nor the order in which oversize segments are released. If a request waited and no block
+//! became free, the model also does not predict whether the first or the second search served it.
 
 use stratalloc::size::{SMALL_SEGMENT_BYTES, segment_bytes};
 use stratalloc::stats::Counter;
@@ -21,7 +22,7 @@ pub(crate) struct Block {
     pub(crate) size: u64,
     pub(crate) requested: u64,
     pub(crate) state: BlockStateName,
-    /// Whether memory is mapped.
+    /// Whether memory is mapped at the block.
     pub(crate) is_mapped: bool,
 }
 
@@ -52,7 +53,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Returns count and bytes of inactive split blocks. Expandable segments have none.
+    /// Returns the number and bytes of inactive split blocks. An expandable segment has none.
     fn loose(&self) -> (i64, i64) {
         if self.blocks.len() == 1 || self.page.is_some() {
             return (0, 0);
@@ -61,12 +62,12 @@ impl Segment {
         free.fold((0, 0), |(count, bytes), block| (count + 1, bytes + signed(block.size)))
     }
 
-    /// Returns whether the segment is one free block.
+    /// Returns true if the segment is one free block.
     pub(crate) fn is_idle(&self) -> bool {
         self.blocks.len() == 1 && self.blocks.values().all(Block::is_free)
     }
 
-    /// Returns each run of adjacent mapped blocks with its start.
+    /// Returns each run of adjacent mapped blocks, with its start address.
     pub(crate) fn runs(&self) -> Vec<(u64, Vec<(u64, Block)>)> {
         let blocks: Vec<_> = self.blocks.iter().map(|(at, block)| (*at, *block)).collect();
         let runs = blocks.split(|(_, block)| !block.is_mapped);
@@ -84,7 +85,7 @@ pub(crate) struct Mirror {
     /// The device's memory.
     pub(crate) total_bytes: u64,
     pub(crate) limit: Option<u64>,
-    /// The newest segment, until a block is allocated in it.
+    /// The segment that was allocated last, until a block is allocated in it.
     fresh: Option<u64>,
     pub(crate) call: Call,
 }
@@ -144,9 +145,11 @@ impl Mirror {
     }
 
     /// Returns the free block that must serve a request, if one may: the smallest that is large enough.
-    /// Among expandable blocks the next one is taken while it can grow less far. They are skipped while
-    /// new segments are fixed. PyTorch's search ends at a block that the oversize rules refuse. With the
-    /// default rules the search continues, because expandable blocks are exempt from those rules.
+    /// Among expandable blocks, the next one is taken as long as it can grow less far. Expandable blocks
+    /// are skipped while new segments are fixed.
+    ///
+    /// PyTorch's search ends at a block that the oversize rules forbid. Under the default rules the
+    /// search continues, because expandable blocks are exempt from those rules.
     pub(crate) fn best_fit(&self, stream: StreamId, rounded: u64) -> Option<u64> {
         let is_on = self.settings.expandable_segments;
         let mut free = self.free_in_order(stream, PoolKind::of(rounded));
@@ -167,7 +170,7 @@ impl Mirror {
         }
     }
 
-    /// Applies the oversize rules.
+    /// Returns true if the oversize rules allow a block of `size` to serve a request of `rounded` bytes.
     fn allows(&self, rounded: u64, size: u64) -> bool {
         match self.settings.max_split_bytes {
             None => true,
@@ -198,12 +201,14 @@ impl Mirror {
         segment_bytes(rounded, self.settings.large_segment_bytes)
     }
 
-    /// Returns whether a request searches the pool again after a wait. With PyTorch's rules it does not.
+    /// Returns true if a request searches the pool again after a wait, which is so except under
+    /// PyTorch's rules.
     pub(crate) fn searches_again(&self) -> bool {
         self.settings.compat == Compat::Default
     }
 
-    /// Prepares for the events of the next call. `request` has bytes and stream of a request.
+    /// Prepares for the events of the next call. `request` contains the bytes and the stream if the call
+    /// is a request.
     pub(crate) fn begin(&mut self, request: Option<(u64, StreamId)>) {
         let request = request.map(|(bytes, stream)| (self.rounded(bytes), stream));
         self.call = Call { request, ..Call::default() };
@@ -218,7 +223,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Records the search result before this event, and whether a release of all free memory begins.
+    /// Before an event is applied, stores the result of a search at that moment, and whether a release
+    /// of all free memory begins.
     fn look_ahead(&mut self, events: &[Event]) {
         let action = events[0].action;
         if action == Action::FreeCompleted {
@@ -233,8 +239,8 @@ impl Mirror {
         let releases = matches!(action, Action::SegmentFree | Action::SegmentUnmap);
         self.call.releasing = match self.call.releasing {
             Some(left @ 1..) if releases => Some(left - 1),
-            // Garbage collection may already have released all free memory, until waiting freed more
-            // blocks.
+            // If garbage collection has already released all free memory, a release of all begins only
+            // after waiting has freed more blocks.
             _ if releases && self.call.waited => {
                 let expected = self.idle_in_order();
                 events.starts_with(&expected).then(|| expected.len() - 1)
@@ -290,7 +296,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Checks that a block may be allocated here. Returns true if a search found it.
+    /// Checks that the allocator may place a block here. Returns true if a search found the place.
     fn check_place(
         &mut self,
         address: u64,
@@ -390,16 +396,17 @@ impl Mirror {
         Ok(())
     }
 
-    /// Checks that a failure is justified. No free or draining memory remains, no cached block fits, and
-    /// the segment would exceed the limit or the device. A request that can never fit may leave free
-    /// segments.
+    /// Checks that a failure is justified: no free or draining memory remains, no cached block fits, and
+    /// the segment would exceed the limit or the device. If the request can never fit, free segments may
+    /// remain.
     fn out_of_memory(&mut self, device_free: u64, rounded: u64, stream: StreamId) -> Checked {
         self.book.num_ooms += 1;
         let segment = self.segment_for(rounded);
         let by_pages = self.settings.expandable_segments && self.searches_again();
         let page = if by_pages { self.page(PoolKind::of(rounded)) } else { 1 };
         let most = self.limit.unwrap_or(u64::MAX).min(self.total_bytes);
-        // Pages mapped by a growth that stopped halfway remain; they were free only for a moment.
+        // If mapping stopped halfway, the pages mapped so far remain. They were not free when the
+        // release ran.
         if (segment.next_multiple_of(page) <= most || !self.searches_again())
             && self.call.growing.is_none()
         {
@@ -408,7 +415,7 @@ impl Mirror {
         if self.searches_again() {
             ensure_eq!(self.best_fit(stream, rounded), None, "a cached block fits");
         }
-        // The limit applies to the whole pages that are mapped.
+        // The limit applies to the whole pages that would be mapped.
         let mapping = self.next_mapping(rounded, stream).filter(|_| by_pages).unwrap_or(0);
         let more = segment.max(mapping);
         let limited = self.limit.is_some_and(|limit| self.reserved() + more > limit);
@@ -426,7 +433,7 @@ impl Mirror {
         change(&mut self.book.inactive_split_bytes, kind, after.1 - before.1);
     }
 
-    /// Counts live blocks.
+    /// Adds or removes a live block in the counters.
     fn count_hold(&mut self, kind: PoolKind, size: u64, sign: i64) {
         change(&mut self.book.allocation, kind, sign);
         change(&mut self.book.allocated_bytes, kind, sign * signed(size));
@@ -435,7 +442,7 @@ impl Mirror {
         }
     }
 
-    /// Counts live and draining blocks.
+    /// Adds or removes a live or draining block in the counters.
     fn count_use(&mut self, kind: PoolKind, size: u64, requested: u64, sign: i64) {
         change(&mut self.book.active, kind, sign);
         change(&mut self.book.active_bytes, kind, sign * signed(size));

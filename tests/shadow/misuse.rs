@@ -1,4 +1,4 @@
-//! Calls that must be refused for a given reason and must change nothing.
+//! Calls that must be refused for the right reason and must change nothing.
 
 use stratalloc::size::EIB;
 
@@ -6,7 +6,7 @@ use super::runner::{Outcome, Runner, Stale};
 use crate::common::prelude::*;
 
 impl<M: Machine> Runner<'_, M> {
-    /// Makes every call that must be refused. `pick` selects the handle that forged ones are made from.
+    /// Makes every call that must be refused. `pick` selects the handle from which forged ones are made.
     pub(crate) fn misuse(&self, pick: u16) -> Result<Outcome, String> {
         let stream = self.stream(pick.to_le_bytes()[0]);
         for bytes in [0, EIB + 1, 1 << 63, u64::MAX - 511, u64::MAX] {
@@ -58,7 +58,7 @@ impl<M: Machine> Runner<'_, M> {
         Ok(Outcome::Refused)
     }
 
-    /// Checks that a recorded use and a free are refused for the same reason, and that the handle is
+    /// Checks that recording a use and a free are refused for the same reason, and that the handle is
     /// returned unchanged.
     fn refuses(&self, like: Stale, owner: OwnerId) -> Checked {
         let handle = || Allocation::new(like.address, like.bytes, owner, like.token);
@@ -90,8 +90,8 @@ impl<M: Machine> Runner<'_, M> {
         }
     }
 
-    /// Returns addresses at which no live block begins: inside blocks, in free blocks, past every
-    /// segment. Includes addresses of live blocks if the allocator does not find blocks by address.
+    /// Returns addresses at which no live block begins: inside blocks, in free blocks, beyond every
+    /// segment. Includes addresses of live blocks if the allocator does not support frees by address.
     fn unknown_addresses(&self, pick: u16) -> Vec<u64> {
         let layout = self.caching().layout();
         let live = |address: u64| self.held.iter().any(|block| block.address == address);

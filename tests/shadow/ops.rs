@@ -1,6 +1,6 @@
-//! Operations on an allocator as data: random, and shrinkable.
+//! Operations on an allocator, as data that is generated at random and can be shortened.
 //!
-//! Sizes are close to every boundary of the rounding rules. Picks are taken modulo the number of
+//! Sizes are close to every boundary of the rounding rules. A pick is taken modulo the number of
 //! elements, so every list of operations is legal and stays legal when some are removed.
 
 use stratalloc::size::RoundupDivisions;
@@ -40,13 +40,13 @@ pub(crate) enum Op {
     },
     ResetPeaks,
     ResetAccumulated,
-    /// Every call that must be refused and change nothing.
+    /// Makes every call that must be refused and change nothing.
     Misuse {
         pick: u16,
     },
 }
 
-/// A configuration, as small numbers.
+/// A configuration as small numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tuning {
     pub(crate) max_split_mib: Option<u8>,
@@ -98,7 +98,7 @@ fn choose<T: Copy>(g: &mut Gen, from: &[T]) -> T {
     *g.choose(from).expect("there is a choice")
 }
 
-/// Returns true once in `n` times.
+/// Returns true in one of `n` cases.
 fn once_in(g: &mut Gen, n: u8) -> bool {
     u8::arbitrary(g) % n == 0
 }
@@ -146,7 +146,8 @@ impl Arbitrary for Tuning {
     }
 }
 
-/// Returns a random size, often a boundary of the rounding rules, or 1 or 512 bytes above or below one.
+/// Returns a random size. It is often a boundary of the rounding rules, or differs from one by 1 or 512
+/// bytes.
 fn any_bytes(g: &mut Gen) -> u64 {
     const BOUNDARIES: [u64; 15] = [
         1,

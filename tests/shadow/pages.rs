@@ -1,13 +1,14 @@
-//! The model's rules for expandable segments: where pages are mapped, and which pages are unmapped.
+//! The model's rules for expandable segments: where pages are mapped, and which ones are unmapped.
 //!
-//! A reserved address range is a segment with a page size. Blocks without memory are gaps. The rules are
-//! PyTorch's: growth starts at the lowest gap that is long enough together with the free block before
-//! it, and maps whole pages for the missing bytes. A release unmaps the whole pages inside free blocks,
-//! after the fixed segments of the same kind.
+//! In the model, a reserved address range is a segment with a page size, and blocks without memory are
+//! gaps. The rules are PyTorch's. Growth starts at the lowest gap that is long enough together with the
+//! free block before it, and maps whole pages for the missing bytes. A release unmaps the whole pages
+//! inside free blocks, after the fixed segments of the same kind.
 //!
-//! Only the driver determines the address of a new range, so it is taken from the event or from the
-//! driver's list. Its size is computed. The model finds a range without mapped pages only after the
-//! call. A call that has waited may thus map pages in a range that the model does not have yet.
+//! The driver alone determines the address of a new range, so the model takes it from the event or from
+//! the driver's list. The model computes the range's size. It learns of a range without mapped pages
+//! only after the call. So a call that has waited may map pages in a range that the model does not have
+//! yet.
 
 use stratalloc::size::SMALL_SEGMENT_BYTES;
 
@@ -17,24 +18,24 @@ use crate::common::prelude::*;
 /// Pages are multiples of this on both devices.
 const GRANULARITY_BYTES: u64 = 2 * MIB;
 
-/// State of the call whose events are applied.
+/// The state of the call whose events are being applied.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
-    /// Rounded bytes and stream of the request, if the call is one.
+    /// The rounded bytes and the stream of the request, if the call is a request.
     pub(crate) request: Option<(u64, StreamId)>,
-    /// Whether the call waited for all streams.
+    /// Whether the call has waited for all streams.
     pub(crate) waited: bool,
-    /// The result of the search, repeated after each block that became free.
+    /// The result of the search. It is repeated after each block that becomes free.
     pub(crate) found: Option<Option<u64>>,
-    /// The start of the block for which pages are mapped.
+    /// The start of the block that is being extended by mapping pages.
     pub(crate) growing: Option<u64>,
     /// The number of events that remain in a release of all free memory, once one has begun.
     pub(crate) releasing: Option<usize>,
-    /// Whether a search found the block, without growth.
+    /// Whether a search found the block, so that no pages had to be mapped.
     pub(crate) fitted: bool,
 }
 
-/// A step of growth.
+/// The next step of growth.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Enough,
@@ -42,13 +43,13 @@ enum Step {
 }
 
 impl Segment {
-    /// Returns a range without pages.
+    /// Returns a new range without mapped pages.
     fn reserved(size: u64, page: u64, stream: StreamId, kind: PoolKind, start: u64) -> Self {
         let blocks = BTreeMap::from([(start, Block::gap(size))]);
         Self { size, stream, kind, page: Some(page), blocks }
     }
 
-    /// Returns start and size of the whole pages inside a free block.
+    /// Returns the start and size of the whole pages inside a free block.
     fn whole_pages(&self, start: u64, address: u64, block: Block) -> Option<(u64, u64)> {
         let page = self.page.filter(|_| block.is_free())?;
         let first = start + (address - start).next_multiple_of(page);
@@ -92,7 +93,7 @@ impl Mirror {
         (self.total_bytes + self.total_bytes / 8).next_multiple_of(self.page(kind))
     }
 
-    /// Returns where growth starts for a request, if a known range has room.
+    /// Returns where growth for a request starts, if a known range has room for it.
     pub(crate) fn room(&self, stream: StreamId, rounded: u64) -> Option<u64> {
         let kind = PoolKind::of(rounded);
         let own = |s: &&Segment| s.page.is_some() && s.stream == stream && s.kind == kind;
@@ -108,13 +109,13 @@ impl Mirror {
         })
     }
 
-    /// Returns where growth would start for a request, if the free block there is already large enough.
+    /// Returns where growth for a request would start, if the free block there is already large enough.
     pub(crate) fn room_that_is_free(&self, stream: StreamId, rounded: u64) -> Option<u64> {
         let start = self.room(stream, rounded).filter(|_| self.settings.expandable_segments)?;
         (self.next_step(start, rounded) == Ok(Step::Enough)).then_some(start)
     }
 
-    /// Returns the block for which pages were mapped, if it is now large enough.
+    /// Returns the block that was extended by mapping pages, if it is now large enough.
     pub(crate) fn has_grown(&self, rounded: u64) -> Option<u64> {
         let start = self.call.growing?;
         (self.next_step(start, rounded) == Ok(Step::Enough)).then_some(start)
@@ -156,7 +157,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Returns where growth starts. Adds a new range if no known one has room.
+    /// Returns where growth starts. Adds a new range if no known range has room.
     fn start_growing(&mut self, at: u64, rounded: u64, stream: StreamId) -> Result<u64, String> {
         let may_ignore_fit = self.call.waited && !self.searches_again();
         let found = self.call.found.flatten();
@@ -211,8 +212,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Returns the releases of all free memory in order: the large kind first; in each kind the fixed
-    /// segments first, then pages; both by stream, size and address of the block.
+    /// Returns the releases of all free memory, in order. The large kind is first; in each kind fixed
+    /// segments are first, then pages. Both are ordered by stream, size and address of the block.
     pub(crate) fn idle_in_order(&self) -> Vec<Event> {
         let (mut idle, pool) = (Vec::new(), PoolId::DEFAULT);
         for (&start, segment) in &self.segments {
@@ -243,14 +244,14 @@ impl Mirror {
         idle.into_iter().map(|(_, event)| event).collect()
     }
 
-    /// Returns whether mapping cannot continue because the device has too little memory for the next
+    /// Returns true if mapping cannot continue because the device has too little memory for the next
     /// pages.
     pub(crate) fn cannot_map(&self, device_free: u64, rounded: u64, stream: StreamId) -> bool {
         let mapping = self.next_mapping(rounded, stream);
         rounded > self.reserve(PoolKind::of(rounded)) || mapping.is_some_and(|b| b > device_free)
     }
 
-    /// Returns the bytes to map next for a request, if any.
+    /// Returns the bytes to map next for a request, if pages are missing.
     pub(crate) fn next_mapping(&self, rounded: u64, stream: StreamId) -> Option<u64> {
         let step = |start| self.next_step(start, rounded);
         match self.call.growing.or_else(|| self.room(stream, rounded)).map(step) {
@@ -260,8 +261,8 @@ impl Mirror {
         }
     }
 
-    /// Checks that the driver has exactly the mapped pages and the reserved ranges of the model. Adds
-    /// ranges without mapped pages to the model.
+    /// Checks that the driver has exactly the mapped pages and the reserved ranges of the model. Before
+    /// that, adds ranges without mapped pages to the model.
     pub(crate) fn check_device(&mut self, held: &HeldResources) -> Checked {
         for &(start, size) in &held.reservations {
             if !self.segments.contains_key(&start) {
@@ -291,7 +292,7 @@ impl Mirror {
     }
 
     /// Returns every free block of a stream and kind as (size, address, reach) with its segment, in the
-    /// order of the search. The reach includes the gap after the block.
+    /// order of the search. The reach is the size including the gap behind the block.
     pub(crate) fn free_in_order(
         &self,
         stream: StreamId,

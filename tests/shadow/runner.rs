@@ -1,8 +1,8 @@
 //! Runs operations on an allocator and checks it after each one.
 //!
-//! The checks are the invariants of `common::invariants`, the model in `mirror`, and the runner's list
-//! of live blocks. Work on other streams stays pending until an operation finishes it, so a block that
-//! is reused too early is detected.
+//! The checks are the invariants of `common::invariants`, the model in `mirror`, and this module's own
+//! list of live blocks. Work on other streams stays pending until an operation finishes it, so a block
+//! that is reused too early is detected.
 
 use stratalloc::registry::build;
 
@@ -14,14 +14,14 @@ use crate::common::stacks::LEVELS;
 /// A live block.
 #[derive(Debug)]
 pub(crate) struct HeldBlock {
-    /// Absent when only the block's address is kept.
+    /// `None` if the test keeps only the block's address.
     pub(crate) allocation: Option<Allocation>,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) stream: StreamId,
-    /// Other streams that use it.
+    /// The other streams that use the block.
     pub(crate) others: BTreeSet<StreamId>,
-    /// The seed of the bytes written to it.
+    /// The seed of the bytes written to the block.
     seed: u64,
 }
 
@@ -33,12 +33,12 @@ pub(crate) struct Stale {
     pub(crate) token: Token,
 }
 
-/// The expected effect of an operation.
+/// What an operation may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Anything that the invariants allow.
+    /// Everything that the invariants allow.
     Done,
-    /// Nothing at all.
+    /// Nothing.
     Refused,
 }
 
@@ -52,15 +52,16 @@ pub(crate) struct Runner<'m, M> {
     streams: Vec<StreamId>,
     pub(crate) held: Vec<HeldBlock>,
     pub(crate) stale: Vec<Stale>,
-    /// Unfinished events that each draining block waits for, by the block's address.
+    /// The unfinished events that each draining block waits for, by the block's address.
     waits: BTreeMap<u64, Vec<EventId>>,
-    /// Events for which the engine may still be waiting, finished or not, by the block's address.
+    /// The number of events for which the engine may still be waiting, finished or not, by the block's
+    /// address.
     recorded: BTreeMap<u64, u64>,
     most_recorded: u64,
     pub(crate) stranger: OwnerId,
     next_seed: u64,
     before: (Vec<SegmentLayout>, Statistics),
-    /// Stacks that were gathered and not released.
+    /// The number of stacks that were captured and not yet freed.
     stacks: Arc<AtomicI64>,
     stack_level: StackLevel,
 }
@@ -72,7 +73,8 @@ pub(crate) fn run<M: Machine>(machine: &M, ops: &[Op], segments: Segments) -> Ch
         runner.step(op).map_err(|wrong| format!("operation {at}, {op:?}: {wrong}"))?;
     }
     runner.every_block_has_its_holder()?;
-    // Half of the histories free all blocks first. The others drop the allocator while blocks are live.
+    // Half of the histories free all blocks at the end. The others drop the allocator while blocks are
+    // live.
     if ops.len().is_multiple_of(2) {
         runner.hand_everything_back()?;
     }
@@ -86,8 +88,8 @@ pub(crate) fn run<M: Machine>(machine: &M, ops: &[Op], segments: Segments) -> Ch
 }
 
 impl<'m, M: Machine> Runner<'m, M> {
-    /// Builds the allocator. The length of the history selects the options. Three of five lengths begin
-    /// with the settings that the first `Apply` operation applies.
+    /// Builds the allocator. The length of the history selects the options. For three of five lengths,
+    /// the allocator starts with the settings that the first `Apply` operation applies.
     fn new(machine: &'m M, ops: &[Op], segments: Segments) -> Result<Self, String> {
         let n = ops.len();
         let (raw_addresses, stack_level) =
@@ -129,7 +131,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         Ok(runner)
     }
 
-    /// Checks that blocks in use have a stack in a snapshot, and free blocks none.
+    /// Checks that in a snapshot blocks in use have a stack and free blocks have none.
     fn every_block_has_its_holder(&self) -> Checked {
         for segment in self.engine().snapshot().segments {
             for (block, holder) in segment.layout.blocks.iter().zip(&segment.holders) {
@@ -245,7 +247,8 @@ impl<'m, M: Machine> Runner<'m, M> {
     fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Outcome, String> {
         let request = Request::new(bytes, stream);
         self.mirror.begin(Some((bytes, stream)));
-        // If the allocator finds blocks by address, the runner drops the handle of every other block.
+        // If the allocator supports frees by address, the runner keeps only the address of every other
+        // block.
         let bare = self.next_seed % 2 == 1;
         let bare = bare && self.raw().is_some();
         let made = self.strategy.allocate(request);
@@ -278,7 +281,8 @@ impl<'m, M: Machine> Runner<'m, M> {
                 self.held.push(HeldBlock { allocation, address, bytes, stream, others, seed });
             }
             Err(AllocError::OutOfMemory(report)) => {
-                // A request refused in advance has its own counter and leaves no entry in the history.
+                // A request that is refused in advance has its own counter and leaves no entry in the
+                // history.
                 let in_advance = !events.iter().any(|e| e.action == Action::OutOfMemory);
                 self.mirror.book.num_oom_rejections += i64::from(in_advance);
                 self.check_report(&report, bytes, stream)?;
@@ -370,16 +374,16 @@ impl<'m, M: Machine> Runner<'m, M> {
         if stream != block.stream {
             block.others.insert(stream);
         }
-        // Recording a use has no visible effect yet.
+        // A recorded use has no visible effect until the free.
         Ok(Outcome::Refused)
     }
 
-    /// Returns whether the engine has waited for all streams since the last check.
+    /// Returns true if the engine has waited for all streams since the last check.
     fn waited(&self) -> bool {
         self.counters().statistics().num_sync_all_streams > self.before.1.num_sync_all_streams
     }
 
-    /// Drops the waits for events that have finished, before the engine can reuse the events.
+    /// Removes the waits for events that have finished, before the engine can reuse these events.
     fn forget_finished(&mut self) {
         let unfinished: BTreeSet<EventId> =
             self.machine.unfinished().into_iter().map(|(event, _)| event).collect();
@@ -388,12 +392,12 @@ impl<'m, M: Machine> Runner<'m, M> {
         }
     }
 
-    /// Applies the new events to the model. A block may become free only when no event that it waits for
-    /// is unfinished, or if the engine has `waited` for all work.
+    /// Applies the new events to the model. A block may become free only if all events that it waits for
+    /// have finished, or if the engine has `waited` for all work.
     fn replay(&mut self, waited: bool) -> Result<Vec<Event>, String> {
         let mut events = Vec::new();
         self.engine().history().drain_into(&mut events);
-        // The checks take snapshots, which leave entries.
+        // The checks themselves take snapshots, which leave entries.
         events.retain(|event| event.action != Action::Snapshot);
         for event in &events {
             if event.action == Action::FreeCompleted
@@ -409,7 +413,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         Ok(events)
     }
 
-    /// Checks, after events were polled, that no block drains if all work has finished.
+    /// Checks, after events were queried, that no block is draining if all work has finished.
     fn check_polled(&self) -> Checked {
         let all_done = self.machine.holds_work() && self.machine.unfinished().is_empty();
         ensure!(!all_done || !self.mirror.any_draining(), "drains, and all work has finished");
@@ -435,8 +439,8 @@ impl<'m, M: Machine> Runner<'m, M> {
         Ok(())
     }
 
-    /// Checks that the live blocks of the layout are the runner's, that they do not overlap, and that
-    /// every block that waits for other streams still drains.
+    /// Checks that the live blocks of the layout are those of the runner, that they do not overlap, and
+    /// that every block that waits for other streams is still draining.
     fn check_held(&self, layout: &[SegmentLayout]) -> Checked {
         let mut held: Vec<_> = self.held.iter().map(|b| (b.address, b.bytes)).collect();
         held.sort_unstable();

@@ -1,4 +1,4 @@
-//! The wire format: encoding and decoding are inverse, and hostile bytes give an error.
+//! The format of a handle's bytes: decoding inverts encoding, and hostile bytes give an error.
 
 use quickcheck::quickcheck;
 use stratalloc::sharing::PAGES_MAX;
@@ -86,7 +86,7 @@ fn each_mistake_has_its_own_error() {
     let expected = 88 + most * 32 + 8;
     let at_most = u32::try_from(most).unwrap().to_le_bytes();
     assert_eq!(with(80, &at_most), FormatError::Length { len: good.len(), expected });
-    // Inconsistent sizes, also where sums and products would overflow.
+    // Inconsistent sizes, including some for which sums and products would overflow.
     for (at, value) in [
         (24, 20 * MIB),
         (24, u64::MAX),

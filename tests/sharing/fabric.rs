@@ -1,4 +1,4 @@
-//! Sharing by fabric handles: they need neither a thread nor file descriptors.
+//! Sharing by fabric handles, which need neither a thread nor file descriptors.
 
 use stratalloc::driver::Exportable;
 use stratalloc::sharing::PAGES_MAX;
@@ -44,7 +44,8 @@ fn the_kind_of_handle_can_be_chosen() {
         let text = format!("{SHARED},expandable_segments_handle_type:{chosen}");
         let ours = engine(sim.clone(), &text);
         let block = allocate(&ours, 512);
-        // The simulated device's descriptors cannot be shared, but the device is called.
+        // The simulated device cannot export descriptors, so sharing by them fails, but the device must
+        // be called.
         let shared = ours.share(&block);
         let calls = (sim.calls("export_handle"), sim.calls("export"));
         assert_eq!(calls, (fabric, descriptor), "{chosen}: {shared:?}");
@@ -61,7 +62,7 @@ fn fabric_handles_are_refused_as_a_setting_where_the_device_has_none() {
     assert!(refused.message().contains("use posix_fd"), "{refused}");
     let ours = engine(sim_with(false), SHARED);
     assert_eq!(ours.apply(&config).unwrap_err().kind(), DriverErrorKind::NotSupported);
-    // Pages that stay in the process have no handle.
+    // Pages that are not exportable have no handle.
     let text = "expandable_segments:True,expandable_segments_handle_type:fabric";
     drop(allocate(&engine(sim_with(false), text), 512));
 }
@@ -138,7 +139,7 @@ fn each_mistake_is_refused() {
     }
 }
 
-/// Well-formed bytes with a wrong page size or wrong handles.
+/// Handles that are well-formed but have a wrong page size or wrong contents.
 #[test]
 fn lies_about_pages_cost_nothing() {
     let (sim, ours, theirs) = two(sim_with(true));
@@ -154,7 +155,7 @@ fn lies_about_pages_cost_nothing() {
     drop(theirs.open(&handle).expect("the truth still works"));
 }
 
-/// Each driver call of sharing and of opening fails once.
+/// Makes each driver call of sharing and opening fail once.
 #[test]
 fn each_failing_call_leaves_nothing_half_done() {
     let sim = sim_with(true);
@@ -171,7 +172,7 @@ fn each_failing_call_leaves_nothing_half_done() {
         assert_eq!(opened.is_err(), struck, "call {at}");
         faulty.disarm();
         drop(opened);
-        // The next `open` retries the releases that failed.
+        // The next `open` tries the failed releases again.
         drop(theirs.open(&ours.share(&block).unwrap()).unwrap());
         assert_eq!(out(&sim), before, "call {at}");
         if !struck {

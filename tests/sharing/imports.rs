@@ -1,9 +1,9 @@
-//! Opening handles on the simulated device: reserved address space, shared mappings, and release.
+//! Opening handles on the simulated device: reserved address space, shared mappings, and their release.
 
 use super::tools::{SHARED, allocate, engine, forged, shared, sim, two};
 use crate::common::prelude::*;
 
-/// Returns the device's reserved bytes, mapped bytes, holds of physical memory and used bytes.
+/// Returns the device's reserved bytes, mapped bytes, number of physical allocations and used bytes.
 fn held(sim: &Sim) -> (u64, u64, u64, u64) {
     let info = stratalloc::driver::Driver::memory_info(sim).expect("sim answers");
     let used = info.total_bytes - info.free_bytes;
@@ -18,7 +18,7 @@ fn an_import_reserves_only_what_is_shared() {
     let (second, handle) = shared(&ours, 30 * MIB);
     let before = held(&sim);
     let imported = theirs.open(&handle).unwrap();
-    // The second block covers the pages from 20 to 60 MiB: two of 20 MiB.
+    // The second block is covered by the pages from 20 to 60 MiB, which are two pages of 20 MiB.
     let after = held(&sim);
     assert_eq!(after.0 - before.0, 40 * MIB);
     assert_eq!(after.1 - before.1, 40 * MIB);
@@ -33,7 +33,7 @@ fn an_import_reserves_only_what_is_shared() {
 #[test]
 fn the_same_pages_are_mapped_once() {
     let (sim, ours, theirs) = two(sim());
-    // Two small blocks share one page.
+    // The two small blocks are in one page.
     let (a, b) = (allocate(&ours, 512), allocate(&ours, 1024));
     let (handle_a, handle_b) = (ours.share(&a).unwrap(), ours.share(&b).unwrap());
     assert_eq!(ours.share(&a).unwrap().as_bytes(), handle_a.as_bytes(), "equal bytes each time");
@@ -72,7 +72,7 @@ fn pages_may_be_opened_by_their_own_allocator() {
 fn may_open(pages: u64) -> bool {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // The device keeps two for each piece of memory, the allocator one, and some are in transit.
+    // The device needs two descriptors for each page and the allocator one. A few more are being sent.
     let wanted = 4 * pages + 500;
     let enough = limit.maximum.is_none_or(|most| most >= wanted);
     let current = limit.current.map(|now| now.max(wanted));
@@ -126,12 +126,12 @@ fn what_was_opened_stays_and_what_was_released_is_reported() {
     ours.give(block);
     ours.empty_cache().unwrap();
     assert_eq!(sim.held().mapped_bytes(), 40 * MIB, "the importer's");
-    // The page is still open, so no request is sent.
+    // The page is still open here, so no request is sent to the other process.
     drop(theirs.open(&handle).unwrap());
     drop(imported);
     assert_eq!(held(&sim), (0, 0, 0, 0));
     assert_eq!(theirs.open(&handle).unwrap_err(), SharingError::PageGone { page: 0 });
-    // New pages at the same address are different pages.
+    // New pages at the same address are not the shared ones.
     let _block = allocate(&ours, 25 * MIB);
     assert_eq!(theirs.open(&handle).unwrap_err(), SharingError::PageGone { page: 0 });
 }
@@ -147,7 +147,7 @@ fn an_import_outlives_both_allocators() {
     drop(imported);
     assert_eq!(held(&sim), (0, 0, 0, 0));
     let late = engine(sim, SHARED);
-    // The allocator is dropped, but the process still runs.
+    // The allocator was dropped, but its process still runs.
     let process = std::process::id();
     assert_eq!(late.open(&handle).unwrap_err(), SharingError::Unreachable { process });
 }
@@ -163,7 +163,7 @@ fn forged_handles_are_refused() {
     };
     let process = std::process::id();
     assert_eq!(open(40, &[7; 16]), SharingError::Refused { process });
-    // Changes the identity, the inode and the page size.
+    // Changes a page's identity, then its inode, then the page size.
     assert_eq!(open(88 + 32, &[7; 8]), SharingError::PageGone { page: 1 });
     assert_eq!(open(88 + 16, &[7; 8]), SharingError::WrongDescriptor { page: 0 });
     let odd = (20 * MIB + 512).to_le_bytes();
@@ -171,14 +171,14 @@ fn forged_handles_are_refused() {
     let other = (22 * MIB).to_le_bytes();
     assert!(matches!(open(72, &other), SharingError::Driver(_)), "the driver checks the size");
     assert_eq!(held(&sim), before);
-    // The process started at another time, and no process listens at the socket.
+    // The handle is of a process that started at another time, and no process listens at its socket.
     let mut gone = forged(handle.as_bytes(), 56, &[9; 16]);
     gone = forged(&gone, 16, &1u64.to_le_bytes());
     let gone = SharedHandle::from_bytes(&gone).unwrap();
     assert_eq!(theirs.open(&gone).unwrap_err(), SharingError::ExporterGone { process });
 }
 
-/// A handle with the right pages but without the secret opens nothing, even if no process answers.
+/// A handle with the right pages but without the secret must open nothing, even if no process answers.
 #[test]
 fn a_handle_without_the_secret_opens_nothing_whatever_else_it_names() {
     let (sim, ours, theirs) = two(sim());
@@ -188,7 +188,7 @@ fn a_handle_without_the_secret_opens_nothing_whatever_else_it_names() {
     let open = |bytes: &[u8]| theirs.open(&SharedHandle::from_bytes(bytes).unwrap()).unwrap_err();
     let secretless = forged(handle.as_bytes(), 40, &[0; 16]);
     assert_eq!(open(&secretless), SharingError::Refused { process });
-    // Names another socket, and a descriptor number in bytes that are reserved now.
+    // Names a socket that does not exist, and sets bytes that are reserved now to a descriptor number.
     let absent = forged(&secretless, 56, &[9; 16]);
     let unreachable = SharingError::Unreachable { process };
     assert_eq!(open(&absent), unreachable);
@@ -222,7 +222,7 @@ fn a_failure_at_any_call_leaves_nothing_behind() {
             let failed = faulty.failed_calls();
             faulty.disarm();
             assert!(failed > 0 || opened.is_ok(), "{at}: {opened:?}");
-            // `empty_cache` retries the releases that failed when an import ended.
+            // `empty_cache` tries releases again that failed when an import was dropped.
             theirs.empty_cache().unwrap();
             assert_eq!(held(&sim), before, "call {at}, repeat {repeat}");
             drop(theirs.open(&handle).unwrap());

@@ -1,4 +1,4 @@
-//! Peer devices: they can access every current and future page, or the call returns an error.
+//! Peer devices. They can access every current and future page, or the call returns an error.
 
 use super::tools::{SHARED, allocate, engine, sim, two};
 use crate::common::prelude::*;
@@ -12,7 +12,8 @@ fn a_peer_gets_the_pages_there_are_and_those_to_come() {
     let small = allocate(&ours, 512);
     let peer = DeviceId(2);
     ours.enable_peer_access(peer).unwrap();
-    // 40 MiB in large pages, 2 in a small one, 2 imported, without the other engine's own page.
+    // 40 MiB in large pages, 2 MiB in a small one, and 2 MiB imported; the other engine's own page is
+    // not counted.
     assert_eq!(sim.mapped_bytes_open_to(peer), 44 * MIB);
     let more = allocate(&ours, 100 * MIB);
     let own = sim.held().mapped_bytes() - 2 * MIB;
@@ -28,7 +29,7 @@ fn a_peer_gets_the_pages_there_are_and_those_to_come() {
     drop((block, small, more, imported, also));
 }
 
-/// One direction only, as PyTorch's `enablePeerAccess(dev, dev_to_access)`.
+/// Access is enabled in one direction only, as by PyTorch's `enablePeerAccess(dev, dev_to_access)`.
 #[test]
 fn a_peer_accesses_the_allocators_memory_and_the_allocators_device_not_the_peers() {
     let sims = [0, 1].map(|device| {
@@ -57,7 +58,7 @@ fn a_device_that_fails_is_not_remembered() {
         faulty.fail_call(at, None);
         let done = engine.enable_peer_access(DeviceId(1));
         faulty.disarm();
-        // The calls are: can access, enable access, and one for each of two ranges.
+        // The driver calls are: check for access, enable access, and one for each of two ranges.
         assert_eq!(done.is_err(), at < 4, "call {at}: {done:?}");
         if let Err(error) = done {
             assert_eq!(engine.peers(), []);

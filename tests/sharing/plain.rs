@@ -1,11 +1,11 @@
-//! Plain allocations: the driver's handle of the segment, with the block's offset.
+//! Sharing blocks of fixed segments: by the driver's handle of the segment and the block's offset.
 
 use stratalloc::driver::{Ipc, Parts};
 
 use super::tools::{allocate, engine, forged, shared, sim};
 use crate::common::prelude::*;
 
-/// An IPC driver whose opened addresses have no memory.
+/// An IPC driver that returns addresses without memory.
 #[derive(Debug, Default)]
 struct Shares {
     opened: Mutex<Vec<u64>>,

@@ -1,7 +1,7 @@
-//! Two real processes and real memory. The other process is a second instance of this program.
+//! Two real processes with real memory. The other process runs this same program.
 //!
-//! An environment variable selects its role. It reads commands from its standard input and ends by
-//! itself after a while, so that no test hangs.
+//! An environment variable selects the role of the other process. It reads commands from its standard
+//! input, and ends by itself after a while, so that no test hangs.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -87,7 +87,7 @@ impl Drop for Other {
     }
 }
 
-/// The body of the other process. Started without the variable, this test does nothing.
+/// The code of the other process. Without the environment variable, this test does nothing.
 #[test]
 fn the_other_process() {
     if std::env::var(PART).is_err() {
@@ -140,7 +140,7 @@ fn both_processes_see_the_same_bytes() {
     other.send("look");
     assert_eq!(other.receive(), "0102");
 
-    // The other process unmaps its pages; the imported ones stay mapped.
+    // The other process unmaps its pages. The imported ones must stay mapped.
     other.send("release");
     assert_eq!(other.receive(), "released");
     assert_eq!([bytes_at(&host, first), bytes_at(&host, last)], [1, 2]);
@@ -176,10 +176,10 @@ fn forged_handles_and_handles_of_the_future_open_nothing() {
     assert_eq!(secret, SharingError::Refused { process });
     let future = forge(8, &[2, 0]).unwrap_err();
     assert!(future.to_string().contains("version 2"), "{future}");
-    // The start time is wrong, but a process that answers at the socket with the secret is the right
-    // one.
+    // The start time in the handle is wrong. But a process that answers at the socket with the secret is
+    // the right one.
     assert!(engine.open(&forge(16, &[1; 8]).unwrap()).is_ok());
-    // No process answers at that socket: the process id was reused.
+    // No process answers at that socket, as if the process id had been reused.
     let mut reused = forged(handle.as_bytes(), 16, &[1; 8]);
     reused = forged(&reused, 56, &[3; 16]);
     let reused = engine.open(&SharedHandle::from_bytes(&reused).unwrap()).unwrap_err();
@@ -217,8 +217,8 @@ fn silent_and_flooding_clients_stop_no_other() {
         connect(&socket, &name).unwrap();
         socket
     };
-    // 20 silent clients exceed those served at once, so the import waits for their timeout of two
-    // seconds. Other clients send garbage or too many bytes.
+    // 20 silent clients are more than are served at once, so the import waits for their timeout of two
+    // seconds. Other clients send random bytes or too many bytes.
     let silent: Vec<_> = (0..20).map(|_| open()).collect();
     let mut secret_then_noise = b"stratrq1".to_vec();
     secret_then_noise.extend(&bytes[40..56]);
@@ -251,8 +251,8 @@ fn answers_that_make_no_sense_open_nothing() {
     bind(&liar, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
     listen(&liar, 4).unwrap();
     let random_handle = SharedHandle::from_bytes(&forged(handle.as_bytes(), 56, &random)).unwrap();
-    // No answer, a short one, a long one, an unknown one, pages without descriptors, a page that was not
-    // requested.
+    // The possible answers: none, a short one, a long one, an unknown one, pages without descriptors,
+    // and a page that was not requested.
     let answers: [&[u8]; 6] =
         [&[], &[0; 7], &[0; 100], &[9; 8], &[0, 0, 0, 0, 2, 0, 0, 0], &[2, 0, 0, 0, 2, 0, 0, 0]];
     std::thread::scope(|scope| {

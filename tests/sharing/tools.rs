@@ -45,18 +45,18 @@ pub(crate) fn shared(engine: &Engine, bytes: u64) -> (Allocation, SharedHandle) 
     (block, handle)
 }
 
-/// Returns the error of bytes that are no handle.
+/// Returns the error for bytes that are not a handle.
 #[track_caller]
 pub(crate) fn wrong(bytes: &[u8]) -> FormatError {
     SharedHandle::from_bytes(bytes).expect_err("these bytes are no handle")
 }
 
-/// Returns a handle of three pages of 20 MiB, with fabric handles or without.
+/// Returns a handle of three pages of 20 MiB, by fabric handles or by descriptors.
 pub(crate) fn handle(fabric: bool) -> SharedHandle {
     shared(&engine(sim_with(fabric), SHARED), 45 * MIB + 512).1
 }
 
-/// Recomputes the checksum at the end, as a forger would.
+/// Recomputes the checksum at the end of a handle, as a forger would.
 pub(crate) fn seal(bytes: &mut [u8]) {
     let (before, sum) = bytes.split_at_mut(bytes.len() - 8);
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);

@@ -188,7 +188,7 @@ fn a_block_that_waits_keeps_its_allocator_also_below_a_layer_that_counts() {
     }
 }
 
-/// Refuses access to every device.
+/// An allocator that refuses access by every device.
 #[derive(Clone, Debug)]
 struct Walled;
 

@@ -1,4 +1,4 @@
-//! A thousand switches under the load of four threads, with a record of the holder of every byte.
+//! A thousand switches under the load of four threads, with a record of which thread holds each byte.
 
 use super::{ASYNC, EXPANDABLE, FRONT, NATIVE};
 use crate::common::claims::Claims;
@@ -33,7 +33,7 @@ impl Scene {
         self.claims.at_most.add(-1);
     }
 
-    /// Allocates, frees and holds blocks until `stop` is set; returns those still held.
+    /// Allocates, frees and holds blocks until `stop` is set. Returns the blocks still held.
     fn work(&self, seed: u64, stream: StreamId) -> Vec<Allocation> {
         let mut rng = Rng::new(seed + 1);
         let mut held: Vec<Allocation> = Vec::new();
@@ -69,7 +69,7 @@ fn thousand_switches<B: Base>(confs: &[&str], invariants: bool) {
         .collect();
     for round in 1..=SWITCHES {
         scene.switchable.switch(confs[round % confs.len()]).expect("a good string");
-        // Some work runs under each allocator before the next switch.
+        // Lets some work run under each allocator before the next switch.
         let until = scene.steps.load(SeqCst) + (round % 7) as u64;
         while scene.steps.load(SeqCst) < until {
             thread::yield_now();
@@ -90,7 +90,8 @@ fn thousand_switches<B: Base>(confs: &[&str], invariants: bool) {
     assert_eq!(device.held(), before, "nothing is lost");
 }
 
-/// Checks the counters while no thread works. With `invariants`, also against a recount of the layout.
+/// Checks the counters while no thread works. With `invariants`, also compares them with a recount of
+/// the layout.
 fn at_rest(scene: &Scene, held: usize, invariants: bool) {
     let held = i64::try_from(held).expect("few");
     scene.switchable.cross_stream().process_events().expect("it works");
@@ -119,8 +120,8 @@ fn a_thousand_switches_on_real_memory_lose_nothing() {
     thousand_switches::<stratalloc_sim::Host>(&[NATIVE, EXPANDABLE], true);
 }
 
-/// No recount here: blocks cached by a front are allocated for the strategy below, and the layout of the
-/// driver's own pools is unknown.
+/// Counters are not compared with a recount: blocks cached by a front count as allocated in the strategy
+/// below, and the layout of the driver's own pools is unknown.
 #[test]
 fn a_thousand_switches_between_all_kinds_lose_nothing() {
     thousand_switches::<stratalloc_sim::Sim>(&[NATIVE, ASYNC, FRONT, EXPANDABLE], false);

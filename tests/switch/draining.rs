@@ -1,4 +1,4 @@
-//! Blocks from before a switch.
+//! Blocks that were allocated before a switch.
 
 use std::cell::RefCell;
 
@@ -8,7 +8,7 @@ use crate::common::prelude::*;
 /// cudaMallocAsync with a memory pool of its own.
 const OWN: &str = "backend:cudaMallocAsync,malloc_async_own_pool:True";
 
-/// Allocates and frees when its thread ends.
+/// A thread-local value that allocates and frees when its thread ends.
 struct AllocateOnDrop(Arc<Fixture>);
 
 impl Drop for AllocateOnDrop {
@@ -26,7 +26,8 @@ fn a_threads_last_destructor_may_take_memory() {
     let own = Arc::clone(&fixture);
     let ended = std::thread::spawn(move || {
         LAST.set(Some(AllocateOnDrop(Arc::clone(&own))));
-        // A miss. Thread-local data that it creates is destroyed before data created earlier.
+        // Causes a miss. Thread-local data that the miss creates is destroyed before data that was
+        // created earlier.
         own.give(own.take(32 * MIB));
     });
     ended.join().expect("no destructor panics");
@@ -111,7 +112,7 @@ fn many_old_allocators_drain_in_any_order() {
     assert_eq!((fixture.retired(), fixture.used_bytes()), (0, 0));
 }
 
-/// A drop would leak the memory that the driver refused.
+/// Dropping the allocator would leak the memory that the driver failed to free.
 #[test]
 fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
     for (from, call) in [
@@ -143,8 +144,8 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
     }
 }
 
-/// During a stream capture no call may wait for the allocator's pages, and no scope announced this
-/// capture.
+/// The capture has no scope, so the allocator does not know of it. During the capture no call may wait
+/// for the allocator's pages.
 #[test]
 fn a_retired_allocator_waits_for_the_end_of_an_unknown_capture() {
     let fixture = Fixture::new(8 * GIB, EXPANDABLE);
@@ -158,8 +159,8 @@ fn a_retired_allocator_waits_for_the_end_of_an_unknown_capture() {
     assert_eq!((fixture.retired(), fixture.used_bytes()), (0, 0));
 }
 
-/// A retired allocator has no record of the current one's scopes. If a stream is gone, it waits for the
-/// device.
+/// A retired allocator does not know of the current allocator's scopes. If a stream no longer exists, it
+/// waits for the device, which could break a capture.
 #[test]
 fn a_free_of_an_old_block_breaks_no_capture_of_the_new_allocator() {
     let layered = |conf: &str| format!("{conf},layers:[statistics]");

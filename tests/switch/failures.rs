@@ -1,4 +1,4 @@
-//! Switches that fail: nothing is changed.
+//! Switches that fail must change nothing.
 
 use super::{ASYNC, Fixture, NATIVE};
 use crate::common::prelude::*;

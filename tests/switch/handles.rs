@@ -1,4 +1,5 @@
-//! Handles that are switched, buffers from before a switch, and the current allocator of each device.
+//! Handles whose allocator is switched, buffers from before a switch, and the current allocator of each
+//! device.
 
 use stratalloc::handle::current::{self, CurrentError};
 use stratalloc::layers;

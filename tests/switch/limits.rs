@@ -51,8 +51,8 @@ fn idle_memory_of_retired_allocators_is_released_before_out_of_memory_is_reporte
         let ooms = fixture.count_ooms();
         let old: Vec<_> = (0..16).map(|_| fixture.take(12 * MIB)).collect();
         fixture.switch(to);
-        // One of sixteen is less than an eighth: its memory stays with the retired allocator until it is
-        // needed.
+        // One of sixteen blocks is less than an eighth. Its memory stays with the retired allocator
+        // until it is needed.
         let mut old = old.into_iter();
         fixture.give(old.next().expect("sixteen"));
         assert_eq!(fixture.used_bytes(), 192 * MIB, "{to}");
@@ -157,8 +157,8 @@ fn a_fraction_in_a_further_string_that_does_not_switch_is_enforced() {
         fixture.update("per_process_memory_fraction:0.25").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(2 * GIB), "{conf}");
         fixture.fail(2 * GIB, HOME);
-        // The fraction persists. A string without a fraction does not change a limit that a call has set
-        // since.
+        // The configured fraction persists. A string without a fraction does not change a limit that a
+        // call has set in the meantime.
         caching.set_limit_bytes(Some(3 * GIB));
         fixture.update("throw_on_cudamalloc_oom:False").expect("a good string");
         assert_eq!(caching.limit_bytes(), Some(3 * GIB), "{conf}");
@@ -298,7 +298,7 @@ fn a_key_that_is_read_when_an_allocator_is_built_switches() {
     let new = fixture.take(100);
     assert_eq!(new.address() % 256, 0);
     [old, new].into_iter().for_each(|block| fixture.give(block));
-    // Keys of other backends change nothing here.
+    // Keys of other backends have no effect here.
     let fixture = Fixture::new(8 * GIB, NATIVE);
     let old = fixture.take(MIB);
     fixture.update("malloc_async_own_pool:True,cpu_alignment:256").expect("a good string");

@@ -1,4 +1,5 @@
-//! An allocator that accepts a configuration but not its memory fraction: the whole string is refused.
+//! An allocator that accepts a configuration but not its memory fraction. The whole string must then be
+//! refused.
 
 use std::sync::Mutex;
 
@@ -10,7 +11,7 @@ use crate::common::prelude::*;
 /// The values of `max_split_bytes` applied so far.
 type Applied = Arc<Mutex<Vec<Option<u64>>>>;
 
-/// Accepts no memory fraction.
+/// An allocator that accepts no memory fraction.
 type Fractionless = Narrow<Applied>;
 
 impl Caching for Fractionless {

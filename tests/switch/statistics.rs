@@ -1,4 +1,4 @@
-//! Counters over the allocators from before and after a switch.
+//! Counters that include the allocators from before and after a switch.
 
 use stratalloc::size::EIB;
 use stratalloc::stats::Usage;
@@ -11,7 +11,7 @@ fn peak_mib(fixture: &Fixture) -> i64 {
     peak / i64::try_from(MIB).expect("it fits")
 }
 
-/// 20 EiB are allocated and freed: sums wrap modulo 2^64.
+/// Allocates and frees 20 EiB in total, so that the sums wrap around at 2^64.
 #[test]
 fn sums_of_bytes_have_no_end() {
     for conf in [NATIVE, FRONT, "backend:native,layers:[statistics]"] {

@@ -1,13 +1,13 @@
-//! Dependencies that are allowed between the layers.
+//! Which layers may use which others.
 
 use super::source::Source;
 
-/// A layer and the layers that its files may use, in the order of `ARCHITECTURE.md`. A layer may use
-/// itself and every earlier layer on the list, except those under `never`.
+/// A layer, and the layers that its files may use, in the order of `ARCHITECTURE.md`: itself and every
+/// earlier layer in the list, except those under `never`.
 struct Layer {
     name: &'static str,
     never: &'static [&'static str],
-    /// Later layers that it may use as well; a comment gives the reason.
+    /// Later layers that it may use too. A comment gives the reason.
     also: &'static [&'static str],
 }
 
@@ -20,31 +20,31 @@ const LAYERS: [Layer; 24] = [
     layer("ids"),
     Layer { never: &["ids"], ..layer("limit") },
     Layer { never: &["size"], ..layer("threads") },
-    // Log lines are plain text, whatever their subject.
+    // Log lines are plain text, so this layer knows no sizes or ids.
     Layer { never: &["size", "ids"], ..layer("diagnostics") },
-    // The error of a refused free returns the allocation.
+    // The error of a failed free returns the allocation.
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },
     Layer { never: &["config"], ..layer("driver") },
-    // Transfers bytes and descriptors between processes, whatever they represent.
+    // Only transfers bytes and descriptors between processes, whatever they mean.
     Layer { never: &["config", "driver"], ..layer("sharing") },
     Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
     Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
-    // Walking a stack takes no lock that all threads share.
+    // Walks stacks with a lock-free structure of `sync`.
     Layer { never: &["driver", "sharing", "heap", "stats"], also: &["sync"], ..layer("history") },
-    // Tracepoints take numbers only.
+    // Tracepoints have only numbers as arguments.
     Layer { never: &["driver", "heap", "stats"], ..layer("tracepoints") },
     Layer { never: &["driver", "heap"], ..layer("allocator") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("sync") },
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("live_blocks") },
     // A table of live blocks with counters, for authors of strategies.
     Layer { never: &["config", "driver", "sharing", "heap"], ..layer("blocks") },
-    // Blocks that wait for streams: one component for all strategies that defer frees.
+    // Blocks that wait for streams. All strategies that defer frees share this code.
     Layer {
         never: &["config", "sharing", "heap", "stats", "history", "allocator"],
         ..layer("event_queue")
     },
-    // Routing of requests and detection of captures: one component for all strategies.
+    // Routing of requests and detection of captures. All strategies share this code.
     Layer { never: &["config", "sharing", "heap", "stats"], ..layer("scopes") },
     layer("layers"),
     layer("strategies"),
@@ -53,22 +53,22 @@ const LAYERS: [Layer; 24] = [
     layer("handle"),
 ];
 
-/// Returns the layer of a file: its folder or its own name under `src/`.
+/// Returns the layer of a file: the name of its folder under `src/`, or of the file itself.
 fn layer_of(path: &str) -> Option<&str> {
     if path.starts_with("strategies/") {
         return Some("strategies");
     }
     let inside = path.strip_prefix("src/")?;
     match inside.split_once('/') {
-        // A separate program: it uses the library from outside.
+        // A separate program, which uses the library from outside.
         Some(("bin", _)) => None,
         Some((folder, _)) => Some(folder),
         None => inside.strip_suffix(".rs").filter(|name| *name != "lib"),
     }
 }
 
-/// Returns the layers that a file names as `crate::layer`, with the line of each path. Includes names
-/// inside `use crate::{...}` over several lines.
+/// Returns the layers that a file uses as `crate::layer`, each with its line. Also finds those in a `use
+/// crate::{...}` over several lines.
 fn used(file: &Source) -> Vec<(usize, String)> {
     let lines: Vec<_> = file.product_code().into_iter().map(|(_, code)| code).collect();
     let text = lines.join("\n");
@@ -84,14 +84,14 @@ fn used(file: &Source) -> Vec<(usize, String)> {
     found
 }
 
-/// Returns the name that `path` begins with. A macro of the crate belongs to the layer that it serves.
+/// Returns the first name of `path`. A macro of the crate is replaced by the layer that defines it.
 fn first_name(path: &str) -> Option<String> {
     let path = path.trim_start();
     let name: String = path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     (!name.is_empty() && !path[name.len()..].starts_with('!')).then_some(name)
 }
 
-/// Returns the first names of the paths in a list, up to the brace that closes it.
+/// Returns the first name of each path in a list, up to the brace that closes the list.
 fn first_names(list: &str) -> Vec<String> {
     let (mut depth, mut starts) = (1, vec![0]);
     for (at, c) in list.char_indices() {
@@ -129,13 +129,13 @@ pub(crate) fn imports(file: &Source) -> Vec<String> {
     used.map(|(line, name)| file.at(line, &format!("{own} may not use {name}"))).collect()
 }
 
-/// Checks that bookkeeping uses no driver, no lock and nothing unsafe.
+/// Checks that `heap/` uses no driver, no lock and no `unsafe`.
 pub(crate) fn heap_is_pure(file: &Source) -> Vec<String> {
     words(file, &["driver", "Driver", "Mutex", "RwLock", "parking_lot", "Atomic", "unsafe", "Arc"])
 }
 
-/// Checks that no strategy names another's file or the list of all. A strategy of several files has a
-/// folder, whose files may name each other.
+/// Checks that no strategy uses another strategy's file or the list of all strategies. A strategy of
+/// several files has a folder, whose files may use each other.
 pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
     if file.path == "strategies/mod.rs" {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The documents must name every folder, and the package must contain them all.
+//! The documents must mention every folder, and the package must contain all of them.
 
 use std::fs;
 
@@ -25,7 +25,7 @@ pub(crate) fn folders() -> Vec<String> {
     names
 }
 
-/// Returns the top-level folders of the package that `ARCHITECTURE.md` must name, if they exist.
+/// Returns the top-level folders that `ARCHITECTURE.md` must mention, if they exist.
 pub(crate) fn top_folders() -> Vec<String> {
     let known =
         ["src", "strategies", "tests", "benches", "examples", "crates", "python", "docs", "fuzz"];
@@ -33,7 +33,7 @@ pub(crate) fn top_folders() -> Vec<String> {
     there.map(|name| format!("{name}/")).collect()
 }
 
-/// Returns the built-in strategies without a row in a document's table.
+/// Returns the built-in strategies that have no row in a document's table.
 pub(crate) fn rows<'n>(paper: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let rows: Vec<_> = paper.lines().map(|line| line.trim_start_matches(['/', '!', ' '])).collect();
     let has_row = |name: &str| {
@@ -44,13 +44,13 @@ pub(crate) fn rows<'n>(paper: &str, names: impl Iterator<Item = &'n str>) -> Vec
     names.filter(|name| !has_row(name)).map(|name| format!("no row for {name}")).collect()
 }
 
-/// Returns the folders that `ARCHITECTURE.md` does not name.
+/// Returns the folders that `ARCHITECTURE.md` does not mention.
 pub(crate) fn rooms(plan: &str, folders: &[String]) -> Vec<String> {
     let missing = folders.iter().filter(|folder| !plan.contains(folder.as_str()));
     missing.map(|folder| format!("{folder} is not mentioned")).collect()
 }
 
-/// Checks that the package includes `strategies/`, which its library uses from outside `src/`.
+/// Checks that the package includes `strategies/`, which is outside of `src/` but part of the library.
 pub(crate) fn manifest(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let list = |key: &str| {

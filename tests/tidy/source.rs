@@ -1,7 +1,7 @@
-//! Source files as the rules use them: path, text, and lines without comments and literals.
+//! Source files in the form that the rules use: path, text, and lines without comments and literals.
 //!
-//! This is no parser. It recognizes line comments, block comments on one line, strings, characters and
-//! raw strings in text formatted by `rustfmt`.
+//! This is not a full parser. It recognizes line comments, block comments, strings, characters and raw
+//! strings in text formatted by `rustfmt`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// A source file.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// Relative to the package's root, with `/`.
+    /// The path relative to the package's root, with `/` between folders.
     pub(crate) path: String,
     pub(crate) text: String,
 }
@@ -53,7 +53,7 @@ impl Source {
         Self { path: path.to_owned(), text: text.to_owned() }
     }
 
-    /// Formats a complaint about a line, counted from 0.
+    /// Formats a complaint about a line; `line` is counted from 0.
     pub(crate) fn at(&self, line: usize, what: &str) -> String {
         format!("{}:{}: {what}", self.path, line + 1)
     }
@@ -65,7 +65,7 @@ impl Source {
         lines.map(|(number, line)| (number, strip(line, &mut inside))).collect()
     }
 
-    /// Returns [`code`](Self::code) up to the first test module. Files of tests have none.
+    /// Returns [`code`](Self::code) up to the first test module. Returns nothing for a file of tests.
     pub(crate) fn product_code(&self) -> Vec<(usize, String)> {
         if self.path.ends_with("/tests.rs") || self.path.contains("/tests/") {
             return Vec::new();
@@ -156,7 +156,8 @@ fn strip(line: &str, inside: &mut Inside) -> String {
     kept
 }
 
-/// Returns the length of the character literal at the start of `rest`, or 1 for the quote of a lifetime.
+/// Returns the length of the character literal at the start of `rest`, or 1 if the quote begins a
+/// lifetime.
 fn character(rest: &str, kept: &mut String) -> usize {
     let mut chars = rest.char_indices().skip(1);
     let first = chars.next();

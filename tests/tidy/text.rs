@@ -12,8 +12,8 @@ pub(crate) fn short_file(file: &Source) -> Vec<String> {
     long.then(|| file.at(FILE_LINES_MAX, &format!("{lines} lines: split it"))).into_iter().collect()
 }
 
-/// Checks the length of functions, from `fn` to the closing brace in the same column, as `rustfmt`
-/// writes them.
+/// Checks the length of functions. A function ends at the closing brace in the column of its `fn`, as
+/// `rustfmt` formats it.
 pub(crate) fn short_functions(file: &Source) -> Vec<String> {
     let code = file.code();
     let mut found = Vec::new();
@@ -37,7 +37,7 @@ pub(crate) fn short_functions(file: &Source) -> Vec<String> {
     found
 }
 
-/// Checks that a file has a header. The header of a file of tests may be brief.
+/// Checks that a file has a header comment. For a file of tests it may be short.
 pub(crate) fn header(file: &Source) -> Vec<String> {
     let lines = file.text.lines().take_while(|line| line.starts_with("//!"));
     let header: String = lines.map(|line| line.trim_start_matches("//!")).collect();
@@ -47,7 +47,8 @@ pub(crate) fn header(file: &Source) -> Vec<String> {
     few.then(|| file.at(0, "no //! header that explains the file")).into_iter().collect()
 }
 
-/// Checks the width of comments, which `rustfmt` does not change. Rows of tables cannot be broken.
+/// Checks the width of comments, which `rustfmt` does not change. Rows of tables are excluded, because
+/// they cannot be broken.
 pub(crate) fn short_comments(file: &Source) -> Vec<String> {
     let lines = file.text.lines().enumerate();
     let long = lines.filter(|(_, text)| {
@@ -58,10 +59,10 @@ pub(crate) fn short_comments(file: &Source) -> Vec<String> {
     long.map(|(line, _)| file.at(line, "a long line: break the comment")).collect()
 }
 
-/// Finds banners, marks of unfinished work and tests that never run.
+/// Finds banners, marks of unfinished work, and tests that never run.
 pub(crate) fn leftovers(file: &Source) -> Vec<String> {
     let mut found = Vec::new();
-    // The words are assembled, so that this file does not contain them.
+    // The words are assembled from parts, so that this file does not contain them.
     let unfinished = ["TO", "FIX", "XX"].into_iter().zip(["DO", "ME", "X"]);
     let unfinished: Vec<_> = unfinished.map(|(a, b)| [a, b].concat()).collect();
     for (line, text) in file.text.lines().enumerate() {

@@ -1,11 +1,11 @@
 //! Thread-locals that a thread may still use while its last destructors run.
 //!
-//! At that time a thread-local with a destructor is gone, and so is `std::thread::current`: using either
-//! panics.
+//! At that time a thread-local with a destructor may be destroyed already, and so may
+//! `std::thread::current`. Using either then panics.
 
 use super::source::Source;
 
-/// Values of a `Cell` that need no drop.
+/// Types that a `Cell` may contain because they need no drop.
 const PLAIN: [&str; 7] = [
     "bool",
     "u32",
@@ -16,21 +16,22 @@ const PLAIN: [&str; 7] = [
     "Option<&static HazardSlot>",
 ];
 
-/// Thread-locals with a destructor. They are accessed only with `try_with`, and the thread works without
+/// Thread-locals with a destructor. They are accessed only by `try_with`, and the thread works without
 /// them afterwards.
 const DESTROYED: [(&str, &str); 4] = [
-    // Frees the slot of an ending thread for other threads. From then on the thread reads through a
-    // counted reference.
+    // Frees the slot of an ending thread for other threads. Afterwards the thread reads by a counted
+    // reference.
     ("src/sync/slots.rs", "RETURN"),
     // Frees the names that are still open when the thread ends.
     ("src/history/context.rs", "CLEAR_NAMES"),
-    // Frees the cached blocks when the thread ends. Its later calls go to the allocator below.
+    // Frees the cached blocks when the thread ends. Later calls of the thread go to the allocator below.
     ("src/layers/front/local.rs", "LOCAL"),
-    // The text of the last error. A call of an ending thread still returns its status.
+    // The text of the last error. Without it, a call of an ending thread still returns its status.
     ("crates/ffi/src/guard.rs", "LAST"),
 ];
 
-/// Checks that thread-locals have no destructor or are listed, and that `thread::current` is not used.
+/// Checks that thread-locals have no destructor or are on the list, and that `thread::current` is not
+/// used.
 pub(crate) fn usable_to_the_end(file: &Source) -> Vec<String> {
     let code = file.product_code();
     let mut found = Vec::new();
@@ -64,7 +65,7 @@ pub(crate) fn usable_to_the_end(file: &Source) -> Vec<String> {
     found
 }
 
-/// Returns name and type of a thread-local.
+/// Returns the name and the type of a thread-local.
 fn declared(text: &str) -> Option<(&str, &str)> {
     let (name, rest) = text.strip_prefix("static ")?.split_once(": ")?;
     Some((name, rest.split_once(" =").map_or(rest, |(value, _)| value)))

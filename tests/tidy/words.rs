@@ -1,8 +1,8 @@
-//! The words of comments: the field's standard terms, and no persons for code.
+//! The words in comments: standard terms of the field, and no words that treat code as persons.
 
 use super::source::Source;
 
-/// Words that comments do not contain. Threads, callers and processes are named as such.
+/// Words that comments must not contain. Threads, callers and processes are called by these names.
 const WORDS: [&str; 21] = [
     "whoever",
     "nobody",
@@ -27,7 +27,7 @@ const WORDS: [&str; 21] = [
     "who",
 ];
 
-/// Finds these words in comments.
+/// Finds the forbidden words in comments.
 pub(crate) fn plain(file: &Source) -> Vec<String> {
     let mut found = Vec::new();
     for (line, text) in file.text.lines().enumerate() {

@@ -138,7 +138,7 @@ impl<D: Driver> Share<D> {
     }
 
     /// Returns the bytes allocated from the inner device, including unused memory of pools. Holds the
-    /// lock so that no pool is destroyed meanwhile.
+    /// lock so that no pool is destroyed during the call.
     fn used_bytes(&self) -> DriverResult<u64> {
         let book = self.book();
         let usage = |pool: &u64| self.pools().usage(DriverPoolId(*pool));

@@ -219,7 +219,7 @@ impl Heap {
     }
 
     /// Sets items of a dictionary. `pairs` contains keys and values in turn. Keys that are not words are
-    /// ignored. The record is written anew, so it never has more than one value per key.
+    /// ignored. The whole record is rewritten, so it never has more than one value per key.
     pub(super) fn set_items(&mut self, dict: Value, pairs: &[Value]) -> Result<(), OverBudget> {
         let mut record = self.record(dict.place());
         let mut changed = false;
