@@ -9,17 +9,17 @@ allocator, which shows the ratio of equal programs on this machine. For PyTorch'
 value of PYTORCH_CUDA_ALLOC_CONF; for ours it is OURS, from which the program finds the library: `ours:LIBRARY` for
 `train.py`. ALLOC_CONF has the configuration of ours.
 
-Two such processes run side by side on the same two processors. The first of the two calls of a step waits for the
-program's turn; the turn ends when the program waits for its next one or ends. So no step is timed while the other
-program runs, no wait is part of a step, and other load on the machine slows both alike: the ratio of two processes one
-after the other means little on a shared machine. The order changes from step to step and from pair to pair, and the
-next pair runs on the next two processors.
+Two such processes run at the same time on the same two processors, but only one of them works at a time. The first of
+the two clock calls of a step waits for the program's turn. The turn ends when the program waits for its next turn or
+ends. So no step is timed while the other program works, no wait is part of a step, and other load on the machine slows
+both alike. (Two processes run one after the other could not be compared on a shared machine.) The order changes from
+step to step and from pair to pair, and the next pair runs on the next two processors.
 
-A ratio is that of the medians that the two programs print. The script prints those of PAIRS pairs of processes (8),
-with the losses, and their geometric mean with its 95 % interval. Several pairs are needed, because two equal processes
-differ by a few per cent for as long as they live. Memory that such a program reads from the device is that of both
-processes, so only the program itself can report its own. The script ends with an error if a program prints another
-median than passed between its calls, or if the two take different numbers of steps.
+The ratio of a pair is that of the medians that its two programs print. The script prints the ratios and losses of PAIRS
+pairs of processes (8), and the geometric mean of the ratios with its 95 % interval. Several pairs are needed, because
+two equal processes differ by a few per cent as long as they live. Used memory that a program reads from the device
+includes that of the other process. The script ends with an error if a program prints another median than the one of
+the times between its clock calls, or if the two programs take different numbers of steps.
 """
 
 import atexit
@@ -48,7 +48,7 @@ WORD = struct.Struct("?d")
 
 
 def take_turns(asked, told):
-    """Makes every second call of the clock wait for the program's turn, and send the time of the previous step."""
+    """Makes the first clock call of each step wait for the program's turn and send the time of the previous step."""
     clock, calls, start, last_ms = time.perf_counter, 0, 0.0, math.nan
 
     def perf_counter():
@@ -59,7 +59,7 @@ def take_turns(asked, told):
         if calls % 2 == 1:
             os.write(told, WORD.pack(True, last_ms))
             if not os.read(asked, 1):
-                # Not by an exception, because the program could catch that.
+                # Ends the process instead of raising an exception, which the program could catch.
                 os._exit(1)
             start = clock()
             return start
@@ -90,7 +90,7 @@ class Program:
         self.ms = []
 
     def wait(self):
-        """Waits until the program waits for its turn; returns False if it has ended."""
+        """Returns when the program waits for its turn; returns False if the program has ended."""
         while word := os.read(self.told, WORD.size):
             waits, ms = WORD.unpack(word)
             if not math.isnan(ms):
@@ -104,7 +104,7 @@ class Program:
         return self.wait()
 
     def end(self):
-        """Returns the last line that the program printed, and the number of steps."""
+        """Returns the last line that the program printed, and the number of steps it took."""
         if self.process.wait() != 0:
             self.failed(f"ended with {self.process.returncode}")
         steps = sorted(self.ms)
@@ -132,7 +132,7 @@ class Program:
 
 
 def pair(sides, model, first):
-    """Returns the last lines of the two programs of a pair, and how many steps each took."""
+    """Runs a pair of programs. Returns their last lines, and how many steps each took."""
     os.sched_setaffinity(0, {PROCESSORS[(2 * first + one) % len(PROCESSORS)] for one in (0, 1)})
     orders = [(0, 1), (1, 0)]
     programs = {}
@@ -155,7 +155,7 @@ def pair(sides, model, first):
 
 
 def interval(ratios):
-    """Returns the geometric mean, and the factor of its 95 % interval."""
+    """Returns the geometric mean, and the factor by which its 95 % interval extends below and above it."""
     logs = [math.log(ratio) for ratio in ratios]
     student = STUDENT[min(len(logs) - 1, len(STUDENT)) - 1] if len(logs) > 1 else math.inf
     spread = statistics.stdev(logs) if len(logs) > 1 else 1

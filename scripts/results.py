@@ -1,9 +1,9 @@
-"""Turns the rows of side_by_side.sh into the tables of docs/measurements.md, on the standard output.
+"""Converts the rows of side_by_side.sh to the tables of docs/measurements.md. Prints them on standard output.
 
-A cell that was timed in several rounds shows the minimum: other load on the machine only adds time. A comparison is the
-median of the rounds' ratios with its 95 % interval (of a sign test) in brackets: the two cells of a round were timed on
-one processor within a second or two of one another. Cells of several threads have one round of the other allocators and
-a few of ours, which are compared with that one.
+A cell that was timed in several rounds shows the minimum, because other load on the machine only adds time. A
+comparison is the median of the rounds' ratios, with its 95 % interval (of a sign test) in brackets. The two cells of a
+round were timed on one processor, within a second or two of each other. Cells of several threads have one round of the
+other allocators and a few of ours, each of which is compared with that one.
 """
 
 import csv
@@ -39,7 +39,7 @@ REFERENCES = [
 
 
 def read(folder):
-    """Returns (column, case, threads) -> {round: nanoseconds}, and the floors."""
+    """Returns the cells as (column, case, threads) -> {round: nanoseconds}, and the times of the floors."""
     cells, floors = {}, {}
 
     def put(column, case, threads, ns, number=None):
@@ -65,7 +65,7 @@ def read(folder):
 
 
 def against(own, other, faster):
-    """Returns how many times as fast as the other, or how many times its cost."""
+    """Returns how many times as fast `own` is as `other` if `faster`; otherwise how many times as much it costs."""
     ratios = sorted(other[n] / own[n] if faster else own[n] / other[n] for n in own.keys() & other.keys())
     if not ratios:
         return None

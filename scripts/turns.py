@@ -1,12 +1,12 @@
-"""Times the cases of one thread of several programs in turn, cell by cell, also on shared machines:
+"""Times the benchmark cases of one thread in several programs, which take turns case by case:
 
     python turns.py STRATALLOC PEERS OUT ROUNDS
 
 STRATALLOC is the program, PEERS a folder with the programs built from peers.cpp (`torch`, `raw`, `rmm`; missing ones
-are left out). All run side by side. In each round every case is timed briefly with one allocator right after the
-other, in reverse order every other round. All programs run on the same processor, and the next round on the next one.
-So the cells of a round are comparable, whatever else the machine does. OUT/turns.json gets a line for each cell;
-`results.py` compares them round by round.
+are left out). All programs run at the same time. In each round every case is timed briefly with one allocator right
+after the other; every other round in reverse order. All programs run on one processor, and each round uses the next
+processor. So the times of a round are comparable even on a machine with other load. A line for each case and allocator
+(a cell) is written to OUT/turns.json; `results.py` compares them round by round.
 """
 
 import json
@@ -46,7 +46,7 @@ FLOOR = "floor:lock_pair"
 
 
 def programs(stratalloc, peers):
-    """Returns name -> command and PyTorch's configuration, for the programs that exist."""
+    """Returns the programs that exist: name -> command and PyTorch's configuration."""
     ours = [stratalloc, "bench", "--device", "cuda:0", "--threads", "1", "--json", "--turns"]
     all_of_them = {
         "ours": (ours, ""),
@@ -60,7 +60,7 @@ def programs(stratalloc, peers):
 
 
 class Program:
-    """A program that answers each line with a line."""
+    """A running program that prints one line for each line that it reads."""
 
     def __init__(self, command, conf):
         pipe = subprocess.PIPE
@@ -108,13 +108,13 @@ class Run:
         self.answer(name, FLOOR, "")
 
     def bind(self, name):
-        """Binds a program, if it runs, to the round's processor."""
+        """Makes a program, if it is running, run on the round's processor only."""
         if name in self.there:
             processor = self.processors[self.number % len(self.processors)]
             os.sched_setaffinity(self.there[name].process.pid, {processor})
 
     def answer(self, name, case, who):
-        """Returns nanoseconds, or None; a program that ends is left out from then on."""
+        """Returns nanoseconds per operation, or None. A program that ends is left out from then on."""
         try:
             return self.there[name].time(case, who)
         except EOFError:
@@ -123,7 +123,7 @@ class Run:
             return None
 
     def answer_or_again(self, name, case, who):
-        """As `answer`; a program that ends is restarted once, for the other cells."""
+        """Does the same as `answer`. A program that ends is restarted once, for the other cells."""
         ns = self.answer(name, case, who)
         if name not in self.there and name not in self.failed:
             self.failed.add(name)
@@ -132,7 +132,7 @@ class Run:
         return ns
 
     def cell(self, column, program, case, who):
-        """Returns nanoseconds; None if there is no such cell, which is then not tried again."""
+        """Returns nanoseconds per operation; None if the program does not have the case. It is not tried again then."""
         by_address = column.endswith("by address")
         if program not in self.there or (column, case) in self.nothing or (by_address and case not in BY_ADDRESS):
             return None
@@ -143,7 +143,7 @@ class Run:
         return ns
 
     def round(self, number):
-        """Times one cell after the other; yields a row for each that exists."""
+        """Times one cell after the other; yields a row for each cell that exists."""
         self.number = number
         for name in self.there:
             self.bind(name)
@@ -155,7 +155,7 @@ class Run:
                 yield {"round": number, "column": column, "case": case, "ns_per_op": ns}
 
     def end(self):
-        """Ends the programs; returns the names of all that failed."""
+        """Ends the programs; returns the names of the programs that failed."""
         for name, program in self.there.items():
             if program.end() != 0:
                 self.failed.add(name)

@@ -179,7 +179,7 @@ fn costs_nothing(sim: &Sim, strategy: &Strategy, steps: impl FnOnce()) {
     assert_eq!((calls, taken), (0, 0), "driver calls and heap allocations in {hits} hits");
 }
 
-/// Reserves so much memory that all later requests are hits, whatever gaps they leave.
+/// Reserves so much memory that all later requests are hits, even if the free blocks are fragmented.
 fn reserve_room(strategy: &Strategy) {
     let large: Vec<_> = (0..64).map(|_| take(strategy, 4 * GIB)).collect();
     let small: Vec<_> = (0..2048).map(|_| take(strategy, MIB)).collect();

@@ -306,7 +306,8 @@ fn pages_that_a_graph_used_are_unmapped_when_the_other_threads_work_is_done() {
         Capture::end(&*fixture.device, OWN).unwrap();
         drop(scope.finish());
     });
-    // A launch of the graph may still be running, on a stream that only one thread can refer to.
+    // A launch of the graph may still be running on another thread's own stream, so releasing pages must
+    // synchronize the device.
     fixture.device.interceptor().take_order();
     fixture.empty_cache();
     assert_eq!(fixture.device.interceptor().take_order(), ["synchronize_device", "unmap"]);

@@ -41,7 +41,7 @@ pub enum Case {
     Replay {
         /// The recording.
         name: &'static str,
-        /// The number of its requests and frees.
+        /// The number of requests and frees in the recording.
         operations: u64,
     },
     /// Allocates and frees 512 bytes with a handle, on one stream.

@@ -314,8 +314,8 @@ impl Blocks {
         block.map(|block| (block, stream))
     }
 
-    /// Removes the block that has been free longest, if both tests return true. `may_release` receives
-    /// its address; `should_evict` receives the time when it was freed and the sum of all free bytes.
+    /// Removes the block that has been free longest, if both functions return true. `may_release` gets the
+    /// block's address, `should_evict` the time when the block was freed and the sum of all free bytes.
     pub(super) fn evict(
         &mut self,
         may_release: impl FnOnce(u64) -> bool,

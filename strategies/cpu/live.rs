@@ -61,7 +61,7 @@ pub(super) fn leave(address: u64, core: &Core) {
     drop(entry);
 }
 
-/// Returns the owner of the block at this address. `caller` is recognized without a new reference to it.
+/// Returns the owner of the block at this address, or `Owner::Caller` if that is `caller`.
 #[inline]
 pub(super) fn find(address: u64, caller: Option<&Core>) -> Owner {
     let shard = shard(address).read();

@@ -89,7 +89,8 @@ impl Core {
         let bytes = block.size_bytes();
         let _charge = self.limit.kept(bytes);
         self.announce(Action::SegmentFree, block.address(), bytes, stream);
-        // Before the release: afterwards the system may give the address to another thread at once.
+        // Removed from the map before the release, because then the system may give the address to
+        // another thread at once.
         live::leave(block.address(), self);
         self.source.release(block);
         bytes

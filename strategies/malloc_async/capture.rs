@@ -28,8 +28,8 @@ use crate::error::DriverError;
 use crate::ids::StreamId;
 use crate::live_blocks::Live;
 
-/// The state that requests and frees check: the number of open scopes and of deferred frees, in one
-/// word, so that one load finds both zero; and the leaves.
+/// The state of scopes, deferred frees and leaves. The numbers of open scopes and of deferred frees are
+/// in one word, so that a request needs one load to find that both are zero.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     scopes_and_deferred: AtomicU64,

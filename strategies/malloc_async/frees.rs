@@ -17,8 +17,8 @@ impl MallocAsyncAllocator {
     /// Frees a live block. On an error the block is unchanged.
     pub(super) fn free_block(&self, name: BlockName) -> Result<u64, HandleError> {
         let _context = self.history.of_free();
-        // Before the driver frees the address: afterwards another thread may allocate it at once, and
-        // its history entry must have a later time.
+        // Taken before the driver frees the address. As soon as it is freed, another thread may allocate
+        // it, and that entry in the history must have a later time.
         let moment = self.history.moment();
         let (block, is_plain, is_charged) = {
             let mut blocks = self.blocks.lock();
@@ -76,8 +76,8 @@ impl MallocAsyncAllocator {
             Ok(FreeOutcome::Deferred) => {
                 self.record_block(Action::FreeRequested, &block, moment);
                 self.notes.count(Note::DeferredFree);
-                // Before the block is in the queue: from then on another thread may free it and subtract
-                // it.
+                // Counted before the block is in the queue. As soon as it is, another thread may free
+                // the block and subtract it.
                 self.captures.add_deferred();
                 let mut blocks = self.blocks.lock();
                 blocks.reserved_bytes -= block.bytes;
@@ -209,7 +209,7 @@ impl MallocAsyncAllocator {
             // was recorded before the capture began, it remains valid.
             Ok(()) if self.capture_of(stream)?.is_some() => Err(captured(stream)),
             Ok(()) => self.driver.wait_event(join, event).map_err(|error| match error.kind() {
-                // The event was recorded in a capture that has ended since.
+                // The event was recorded in a capture, and that capture has ended by now.
                 DriverErrorKind::InvalidValue => captured(stream),
                 _ => error,
             }),

@@ -25,7 +25,7 @@ pub(super) struct Pools {
     entries: Vec<Entry>,
     /// Devices with peer access. New pools are made accessible to them.
     peers: Vec<DeviceId>,
-    /// Driver pools without users and blocks. Each is destroyed when it is empty.
+    /// Driver pools without users and blocks. Each is destroyed once it holds no memory.
     retired: Vec<DriverPoolId>,
     /// The largest sum of the high marks of all pools, taken each time just before a pool's mark is
     /// discarded, since the last reset of peaks.

@@ -158,8 +158,8 @@ impl Engine {
         cell: &HeapCell,
         slot: Slot,
     ) {
-        // Before the events are in the queue: from then on another thread may see them pass and subtract
-        // them.
+        // Counted before the events are in the queue. As soon as they are, another thread may see them
+        // pass and subtract them.
         self.attention.0.fetch_add(waits.len() as u64, Ordering::Relaxed);
         self.events.push(&*self.driver, waits, Waiting { heap: cell.number, slot });
     }

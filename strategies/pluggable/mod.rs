@@ -147,7 +147,8 @@ impl PluggableAllocator {
             // pool must keep it.
             self.pools.lock().in_use(pool)?.fixed = true;
         }
-        // Not while a capture is active: querying an event would break it. The blocks wait longer then.
+        // Events are not queried while a capture is active, because that would break the capture. The
+        // blocks then wait longer.
         if self.waiting.any() && self.may_wait_for(request.stream) {
             // A failure here must not fail the request; `process_events` reports it.
             let _ = self.poll();

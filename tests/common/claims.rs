@@ -16,13 +16,13 @@ use stratalloc::ids::StreamId;
 #[derive(Debug)]
 enum Claim {
     Held,
-    /// The block was freed, but these streams must first pass these moments.
+    /// The block was freed, but its bytes stay claimed until each of these streams has passed its moment.
     Draining(Vec<(StreamId, u64)>),
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// End of the range and reason, by start address.
+    /// The end of each claimed range and why it is claimed, by the start of the range.
     claims: BTreeMap<u64, (u64, Claim)>,
     /// The last moment that each stream's work has passed, or may have passed.
     passed: BTreeMap<StreamId, u64>,

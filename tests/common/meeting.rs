@@ -9,9 +9,10 @@ use stratalloc::driver::{DriverResult, Interceptor};
 /// How an allocation in the driver waits for a second one.
 #[derive(Debug)]
 enum Wait {
-    /// Until the second one has entered the driver.
+    /// Until the second allocation has entered the driver.
     ForSecond(Barrier),
-    /// Until the second one has entered the driver, or until this thread has yielded this many times.
+    /// Until the second allocation has entered the driver, or until this thread has yielded this many
+    /// times.
     AtMost(u64),
 }
 

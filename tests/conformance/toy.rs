@@ -33,7 +33,7 @@ pub(crate) enum Defect {
     LeaksOnFailure,
     /// Finds a cached block and removes it in two steps, so two threads may find the same one.
     Races,
-    /// Is always out of memory.
+    /// Returns an out-of-memory error for every request.
     ServesNothing,
     /// Ignores the place that was requested, such as an address.
     IgnoresPlaces,

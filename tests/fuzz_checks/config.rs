@@ -114,7 +114,8 @@ fn refused(error: &ConfigError, text: &str) {
 /// Builds the configured allocator on a simulated device, uses it and applies the second configuration.
 fn live(config: &Config, later: Option<&Config>) {
     let settings = config.settings();
-    // Not with a log file or a foreign library, because the input would choose the file.
+    // Configurations with a log file or a foreign library are skipped, because the input would choose
+    // the file.
     let writes = |layer: &LayerSetting| matches!(layer, LayerSetting::Log { .. });
     if settings.backend == "pluggable" || settings.layers.iter().any(writes) {
         return;

@@ -17,7 +17,7 @@ pub(crate) struct TwoState {
     next: u64,
     pub(crate) live: HashMap<u64, u64>,
     pub(crate) limit_bytes: u64,
-    /// Fails all frees while true.
+    /// While this is true, every free fails.
     pub(crate) stubborn: bool,
 }
 

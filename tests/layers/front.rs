@@ -199,8 +199,8 @@ fn foreign_handles_and_odd_requests_pass_unkept() {
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
     fronted.give(fronted.take(KEPT_MAX + 1));
     assert_eq!(fronted.here().held_blocks, 1);
-    // Two per-thread caches on one thread: one inside the other, then one after the other, which gets
-    // the same index.
+    // Two per-thread caches on one thread: first one inside the other, then one that is built after
+    // another was dropped and gets the same index.
     let twice = front(front(Two::new(u64::MAX), KEPT_MAX), KEPT_MAX);
     twice.free(twice.take(100)).unwrap();
     assert_eq!(twice.take(100).size_bytes(), 100);

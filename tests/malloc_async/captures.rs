@@ -396,7 +396,7 @@ fn every_call_inside_a_capture_may_fail_and_nothing_is_lost() {
         let opened = allocator.open_scope(pool, ScopeFilter::Capture(capture)).is_ok();
         for _ in 0..3 {
             (0..2).for_each(|_| take(main, &mut held));
-            // One block that was allocated outside the capture, and one inside.
+            // Frees one block that was allocated outside the capture, and one that was allocated inside.
             for block in [held.remove(0), held.pop().expect("one is left")] {
                 held.extend(allocator.free(block).err().map(|refused| refused.allocation));
             }

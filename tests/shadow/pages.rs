@@ -29,7 +29,7 @@ pub(crate) struct Call {
     pub(crate) found: Option<Option<u64>>,
     /// The start of the block that is being extended by mapping pages.
     pub(crate) growing: Option<u64>,
-    /// The number of events that remain in a release of all free memory, once one has begun.
+    /// While a release of all free memory is in progress, the number of its events that remain.
     pub(crate) releasing: Option<usize>,
     /// Whether a search found the block, so that no pages had to be mapped.
     pub(crate) fitted: bool,

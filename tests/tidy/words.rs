@@ -2,7 +2,8 @@
 
 use super::source::Source;
 
-/// Words that comments must not contain. Threads, callers and processes are called by these names.
+/// Words that comments must not contain. Most of them treat code as a person; a comment uses "thread",
+/// "caller" or "process" instead.
 const WORDS: [&str; 21] = [
     "whoever",
     "nobody",

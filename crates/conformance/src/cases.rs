@@ -26,10 +26,10 @@ const ENDLESS: &str = "it allocates more than the device has";
 /// The maximum number of calls per script that are made to fail, on the simulated device.
 const SIM_FAILURES: u64 = 200;
 
-/// The same for host memory, where each run creates a device with its own thread.
+/// The same maximum for host memory, where each run creates a device with its own thread.
 const HOST_FAILURES: u64 = 20;
 
-/// The same for a GPU.
+/// The same maximum for a GPU.
 const GPU_FAILURES: u64 = 8;
 
 impl Case<'_> {
@@ -118,8 +118,7 @@ impl Case<'_> {
     }
 
     pub(super) fn driver_failures(&self) -> Result<Outcome, Broken> {
-        // One script means many runs, one for each of its driver calls, so few and short scripts are
-        // enough.
+        // Each script is run once for each of its driver calls, so few and short scripts are enough.
         let options = Options {
             scripts: self.options.scripts.div_ceil(2),
             longest: self.options.longest.min(24),

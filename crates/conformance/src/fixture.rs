@@ -218,9 +218,9 @@ impl<'m> Fixture<'m> {
             let found = self.machine.verify(live.start(), live.bytes, seed, live.stream);
             found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
         }
-        // Until it completes, work of the block's own stream and of streams recorded on it may still use
-        // the block. On a device that runs work by itself, submit such work: on the recorded streams
-        // always, on the own stream for every second block.
+        // Work that may still use the freed block: that of streams recorded on it, and of its own
+        // stream. On a device that runs work by itself, submit such work now: always on the recorded
+        // streams, and on the block's own stream for every second block.
         if self.from_driver == Some(true) {
             live.seed = None;
             let own = live.name.is_multiple_of(2).then_some(live.stream);

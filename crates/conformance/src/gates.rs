@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a gate, and a reference that shows whether it is closed.
+    /// Returns a gate, and a weak reference that is dead once the gate is open.
     fn gate() -> (Arc<()>, Weak<()>) {
         let gate = Arc::new(());
         let closed = Arc::downgrade(&gate);

@@ -44,7 +44,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock()
 }
 
-/// Returns a machine on a part of the device with `bytes` of memory.
+/// Returns a test machine whose device is a part of this one, with `bytes` of memory.
 pub(super) fn part(cuda: &Arc<Cuda>, bytes: u64) -> Box<dyn Machine> {
     Box::new(RealMachine::of(Share::of(Arc::clone(cuda), bytes)))
 }

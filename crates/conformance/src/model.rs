@@ -24,7 +24,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Returns the address of its first byte.
+    /// Returns the address of the block's first byte.
     #[must_use]
     pub(super) fn start(&self) -> u64 {
         self.allocation.address()

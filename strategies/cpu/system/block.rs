@@ -99,7 +99,7 @@ impl SystemBlock {
         alignment_bytes: u64,
     ) -> DriverResult<Self> {
         let layout = layout_of(size_bytes, alignment_bytes)?;
-        // SAFETY: the layout has bytes.
+        // SAFETY: the size of the layout is not zero.
         let start = unsafe { global.alloc(layout) };
         let start = NonNull::new(start)
             .ok_or_else(|| refused("alloc", size_bytes, alignment_bytes, OUT_OF_MEMORY))?;
@@ -145,9 +145,9 @@ impl SystemBlock {
             return None;
         }
         self.content = Content::Written;
-        // SAFETY: the memory is this value's own, has the length of the layout, and is borrowed as long
-        // as the value is; each byte was initialized, here or by the system that made the pages, and the
-        // bytes were not returned as `MaybeUninit` since.
+        // SAFETY: the memory belongs to this value, has the length of the layout, and is borrowed as
+        // long as the value is. Each byte is initialized, here or by the system that made the pages. No
+        // caller has got the bytes as `MaybeUninit` since then.
         Some(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) })
     }
 
@@ -178,7 +178,7 @@ impl SystemBlock {
 /// Makes the C library release its free pages, if it supports that.
 pub(super) fn trim_c_library() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it touches only free memory of the C library, under that library's locks.
+    // SAFETY: the call touches only free memory of the C library, under that library's locks.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -192,11 +192,11 @@ impl Drop for SystemBlock {
         let start = self.start.as_ptr();
         match self.origin {
             #[cfg(unix)]
-            // SAFETY: it came from `posix_memalign`, and only this value frees it.
+            // SAFETY: the memory came from `posix_memalign`, and only this value frees it.
             Origin::System => unsafe { libc::free(start.cast()) },
             #[cfg(target_os = "linux")]
             Origin::Mapping => mapping::unmap(self.start, self.layout),
-            // SAFETY: it came from there, with this layout.
+            // SAFETY: the memory came from this allocator, with this layout.
             Origin::Global(global) => unsafe { global.dealloc(start, self.layout) },
         }
     }

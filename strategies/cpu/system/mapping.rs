@@ -71,7 +71,8 @@ fn wish(start: NonNull<u8>, size: usize, huge: bool, node: Option<u32>) -> Resul
     mask[(node / c_ulong::BITS) as usize] |= 1 << (node % c_ulong::BITS);
     // The kernel reads one bit less than this argument.
     let bits = c_ulong::from(NODES_MAX) + 1;
-    // SAFETY: the call reads as many bits of the mask as it has, and touches no byte of the mapping.
+    // SAFETY: the kernel reads one bit less than `bits`, which is the length of the mask. The call
+    // changes no byte of the mapping.
     let done =
         unsafe { libc::syscall(libc::SYS_mbind, start, size, PREFERRED, mask.as_ptr(), bits, 0) };
     if done == 0 { Ok(()) } else { Err(("mbind", last_error())) }
@@ -88,7 +89,8 @@ pub(super) fn unmap(start: NonNull<u8>, layout: Layout) {
     let start = start.as_ptr().cast::<c_void>();
     // SAFETY: the mapping belongs to the block, which is being dropped.
     if unsafe { munmap(start, size) }.is_err() {
-        // SAFETY: as above; these bytes are not read any more.
+        // SAFETY: the mapping belongs to the block that is being dropped, and its bytes are not read any
+        // more.
         let _ = unsafe { madvise(start, size, Advice::LinuxDontNeed) };
     }
 }

@@ -61,7 +61,7 @@ unsafe impl Send for StdFunction {}
 /// `object` is null, or points to a `std::function<bool(cudaStream_t)>` of GNU's C++ library. The object
 /// lives during the call.
 pub unsafe fn copied(object: *const c_void) -> Option<StreamFilter> {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees that `object` is null or points to a live `std::function`.
     let object = unsafe { object.cast::<StdFunction>().as_ref() }?;
     let (manager, invoker) = (object.manager?, object.invoker?);
     let mut payload = [null_mut(); 2];
@@ -128,12 +128,12 @@ unsafe extern "C-unwind" fn invoke(payload: *const Payload, stream: *mut *mut c_
 }
 
 fn held(payload: *const Payload) -> *const StreamFilter {
-    // SAFETY: private, and called only with payloads of live objects.
+    // SAFETY: this private function is called only with payloads of live objects.
     unsafe { (*payload)[0] }.cast_const().cast()
 }
 
 fn put(payload: *mut Payload, word: *mut c_void) {
-    // SAFETY: private, and called only with the payload that C++ wants filled.
+    // SAFETY: this private function is called only with a payload that C++ wants to be filled.
     unsafe { (*payload)[0] = word };
 }
 
@@ -147,12 +147,12 @@ mod tests {
         let object = StdFunction::new(Arc::clone(&filter));
         let mut copy = StdFunction { payload: [null_mut(); 2], ..StdFunction::new(filter.clone()) };
         let before = Arc::strong_count(&filter);
-        // SAFETY: as C++ copies an object into a fresh one.
+        // SAFETY: both payloads are alive. C++ makes this call to copy an object into a new one.
         unsafe { manage(&raw mut copy.payload, &raw const object.payload, CLONE) };
         drop(object);
         for (stream, accepted) in [(64, true), (65, false)] {
             let mut argument: *mut c_void = std::ptr::without_provenance_mut(stream);
-            // SAFETY: the copy is alive.
+            // SAFETY: the object `copy` is alive.
             let is_accepted = unsafe { invoke(&raw const copy.payload, &raw mut argument) };
             assert_eq!(is_accepted, accepted);
         }

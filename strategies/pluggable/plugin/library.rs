@@ -83,7 +83,8 @@ pub fn load(names: &PluggableSettings) -> Result<Callbacks, LibraryError> {
         library.find_any::<RecordFn>("record_stream_fn", &names.record_stream_fn)?
     {
         callbacks = callbacks.on_record_stream(move |address, stream| {
-            // SAFETY: as above; the block is live.
+            // SAFETY: the function has this signature (see the module documentation), and the block is
+            // live.
             unsafe { record(pointer(address), pointer(stream.0)) }
         });
     }
@@ -91,7 +92,8 @@ pub fn load(names: &PluggableSettings) -> Result<Callbacks, LibraryError> {
     if let Some(begin) = library.find_any::<BeginFn>(begin.0, begin.1)? {
         callbacks.begin_pool = Some(Arc::new(move |device, pool, filter| {
             let mut filter = StdFunction::new(filter);
-            // SAFETY: as above; the object lives until the call has returned.
+            // SAFETY: the function has this signature (see the module documentation), and the object
+            // lives until the call has returned.
             unsafe { begin(ordinal(device), pool.into(), &raw mut filter) }
         }));
     }
@@ -118,7 +120,8 @@ fn required(alloc: AllocFn, free: FreeFn) -> Callbacks {
     };
     let free = move |address: u64, bytes: u64, device: DeviceId, stream: StreamId| {
         let bytes = usize::try_from(bytes).expect("it was allocated with as many");
-        // SAFETY: as above; the block came from `alloc` and is freed once, as `Callbacks` guarantees.
+        // SAFETY: the function has this signature (see the module documentation). The block came from
+        // `alloc` and is freed once, as `Callbacks` guarantees.
         unsafe { free(pointer(address), bytes, ordinal(device), pointer(stream.0)) }
     };
     Callbacks::new(allocate, free)

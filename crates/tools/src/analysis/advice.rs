@@ -25,7 +25,7 @@ pub struct AdviceOptions {
     pub time: Duration,
     /// Whether to try only the settings that help most often.
     pub quick: bool,
-    /// The version of PyTorch that the settings must suit, if the caller sets it.
+    /// The version of PyTorch that the settings must suit, if the caller sets a version.
     pub torch: Option<TorchVersion>,
     /// If the recorded setting needs at most this many bytes, no other setting is tried.
     pub enough_bytes: Option<u64>,
@@ -80,7 +80,7 @@ impl Tried {
         self.need.cost.map_or(u64::MAX, |cost| cost.device_ns)
     }
 
-    /// Returns true if some device suffices, and the recording also runs under its limit if it has one.
+    /// Returns true if some device suffices and, if there is a limit, the recording runs under that too.
     pub(super) fn runs(&self) -> bool {
         self.need.needs_bytes.is_some() && self.runs_under_limit != Some(false)
     }

@@ -168,7 +168,7 @@ impl<'a> Callers<'a> {
         functions.find(|function| function.contains(part))
     }
 
-    /// Returns a label for each caller, with as many frames as it takes to make these labels differ.
+    /// Returns a label for each caller. Shows as many frames as are needed to make these labels differ.
     pub(crate) fn labels(&self, callers: &[u32]) -> Vec<String> {
         let files = self.program_files();
         let mut shown: Vec<Shown> = callers.iter().map(|_| Shown::default()).collect();

@@ -1,4 +1,4 @@
-//! The purpose of a block, derived from the stack of its request if the stack identifies it.
+//! The purpose of a block, derived from the stack that requested the block.
 //!
 //! [`RULES`] lists functions that only requests of one category pass through. A stack without any of
 //! these functions is [`Category::Unknown`]. Sizes, ages and names of the program's own functions are

@@ -122,7 +122,7 @@ pub struct Picture {
     pub failed: Option<Failed>,
     /// All reserved bytes by cause.
     pub causes: Causes,
-    /// The same for each stream of each pool, largest first.
+    /// The bytes by cause for each stream of each pool, largest first.
     pub heaps: Vec<HeapCauses>,
     /// The holders of the live bytes.
     pub holders: Holders,

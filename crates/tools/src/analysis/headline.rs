@@ -25,8 +25,8 @@ const ALIKE: f64 = 0.005;
 pub enum Headline<'a> {
     /// This setting is worth its cost.
     Worth(&'a Tried),
-    /// No setting is worth its cost. Contains the one with the smallest need, which may be the recorded
-    /// one.
+    /// No setting is worth its cost. Contains the setting that needs the smallest device, which may be the
+    /// recorded one.
     NotWorth(&'a Tried),
     /// The recording runs with none of the settings. Contains the one with the smallest need, if any
     /// device suffices.

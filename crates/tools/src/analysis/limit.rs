@@ -92,8 +92,8 @@ impl Limit {
     }
 }
 
-/// Returns the most bytes that a request of `bytes` may allocate from the device. For a request larger
-/// than any address range, returns its size.
+/// Returns the most bytes that a request of `bytes` may allocate from the device. If no address range is
+/// that large, returns `bytes`.
 fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {
     if bytes > i64::MAX.unsigned_abs() {
         return bytes;

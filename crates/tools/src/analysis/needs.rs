@@ -25,7 +25,7 @@ use stratalloc::config::Config;
 use stratalloc::size::MIB;
 use stratalloc_sim::AddressOrder;
 
-/// The need of a recording under one configuration.
+/// The need of a recording: the smallest device on which it runs under one configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Need {
     /// The smallest device, in bytes, from which on no request fails on any device that was tried. Up to

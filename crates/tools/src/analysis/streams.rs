@@ -1,4 +1,4 @@
-//! How much memory each stream uses, and whether the streams' peaks come at the same time.
+//! The peak memory of each stream, and whether the streams' peaks come at the same time.
 //!
 //! A caching allocator keeps memory per stream, so memory that one stream has freed is not available to
 //! another. If the peaks of streams come at different times, each stream keeps its own memory in

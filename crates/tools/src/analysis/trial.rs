@@ -188,7 +188,7 @@ pub(super) fn open_with_start(
     Ok((strategy, sim, held))
 }
 
-/// Opens an allocator on its own device.
+/// Opens an allocator on a new simulated device.
 fn open(
     recording: &Recording,
     config: &Config,

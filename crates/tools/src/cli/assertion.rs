@@ -87,7 +87,8 @@ pub(crate) struct Verdict {
     text: String,
     pub(crate) holds: bool,
     value_bytes: Option<u64>,
-    /// The cheapest setting with which the condition holds, if it is an upper bound of the need.
+    /// If the condition is an upper bound of the need: the cheapest setting with which the condition
+    /// holds.
     pub(crate) setting: Option<Tried>,
     is_recorded: bool,
     pub(crate) sentence: String,

@@ -28,7 +28,7 @@ pub(crate) enum Device {
 /// An open device.
 pub(crate) struct Opened {
     pub(crate) driver: Arc<dyn Driver>,
-    /// The control over when work finishes, if the device has it.
+    /// Controls when the device's work finishes, if the device supports that.
     pub(crate) work_gate: Option<Arc<dyn WorkGate>>,
 }
 

@@ -50,8 +50,8 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         let default = defaults.iter().find(|default| default.key == row.key);
         default.is_none_or(|default| default.value != row.value)
     };
-    // First the keys in the string, in the order of the string; then other keys that are set; then
-    // defaults that depend on these keys.
+    // The order of the rows: keys of the string, as in the string; then other keys that are set; then
+    // keys whose defaults depend on these.
     rows.sort_by_key(|row| match row.origin {
         Origin::Text { at } => (0, at),
         Origin::Code | Origin::Earlier => (1, 0),
@@ -120,7 +120,7 @@ fn cells(row: &ExplainRow) -> Vec<String> {
 
 /// A configuration string that the user pasted, perhaps as part of a shell line.
 struct Pasted<'a> {
-    /// The environment variable that the line assigns to, if it is an assignment.
+    /// The environment variable, if the line is an assignment.
     variable: Option<&'a str>,
     conf: &'a str,
 }

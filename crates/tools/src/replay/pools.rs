@@ -22,9 +22,9 @@ pub(crate) struct PoolRouting {
     /// The pool of each recorded segment that lives to the end, by the index of the event that allocated
     /// it.
     lasting: HashMap<usize, PoolId>,
-    /// The current fixed segments: start, to end and pool.
+    /// The current fixed segments: the end and the pool of each, by its start.
     segments: BTreeMap<u64, (u64, PoolId)>,
-    /// The reservations: start, to pool.
+    /// The pool of each reservation, by the start of the reservation.
     reservations: BTreeMap<u64, PoolId>,
     reserved_bytes: u64,
 }

@@ -243,7 +243,8 @@ struct Back {
     /// The kind of each expandable range, by stream and address. Undoing an unmap uses it to find the
     /// kind of the pages.
     kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
-    /// The contiguous ranges that were ever mapped: start, to end. Each is inside one reservation.
+    /// The contiguous ranges that were ever mapped: the end of each, by its start. Each is inside one
+    /// reservation.
     mapped: BTreeMap<u64, u64>,
 }
 

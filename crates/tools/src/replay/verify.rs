@@ -588,7 +588,7 @@ fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfi
         (Some(true), Some(false) | None) => Some(Misfit::TooLow),
         (Some(false) | None, Some(true)) | (Some(false), None) => Some(Misfit::TooHigh),
         // The recorded allocator allocated a segment and the replay did not. Either the limit refused
-        // the replay's, or the replay still held memory that the recorded allocator had released.
+        // the segment, or the replay still held memory that the recorded allocator had released.
         (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
         _ => None,
     }

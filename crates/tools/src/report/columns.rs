@@ -14,7 +14,7 @@ pub(crate) struct Column {
     pub(crate) reserved_min_bytes: u64,
     pub(crate) reserved_max_bytes: u64,
     pub(crate) reserved_last_bytes: u64,
-    /// The first moment in the column at which its live bytes are at their maximum.
+    /// The first moment at which the live bytes of this column are at their maximum.
     pub(crate) live_peak_at: u32,
 }
 

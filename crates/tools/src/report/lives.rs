@@ -30,7 +30,7 @@ pub(crate) const NEVER: u32 = u32::MAX;
 pub(crate) struct Block {
     /// The first moment at which the block lives; 0 if it was allocated before the first event.
     pub(crate) born: u32,
-    /// The first moment after its caller freed it.
+    /// The first moment after the caller freed the block.
     pub(crate) freed: u32,
     /// The first moment at which the block is free. Later than `freed` if the block waits for other
     /// streams.
@@ -202,9 +202,9 @@ struct Walk<'a> {
     lives: Lives,
     settings: &'a Settings,
     routing: PoolRouting,
-    /// The blocks that are not free: address, to the index in `lives.blocks`.
+    /// The blocks that are not free: the index in `lives.blocks`, by address.
     live: BTreeMap<u64, usize>,
-    /// The segments and mapped ranges: address, to the index in `lives.segments`.
+    /// The segments and mapped ranges: the index in `lives.segments`, by address.
     held: BTreeMap<u64, usize>,
     stream_at: HashMap<StreamId, u32>,
     pool_at: HashMap<PoolId, u32>,

@@ -39,7 +39,7 @@ pub(crate) struct Kept {
     pub(crate) segments: Vec<Segment>,
     /// The number of segments that live at one of the moments but did not fit.
     pub(crate) segments_left_out: usize,
-    /// The number of merged rows that did not fit.
+    /// The number of segments that live at one of the moments but did not fit on the page.
     pub(crate) runs_left_out: usize,
 }
 

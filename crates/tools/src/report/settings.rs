@@ -30,7 +30,7 @@ pub(crate) struct NeedData {
     /// The reserved bytes at each point of the curve, on the smallest sufficient device. Stored as
     /// differences from the previous point.
     at_need: Vec<i128>,
-    /// The same curve for a device without a limit.
+    /// The reserved bytes at each point without a limit, in the same form.
     unlimited: Vec<i128>,
 }
 

@@ -122,8 +122,8 @@ fn has_keys_of(version: &str, name: &str, json: &Value) -> usize {
     list(&json["tried"]).iter().filter(is_new).count()
 }
 
-/// Runs each recording once, for the oldest version. Uses the quick settings unless the recording is
-/// short.
+/// Runs `advise` on each recording once, for the oldest version of PyTorch. Tries only the quick settings
+/// unless the recording is short.
 #[test]
 fn no_headline_contradicts_its_table_and_a_need_has_one_value() {
     let folder = Folder::new("advice");

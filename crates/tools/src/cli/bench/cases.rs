@@ -408,7 +408,7 @@ pub fn median(mut runs: Vec<Together>) -> Together {
     runs[runs.len() / 2]
 }
 
-/// One thread of the case `threads`: holds eight blocks and replaces them in turn.
+/// The state of one thread in the case `threads`: eight blocks, which it replaces in turn.
 struct Turns<'a, C: Client> {
     client: &'a C,
     stream: StreamId,

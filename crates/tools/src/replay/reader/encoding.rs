@@ -181,7 +181,7 @@ impl<R: Read> Read for ZstdFrames<R> {
             while frame.can_collect() == 0 && !frame.is_finished() {
                 let step = BlockDecodingStrategy::UptoBytes(ZSTD_STEP_BYTES);
                 frame.decode_blocks(&mut self.source, step).map_err(io::Error::other)?;
-                // Not counted for the last step of a frame, which may be shorter.
+                // The last step of a frame is not counted, because it may be shorter.
                 if !frame.is_finished() {
                     self.kept_bytes += ZSTD_STEP_BYTES as u64;
                 }

@@ -3,7 +3,7 @@
 const FLAME_ROW = 20;
 
 /// Returns the holders at a moment that the data lists, or at the chosen moment. Each row is [stack,
-/// stream, bytes of each block, blocks, bytes, newest, oldest].
+/// stream, bytes of each block, blocks, bytes, events since the newest and since the oldest request].
 function holdersNow(recording) {
   const listed = recording.holders[Number(state.holders)];
   // Not used when all frames are shown, because the listed holders are grouped by the program's code.
