@@ -55,7 +55,7 @@ pub(super) fn leave(address: u64, core: &Core) {
     let mut shard = shard(address).lock();
     let Some(entries) = shard.as_mut() else { return };
     let own = entries.get(&address).is_some_and(|entry| std::ptr::eq(core, entry.core.as_ptr()));
-    // The entry is dropped after the lock is released.
+    // The entry is dropped after the lock is released, because dropping it may free memory.
     let entry = own.then(|| entries.remove(&address)).flatten();
     drop(shard);
     drop(entry);

@@ -302,7 +302,8 @@ impl Drop for MallocAsyncAllocator {
             let _ = self.free_checked(block);
         }
         if !captured {
-            // Skipped if a block's stream is being captured: synchronizing would break the capture.
+            // Skipped if the allocator is unused, or if a block's stream is being captured, because
+            // synchronizing would break the capture.
             let _ = synchronize_outside_captures(&*self.driver);
         }
         let joins = std::mem::take(&mut *self.joins.lock());

@@ -67,7 +67,8 @@ fn pages_may_be_opened_by_their_own_allocator() {
     assert_eq!(held(&sim), (0, 0, 0, 0));
 }
 
-/// Raises the descriptor limit of this process for `pages`, if the system allows it.
+/// Raises the descriptor limit of this process so that `pages` pages can be opened. Returns true if the
+/// system allows that.
 #[cfg(target_os = "linux")]
 fn may_open(pages: u64) -> bool {
     use rustix::process::{Resource, getrlimit, setrlimit};

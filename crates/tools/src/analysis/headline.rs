@@ -28,8 +28,8 @@ pub enum Headline<'a> {
     /// No setting is worth its cost. Contains the setting that needs the smallest device, which may be the
     /// recorded one.
     NotWorth(&'a Tried),
-    /// The recording runs with none of the settings. Contains the one with the smallest need, if any
-    /// device suffices.
+    /// The recording runs with none of the settings. Contains the setting that needs the
+    /// smallest device, if any device suffices.
     CannotHelp(Option<&'a Tried>),
 }
 

@@ -23,7 +23,7 @@ pub enum Capacity {
     Limited,
     /// More memory than any program requests.
     Endless,
-    /// A device of this many bytes, without a lower limit.
+    /// A device of this many bytes. No other limit applies.
     Device {
         /// Memory of the device.
         total_bytes: u64,

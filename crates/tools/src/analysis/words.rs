@@ -62,7 +62,7 @@ impl HostMemory {
 }
 
 impl Need {
-    /// Formats the need in MiB. Adds the need with lucky addresses if that is less.
+    /// Formats the need in MiB. If the most favourable order of addresses needs less, adds that.
     pub(crate) fn in_mib(&self) -> String {
         let needs = self.needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
         match self.with_luck_bytes {

@@ -10,7 +10,7 @@ pub(crate) use super::table::{Side, table};
 use crate::analysis::{Need, Recording};
 use stratalloc::config::shown;
 
-/// The note below tables that contain needs with lucky addresses.
+/// The note below tables in which a need depends on the addresses that the device assigns.
 pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size is taken depends on their \
     addresses; three orders of addresses were replayed, and needs is the largest result";
 

@@ -90,7 +90,7 @@ impl Start {
                     unknown.remove(&event.address);
                 }
                 Action::Alloc => {
-                    // The last block, of those before the first event, whose address is below this one.
+                    // Of the blocks that were live before the first event: the last one below this address.
                     let behind = self.blocks.partition_point(|b| b.address < event.address);
                     let Some(i) = behind.checked_sub(1) else { continue };
                     let address = self.blocks[i].address;

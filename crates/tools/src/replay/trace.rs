@@ -58,7 +58,7 @@ pub struct Annotation {
 pub struct HostMemory {
     /// The bytes allocated from the system at the end of the recording.
     pub reserved_bytes: u64,
-    /// The bytes of these that are in live blocks.
+    /// The part of `reserved_bytes` that is in live blocks.
     pub live_bytes: u64,
     /// The peak of the bytes allocated from the system.
     pub peak_reserved_bytes: u64,

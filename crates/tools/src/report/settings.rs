@@ -21,7 +21,7 @@ pub(crate) struct NeedData {
     /// Whether the caller requested the setting.
     asked: bool,
     needs: Option<u64>,
-    /// The need with lucky addresses, if that is less than the need.
+    /// The need if the device assigns addresses in the most favourable order, if that is less.
     with_luck: Option<u64>,
     retries: Option<u64>,
     device_calls: Option<u64>,
