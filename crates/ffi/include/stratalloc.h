@@ -6,24 +6,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The handle of PyTorch's allocator on device 0. The handle for device N is larger by N.
+// The handle of PyTorch's allocator on device 0. For device N, add N.
 #define STRATALLOC_TORCH_HANDLE 4611686018427387905
 
-// Requests to the default pool may use free blocks of the pool before they fail.
+// Requests to the default pool may use free blocks of this pool before they fail.
 #define STRATALLOC_POOL_USE_ON_OOM 1
 
 // Blocks of the pool are never split.
 #define STRATALLOC_POOL_NO_SPLIT 2
 
-// The result of a call. After any other status than `OK` nothing has changed, with one exception. If the
-// driver fails in a call with several steps, the completed steps remain. `stratalloc_last_error` has the
-// message for the calling thread.
+// The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver
+// fails in a call with several steps, completed steps stay in effect. `stratalloc_last_error` returns
+// the message of the calling thread's last failure.
 typedef enum {
   // Success.
   STRATALLOC_STATUS_OK = 0,
   // A null pointer, text that is not UTF-8, or a number that is out of range.
   STRATALLOC_STATUS_INVALID_ARGUMENT = 1,
-  // No allocator, checkpoint, snapshot or shared block has this handle, or it was destroyed.
+  // The handle is of no allocator, checkpoint, snapshot or shared block, or the object was
+  // destroyed.
   STRATALLOC_STATUS_UNKNOWN_HANDLE = 2,
   // The configuration string cannot be used.
   STRATALLOC_STATUS_BAD_CONFIGURATION = 3,
@@ -31,7 +32,8 @@ typedef enum {
   STRATALLOC_STATUS_OUT_OF_MEMORY = 4,
   // No live block starts at the address.
   STRATALLOC_STATUS_UNKNOWN_ADDRESS = 5,
-  // The pool is unknown, has no user, or has (or lacks) an open scope.
+  // The pool is unknown, has no user, or already has an open scope, or lacks the open scope that the
+  // call needs.
   STRATALLOC_STATUS_BAD_POOL = 6,
   // The device, the strategy or this version does not support the call.
   STRATALLOC_STATUS_NOT_SUPPORTED = 7,
@@ -39,54 +41,54 @@ typedef enum {
   STRATALLOC_STATUS_DRIVER_FAILED = 8,
   // The output does not fit in the buffer.
   STRATALLOC_STATUS_BUFFER_TOO_SMALL = 9,
-  // A bug in the library. The allocator may be unusable.
+  // A bug in the library. The allocator may be unusable after this.
   STRATALLOC_STATUS_INTERNAL = 10,
 } stratalloc_status;
 
-// A kind of text for `stratalloc_text_write`, and the meaning of its argument `of`.
+// A kind of text for `stratalloc_text_write`, which also determines the meaning of the argument `of`.
 typedef enum {
   // `of` is a handle: the counters as one flat JSON object of integers. The keys are those of
   // `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
-  // those of the strategy's own counters. `backend:cudaMallocAsync` has these:
+  // those of counters that only this strategy has. `backend:cudaMallocAsync` has these:
   // `malloc_async.deferred_frees` (frees that wait for the end of a capture),
   // `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture had
   // ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
-  // which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after the
-  // pool was trimmed).
+  // which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after
+  // the pool was trimmed).
   STRATALLOC_TEXT_STATISTICS = 0,
   // `of` is a handle: the counters as a table.
   STRATALLOC_TEXT_SUMMARY = 1,
-  // `of` is a handle: every segment and block as JSON, in address order. Other threads can make the text
-  // longer between two calls.
+  // `of` is a handle: every segment and block as JSON, in address order. The text can become longer
+  // between two calls, because other threads allocate.
   STRATALLOC_TEXT_LAYOUT = 2,
   // `of` is a handle: the name of the current strategy.
   STRATALLOC_TEXT_NAME = 3,
-  // `of` is a handle: the metadata of `stratalloc_history_set_metadata`, or an empty text.
+  // `of` is a handle: the metadata that `stratalloc_history_set_metadata` set, or an empty text.
   STRATALLOC_TEXT_METADATA = 4,
-  // `of` is a handle: a configuration string for the current settings. It is empty if all equal the
-  // defaults of PyTorch's allocators.
+  // `of` is a handle: a configuration string for the current settings. It is empty if all settings
+  // have the default values of PyTorch's allocators.
   STRATALLOC_TEXT_CONF = 5,
   // `of` is a device ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
-  // device: an unused one has zeros.
+  // device. The counters of an unused device are zeros.
   STRATALLOC_TEXT_TORCH_STATISTICS = 6,
   // `of` is a device ordinal: the same counters as a table.
   STRATALLOC_TEXT_TORCH_SUMMARY = 7,
-  // `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device: for an
-  // unused one it is the environment's.
+  // `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device.
+  // For an unused device, the strategy that the environment names.
   STRATALLOC_TEXT_TORCH_NAME = 8,
-  // `of` is 0: the counters of all allocators of this process in the OpenMetrics format, which Prometheus
-  // scrapes. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a small
-  // number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, for the metric
-  // `stratalloc_fragmentation`.
+  // `of` is 0: the counters of all allocators of this process in the OpenMetrics format, which
+  // Prometheus reads. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a
+  // small number) and, for metrics per kind of pool, `pool`. Walks over the free blocks, because of
+  // the metric `stratalloc_fragmentation`.
   STRATALLOC_TEXT_METRICS = 9,
   // `of` is 0: the names of all keys that a configuration string can have now, separated by commas.
   STRATALLOC_TEXT_CONF_KEYS = 10,
 } stratalloc_text;
 
-// The blocks of a pool at one moment. An opaque handle: never dereferenced.
+// The blocks of a pool at one moment. An opaque handle, which is never dereferenced.
 typedef struct stratalloc_checkpoint stratalloc_checkpoint;
 
-// Segments, blocks and entries as of one moment. An opaque handle: never dereferenced.
+// Segments, blocks and entries as of one moment. An opaque handle, which is never dereferenced.
 typedef struct stratalloc_snapshot stratalloc_snapshot;
 
 // Memory of the device and of the cache.
@@ -109,33 +111,33 @@ typedef struct {
   uint64_t user;
 } stratalloc_pool;
 
-// Called when the library no longer needs `user`: once, on any thread, with no lock held. It may
-// allocate and free, and must not unwind. If the call that passes `user` fails, it is not called.
+// Called once when the library no longer needs `user`, on any thread, with no lock held. It may
+// allocate and free, and must not unwind. It is not called if the call that passed `user` failed.
 typedef void (*stratalloc_release)(void *user);
 
-// A source of a pool's segments, used instead of the device. The functions are called on any thread,
-// with no lock of the library held. They may use the allocator, but not the pool that they serve, and
-// must not unwind. `user` is passed to each.
+// A source of a pool's segments, in place of the device. The functions are called on any thread, with
+// no lock of the library held. They may use the allocator, but not the pool that they serve, and must
+// not unwind. `user` is passed to each.
 typedef struct {
-  // Returns the address of `size` bytes (a multiple of 512) for `stream`, aligned to 512; null if it
-  // has no memory.
+  // Returns the address of `size` bytes (a multiple of 512) for `stream`, aligned to 512. Returns
+  // null if there is not enough memory.
   void *(*allocate)(void *user, uint64_t size, void *stream);
   // Frees memory that `allocate` returned.
   void (*free)(void *user, void *pointer, uint64_t size, void *stream);
-  // Called when the pool no longer exists; may be null.
+  // Called when the pool no longer exists. May be null.
   stratalloc_release release;
-  // A pointer of the caller's.
+  // Passed to each function.
   void *user;
 } stratalloc_segment_source;
 
 // A filter for a scope: selects the requests that go to the scope's pool.
 typedef struct {
   // Returns nonzero if a request on `stream` goes to the pool. Called at each request, on the
-  // requesting thread; must neither call the allocator nor unwind.
+  // requesting thread. It must not call the allocator, and must not unwind.
   int (*accepts)(void *user, void *stream);
-  // Called when the scope no longer exists; may be null.
+  // Called when the scope no longer exists. May be null.
   stratalloc_release release;
-  // A pointer of the caller's.
+  // Passed to each function.
   void *user;
 } stratalloc_stream_filter;
 
@@ -153,49 +155,49 @@ typedef void (*stratalloc_expandable_visitor)(void *user,
 
 // A frame of a stack.
 typedef struct {
-  // The function's name, in UTF-8; null if unknown.
+  // The name of the function, in UTF-8. Null if unknown.
   const char *function;
-  // The source file, in UTF-8; null if unknown.
+  // The source file, in UTF-8. Null if unknown.
   const char *file;
-  // The line; 0 if unknown.
+  // The line. 0 if unknown.
   uint32_t line;
 } stratalloc_stack_frame;
 
-// A caller's source of stacks. The functions are called on any thread, with no lock of the library held;
-// they may allocate and free, and must not unwind. `user` is passed to each.
+// A source of stacks that the caller implements. The functions are called on any thread, with no lock
+// of the library held. They may allocate and free, and must not unwind. `user` is passed to each.
 typedef struct {
-  // Returns the calling thread's stack as a pointer that only the source interprets, or null. The
-  // library keeps the pointer until it calls `release`.
+  // Returns the calling thread's stack, or null. The stack is a pointer that only the source
+  // interprets. The library keeps it until it calls `release`.
   void *(*gather)(void *user);
-  // Releases a pointer that `gather` returned; called exactly once for each.
+  // Releases a stack that `gather` returned. Called exactly once for each.
   void (*release)(void *user, void *stack);
-  // Stores at most `room` frames of a stack, innermost first, and returns their number. The frames'
-  // texts stay valid until the calling thread's next call of `frames`.
+  // Stores at most `room` frames of a stack, innermost first, and returns their number. The texts in
+  // the frames must stay valid until the calling thread's next call of `frames`.
   size_t (*frames)(void *user, void *stack, stratalloc_stack_frame *frames, size_t room);
-  // Must stay valid until the allocator is destroyed and every stack released.
+  // Must stay valid until the allocator was destroyed and all its stacks were released.
   void *user;
 } stratalloc_stack_source;
 
-// Returns the calling thread's metadata, in UTF-8 and with a terminating zero, or null if it has none.
-// The text must stay valid until the same thread's next call into other code.
+// Returns the calling thread's metadata, in UTF-8 with a terminating zero, or null if it has none. The
+// text must stay valid until the same thread next runs code outside the library.
 typedef const char *(*stratalloc_thread_metadata)(void);
 
-// Receives the next bytes of a snapshot. Any result but 0 aborts the snapshot.
+// Receives the next bytes of a snapshot. Any result other than 0 aborts the snapshot.
 typedef int (*stratalloc_snapshot_writer)(void *user, const void *bytes, size_t size);
 
 // A segment. Its stack is valid as long as the snapshot.
 typedef struct {
   // The start address.
   uint64_t address;
-  // The size.
+  // The size in bytes.
   uint64_t total_bytes;
-  // The bytes that callers requested of the blocks in use.
+  // The bytes that callers requested for the live blocks.
   uint64_t requested_bytes;
   // The bytes of live blocks.
   uint64_t allocated_bytes;
   // The bytes of live blocks, and of freed blocks that wait for other streams.
   uint64_t active_bytes;
-  // The stream whose requests it serves.
+  // The stream whose requests the segment serves.
   void *stream;
   // The pool of the segment.
   stratalloc_pool pool;
@@ -203,10 +205,11 @@ typedef struct {
   int is_large;
   // 1 if the segment is expandable.
   int is_expandable;
-  // Increases in the order in which segments were allocated from the driver. An expandable segment has
-  // one number for all its pages. If the allocator keeps no numbers, the order of addresses.
+  // Segments are numbered in the order in which they were allocated from the driver. An expandable
+  // segment has one number for all its pages. If the allocator assigns no numbers, the order is that
+  // of the addresses.
   uint64_t number;
-  // The stack of the request that allocated the segment, as its source gathered it, or null.
+  // The stack of the request that allocated the segment, as its source returned it, or null.
   void *stack;
 } stratalloc_segment;
 
@@ -214,24 +217,24 @@ typedef struct {
 typedef struct {
   // The start address.
   uint64_t address;
-  // The size.
+  // The size in bytes.
   uint64_t size_bytes;
-  // The bytes of the block's last request.
+  // The bytes that the block's last request asked for.
   uint64_t requested_bytes;
-  // 0 live, 1 freed and waiting for other streams, 2 free.
+  // 0 live, 1 freed but still used by other streams, 2 free.
   uint32_t state;
-  // The stack of the block's request, as its source gathered it, or null.
+  // The stack of the block's request, as its source returned it, or null.
   void *stack;
 } stratalloc_block;
 
 // An entry of the history. Its pointers are valid during the call that receives it.
 typedef struct {
-  // The action, by the numbers of PyTorch's `TraceEntry::Action`: 0 block allocated, 1 free requested,
-  // 2 free completed, 3 segment allocated, 4 segment freed, 5 pages mapped, 6 pages unmapped, 7
-  // snapshot taken (the size is the active bytes), 8 request failed, 9 live block annotated (never in
-  // a history: PyTorch's class adds those).
+  // The action, with the numbers of PyTorch's `TraceEntry::Action`: 0 block allocated, 1 free
+  // requested, 2 free completed, 3 segment allocated, 4 segment freed, 5 pages mapped, 6 pages
+  // unmapped, 7 snapshot taken (the size is the active bytes), 8 request failed, 9 live block
+  // annotated (never recorded, only in the result of `stratalloc_torch_describe_block`).
   uint32_t action;
-  // The address; for a failed request, the free bytes of the device.
+  // The address. For a failed request, the free bytes of the device.
   uint64_t address;
   // The size in bytes.
   uint64_t size_bytes;
@@ -243,14 +246,15 @@ typedef struct {
   int64_t time_us;
   // The compiled region, in UTF-8, or null.
   const char *compile_context;
-  // The metadata, as of `stratalloc_history_set_metadata`, in UTF-8, or null.
+  // The metadata that was set by `stratalloc_history_set_metadata` or the thread's function, in
+  // UTF-8, or null.
   const char *user_metadata;
-  // The stack that its source gathered, or null.
+  // The stack, as its source returned it, or null.
   void *stack;
 } stratalloc_entry;
 
-// Functions that receive a snapshot's contents. Each may be null, may allocate and free, and must not
-// unwind.
+// Functions that receive the contents of a snapshot. Each may be null, may allocate and free, and must
+// not unwind.
 typedef struct {
   // Called with every segment, in address order.
   void (*segment)(void *user, const stratalloc_segment *segment);
@@ -263,40 +267,40 @@ typedef struct {
 } stratalloc_snapshot_visitor;
 
 // Called with an entry of the history, which is valid during the call. The function may allocate, free
-// and take snapshots. It must not unwind, nor wait for a request of another thread.
+// and take snapshots. It must not unwind, and must not wait for a request of another thread.
 typedef void (*stratalloc_tracker)(void *user, const stratalloc_entry *entry);
 
-// Called after a failed request with the device, the requested bytes, and the total and the free bytes
-// of the device, each 0 if unknown. It may allocate and free, and must not unwind.
+// Called after a failed request. Receives the device, the requested bytes, and the total and the free
+// bytes of the device (0 if unknown). It may allocate and free, and must not unwind.
 typedef void (*stratalloc_oom_observer)(void *user,
                                         int device,
                                         uint64_t requested_bytes,
                                         uint64_t device_total_bytes,
                                         uint64_t device_free_bytes);
 
-// Called for a request that `throw_on_cudamalloc_oom` rejected, with the device, the size of the segment
-// that the request needed, the reserved bytes of the allocator, and the total bytes of the device (0 if
-// unknown). It may allocate and free, and must not unwind.
+// Called for a request that `throw_on_cudamalloc_oom` rejected. Receives the device, the size of the
+// segment that the request needed, the reserved bytes of the allocator, and the total bytes of the
+// device (0 if unknown). It may allocate and free, and must not unwind.
 typedef void (*stratalloc_oom_rejection_observer)(void *user,
                                                   int device,
                                                   uint64_t segment_bytes,
                                                   uint64_t reserved_bytes,
                                                   uint64_t device_total_bytes);
 
-// Called before memory is acquired from the driver, to free something. Returns nonzero if it freed
-// memory. It may allocate and free, and must not unwind.
+// Called before memory is acquired from the driver, so that it can free memory instead. Returns
+// nonzero if it freed any. It may allocate and free, and must not unwind.
 typedef int (*stratalloc_free_memory_callback)(void *user);
 
-// Called with a stack: the pointer that its source gathered.
+// Called with a stack: the pointer that its source returned.
 typedef void (*stratalloc_stack_visitor)(void *user, void *stack);
 
-// The current settings that PyTorch's snapshots list.
+// The current settings, as far as PyTorch's snapshots list them.
 typedef struct {
-  // In (0, 1); 0 for none.
+  // A fraction in (0, 1). 0 if it is not set.
   double garbage_collection_threshold;
-  // Blocks of this size or more are never split; `UINT64_MAX` for no limit.
+  // Blocks of this size or more are never split. `UINT64_MAX` means no limit.
   uint64_t max_split_bytes;
-  // Divisions of each power of two, from 1 MiB up; 0 for none.
+  // The divisions of each power-of-two interval, starting at 1 MiB. 0 means none.
   uint64_t roundup_power2_divisions[16];
   // `expandable_segments`.
   int expandable_segments;
@@ -310,10 +314,11 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Stops the calls of all functions that were added with `release`, including those of stack sources that
-// have it; `release` itself is not called any more either. Waits at most `wait_ms` milliseconds for
-// running calls, and stores in `inside` how many still run then. For interpreters, which call it before
-// they exit. Must not be called from such a function. Functions that are added later are called.
+// Stops the calls of all functions that were added with `release`, including those of stack sources.
+// After that, `release` itself is not called either. Waits at most `wait_ms` milliseconds for running
+// calls, and stores in `inside` the number of calls that are still running then. An interpreter calls
+// this before it exits. It must not be called from one of these functions. Functions that are added
+// later are not stopped.
 //
 // # Safety
 //
@@ -322,14 +327,14 @@ stratalloc_status stratalloc_callbacks_end(const void *release,
                                            uint64_t wait_ms,
                                            uint64_t *inside);
 
-// Creates an allocator and stores its handle, which is never 0. `conf` is a configuration string, or
-// null to read the environment (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no memory,
-// any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the process that
-// created it: the child of a fork must create its own.
+// Creates an allocator and stores its handle, which is never 0. `conf` is a configuration string. If
+// it is null, the environment is read (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
+// memory, any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the
+// process that created it: the child of a fork must create its own.
 //
-// Some configurations are legal and probably a mistake, such as a repeated key or environment variables
-// that differ. These cause a warning on the standard error stream, each text once per process. The
-// functions that warn are this one, `stratalloc_set_conf`, `stratalloc_switch` and PyTorch's.
+// Some configurations are valid but probably a mistake, such as a repeated key, or environment
+// variables that differ. Each causes one warning per process on the standard error stream. The
+// functions that warn are this one, `stratalloc_set_conf`, `stratalloc_switch` and those for PyTorch.
 //
 // # Safety
 //
@@ -338,8 +343,8 @@ stratalloc_status stratalloc_create(const char *conf,
                                     const char *device,
                                     uint64_t *handle);
 
-// Checks that a configuration string parses and that its backend is known. Builds nothing, so errors of
-// a device show up later.
+// Checks that a configuration string parses and that its backend is known. Creates no allocator, so it
+// does not find errors that depend on a device.
 //
 // # Safety
 //
@@ -347,12 +352,13 @@ stratalloc_status stratalloc_create(const char *conf,
 stratalloc_status stratalloc_check_conf(const char *conf);
 
 // Destroys an allocator and releases all its memory to the device, including live blocks. Blocks of
-// `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the process
-// can free them. Calls that run on other threads finish first; later ones are refused.
+// `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the
+// process can free them. Calls that run on other threads finish first. Later calls with the handle
+// fail.
 stratalloc_status stratalloc_destroy(uint64_t handle);
 
-// Allocates a block of at least `bytes`, usable by work on `stream` at once, and stores its address.
-// Zero bytes store null and are no error. Does not wait when a cached block fits.
+// Allocates a block of at least `bytes` and stores its address. Work submitted to `stream` from now on
+// may use the block. For zero bytes, stores null and succeeds. Does not wait when a cached block fits.
 //
 // # Safety
 //
@@ -362,35 +368,33 @@ stratalloc_status stratalloc_allocate(uint64_t handle,
                                       void *stream,
                                       void **pointer);
 
-// Frees the block that starts at `pointer`; null is ignored. Work on the block's own stream may still be
-// running. Work on other streams must have been announced with `stratalloc_record_stream`.
+// Frees the block that starts at `pointer`. Null is ignored. Work on the block's own stream may still
+// be running. Work on other streams must have been announced with `stratalloc_record_stream`.
 //
 // Does not wait for running work, with these exceptions. If an announced stream was destroyed (with
-// `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. Freeing the
-// last block of a retired allocator, one that was switched away from, releases its memory, which may
-// wait. The layer `guard` waits for the block's streams before it checks the bytes around the block.
-// Callers' functions may wait.
+// `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. If the block
+// is the last one of an allocator that a switch has replaced, the memory of that allocator is
+// released, which may wait. The layer `guard` waits for the block's streams before it checks the bytes
+// around the block. An allocator that calls functions of the user may wait in them.
 stratalloc_status stratalloc_free(uint64_t handle,
                                   void *pointer);
 
-// Announces that work on `stream` uses the block. After its free, the block is reused only when that
-// work has finished. Never waits.
-stratalloc_status stratalloc_record_stream(uint64_t handle,
-                                           void *pointer,
-                                           void *stream);
+// Announces that work on `stream` uses the block. When the block is freed, it is not reused before
+// that work has finished. Never waits.
+stratalloc_status stratalloc_record_stream(uint64_t handle, void *pointer, void *stream);
 
-// Waits for all pending work on freed blocks, then releases every segment that is entirely free.
+// Waits until the streams that use freed blocks have finished with them. Then releases all segments
+// without live blocks.
 stratalloc_status stratalloc_empty_cache(uint64_t handle);
 
-// Limits the allocator to a fraction of the device's memory, from 0 to 1; 1 removes the limit. The limit
-// counts reserved bytes. With `backend:cudaMallocAsync` it counts the bytes of blocks in use, as PyTorch
-// does, and the driver's pool may reserve more. Setting a limit releases no memory.
-stratalloc_status stratalloc_set_memory_fraction(uint64_t handle,
-                                                 double fraction);
+// Limits the allocator to a fraction of the device's memory, from 0 to 1. 1 removes the limit. The
+// limit applies to reserved bytes. With `backend:cudaMallocAsync` it applies to live bytes, as in
+// PyTorch, and the driver's pool may reserve more. Setting a limit releases no memory.
+stratalloc_status stratalloc_set_memory_fraction(uint64_t handle, double fraction);
 
-// Applies a configuration string on top of the current settings; blocks stay. If the string changes a
-// key that is read only when an allocator is built (the backend, the layers and others), the call
-// switches as `stratalloc_switch` does.
+// Applies a configuration string on top of the current settings. Blocks stay valid. If the string
+// changes a key that is read only when an allocator is built (such as the backend or the layers), the
+// call switches as `stratalloc_switch` does.
 //
 // # Safety
 //
@@ -398,12 +402,12 @@ stratalloc_status stratalloc_set_memory_fraction(uint64_t handle,
 stratalloc_status stratalloc_set_conf(uint64_t handle,
                                       const char *conf);
 
-// Switches the handle to the allocator that the string describes. New requests go to that allocator;
-// existing blocks stay valid and are freed through the same handle. The string is complete: a key that
-// it omits has its default. A memory limit stays unless the string sets another.
+// Switches the handle to an allocator with this configuration. New requests go to that allocator.
+// Existing blocks stay valid and are freed through the same handle. The string is complete: a key that
+// it omits has its default value. A memory limit stays unless the string sets another one.
 //
 // If the call fails, nothing has changed. It fails while a pool has users or a scope is open. May wait
-// for the device, as releasing memory does.
+// for the device, because memory may be released.
 //
 // # Safety
 //
@@ -412,9 +416,9 @@ stratalloc_status stratalloc_switch(uint64_t handle,
                                     const char *conf);
 
 // Writes the message of the calling thread's last failed call, cut to `size` bytes including the
-// terminating zero. Returns the bytes that the whole message needs. The message is empty if no call of
-// the thread has failed; a successful call leaves it unchanged. Returns 0 for a null buffer with a
-// nonzero size.
+// terminating zero. Returns the number of bytes that the whole message needs. The message is empty if
+// no call of the thread has failed. A successful call does not change it. Returns 0 for a null buffer
+// with a nonzero size.
 //
 // # Safety
 //
@@ -431,8 +435,9 @@ stratalloc_status stratalloc_reset_peaks(uint64_t handle);
 // Sets all accumulated counters (allocated, freed, numbers of events) to zero.
 stratalloc_status stratalloc_reset_accumulated(uint64_t handle);
 
-// Stores the fraction of the device's memory that the allocator may hold; 1 without a limit. A limit is
-// a whole number of bytes, so the last digits may differ from the fraction that was set.
+// Stores the fraction of the device's memory that the allocator may reserve. Stores 1 if there is no
+// limit. A limit is a whole number of bytes, so the last digits may differ from the fraction that was
+// set.
 //
 // # Safety
 //
@@ -440,8 +445,8 @@ stratalloc_status stratalloc_reset_accumulated(uint64_t handle);
 stratalloc_status stratalloc_memory_fraction(uint64_t handle,
                                              double *fraction);
 
-// Stores the free and the total bytes of the device, as its driver reports them now. Cached memory does
-// not count as free, and a limit has no effect.
+// Stores the free and the total bytes of the device, as its driver reports them now. Cached memory
+// does not count as free. A limit does not affect the numbers.
 //
 // # Safety
 //
@@ -457,8 +462,8 @@ stratalloc_status stratalloc_memory_info(uint64_t handle,
 // `info` may be written.
 stratalloc_status stratalloc_cache_info(uint64_t handle, stratalloc_cache_info_t *info);
 
-// Stores the start and the size, in bytes, of the segment that contains `pointer`; of an expandable
-// segment, of the mapped range. Walks over all segments.
+// Stores the start and the size in bytes of the segment that contains `pointer`. For an expandable
+// segment, stores those of the mapped range that contains it. Walks over all segments.
 //
 // # Safety
 //
@@ -468,8 +473,9 @@ stratalloc_status stratalloc_base_allocation(uint64_t handle,
                                              void **base,
                                              uint64_t *size);
 
-// Stores the allocated and the reserved bytes, each now and at its peak. Much cheaper than
-// `STRATALLOC_TEXT_STATISTICS`; with `backend:native` without layers it waits for no call of the driver.
+// Stores the allocated and the reserved bytes, and the peak of each. Much cheaper than
+// `STRATALLOC_TEXT_STATISTICS`. With `backend:native` and no layers, it does not wait for calls of the
+// driver on other threads.
 //
 // # Safety
 //
@@ -488,8 +494,9 @@ stratalloc_status stratalloc_usage(uint64_t handle,
 stratalloc_status stratalloc_block_count(uint64_t handle, uint64_t *count);
 
 // Stores the external fragmentation of the allocator's segments, from 0 to 1: 1 - largest free block /
-// sum of all free blocks. Adjacent free blocks count as one. Stores 0 if nothing is free, and always
-// with `backend:cudaMallocAsync`, whose free ranges are not visible. Walks over the free blocks.
+// sum of all free blocks. Adjacent free blocks count as one. Stores 0 if nothing is free. Always
+// stores 0 with `backend:cudaMallocAsync`, because the driver does not report its free ranges. Walks
+// over the free blocks.
 //
 // # Safety
 //
@@ -497,28 +504,28 @@ stratalloc_status stratalloc_block_count(uint64_t handle, uint64_t *count);
 stratalloc_status stratalloc_fragmentation(uint64_t handle,
                                            double *fragmentation);
 
-// Stores the number of CUDA devices; 0 without a CUDA driver.
+// Stores the number of CUDA devices. Stores 0 without a CUDA driver.
 //
 // # Safety
 //
 // `count` may be written.
 stratalloc_status stratalloc_device_count(int *count);
 
-// Removes the live block of `backend:cpu` that starts at `pointer` from the allocator, because the
-// caller will free its memory: with `free` below 1 MiB, with `munmap` from 1 MiB on. Call it before the
-// memory is freed, because the system may reuse the address afterwards. Not supported by other backends,
-// nor under layers.
+// Removes the live block of `backend:cpu` that starts at `pointer` from the allocator. The caller then
+// frees the block's memory: with `free` if the block is below 1 MiB, otherwise with `munmap`. Call
+// this before that, because the system may reuse the address afterwards. Not supported by other
+// backends, or if there are layers.
 stratalloc_status stratalloc_record_free(uint64_t handle,
                                          void *pointer);
 
-// Turns the cache off if `on` is 0, or on again. Without the cache, each request is a driver call of its
-// own, and a free releases the memory at once and waits for the device. This is for tools that observe
-// every allocation. Such blocks appear in no counter, history, pool or layer, and no limit applies to
-// them; existing blocks stay as they are. Only `backend:native` supports it; another strategy that is
-// switched to uses its cache.
+// Turns the cache off if `on` is 0, otherwise on. With the cache off, each request is one call of the
+// driver, and a free releases the memory at once and waits for the device. This is for tools that
+// observe every allocation. Blocks that are allocated with the cache off appear in no counter,
+// history, pool or layer, and no limit applies to them. Existing blocks are not affected. Only
+// `backend:native` supports this. After a switch to another backend, its cache is used.
 //
 // If the variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`) is set to any
-// value, the cache starts turned off in allocators that are configured by the environment.
+// value, the cache is initially off in allocators that get their configuration from the environment.
 stratalloc_status stratalloc_set_caching(uint64_t handle,
                                          int on);
 
@@ -529,8 +536,9 @@ stratalloc_status stratalloc_set_caching(uint64_t handle,
 // `on` may be written.
 stratalloc_status stratalloc_caching(uint64_t handle, int *on);
 
-// Writes the text `kind`, a value of `stratalloc_text`, about `of`. `needed`, unless null, is set to the
-// bytes that the text needs, including the terminating zero. A `size` of 0 stores only that.
+// Writes a text about `of`. `kind` is a value of `stratalloc_text`. `needed`, unless null, is set to
+// the number of bytes that the text needs, including the terminating zero. If `size` is 0, only
+// `needed` is stored.
 //
 // # Safety
 //
@@ -549,9 +557,10 @@ stratalloc_status stratalloc_text_write(uint64_t of,
 // `pool` may be written.
 stratalloc_status stratalloc_pool_create(uint64_t handle, uint32_t options, stratalloc_pool *pool);
 
-// Creates a pool with an id of the caller's choice and one user, or adds a user to the existing pool.
-// `options` and `source` apply only to a pool that is created. `source` allocates its segments; null for
-// the device. If the pool existed, a successful call releases the source's `user` at once.
+// Creates a pool with an id that the caller chooses and one user. If the pool exists, adds a user to
+// it. `options` and `source` apply only if the pool is created. `source` allocates the pool's
+// segments; null selects the device. If the pool existed and the call succeeds, the source's `user` is
+// released at once.
 //
 // # Safety
 //
@@ -561,21 +570,21 @@ stratalloc_status stratalloc_pool_ensure(uint64_t handle,
                                          uint32_t options,
                                          const stratalloc_segment_source *source);
 
-// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` can be set only before the
-// pool is used.
+// Changes the options of a pool that has users. `STRATALLOC_POOL_NO_SPLIT` can only be set before the
+// pool has served a request.
 stratalloc_status stratalloc_pool_set_options(uint64_t handle,
                                               stratalloc_pool pool,
                                               uint32_t options);
 
-// Stores the number of a pool's users; 0 if the pool is unknown.
+// Stores the number of a pool's users. Stores 0 if the pool is unknown.
 //
 // # Safety
 //
 // `users` may be written.
 stratalloc_status stratalloc_pool_users(uint64_t handle, stratalloc_pool pool, uint32_t *users);
 
-// Writes the addresses of the pool's live blocks in ascending order and stores their number. If the
-// buffer has too little room, no address is written. A `room` of 0 only stores the number.
+// Writes the addresses of the pool's live blocks in ascending order, and stores their number in
+// `count`. If they do not fit in `room`, writes no address. If `room` is 0, stores only the number.
 //
 // # Safety
 //
@@ -586,26 +595,25 @@ stratalloc_status stratalloc_pool_live(uint64_t handle,
                                        size_t room,
                                        size_t *count);
 
-// Releases the free memory of a pool without users to the device, after the work that its freed blocks
-// wait for. Does nothing for a pool with users.
-stratalloc_status stratalloc_pool_empty(uint64_t handle,
-                                        stratalloc_pool pool);
+// Releases the free memory of a pool without users to the device. First waits for the streams that
+// still use freed blocks of the pool. Does nothing for a pool with users.
+stratalloc_status stratalloc_pool_empty(uint64_t handle, stratalloc_pool pool);
 
 // Adds a user to a pool.
 stratalloc_status stratalloc_pool_retain(uint64_t handle, stratalloc_pool pool);
 
-// Removes a user from a pool. After the last user, the pool serves no more requests, and its free memory
-// is released to the device as far as the driver allows. Live blocks keep theirs until they are freed
-// and memory is released.
+// Removes a user from a pool. Without users, the pool serves no more requests, and its free memory is
+// released to the device as far as the driver allows. Memory of live blocks is released after they are
+// freed, the next time the allocator releases memory.
 stratalloc_status stratalloc_pool_release(uint64_t handle,
                                           stratalloc_pool pool);
 
-// Routes the requests of the calling thread to a pool, with priority over all scopes that are already
-// open. A pool has at most one open scope, which counts as a user.
+// Routes the requests of the calling thread to a pool. The new scope takes precedence over all scopes
+// that are already open. A pool has at most one open scope, which counts as a user.
 stratalloc_status stratalloc_pool_scope_open_thread(uint64_t handle,
                                                     stratalloc_pool pool);
 
-// Routes the requests on `stream`, from all threads, to a pool.
+// Routes the requests of all threads on `stream` to a pool.
 stratalloc_status stratalloc_pool_scope_open_stream(uint64_t handle,
                                                     stratalloc_pool pool,
                                                     void *stream);
@@ -619,12 +627,11 @@ stratalloc_status stratalloc_pool_scope_open_filter(uint64_t handle,
                                                     stratalloc_pool pool,
                                                     const stratalloc_stream_filter *filter);
 
-// Closes the scope of a pool, from any thread. If the driver fails, the scope is closed all the same and
-// its user removed.
-stratalloc_status stratalloc_pool_scope_close(uint64_t handle,
-                                              stratalloc_pool pool);
+// Closes the scope of a pool. May be called on any thread. If the driver fails, the scope is closed
+// all the same and its user removed.
+stratalloc_status stratalloc_pool_scope_close(uint64_t handle, stratalloc_pool pool);
 
-// Takes a checkpoint of a pool's current blocks. From then on, free memory of the pool is not released
+// Takes a checkpoint of a pool's current blocks. After that, free memory of the pool is not released
 // while the pool has users.
 //
 // # Safety
@@ -635,9 +642,9 @@ stratalloc_status stratalloc_checkpoint_take(uint64_t handle,
                                              stratalloc_checkpoint **checkpoint);
 
 // Restores a pool to a checkpoint: frees all live blocks, then makes the checkpoint's blocks live at
-// their addresses. Memory that the pool acquired since stays in the pool, free. Then calls `freed` with
-// each block that was freed, and `allocated` with each block that is live; either may be null. They may
-// allocate and free, and must not unwind.
+// their addresses. Memory that the pool has acquired since then stays in the pool, free. Then calls
+// `freed` with each block that was freed, and `allocated` with each block that was made live. Either
+// function may be null. They may allocate and free, and must not unwind.
 //
 // # Safety
 //
@@ -651,12 +658,12 @@ stratalloc_status stratalloc_checkpoint_restore(uint64_t handle,
 // Drops a checkpoint. The pool stays as it is.
 stratalloc_status stratalloc_checkpoint_drop(stratalloc_checkpoint *checkpoint);
 
-// Writes the bytes with which another process can open the block that starts at `pointer`. They may be
+// Writes the bytes with which another process can open the block that starts at `pointer`. They can be
 // sent over any channel, contain a secret, and have no terminating zero. `needed`, unless null, is set
 // to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
-// opening the block returns; it is always 0, because a block is opened from its start.
+// opening the block returns. It is always 0, because a block is opened at its start.
 //
-// A `size` of 0 writes no bytes. Sharing a block twice returns equal bytes. Waits for no work.
+// If `size` is 0, writes no bytes. Sharing a block twice returns equal bytes. Does not wait for work.
 //
 // # Safety
 //
@@ -669,8 +676,8 @@ stratalloc_status stratalloc_share(uint64_t handle,
                                    uint64_t *offset);
 
 // Maps a block of another process into this one, from the bytes that `stratalloc_share` wrote there.
-// Stores a number for it, its address in this process and its size. May wait for the driver, and some
-// seconds for the other process.
+// Stores a number that identifies the block, its address in this process and its size. May wait for
+// the driver, and some seconds for the other process.
 //
 // # Safety
 //
@@ -682,17 +689,17 @@ stratalloc_status stratalloc_open_shared(uint64_t handle,
                                          void **address,
                                          uint64_t *size_bytes);
 
-// Closes a shared block. Its pages are unmapped once no other block in this process uses them. Waits for
-// the device.
+// Closes a shared block. Its pages are unmapped when no other open block of this process uses them.
+// Unmapping waits for the device.
 stratalloc_status stratalloc_close_shared(uint64_t shared);
 
-// Lets `device` access the allocator's memory, present and future. For the other direction, call it with
-// the allocator of `device`. A repeated call is no error. Never waits for work.
+// Gives `device` access to the allocator's memory, present and future. For the other direction, call
+// this for the allocator of `device`. A repeated call is no error. Never waits for work.
 stratalloc_status stratalloc_enable_peer(uint64_t handle,
                                          int device);
 
-// Calls `visit` with every expandable segment, in address order. It may allocate and free, and must not
-// unwind.
+// Calls `visit` with every expandable segment, in address order. `visit` may allocate and free, and
+// must not unwind.
 //
 // # Safety
 //
@@ -701,8 +708,8 @@ stratalloc_status stratalloc_expandable_segments(uint64_t handle,
                                                  stratalloc_expandable_visitor visit,
                                                  void *user);
 
-// Assigns a stream to a class of `expandable_segments_reserve_by_class`; null removes it from its class.
-// Applies to segments that are reserved later.
+// Assigns a stream to a class of `expandable_segments_reserve_by_class`. Null removes it from its
+// class. Applies to segments that are reserved later.
 //
 // # Safety
 //
@@ -713,9 +720,9 @@ stratalloc_status stratalloc_set_reserve_class(uint64_t handle,
 
 // Starts recording the allocator's actions, or changes the options of a running recording. `stacks`
 // selects the stacks that are gathered: 0 none, 1 those of live blocks, 2 also those of entries that
-// allocate memory, 3 also those of entries that free memory. The newest `entries_max` entries are kept.
-// `skip` lists actions that are not recorded, by PyTorch's names and separated by commas; null for none.
-// Unless `clear` is 0, earlier entries are dropped.
+// allocate memory, 3 also those of entries that free memory. The newest `entries_max` entries are
+// kept. `skip` is a list of actions that are not recorded, with PyTorch's names and separated by
+// commas. Null skips none. If `clear` is not 0, earlier entries are dropped.
 //
 // # Safety
 //
@@ -739,7 +746,7 @@ stratalloc_status stratalloc_history_is_on(uint64_t handle, int *on);
 // Drops all entries. Recording continues, and live blocks keep their stacks.
 stratalloc_status stratalloc_history_clear(uint64_t handle);
 
-// Sets the source of stacks; null removes it.
+// Sets the source of stacks. Null removes it.
 //
 // # Safety
 //
@@ -747,21 +754,21 @@ stratalloc_status stratalloc_history_clear(uint64_t handle);
 stratalloc_status stratalloc_history_set_stack_source(uint64_t handle,
                                                       const stratalloc_stack_source *source);
 
-// Removes the source of stacks before it becomes invalid, as when an interpreter exits, and drops the
-// recorded entries. Under `layers:[track]`, live blocks keep the names of their stacks' frames for the
-// leak report at the end of the process.
+// Removes the source of stacks before it becomes invalid, for example before an interpreter exits.
+// Drops the recorded entries. Under `layers:[track]`, live blocks keep the frames of their stacks for
+// the leak report at the end of the process.
 stratalloc_status stratalloc_history_drop_stack_source(uint64_t handle);
 
-// Sets the metadata of later entries; null removes it.
+// Sets the metadata of entries that are recorded from now on. Null removes it.
 //
 // # Safety
 //
 // `metadata` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_history_set_metadata(uint64_t handle, const char *metadata);
 
-// Sets a function that returns the metadata of entries; where it returns null, the metadata of
+// Sets a function that returns the metadata of entries. If it returns null, the metadata of
 // `stratalloc_history_set_metadata` is used. Null removes the function. It is called on the thread of
-// each recorded request and free, and must neither allocate from the allocator nor unwind.
+// each recorded request and free. It must not allocate from the allocator, and must not unwind.
 //
 // # Safety
 //
@@ -769,20 +776,20 @@ stratalloc_status stratalloc_history_set_metadata(uint64_t handle, const char *m
 stratalloc_status stratalloc_history_set_thread_metadata(uint64_t handle,
                                                          stratalloc_thread_metadata source);
 
-// Pushes a name for the calling thread's work: entries have it as their innermost frame. Every name must
-// be removed by a `stratalloc_context_pop` on the same thread.
+// Pushes a name for the calling thread. Until it is popped, the stacks of entries have it as their
+// innermost frame. Each name must be removed by a `stratalloc_context_pop` on the same thread.
 //
 // # Safety
 //
 // `name` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_context_push(const char *name);
 
-// Pops the calling thread's last name.
+// Removes the calling thread's newest name.
 stratalloc_status stratalloc_context_pop(void);
 
 // Records `pairs` keys and values with the current time, if recording is on. Snapshots list the newest
-// 65,536 annotations under `external_annotations`. PyTorch's have the key `name`, and `stage` with
-// `START` or `END`.
+// 65,536 annotations under `external_annotations`. Annotations of PyTorch have the key `name`, and
+// `stage` with `START` or `END`.
 //
 // # Safety
 //
@@ -791,27 +798,29 @@ stratalloc_status stratalloc_annotate(uint64_t handle,
                                       const char *const *words,
                                       size_t pairs);
 
-// Pushes the name of the compiled region that the calling thread runs; entries have it in a field of its
-// own. Every one must be removed by a `stratalloc_compile_context_pop` on the same thread.
+// Pushes the name of the compiled region that the calling thread runs. Entries have it in a field of
+// its own. Each name must be removed by a `stratalloc_compile_context_pop` on the same thread.
 //
 // # Safety
 //
 // `name` ends with a zero byte if it is not null.
 stratalloc_status stratalloc_compile_context_push(const char *name);
 
-// Pops the calling thread's last compiled region.
+// Removes the calling thread's newest compiled region.
 stratalloc_status stratalloc_compile_context_pop(void);
 
-// Writes all segments, blocks and the history, as of one moment, to a file for PyTorch's viewers: a
-// pickle, or JSON if the name ends in `.json`. If the call fails, the file keeps its old content.
+// Writes a file for PyTorch's viewers, with all segments, blocks and the history as of one moment. The
+// file is a pickle, or JSON if its name ends in `.json`. If the call fails, the file keeps its old
+// content.
 //
 // # Safety
 //
 // `path` ends with a zero byte if it is not null.
-stratalloc_status stratalloc_snapshot_save(uint64_t handle, const char *path);
+stratalloc_status stratalloc_snapshot_save(uint64_t handle,
+                                           const char *path);
 
-// Passes the same content to `write`, piece by piece, with `user`: as a pickle if `format` is 0, as JSON
-// if it is 1.
+// Passes the content that `stratalloc_snapshot_save` writes to `write`, in pieces, together with
+// `user`. The content is a pickle if `format` is 0, and JSON if it is 1.
 //
 // # Safety
 //
@@ -821,8 +830,8 @@ stratalloc_status stratalloc_snapshot_write(uint64_t handle,
                                             stratalloc_snapshot_writer write,
                                             void *user);
 
-// Takes a snapshot of all segments and blocks as of one moment: of one pool, or of all if `pool` is
-// null. Includes the history unless `with_entries` is 0. Waits for no work of the device.
+// Takes a snapshot of the segments and blocks of one pool, or of all pools if `pool` is null, as of
+// one moment. Includes the history unless `with_entries` is 0. Does not wait for work of the device.
 //
 // # Safety
 //
@@ -840,23 +849,24 @@ stratalloc_status stratalloc_snapshot_take(uint64_t handle,
 stratalloc_status stratalloc_snapshot_visit(stratalloc_snapshot *snapshot,
                                             const stratalloc_snapshot_visitor *visitor);
 
-// Drops a snapshot, and releases the stacks that only it refers to.
+// Drops a snapshot. Releases the stacks that nothing else refers to.
 stratalloc_status stratalloc_snapshot_drop(stratalloc_snapshot *snapshot);
 
 // Adds a tracker: a function that is called with every entry of the history while recording is on.
-// Stores a number to remove it by. It stays through a switch of strategy. No lock of the library is held
-// during a call.
+// Stores a number with which the tracker can be removed. The tracker stays after a switch. No lock of
+// the library is held during a call.
 //
 // Entries for device memory come in an order that allows the tracker to register the memory with a
-// network library. `segment_alloc` or `segment_map` comes after the driver allocated the memory and
-// before a request is served from it. `segment_free` or `segment_unmap` comes when no request can be
-// served from the memory any more, and before the driver frees it. If the driver fails to free it,
+// network library. `segment_alloc` or `segment_map` comes after the driver has allocated the memory
+// and before a request is served from it. `segment_free` or `segment_unmap` comes when no request can
+// be served from the memory any more, and before the driver frees it. If the driver fails to free it,
 // another `segment_alloc` or `segment_map` follows.
 //
-// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them.
-// Entries for device memory that it acquires follow when it has returned. During the call of a tracker
-// no memory is released to the device: `stratalloc_empty_cache` releases nothing there.
-// `stratalloc_destroy` calls trackers for all memory that it releases; the handle is invalid by then.
+// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them. If
+// a request of a tracker acquires device memory, the entries for it follow after the tracker has
+// returned. While a tracker runs, its thread releases no memory to the device, so
+// `stratalloc_empty_cache` has no effect there. `stratalloc_destroy` calls trackers for all memory
+// that it releases; the handle is invalid by then.
 //
 // # Safety
 //
@@ -867,12 +877,13 @@ stratalloc_status stratalloc_tracker_add(uint64_t handle,
                                          void *user,
                                          uint64_t *id);
 
-// Removes a tracker. A call on another thread may still run; `user` is released when that call has
-// returned.
-stratalloc_status stratalloc_tracker_remove(uint64_t handle, uint64_t id);
+// Removes a tracker. A call on another thread may still be running. `user` is released after that call
+// has returned.
+stratalloc_status stratalloc_tracker_remove(uint64_t handle,
+                                            uint64_t id);
 
-// Adds an observer that is called for every failed request, and stores a number to remove it by. It
-// stays through a switch of strategy. Failed requests of the observer itself call no observer.
+// Adds an observer that is called for every failed request, and stores a number with which it can be
+// removed. It stays after a switch. Failed requests of an observer itself call no observer.
 //
 // # Safety
 //
@@ -883,9 +894,9 @@ stratalloc_status stratalloc_oom_observer_add(uint64_t handle,
                                               void *user,
                                               uint64_t *id);
 
-// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores a
-// number to remove it by. It stays through a switch of strategy. Observers of failed requests are not
-// called for these.
+// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores
+// a number with which it can be removed. It stays after a switch. Observers of failed requests are not
+// called for these requests.
 //
 // # Safety
 //
@@ -899,9 +910,9 @@ stratalloc_status stratalloc_oom_rejection_observer_add(uint64_t handle,
 // Removes an observer or a free-memory callback, as `stratalloc_tracker_remove` does.
 stratalloc_status stratalloc_hook_remove(uint64_t handle, uint64_t id);
 
-// Adds a callback that is called whenever memory is about to be acquired from the device, so that it can
-// free something. Stores a number to remove it by. It stays through a switch of strategy. Requests of
-// the callback itself call no callback.
+// Adds a callback that is called whenever memory is about to be acquired from the device, so that it
+// can free memory instead. Stores a number with which it can be removed. It stays after a switch.
+// Requests of a callback itself call no callback.
 //
 // # Safety
 //
@@ -912,44 +923,48 @@ stratalloc_status stratalloc_free_memory_callback_add(uint64_t handle,
                                                       void *user,
                                                       uint64_t *id);
 
-// Allocates a block for PyTorch. Returns null for zero bytes, without an error. Returns null and sets
-// the thread's last error when there is no memory, no such device, or the environment's configuration is
-// invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead of `cuda`.
+// Allocates a block for PyTorch. Returns null for zero bytes, without an error. Also returns null, and
+// sets the thread's last error, when there is not enough memory, no such device, or the environment's
+// configuration is invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead
+// of `cuda`.
 void *stratalloc_torch_malloc(size_t size,
                               int device,
                               void *stream);
 
-// Frees a block for PyTorch. Null is ignored, and so is, in the child of a fork, a block of the
-// parent's. `size` and `stream` are ignored: the allocator has stored them.
-void stratalloc_torch_free(void *pointer, size_t size, int device, void *stream);
+// Frees a block for PyTorch. Ignores null and, in the child of a fork, a block of the parent. Ignores
+// `size` and `stream`, because the allocator has stored them.
+void stratalloc_torch_free(void *pointer,
+                           size_t size,
+                           int device,
+                           void *stream);
 
-// `set_init_fn`: reads the environment, so that an invalid configuration is reported at once.
+// `set_init_fn`: reads the environment, so that an invalid configuration is reported immediately.
 void stratalloc_torch_init(int device_count);
 
-// `set_reset_fn`: empties the caches of all devices. Waits for them.
+// `set_reset_fn`: empties the caches of all devices. Waits for the devices.
 void stratalloc_torch_reset(void);
 
 // Calls `stratalloc_history_drop_stack_source` for the allocators of all devices.
 stratalloc_status stratalloc_torch_drop_stack_sources(void);
 
-// `set_memory_fraction_fn`: limits a device's allocator to a fraction of its memory.
+// `set_memory_fraction_fn`: limits a device's allocator to a fraction of the device's memory.
 void stratalloc_torch_memory_fraction(double fraction, int device);
 
 // `set_base_alloc_fn`: returns the start of the segment that contains `pointer`, and stores the
-// segment's size. For an unknown pointer it returns the pointer and stores 0. Walks over all segments.
+// segment's size. If `pointer` is unknown, returns `pointer` and stores 0. Walks over all segments.
 //
 // # Safety
 //
 // `size` may be written, unless it is null.
-void *stratalloc_torch_base_allocation(void *pointer,
-                                       size_t *size);
+void *stratalloc_torch_base_allocation(void *pointer, size_t *size);
 
-// `set_record_stream_fn`: announces that work on `stream` uses the block; null is ignored.
+// `set_record_stream_fn`: announces that work on `stream` uses the block. Ignores null.
 void stratalloc_torch_record_stream(void *pointer, void *stream);
 
-// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool, with priority over
-// all scopes that are already open. The filter is copied, and called at each request with the request's
-// stream, on the requesting thread. An empty filter accepts the calling thread's requests.
+// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool. The new scope
+// takes precedence over all scopes that are already open. The filter is copied. It is called at each
+// request with the request's stream, on the requesting thread. An empty filter accepts the calling
+// thread's requests.
 //
 // # Safety
 //
@@ -958,31 +973,31 @@ void stratalloc_torch_begin_allocate_to_pool(int device,
                                              stratalloc_pool pool,
                                              void *filter);
 
-// `set_end_allocate_to_pool_fn`: closes the scope; the pool stays in use until it is released.
+// `set_end_allocate_to_pool_fn`: closes the scope. The pool stays in use until it is released.
 void stratalloc_torch_end_allocate_to_pool(int device, stratalloc_pool pool);
 
-// `set_release_pool`: removes a user from a pool. Memory of a pool without users is released whenever
-// memory is released.
+// `set_release_pool`: removes a user from a pool. The free memory of a pool without users is released
+// the next time the allocator releases memory.
 void stratalloc_torch_release_pool(int device,
                                    stratalloc_pool pool);
 
-// Stores a handle of PyTorch's allocator on a device, for the other calls of this interface. Creates the
-// allocator if there is none yet. It cannot be destroyed. The handle is `STRATALLOC_TORCH_HANDLE` plus
-// the device's ordinal; calls find its allocator without a lock.
+// Stores a handle of PyTorch's allocator on a device, for the other functions of this interface.
+// Creates the allocator if there is none yet. The allocator cannot be destroyed. The handle is
+// `STRATALLOC_TORCH_HANDLE` plus the device's ordinal. Calls with it take no lock to find the
+// allocator.
 //
 // # Safety
 //
 // `handle` may be written.
-stratalloc_status stratalloc_torch_handle(int device,
-                                          uint64_t *handle);
+stratalloc_status stratalloc_torch_handle(int device, uint64_t *handle);
 
-// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns the result. A failure
-// on one device does not stop the others; the status of the last failure is returned. Waits for the
+// Empties the caches of all devices, as `stratalloc_torch_reset` does, and returns a status. If one
+// device fails, continues with the others and returns the status of the last failure. Waits for the
 // devices.
 stratalloc_status stratalloc_torch_empty_cache(void);
 
-// Allocates a block from PyTorch's allocator on a device, which is created if there is none yet, and
-// stores its address. Zero bytes store null and are no error.
+// Allocates a block from PyTorch's allocator on a device, and stores its address. Creates the
+// allocator if there is none yet. For zero bytes, stores null and succeeds.
 //
 // # Safety
 //
@@ -992,9 +1007,9 @@ stratalloc_status stratalloc_torch_allocate(int device,
                                             void *stream,
                                             void **pointer);
 
-// Allocates a block at exactly `address` from free memory in the cache, of the pool that the request is
-// routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream contains the
-// bytes from there on. The bytes before `address` stay free.
+// Allocates a block at exactly `address`, from free memory in the cache of the pool that the request
+// is routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream
+// contains the bytes from there on. The bytes before `address` stay free.
 //
 // # Safety
 //
@@ -1005,9 +1020,10 @@ stratalloc_status stratalloc_torch_allocate_at(int device,
                                                void *address,
                                                void **pointer);
 
-// Stores a history entry for the live block that starts at `pointer`: address, requested bytes, stream,
-// pool and the present time. Its action is 9, PyTorch's `ANNOTATE`; it is not recorded. Fails with
-// `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all segments.
+// Stores a history entry for the live block that starts at `pointer`: address, requested bytes,
+// stream, pool and the current time. The entry has the action 9, PyTorch's `ANNOTATE`, and is not
+// recorded. Fails with `STRATALLOC_STATUS_UNKNOWN_ADDRESS` if there is no such block. Walks over all
+// segments.
 //
 // # Safety
 //
@@ -1016,9 +1032,9 @@ stratalloc_status stratalloc_torch_describe_block(uint64_t handle,
                                                   void *pointer,
                                                   stratalloc_entry *entry);
 
-// Calls `show` with the stack of the live block that starts at `pointer`, as its source gathered it.
-// Does not call it if there is no such block, or stacks are not gathered. The stack is valid during the
-// call.
+// Calls `show` with the stack of the live block that starts at `pointer`, as its source returned it.
+// Does not call `show` if there is no such block, or if stacks are not gathered. The stack is valid
+// during the call.
 //
 // # Safety
 //
@@ -1028,9 +1044,9 @@ stratalloc_status stratalloc_torch_visit_stack(uint64_t handle,
                                                stratalloc_stack_visitor show,
                                                void *user);
 
-// Frees a block of any device, trying the device `likely` first. Stores the block's device and the bytes
-// that were requested. Null is ignored, and so is, in the child of a fork, a block of the parent's; in
-// both cases -1 and 0 are stored.
+// Frees a block of any device. Searches the device `likely` first. Stores the block's device, and the
+// bytes that were requested for it. Ignores null and, in the child of a fork, a block of the parent.
+// In both cases stores -1 and 0.
 //
 // # Safety
 //
@@ -1040,8 +1056,9 @@ stratalloc_status stratalloc_torch_delete(void *pointer,
                                           int *device,
                                           uint64_t *bytes);
 
-// Routes the requests that a filter accepts to a pool, with priority over all scopes that are already
-// open. Adds a user, which stays until it is released. Creates an unknown pool.
+// Routes the requests that a filter accepts to a pool. The new scope takes precedence over all scopes
+// that are already open. Adds a user to the pool, which stays until it is released. Creates the pool
+// if it is unknown.
 //
 // # Safety
 //
@@ -1050,28 +1067,28 @@ stratalloc_status stratalloc_torch_scope_open(uint64_t handle,
                                               stratalloc_pool pool,
                                               const stratalloc_stream_filter *filter);
 
-// Closes the scope of a pool, from any thread. The user that the scope added stays.
+// Closes the scope of a pool. May be called on any thread. The user that the scope added stays.
 stratalloc_status stratalloc_torch_scope_close(uint64_t handle, stratalloc_pool pool);
 
-// Removes a user from a pool. Free memory of a pool without users is released when memory is released,
-// or by `stratalloc_pool_empty`.
-stratalloc_status stratalloc_torch_pool_release(uint64_t handle,
-                                                stratalloc_pool pool);
+// Removes a user from a pool. If the pool has no users, its free memory is released by
+// `stratalloc_pool_empty`, or the next time the allocator releases memory.
+stratalloc_status stratalloc_torch_pool_release(uint64_t handle, stratalloc_pool pool);
 
-// Sets the default of `expandable_segments_ipc` for PyTorch's allocators that are created later: whether
-// other processes can map their pages. 0 turns it off. The environment takes precedence.
+// Sets the default of `expandable_segments_ipc` for PyTorch's allocators that are created later. The
+// key decides whether other processes can map their pages. 0 turns it off. A value in the environment
+// takes precedence.
 stratalloc_status stratalloc_torch_share_pages(int on);
 
-// Sets the version of PyTorch that runs in this process, for `compat:pytorch` in every configuration
-// that is read later. An unknown version counts as the nearest known one.
+// Sets the version of PyTorch that runs in this process. Every configuration that is read later uses
+// it as the version of `compat:pytorch`. An unknown version counts as the nearest known one.
 //
-// Call it before the first other call that reads a configuration. Fails if `major` is 0.
+// Call this before any call that reads a configuration. Fails if `major` is 0.
 stratalloc_status stratalloc_torch_version(uint32_t major,
                                            uint32_t minor);
 
-// Applies a configuration string to all devices that PyTorch has used, and to those that it uses later.
-// If one device refuses the string, all keep their settings. May wait for the driver and for running
-// work.
+// Applies a configuration string to all devices that PyTorch has used, and to those that it uses
+// later. If one device refuses the string, all devices keep their settings. May wait for the driver
+// and for running work.
 //
 // # Safety
 //
