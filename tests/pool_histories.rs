@@ -7,7 +7,7 @@
 //! A capture without a scope must make no request fail. At the end nothing may remain: no pool, memory,
 //! mapping or address space, and the pools' segment allocators must have all their memory back.
 //!
-//! Captures run on `sim` only. `failing` makes each driver call of one history fail.
+//! Captures run on `sim` and `host`. `failing` makes each driver call of one history fail.
 
 mod failing;
 mod ops;

@@ -1,8 +1,9 @@
-//! Devices without a GPU: a simulated one, and the memory of this machine with a device's semantics.
+//! Devices without a GPU, which are one simulated device of two kinds.
 //!
 //! [`Sim`] has any capacity and no bytes; its clock and its events are under the caller's control. [`Host`]
-//! has real bytes and real threads. [`Faulty`] lets calls of any driver fail; `Gated` completes work when the
-//! caller decides; `Recorded` gives the addresses of a recording. Read next: `sim`, `host`.
+//! has real bytes, in the memory of this machine, and real threads. [`Faulty`] lets calls of any driver
+//! fail; `Gated` completes work when the caller decides; `Recorded` gives the addresses of a recording. Read
+//! next: `sim`, `host`.
 
 mod faulty;
 mod free_ranges;
@@ -10,7 +11,6 @@ mod gated;
 mod held;
 #[cfg(target_os = "linux")]
 mod host;
-mod pool_books;
 mod recorded;
 mod refusal;
 mod sim;
@@ -21,6 +21,8 @@ pub use faulty::{FaultControl, FaultPlan, Faults, Faulty};
 pub use gated::{Gated, Gates, WorkGate};
 pub use held::HeldResources;
 #[cfg(target_os = "linux")]
-pub use host::{Gate, Host, HostOptions};
+pub use host::{Host, HostOptions, Threads};
 pub use recorded::{Recorded, RecordedAddresses, RecordedState};
-pub use sim::{AddressOrder, CallCosts, Cost, EventMode, Sim, SimOptions};
+pub use sim::{
+    AddressOrder, CallCosts, Clock, Cost, EventMode, Gate, Kind, Sim, SimOptions, SimulatedDevice,
+};

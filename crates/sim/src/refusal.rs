@@ -1,10 +1,10 @@
-//! Errors of `sim` and `host` before the name of the call is known. A refused call changed nothing.
+//! Errors of a simulated device before the name of the call is known. A refused call changed nothing.
 
 use stratalloc::driver::call::Call;
 use stratalloc::error::{DriverError, DriverErrorKind};
 
-/// Kind, code and message of a [`DriverError`] without its call. If there is no code, the device's code
-/// for the kind is used.
+/// Kind, code and message of a [`DriverError`] without its call. If there is no code, CUDA's code for the
+/// kind is used.
 #[derive(Debug)]
 pub(super) struct Refusal(Box<(DriverErrorKind, Option<i64>, String)>);
 
@@ -25,7 +25,7 @@ impl Refusal {
     }
 
     /// Returns the error of a driver call.
-    pub(super) fn of(self, call: Call, code_of: fn(DriverErrorKind) -> i64) -> DriverError {
+    pub(super) fn of(self, call: Call) -> DriverError {
         let (kind, code, message) = *self.0;
         DriverError::new(kind, call.name(), code.unwrap_or_else(|| code_of(kind)), message)
     }
@@ -59,4 +59,15 @@ pub(super) fn check_whole(what: &str, bytes: u64, granularity_bytes: u64) -> Don
     let is_whole = bytes > 0 && bytes.is_multiple_of(granularity_bytes);
     ensure!(is_whole, "{what} {bytes:#x} is not a positive multiple of {granularity_bytes:#x}");
     Ok(())
+}
+
+/// Returns CUDA's code for the kind, so that a message reads the same as on a real device.
+fn code_of(kind: DriverErrorKind) -> i64 {
+    match kind {
+        DriverErrorKind::InvalidValue => 1,
+        DriverErrorKind::OutOfMemory => 2,
+        DriverErrorKind::NotSupported => 801,
+        DriverErrorKind::CaptureActive => 900,
+        _ => 0,
+    }
 }

@@ -16,7 +16,6 @@ use rustix::fs::{
     fcntl_get_seals, fcntl_getfl, fstat, fstatfs, ftruncate, memfd_create,
 };
 
-use super::budget::Hold;
 use crate::free_ranges::FreeRanges;
 use crate::refusal::{Done, ensure, invalid};
 
@@ -35,44 +34,43 @@ pub(super) struct Piece {
     pub(super) size_bytes: usize,
     /// The shared file that its range belongs to, or `None` if it has a file of its own.
     store: Option<Arc<Store>>,
-    /// `None` for imported memory, which counts where it was created.
-    _hold: Option<Hold>,
 }
 
 impl Piece {
     /// Creates a piece that stays in this process.
-    pub(super) fn shared(store: &Arc<Store>, size_bytes: usize, hold: Hold) -> io::Result<Self> {
+    pub(super) fn shared(store: &Arc<Store>, size_bytes: usize) -> io::Result<Self> {
         let file_offset = store.take(size_bytes as u64)?;
         let (file, store) = (Arc::clone(&store.file), Some(Arc::clone(store)));
-        Ok(Self { file, file_offset, size_bytes, store, _hold: Some(hold) })
+        Ok(Self { file, file_offset, size_bytes, store })
     }
 
     /// Returns a piece with a file of its own.
-    fn own(file: OwnedFd, size_bytes: usize, hold: Option<Hold>) -> Self {
-        Self { file: Arc::new(file), file_offset: 0, size_bytes, store: None, _hold: hold }
+    fn own(file: OwnedFd, size_bytes: usize) -> Self {
+        Self { file: Arc::new(file), file_offset: 0, size_bytes, store: None }
     }
 
     /// Creates a piece that can be exported.
-    pub(super) fn exportable(size_bytes: usize, hold: Hold) -> io::Result<Self> {
+    pub(super) fn exportable(size_bytes: usize) -> io::Result<Self> {
         let file = memory_file("stratalloc-piece")?;
         ftruncate(&file, size_bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(Self::own(file, size_bytes, Some(hold)))
+        Ok(Self::own(file, size_bytes))
     }
 
     /// Imports a piece from another driver's descriptor, after checking that it is safe to map.
     pub(super) fn imported(file: OwnedFd, size_bytes: usize) -> Done<Self> {
         check_foreign(&file, size_bytes as u64)?;
-        Ok(Self::own(file, size_bytes, None))
+        Ok(Self::own(file, size_bytes))
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Returns a new descriptor of its file, closed on exec. `None` if the piece is not exportable.
-    pub(super) fn export(&self) -> Option<io::Result<OwnedFd>> {
-        self.store.is_none().then(|| self.file.try_clone())
+    /// Returns a new descriptor of its file, closed on exec. No other piece may share the file.
+    pub(super) fn export(&self) -> io::Result<OwnedFd> {
+        assert!(self.store.is_none(), "a descriptor gives access to one piece only");
+        self.file.try_clone()
     }
 }
 

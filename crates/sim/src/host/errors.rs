@@ -1,20 +1,14 @@
-//! Errors of this driver.
+//! Errors of the system.
 //!
-//! The message of an illegal call contains the numbers involved. An error of the system keeps its code.
-//! Lack of memory, address space or mappings is reported as out of memory, so that callers may release
-//! memory and retry.
+//! They keep their code. Lack of memory, address space or mappings is reported as out of memory, so that
+//! callers may release memory and retry.
 
 use std::io;
 
 use rustix::io::Errno;
 
-use crate::refusal::{Done, Refusal, out_of_memory};
+use crate::refusal::{Done, Refusal};
 use stratalloc::error::DriverErrorKind;
-
-/// Returns the error of a request for more bytes than the device has free.
-pub(super) fn short(requested_bytes: u64, free_bytes: u64) -> Refusal {
-    out_of_memory(format!("{requested_bytes} bytes requested, {free_bytes} free"))
-}
 
 impl From<Errno> for Refusal {
     fn from(error: Errno) -> Self {

@@ -6,42 +6,23 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::memory::Region;
 use super::space::Mapping;
 
 /// A contiguous range of device addresses.
 #[derive(Debug)]
 pub(super) struct Span(pub(super) Vec<Part>);
 
-/// The bytes of a span in one region or mapping.
+/// The bytes of a span in one mapping.
 #[derive(Debug)]
 pub(super) struct Part {
-    holder: Holder,
-    offset: usize,
-    count: usize,
-}
-
-#[derive(Debug)]
-enum Holder {
-    Region(Arc<Region>),
-    Mapping(Arc<Mapping>),
+    pub(super) mapping: Arc<Mapping>,
+    pub(super) offset: usize,
+    pub(super) count: usize,
 }
 
 impl Part {
-    pub(super) fn of_region(region: &Arc<Region>, offset: usize, count: usize) -> Self {
-        Self { holder: Holder::Region(Arc::clone(region)), offset, count }
-    }
-
-    pub(super) fn of_mapping(mapping: &Arc<Mapping>, offset: usize, count: usize) -> Self {
-        Self { holder: Holder::Mapping(Arc::clone(mapping)), offset, count }
-    }
-
     fn bytes(&self) -> &[AtomicU8] {
-        let all = match &self.holder {
-            Holder::Region(region) => region.bytes(),
-            Holder::Mapping(mapping) => mapping.bytes(),
-        };
-        &all[self.offset..][..self.count]
+        &self.mapping.bytes()[self.offset..][..self.count]
     }
 }
 

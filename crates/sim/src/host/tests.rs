@@ -1,7 +1,9 @@
 //! Streams keep their order, events mark points in it, and copies move real bytes.
 
 use super::*;
+use stratalloc::driver::{Capture, Driver, MemoryPools, VirtualMemory};
 use stratalloc::error::DriverErrorKind;
+use stratalloc::ids::EventId;
 use stratalloc::size::MIB;
 
 mod faults;

@@ -2,35 +2,35 @@
 //!
 //! These methods are not driver calls: they cost no simulated time and are not counted.
 
-use super::{Event, Sim};
+use super::{Event, Kind, Sim, SimulatedDevice};
 use crate::{HeldResources, WorkGate};
 use stratalloc::driver::DriverResult;
 use stratalloc::driver::call::Call;
 use stratalloc::ids::{DeviceId, EventId, StreamId};
 
 #[doc(hidden)]
-impl Sim {
+impl<K: Kind> SimulatedDevice<K> {
     /// Returns the simulated clock in nanoseconds: the cost of all calls so far, plus the time of waits.
     #[must_use]
     pub fn elapsed_ns(&self) -> u64 {
-        self.state.lock().now_ns
+        self.shared.state.lock().now_ns
     }
 
     /// Returns the maximum of [`used_bytes`](Self::used_bytes).
     #[must_use]
     pub fn peak_used_bytes(&self) -> u64 {
-        self.state.lock().budget.peak_used_bytes
+        self.shared.state.lock().budget.peak_used_bytes
     }
 
     /// Returns the bytes in use by segments, pages and pools.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.state.lock().budget.used_bytes
+        self.shared.state.lock().budget.used_bytes
     }
 
     /// Advances the clock.
     pub fn advance_ns(&self, ns: u64) {
-        self.state.lock().pass(ns);
+        self.shared.state.lock().pass(ns);
     }
 
     /// Returns how often the driver method `name` was called. Failed calls count too.
@@ -40,20 +40,20 @@ impl Sim {
     /// When no method has that name.
     #[must_use]
     pub fn calls(&self, name: &str) -> u64 {
-        self.state.lock().counts[Call::named(name) as usize]
+        self.shared.state.lock().counts[Call::named(name) as usize]
     }
 
     /// Returns how often any driver method was called. Failed calls count too.
     #[must_use]
     pub fn total_calls(&self) -> u64 {
-        self.state.lock().counts.iter().sum()
+        self.shared.state.lock().counts.iter().sum()
     }
 
     /// Returns the methods that were called at least once, with their counts, in the order of the
     /// traits.
     #[must_use]
     pub fn call_counts(&self) -> Vec<(&'static str, u64)> {
-        let counts = self.state.lock().counts;
+        let counts = self.shared.state.lock().counts;
         let named = Call::ALL.into_iter().map(Call::name).zip(counts);
         named.filter(|(_, count)| *count > 0).collect()
     }
@@ -61,20 +61,20 @@ impl Sim {
     /// Returns how many of [`HeldResources::mapped_bytes`] another device may access.
     #[must_use]
     pub fn mapped_bytes_open_to(&self, device: DeviceId) -> u64 {
-        self.state.lock().mappings.peer_bytes(device)
+        self.shared.state.lock().mappings.peer_bytes(device)
     }
 
     /// Returns the number of references to pieces of virtual memory: one for each `create` and `import`,
     /// minus one for each `release`.
     #[must_use]
     pub fn piece_holds(&self) -> u64 {
-        self.state.lock().mappings.holds_of_pieces()
+        self.shared.state.lock().mappings.holds_of_pieces()
     }
 
     /// Returns the resources that callers hold.
     #[must_use]
     pub fn held(&self) -> HeldResources {
-        let state = self.state.lock();
+        let state = self.shared.state.lock();
         let mut held = HeldResources {
             segments: state.memory.live().collect(),
             pool_ranges: state.pools.ranges(),
@@ -85,6 +85,34 @@ impl Sim {
         held
     }
 
+    /// Finishes all work of all streams, even while streams are captured.
+    pub fn complete_all(&self) {
+        self.lock().reach_all();
+    }
+
+    /// Returns the number of expected captures.
+    #[must_use]
+    pub fn captures_expected(&self) -> u64 {
+        self.shared.state.lock().graphs.expected
+    }
+
+    /// Invalidates the capture that a stream belongs to, if any, as an illegal call does on a real
+    /// device.
+    pub fn invalidate_capture(&self, stream: StreamId) {
+        self.shared.state.lock().graphs.break_on(stream);
+    }
+
+    /// Returns the unfinished events with their streams, in the order in which they were recorded.
+    #[must_use]
+    pub fn pending_events(&self) -> Vec<(EventId, StreamId)> {
+        let state = self.shared.state.lock();
+        state.work.pending(state.now_ns)
+    }
+}
+
+/// Work without threads: the test finishes it.
+#[doc(hidden)]
+impl Sim {
     /// Finishes the work before an event's mark, and only that. Earlier marks of its stream stay
     /// unfinished. No device does this; it is for tests of code that must not rely on order.
     ///
@@ -92,7 +120,7 @@ impl Sim {
     ///
     /// When there is no such event.
     pub fn complete_event(&self, event: EventId) {
-        let mut state = self.state.lock();
+        let mut state = self.shared.state.lock();
         match state.work.event(event) {
             Ok(Event::Marked(mark)) => state.work.finish_early(mark),
             Ok(Event::Fresh | Event::Captured { .. }) => {}
@@ -103,49 +131,26 @@ impl Sim {
     /// Finishes all work submitted to a stream, and the work of other streams that it waits for. An
     /// unused stream has no work.
     pub fn complete_stream(&self, stream: StreamId) {
-        let mut state = self.state.lock();
+        let mut state = self.shared.state.lock();
         if let Some(index) = state.work.known_stream(stream) {
-            state.work.finish_stream(index);
+            let end = state.work.end_of(index);
+            state.work.finish(end);
         }
     }
 
     /// Returns the current position: all work submitted so far lies before it.
     #[must_use]
     pub fn submitted(&self) -> u64 {
-        self.state.lock().work.position()
+        self.shared.state.lock().work.position()
     }
 
     /// Finishes the work of a stream before a position that [`submitted`](Self::submitted) returned, and
     /// no later work.
     pub fn complete_until(&self, stream: StreamId, moment: u64) {
-        let mut state = self.state.lock();
+        let mut state = self.shared.state.lock();
         if let Some(index) = state.work.known_stream(stream) {
             state.work.finish_until(index, moment);
         }
-    }
-
-    /// Finishes all work of all streams.
-    pub fn complete_all(&self) {
-        self.state.lock().work.finish_all();
-    }
-
-    /// Returns the number of expected captures.
-    #[must_use]
-    pub fn captures_expected(&self) -> u64 {
-        self.state.lock().graphs.expected
-    }
-
-    /// Invalidates the capture that a stream belongs to, if any, as an illegal call does on a real
-    /// device.
-    pub fn invalidate_capture(&self, stream: StreamId) {
-        self.state.lock().graphs.break_on(stream);
-    }
-
-    /// Returns the unfinished events with their streams, in the order in which they were recorded.
-    #[must_use]
-    pub fn pending_events(&self) -> Vec<(EventId, StreamId)> {
-        let state = self.state.lock();
-        state.work.pending(state.now_ns)
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::{Done, Refusal, Sim, State, capture_active, ensure, invalid};
+use super::{Done, Kind, Refusal, SimulatedDevice, State, capture_active, ensure, invalid};
 use stratalloc::driver::call::{calls, forward};
 use stratalloc::driver::{Capture, CaptureStatus, NodeId};
 use stratalloc::ids::{StreamId, ThreadNumber};
@@ -311,6 +311,6 @@ impl State {
     }
 }
 
-impl Capture for Sim {
+impl<K: Kind> Capture for SimulatedDevice<K> {
     calls! { Capture forward Self::call; }
 }

@@ -2,20 +2,23 @@
 //!
 //! A piece uses memory of the device from `create` until it is neither referenced nor mapped. Address
 //! space costs nothing. An exported descriptor is one end of a pipe whose other end the piece keeps, so
-//! it identifies the piece while the piece lives. Descriptors from elsewhere are not supported.
+//! it identifies the piece while the piece lives. Descriptors from elsewhere are not supported. If the
+//! device has memory, a descriptor is the piece's file, and descriptors from elsewhere are checked.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::backing::Backing;
 use super::ranges::{AddressSpace, Budget};
 use super::{
-    AddressOrder, Done, GRANULARITY_BYTES, Refusal, Sim, State, check_whole, ensure, invalid,
-    not_supported,
+    AddressOrder, Done, GRANULARITY_BYTES, Kind, Refusal, SimulatedDevice, State, check_whole,
+    ensure, invalid, not_supported,
 };
 use crate::HeldResources;
 use stratalloc::driver::call::{calls, forward};
@@ -31,6 +34,7 @@ pub(super) struct Mappings {
     mapped: BTreeMap<u64, Mapping>,
     pieces: HashMap<PhysicalId, Piece>,
     last_piece: u64,
+    backing: Option<Arc<dyn Backing>>,
 }
 
 #[derive(Debug)]
@@ -55,6 +59,8 @@ impl Mapping {
 #[derive(Debug)]
 struct Piece {
     size_bytes: u64,
+    /// Whether its memory counts elsewhere.
+    imported: bool,
     exportable: Exportable,
     /// Number of references: one for `create` and for each `import`, minus one for each `release`.
     holds: u32,
@@ -74,12 +80,14 @@ struct Exported {
 type FileIdentity = (u64, u64);
 
 impl Mappings {
-    pub(super) fn new(order: AddressOrder) -> Self {
+    pub(super) fn new(order: AddressOrder, backing: Option<Arc<dyn Backing>>) -> Self {
+        let addresses = 0x1000_0000_0000..0x7000_0000_0000;
         Self {
-            space: AddressSpace::new(0x1000_0000_0000, 0x7000_0000_0000, order),
+            space: AddressSpace::new(addresses, order, backing.clone(), false),
             mapped: BTreeMap::new(),
             pieces: HashMap::new(),
             last_piece: 0,
+            backing,
         }
     }
 
@@ -117,6 +125,17 @@ impl Mappings {
         held.pieces = self.pieces.len() as u64;
     }
 
+    fn next_id(&mut self) -> PhysicalId {
+        self.last_piece += 1;
+        PhysicalId(self.last_piece)
+    }
+
+    fn add(&mut self, id: PhysicalId, size_bytes: u64, imported: bool, exportable: Exportable) {
+        let piece =
+            Piece { size_bytes, imported, exportable, holds: 1, mappings: 0, exported: None };
+        self.pieces.insert(id, piece);
+    }
+
     fn piece(&mut self, id: PhysicalId) -> Done<&mut Piece> {
         let held = self.pieces.get_mut(&id).filter(|piece| piece.holds > 0);
         held.ok_or_else(|| invalid(format!("no piece {} is held", id.0)))
@@ -130,6 +149,7 @@ impl Mappings {
         let is_reserved = self.space.holds(address, size_bytes);
         ensure!(is_reserved, "{size_bytes} bytes at {address:#x} are not all reserved");
         self.check_unmapped(address, size_bytes)?;
+        self.backing.as_ref().map_or(Ok(()), |backing| backing.map(address, id))?;
         self.piece(id)?.mappings += 1;
         let mapping = Mapping { size_bytes, piece: id, accessible: false, peers: Vec::new() };
         self.mapped.insert(address, mapping);
@@ -177,8 +197,9 @@ impl Mappings {
             && piece.holds == 0
             && piece.mappings == 0
         {
-            budget.give(piece.size_bytes);
+            budget.give(if piece.imported { 0 } else { piece.size_bytes });
             self.pieces.remove(&id);
+            self.backing.iter().for_each(|backing| backing.drop_piece(id));
         }
     }
 }
@@ -202,12 +223,11 @@ impl State {
         self.pass(self.options.costs.create.of(size_bytes));
         check_whole("size", size_bytes, GRANULARITY_BYTES)?;
         self.budget.check(size_bytes)?;
+        let id = self.mappings.next_id();
+        let backing = self.backing.as_ref();
+        backing.map_or(Ok(()), |backing| backing.create(id, size_bytes, exportable))?;
         self.budget.take(size_bytes);
-        let mappings = &mut self.mappings;
-        mappings.last_piece += 1;
-        let id = PhysicalId(mappings.last_piece);
-        let piece = Piece { size_bytes, exportable, holds: 1, mappings: 0, exported: None };
-        mappings.pieces.insert(id, piece);
+        self.mappings.add(id, size_bytes, false, exportable);
         Ok(id)
     }
 
@@ -232,6 +252,11 @@ impl State {
         ensure!(may_access, "device {device} is neither device {own} nor an enabled peer");
         let starts = self.mappings.whole_pieces(address, size_bytes)?;
         self.pass(cost_ns * (starts.len() as u64 - 1));
+        if device == own
+            && let Some(backing) = &self.backing
+        {
+            backing.set_access(address, size_bytes)?;
+        }
         for start in starts {
             let mapping = self.mappings.mapped.get_mut(&start);
             mapping.expect("whole_pieces found it").allow(device, own);
@@ -239,11 +264,14 @@ impl State {
         Ok(())
     }
 
+    /// Unlike a real device, one with memory detects unfinished work on the range and refuses.
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Done<()> {
         let cost_ns = self.options.costs.unmap.of(size_bytes);
         self.pass(cost_ns);
         let starts = self.mappings.whole_pieces(address, size_bytes)?;
         self.pass(cost_ns * (starts.len() as u64 - 1));
+        let backing = self.backing.as_ref();
+        backing.map_or(Ok(()), |backing| backing.unmap(address, size_bytes))?;
         self.mappings.unmap(&starts, &mut self.budget);
         Ok(())
     }
@@ -255,6 +283,9 @@ impl State {
         let held = self.mappings.piece(piece)?;
         let may_leave = held.exportable != Exportable::No;
         ensure!(may_leave, "piece {} was not created exportable", piece.0);
+        if let Some(backing) = &self.backing {
+            return backing.export(piece);
+        }
         let exported = match held.exported.take() {
             Some(exported) => exported,
             None => Exported::new().map_err(host_failed)?,
@@ -265,8 +296,16 @@ impl State {
     }
 
     /// Imports a descriptor of this device and adds a reference to its piece. Refuses other descriptors.
+    /// With memory, every import is a piece of its own, which counts where it was created.
     fn import(&mut self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
         self.pass(self.options.costs.export.fixed_ns);
+        if let Some(backing) = &self.backing {
+            check_whole("size", size_bytes, GRANULARITY_BYTES)?;
+            let id = self.mappings.next_id();
+            backing.import(id, descriptor, size_bytes)?;
+            self.mappings.add(id, size_bytes, true, Exportable::Descriptor);
+            return Ok(id);
+        }
         let identity = identity_of(descriptor).map_err(host_failed)?;
         let mut pieces = self.mappings.pieces.iter_mut();
         let found = pieces.find(|(_, piece)| {
@@ -284,13 +323,13 @@ impl State {
     }
 }
 
-impl VirtualMemory for Sim {
+impl<K: Kind> VirtualMemory for SimulatedDevice<K> {
     fn granularity_bytes(&self) -> u64 {
         GRANULARITY_BYTES
     }
 
     fn fabric(&self) -> Option<&dyn Fabric> {
-        self.state.lock().options.fabric.then_some(self as _)
+        self.shared.state.lock().options.fabric.then_some(self as _)
     }
 
     calls! { VirtualMemory forward Self::sized; }
@@ -322,7 +361,7 @@ impl State {
     }
 }
 
-impl Fabric for Sim {
+impl<K: Kind> Fabric for SimulatedDevice<K> {
     calls! { Fabric forward Self::sized; }
 }
 

@@ -1,16 +1,24 @@
-//! A simulated device without memory: any size, a simulated clock, events under the test's control.
+//! The simulated device. It keeps exact books of addresses, bytes and order, and refuses calls that a real
+//! device would refuse.
 //!
-//! It keeps exact books of addresses, bytes and order, and refuses calls that a real device would
-//! refuse. No byte exists behind an address: copies check their ranges and move nothing, and copies to
-//! the host return zeros. No call waits. A call that would wait on a real device finishes that work and
-//! moves the clock instead. The costs of calls on the clock were measured on an H200.
+//! [`Sim`] has any size and a simulated clock; its events are under the test's control. No byte exists
+//! behind an address: copies check their ranges and move nothing, and copies to the host return zeros. No
+//! call waits. A call that would wait on a real device finishes that work and moves the clock instead. The
+//! costs of calls on the clock were measured on an H200.
+//!
+//! [`Host`](crate::Host) has memory behind its addresses (`backing`), and worker threads that run its work
+//! (`workers`). Its clock stands still.
 //!
 //! Read next: `work` (streams and events), `ranges` (addresses and bytes), `control` (controls for
 //! tests).
 
 use std::collections::BTreeSet;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::refusal::{Done, Refusal, check_whole, ensure, invalid, out_of_memory};
 use stratalloc::driver::call::{Call, calls, forward};
@@ -22,24 +30,32 @@ use stratalloc::error::DriverErrorKind;
 use stratalloc::ids::{DeviceId, EventId, StreamId};
 use stratalloc::size::MIB;
 
+pub(super) mod backing;
 mod control;
 mod costs;
 mod graph;
 mod idle;
 mod mapping;
 mod peers;
+mod pool_books;
 mod pools;
 mod ranges;
 #[cfg(test)]
 mod tests;
 mod work;
+// Only `host` has threads.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+mod workers;
 
+use backing::{Backing, Task};
 pub use costs::{CallCosts, Cost};
 use graph::Graphs;
 use mapping::Mappings;
 use pools::Pools;
 use ranges::{AddressSpace, Budget};
-use work::{Event, Work};
+use work::{Event, Mark, Work};
+pub use workers::Gate;
+use workers::Job;
 
 /// Granularity of addresses and of pieces of virtual memory.
 const GRANULARITY_BYTES: u64 = 2 * MIB;
@@ -113,13 +129,40 @@ impl Default for SimOptions {
     }
 }
 
-/// A simulated device without memory.
+/// A simulated device without memory, with a clock.
 ///
 /// It accepts streams that it did not create, because recordings contain raw handles. It refuses
 /// destroyed streams. A call that waits finishes the work that it waits for, in every [`EventMode`].
+pub type Sim = SimulatedDevice<Clock>;
+
+/// A simulated device of either kind: [`Sim`] or [`Host`](crate::Host).
+///
+/// Dropping it finishes all work that its threads run, held back or not, and releases all memory.
 #[derive(Debug)]
-pub struct Sim {
+pub struct SimulatedDevice<K: Kind> {
+    shared: Arc<Shared>,
+    kind: PhantomData<K>,
+}
+
+/// What finishes the work of a device.
+pub trait Kind: fmt::Debug + Send + Sync + 'static {
+    /// Name of the driver.
+    const DRIVER: &'static str;
+}
+
+/// A clock or the test finishes work.
+#[derive(Debug)]
+pub enum Clock {}
+
+impl Kind for Clock {
+    const DRIVER: &'static str = "sim";
+}
+
+/// The state of a device, and the condition variable for changes to its work.
+#[derive(Debug)]
+struct Shared {
     state: Mutex<State>,
+    changed: Condvar,
 }
 
 #[derive(Debug)]
@@ -135,41 +178,82 @@ struct State {
     pools: Pools,
     /// Other devices for which access was enabled.
     peers: BTreeSet<DeviceId>,
+    /// `None`: the device has no memory behind its addresses.
+    backing: Option<Arc<dyn Backing>>,
+}
+
+/// The state during a call. Only waits for work release its lock.
+struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    shared: &'a Arc<Shared>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
 }
 
 impl Sim {
     /// Creates a device that holds no memory yet.
     #[must_use]
     pub fn new(options: SimOptions) -> Self {
+        Self::with(options, None)
+    }
+}
+
+impl<K: Kind> SimulatedDevice<K> {
+    /// Creates a device. With a backing, worker threads run its work.
+    pub(super) fn with(options: SimOptions, backing: Option<Arc<dyn Backing>>) -> Self {
+        let addresses = 0x7f00_0000_0000..0x7fff_ffe0_0000_0000;
         let state = State {
             now_ns: 0,
             counts: [0; Call::ALL.len()],
             budget: Budget { used_bytes: 0, peak_used_bytes: 0, total_bytes: options.total_bytes },
-            memory: AddressSpace::new(0x7f00_0000_0000, 0x7fff_ffe0_0000_0000, options.addresses),
-            work: Work::new(options.event_mode),
-            mappings: Mappings::new(options.addresses),
+            memory: AddressSpace::new(addresses, options.addresses, backing.clone(), true),
+            work: Work::new(options.event_mode, backing.is_some()),
+            mappings: Mappings::new(options.addresses, backing.clone()),
             graphs: Graphs::default(),
-            pools: Pools::new(),
+            pools: Pools::new(backing.clone()),
             peers: BTreeSet::new(),
             options,
+            backing,
         };
-        Self { state: Mutex::new(state) }
+        let shared = Shared { state: Mutex::new(state), changed: Condvar::new() };
+        Self { shared: Arc::new(shared), kind: PhantomData }
+    }
+
+    fn lock(&self) -> Locked<'_> {
+        Locked { state: self.shared.state.lock(), shared: &self.shared }
     }
 
     /// Runs and counts a call. `act` advances the clock by the call's cost.
-    fn sized<T>(&self, call: Call, act: impl FnOnce(&mut State) -> Done<T>) -> DriverResult<T> {
-        let state = &mut *self.state.lock();
-        state.counts[call as usize] += 1;
-        act(state).map_err(|refusal| refusal.of(call, code_of))
+    fn sized<T>(
+        &self,
+        call: Call,
+        act: impl FnOnce(&mut Locked<'_>) -> Done<T>,
+    ) -> DriverResult<T> {
+        let mut locked = self.lock();
+        locked.counts[call as usize] += 1;
+        act(&mut locked).map_err(|refusal| refusal.of(call))
     }
 
     /// Runs and counts a call with the cost `other`, except for calls with a cost of their own.
-    fn call<T>(&self, call: Call, act: impl FnOnce(&mut State) -> Done<T>) -> DriverResult<T> {
-        self.sized(call, |state| {
+    fn call<T>(&self, call: Call, act: impl FnOnce(&mut Locked<'_>) -> Done<T>) -> DriverResult<T> {
+        self.sized(call, |locked| {
             if !matches!(call, Call::Allocate | Call::Free) {
-                state.pass(state.options.costs.other.fixed_ns);
+                let cost_ns = locked.options.costs.other.fixed_ns;
+                locked.pass(cost_ns);
             }
-            act(state)
+            act(locked)
         })
     }
 }
@@ -185,10 +269,11 @@ impl State {
         self.shrink_pools();
     }
 
-    /// Checks the stream of a submission. On a captured stream the submission becomes a node.
-    fn submit(&mut self, stream: StreamId) -> Done<()> {
-        self.work.stream(stream)?;
-        self.graphs.add_node(stream).map(drop)
+    /// Checks the stream of a submission. On a captured stream the submission becomes a node. Otherwise
+    /// returns the index of the stream.
+    fn submit(&mut self, stream: StreamId) -> Done<Option<usize>> {
+        let index = self.work.stream(stream)?;
+        Ok(self.graphs.add_node(stream)?.is_none().then_some(index))
     }
 
     /// Checks that all of these bytes are valid device memory.
@@ -219,16 +304,6 @@ impl State {
         Ok(address)
     }
 
-    /// Frees memory without finishing any work. A real device usually waits for running work here, but
-    /// callers must not rely on that.
-    fn free(&mut self, address: u64, size_bytes: u64) -> Done<()> {
-        self.pass(self.options.costs.free.of(size_bytes));
-        self.graphs.check_may_wait()?;
-        self.memory.give(address, size_bytes)?;
-        self.budget.give(size_bytes);
-        Ok(())
-    }
-
     fn create_stream(&mut self) -> Done<StreamId> {
         Ok(self.work.create_stream())
     }
@@ -238,25 +313,11 @@ impl State {
         self.work.destroy_stream(stream)
     }
 
-    fn synchronize_stream(&mut self, stream: StreamId) -> Done<()> {
-        self.graphs.check_may_wait_for(stream)?;
-        let stream = self.work.stream(stream)?;
-        let ready_ns = self.work.finish_stream(stream);
-        self.synchronized_at(ready_ns);
-        Ok(())
-    }
-
-    fn synchronize_device(&mut self) -> Done<()> {
-        self.graphs.check_none()?;
-        let ready_ns = self.work.finish_all();
-        self.synchronized_at(ready_ns);
-        Ok(())
-    }
-
     fn create_event(&mut self) -> Done<EventId> {
         Ok(self.work.create_event())
     }
 
+    #[inline]
     fn record_event(&mut self, event: EventId, stream: StreamId) -> Done<()> {
         self.work.event(event)?;
         let index = self.work.stream(stream)?;
@@ -268,24 +329,12 @@ impl State {
         Ok(())
     }
 
+    #[inline]
     fn query_event(&mut self, event: EventId) -> Done<bool> {
         self.graphs.check_may_wait()?;
         match self.work.event(event)? {
             Event::Fresh => Ok(true),
             Event::Marked(mark) => Ok(self.work.is_finished(mark, self.now_ns)),
-            Event::Captured { capture, .. } => Err(self.graphs.refusal_of(capture)),
-        }
-    }
-
-    fn synchronize_event(&mut self, event: EventId) -> Done<()> {
-        self.graphs.check_may_wait()?;
-        match self.work.event(event)? {
-            Event::Fresh => Ok(()),
-            Event::Marked(mark) => {
-                let ready_ns = self.work.finish(mark);
-                self.synchronized_at(ready_ns);
-                Ok(())
-            }
             Event::Captured { capture, .. } => Err(self.graphs.refusal_of(capture)),
         }
     }
@@ -308,32 +357,7 @@ impl State {
         self.work.destroy_event(event)
     }
 
-    fn copy(&mut self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> Done<()> {
-        self.check_reachable(to, size_bytes)?;
-        self.check_reachable(from, size_bytes)?;
-        let is_apart = to.abs_diff(from) >= size_bytes;
-        ensure!(is_apart, "{size_bytes} bytes at {to:#x} and {from:#x} overlap");
-        self.submit(stream)
-    }
-
-    fn copy_from_host(&mut self, to: u64, from: &[u8], stream: StreamId) -> Done<()> {
-        self.check_reachable(to, from.len() as u64)?;
-        self.synchronize_stream(stream)
-    }
-
-    /// Fills `to` with zeros: there is no memory to read.
-    fn copy_to_host(&mut self, to: &mut [u8], from: u64, stream: StreamId) -> Done<()> {
-        self.check_reachable(from, to.len() as u64)?;
-        self.synchronize_stream(stream)?;
-        to.fill(0);
-        Ok(())
-    }
-
-    fn fill(&mut self, to: u64, _byte: u8, size_bytes: u64, stream: StreamId) -> Done<()> {
-        self.check_reachable(to, size_bytes)?;
-        self.submit(stream)
-    }
-
+    #[inline]
     fn capture_status(&mut self, stream: StreamId) -> Done<CaptureStatus> {
         self.work.stream(stream)?;
         Ok(self.graphs.status(stream))
@@ -345,10 +369,122 @@ impl State {
     }
 }
 
-impl Driver for Sim {
+impl Locked<'_> {
+    /// Waits until these marks are reached, or finishes them if no threads run the work. Returns when they
+    /// would have finished by themselves.
+    fn reach(&mut self, marks: &[Mark]) -> u64 {
+        while self.work.has_threads && !marks.iter().all(|mark| self.work.is_finished(*mark, 0)) {
+            self.shared.changed.wait(&mut self.state);
+        }
+        marks.iter().map(|mark| self.work.finish(*mark)).max().unwrap_or(0)
+    }
+
+    fn wait_for(&mut self, marks: &[Mark]) {
+        let ready_ns = self.reach(marks);
+        self.synchronized_at(ready_ns);
+    }
+
+    /// Like [`reach`](Self::reach), for all work.
+    fn reach_all(&mut self) -> u64 {
+        if self.work.has_threads {
+            let ends = self.work.ends();
+            return self.reach(&ends);
+        }
+        self.work.finish_all()
+    }
+
+    fn wait_for_all(&mut self) {
+        let ready_ns = self.reach_all();
+        self.synchronized_at(ready_ns);
+    }
+
+    /// Submits work to a stream. On a captured stream it never runs.
+    fn run(&mut self, stream: StreamId, task: Option<Task>) -> Done<()> {
+        if let (Some(stream), Some(task)) = (self.submit(stream)?, task) {
+            self.shared.push(&mut self.state, stream, Job::Run(task));
+        }
+        Ok(())
+    }
+
+    /// Frees memory. Worker threads finish all work first, as on a real device. Without them no work
+    /// finishes: callers must not rely on that.
+    fn free(&mut self, address: u64, size_bytes: u64) -> Done<()> {
+        let cost_ns = self.options.costs.free.of(size_bytes);
+        self.pass(cost_ns);
+        self.graphs.check_may_wait()?;
+        // From here on no work can be submitted to the range. Submitted work keeps its bytes.
+        self.memory.give(address, size_bytes)?;
+        if self.work.has_threads {
+            self.wait_for_all();
+        }
+        self.budget.give(size_bytes);
+        Ok(())
+    }
+
+    fn synchronize_stream(&mut self, stream: StreamId) -> Done<()> {
+        self.graphs.check_may_wait_for(stream)?;
+        let index = self.work.stream(stream)?;
+        let end = self.work.end_of(index);
+        self.wait_for(&[end]);
+        Ok(())
+    }
+
+    fn synchronize_device(&mut self) -> Done<()> {
+        self.graphs.check_none()?;
+        self.wait_for_all();
+        Ok(())
+    }
+
+    fn synchronize_event(&mut self, event: EventId) -> Done<()> {
+        self.graphs.check_may_wait()?;
+        match self.work.event(event)? {
+            Event::Fresh => {}
+            Event::Marked(mark) => self.wait_for(&[mark]),
+            Event::Captured { capture, .. } => return Err(self.graphs.refusal_of(capture)),
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, to: u64, from: u64, size_bytes: u64, stream: StreamId) -> Done<()> {
+        self.check_reachable(to, size_bytes)?;
+        self.check_reachable(from, size_bytes)?;
+        let is_apart = to.abs_diff(from) >= size_bytes;
+        ensure!(is_apart, "{size_bytes} bytes at {to:#x} and {from:#x} overlap");
+        let task = self.backing.as_ref().map(|backing| backing.copy(to, from, size_bytes));
+        self.run(stream, task)
+    }
+
+    fn copy_from_host(&mut self, to: u64, from: &[u8], stream: StreamId) -> Done<()> {
+        self.check_reachable(to, from.len() as u64)?;
+        self.graphs.check_may_wait_for(stream)?;
+        let task = self.backing.as_ref().map(|backing| backing.write(to, from.to_vec()));
+        self.run(stream, task)?;
+        self.synchronize_stream(stream)
+    }
+
+    /// Without a backing it fills `to` with zeros: there is no memory to read.
+    fn copy_to_host(&mut self, to: &mut [u8], from: u64, stream: StreamId) -> Done<()> {
+        self.check_reachable(from, to.len() as u64)?;
+        self.graphs.check_may_wait_for(stream)?;
+        let bytes = Arc::new(Mutex::new(vec![0; to.len()]));
+        let task = self.backing.as_ref().map(|backing| backing.read(from, Arc::clone(&bytes)));
+        self.run(stream, task)?;
+        self.synchronize_stream(stream)?;
+        to.copy_from_slice(&bytes.lock());
+        Ok(())
+    }
+
+    fn fill(&mut self, to: u64, byte: u8, size_bytes: u64, stream: StreamId) -> Done<()> {
+        self.check_reachable(to, size_bytes)?;
+        let task = self.backing.as_ref().map(|backing| backing.fill(to, byte, size_bytes));
+        self.run(stream, task)
+    }
+}
+
+impl<K: Kind> Driver for SimulatedDevice<K> {
     fn info(&self) -> DeviceInfo {
-        let SimOptions { device, name, total_bytes, .. } = self.state.lock().options.clone();
-        DeviceInfo { device, name, driver: "sim", total_bytes }
+        let SimOptions { device, name, total_bytes, .. } = self.shared.state.lock().options.clone();
+        DeviceInfo { device, name, driver: K::DRIVER, total_bytes }
     }
 
     calls! { Driver forward Self::call; }
@@ -362,7 +498,7 @@ impl Driver for Sim {
     }
 
     fn peers(&self) -> Option<&dyn Peers> {
-        (self.state.lock().options.reachable_devices > 0).then_some(self as &dyn Peers)
+        (self.shared.state.lock().options.reachable_devices > 0).then_some(self as &dyn Peers)
     }
 
     fn capture(&self) -> Option<&dyn Capture> {
@@ -374,19 +510,8 @@ impl Driver for Sim {
     }
 }
 
-impl Processes for Sim {
+impl<K: Kind> Processes for SimulatedDevice<K> {
     calls! { Processes forward Self::call; }
-}
-
-/// Returns CUDA's code for the kind, so that a message reads the same as on a real device.
-fn code_of(kind: DriverErrorKind) -> i64 {
-    match kind {
-        DriverErrorKind::InvalidValue => 1,
-        DriverErrorKind::OutOfMemory => 2,
-        DriverErrorKind::NotSupported => 801,
-        DriverErrorKind::CaptureActive => 900,
-        _ => 0,
-    }
 }
 
 fn not_supported(message: impl Into<String>) -> Refusal {

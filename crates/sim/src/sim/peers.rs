@@ -3,7 +3,7 @@
 //! They are ordinals only, without memory behind their addresses. So a copy checks only the range on
 //! this device.
 
-use super::{Done, Sim, State, ensure, invalid, not_supported};
+use super::{Done, Kind, SimulatedDevice, State, ensure, invalid, not_supported};
 use stratalloc::driver::Peers;
 use stratalloc::driver::call::{calls, forward};
 use stratalloc::ids::{DeviceId, StreamId};
@@ -43,10 +43,10 @@ impl State {
                 ensure!(is_enabled, "access to device {device} is not enabled");
             }
         }
-        self.submit(stream)
+        self.submit(stream).map(drop)
     }
 }
 
-impl Peers for Sim {
+impl<K: Kind> Peers for SimulatedDevice<K> {
     calls! { Peers forward Self::call; }
 }

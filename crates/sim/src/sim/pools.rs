@@ -10,15 +10,17 @@
 //! inside the capture may be reused where the graph orders the new use after the free.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use hashbrown::HashSet;
 
+use super::backing::Backing;
 use super::graph::Graphs;
 use super::idle::{Freed, Idle, IdleRanges};
+use super::pool_books::PoolBooks;
 use super::ranges::{AddressSpace, Budget};
 use super::work::Work;
-use super::{AddressOrder, Done, Sim, State, ensure, invalid, not_supported};
-use crate::pool_books::{KeepsPoolBooks, PoolBooks};
+use super::{AddressOrder, Done, Kind, SimulatedDevice, State, ensure, invalid, not_supported};
 use stratalloc::driver::call::{calls, forward};
 use stratalloc::driver::{CaptureStatus, DriverPoolId, DriverPoolUsage, MemoryPools, NodeId};
 use stratalloc::ids::{DeviceId, StreamId};
@@ -181,9 +183,10 @@ impl Pools {
         self.live.len() as u64
     }
 
-    pub(super) fn new() -> Self {
+    pub(super) fn new(backing: Option<Arc<dyn Backing>>) -> Self {
+        let (addresses, order) = (0x7000_0000_0000..0x7f00_0000_0000, AddressOrder::Lowest);
         Self {
-            space: AddressSpace::new(0x7000_0000_0000, 0x7f00_0000_0000, AddressOrder::Lowest),
+            space: AddressSpace::new(addresses, order, backing, true),
             pools: vec![Pool::default()],
             graphs: Pool::default(),
             live: BTreeMap::new(),
@@ -251,7 +254,7 @@ impl State {
         };
         pool.books.allocate(size_bytes);
         self.pools.live.insert(address, Live { size_bytes, origin });
-        self.submit(on)?;
+        self.graphs.add_node(on)?;
         Ok(address)
     }
 
@@ -360,6 +363,12 @@ impl State {
         Ok(())
     }
 
+    /// Returns the books of a pool that was not destroyed.
+    pub(super) fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks> {
+        let index = self.pools.index(pool)?;
+        Ok(&mut self.pools.pools[index].books)
+    }
+
     fn trim(&mut self, pool: DriverPoolId, keep_bytes: u64) -> Done<()> {
         let index = self.pools.index(pool)?;
         self.trim_idle(Origin::Pool(index), keep_bytes);
@@ -382,13 +391,6 @@ impl State {
     }
 }
 
-impl KeepsPoolBooks for State {
-    fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks> {
-        let index = self.pools.index(pool)?;
-        Ok(&mut self.pools.pools[index].books)
-    }
-}
-
-impl MemoryPools for Sim {
+impl<K: Kind> MemoryPools for SimulatedDevice<K> {
     calls! { MemoryPools forward Self::call; }
 }

@@ -1,10 +1,13 @@
-//! Address ranges without memory behind them, and the bytes of the device that are in use.
+//! Address ranges, and the bytes of the device that are in use.
 //!
-//! It is pure bookkeeping. `AddressSpace` assigns ranges first fit by address, so that equal calls
-//! return equal addresses. `Budget` counts the bytes in use exactly.
+//! `AddressSpace` assigns ranges first fit by address, so that equal calls return equal addresses. If the
+//! device has memory, that chooses the addresses. `Budget` counts the bytes in use exactly.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
+use super::backing::Backing;
 use super::{AddressOrder, Done, GRANULARITY_BYTES, ensure, invalid, out_of_memory};
 use crate::free_ranges::FreeRanges;
 use stratalloc::size::align_up;
@@ -54,17 +57,33 @@ pub(super) struct AddressSpace {
     holes: FreeRanges,
     /// Start and size of assigned ranges. The size is the requested one, not rounded.
     live: BTreeMap<u64, u64>,
+    /// Chooses the addresses, if the device has memory.
+    backing: Option<Arc<dyn Backing>>,
+    /// Whether a range is memory at once, or space to map pieces in.
+    open: bool,
 }
 
 impl AddressSpace {
-    pub(super) fn new(start: u64, end: u64, order: AddressOrder) -> Self {
-        debug_assert!(start.is_multiple_of(GRANULARITY_BYTES) && start < end);
-        Self { order, next: start, end, holes: FreeRanges::default(), live: BTreeMap::new() }
+    pub(super) fn new(
+        bounds: Range<u64>,
+        order: AddressOrder,
+        backing: Option<Arc<dyn Backing>>,
+        open: bool,
+    ) -> Self {
+        let Range { start: next, end } = bounds;
+        debug_assert!(next.is_multiple_of(GRANULARITY_BYTES) && next < end);
+        let (holes, live) = (FreeRanges::default(), BTreeMap::new());
+        Self { order, next, end, holes, live, backing, open }
     }
 
     /// Assigns a range: the lowest that fits, or with the other orders one that was never assigned.
     pub(super) fn take(&mut self, size_bytes: u64) -> Done<u64> {
         ensure!(size_bytes > 0, "0 bytes requested");
+        if let Some(backing) = &self.backing {
+            let address = backing.take(size_bytes, self.open)?;
+            self.live.insert(address, size_bytes);
+            return Ok(address);
+        }
         let short = |left: u64| {
             let message = format!("{size_bytes} bytes requested, {left} bytes of addresses left");
             out_of_memory(message)
@@ -94,6 +113,10 @@ impl AddressSpace {
     pub(super) fn give(&mut self, address: u64, size_bytes: u64) -> Done<()> {
         self.check_exact(address, size_bytes)?;
         self.live.remove(&address);
+        if let Some(backing) = &self.backing {
+            backing.give(address, size_bytes);
+            return Ok(());
+        }
         if self.order != AddressOrder::Lowest {
             return Ok(());
         }

@@ -7,6 +7,13 @@ mod mapping;
 mod pools;
 mod work;
 
+impl<K: Kind> SimulatedDevice<K> {
+    /// Returns the memory that pieces use, and the length of the file that they share.
+    pub(crate) fn stored_bytes(&self) -> (u64, u64) {
+        self.shared.state.lock().backing.as_ref().map_or((0, 0), |backing| backing.stored_bytes())
+    }
+}
+
 fn sim(event_mode: EventMode) -> Sim {
     Sim::new(SimOptions {
         event_mode,
@@ -113,7 +120,7 @@ quickcheck::quickcheck! {
                 sim.free(address, size_bytes).unwrap();
             }
             live.sort_unstable();
-            let state = sim.state.lock();
+            let state = sim.shared.state.lock();
             assert!(state.memory.live().eq(live.iter().copied()));
             assert!(live.is_sorted_by(|a, b| a.0 + a.1 <= b.0));
             assert_eq!(state.budget.used_bytes, live.iter().map(|range| range.1).sum::<u64>());

@@ -1,12 +1,20 @@
 //! Streams and events: which work has been submitted, and which has finished.
 //!
-//! No work runs here. A **mark** is a point of a stream. All marks are numbered in one sequence, so the
-//! progress of a stream is the number up to which it has finished. Marks of one stream finish in order,
-//! except those that a test finishes out of order (`early`). Waits between streams are kept as pairs of
-//! such numbers: finishing a mark also finishes the marks that it waited for.
+//! A **mark** is a point of a stream. All marks are numbered in one sequence, so the progress of a stream is
+//! the number up to which it has finished. Marks of one stream finish in order, except those that a test
+//! finishes out of order (`early`).
+//!
+//! Without threads no work runs. Waits between streams are kept as pairs of such numbers: finishing a mark
+//! also finishes the marks that it waited for. Where threads run the work (`workers`), work and waits are
+//! jobs in the same sequence. A stream has finished all marks before its next job.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
 
 use hashbrown::HashMap;
 
+use super::workers::Job;
 use super::{Done, EventMode, Refusal, invalid};
 use stratalloc::driver::NodeId;
 use stratalloc::ids::{EventId, StreamId};
@@ -69,6 +77,15 @@ struct Stream {
     ready_ns: u64,
     /// Marks after number `.0` wait for mark `.1`. Used in `EventMode::Manual` only.
     waits: Vec<(u64, Mark)>,
+    /// Jobs that worker threads have still to run, by number.
+    jobs: VecDeque<(u64, Job)>,
+    is_running: bool,
+}
+
+impl Stream {
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && !self.is_running
+    }
 }
 
 /// All streams and events.
@@ -81,14 +98,19 @@ pub(super) struct Work {
     last_mark: u64,
     last_event: u64,
     last_stream: u64,
+    /// Whether worker threads finish the work. The mode is `Manual` then.
+    pub(super) has_threads: bool,
+    pub(super) workers: Vec<JoinHandle<()>>,
+    /// Gates no longer hold work back, and workers end when nothing is left.
+    pub(super) is_ending: bool,
 }
 
 /// Handles of created streams start here, far from the handles of recordings.
 const FIRST_STREAM: u64 = 0x51_0000;
 
 impl Work {
-    pub(super) fn new(mode: EventMode) -> Self {
-        Self { mode, last_stream: FIRST_STREAM, ..Self::default() }
+    pub(super) fn new(mode: EventMode, has_threads: bool) -> Self {
+        Self { mode, has_threads, last_stream: FIRST_STREAM, ..Self::default() }
     }
 
     /// Returns the number of events that were created and not destroyed.
@@ -157,15 +179,70 @@ impl Work {
         self.events.insert(event, to);
     }
 
-    /// Marks the current end of the stream.
+    /// Marks the current end of the stream. In `EventMode::After` the mark is new work, which takes time.
     #[inline]
     pub(super) fn mark(&mut self, stream: usize, now_ns: u64) -> Mark {
-        self.last_mark += 1;
-        let own = &mut self.streams[stream];
         if let EventMode::After(ns) = self.mode {
+            let own = &mut self.streams[stream];
             own.ready_ns = own.ready_ns.max(now_ns.saturating_add(ns));
         }
+        self.end_of(stream)
+    }
+
+    /// Returns the current end of a stream. It is behind all submitted work, including waits.
+    #[inline]
+    pub(super) fn end_of(&mut self, stream: usize) -> Mark {
+        self.last_mark += 1;
+        let own = &mut self.streams[stream];
+        if self.has_threads && own.is_idle() {
+            own.done = self.last_mark;
+        }
         Mark { stream, number: self.last_mark, ready_ns: own.ready_ns }
+    }
+
+    /// Returns the current ends of all streams.
+    pub(super) fn ends(&mut self) -> Vec<Mark> {
+        (0..self.streams.len()).map(|stream| self.end_of(stream)).collect()
+    }
+
+    /// Finishes all work. Returns when it would have finished by itself.
+    pub(super) fn finish_all(&mut self) -> u64 {
+        let all = 0..self.streams.len();
+        let ends = all.map(|stream| {
+            let end = self.end_of(stream);
+            self.finish(end)
+        });
+        ends.max().unwrap_or(0)
+    }
+
+    /// Adds a job for the worker threads.
+    pub(super) fn push(&mut self, stream: usize, job: Job) {
+        self.last_mark += 1;
+        self.streams[stream].jobs.push_back((self.last_mark, job));
+    }
+
+    /// Takes the next job of a stream whose next job is ready.
+    pub(super) fn next_job(&mut self) -> Option<(usize, Job)> {
+        let is_ready = |own: &Stream| {
+            !own.is_running
+                && own.jobs.front().is_some_and(|(_, job)| match job {
+                    Job::Run(_) => true,
+                    Job::Wait(mark) => self.is_finished(*mark, 0),
+                    Job::Gate(open) => self.is_ending || open.load(Ordering::Acquire),
+                })
+        };
+        let stream = self.streams.iter().position(is_ready)?;
+        let own = &mut self.streams[stream];
+        let (_, job) = own.jobs.pop_front()?;
+        own.is_running = true;
+        Some((stream, job))
+    }
+
+    /// Finishes the marks between the job that has run and the next one.
+    pub(super) fn end_job(&mut self, stream: usize) {
+        let own = &mut self.streams[stream];
+        own.is_running = false;
+        own.done = own.jobs.front().map_or(self.last_mark, |(next, _)| *next - 1);
     }
 
     #[inline]
@@ -185,7 +262,10 @@ impl Work {
         let position = self.last_mark;
         let own = &mut self.streams[stream];
         own.ready_ns = own.ready_ns.max(mark.ready_ns);
-        if self.mode == EventMode::Manual && !finished {
+        if self.has_threads && !finished {
+            // No worker has to be woken: the mark is not reached yet.
+            self.push(stream, Job::Wait(mark));
+        } else if self.mode == EventMode::Manual && !finished {
             own.waits.push((position, mark));
         }
     }
@@ -221,15 +301,6 @@ impl Work {
         }
     }
 
-    /// Finishes all work submitted to a stream so far. Returns when it would have finished by itself.
-    #[inline]
-    pub(super) fn finish_stream(&mut self, stream: usize) -> u64 {
-        // A wait made after the last mark is submitted work too, so finish up to one past the last mark.
-        self.last_mark += 1;
-        let ready_ns = self.streams[stream].ready_ns;
-        self.finish(Mark { stream, number: self.last_mark, ready_ns })
-    }
-
     /// Returns the number of the last mark.
     pub(super) fn position(&self) -> u64 {
         self.last_mark
@@ -240,13 +311,12 @@ impl Work {
         self.finish(Mark { stream, number, ready_ns: 0 });
     }
 
-    /// Finishes all work. Returns when it would have finished by itself.
-    pub(super) fn finish_all(&mut self) -> u64 {
-        let all = 0..self.streams.len();
-        all.map(|stream| self.finish_stream(stream)).max().unwrap_or(0)
+    /// Like [`stream`](Self::stream), but finds destroyed streams too.
+    pub(super) fn any_stream(&mut self, id: StreamId) -> usize {
+        self.known_stream(id).unwrap_or_else(|| self.add_stream(id, Life::Named))
     }
 
-    /// Like [`stream`](Self::stream), but finds destroyed streams too and adds none.
+    /// Like [`any_stream`](Self::any_stream), but adds none.
     pub(super) fn known_stream(&self, id: StreamId) -> Option<usize> {
         self.by_id.get(&id).copied()
     }

@@ -21,11 +21,6 @@ fn refused<T: std::fmt::Debug>(result: DriverResult<T>) -> String {
     error.message().to_owned()
 }
 
-/// Returns the bytes that the pieces' file uses, and its length.
-fn stored(host: &Host) -> (u64, u64) {
-    host.device.memory.lock().space.store_for_tests().map_or((0, 0), |s| s.taken_and_length_bytes())
-}
-
 #[test]
 fn two_mappings_of_one_piece_are_the_same_bytes() {
     let host = host();
@@ -63,7 +58,7 @@ fn work_runs_over_the_border_of_neighbouring_pieces_only() {
 #[test]
 fn memory_counts_until_a_piece_is_neither_held_nor_mapped() {
     let host = host();
-    let free = || host.device.memory_info().unwrap().free_bytes;
+    let free = || host.memory_info().unwrap().free_bytes;
     let base = host.reserve(1024 * PAGE).unwrap();
     assert_eq!(free(), 64 * MIB, "address space costs nothing");
     let piece = mapped(&host, base, 4 * PAGE);
@@ -92,17 +87,17 @@ fn released_memory_goes_back_to_the_system_and_its_place_is_used_again() {
     let second = mapped(&host, base + PAGE, 2 * PAGE);
     host.fill(base, 5, 3 * PAGE, A).unwrap();
     host.synchronize_stream(A).unwrap();
-    assert_eq!(stored(&host), (3 * PAGE, 3 * PAGE));
+    assert_eq!(host.stored_bytes(), (3 * PAGE, 3 * PAGE));
     host.release(first).unwrap();
-    assert_eq!(stored(&host).0, 3 * PAGE, "it is mapped still");
+    assert_eq!(host.stored_bytes().0, 3 * PAGE, "it is mapped still");
     host.unmap(base, PAGE).unwrap();
-    assert_eq!(stored(&host), (2 * PAGE, 3 * PAGE), "a hole");
+    assert_eq!(host.stored_bytes(), (2 * PAGE, 3 * PAGE), "a hole");
     host.unmap(base + PAGE, 2 * PAGE).unwrap();
-    assert_eq!(stored(&host).0, 2 * PAGE, "it is held still");
+    assert_eq!(host.stored_bytes().0, 2 * PAGE, "it is held still");
     host.release(second).unwrap();
-    assert_eq!(stored(&host), (0, 3 * PAGE));
+    assert_eq!(host.stored_bytes(), (0, 3 * PAGE));
     mapped(&host, base, 3 * PAGE);
-    assert_eq!(stored(&host), (0, 3 * PAGE), "the joined hole serves it");
+    assert_eq!(host.stored_bytes(), (0, 3 * PAGE), "the joined hole serves it");
     assert_eq!(bytes(&host, base + PAGE, 4, A), [0; 4]);
 }
 
@@ -186,6 +181,9 @@ quickcheck::quickcheck! {
                 Op::Fill { at, count, byte, stream } => {
                     host.fill(base + at, byte, count, StreamId(stream.into())).unwrap();
                     (at..at + count).for_each(|at| *model.byte(at) = byte);
+                }
+                Op::Copy { to, from, count, .. } if to.abs_diff(from) < count => {
+                    host.copy(base + to, base + from, count, A).unwrap_err();
                 }
                 Op::Copy { to, from, count, stream } => {
                     host.copy(base + to, base + from, count, StreamId(stream.into())).unwrap();

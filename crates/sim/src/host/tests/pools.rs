@@ -49,6 +49,27 @@ fn neighbours_freed_on_one_stream_serve_a_larger_request_there() {
 }
 
 #[test]
+fn idle_pages_serve_a_larger_request_elsewhere_while_old_work_still_uses_them() {
+    let host = host();
+    let pool = host.create_pool().unwrap();
+    let parts = [(); 2].map(|()| host.allocate_async(pool, 32 * MIB, A).unwrap());
+    let gate = host.hold(B);
+    host.fill(parts[0], 1, 32 * MIB, B).unwrap();
+    for part in parts {
+        host.free_async(part, A).unwrap();
+    }
+    let whole = host.allocate_async(pool, 64 * MIB, A).unwrap();
+    assert_eq!(reserved(&host, pool), 64 * MIB, "no memory was added");
+    for at in [whole, whole + 64 * MIB - 8] {
+        assert_eq!(bytes(&host, at, 8, A), [0; 8]);
+    }
+    refused(host.fill(parts[0], 2, 1, A));
+    gate.open();
+    host.synchronize_device().unwrap();
+    assert_eq!(bytes(&host, whole, 8, A), [0; 8], "the old work wrote to the old addresses");
+}
+
+#[test]
 fn a_pool_keeps_its_threshold_at_a_wait_and_trims_on_demand() {
     let host = host();
     let pool = host.create_pool().unwrap();
@@ -73,26 +94,30 @@ fn a_pool_keeps_its_threshold_at_a_wait_and_trims_on_demand() {
 }
 
 #[test]
-fn short_memory_is_taken_from_idle_pools_but_not_from_unfinished_work() {
+fn a_trim_releases_idle_memory_but_not_that_of_unfinished_work() {
     let host = host();
     let (one, two) = (host.create_pool().unwrap(), host.create_pool().unwrap());
-    let idle = host.allocate_async(one, 40 * MIB, A).unwrap();
+    let idle = host.allocate_async(one, 32 * MIB, A).unwrap();
     let gate = host.hold(A);
     host.fill(idle, 1, 8, A).unwrap();
     host.free_async(idle, A).unwrap();
+    host.trim(one, 0).unwrap();
     let short = host.allocate_async(two, 40 * MIB, B).unwrap_err();
     assert!(
-        short.is_out_of_memory() && short.message().contains(&(24 * MIB).to_string()),
+        short.is_out_of_memory() && short.message().contains(&(32 * MIB).to_string()),
         "{short}"
     );
+    let event = host.create_event().unwrap();
+    host.record_event(event, A).unwrap();
     gate.open();
-    // Wait without synchronising the pools, so that only the shortage makes the first pool release
-    // memory.
-    let end = host.device.work.lock().end_of(A);
-    host.device.work.synchronize(&[end]);
-    assert_eq!(reserved(&host, one), 40 * MIB);
+    // No call that synchronises the pools, so that only the trim makes the first one release memory.
+    while !host.query_event(event).unwrap() {
+        std::thread::yield_now();
+    }
+    assert_eq!(reserved(&host, one), 32 * MIB);
+    host.trim(one, 0).unwrap();
     host.allocate_async(two, 40 * MIB, B).unwrap();
-    assert_eq!((reserved(&host, one), reserved(&host, two)), (0, 40 * MIB));
+    assert_eq!((reserved(&host, one), reserved(&host, two)), (0, 64 * MIB));
 }
 
 #[test]

@@ -77,3 +77,16 @@ fn only_the_held_stream_waits_for_its_gate() {
     host.synchronize_event(event).unwrap();
     assert_eq!(bytes(&host, block, 4, B), [3; 4]);
 }
+
+#[test]
+fn captured_work_never_runs_and_other_streams_go_on() {
+    let host = host();
+    let block = host.allocate(8).unwrap();
+    let stream = host.create_stream().unwrap();
+    host.begin(stream).unwrap();
+    host.fill(block, 1, 4, stream).unwrap();
+    host.fill(block + 4, 2, 4, A).unwrap();
+    host.complete_all();
+    host.end(stream).unwrap();
+    assert_eq!(bytes(&host, block, 8, stream), [0, 0, 0, 0, 2, 2, 2, 2]);
+}

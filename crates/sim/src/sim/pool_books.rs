@@ -1,6 +1,6 @@
-//! The counters and settings of a stream-ordered pool, for `sim` and `host`.
+//! The counters and settings of a stream-ordered pool.
 
-use crate::refusal::{Done, invalid};
+use super::{Done, State, invalid};
 use stratalloc::driver::pool_users::{NO_POOL_USER, PoolUsers};
 use stratalloc::driver::{DriverPoolId, DriverPoolUsage};
 
@@ -34,21 +34,18 @@ impl PoolBooks {
     }
 }
 
-/// The calls of [`MemoryPools`](super::MemoryPools) that use only a pool's books.
-pub(super) trait KeepsPoolBooks {
-    /// Returns the books of a pool that was not destroyed.
-    fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks>;
-
-    fn set_release_threshold(&mut self, pool: DriverPoolId, bytes: u64) -> Done<()> {
+/// The calls that use only a pool's books.
+impl State {
+    pub(super) fn set_release_threshold(&mut self, pool: DriverPoolId, bytes: u64) -> Done<()> {
         self.books(pool)?.threshold_bytes = bytes;
         Ok(())
     }
 
-    fn release_threshold(&mut self, pool: DriverPoolId) -> Done<u64> {
+    pub(super) fn release_threshold(&mut self, pool: DriverPoolId) -> Done<u64> {
         Ok(self.books(pool)?.threshold_bytes)
     }
 
-    fn keep_memory(&mut self, pool: DriverPoolId, keep: bool) -> Done<()> {
+    pub(super) fn keep_memory(&mut self, pool: DriverPoolId, keep: bool) -> Done<()> {
         let books = self.books(pool)?;
         let changed = books.pool_users.after(keep, books.threshold_bytes);
         let (pool_users, set) = changed.ok_or_else(|| invalid(NO_POOL_USER))?;
@@ -57,16 +54,16 @@ pub(super) trait KeepsPoolBooks {
         Ok(())
     }
 
-    /// Does nothing: these devices always reuse memory in the same way.
-    fn allow_reuse(&mut self, pool: DriverPoolId) -> Done<()> {
+    /// Does nothing: this device always reuses memory in the same way.
+    pub(super) fn allow_reuse(&mut self, pool: DriverPoolId) -> Done<()> {
         self.books(pool).map(drop)
     }
 
-    fn usage(&mut self, pool: DriverPoolId) -> Done<DriverPoolUsage> {
+    pub(super) fn usage(&mut self, pool: DriverPoolId) -> Done<DriverPoolUsage> {
         Ok(self.books(pool)?.usage)
     }
 
-    fn reset_high_marks(&mut self, pool: DriverPoolId) -> Done<()> {
+    pub(super) fn reset_high_marks(&mut self, pool: DriverPoolId) -> Done<()> {
         self.books(pool)?.reset_high_marks();
         Ok(())
     }
