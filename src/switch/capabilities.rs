@@ -34,32 +34,16 @@ fn unknown_block(allocation: &Allocation) -> HandleError {
 }
 
 impl Switchable {
-    /// Calls the current allocator, and the retired ones unless a scope is open. Retired allocators have
-    /// no record of the scope; if they waited for the device or queried events, a stream capture would
-    /// break.
-    fn call_outside_scopes<R>(&self, call: impl Fn(&Strategy) -> R) -> Vec<R> {
-        let mut answers = vec![self.core.call(|generation| call(&generation.strategy))];
-        if self.core.generations.retired() > 0
-            && let Some(_no_scopes) = self.core.hold_scopes_off()
-        {
-            let retired = self.core.each(|g| g.is_retired().then(|| call(&g.strategy)));
-            answers.extend(retired.into_iter().flatten());
-        }
-        self.core.retry_blocked_drop();
-        answers
-    }
-
     /// Shares a block through the allocator that made it.
     fn share_by(
         &self,
         address: u64,
         share: impl Fn(&dyn Sharing) -> Result<SharedHandle, SharingError>,
     ) -> Result<SharedHandle, SharingError> {
-        let found =
-            self.core.find_map(|generation| match share(generation.strategy.control().sharing?) {
-                Err(SharingError::Handle(reason)) if is_unknown(&reason) => None,
-                answer => Some(answer),
-            });
+        let found = self.core.call_maker(|strategy| match share(strategy.control().sharing?) {
+            Err(SharingError::Handle(reason)) if is_unknown(&reason) => None,
+            answer => Some(answer),
+        });
         found.unwrap_or(Err(HandleError::UnknownAddress { address }.into()))
     }
 }
@@ -73,43 +57,33 @@ impl CrossStream for Switchable {
     }
 
     fn process_events(&self) -> Result<(), DriverError> {
-        let processed = self.call_outside_scopes(|strategy| {
-            strategy.control().cross_stream.map_or(Ok(()), CrossStream::process_events)
-        });
-        self.core.check_all_retired();
-        processed.into_iter().collect()
+        let current = self.core.call(Generation::process_events);
+        current.and(self.core.drop_drained())
     }
 }
 
 impl Caching for Switchable {
     fn empty_cache(&self) -> Result<(), DriverError> {
-        let emptied = self.call_outside_scopes(|strategy| {
-            strategy.control().caching.map_or(Ok(()), Caching::empty_cache)
-        });
-        self.core.check_all_retired();
-        self.core.update_limit();
-        emptied.into_iter().collect()
+        let current = self.core.call(Generation::release_idle);
+        current.and(self.core.release_idle())
     }
 
     fn set_limit_bytes(&self, limit_bytes: Option<u64>) {
-        self.core.with_state(|state| {
-            state.limit_bytes = limit_bytes;
-            self.core.set_current_limit(state);
-        })
+        let mut state = self.core.state.lock();
+        state.limit_bytes = limit_bytes;
+        self.core.set_current_limit(&state);
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
-        self.core.with_state(|state| {
-            let current = self.core.generations.current();
-            let caching = current.strategy.control().caching;
-            let refused = FractionError { fraction };
-            let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
-            caching.set_memory_fraction(fraction)?;
-            state.limit_bytes = caching.limit_bytes();
-            drop(current);
-            self.core.set_current_limit(state);
-            Ok(())
-        })
+        let mut state = self.core.state.lock();
+        let current = self.core.generations.current();
+        let caching = current.strategy.control().caching;
+        let refused = FractionError { fraction };
+        let caching = caching.filter(|_| (0.0..=1.0).contains(&fraction)).ok_or(refused)?;
+        caching.set_memory_fraction(fraction)?;
+        state.limit_bytes = caching.limit_bytes();
+        self.core.set_current_limit(&state);
+        Ok(())
     }
 
     fn limit_bytes(&self) -> Option<u64> {
@@ -117,17 +91,16 @@ impl Caching for Switchable {
     }
 
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
-        self.core.with_state(|state| {
-            let current = self.core.generations.current();
-            let caching = current.strategy.control().caching;
-            let caching = caching.ok_or_else(|| lacks(&current.strategy, "apply"))?;
-            if !state.fits(&current.strategy, config) {
-                let message =
-                    "another backend, other layers or another key that is read once: switch instead";
-                return Err(DriverError::new(DriverErrorKind::InvalidValue, "apply", 0, message));
-            }
-            self.core.apply(state, caching, config.clone(), true)
-        })
+        let mut state = self.core.state.lock();
+        let current = self.core.generations.current();
+        let caching = current.strategy.control().caching;
+        let caching = caching.ok_or_else(|| lacks(&current.strategy, "apply"))?;
+        if !state.fits(&current.strategy, config) {
+            let message =
+                "another backend, other layers or another key that is read once: switch instead";
+            return Err(DriverError::new(DriverErrorKind::InvalidValue, "apply", 0, message));
+        }
+        self.core.apply(&mut state, caching, config.clone(), true)
     }
 
     fn cache_info(&self) -> Result<CacheInfo, DriverError> {
@@ -138,10 +111,8 @@ impl Caching for Switchable {
     }
 
     fn layout(&self) -> Vec<SegmentLayout> {
-        let all = self
-            .core
-            .call_all(|g| g.strategy.control().caching.map(Caching::layout).unwrap_or_default());
-        let mut layout: Vec<_> = all.into_iter().flatten().collect();
+        let all = self.core.each(|one| one.strategy.control().caching.map(Caching::layout));
+        let mut layout: Vec<_> = all.into_iter().flatten().flatten().collect();
         SegmentLayout::sort(&mut layout);
         layout
     }
@@ -149,79 +120,70 @@ impl Caching for Switchable {
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         let base =
             |strategy: &Strategy| of_maker(strategy.control().caching?.base_allocation(allocation));
-        let found = self.core.find_map(|generation| base(&generation.strategy));
-        found.unwrap_or_else(|| Err(unknown_block(allocation)))
+        self.core.call_maker(base).unwrap_or_else(|| Err(unknown_block(allocation)))
     }
 }
 
 impl Expandable for Switchable {
     fn expandable_segments(&self) -> Vec<ExpandableSegment> {
-        let segments = |strategy: &Strategy| {
-            strategy.control().expandable.map(Expandable::expandable_segments)
-        };
-        let all =
-            self.core.call_all(|generation| segments(&generation.strategy).unwrap_or_default());
-        let mut all: Vec<_> = all.into_iter().flatten().collect();
+        let all = self.core.each(|one| {
+            one.strategy.control().expandable.map(|expandable| expandable.expandable_segments())
+        });
+        let mut all: Vec<_> = all.into_iter().flatten().flatten().collect();
         all.sort_by_key(|segment| segment.address);
         all
     }
 
     fn set_reserve_class(&self, stream: StreamId, class: Option<&str>) {
-        self.core.with_state(|state| {
-            match class {
-                Some(class) => drop(state.classes.insert(stream, class.to_owned())),
-                None => drop(state.classes.remove(&stream)),
-            }
-            if let Some(expandable) = self.core.generations.current().strategy.control().expandable
-            {
-                expandable.set_reserve_class(stream, class);
-            }
-        })
+        let mut state = self.core.state.lock();
+        match class {
+            Some(class) => drop(state.classes.insert(stream, class.to_owned())),
+            None => drop(state.classes.remove(&stream)),
+        }
+        if let Some(expandable) = self.core.generations.current().strategy.control().expandable {
+            expandable.set_reserve_class(stream, class);
+        }
     }
 }
 
 impl Counters for Switchable {
     fn statistics(&self) -> Statistics {
-        self.core.with_counters(|ledger, all| {
-            let off = |own: &mut Statistics| own.reserved_bytes = PerPool::default();
-            let all = Generation::counted_once(all, Generation::statistics, off);
-            ledger.sum(&all.collect::<Vec<_>>())
-        })
+        let ledger = self.core.ledger.lock();
+        let all = self.core.generations.all();
+        let off = |own: &mut Statistics| own.reserved_bytes = PerPool::default();
+        let all = Generation::counted_once(&all, Generation::statistics, off);
+        ledger.sum(&all.collect::<Vec<_>>())
     }
 
     fn reset_peaks(&self) {
-        self.core.with_counters(Core::begin_peaks);
+        let mut ledger = self.core.ledger.lock();
+        Core::begin_peaks(&mut ledger, &self.core.generations.all());
     }
 
     fn reset_accumulated(&self) {
-        self.core.with_counters(|ledger, all| {
-            ledger.reset_accumulated();
-            all.iter().filter_map(|one| one.counters()).for_each(Counters::reset_accumulated);
-        });
+        let mut ledger = self.core.ledger.lock();
+        ledger.reset_accumulated();
+        let all = self.core.generations.all();
+        all.iter().filter_map(|one| one.counters()).for_each(Counters::reset_accumulated);
     }
 }
 
 impl PeerAccess for Switchable {
     fn enable_peer_access(&self, device: DeviceId) -> Result<(), DriverError> {
-        self.core.with_state(|state| {
-            let all = self.core.generations.all();
-            let strategy = &all[0].strategy;
-            let current = strategy
-                .control()
-                .peer_access
-                .ok_or_else(|| lacks(strategy, "enable_peer_access"))?;
-            // The current allocator comes last. If it gives a peer access, all retired ones have done so.
-            for retired in
-                all[1..].iter().filter_map(|retired| retired.strategy.control().peer_access)
-            {
-                retired.enable_peer_access(device)?;
-            }
-            current.enable_peer_access(device)?;
-            if !state.peers.contains(&device) {
-                state.peers.push(device);
-            }
-            Ok(())
-        })
+        let mut state = self.core.state.lock();
+        let all = self.core.generations.all();
+        let current = &all[0].strategy;
+        if current.control().peer_access.is_none() {
+            return Err(lacks(current, "enable_peer_access"));
+        }
+        // The current allocator comes last. If it gives a peer access, all retired ones have done so.
+        for peers in all.iter().rev().filter_map(|one| one.strategy.control().peer_access) {
+            peers.enable_peer_access(device)?;
+        }
+        if !state.peers.contains(&device) {
+            state.peers.push(device);
+        }
+        Ok(())
     }
 
     fn peers(&self) -> Vec<DeviceId> {
@@ -257,11 +219,11 @@ impl Recording for Switchable {
     fn snapshot(&self) -> Snapshot {
         let of = |strategy: &Strategy| strategy.control().recording.map(Recording::snapshot);
         let parts = self.core.history.operation();
-        let retired = self.core.each(|g| g.is_retired().then(|| of(&g.strategy)).flatten());
-        let now = self.core.call(|generation| of(&generation.strategy)).unwrap_or_default();
-        self.core.retry_blocked_drop();
+        let all = self.core.generations.all();
+        let retired: Vec<_> = all[1..].iter().filter_map(|old| of(&old.strategy)).collect();
+        let now = of(&all[0].strategy).unwrap_or_default();
         drop(parts);
-        let whole = retired.into_iter().flatten().fold(now, Snapshot::with_segments_of);
+        let whole = retired.into_iter().fold(now, Snapshot::with_segments_of);
         self.core.history.note_snapshot(&whole);
         whole
     }

@@ -1,17 +1,18 @@
 //! Putting the next allocator in force, and finding the allocator that a call is for.
 //!
 //! Everything that can fail happens before the new allocator is put in force. `state` guards what must
-//! not change in between (open scopes, peers, the limit). Lock order: the scope gate, `state`, `ledger`,
-//! the list of generations, an allocator's own locks. None of these but the gate is held while an
-//! allocator is built or dropped, or while hooks run. One exception: a memory fraction is passed to a
-//! pluggable allocator's own function under `state`. Read next: `drain`.
+//! not change in between (peers, the limit, used pools). Lock order: `state`, `ledger`, the list of
+//! generations, an allocator's own locks. None of these is held while an allocator is built or dropped,
+//! or while hooks run. One exception: a memory fraction is passed to a pluggable allocator's own
+//! function under `state`. `scopes` is write-locked under none of these; threads that hold any of them,
+//! or a read lock of `scopes`, may read-lock it. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use log::Level;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RecursiveRwLock, RecursiveRwLockReadGuard};
 
 use super::error::SwitchError;
 use super::generation::Generation;
@@ -46,19 +47,14 @@ pub(super) struct Core {
     pub(super) history: Arc<History>,
     pub(super) state: Mutex<SwitchState>,
     pub(super) ledger: Mutex<Ledger>,
-    /// The number of open scopes, a copy of the count in `state` that can be read without the lock.
-    pub(super) open_scopes: AtomicUsize,
-    /// Read-locked while no scope may open (`no_scopes`), write-locked to open one. Taken before
-    /// `state`.
-    pub(super) scope_gate: RwLock<()>,
+    /// Pools whose scope is open, or is being opened: user functions may run then. Write-locked for a
+    /// moment to change it, and read-locked while no scope may open (`no_scopes`).
+    pub(super) scopes: RecursiveRwLock<Vec<PoolId>>,
     /// Bytes held by allocators that are being dropped. They count against the limit until the drop has
     /// ended.
     pub(super) dropping_bytes: AtomicU64,
-    /// True if a retired allocator has drained but could not be dropped: a call was using it or a scope
-    /// was open.
-    pub(super) drop_blocked: AtomicBool,
-    /// Checks of retired allocators requested since a thread began to check; 0 if no thread is checking.
-    pub(super) check_requests: AtomicUsize,
+    /// Whether retired allocators may have something to release or to drop.
+    pub(super) has_idle: AtomicBool,
 }
 
 /// The state that must not change while an allocator is put in force.
@@ -76,11 +72,6 @@ pub(super) struct SwitchState {
     /// Private pools of the current allocator that were created through this type and may still have
     /// users.
     pub(super) pools: BTreeSet<PoolId>,
-    /// Pools with an open scope.
-    pub(super) scopes: Vec<PoolId>,
-    /// Pools for which the current allocator is opening a scope. No lock is held then, because user
-    /// functions may run.
-    pub(super) opening: Vec<PoolId>,
 }
 
 impl Core {
@@ -108,30 +99,23 @@ impl Core {
                 history,
                 state: Mutex::new(state),
                 ledger: Mutex::default(),
-                open_scopes: AtomicUsize::new(0),
-                scope_gate: RwLock::new(()),
+                scopes: RecursiveRwLock::default(),
                 dropping_bytes: AtomicU64::new(0),
-                drop_blocked: AtomicBool::new(false),
-                check_requests: AtomicUsize::new(0),
+                has_idle: AtomicBool::new(false),
             }
         })
     }
 
-    /// Builds the allocator that the configuration describes and puts it in force.
-    pub(super) fn switch(&self, config: Config) -> Result<(), SwitchError> {
-        self.switch_from(config, None).map(drop)
-    }
-
-    /// As [`switch`](Self::switch); returns false, with nothing changed, if the configuration in force
-    /// has another edition than `edition`.
-    fn switch_from(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
+    /// Builds the allocator that the configuration describes and puts it in force. Returns false, with
+    /// nothing changed, if the configuration in force has another edition than `edition`.
+    pub(super) fn switch(&self, config: Config, edition: Option<u64>) -> Result<bool, SwitchError> {
         if History::is_gathering() {
             return Err(SwitchError::InStackProvider);
         }
         let _lines = diagnostics::lines();
         // Checked before the build: a switch refused later drops the new allocator, which may wait for the
         // device.
-        self.with_state(|state| self.refuse_pools(state))?;
+        drop(self.refuse_pools(&self.state.lock())?);
         let driver = Arc::clone(&self.driver);
         let strategy = build_recording_in(&self.history, &config, driver, self.options)?;
         if self.options.raw_addresses && !strategy.control().by_address {
@@ -140,37 +124,34 @@ impl Core {
         let next = Generation::new(strategy, config.settings());
         hooks::attach(&next.strategy, &self.this);
         let name = next.strategy.name().to_owned();
-        let Some(old) = self.install(next, config, edition)? else { return Ok(false) };
+        let Some(before) = self.install(next, config, edition)? else { return Ok(false) };
         diagnostics::note(Level::Info, || {
-            let (device, before) = (self.driver.info().device, old.strategy.name());
+            let device = self.driver.info().device;
             format!("switched from backend:{before} to backend:{name} (device {device})")
         });
-        if let Some(_no_scopes) = self.hold_scopes_off() {
-            old.release_idle();
-        }
-        self.request_check(old);
-        self.update_limit();
+        // On an error the memory stays with the retired allocators until they are checked again.
+        let _ = self.release_idle();
         Ok(true)
     }
 
     /// Applies a further string. If it requires a switch and another configuration was put in force
     /// first, the string is parsed again on top of that one.
     pub(super) fn update(&self, text: &str) -> Result<(), SwitchError> {
-        while let Some((next, edition)) = self.with_state(|state| self.change(state, text))? {
-            if self.switch_from(next, Some(edition))? {
-                break;
+        loop {
+            let change = self.change(&mut self.state.lock(), text)?;
+            let Some((next, edition)) = change else { return Ok(()) };
+            if self.switch(next, Some(edition))? {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     /// See [`Switchable::check_update`](super::Switchable::check_update).
     pub(super) fn check_update(&self, text: &str) -> Result<(), SwitchError> {
-        self.with_state(|state| {
-            let next = state.updated(text)?;
-            registry::check_name(&next.settings().backend)?;
-            if state.stays(&next) { Ok(()) } else { self.refuse_pools(state) }
-        })
+        let state = self.state.lock();
+        let next = state.updated(text)?;
+        registry::check_name(&next.settings().backend)?;
+        if state.stays(&next) { Ok(()) } else { self.refuse_pools(&state).map(drop) }
     }
 
     /// Changes the current allocator according to a further string. If the string requires a switch,
@@ -227,30 +208,36 @@ impl Core {
     }
 
     /// Returns an error while a scope is open or a pool has users: nothing may be switched then.
-    fn refuse_pools(&self, state: &SwitchState) -> Result<(), SwitchError> {
-        if let Some(pool) = state.scopes.first().or(state.opening.first()) {
+    /// Otherwise no scope opens while the result is held.
+    fn refuse_pools(
+        &self,
+        state: &SwitchState,
+    ) -> Result<RecursiveRwLockReadGuard<'_, Vec<PoolId>>, SwitchError> {
+        let scopes = self.scopes.read();
+        if let Some(pool) = scopes.first() {
             return Err(SwitchError::ScopeOpen { pool: *pool });
         }
         let current = self.generations.current();
-        let Some(pools) = current.strategy.control().private_pools else { return Ok(()) };
+        let Some(pools) = current.strategy.control().private_pools else { return Ok(scopes) };
         let is_used = |pool: &&PoolId| pools.pool_users(**pool).is_some_and(|users| users > 0);
         match state.pools.iter().find(is_used) {
             Some(pool) => Err(SwitchError::PoolInUse { pool: *pool }),
-            None => Ok(()),
+            None => Ok(scopes),
         }
     }
 
+    /// Makes `next` the current allocator; returns the name of the replaced one.
     fn install(
         &self,
         next: Generation,
         config: Config,
         edition: Option<u64>,
-    ) -> Result<Option<Arc<Generation>>, SwitchError> {
+    ) -> Result<Option<&'static str>, SwitchError> {
         let mut state = self.state.lock();
         if edition.is_some_and(|edition| edition != state.edition) {
             return Ok(None);
         }
-        self.refuse_pools(&state)?;
+        let _no_scopes = self.refuse_pools(&state)?;
         if self.generations.retired() >= RETIRED_MAX {
             return Err(SwitchError::TooMany { limit: RETIRED_MAX });
         }
@@ -263,24 +250,23 @@ impl Core {
             state.limit_bytes = state.limit_bytes.or(own);
         }
         if let Some(caching) = caching {
-            caching.set_limit_bytes(self.limit_of_next(state.limit_bytes));
+            caching.set_limit_bytes(self.limit_beside(&self.generations.all(), state.limit_bytes));
         }
         state.put(config);
         state.is_known = true;
         state.pools.clear();
         let mut ledger = self.ledger.lock();
-        Self::begin_peaks(&mut ledger, &self.generations.all());
-        let old = self.generations.replace(next);
-        old.retire();
+        let all = self.generations.all();
+        Self::begin_peaks(&mut ledger, &all);
+        self.generations.replace(next);
         drop(ledger);
         if state.limit_bytes.is_some() {
             self.set_current_limit(&state);
         }
-        Ok(Some(old))
+        Ok(Some(all[0].name))
     }
 
-    /// Calls the current allocator. If it was replaced during the call, checks whether it can be
-    /// dropped.
+    /// Calls the current allocator. If it was replaced during the call, checks the retired ones.
     #[inline(always)]
     pub(super) fn call<R>(&self, call: impl FnOnce(&Generation) -> R) -> R {
         let generation = self.generations.read();
@@ -289,66 +275,26 @@ impl Core {
         answer
     }
 
-    /// Ends a call. Returns true if its allocator was replaced during the call; that allocator is then
-    /// checked.
+    /// Ends a call. Returns true if its allocator was replaced during the call; the retired ones are
+    /// then checked.
     #[inline(always)]
     pub(super) fn leave(&self, generation: Read<'_, Generation>) -> bool {
-        let replaced = generation.name();
         let was_replaced = generation.leave();
         if was_replaced {
-            self.check_replaced(replaced);
+            self.after_replaced();
         }
         was_replaced
     }
 
-    /// Runs `act` with the state locked. `act` must not keep a reference to a generation.
-    pub(super) fn with_state<R>(&self, act: impl FnOnce(&mut SwitchState) -> R) -> R {
-        let answer = act(&mut self.state.lock());
-        self.retry_blocked_drop();
-        answer
-    }
-
-    /// Calls `call` on each generation, the current one first, and returns the results. Checks no retired
-    /// allocator, so `state` may be held; without `state`, call
-    /// [`retry_blocked_drop`](Self::retry_blocked_drop) afterwards.
-    pub(super) fn each<R>(&self, mut call: impl FnMut(&Generation) -> R) -> Vec<R> {
-        self.generations.all().iter().map(|generation| call(generation)).collect()
-    }
-
-    /// Calls `call` on one generation after the other, the current one first, until one returns a value.
-    /// The caller must hold no lock.
-    pub(super) fn find_map<R>(&self, mut call: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
-        let answer = self.generations.all().iter().find_map(|generation| call(generation));
-        self.retry_blocked_drop();
-        answer
-    }
-
-    /// As [`each`](Self::each), for callers that hold no lock.
-    pub(super) fn call_all<R>(&self, call: impl FnMut(&Generation) -> R) -> Vec<R> {
-        let answers = self.each(call);
-        self.retry_blocked_drop();
-        answers
-    }
-
-    /// As [`find_map`](Self::find_map), for frees.
-    pub(super) fn free_by<R>(&self, mut free: impl FnMut(&Generation) -> Option<R>) -> Option<R> {
-        // References to the other generations are released once one has freed the block.
-        let freed = self.generations.all().into_iter().find_map(|generation| {
-            let answer = free(&generation)?;
-            Some((generation, answer))
-        });
-        let answer = freed.map(|(generation, answer)| {
-            self.after_free_by(generation);
-            answer
-        });
-        self.retry_blocked_drop();
-        answer
+    /// Calls `call` on each generation, the current one first, and returns the results.
+    pub(super) fn each<R>(&self, call: impl FnMut(&Arc<Generation>) -> R) -> Vec<R> {
+        self.generations.all().iter().map(call).collect()
     }
 
     /// Calls `call` on the current allocator, then on all, until one returns a value.
     pub(super) fn call_maker<R>(&self, call: impl Fn(&Strategy) -> Option<R>) -> Option<R> {
         let current = self.call(|generation| call(&generation.strategy));
-        current.or_else(|| self.find_map(|generation| call(&generation.strategy)))
+        current.or_else(|| self.generations.all().iter().find_map(|one| call(&one.strategy)))
     }
 }
 

@@ -6,42 +6,33 @@
 //! it is released before a request fails. So a free never waits, except the one that frees the last
 //! block: it drops the allocator, and the driver may wait when it releases the segments.
 //!
-//! A drop is postponed to a later check (the next miss, release, switch or `process_events`) in two
-//! cases: the driver refuses the idle memory, which a drop would leak, or blocks wait for other streams.
+//! A drained allocator is dropped by the free of its last block, or else at the next switch, miss,
+//! `empty_cache`, `process_events` or end of a scope. The free cannot drop it in three cases: the driver
+//! refuses the idle memory, which a drop would leak, blocks wait for other streams, or another call is
+//! using it at that moment.
 //!
 //! While a scope is open no retired allocator is dropped, and no scope opens during a drop: the scope
 //! may belong to a stream capture, which the drop would break.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
-
-use parking_lot::RwLockWriteGuard;
+use std::sync::atomic::Ordering;
 
 use super::core::{Core, SwitchState};
 use super::generation::Generation;
 use super::hooks;
 use super::ledger::Ledger;
 use super::no_scopes::NoScopes;
-use crate::allocator::{Counters, CrossStream, DeviceAllocator, Request};
+use crate::allocator::{Counters, DeviceAllocator, Request};
 use crate::driver::CaptureStatus;
-use crate::error::{AllocError, OutOfMemory};
+use crate::error::{AllocError, DriverError, OutOfMemory};
 use crate::size::human_bytes;
 use crate::stats::PerPool;
+use crate::strategies::Strategy;
 use crate::sync::{All, Defer, Read};
 
 /// The most allocators in turn that may refuse one request because each was replaced during the attempt.
 /// It ends the loop if a callback switches on every call.
 const ATTEMPTS_MAX: usize = 64;
-
-/// A request that an allocator has refused.
-#[derive(Debug)]
-struct Refusal {
-    error: AllocError,
-    /// The allocator was replaced during the call.
-    is_retired: bool,
-    /// The allocator has no hooks, so it notified no observer.
-    is_silent: bool,
-}
 
 impl Core {
     /// Allocates from the current allocator. Out of memory is final only when no retired allocator has
@@ -56,78 +47,55 @@ impl Core {
         // One variable from here to the caller: each further copy costs a hit 5 to 10 ns.
         let mut taken = take(&generation);
         if taken.is_err() {
-            taken = match self.after_take(generation, taken) {
-                Ok(taken) => Ok(taken),
-                Err(refusal) => self.refused(request, refusal, &take),
-            };
+            taken = self.retry(request, generation, taken, &take);
         } else {
             self.leave(generation);
         }
         taken
     }
 
+    /// Ends a refused request and retries it: on the new current allocator if the old one was replaced
+    /// (at most 64 times), and once more after retired allocators released idle memory. Observers are
+    /// notified of the last refusal only.
     #[cold]
     #[inline(never)]
-    fn after_take<T>(
-        &self,
-        generation: Read<'_, Generation>,
-        taken: Result<T, AllocError>,
-    ) -> Result<T, Refusal> {
-        let is_silent = generation.strategy.control().hooks.is_none();
-        let is_retired = self.leave(generation);
-        taken.map_err(|error| Refusal { error, is_retired, is_silent })
-    }
-
-    /// Retries a refused request: on the new current allocator if the old one was replaced (at most 64
-    /// times), and once more after retired allocators released something. Observers are notified of the
-    /// last refusal only.
-    #[cold]
-    #[inline(never)]
-    fn refused<T>(
-        &self,
+    fn retry<'g, T>(
+        &'g self,
         request: Request,
-        mut refusal: Refusal,
+        mut generation: Read<'g, Generation>,
+        mut taken: Result<T, AllocError>,
         take: &impl Fn(&Generation) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
-        let (mut counted, mut may_make_room, mut attempts) = (0, true, 0);
-        loop {
-            let Refusal { error, is_retired, is_silent } = refusal;
-            let AllocError::OutOfMemory(mut report) = error else {
-                self.ledger.lock().hide_refusals(counted);
-                return Err(error);
-            };
-            let was_notified = hooks::was_refused();
-            counted += i64::from(was_notified || is_silent);
-            attempts += 1;
-            let was_replaced = is_retired && attempts < ATTEMPTS_MAX;
-            let again =
-                was_replaced || (std::mem::take(&mut may_make_room) && self.make_room(request));
+        let (mut counted, mut may_make_room) = (0, true);
+        for attempt in 1.. {
+            let is_silent = generation.strategy.control().hooks.is_none();
+            let was_replaced = self.leave(generation);
+            let Err(AllocError::OutOfMemory(report)) = &mut taken else { break };
+            let is_counted = hooks::was_refused() || is_silent;
+            counted += i64::from(is_counted);
+            let again = was_replaced && attempt < ATTEMPTS_MAX
+                || std::mem::take(&mut may_make_room) && self.make_room(request);
             if !again {
                 self.ledger.lock().hide_refusals((counted - 1).max(0));
-                self.explain(&mut report);
-                self.retry_blocked_drop();
-                if was_notified || is_silent {
-                    self.hooks.notify_out_of_memory(&report);
+                self.explain(report);
+                if is_counted {
+                    self.hooks.notify_out_of_memory(report);
                 }
-                return Err(AllocError::OutOfMemory(report));
+                return taken;
             }
-            let generation = self.generations.read();
-            let taken = take(&generation);
-            match self.after_take(generation, taken) {
-                Err(again) => refusal = again,
-                Ok(taken) => {
-                    self.ledger.lock().hide_refusals(counted);
-                    return Ok(taken);
-                }
-            }
+            generation = self.generations.read();
+            taken = take(&generation);
         }
+        self.ledger.lock().hide_refusals(counted);
+        taken
     }
 
     /// Adds a hint to the report with the bytes that retired allocators still hold.
     fn explain(&self, report: &mut OutOfMemory) {
         let retired = self.generations.retired();
         if retired > 0 {
-            let held = human_bytes(self.sum_of_retired(Generation::held_bytes));
+            let held = self.generations.all()[1..].iter().map(|old| old.held_bytes()).sum();
+            let held = human_bytes(held);
             report.hints.push(format!(
                 "{retired} replaced allocators hold {held}, for live blocks, or \
                  because the driver failed to release it"
@@ -135,119 +103,99 @@ impl Core {
         }
     }
 
-    /// Releases all idle memory of retired allocators; returns true if that made room. Releases nothing
-    /// if that could break a stream capture.
+    /// Releases the idle memory of retired allocators. Returns false if there are none, or if a release
+    /// could break the capture of the request's stream.
     fn make_room(&self, request: Request) -> bool {
         if self.generations.retired() == 0 {
             return false;
         }
         let captured = self.driver.capture_status(request.stream);
-        if !matches!(captured, Ok(CaptureStatus::None)) {
-            return false;
+        matches!(captured, Ok(CaptureStatus::None)) && {
+            let _ = self.release_idle();
+            true
         }
-        // Reserved bytes of a driver pool that several allocators share are counted once for each.
-        let figures = [Generation::held_bytes, Generation::reserved_bytes];
-        let before = figures.map(|figure| self.sum_of_retired(figure));
-        {
-            let Some(_no_scopes) = self.hold_scopes_off() else { return false };
-            self.each(|generation| {
-                if generation.is_retired() {
-                    generation.release_idle();
-                }
-            });
-        }
-        self.check_all_retired();
-        self.update_limit();
-        let now = figures.map(|figure| self.sum_of_retired(figure));
-        let has_room = now[0] < before[0] || now[1] < before[1];
-        self.retry_blocked_drop();
-        has_room
     }
 
-    /// Runs before the current allocator grows. Releases idle memory of retired allocators that are due,
-    /// then calls the users' callbacks. Returns true if a callback freed something.
+    /// Runs before the current allocator grows: releases idle memory of retired allocators, then calls
+    /// the users' callbacks. Returns true if a callback freed something.
     pub(super) fn before_growing(&self) -> bool {
-        if self.generations.retired() > 0
-            && let Some(no_scopes) = self.hold_scopes_off()
-        {
-            let mut released = false;
-            self.each(|generation| {
-                if generation.is_retired() && generation.needs_release.load(Ordering::Relaxed) {
-                    generation.release_idle();
-                    released = true;
-                }
-            });
-            drop(no_scopes);
-            if released {
-                self.run_requested_checks();
-                self.update_limit();
-            }
-            self.retry_blocked_drop();
+        if self.has_idle.load(Ordering::Relaxed) {
+            let _ = self.release_idle();
         }
         self.hooks.free_some_memory()
-    }
-
-    fn no_scope(&self) -> bool {
-        self.open_scopes.load(Ordering::SeqCst) == 0
     }
 
     /// Keeps scopes from opening until the guard is dropped; returns `None` if a scope is open or
     /// opening. Retired allocators have no record of the current one's scopes, so they wait and release
     /// only under this guard. Never waits.
     pub(super) fn hold_scopes_off(&self) -> Option<NoScopes<'_>> {
-        let gate = self.scope_gate.try_read()?;
-        self.no_scope().then(|| NoScopes::new(gate))
+        let scopes = self.scopes.try_read()?;
+        scopes.is_empty().then(|| NoScopes::new(scopes))
     }
 
-    /// Returns the guard to hold while a scope is opened. Waits until no `NoScopes` guard is left.
-    /// Returns `None` on a thread that holds such a guard itself, which would deadlock.
-    pub(super) fn open_gate(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        (!NoScopes::is_held_here()).then(|| self.scope_gate.write())
+    /// Releases the idle memory of the retired allocators, then drops those that have drained. Does
+    /// nothing while a scope is open.
+    pub(super) fn release_idle(&self) -> Result<(), DriverError> {
+        let Some(_no_scopes) = self.hold_scopes_off() else { return Ok(()) };
+        self.has_idle.store(false, Ordering::SeqCst);
+        let all = self.generations.all();
+        let released = all[1..].iter().map(|old| old.release_idle()).fold(Ok(()), Result::and);
+        drop(all);
+        if released.is_err() {
+            self.has_idle.store(true, Ordering::SeqCst);
+        }
+        let processed = self.drop_drained();
+        released.and(processed)
     }
 
-    /// Drops a retired allocator if it has drained; otherwise arranges for a later check.
-    fn check_drained(&self, old: Arc<Generation>) {
-        if let Some(old) = self.try_drop(old) {
-            // A call was using it. Calls that end from now on see `drop_blocked` and check again; calls that
-            // ended earlier are seen by this second attempt.
-            self.drop_blocked.store(true, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            self.try_drop(old);
+    /// Drops the retired allocators that have drained, after they have released their memory. Does
+    /// nothing while a scope is open. Returns an error if events cannot be queried.
+    pub(super) fn drop_drained(&self) -> Result<(), DriverError> {
+        if self.generations.retired() == 0 {
+            return Ok(());
+        }
+        let Some(_no_scopes) = self.hold_scopes_off() else { return Ok(()) };
+        let all = self.generations.all();
+        let processed = all[1..].iter().map(|old| old.process_events()).fold(Ok(()), Result::and);
+        for old in all[1..].iter().filter(|old| old.live_blocks() == 0) {
+            // No further free leads here, so the next miss must if the drop below fails.
+            self.has_idle.store(true, Ordering::SeqCst);
+            let others = |other: &Arc<_>| !Arc::ptr_eq(other, old) && other.shares_with(old);
+            // A drop would leak the memory that the driver refuses now.
+            let is_released = |old: &Generation| {
+                old.release_idle().is_ok() && !old.holds_captured_memory(&*self.driver)
+            };
+            let may_drop = old.has_drained() && (all.iter().any(others) || is_released(old));
+            old.is_released.store(may_drop, Ordering::SeqCst);
+        }
+        drop(all);
+        // The last step is an attempt without any references: of several threads in this function, the
+        // last one meets no reference of another.
+        loop {
+            self.update_limit();
+            if !self.drop_one() {
+                return processed;
+            }
         }
     }
 
-    /// Drops a retired allocator if it has drained. Returns it if a call is using it or a scope is open,
-    /// so that it cannot be dropped yet.
-    fn try_drop(&self, old: Arc<Generation>) -> Option<Arc<Generation>> {
-        let no_scopes = self.hold_scopes_off();
-        if no_scopes.is_some() {
-            // On an error the blocks keep waiting for their events.
-            let _ = old.strategy.control().cross_stream.map(CrossStream::process_events);
-        }
-        let drained = self.has_drained(&old);
-        if !old.is_retired() || !drained {
-            return None;
-        }
-        if no_scopes.is_none() {
-            return Some(old);
-        }
-        // A drop would leak the memory that the driver refuses now, so the drop waits for a later check.
-        let kept =
-            |old: &Generation| !old.release_idle() || old.holds_captured_memory(&*self.driver);
-        if !self.leaves_pool_to_others(&old) && kept(&old) {
-            old.check_requested.store(true, Ordering::SeqCst);
-            return None;
-        }
+    /// Drops one retired allocator that has drained and released its memory. Returns false if there is
+    /// none, or if calls are using them.
+    fn drop_one(&self) -> bool {
         let mut ledger = self.ledger.lock();
-        // Added before the allocator leaves the list: its bytes may count twice for a moment, but never
-        // zero times.
-        let held = old.held_bytes();
-        self.dropping_bytes.fetch_add(held, Ordering::SeqCst);
-        let dropping = Defer(|| _ = self.dropping_bytes.fetch_sub(held, Ordering::SeqCst));
-        let removed = match self.generations.take_retired(old, |old| self.has_drained(old)) {
-            Ok(removed) => removed,
-            Err(old) => return Some(old),
-        };
+        let mut held = 0;
+        let removed = self.generations.take_retired(|old| {
+            let may_take = old.is_released.load(Ordering::SeqCst) && old.has_drained();
+            if may_take {
+                // Added before the allocator leaves the list: its bytes may count twice for a moment,
+                // but never zero times.
+                held = old.held_bytes();
+                self.dropping_bytes.fetch_add(held, Ordering::SeqCst);
+            }
+            may_take
+        });
+        let Some(removed) = removed else { return false };
+        let _dropping = Defer(|| _ = self.dropping_bytes.fetch_sub(held, Ordering::SeqCst));
         let mut last = removed.statistics();
         if self.generations.all().iter().any(|living| living.shares_with(&removed)) {
             // The reserved bytes of the shared driver pool are counted with an allocator that remains.
@@ -256,115 +204,40 @@ impl Core {
         ledger.add_dropped(&last);
         drop(ledger);
         drop(removed);
-        drop(dropping);
-        drop(no_scopes);
-        self.update_limit();
-        None
+        true
     }
 
-    /// Returns true if the driver pool it reserved from is still used by another allocator.
-    fn leaves_pool_to_others(&self, old: &Arc<Generation>) -> bool {
-        let others = |living: &Arc<_>| !Arc::ptr_eq(living, old) && living.shares_with(old);
-        self.generations.all().iter().any(others)
-    }
-
-    /// Returns true if it has drained: no block of it is live or waits for other streams.
-    fn has_drained(&self, old: &Generation) -> bool {
-        let (live, waiting) = old.await_frees();
-        if live == 0 {
-            // No further free will trigger a check, so the next miss or release must.
-            old.needs_release.store(true, Ordering::Relaxed);
-            old.check_requested.store(true, Ordering::SeqCst);
-        }
-        live == 0 && waiting == 0
-    }
-
-    /// Checks all retired allocators, the oldest first.
-    pub(super) fn check_all_retired(&self) {
-        self.each(|old| old.check_requested.store(true, Ordering::SeqCst));
-        self.run_requested_checks();
-    }
-
-    /// Checks one allocator, and the others for which a check was requested.
-    pub(super) fn request_check(&self, old: Arc<Generation>) {
-        old.check_requested.store(true, Ordering::SeqCst);
-        drop(old);
-        self.run_requested_checks();
-    }
-
-    /// Checks an allocator that was replaced during a call. The call may have allocated or freed one of
-    /// its blocks, or may have prevented its drop.
+    /// Runs after a call whose allocator was replaced during the call. The call may have allocated or
+    /// freed one of its blocks, or may have prevented its drop.
     #[cold]
     #[inline(never)]
-    pub(super) fn check_replaced(&self, left: *const Generation) {
-        let all = self.generations.all();
-        if let Some(left) = all.iter().find(|one| std::ptr::eq(Arc::as_ptr(one), left)) {
-            left.check_requested.store(true, Ordering::SeqCst);
-        }
-        drop(all);
-        self.run_requested_checks();
-        self.update_limit();
+    pub(super) fn after_replaced(&self) {
+        self.has_idle.store(true, Ordering::SeqCst);
+        let _ = self.drop_drained();
     }
 
-    /// Drops the retired allocators that have drained, among those for which a check is requested. One
-    /// thread checks at a time. A call during a check makes that thread check again, and returns at once.
+    /// Calls `free` on one generation after the other, until one returns a value: it has freed a block.
     #[cold]
-    pub(super) fn run_requested_checks(&self) {
-        if self.check_requests.fetch_add(1, Ordering::SeqCst) > 0 {
-            return;
-        }
-        // Also ends the turn if dropping an allocator panics.
-        let turn = Defer(|| self.check_requests.store(0, Ordering::SeqCst));
-        let mut requests = 1;
-        loop {
-            self.check_requested_once();
-            match self.check_requests.compare_exchange(
-                requests,
-                0,
-                Ordering::SeqCst,
-                Ordering::SeqCst,
-            ) {
-                Ok(_) => return std::mem::forget(turn),
-                Err(more) => requests = more,
-            }
-        }
+    pub(super) fn free_by<R>(&self, free: impl Fn(&Strategy) -> Option<R>) -> Option<R> {
+        let (maker, answer) = self.generations.all().into_iter().find_map(|maker| {
+            let answer = free(&maker.strategy)?;
+            Some((maker, answer))
+        })?;
+        self.after_free_by(maker);
+        Some(answer)
     }
 
-    fn check_requested_once(&self) {
-        self.drop_blocked.store(false, Ordering::SeqCst);
-        let mut all = self.generations.all();
-        while all.len() > 1 {
-            let wanted = |old: &Arc<_>| Generation::take_check_request(old);
-            if let Some(old) = all.pop().filter(wanted) {
-                self.check_drained(old);
-            }
+    /// Runs after a retired allocator has freed a block; checks the retired ones if it was its last. The
+    /// caller holds no further reference to a generation.
+    pub(super) fn after_free_by(&self, maker: Arc<Generation>) {
+        let live = maker.live_blocks();
+        if maker.count_free(live) {
+            self.has_idle.store(true, Ordering::SeqCst);
         }
-    }
-
-    /// Called when the calling thread has released its references to generations. Retries a drop that
-    /// such a reference prevented.
-    #[inline]
-    pub(super) fn retry_blocked_drop(&self) {
-        // Either this load sees `drop_blocked`, or the second attempt of `check_drained` sees that the
-        // reference is gone.
-        fence(Ordering::SeqCst);
-        if self.drop_blocked.load(Ordering::SeqCst) && self.no_scope() {
-            self.run_requested_checks();
+        drop(maker);
+        if live == 0 {
+            let _ = self.drop_drained();
         }
-    }
-
-    /// Records that a block of `old` was freed; checks `old` if it is time.
-    pub(super) fn after_free_by(&self, old: Arc<Generation>) {
-        if old.is_retired() && old.count_free() {
-            old.needs_release.store(true, Ordering::Relaxed);
-            self.request_check(old);
-        }
-    }
-
-    /// Returns the sum of a figure over the retired allocators.
-    fn sum_of_retired(&self, figure: impl Fn(&Generation) -> u64) -> u64 {
-        let figures = self.each(|one| if one.is_retired() { figure(one) } else { 0 });
-        figures.into_iter().sum()
     }
 
     /// Recomputes the current allocator's share of the limit.
@@ -373,42 +246,26 @@ impl Core {
         if state.limit_bytes.is_some() {
             self.set_current_limit(&state);
         }
-        drop(state);
-        self.retry_blocked_drop();
     }
 
     /// Sets the current allocator's limit to the total limit less the bytes held by retired allocators
     /// and by those being dropped. Neither grow.
     pub(super) fn set_current_limit(&self, state: &SwitchState) {
         let all = self.generations.all();
-        let retired: u64 = all[1..].iter().map(|retired| retired.held_bytes()).sum();
-        let others = retired + self.dropping_bytes.load(Ordering::SeqCst);
         if let Some(caching) = all[0].strategy.control().caching {
-            caching.set_limit_bytes(limit_less(state.limit_bytes, others));
+            caching.set_limit_bytes(self.limit_beside(&all[1..], state.limit_bytes));
         }
     }
 
-    /// Returns the limit of the next allocator: the total limit less the bytes that all present ones
-    /// hold.
-    pub(super) fn limit_of_next(&self, limit_bytes: Option<u64>) -> Option<u64> {
-        let dropping = self.dropping_bytes.load(Ordering::SeqCst);
-        limit_less(
-            limit_bytes,
-            self.each(Generation::held_bytes).into_iter().sum::<u64>() + dropping,
-        )
-    }
-
-    /// Runs `act` on the counters of all living allocators and the sums of the dropped ones.
-    pub(super) fn with_counters<R>(
+    /// Returns the part of the limit that these allocators and those being dropped leave.
+    pub(super) fn limit_beside(
         &self,
-        act: impl FnOnce(&mut Ledger, &All<Generation>) -> R,
-    ) -> R {
-        let answer = {
-            let mut ledger = self.ledger.lock();
-            act(&mut ledger, &self.generations.all())
-        };
-        self.retry_blocked_drop();
-        answer
+        others: &[Arc<Generation>],
+        limit_bytes: Option<u64>,
+    ) -> Option<u64> {
+        let held: u64 = others.iter().map(|other| other.held_bytes()).sum();
+        let held = held + self.dropping_bytes.load(Ordering::SeqCst);
+        limit_bytes.map(|limit| limit.saturating_sub(held))
     }
 
     /// Resets the peaks of all allocators.
@@ -416,9 +273,4 @@ impl Core {
         ledger.reset_peaks();
         all.iter().filter_map(|one| one.counters()).for_each(Counters::reset_peaks);
     }
-}
-
-/// Returns the part of the limit that the others' bytes leave.
-fn limit_less(limit_bytes: Option<u64>, others: u64) -> Option<u64> {
-    limit_bytes.map(|limit| limit.saturating_sub(others))
 }

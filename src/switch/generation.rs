@@ -1,12 +1,12 @@
-//! One allocator of a switchable allocator, current or retired, with the state that its retirement
-//! needs.
+//! One allocator of a switchable allocator, current or retired.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::allocator::{Caching, Counters, DeviceAllocator};
+use crate::allocator::{Caching, Counters, CrossStream, DeviceAllocator};
 use crate::config::{LayerSetting, Settings};
 use crate::driver::{Driver, may_be_captured};
+use crate::error::DriverError;
 use crate::stats::Statistics;
 use crate::strategies::Strategy;
 use crate::sync::{All, Global, Rank};
@@ -19,13 +19,10 @@ pub(super) struct Generation {
     pub(super) name: &'static str,
     /// Whether it reserves from the driver's default memory pool, which other allocators use too.
     shares_pool: bool,
-    retired: AtomicBool,
-    /// A check whether it has drained follows after this number of further frees.
-    frees_until_check: AtomicI64,
-    /// Whether a check is requested: it may have drained, or a call prevented its drop.
-    pub(super) check_requested: AtomicBool,
-    /// Whether an eighth of its blocks was freed since idle memory was last released.
-    pub(super) needs_release: AtomicBool,
+    /// Blocks freed since it was replaced and last released its idle memory.
+    frees: AtomicI64,
+    /// Whether it had released all its memory when it was found drained.
+    pub(super) is_released: AtomicBool,
 }
 
 impl Generation {
@@ -45,21 +42,9 @@ impl Generation {
             name: intern(strategy.name()),
             strategy,
             shares_pool: registry::shares_pool(settings),
-            retired: AtomicBool::new(false),
-            frees_until_check: AtomicI64::new(0),
-            check_requested: AtomicBool::new(false),
-            needs_release: AtomicBool::new(false),
+            frees: AtomicI64::new(0),
+            is_released: AtomicBool::new(false),
         }
-    }
-
-    #[inline]
-    pub(super) fn is_retired(&self) -> bool {
-        self.retired.load(Ordering::Relaxed)
-    }
-
-    /// Marks it as replaced.
-    pub(super) fn retire(&self) {
-        self.retired.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn counters(&self) -> Option<&dyn Counters> {
@@ -73,15 +58,11 @@ impl Generation {
     /// Returns the bytes it holds from the driver. In a shared driver pool these are the bytes of its
     /// own active blocks.
     pub(super) fn held_bytes(&self) -> u64 {
-        if !self.shares_pool {
-            return self.reserved_bytes();
-        }
-        u64::try_from(self.statistics().active_bytes.all.current).unwrap_or(0)
-    }
-
-    /// Returns the bytes it has reserved. In a shared driver pool this is the whole pool.
-    pub(super) fn reserved_bytes(&self) -> u64 {
-        u64::try_from(self.statistics().reserved_bytes.all.current).unwrap_or(0)
+        let held = match self.shares_pool {
+            true => self.statistics().active_bytes.all.current,
+            false => self.strategy.usage().reserved_bytes,
+        };
+        u64::try_from(held).unwrap_or(0)
     }
 
     /// Returns figures of each allocator. The first one that uses the shared driver pool keeps the
@@ -102,45 +83,24 @@ impl Generation {
     }
 
     /// Returns the number of blocks in callers' hands, without those that threads cache in a `front`.
-    pub(super) fn live_blocks(&self, statistics: &Statistics) -> i64 {
+    pub(super) fn live_blocks(&self) -> i64 {
         let kept = match &self.strategy {
             Strategy::Fronted(front) => i64::try_from(front.totals().held_blocks).unwrap_or(0),
             _ => 0,
         };
-        statistics.allocation.all.current - kept
+        self.strategy.usage().live_blocks - kept
     }
 
-    /// Counts a free; returns true when it is time for a check.
-    pub(super) fn count_free(&self) -> bool {
-        self.frees_until_check.fetch_sub(1, Ordering::AcqRel) <= 1
+    /// Counts a free by a retired allocator, with `live` blocks left. Returns true if idle memory should
+    /// be released: an eighth of the blocks was freed since the last release.
+    pub(super) fn count_free(&self, live: i64) -> bool {
+        (self.frees.fetch_add(1, Ordering::Relaxed) + 1).saturating_mul(8) >= live
     }
 
-    /// Schedules the next check for when an eighth of the live blocks has been freed. Returns the number
-    /// of live blocks, and of blocks that wait for other streams.
-    pub(super) fn await_frees(&self) -> (i64, i64) {
-        let count = || {
-            let statistics = self.statistics();
-            let waiting = statistics.active.all.current - statistics.allocation.all.current;
-            (self.live_blocks(&statistics), waiting)
-        };
-        let (mut live, _) = count();
-        loop {
-            let frees = (live / 8).max(1);
-            self.frees_until_check.store(frees, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            // Frees before the store did not decrement the new value. If fewer than `frees` live blocks
-            // remain, it would never reach 0. So the number of live blocks is read again.
-            let (now, waiting) = count();
-            if now >= frees || now == live {
-                return (now, waiting);
-            }
-            live = now;
-        }
-    }
-
-    /// Returns true if a check is requested, and clears the request. The caller must then check.
-    pub(super) fn take_check_request(&self) -> bool {
-        self.check_requested.swap(false, Ordering::SeqCst)
+    /// Returns true if none of its blocks is live or waits for other streams.
+    pub(super) fn has_drained(&self) -> bool {
+        let Statistics { active, allocation, .. } = self.statistics();
+        self.live_blocks() == 0 && active.all.current == allocation.all.current
     }
 
     /// Returns true if both reserve from the driver's default memory pool.
@@ -148,16 +108,14 @@ impl Generation {
         self.shares_pool && other.shares_pool
     }
 
-    /// Releases idle memory. May wait. Returns false if the driver refused some of it; a later call
-    /// tries again.
-    pub(super) fn release_idle(&self) -> bool {
-        self.needs_release.store(false, Ordering::Relaxed);
-        let refused =
-            self.strategy.control().caching.is_some_and(|caching| caching.empty_cache().is_err());
-        if refused {
-            self.needs_release.store(true, Ordering::Relaxed);
-        }
-        !refused
+    pub(super) fn process_events(&self) -> Result<(), DriverError> {
+        self.strategy.control().cross_stream.map_or(Ok(()), CrossStream::process_events)
+    }
+
+    /// Releases idle memory. May wait.
+    pub(super) fn release_idle(&self) -> Result<(), DriverError> {
+        self.frees.store(0, Ordering::Relaxed);
+        self.strategy.control().caching.map_or(Ok(()), Caching::empty_cache)
     }
 
     /// Returns true if a stream under capture may use memory it holds; that memory is released later.

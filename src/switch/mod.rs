@@ -6,10 +6,11 @@
 //! tried first, then the retired ones. The next allocator is built and checked before the switch, so a
 //! failed switch changes nothing.
 //!
-//! A retired allocator has **drained** when none of its blocks is live or waits for a stream. It is then
-//! dropped, as soon as no call is using it, no scope is open and the driver accepts its memory. While a
-//! private pool has users nothing is switched: a CUDA graph may use the pool's addresses. Read next:
-//! `core`, then `crate::sync` for how a call finds the current allocator.
+//! A retired allocator has **drained** when none of its blocks is live or waits for a stream. The free of
+//! its last block then drops it, or one of the later calls that `drain` lists, if no call is using it, no
+//! scope is open and the driver accepts its memory. While a private pool has users nothing is switched: a
+//! CUDA graph may use the pool's addresses. Read next: `core`, then `crate::sync` for how a call finds
+//! the current allocator.
 
 mod capabilities;
 mod core;
@@ -105,7 +106,7 @@ impl Switchable {
     ///
     /// [`SwitchError`]; nothing was changed then.
     pub fn switch_to(&self, config: Config) -> Result<(), SwitchError> {
-        self.core.switch(config)
+        self.core.switch(config, None).map(drop)
     }
 
     /// Applies a further configuration string on top of the earlier ones. Keys that it does not name
@@ -161,41 +162,31 @@ impl Switchable {
         self.core.generations.retired()
     }
 
+    /// Ends a free that the current allocator has refused, and frees the block by its maker.
     #[cold]
     #[inline(never)]
-    fn after_free(
+    fn free_by_maker(
         &self,
         generation: Read<'_, Generation>,
         freed: Result<(), FreeError>,
     ) -> Result<(), FreeError> {
         self.core.leave(generation);
-        freed.or_else(|refused| self.free_in_retired(refused))
-    }
-
-    /// Frees a block that the current allocator has refused.
-    #[cold]
-    fn free_in_retired(&self, refused: FreeError) -> Result<(), FreeError> {
-        if !is_unknown(&refused.reason) {
-            return Err(refused);
-        }
-        let FreeError { reason, allocation } = refused;
-        let mut unfreed = Some(allocation);
+        let FreeError { reason, mut allocation } = match freed {
+            Err(refused) if is_unknown(&refused.reason) => refused,
+            freed => return freed,
+        };
         // The maker of a live block is in this list, even if it became the current allocator just now.
-        let freed = self.core.free_by(|generation| {
-            let refused = generation.strategy.free(unfreed.take()?);
-            match refused {
-                Err(error) if is_unknown(&error.reason) => {
-                    unfreed = Some(error.allocation);
-                    None
+        let (maker, answer) = 'found: {
+            for generation in self.core.generations.all() {
+                match generation.strategy.free(allocation) {
+                    Err(error) if is_unknown(&error.reason) => allocation = error.allocation,
+                    answer => break 'found (generation, answer),
                 }
-                answer => Some(answer),
             }
-        });
-        match (freed, unfreed) {
-            (Some(answer), _) => answer,
-            (None, Some(allocation)) => Err(FreeError { reason, allocation }),
-            (None, None) => Ok(()),
-        }
+            return Err(FreeError { reason, allocation });
+        };
+        self.core.after_free_by(maker);
+        answer
     }
 }
 
@@ -230,7 +221,7 @@ impl Deref for CurrentStrategy {
 impl Drop for CurrentStrategy {
     fn drop(&mut self) {
         drop(self.held.take());
-        self.core.retry_blocked_drop();
+        let _ = self.core.drop_drained();
     }
 }
 
@@ -252,7 +243,7 @@ impl DeviceAllocator for Switchable {
         // One variable from here to the caller, as in `Core::take`.
         let mut freed = generation.strategy.free(allocation);
         if freed.is_err() {
-            freed = self.after_free(generation, freed);
+            freed = self.free_by_maker(generation, freed);
         } else {
             self.core.leave(generation);
         }
@@ -267,8 +258,8 @@ impl DeviceAllocator for Switchable {
     fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
         let free = |strategy: &Strategy| of_maker(strategy.free_raw(address));
         let freed = self.core.call(|generation| free(&generation.strategy));
-        let found = freed.or_else(|| self.core.free_by(|generation| free(&generation.strategy)));
-        found.unwrap_or(Err(HandleError::UnknownAddress { address }))
+        let freed = freed.or_else(|| self.core.free_by(free));
+        freed.unwrap_or(Err(HandleError::UnknownAddress { address }))
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
@@ -277,11 +268,11 @@ impl DeviceAllocator for Switchable {
     }
 
     fn usage(&self) -> Usage {
-        self.core.with_counters(|ledger, all| {
-            let off = |own: &mut Usage| (own.reserved_bytes, own.reserved_peak_bytes) = (0, 0);
-            let all = Generation::counted_once(all, |one| one.strategy.usage(), off);
-            ledger.add_usage(all.fold(Usage::default(), Usage::plus))
-        })
+        let ledger = self.core.ledger.lock();
+        let all = self.core.generations.all();
+        let off = |own: &mut Usage| (own.reserved_bytes, own.reserved_peak_bytes) = (0, 0);
+        let all = Generation::counted_once(&all, |one| one.strategy.usage(), off);
+        ledger.add_usage(all.fold(Usage::default(), Usage::plus))
     }
 
     /// Returns the capabilities of the current allocator and of retired ones. Three are always present.
@@ -302,7 +293,7 @@ impl DeviceAllocator for Switchable {
         let of = |generation: &Generation| own.also_in(&generation.strategy.control());
         let mut control = self.core.call(of);
         if self.core.generations.retired() > 0 {
-            control = self.core.call_all(of).into_iter().fold(control, Control::or);
+            control = self.core.each(|one| of(one)).into_iter().fold(control, Control::or);
         }
         Control {
             counters: Some(self),

@@ -2,11 +2,13 @@
 //!
 //! Retired allocators wait for the device and release memory only under this guard, because they have no
 //! record of stream captures in the current allocator. A thread-local count shows whether the thread
-//! holds a guard; such a thread never waits for the gate. The gate guards no data.
+//! holds a guard; such a thread never waits for the lock of the open scopes.
 
 use std::cell::Cell;
 
-use parking_lot::RwLockReadGuard;
+use parking_lot::RecursiveRwLockReadGuard;
+
+use crate::ids::PoolId;
 
 thread_local! {
     /// The number of guards that the thread holds.
@@ -16,13 +18,13 @@ thread_local! {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct NoScopes<'c> {
-    _gate: RwLockReadGuard<'c, ()>,
+    _scopes: RecursiveRwLockReadGuard<'c, Vec<PoolId>>,
 }
 
 impl<'c> NoScopes<'c> {
-    pub(super) fn new(gate: RwLockReadGuard<'c, ()>) -> Self {
+    pub(super) fn new(scopes: RecursiveRwLockReadGuard<'c, Vec<PoolId>>) -> Self {
         HELD.set(HELD.get() + 1);
-        Self { _gate: gate }
+        Self { _scopes: scopes }
     }
 
     /// Returns true if the calling thread holds a guard, of any switchable allocator.

@@ -4,10 +4,8 @@
 //! freed addresses, so nothing is switched while a pool has users. Every call about a pool therefore
 //! goes to the current allocator. A pool that was released before a switch is unknown afterwards.
 
-use std::sync::atomic::Ordering;
-
 use super::Switchable;
-use super::core::{Core, SwitchState};
+use super::no_scopes::NoScopes;
 use crate::allocator::{
     Checkpoints, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Restored, ScopeFilter,
 };
@@ -15,28 +13,6 @@ use crate::error::PoolError;
 use crate::history::SegmentLayout;
 use crate::ids::PoolId;
 use crate::sync::Defer;
-
-impl Core {
-    fn count_scopes(&self, state: &SwitchState) {
-        self.open_scopes.store(state.scopes.len() + state.opening.len(), Ordering::SeqCst);
-    }
-
-    /// Removes one entry for `pool` from a list when the result is dropped.
-    fn remove_on_drop(
-        &self,
-        pool: PoolId,
-        list: fn(&mut SwitchState) -> &mut Vec<PoolId>,
-    ) -> Defer<impl FnMut()> {
-        Defer(move || {
-            let state = &mut *self.state.lock();
-            let pools = list(state);
-            if let Some(at) = pools.iter().position(|listed| *listed == pool) {
-                pools.remove(at);
-            }
-            self.count_scopes(state);
-        })
-    }
-}
 
 impl Switchable {
     fn with_pool<R>(
@@ -61,37 +37,28 @@ impl Switchable {
         })
     }
 
-    /// Marks a scope as opening until the result is dropped. During that time nothing is switched and no
-    /// retired allocator waits or releases. So no lock is held while the scope is opened, which may run
-    /// user functions.
-    fn announce(&self, pool: PoolId) -> Result<Defer<impl FnMut()>, PoolError> {
-        let what = "scopes opened from inside a release of memory";
-        let _gate = self.core.open_gate().ok_or(PoolError::NotSupported { pool, what })?;
-        let mut state = self.core.state.lock();
-        state.opening.push(pool);
-        self.core.count_scopes(&state);
-        Ok(self.core.remove_on_drop(pool, |state| &mut state.opening))
-    }
-
-    /// Closes a scope on the allocator that opened it. The scope counts as closed even after an error:
-    /// the allocator has then ended it, or never had it.
-    fn close_at_maker(&self, pool: PoolId) -> Result<(), PoolError> {
-        let _closing = self.core.remove_on_drop(pool, |state| &mut state.scopes);
-        self.with_pool(pool, |pools| pools.close_scope(pool))
+    /// Removes a pool from the open scopes.
+    fn forget_scope(&self, pool: PoolId) {
+        // A thread that keeps scopes from opening would wait for itself below, but then none is open.
+        if self.core.scopes.read().contains(&pool) {
+            let mut scopes = self.core.scopes.write();
+            if let Some(at) = scopes.iter().position(|open| *open == pool) {
+                scopes.remove(at);
+            }
+        }
     }
 }
 
 impl PrivatePools for Switchable {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
-        self.core.with_state(|state| {
-            let current = self.core.generations.current();
-            let pools = current.strategy.control().private_pools;
-            let pools = pools.ok_or(PoolError::NotSupported { pool, what: "private pools" })?;
-            pools.create_pool(pool, options)?;
-            state.pools.retain(|pool| pools.pool_users(*pool).is_some());
-            state.pools.insert(pool);
-            Ok(())
-        })
+        let mut state = self.core.state.lock();
+        let current = self.core.generations.current();
+        let pools = current.strategy.control().private_pools;
+        let pools = pools.ok_or(PoolError::NotSupported { pool, what: "private pools" })?;
+        pools.create_pool(pool, options)?;
+        state.pools.retain(|pool| pools.pool_users(*pool).is_some());
+        state.pools.insert(pool);
+        Ok(())
     }
 
     fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
@@ -110,27 +77,27 @@ impl PrivatePools for Switchable {
         self.core.call(|current| current.strategy.control().private_pools?.pool_users(pool))
     }
 
-    /// Waits until retired allocators have released the memory that they are releasing now.
+    /// Waits until retired allocators have released the memory that they are releasing now. The scope
+    /// counts as open while it is being opened, so no lock is held then.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
-        let opening = self.announce(pool)?;
-        let opened = self.with_pool(pool, |pools| pools.open_scope(pool, filter));
-        if opened.is_ok() {
-            let mut state = self.core.state.lock();
-            state.scopes.push(pool);
-            state.pools.insert(pool);
-            drop(state);
-            drop(opening);
+        if NoScopes::is_held_here() {
+            let what = "scopes opened from inside a release of memory";
+            return Err(PoolError::NotSupported { pool, what });
         }
-        self.core.retry_blocked_drop();
-        opened
+        self.core.scopes.write().push(pool);
+        let failed = Defer(|| self.forget_scope(pool));
+        self.with_pool(pool, |pools| pools.open_scope(pool, filter))?;
+        std::mem::forget(failed);
+        self.core.state.lock().pools.insert(pool);
+        Ok(())
     }
 
+    /// The scope counts as closed even after an error: the allocator has then ended it, or never had it.
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
-        let closed = self.close_at_maker(pool);
-        if self.core.generations.retired() > 0 {
-            self.core.check_all_retired();
-        }
-        self.core.retry_blocked_drop();
+        let closing = Defer(|| self.forget_scope(pool));
+        let closed = self.with_pool(pool, |pools| pools.close_scope(pool));
+        drop(closing);
+        let _ = self.core.drop_drained();
         closed
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A read stores the value's address in the thread's slot, and then checks that the value is still the
 //! current one. This needs no lock and no reference count. A replaced value is kept until
-//! `take_retired` removes it, which succeeds only while no thread reads the value. A read inside
+//! `take_retired` removes it, which it does only while no thread reads the value. A read inside
 //! another read, and a read on a thread that is ending, use a counted reference instead.
 
 use std::fmt;
@@ -25,13 +25,7 @@ pub(crate) struct Swap<T> {
 struct Values<T> {
     current: Arc<T>,
     /// The replaced values, newest first.
-    retired: Vec<Retired<T>>,
-}
-
-struct Retired<T> {
-    value: Arc<T>,
-    /// Whether every read that began before the replacement is visible in the slots.
-    reads_visible: bool,
+    retired: Vec<Arc<T>>,
 }
 
 /// The current value, then the replaced values from the newest to the oldest.
@@ -40,9 +34,9 @@ pub(crate) type All<T> = SmallVec<[Arc<T>; 4]>;
 /// A read, which lasts until it is dropped. It must stay on its thread.
 pub(crate) struct Read<'s, T> {
     at: *const T,
-    /// The slot that announces `at`. If there is none, `held` keeps the value alive.
+    /// The slot that announces `at`. If there is none, `_held` keeps the value alive.
     slot: Option<&'static HazardSlot>,
-    held: Option<Arc<T>>,
+    _held: Option<Arc<T>>,
     swap: &'s Swap<T>,
 }
 
@@ -51,12 +45,12 @@ impl<T> Deref for Read<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: `at` points into an `Arc`. Either `held` is this `Arc`, or `kept` contains it. In the
-        // second case `at` was still the current value after `slot` announced it. So a later `replace`
-        // orders the announcement before any later scan of the slots (`barrier`). Only `take_retired`
-        // removes values from `kept`, and it skips a value that a slot announces. The slot holds `at`
-        // until this read is dropped, because a read inside this read gets no slot. `kept` outlives
-        // this read, because the read borrows the swap.
+        // SAFETY: `at` points into an `Arc`. Either `_held` is this `Arc`, or `kept` contains it. Only
+        // `take_retired` removes values from `kept`, and it skips a value that a slot announces. `at`
+        // was still the current value after `slot` announced it, so it was replaced later, and the
+        // barrier of `take_retired` makes the announcement visible to the scan of the slots. The slot
+        // holds `at` until this read is dropped, because a read inside this read gets no slot. `kept`
+        // outlives this read, because the read borrows the swap.
         unsafe { &*self.at }
     }
 }
@@ -69,16 +63,10 @@ impl<T> Read<'_, T> {
         let (swap, at) = (self.swap, self.at);
         let asymmetric = self.slot.is_some_and(|slot| slot.asymmetric);
         drop(self);
-        // Pairs with the barrier of `replace`. Either `replace` sees that the read has ended, or this
-        // load sees the next value.
+        // Pairs with the barrier of `take_retired`. Either its scan sees that the read has ended, or
+        // this load sees the next value.
         barrier::light(asymmetric);
         !std::ptr::eq(swap.current.load(Ordering::Acquire), at)
-    }
-
-    /// Returns the value's address, for comparison only.
-    #[inline(always)]
-    pub(crate) fn name(&self) -> *const T {
-        self.at
     }
 }
 
@@ -112,7 +100,7 @@ impl<T: Send + Sync> Swap<T> {
             barrier::light(slot.asymmetric);
             let now = self.current.load(Ordering::Acquire);
             if now == at {
-                return Read { at: now, slot: Some(slot), held: None, swap: self };
+                return Read { at: now, slot: Some(slot), _held: None, swap: self };
             }
             at = now;
         }
@@ -122,7 +110,7 @@ impl<T: Send + Sync> Swap<T> {
     #[inline(never)]
     fn read_counted(&self) -> Read<'_, T> {
         let held = self.current();
-        Read { at: Arc::as_ptr(&held), slot: None, held: Some(held), swap: self }
+        Read { at: Arc::as_ptr(&held), slot: None, _held: Some(held), swap: self }
     }
 
     /// Calls `read` with the current value.
@@ -142,7 +130,7 @@ impl<T: Send + Sync> Swap<T> {
         let kept = self.kept.read();
         let mut all = All::with_capacity(1 + kept.retired.len());
         all.push(Arc::clone(&kept.current));
-        all.extend(kept.retired.iter().map(|old| Arc::clone(&old.value)));
+        all.extend(kept.retired.iter().cloned());
         all
     }
 
@@ -151,52 +139,31 @@ impl<T: Send + Sync> Swap<T> {
         self.kept.read().retired.len()
     }
 
-    /// Makes `next` the current value, and returns the replaced value, which is also kept here. Does
-    /// not wait for readers.
-    pub(crate) fn replace(&self, next: T) -> Arc<T> {
+    /// Makes `next` the current value, and keeps the replaced value. Does not wait for readers.
+    pub(crate) fn replace(&self, next: T) {
         let next = Arc::new(next);
         let mut kept = self.kept.write();
         self.current.store(Arc::as_ptr(&next).cast_mut(), Ordering::SeqCst);
         let old = std::mem::replace(&mut kept.current, next);
-        let value = Arc::clone(&old);
-        kept.retired.insert(0, Retired { value, reads_visible: barrier::heavy() });
-        old
+        kept.retired.insert(0, old);
     }
 
-    /// Removes a replaced value if no thread reads it, no other reference exists and `may_take` returns
-    /// true. `may_take` runs under this swap's lock. No new read of the value can begin then.
-    ///
-    /// # Errors
-    ///
-    /// Returns `old` if the value was not removed.
-    pub(crate) fn take_retired(
-        &self,
-        old: Arc<T>,
-        may_take: impl FnOnce(&T) -> bool,
-    ) -> Result<T, Arc<T>> {
+    /// Removes the oldest replaced value that no thread reads, that has no other reference and for which
+    /// `may_take` returns true. `may_take` runs under this swap's lock. No new read of the value can
+    /// begin then.
+    pub(crate) fn take_retired(&self, mut may_take: impl FnMut(&T) -> bool) -> Option<T> {
         let mut kept = self.kept.write();
-        let Some(at) = kept.retired.iter().position(|r| Arc::ptr_eq(&r.value, &old)) else {
-            return Err(old);
-        };
-        let entry = &mut kept.retired[at];
-        entry.reads_visible = entry.reads_visible || barrier::heavy();
-        let address = Arc::as_ptr(&old).cast_mut().cast();
-        // New references are made only under the lock. The two expected ones are `old` and the one in
-        // the list.
-        let alone = entry.reads_visible && Arc::strong_count(&old) == 2;
-        if !alone || slots::is_read(address) || !may_take(&old) {
-            return Err(old);
+        if kept.retired.is_empty() || !barrier::heavy() {
+            return None;
         }
-        drop(kept.retired.remove(at));
+        // New references are made only under the lock, so a count of one does not rise here.
+        let at = kept.retired.iter().rposition(|old| {
+            let is_read = slots::is_read(Arc::as_ptr(old).cast_mut().cast());
+            Arc::strong_count(old) == 1 && !is_read && may_take(old)
+        })?;
+        let taken = kept.retired.remove(at);
         drop(kept);
-        Arc::try_unwrap(old)
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Read<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kept_by = if self.held.is_some() { "a reference" } else { "a slot" };
-        f.debug_struct("Read").field("value", &**self).field("kept_by", &kept_by).finish()
+        Arc::into_inner(taken)
     }
 }
 
@@ -242,8 +209,8 @@ mod tests {
         let drops = Arc::default();
         let swap = Swap::new(Marked::new(1, &drops));
         swap.with(|first| {
-            let old = swap.replace(Marked::new(2, &drops));
-            assert!(swap.take_retired(old, |_| true).is_err(), "this thread reads it");
+            swap.replace(Marked::new(2, &drops));
+            assert!(swap.take_retired(|_| true).is_none(), "this thread reads it");
             assert_eq!(
                 swap.with(|second| second.value),
                 2,
@@ -251,13 +218,12 @@ mod tests {
             );
             assert_eq!(first.twice, 2);
         });
-        let old = swap.all().pop().unwrap();
+        let held = swap.all().pop().unwrap();
         assert_eq!(drops.load(Ordering::SeqCst), 0);
-        let held = Arc::clone(&old);
-        let old = swap.take_retired(old, |_| true).expect_err("another reference exists");
+        assert!(swap.take_retired(|_| true).is_none(), "another reference exists");
         drop(held);
-        let old = swap.take_retired(old, |_| false).expect_err("it may not");
-        drop(swap.take_retired(old, |_| true).expect("no reference is left"));
+        assert!(swap.take_retired(|_| false).is_none(), "it may not");
+        drop(swap.take_retired(|_| true).expect("no reference is left"));
         assert_eq!((drops.load(Ordering::SeqCst), swap.retired()), (1, 0));
     }
 
@@ -271,11 +237,11 @@ mod tests {
             // A thread that wrongly got the leaked slot would overwrite the address.
             scope.spawn(|| swap.with(|value| assert_eq!(*value, 1))).join().unwrap();
         });
-        let old = swap.replace(2);
+        swap.replace(2);
         std::thread::scope(|scope| {
             scope.spawn(|| swap.with(|value| assert_eq!(*value, 2))).join().unwrap();
         });
-        assert!(swap.take_retired(old, |_| true).is_err(), "it may still be in use");
+        assert_eq!(swap.take_retired(|_| true), None, "it may still be in use");
         assert_eq!(swap.retired(), 1);
     }
 
@@ -312,11 +278,11 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| swap.with(|value| assert_eq!(*value, 1))).join().unwrap();
         });
-        let old = swap.replace(2);
-        let old = swap.take_retired(old, |_| true).expect_err("the thread reads it");
+        swap.replace(2);
+        assert_eq!(swap.take_retired(|_| true), None, "the thread reads it");
         end_it.send(()).unwrap();
         thread.join().unwrap();
-        assert_eq!(swap.take_retired(old, |_| true).ok(), Some(1));
+        assert_eq!(swap.take_retired(|_| true), Some(1));
     }
 
     #[test]
@@ -325,7 +291,7 @@ mod tests {
         assert!(!swap.read().leave());
         let read = swap.read();
         let counted = swap.read();
-        drop(swap.replace(2));
+        swap.replace(2);
         assert!(counted.leave() && read.leave());
         assert!(!swap.read().leave());
     }
@@ -335,8 +301,8 @@ mod tests {
         let swap = Swap::new(1);
         let panics = std::panic::AssertUnwindSafe(|| swap.with(|_| panic!("as planned")));
         assert!(std::panic::catch_unwind(panics).is_err());
-        let old = swap.replace(2);
-        assert_eq!(swap.take_retired(old, |_| true).ok(), Some(1));
+        swap.replace(2);
+        assert_eq!(swap.take_retired(|_| true), Some(1));
     }
 
     #[test]
@@ -363,9 +329,8 @@ mod tests {
                 });
             }
             for value in 1..=ROUNDS {
-                let mut old = swap.replace(Marked::new(value, &drops));
-                while let Err(again) = swap.take_retired(old, |_| true) {
-                    old = again;
+                swap.replace(Marked::new(value, &drops));
+                while swap.take_retired(|_| true).is_none() {
                     std::thread::yield_now();
                 }
             }
