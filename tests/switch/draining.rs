@@ -193,3 +193,35 @@ fn a_free_of_an_old_block_breaks_no_capture_of_the_new_allocator() {
         assert_eq!((fixture.retired(), fixture.used_bytes()), (0, 0), "{from}");
     }
 }
+
+/// The memory is back after the last free, whichever threads free. The allocators themselves may wait
+/// for the next call that drops them.
+#[test]
+fn threads_that_free_the_last_blocks_together_leave_no_memory_held() {
+    for round in 0..100 {
+        let fixture = Fixture::new(8 * GIB, NATIVE);
+        let mut last = Vec::new();
+        for next in [EXPANDABLE, ASYNC, OWN] {
+            last.extend((0..2).map(|_| fixture.take(32 * MIB)));
+            fixture.switch(next);
+        }
+        let together = Barrier::new(last.len() + 1);
+        thread::scope(|scope| {
+            for block in last {
+                let (fixture, together) = (&fixture, &together);
+                scope.spawn(move || {
+                    together.wait();
+                    fixture.give(block);
+                });
+            }
+            together.wait();
+            for _ in 0..round % 5 {
+                fixture.stats();
+                fixture.caching().layout();
+            }
+        });
+        assert_eq!(fixture.used_bytes(), 0);
+        fixture.cross_stream().process_events().expect("it works");
+        assert_eq!(fixture.retired(), 0);
+    }
+}
