@@ -1,14 +1,23 @@
 //! The counters of one heap, kept under its lock.
 //!
-//! There are eight counters for each kind of pool. Each has a limit for its kind and one for the sum of
-//! both kinds. A heap at or below its limits cannot raise a peak of the device, so an operation only
-//! compares. A heap that passes a limit calls the `ledger`.
+//! A heap has one *account* for each kind of pool. An account counts in two *classes*: its kind, and the
+//! sum of both kinds. Each class has eight counters, and each counter has a limit. An account at or below
+//! its limits cannot raise a peak of the device, so an operation only compares. An account that passes a
+//! limit calls the `ledger`.
 //!
-//! Only five counters change on a hit. For each of them the heap stores its *room*: the limit minus the
-//! current value. Negative room means that a limit is passed. The current value is `bound` minus room.
-//! Active blocks are live blocks and draining blocks; the latter are counted separately, because their
-//! number changes rarely. So live and active blocks share one room, that of the tighter limit. The excess
-//! of the other limit is stored in `beyond_live` or `beyond_active`.
+//! The difference between a limit and the current value is the account's *spare*. Only five counters
+//! change on a hit, and by the same amount in both classes. So for each of them the account stores one
+//! *room*: the spare of its tightest limit. Negative room means that a limit is passed. By how much the
+//! other limits exceed it is stored in `beyond`.
+//!
+//! Active blocks are live blocks and draining blocks. The latter are counted separately, because their
+//! number changes rarely. So live and active blocks share one room, too.
+//!
+//! Current values are not stored: they are the difference of two sums, of increases and of decreases.
+
+mod spare;
+
+pub(super) use spare::Taken;
 
 use crate::heap::{AllocatedBlock, Completed, SplitChange};
 use crate::size::PoolKind;
@@ -47,11 +56,7 @@ impl CounterValues {
     #[inline]
     #[must_use]
     pub(crate) fn zip(self, other: Self, f: impl Fn(i64, i64) -> i64) -> Self {
-        let mut result = self;
-        for (a, b) in result.0.iter_mut().zip(other.0) {
-            *a = f(*a, b);
-        }
-        result
+        Self(zip(self.0, other.0, f))
     }
 
     /// Returns one counter.
@@ -67,39 +72,56 @@ pub(crate) const CLASSES: usize = 3;
 pub(crate) const ALL: usize = 2;
 
 /// The five counters that change on a hit (live blocks and their bytes, requested bytes of active blocks,
-/// inactive splits and their bytes), and live oversize blocks.
+/// inactive splits and their bytes), and live oversize blocks. Counters that change together are not
+/// adjacent: to change two of them with one vector instruction takes more instructions than without.
 type Hot = [i64; HOT];
 const HOT: usize = 6;
 const BLOCKS: usize = 0;
-const BYTES: usize = 1;
-const REQUESTED: usize = 2;
+const OVERSIZE: usize = 1;
+const BYTES: usize = 2;
 const PARTS: usize = 3;
-const PART_BYTES: usize = 4;
-const OVERSIZE: usize = 5;
+const REQUESTED: usize = 4;
+const PART_BYTES: usize = 5;
 
 /// A number of blocks and their bytes.
 type Amount = [i64; 2];
 
+/// One value for each limit of a counter. The limits of active blocks equal those of live blocks for
+/// counters that make no difference between the two.
+type Limits = [i64; LIMITS];
+const LIMITS: usize = 4;
+const LIVE_OF_KIND: usize = 0;
+const ACTIVE_OF_KIND: usize = 1;
+const LIVE_OF_BOTH: usize = 2;
+const ACTIVE_OF_BOTH: usize = 3;
+
+/// The counters of one kind of pool in one heap.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+struct Account {
+    /// At most the spare of the tightest limit of each counter. Negative after a limit was passed.
+    room: Hot,
+    /// Sums of increases, modulo 2^64.
+    allocated: Hot,
+    /// Sums of decreases, modulo 2^64.
+    freed: Hot,
+    draining: Amount,
+    /// Allocated and freed blocks at the ledger's last check.
+    calls_at_last_check: i64,
+    /// By how much the spare of each limit exceeds the room of its counter.
+    beyond: [Limits; HOT],
+    /// A bit for each counter that may have a limit beyond the room.
+    has_beyond: u8,
+    /// The accumulated values at their last reset.
+    at_reset: Accumulated,
+}
+
 /// The counters of one heap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HeapCounters {
-    /// The room of each counter, for each class. Negative after a limit was passed.
-    room: [Hot; CLASSES],
-    /// By how much the limits of live blocks exceed the room.
-    beyond_live: [Amount; CLASSES],
-    /// By how much the limits of active blocks exceed the room. At most one of the two is not zero.
-    beyond_active: [Amount; CLASSES],
-    /// The current value plus the room, for each kind.
-    bound: [Hot; 2],
-    freed: [Hot; 2],
-    draining: [Amount; 2],
-    /// All counters at the last reset of accumulated values.
-    base: [CounterValues; 2],
-    /// Draining blocks at the last reset of accumulated values.
-    base_draining: [Amount; 2],
+    accounts: [Account; 2],
     /// Whether the ledger lists this heap as one that may have spare. An unlisted heap has none.
     listed: bool,
-    calls_at_last_check: u64,
     /// Requests served by a cached block.
     pub(crate) hits: u64,
     /// Requests that needed more than a search of the cache.
@@ -113,8 +135,8 @@ fn signed(bytes: u64) -> i64 {
 }
 
 #[inline]
-fn less(a: i64, b: i64) -> i64 {
-    a - b
+fn plus(a: i64, b: i64) -> i64 {
+    a + b
 }
 
 /// Combines two arrays element by element.
@@ -125,6 +147,18 @@ fn zip<const N: usize>(a: [i64; N], b: [i64; N], f: impl Fn(i64, i64) -> i64) ->
         result[counter] = f(a[counter], b[counter]);
     }
     result
+}
+
+/// Returns a value that is negative if one of `values` is, and zero if all are.
+#[inline]
+fn any<const N: usize>(values: [i64; N]) -> i64 {
+    values.into_iter().fold(0, |any, value| any | value)
+}
+
+/// Adds to one of the sums. It wraps, because sums can exceed 2^63.
+#[inline]
+fn count(sum: &mut i64, more: i64) {
+    *sum = sum.wrapping_add(more);
 }
 
 impl HeapCounters {
@@ -138,52 +172,28 @@ impl HeapCounters {
         requested_bytes: u64,
         oversize: bool,
     ) -> bool {
-        let AllocatedBlock { kind, inactive: SplitChange { count, bytes }, .. } = *out;
-        let change = [1, signed(out.size_bytes), signed(requested_bytes), count, bytes];
-        let signs = self.take_room::<BLOCKS>(kind, change);
-        self.freed[kind.index()][PARTS] -= count.min(0);
-        self.add_freed(kind.index(), PART_BYTES, -bytes.min(0));
-        if oversize { self.oversize_allocated(kind) || signs < 0 } else { signs < 0 }
-    }
-
-    /// Adds to a sum of freed bytes. It wraps, because sums can exceed 2^63.
-    #[inline]
-    fn add_freed(&mut self, kind: usize, counter: usize, bytes: i64) {
-        let sum = &mut self.freed[kind][counter];
-        *sum = sum.wrapping_add(bytes);
-    }
-
-    /// Subtracts a change of the five counters from the room. The result is negative if a counter from
-    /// `FIRST` on has passed a limit.
-    #[inline]
-    fn take_room<const FIRST: usize>(&mut self, kind: PoolKind, change: [i64; OVERSIZE]) -> i64 {
-        let (kinds, both) = self.room.split_at_mut(ALL);
-        let (own, both) = (&mut kinds[kind.index()], &mut both[0]);
-        let mut signs = 0;
-        for (counter, change) in change.into_iter().enumerate() {
-            own[counter] -= change;
-            both[counter] -= change;
-            if counter >= FIRST {
-                signs |= own[counter] | both[counter];
-            }
+        let account = &mut self.accounts[out.kind.index()];
+        let (size, requested) = (signed(out.size_bytes), signed(requested_bytes));
+        count(&mut account.allocated[BLOCKS], 1);
+        count(&mut account.allocated[BYTES], size);
+        count(&mut account.allocated[REQUESTED], requested);
+        account.room[BLOCKS] -= 1;
+        account.room[BYTES] -= size;
+        account.room[REQUESTED] -= requested;
+        let mut least = account.room[BLOCKS] | account.room[BYTES] | account.room[REQUESTED];
+        let SplitChange { count: parts, bytes } = out.inactive;
+        if bytes > 0 {
+            count(&mut account.allocated[PARTS], parts);
+            least |= account.add_parts(parts, bytes);
+        } else {
+            account.remove_parts(parts, bytes);
         }
-        signs
-    }
-
-    #[cold]
-    fn oversize_allocated(&mut self, kind: PoolKind) -> bool {
-        for class in [kind.index(), ALL] {
-            self.room[class][OVERSIZE] -= 1;
+        if oversize {
+            account.allocated[OVERSIZE] += 1;
+            account.room[OVERSIZE] -= 1;
+            least |= account.room[OVERSIZE];
         }
-        self.room[kind.index()][OVERSIZE] < 0 || self.room[ALL][OVERSIZE] < 0
-    }
-
-    #[cold]
-    fn oversize_freed(&mut self, kind: PoolKind) {
-        for class in [kind.index(), ALL] {
-            self.room[class][OVERSIZE] += 1;
-        }
-        self.freed[kind.index()][OVERSIZE] += 1;
+        least < 0
     }
 
     /// Counts a freed block that other streams still use. Returns true if the caller must call the
@@ -196,14 +206,10 @@ impl HeapCounters {
         size_bytes: u64,
         oversize: bool,
     ) -> bool {
-        let (own, size) = (kind.index(), signed(size_bytes));
-        self.take_room::<OVERSIZE>(kind, [-1, -size, 0, 0, 0]);
-        self.add_freed(own, BYTES, size);
-        self.freed[own][BLOCKS] += 1;
-        if oversize {
-            self.oversize_freed(kind);
-        }
-        self.drain(own, [1, size]);
+        let account = &mut self.accounts[kind.index()];
+        let size = signed(size_bytes);
+        account.count_freed([1, size], oversize);
+        account.drain([1, size], [LIVE_OF_KIND, LIVE_OF_BOTH]);
         !self.listed
     }
 
@@ -211,217 +217,153 @@ impl HeapCounters {
     #[must_use]
     #[inline]
     pub(crate) fn drained(&mut self, done: &Completed) -> bool {
-        self.drain(done.kind.index(), [-1, -signed(done.size_bytes)]);
-        self.became_free(done, [0, 0])
-    }
-
-    /// Changes the number of draining blocks. They are active but not live, so they use only the limits
-    /// of active blocks.
-    #[inline]
-    fn drain(&mut self, kind: usize, more: Amount) {
-        self.draining[kind] = zip(self.draining[kind], more, |n, more| n + more);
-        for class in [kind, ALL] {
-            self.beyond_active[class] = zip(self.beyond_active[class], more, less);
-            self.even_out(class);
-        }
+        let account = &mut self.accounts[done.kind.index()];
+        let size = signed(done.size_bytes);
+        account.drain([-1, -size], [ACTIVE_OF_KIND, ACTIVE_OF_BOTH]);
+        account.became_free(done) || !self.listed
     }
 
     /// Counts a freed block that is free at once. Returns true if the caller must call the ledger.
     #[inline]
     #[must_use]
     pub(crate) fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
-        let (own, size) = (done.kind.index(), signed(done.size_bytes));
-        self.add_freed(own, BYTES, size);
-        self.freed[own][BLOCKS] += 1;
-        if oversize {
-            self.oversize_freed(done.kind);
-        }
-        self.became_free(done, [-1, -size])
-    }
-
-    /// Counts a block that became free. Only inactive splits can grow then. All other counters have spare
-    /// now, so an unlisted heap must be listed: the result is true for it too.
-    #[inline]
-    fn became_free(&mut self, done: &Completed, [blocks, bytes]: Amount) -> bool {
-        let own = done.kind.index();
-        let requested = signed(done.requested_bytes);
-        self.add_freed(own, REQUESTED, requested);
-        self.freed[own][PARTS] -= done.inactive.count.min(0);
-        self.add_freed(own, PART_BYTES, -done.inactive.bytes.min(0));
-        let SplitChange { count, bytes: part_bytes } = done.inactive;
-        let change = [blocks, bytes, -requested, count, part_bytes];
-        self.take_room::<PARTS>(done.kind, change) < 0 || !self.listed
+        let account = &mut self.accounts[done.kind.index()];
+        let size = signed(done.size_bytes);
+        account.count_freed([1, size], oversize);
+        account.room[BLOCKS] += 1;
+        account.room[BYTES] += size;
+        account.became_free(done) || !self.listed
     }
 
     /// Returns the current values of a kind or of [`ALL`].
     #[must_use]
     pub(crate) fn current(&self, class: usize) -> CounterValues {
-        if class == ALL {
-            return self.current(0).zip(self.current(1), |a, b| a + b);
+        match self.accounts.get(class) {
+            Some(account) => {
+                let Accumulated { allocated, freed } = account.accumulated();
+                allocated.zip(freed, i64::wrapping_sub)
+            }
+            None => self.current(0).zip(self.current(1), plus),
         }
-        let [blocks, bytes, requested, parts, part_bytes, oversize] =
-            zip(self.bound[class], self.room[class], less);
-        let active = zip([blocks, bytes], self.draining[class], |live, draining| live + draining);
-        CounterValues([blocks, bytes, active[0], active[1], requested, parts, part_bytes, oversize])
     }
 
     /// Returns the sums of increases and decreases of one kind since the last reset.
     #[must_use]
     pub(crate) fn accumulated(&self, kind: PoolKind) -> Accumulated {
-        let own = kind.index();
-        let [blocks, bytes, requested, parts, part_bytes, oversize] = self.freed[own];
-        let still = zip(self.draining[own], self.base_draining[own], less);
-        let active = (blocks - still[0], bytes.wrapping_sub(still[1]));
-        let freed = CounterValues([
-            blocks, bytes, active.0, active.1, requested, parts, part_bytes, oversize,
-        ]);
-        let held = self.current(own).zip(freed, i64::wrapping_add);
-        Accumulated { allocated: held.zip(self.base[own], i64::wrapping_sub), freed }
+        let account = &self.accounts[kind.index()];
+        let (now, then) = (account.accumulated(), account.at_reset);
+        Accumulated {
+            allocated: now.allocated.zip(then.allocated, i64::wrapping_sub),
+            freed: now.freed.zip(then.freed, i64::wrapping_sub),
+        }
     }
 
     /// Resets the accumulated values.
     pub(crate) fn reset_accumulated(&mut self) {
-        self.freed = Default::default();
-        self.base = [self.current(0), self.current(1)];
-        self.base_draining = self.draining;
+        for account in &mut self.accounts {
+            account.at_reset = account.accumulated();
+        }
         self.hits = 0;
         self.misses = 0;
     }
 }
 
-/// How much spare one heap took from another.
-pub(super) enum Spare {
-    /// A part of it; the taker then passes no limit.
-    Shared {
-        /// Whether the other heap has spare left.
-        is_left: bool,
-    },
-    /// All of it.
-    All,
+impl Account {
+    /// Counts a freed block, whether it is free at once or draining.
+    #[inline]
+    fn count_freed(&mut self, [blocks, bytes]: Amount, oversize: bool) {
+        count(&mut self.freed[BLOCKS], blocks);
+        count(&mut self.freed[BYTES], bytes);
+        if oversize {
+            self.freed[OVERSIZE] += 1;
+            self.room[OVERSIZE] += 1;
+        }
+    }
+
+    /// Changes the number of draining blocks. This adds spare to these limits only.
+    #[inline]
+    fn drain(&mut self, more: Amount, limits: [usize; 2]) {
+        self.draining = zip(self.draining, more, plus);
+        for (counter, more) in [BLOCKS, BYTES].into_iter().zip(more) {
+            for limit in limits {
+                self.beyond[counter][limit] += more.abs();
+            }
+            self.settle(counter);
+        }
+    }
+
+    /// Counts a block that became free. Returns true if a limit is passed: only inactive splits can grow.
+    #[inline]
+    fn became_free(&mut self, done: &Completed) -> bool {
+        let requested = signed(done.requested_bytes);
+        count(&mut self.freed[REQUESTED], requested);
+        self.room[REQUESTED] += requested;
+        let SplitChange { count: parts, bytes } = done.inactive;
+        if bytes <= 0 {
+            self.remove_parts(parts, bytes);
+            return false;
+        }
+        if parts < 0 {
+            // Free parts on both sides were joined with the block.
+            count(&mut self.freed[PARTS], -parts);
+        } else {
+            count(&mut self.allocated[PARTS], parts);
+        }
+        self.add_parts(parts, bytes) < 0
+    }
+
+    /// Counts more bytes in inactive splits; the caller counts the sums of their number. The result is
+    /// negative if a limit is passed.
+    #[inline]
+    fn add_parts(&mut self, parts: i64, bytes: i64) -> i64 {
+        count(&mut self.allocated[PART_BYTES], bytes);
+        self.room[PARTS] -= parts;
+        self.room[PART_BYTES] -= bytes;
+        self.room[PARTS] | self.room[PART_BYTES]
+    }
+
+    /// Counts fewer inactive splits and fewer bytes in them. Both changes are at most zero.
+    #[inline]
+    fn remove_parts(&mut self, parts: i64, bytes: i64) {
+        debug_assert!(parts <= 0 && bytes <= 0);
+        count(&mut self.freed[PARTS], -parts);
+        count(&mut self.freed[PART_BYTES], -bytes);
+        self.room[PARTS] -= parts;
+        self.room[PART_BYTES] -= bytes;
+    }
+
+    /// Returns the sums of all counters.
+    fn accumulated(&self) -> Accumulated {
+        let [blocks, bytes] = blocks_of(self.freed);
+        let [draining, draining_bytes] = self.draining;
+        let inactive = [blocks - draining, bytes.wrapping_sub(draining_bytes)];
+        Accumulated {
+            allocated: with_active(self.allocated, blocks_of(self.allocated)),
+            freed: with_active(self.freed, inactive),
+        }
+    }
 }
 
-/// Limits, for the ledger. A limit is the current value plus the heap's **spare**.
-impl HeapCounters {
-    /// Marks this heap as listed. Returns true if it was not listed before.
-    #[inline]
-    pub(super) fn enter_list(&mut self) -> bool {
-        !std::mem::replace(&mut self.listed, true)
-    }
+#[inline]
+fn blocks_of(hot: Hot) -> Amount {
+    [hot[BLOCKS], hot[BYTES]]
+}
 
-    /// Returns true if no limit is passed.
-    #[inline]
-    pub(super) fn is_covered(&self) -> bool {
-        let [small, large, both] = &self.room;
-        (0..HOT).fold(0, |signs, counter| signs | small[counter] | large[counter] | both[counter])
-            >= 0
-    }
-
-    /// Takes spare from `other`. If that suffices and `other` was used since its last check, takes a part:
-    /// in those classes where this heap has passed a limit, both heaps then have the same room. Otherwise
-    /// takes all spare.
-    #[inline(never)]
-    pub(super) fn take_spare(&mut self, other: &mut Self) -> Spare {
-        let ([small, large, both], [small_there, large_there, both_there]) =
-            (&self.room, &other.room);
-        let is_enough = (0..HOT).fold(0, |signs, counter| {
-            let sums =
-                (small[counter] + small_there[counter]) | (large[counter] + large_there[counter]);
-            signs | sums | (both[counter] + both_there[counter])
-        }) >= 0;
-        let shares = other.used_since_last_check() && is_enough;
-        if !shares {
-            self.take_all_spare(other);
-            return Spare::All;
-        }
-        let mut left = 0;
-        for class in 0..CLASSES {
-            let (own, others) = (self.room[class], other.room[class]);
-            if own.iter().fold(0, |signs, room| signs | room) < 0 {
-                let half = zip(others, own, |others, own| ((others - own) >> 1).max(0));
-                self.add_room(class, half);
-                other.add_room(class, zip([0; HOT], half, less));
-            }
-            let [blocks, bytes] =
-                zip(other.beyond_live[class], other.beyond_active[class], |a, b| a | b);
-            left |= blocks | bytes;
-            for spare in other.room[class] {
-                left |= spare;
-            }
-        }
-        other.listed = left != 0;
-        Spare::Shared { is_left: other.listed }
-    }
-
-    fn take_all_spare(&mut self, other: &mut Self) {
-        for class in 0..CLASSES {
-            self.add_room(class, other.room[class]);
-            let add = |a, b| a + b;
-            self.beyond_live[class] = zip(self.beyond_live[class], other.beyond_live[class], add);
-            self.beyond_active[class] =
-                zip(self.beyond_active[class], other.beyond_active[class], add);
-            self.even_out(class);
-        }
-        other.forget_spare();
-    }
-
-    /// Raises each passed limit to the current value, and returns by how much each one rose.
-    pub(super) fn cover(&mut self) -> [CounterValues; CLASSES] {
-        let mut rises = [CounterValues::default(); CLASSES];
-        for (class, risen) in rises.iter_mut().enumerate() {
-            let [blocks, bytes, requested, parts, part_bytes, oversize] = self.room[class];
-            let add = |a, b| a + b;
-            let live = zip([blocks, bytes], self.beyond_live[class], add);
-            let active = zip([blocks, bytes], self.beyond_active[class], add);
-            let spare =
-                [live[0], live[1], active[0], active[1], requested, parts, part_bytes, oversize];
-            *risen = CounterValues(spare).zip(CounterValues::default(), |spare, _| -spare.min(0));
-            let [blocks, bytes, active_blocks, active_bytes, rest @ ..] = risen.0;
-            let active = [active_blocks, active_bytes];
-            self.beyond_live[class] = zip(self.beyond_live[class], [blocks, bytes], add);
-            self.beyond_active[class] = zip(self.beyond_active[class], active, add);
-            let [requested, parts, part_bytes, oversize] = rest;
-            self.add_room(class, [0, 0, requested, parts, part_bytes, oversize]);
-            self.even_out(class);
-        }
-        rises
-    }
-
-    /// Lowers each limit to the current value and marks the heap as unlisted.
-    pub(super) fn forget_spare(&mut self) {
-        for (bound, room) in self.bound.iter_mut().zip(&self.room) {
-            *bound = zip(*bound, *room, less);
-        }
-        self.room = Default::default();
-        self.beyond_live = Default::default();
-        self.beyond_active = Default::default();
-        self.listed = false;
-    }
-
-    /// Returns true if a block was allocated or freed since the last call.
-    #[inline]
-    fn used_since_last_check(&mut self) -> bool {
-        let freed = self.freed[0][BLOCKS].wrapping_add(self.freed[1][BLOCKS]);
-        let calls = self.hits.wrapping_add(self.misses).wrapping_add_signed(freed);
-        std::mem::replace(&mut self.calls_at_last_check, calls) != calls
-    }
-
-    /// Adds to the room of one class, without changing the current values.
-    #[inline]
-    fn add_room(&mut self, class: usize, more: Hot) {
-        self.room[class] = zip(self.room[class], more, |room, more| room + more);
-        if let Some(bound) = self.bound.get_mut(class) {
-            *bound = zip(*bound, more, |bound, more| bound + more);
-        }
-    }
-
-    /// Moves the excess that both limits have in common to the room.
-    #[inline]
-    fn even_out(&mut self, class: usize) {
-        let of_both = zip(self.beyond_live[class], self.beyond_active[class], i64::min);
-        self.beyond_live[class] = zip(self.beyond_live[class], of_both, less);
-        self.beyond_active[class] = zip(self.beyond_active[class], of_both, less);
-        self.add_room(class, [of_both[0], of_both[1], 0, 0, 0, 0]);
-    }
+/// Returns one value for each counter, in their order.
+#[inline]
+fn with_active(hot: Hot, active: Amount) -> CounterValues {
+    let [blocks, oversize, bytes, parts, requested, part_bytes] = hot;
+    let [active_blocks, active_bytes] = active;
+    CounterValues([
+        blocks,
+        bytes,
+        active_blocks,
+        active_bytes,
+        requested,
+        parts,
+        part_bytes,
+        oversize,
+    ])
 }
 
 /// Sums since the last reset, modulo 2^64.

@@ -1,9 +1,10 @@
 //! The peaks over all heaps, without a shared lock on a hit.
 //!
-//! Each heap has a limit for each counter; the sum of all limits is the peak. So a heap at or below its
+//! Each heap has limits for each counter; the sum of all limits is the peak. So a heap at or below its
 //! limits cannot raise a peak. The difference between limit and current value is the heap's **spare**; a
-//! hit reduces it. Only a heap that passes a limit takes the ledger's lock, and takes what it lacks from
-//! the spare of other heaps, by `try_lock`. If that does not suffice, the peak rises.
+//! hit reduces it. A heap that passes a limit of the sum of both kinds first uses the spare of its other
+//! kind. If that does not suffice, it takes the ledger's lock, and takes what it lacks from the spare of
+//! other heaps, by `try_lock`. If that does not suffice either, the peak rises.
 //!
 //! The ledger lists the heaps that may have spare, and checks them in that order. A heap
 //! that was not used since its last check, or has too little spare, gives all of it. It leaves the list
@@ -12,7 +13,8 @@
 //!
 //! Therefore the cost of an operation does not depend on the number of heaps. A thread that cycles over
 //! any number of streams checks one heap for each pair of allocate and free (`ledger/tests.rs` counts
-//! the checks). Sharing also keeps concurrent threads from taking all spare from each other in turn.
+//! the checks). The heap of each stream then takes the place of the previous one in the list. Sharing also
+//! keeps concurrent threads from taking all spare from each other in turn.
 //!
 //! Peaks are exact if calls do not overlap. A heap that another call has locked counts at its limit. So a
 //! peak is never too low; it is too high by at most the spare of such heaps, for each call that found
@@ -22,7 +24,8 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::heap_counters::{CLASSES, CounterValues, HeapCounters, Spare};
+use super::heap_counters::{ALL, CLASSES, CounterValues, HeapCounters, Taken};
+use crate::size::PoolKind;
 
 /// Access of the ledger to the heaps of a device.
 pub(crate) trait Heaps {
@@ -50,25 +53,43 @@ impl Ledger {
         self.state.lock().peak
     }
 
-    /// Lists heap `own` if it is not listed, and makes its limits cover its current values. A heap that is
-    /// listed already has passed one. The caller holds the heap's lock. Does not wait for other heaps.
+    /// Lists heap `own` after a call that gave it spare. Raises its limits of `kind` if one is passed. The
+    /// caller holds the heap's lock.
     #[cold]
-    pub(crate) fn raise_limits<H: Heaps>(&self, own: u32, counters: &mut HeapCounters, heaps: &H) {
-        let state = &mut *self.state.lock();
-        if counters.enter_list() {
-            // Reserves space for all heaps up to this one, so that the list does not grow on a hit.
-            if state.listed.capacity() <= own as usize {
-                state.listed.reserve(own as usize + 1 - state.listed.len());
+    #[inline(never)]
+    pub(crate) fn list<H: Heaps>(
+        &self,
+        own: u32,
+        kind: PoolKind,
+        counters: &mut HeapCounters,
+        heaps: &H,
+    ) {
+        if counters.is_covered(kind) {
+            if counters.enter_list() {
+                self.state.lock().list(own);
             }
-            state.listed.push_back(own);
-            if counters.is_covered() {
-                return;
-            }
+        } else {
+            self.raise_limits(own, kind, counters, heaps);
         }
-        if !state.take_from_others(own, counters, heaps) {
-            for (peak, risen) in state.peak.iter_mut().zip(counters.cover()) {
-                *peak = peak.zip(risen, |peak, risen| peak + risen);
-            }
+    }
+
+    /// Makes the limits of heap `own` cover its current values, because it has passed one of `kind`. Lists
+    /// the heap. The caller holds the heap's lock. Does not wait for other heaps.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn raise_limits<H: Heaps>(
+        &self,
+        own: u32,
+        kind: PoolKind,
+        counters: &mut HeapCounters,
+        heaps: &H,
+    ) {
+        if counters.covers_itself(kind) {
+            return;
+        }
+        let state = &mut *self.state.lock();
+        if !state.check_first(own, kind, counters, heaps) {
+            state.check_others(own, kind, counters, heaps);
         }
     }
 
@@ -87,36 +108,81 @@ impl Ledger {
 }
 
 impl State {
-    /// Takes spare from other heaps until heap `own` passes no limit. Returns false if that did not
-    /// suffice.
-    fn take_from_others<H: Heaps>(
+    #[inline]
+    fn list(&mut self, heap: u32) {
+        if self.listed.capacity() <= heap as usize {
+            self.reserve(heap);
+        }
+        self.listed.push_back(heap);
+    }
+
+    /// Reserves space for all heaps up to this one, so that the list does not grow on a hit.
+    #[cold]
+    #[inline(never)]
+    fn reserve(&mut self, heap: u32) {
+        self.listed.reserve(heap as usize + 1 - self.listed.len());
+    }
+
+    /// Checks the first heap of the list. Returns true if its spare suffices for heap `own`. Otherwise the
+    /// first heap is the last one now, or no longer listed. Lists heap `own` unless the list is empty.
+    #[inline(never)]
+    fn check_first<H: Heaps>(
         &mut self,
         own: u32,
+        kind: PoolKind,
         counters: &mut HeapCounters,
         heaps: &H,
     ) -> bool {
+        let Some(first) = self.listed.front_mut() else { return false };
+        let taken = match *first == own {
+            true => None,
+            false => heaps.with_counters(*first, |other| counters.take_spare(kind, other)),
+        };
+        let Some(Taken { is_left: false, is_enough }) = taken else {
+            self.rotate(own, counters);
+            return taken.is_some_and(|taken| taken.is_enough);
+        };
+        if counters.enter_list() {
+            // Heap `own` takes the place of the other one.
+            *first = own;
+        } else {
+            self.listed.pop_front();
+        }
+        is_enough
+    }
+
+    /// Moves the first heap to the end of the list, behind heap `own` if that was not listed.
+    #[inline(never)]
+    fn rotate(&mut self, own: u32, counters: &mut HeapCounters) {
+        if counters.enter_list() {
+            self.list(own);
+        }
+        self.listed.rotate_left(1);
+    }
+
+    /// Checks the other heaps until their spare suffices for heap `own`. Otherwise raises the peaks.
+    #[inline(never)]
+    fn check_others<H: Heaps>(
+        &mut self,
+        own: u32,
+        kind: PoolKind,
+        counters: &mut HeapCounters,
+        heaps: &H,
+    ) {
         for _ in 0..self.listed.len() {
-            let Some(heap) = self.listed.pop_front() else { break };
-            if heap == own {
-                self.listed.push_back(heap);
-                continue;
-            }
-            match heaps.with_counters(heap, |other| counters.take_spare(other)) {
-                Some(Spare::Shared { is_left }) => {
-                    if is_left {
-                        self.listed.push_back(heap);
-                    }
-                    return true;
-                }
-                Some(Spare::All) => {
-                    if counters.is_covered() {
-                        return true;
-                    }
-                }
-                None => self.listed.push_back(heap),
+            if self.check_first(own, kind, counters, heaps) {
+                return;
             }
         }
-        false
+        if counters.enter_list() {
+            self.list(own);
+        }
+        // No other heap has spare that helps, except those that are locked.
+        if !counters.take_from_other_kind(kind) {
+            for (class, risen) in [kind.index(), ALL].into_iter().zip(counters.cover(kind)) {
+                self.peak[class] = self.peak[class].zip(risen, |peak, risen| peak + risen);
+            }
+        }
     }
 }
 

@@ -207,7 +207,7 @@ impl Engine {
         let HeapState { counters, policy, .. } = &mut **state;
         let oversize = policy.is_oversize(out.size_bytes);
         if counters.allocated(out, requested_bytes, oversize) {
-            self.ledger.raise_limits(cell.number, counters, &self.heaps);
+            self.ledger.raise_limits(cell.number, out.kind, counters, &self.heaps);
         }
         if RECORDS {
             self.record(Action::Alloc, out.address, requested_bytes, cell);
@@ -287,7 +287,7 @@ impl Engine {
         let HeapState { heap, counters, policy } = state;
         let done = heap.free(slot, || self.now());
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
-            self.ledger.raise_limits(cell.number, counters, &self.heaps);
+            self.ledger.list(cell.number, done.kind, counters, &self.heaps);
         }
         done
     }
@@ -329,7 +329,7 @@ impl Engine {
         }
         let done: Completed = heap.complete(slot, self.now());
         if counters.drained(&done) {
-            self.ledger.raise_limits(cell.number, counters, &self.heaps);
+            self.ledger.list(cell.number, done.kind, counters, &self.heaps);
         }
         self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell);
     }

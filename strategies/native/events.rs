@@ -145,7 +145,7 @@ impl Engine {
         state.heap.drain(slot, count);
         let oversize = state.policy.is_oversize(block.size_bytes);
         if state.counters.began_draining(block.kind, block.size_bytes, oversize) {
-            self.ledger.raise_limits(cell.number, &mut state.counters, &self.heaps);
+            self.ledger.list(cell.number, block.kind, &mut state.counters, &self.heaps);
         }
         self.record(Action::FreeRequested, block.address, block.requested_bytes, cell);
         Some(slot)

@@ -14,13 +14,15 @@ struct Model {
     checks: Cell<u64>,
 }
 
-/// A block of a heap, and how its allocation changed the free parts of its segment.
+/// A block of a heap, and how its allocation changes the free parts of its segment.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     heap: u8,
     kind: PoolKind,
     size_bytes: u64,
     inactive: SplitChange,
+    /// Whether it joins two free parts when it becomes free.
+    joins: bool,
     oversize: bool,
 }
 
@@ -28,17 +30,22 @@ impl Block {
     fn small(heap: u8, size_bytes: u64) -> Self {
         let bytes = -i64::try_from(size_bytes).unwrap();
         let inactive = SplitChange { count: 0, bytes };
-        Self { heap, kind: PoolKind::Small, size_bytes, inactive, oversize: false }
+        Self { heap, kind: PoolKind::Small, size_bytes, inactive, joins: false, oversize: false }
+    }
+
+    /// Returns how it changes the free parts when it becomes free.
+    fn freed_parts(&self) -> SplitChange {
+        let SplitChange { count, bytes } = self.inactive;
+        SplitChange { count: if self.joins { -1 } else { -count }, bytes: -bytes }
     }
 
     fn completed(&self) -> Completed {
-        let SplitChange { count, bytes } = self.inactive;
         Completed {
             address: 0,
             size_bytes: self.size_bytes,
             requested_bytes: self.size_bytes / 2,
             kind: self.kind,
-            inactive: SplitChange { count: -count, bytes: -bytes },
+            inactive: self.freed_parts(),
         }
     }
 }
@@ -57,35 +64,35 @@ impl Model {
         Self { ledger: Ledger::default(), counters, checks: Cell::new(0) }
     }
 
-    fn change(&self, heap: u8, change: impl FnOnce(&mut HeapCounters) -> bool) {
-        let counters = &mut *self.counters[usize::from(heap)].borrow_mut();
+    fn change(&self, block: Block, change: impl FnOnce(&mut HeapCounters) -> bool) {
+        let counters = &mut *self.counters[usize::from(block.heap)].borrow_mut();
         if change(counters) {
-            self.ledger.raise_limits(heap.into(), counters, self);
+            self.ledger.list(block.heap.into(), block.kind, counters, self);
         }
     }
 
     fn take(&self, block: Block) -> Block {
-        let Block { heap, kind, size_bytes, inactive, oversize } = block;
+        let Block { kind, size_bytes, inactive, oversize, .. } = block;
         let id = BlockId { slot: Slot(0), generation: 0 };
         let out = AllocatedBlock { id, address: 0, size_bytes, kind, inactive };
-        self.change(heap, |counters| {
-            counters.hits += 1;
-            counters.allocated(&out, size_bytes / 2, oversize)
-        });
+        let counters = &mut *self.counters[usize::from(block.heap)].borrow_mut();
+        if counters.allocated(&out, size_bytes / 2, oversize) {
+            self.ledger.raise_limits(block.heap.into(), kind, counters, self);
+        }
         block
     }
 
     fn free(&self, block: Block) {
-        self.change(block.heap, |counters| counters.freed(&block.completed(), block.oversize));
+        self.change(block, |counters| counters.freed(&block.completed(), block.oversize));
     }
 
     fn drain(&self, block: Block) {
         let Block { kind, size_bytes, oversize, .. } = block;
-        self.change(block.heap, |counters| counters.began_draining(kind, size_bytes, oversize));
+        self.change(block, |counters| counters.began_draining(kind, size_bytes, oversize));
     }
 
     fn complete(&self, block: Block) {
-        self.change(block.heap, |counters| counters.drained(&block.completed()));
+        self.change(block, |counters| counters.drained(&block.completed()));
     }
 
     fn peaks(&self) -> [[i64; COUNTERS]; CLASSES] {
@@ -101,6 +108,20 @@ impl Model {
             }
         }
         held
+    }
+
+    /// Returns the sums of all limits.
+    fn limits(&self) -> [[i64; COUNTERS]; CLASSES] {
+        let mut sums = [CounterValues::default(); CLASSES];
+        for counters in &self.counters {
+            for kind in [PoolKind::Small, PoolKind::Large] {
+                let limits = counters.borrow().limits(kind);
+                for (class, limits) in [kind.index(), ALL].into_iter().zip(limits) {
+                    sums[class] = sums[class].zip(limits, |sum, limit| sum + limit);
+                }
+            }
+        }
+        sums.map(|sums| sums.0)
     }
 
     /// Returns the number of checks of heaps since the last call.
@@ -120,15 +141,19 @@ impl Plain {
     /// Adds a block. The four factors are for live, active, free parts and oversize counters.
     fn add(&mut self, block: Block, [live, active, parts, oversize]: [i64; 4]) {
         let size = i64::try_from(block.size_bytes).unwrap();
-        let SplitChange { count, bytes } = block.inactive;
+        let SplitChange { count, bytes } = match parts {
+            1 => block.inactive,
+            -1 => block.freed_parts(),
+            _ => SplitChange::default(),
+        };
         let change = [
             live,
             live * size,
             active,
             active * size,
             active * (size / 2),
-            parts * count,
-            parts * bytes,
+            count,
+            bytes,
             oversize * i64::from(block.oversize),
         ];
         for class in [block.kind.index(), ALL] {
@@ -176,12 +201,15 @@ quickcheck::quickcheck! {
                     draining.extend(other);
                     let kind = if n & 16 == 0 { PoolKind::Small } else { PoolKind::Large };
                     let inactive = SplitChange { count: split.signum().into(), bytes: split.into() };
-                    let oversize = n & 32 != 0;
-                    let block = Block { heap: n % HEAPS, kind, size_bytes: size.into(), inactive, oversize };
+                    let (joins, oversize) = (n & 64 != 0, n & 32 != 0);
+                    // Some blocks have more than 1 TiB.
+                    let size_bytes = u64::from(size) << if n & 128 == 0 { 0 } else { 36 };
+                    let block = Block { heap: n % HEAPS, kind, size_bytes, inactive, joins, oversize };
                     live.insert(0, model.take(block));
                     plain.add(block, [1, 1, 1, 1]);
                 }
             }
+            assert_eq!(model.limits(), model.peaks());
             assert_eq!((model.held(), model.peaks()), (plain.held, plain.peak));
         }
         true
@@ -247,6 +275,28 @@ fn heaps_that_are_used_at_once_are_checked_less_than_once_a_call() {
     steps(10_000);
     let checks = model.checks();
     assert!(checks <= 5_000, "{checks} checks for 10,000 calls");
+}
+
+#[test]
+fn a_heap_that_alternates_between_kinds_checks_no_other() {
+    let model = Model::of(2);
+    let pair = |heap, kind| {
+        let block = Block { kind, ..Block::small(heap, 512) };
+        model.free(model.take(block));
+    };
+    pair(1, PoolKind::Small);
+    for _ in 0..3 {
+        pair(0, PoolKind::Small);
+        pair(0, PoolKind::Large);
+    }
+    model.checks();
+    for _ in 0..10 {
+        pair(0, PoolKind::Small);
+        pair(0, PoolKind::Large);
+    }
+    assert_eq!(model.checks(), 0);
+    let [small, large, all] = model.peaks();
+    assert_eq!([small[0], large[0], all[0]], [1, 1, 1]);
 }
 
 #[test]
