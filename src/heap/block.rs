@@ -10,14 +10,15 @@ use crate::size::PoolKind;
 pub(crate) struct Slot(pub u32);
 
 impl Slot {
-    /// The value that refers to no block.
-    pub(crate) const NONE: Self = Self(u32::MAX);
+    /// The value that refers to no block. The slab keeps an unused block in this slot, so that code may
+    /// read the state of a neighbour, or store its link, without checking that there is one.
+    pub(crate) const NONE: Self = Self(0);
 
     /// Returns true if this refers to no block.
     #[inline]
     #[must_use]
     pub(crate) const fn is_none(self) -> bool {
-        self.0 == u32::MAX
+        self.0 == 0
     }
 }
 
@@ -27,6 +28,22 @@ pub(crate) struct BlockId {
     pub(crate) slot: Slot,
     /// Which allocation of that slot it is.
     pub(crate) generation: u32,
+}
+
+impl BlockId {
+    /// Returns the id as one number, which is not 0.
+    #[inline(always)]
+    pub(crate) fn to_bits(self) -> u64 {
+        u64::from(self.slot.0) << 32 | u64::from(self.generation)
+    }
+
+    /// Returns the id with this number, or `None` for 0.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
+        let id = Self { slot: Slot((bits >> 32) as u32), generation: bits as u32 };
+        (bits != 0).then_some(id)
+    }
 }
 
 /// The state of a block.
@@ -57,8 +74,9 @@ pub(super) struct Block {
     /// The neighbours by address in the segment.
     pub(super) previous: Slot,
     pub(super) next: Slot,
-    /// Free: the children in the bin's tree. Live: the first is the head of the list of other streams.
-    /// Draining: the first holds the number of events. Vacant: the first is the next vacant slot.
+    /// Free: the neighbours in the bin's list, or the children in its tree. Live: the first is the head of
+    /// the list of other streams. Draining: the first holds the number of events. Vacant: the first is the
+    /// next vacant slot.
     pub(super) links: [Slot; 2],
     /// Free: the parent in the bin's tree. Live: the next block in the same bucket of the table of
     /// starts.
@@ -103,8 +121,7 @@ impl Block {
     /// Returns true if the block is only a part of its segment.
     #[inline]
     pub(super) const fn is_split(&self) -> bool {
-        // `NONE` has all bits set, so one comparison tests both.
-        self.previous.0 & self.next.0 != Slot::NONE.0
+        self.previous.0 | self.next.0 != 0
     }
 
     /// Clears the links of a block that is in no index, before it is inserted.

@@ -113,7 +113,9 @@ impl Heap {
 
     fn check_index(&self, kind: PoolKind, indexed: &mut HashSet<Slot>) -> Result<(), Broken> {
         let index = &self.free[kind.index()];
-        ensure(index.is_sound(&self.slab), "I4", || format!("trees of the {} index", kind.name()))?;
+        ensure(index.is_sound(self.slab.blocks()), "I4", || {
+            format!("trees of the {} index", kind.name())
+        })?;
         let mut last = None;
         for (slot, block) in self.free_blocks(kind) {
             let key = (block.size_bytes, self.slab.get(slot).key);
@@ -135,7 +137,7 @@ impl Heap {
             let block = self.slab.get(slot);
             if block.state == BlockState::Live {
                 live += 1;
-                ensure(starts.find(&self.slab, block.address) == Some(slot), "I8", || {
+                ensure(starts.find(self.slab.blocks(), block.address) == Some(slot), "I8", || {
                     format!("no start at {:#x}", block.address)
                 })?;
             }

@@ -2,7 +2,12 @@
 //!
 //! All invariants hold before and after each operation. Changes that the caller must count are returned.
 
+use super::at::{block_at, block_at_mut};
+use super::bins::bin_of;
 use super::block::{Block, FIXED};
+use super::index::Bins;
+use super::order::Order;
+use super::slab::Vacant;
 use super::uses::StreamUse;
 use super::{BlockId, BlockState, Heap, Slot};
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
@@ -22,8 +27,9 @@ pub(crate) struct FitRules {
     /// True if the oversize rules also apply to expandable segments, as in PyTorch. There they make
     /// memory grow without bound.
     pub(crate) oversize_in_expandable: bool,
-    /// True if blocks are never split.
-    pub(crate) no_split: bool,
+    /// The smallest remainder of each kind of pool that becomes a free block of its own: see
+    /// [`rest_min_bytes`](Self::rest_min_bytes).
+    pub(crate) rest_min_bytes: [u64; 2],
 }
 
 impl FitRules {
@@ -33,11 +39,22 @@ impl FitRules {
         oversize_slack_bytes: 0,
         expandable: false,
         oversize_in_expandable: true,
-        no_split: false,
+        rest_min_bytes: Self::rest_min_bytes(false, false),
     };
 
     /// Splits off every remainder of any block: for placing a block at an exact address.
-    pub(crate) const CUT: Self = Self { expandable: true, ..Self::NONE };
+    pub(crate) const CUT: Self =
+        Self { expandable: true, rest_min_bytes: Self::rest_min_bytes(true, false), ..Self::NONE };
+
+    /// Returns the smallest remainder of each kind of pool that is split off. With `no_split`, none is.
+    #[must_use]
+    pub(crate) const fn rest_min_bytes(expandable: bool, no_split: bool) -> [u64; 2] {
+        match (no_split, expandable) {
+            (true, _) => [u64::MAX; 2],
+            (false, true) => [MIN_BLOCK_BYTES; 2],
+            (false, false) => [MIN_BLOCK_BYTES, LARGE_REST_MIN_BYTES + 1],
+        }
+    }
 
     /// Returns true if a block of `block_bytes`, which is large enough, may serve a request of
     /// `rounded_bytes`.
@@ -53,17 +70,17 @@ impl FitRules {
 
     /// Returns true if the `rest_bytes` behind a request of `rounded_bytes` become a separate free
     /// block.
-    #[inline]
+    #[inline(always)]
     #[must_use]
-    pub(crate) const fn splits(&self, kind: PoolKind, rounded_bytes: u64, rest_bytes: u64) -> bool {
-        match kind {
-            _ if self.no_split => false,
-            PoolKind::Small => rest_bytes >= MIN_BLOCK_BYTES,
-            PoolKind::Large if self.expandable => rest_bytes >= MIN_BLOCK_BYTES,
-            PoolKind::Large => {
-                rounded_bytes < self.max_split_bytes && rest_bytes > LARGE_REST_MIN_BYTES
-            }
-        }
+    pub(crate) fn splits(&self, kind: PoolKind, rounded_bytes: u64, rest_bytes: u64) -> bool {
+        rest_bytes >= self.rest_min_bytes[kind.index()]
+            && (rounded_bytes < self.max_split_bytes || self.splits_oversize(kind))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn splits_oversize(&self, kind: PoolKind) -> bool {
+        self.expandable || kind == PoolKind::Small
     }
 }
 
@@ -117,10 +134,39 @@ fn signed(bytes: u64) -> i64 {
 }
 
 impl Heap {
-    /// Returns the smallest free block that is large enough for `rounded_bytes`, with the lowest key
-    /// among equal sizes. If the rules refuse it, the result is `None`: later blocks are larger and are
-    /// refused too. Exception: the rules may exempt later blocks of expandable segments.
+    /// Allocates the best fit for a request, if `rules` have no oversize blocks and the order has no
+    /// extras: the smallest free block that is large enough for `rounded_bytes`, with the lowest key among
+    /// equal sizes. Returns `None` if [`best_fit`](Self::best_fit) must search further or finds nothing.
     #[inline(always)]
+    pub(crate) fn take(
+        &mut self,
+        kind: PoolKind,
+        rounded_bytes: u64,
+        requested_bytes: u64,
+        rules: &FitRules,
+    ) -> Option<AllocatedBlock> {
+        let bins = self.free[kind.index()].bins()?;
+        let bin = bins.first_from(rounded_bytes)?;
+        let slot = bins.first_of(bin);
+        let (blocks, vacant) = self.slab.with_vacant();
+        let block = block_at(blocks, slot);
+        let may_grow = || block_at(blocks, block.next).state == BlockState::Unmapped;
+        let may_serve = !block.is_expandable() || rules.expandable && !may_grow();
+        if block.size_bytes < rounded_bytes || !may_serve {
+            return None;
+        }
+        let splits = block.size_bytes - rounded_bytes >= rules.rest_min_bytes[kind.index()];
+        let mut parts = Parts { bins, blocks, vacant, order: None };
+        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, splits);
+        if let Some(starts) = &mut self.starts {
+            starts.insert(parts.blocks, slot, out.address);
+        }
+        Some(out)
+    }
+
+    /// Returns the smallest free block that is large enough for `rounded_bytes`, with the lowest key among
+    /// equal sizes. If the rules refuse it, the result is `None`: later blocks are larger and are refused
+    /// too. Exception: the rules may exempt later blocks of expandable segments.
     #[must_use]
     pub(crate) fn best_fit(
         &self,
@@ -128,112 +174,42 @@ impl Heap {
         rounded_bytes: u64,
         rules: &FitRules,
     ) -> Option<Slot> {
-        let slot = self.free[kind.index()].first_at_least(&self.slab, rounded_bytes)?;
-        if rules.max_split_bytes == u64::MAX && !self.expandable.was_ever_used() {
-            return Some(slot);
-        }
-        if self.slab.get(slot).is_expandable() {
-            return self.best_fit_among_expandable(slot, rounded_bytes, rules);
-        }
-        if rules.allow(rounded_bytes, self.slab.get(slot).size_bytes) {
-            return Some(slot);
-        }
-        if rules.oversize_in_expandable || !self.expandable.is_used() {
-            return None;
+        let blocks = self.slab.blocks();
+        let slot = self.free[kind.index()].first_at_least(blocks, rounded_bytes)?;
+        let block = block_at(blocks, slot);
+        if !block.is_expandable() {
+            if rules.allow(rounded_bytes, block.size_bytes) {
+                return Some(slot);
+            }
+            if rules.oversize_in_expandable || !self.expandable.is_used() {
+                return None;
+            }
         }
         self.best_fit_among_expandable(slot, rounded_bytes, rules)
     }
 
     /// Allocates the free block at `slot` for `requested_bytes`, rounded to `rounded_bytes`, and splits
     /// off the remainder if the rules allow it. `clock` is the time at which the remainder became free.
-    #[inline(always)]
     pub(crate) fn allocate(
         &mut self,
         slot: Slot,
         rounded_bytes: u64,
         requested_bytes: u64,
         rules: &FitRules,
-        clock: impl FnOnce() -> u64,
+        clock: u64,
     ) -> AllocatedBlock {
-        let whole = *self.slab.get(slot);
-        debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are allocated");
-        debug_assert!(whole.size_bytes >= rounded_bytes);
-        let rest_bytes = whole.size_bytes - rounded_bytes;
-        let index = &mut self.free[whole.kind.index()];
-        index.remove(&mut self.slab, slot, &whole);
-        let mut inactive = SplitChange::default();
-        let (front, size_bytes, generation) = if rules.splits(whole.kind, rounded_bytes, rest_bytes)
-        {
-            let id = self.cut_front(slot, &whole, rounded_bytes, requested_bytes);
-            let mut rest_key = whole.key.wrapping_add(rounded_bytes);
-            if self.order.updates_on_hit() {
-                self.update_keys_of_split(id.slot, slot, whole.key);
-                self.order.note_birth(slot, clock());
-                rest_key = self.slab.get(slot).key;
-            }
-            let index = &mut self.free[whole.kind.index()];
-            index.insert(&mut self.slab, slot, rest_bytes, rest_key);
-            inactive = if whole.is_split() {
-                SplitChange { count: 0, bytes: -signed(rounded_bytes) }
-            } else {
-                SplitChange { count: 1, bytes: signed(rest_bytes) }
-            };
-            (id.slot, rounded_bytes, id.generation)
-        } else {
-            let block = self.slab.get_mut(slot);
-            block.state = BlockState::Live;
-            block.requested_bytes = requested_bytes;
-            block.links[0] = Slot::NONE;
-            if whole.is_split() {
-                inactive = SplitChange { count: -1, bytes: -signed(whole.size_bytes) };
-            }
-            (slot, whole.size_bytes, whole.generation)
-        };
-        // Parts of expandable segments are not counted: they are not fragmentation.
-        if whole.is_expandable() {
-            inactive = SplitChange::default();
-        }
+        let block = self.slab.get(slot);
+        let (kind, bin) = (block.kind, bin_of(block.size_bytes));
+        let splits = rules.splits(kind, rounded_bytes, block.size_bytes - rounded_bytes);
+        let order = self.order.updates_on_hit().then_some((&mut self.order, clock));
+        let (blocks, vacant) = self.slab.with_vacant();
+        let bins = self.free[kind.index()].bins_mut();
+        let mut parts = Parts { bins, blocks, vacant, order };
+        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, splits);
         if let Some(starts) = &mut self.starts {
-            starts.insert(&mut self.slab, front, whole.address);
+            starts.insert(parts.blocks, slot, out.address);
         }
-        let id = BlockId { slot: front, generation };
-        AllocatedBlock { id, address: whole.address, size_bytes, kind: whole.kind, inactive }
-    }
-
-    /// Splits `front_bytes` off the front of the block at `slot`, which is in no index; `whole` is a
-    /// copy of it. The front becomes live with `requested_bytes`, but is not added to the table of
-    /// starts. The remainder keeps the slot and all fields except links. The keys are correct for every
-    /// rule except `BlockAge`.
-    #[inline(always)]
-    pub(super) fn cut_front(
-        &mut self,
-        slot: Slot,
-        whole: &Block,
-        front_bytes: u64,
-        requested_bytes: u64,
-    ) -> BlockId {
-        let (front, block) = self.slab.occupy();
-        block.address = whole.address;
-        block.size_bytes = front_bytes;
-        block.key = whole.key;
-        block.requested_bytes = requested_bytes;
-        block.previous = whole.previous;
-        block.next = slot;
-        block.links[0] = Slot::NONE;
-        block.kind = whole.kind;
-        block.reservation = whole.reservation;
-        block.state = BlockState::Live;
-        let generation = block.generation;
-        let rest = self.slab.get_mut(slot);
-        rest.address = whole.address + front_bytes;
-        rest.size_bytes = whole.size_bytes - front_bytes;
-        rest.key = whole.key.wrapping_add(front_bytes);
-        rest.previous = front;
-        rest.unlink();
-        if !whole.previous.is_none() {
-            self.slab.get_mut(whole.previous).next = front;
-        }
-        BlockId { slot: front, generation }
+        out
     }
 
     /// Records that a stream uses the live block at `slot`.
@@ -273,10 +249,8 @@ impl Heap {
     #[inline]
     pub(crate) fn drain(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
-        let mut done = *self.slab.get(slot);
-        self.retire(slot, &mut done);
+        self.retire(slot);
         let block = self.slab.get_mut(slot);
-        block.generation = done.generation;
         let uses = std::mem::replace(&mut block.links[0], Slot(events));
         block.state = BlockState::Draining;
         self.uses.clear(uses);
@@ -302,91 +276,104 @@ impl Heap {
     /// Frees a live block that no other stream uses, and joins it with its free neighbours. `clock` is
     /// the time at which it became free. Its id is stale from now on.
     #[inline(always)]
-    pub(crate) fn free(&mut self, slot: Slot, clock: impl FnOnce() -> u64) -> Completed {
+    pub(crate) fn free(&mut self, slot: Slot, clock: u64) -> Completed {
         debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
-        let mut done = *self.slab.get(slot);
-        self.retire(slot, &mut done);
-        self.make_free(slot, &done, clock)
+        self.retire(slot);
+        self.complete(slot, clock)
     }
 
-    /// Retires the live block at `slot`: increments the generation in the copy, which the caller stores.
+    /// Retires the live block at `slot`: makes its id stale.
     #[inline(always)]
-    fn retire(&mut self, slot: Slot, block: &mut Block) {
+    fn retire(&mut self, slot: Slot) {
+        let block = self.slab.get_mut(slot);
         debug_assert!(block.state == BlockState::Live, "only live blocks are freed");
-        if let Some(starts) = &mut self.starts {
-            starts.remove(&mut self.slab, slot, block);
-        }
         block.generation = block.generation.wrapping_add(1);
+        if self.has_extras
+            && let Some(starts) = &mut self.starts
+        {
+            let (address, over) = (block.address, block.over);
+            starts.remove(self.slab.parts().0, slot, address, over);
+        }
     }
 
     /// Makes a retired or drained block free, and joins it with its free neighbours.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
-        let done = *self.slab.get(slot);
-        self.make_free(slot, &done, || clock)
+        let Block { address, size_bytes, .. } = *self.slab.get(slot);
+        let inactive = self.make_free(slot, clock);
+        let Block { requested_bytes, kind, .. } = *block_at(self.slab.blocks(), slot);
+        Completed { address, size_bytes, requested_bytes, kind, inactive }
     }
 
-    /// Makes the block at `slot` free. `done` is a copy of it with the new generation.
-    #[inline(always)]
-    fn make_free(&mut self, slot: Slot, done: &Block, clock: impl FnOnce() -> u64) -> Completed {
+    /// Makes the block at `slot`, which is retired and in no index, free. Not inlined, because the callers
+    /// keep too much in registers.
+    #[inline(never)]
+    fn make_free(&mut self, slot: Slot, clock: u64) -> SplitChange {
+        let (blocks, vacant) = self.slab.parts();
+        let done = block_at_mut(blocks, slot);
+        done.state = BlockState::Free;
+        let Block { kind, previous, next, .. } = *done;
+        let (own_bytes, is_expandable) = (done.size_bytes, done.is_expandable());
+        let own_key = done.key;
+        let bins = self.free[kind.index()].bins_mut();
+        let (mut size_bytes, mut joined) = (own_bytes, 0);
+        let mut is_split = previous.0 | next.0;
+        if block_at(blocks, previous).state == BlockState::Free {
+            let removed_bytes = block_at(blocks, previous).size_bytes;
+            bins.remove(blocks, bin_of(removed_bytes), previous);
+            vacant.vacate(blocks, previous);
+            size_bytes += removed_bytes;
+            joined += 1;
+            let Block { address, key, previous: before, .. } = *block_at(blocks, previous);
+            block_at_mut(blocks, before).next = slot;
+            let block = block_at_mut(blocks, slot);
+            (block.address, block.key, block.previous) = (address, key, before);
+            is_split = before.0 | next.0;
+        }
+        if block_at(blocks, next).state == BlockState::Free {
+            let removed_bytes = block_at(blocks, next).size_bytes;
+            bins.remove(blocks, bin_of(removed_bytes), next);
+            vacant.vacate(blocks, next);
+            size_bytes += removed_bytes;
+            joined += 1;
+            let behind = block_at(blocks, next).next;
+            block_at_mut(blocks, behind).previous = slot;
+            let block = block_at_mut(blocks, slot);
+            block.next = behind;
+            is_split = block.previous.0 | behind.0;
+        }
+        block_at_mut(blocks, slot).size_bytes = size_bytes;
+        if self.has_extras && self.order.updates_on_hit() {
+            self.order.note_freed(blocks, slot, own_key, clock);
+        }
         let mut inactive = SplitChange::default();
-        let (mut address, mut size_bytes) = (done.address, done.size_bytes);
-        let (mut previous, mut next, mut key) = (done.previous, done.next, done.key);
-        if let Some(removed) = self.take_free(previous, &mut inactive) {
-            address = removed.address;
-            size_bytes += removed.size_bytes;
-            key = removed.key;
-            previous = removed.previous;
-            if !previous.is_none() {
-                self.slab.get_mut(previous).next = slot;
-            }
+        if !is_expandable {
+            let is_split = i64::from(is_split != 0);
+            let removed_bytes = signed(size_bytes - own_bytes);
+            inactive.count = is_split - joined;
+            inactive.bytes = (signed(size_bytes) & -is_split) - removed_bytes;
         }
-        if let Some(removed) = self.take_free(next, &mut inactive) {
-            size_bytes += removed.size_bytes;
-            next = removed.next;
-            if !next.is_none() {
-                self.slab.get_mut(next).previous = slot;
-            }
-        }
-        if self.order.updates_on_hit() {
-            key = self.key_of_freed(slot, done.key, key, clock());
-        }
-        let block = self.slab.get_mut(slot);
-        block.address = address;
-        block.size_bytes = size_bytes;
-        block.previous = previous;
-        block.next = next;
-        block.key = key;
-        block.state = BlockState::Free;
-        block.generation = done.generation;
-        block.unlink();
-        if done.is_expandable() {
-            inactive = SplitChange::default();
-        } else if block.is_split() {
-            inactive.count += 1;
-            inactive.bytes += signed(size_bytes);
-        }
-        self.free[done.kind.index()].insert(&mut self.slab, slot, size_bytes, key);
-        Completed {
-            address: done.address,
-            size_bytes: done.size_bytes,
-            requested_bytes: done.requested_bytes,
-            kind: done.kind,
-            inactive,
-        }
+        bins.insert(blocks, slot, size_bytes);
+        inactive
     }
 
-    /// Removes a neighbour from its index and vacates its slot, if it is free. Returns a copy of it.
-    #[inline(always)]
-    fn take_free(&mut self, neighbour: Slot, inactive: &mut SplitChange) -> Option<Block> {
-        if neighbour.is_none() || self.slab.get(neighbour).state != BlockState::Free {
-            return None;
-        }
-        let removed = self.slab.vacate(neighbour);
-        self.free[removed.kind.index()].remove(&mut self.slab, neighbour, &removed);
-        inactive.count -= 1;
-        inactive.bytes -= signed(removed.size_bytes);
-        Some(removed)
+    /// Removes a free block from its index.
+    pub(super) fn unindex(&mut self, slot: Slot) {
+        let Block { kind, size_bytes, .. } = *self.slab.get(slot);
+        let bins = self.free[kind.index()].bins_mut();
+        bins.remove(self.slab.parts().0, bin_of(size_bytes), slot);
+    }
+
+    /// Adds a free block to its index.
+    pub(super) fn index(&mut self, slot: Slot) {
+        let Block { kind, size_bytes, .. } = *self.slab.get(slot);
+        self.free[kind.index()].bins_mut().insert(self.slab.parts().0, slot, size_bytes);
+    }
+
+    /// As the function [`cut`], for a block that is neither free nor live.
+    pub(super) fn cut(&mut self, slot: Slot, front_bytes: u64) -> Slot {
+        let (blocks, vacant) = self.slab.with_vacant();
+        cut(blocks, vacant, slot, front_bytes)
     }
 
     /// Joins a neighbour into the block at `slot`. Neither is in an index. The neighbour's slot is
@@ -402,14 +389,10 @@ impl Heap {
             block.address = address;
             block.key = key;
             block.previous = before;
-            if !before.is_none() {
-                self.slab.get_mut(before).next = slot;
-            }
+            self.slab.get_mut(before).next = slot;
         } else {
             block.next = behind;
-            if !behind.is_none() {
-                self.slab.get_mut(behind).previous = slot;
-            }
+            self.slab.get_mut(behind).previous = slot;
         }
         self.slab.vacate(neighbour);
     }
@@ -429,11 +412,11 @@ impl Heap {
 
     /// Restores a segment that could not be released, with its former age.
     pub(crate) fn restore_segment(&mut self, segment: Segment) -> Slot {
-        let Segment { size_bytes, kind, key, birth, .. } = segment;
+        let Segment { size_bytes, birth, .. } = segment;
         debug_assert!(size_bytes > 0 && size_bytes.is_multiple_of(MIN_BLOCK_BYTES), "I6");
         let slot = self.occupy_alone(&segment, FIXED, BlockState::Free);
         self.order.note_birth(slot, birth);
-        self.free[kind.index()].insert(&mut self.slab, slot, size_bytes, key);
+        self.index(slot);
         slot
     }
 
@@ -444,7 +427,8 @@ impl Heap {
         reservation: u16,
         state: BlockState,
     ) -> Slot {
-        let (slot, block) = self.slab.occupy();
+        let slot = self.slab.occupy();
+        let block = self.slab.get_mut(slot);
         *block = Block {
             address: segment.address,
             size_bytes: segment.size_bytes,
@@ -474,10 +458,10 @@ impl Heap {
 
     /// Removes a segment that is one free block.
     pub(crate) fn remove_segment(&mut self, slot: Slot) -> Segment {
+        self.unindex(slot);
         let removed = self.slab.vacate(slot);
         debug_assert!(removed.state == BlockState::Free, "only idle segments are removed");
         debug_assert!(!removed.is_split(), "only whole segments are removed");
-        self.free[removed.kind.index()].remove(&mut self.slab, slot, &removed);
         Segment {
             address: removed.address,
             size_bytes: removed.size_bytes,
@@ -487,6 +471,84 @@ impl Heap {
             birth: self.order.birth_of(slot),
         }
     }
+}
+
+/// The parts of a heap that an allocation changes.
+struct Parts<'h> {
+    bins: &'h mut Bins,
+    blocks: &'h mut [Block],
+    vacant: &'h mut Vacant,
+    /// With the time, if the order has extras.
+    order: Option<(&'h mut Order, u64)>,
+}
+
+impl Parts<'_> {
+    /// Allocates the free block at `slot`, which has this kind and bin. If `splits`, the bytes behind
+    /// `rounded_bytes` become a free block.
+    #[inline(always)]
+    fn allocate(
+        &mut self,
+        kind: PoolKind,
+        bin: usize,
+        slot: Slot,
+        rounded_bytes: u64,
+        requested_bytes: u64,
+        splits: bool,
+    ) -> AllocatedBlock {
+        let blocks = &mut *self.blocks;
+        self.bins.remove(blocks, bin, slot);
+        let whole = block_at(blocks, slot);
+        debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are allocated");
+        debug_assert!(whole.kind == kind && whole.size_bytes >= rounded_bytes);
+        let rest_bytes = whole.size_bytes - rounded_bytes;
+        let mut inactive = if splits {
+            let rest = cut(blocks, self.vacant, slot, rounded_bytes);
+            if let Some((order, clock)) = &mut self.order {
+                order.note_split(blocks, slot, rest, *clock);
+            }
+            self.bins.insert(blocks, rest, rest_bytes);
+            match block_at(blocks, slot).previous.0 | block_at(blocks, rest).next.0 {
+                0 => SplitChange { count: 1, bytes: signed(rest_bytes) },
+                _ => SplitChange { count: 0, bytes: -signed(rounded_bytes) },
+            }
+        } else {
+            let count = -i64::from(whole.is_split());
+            SplitChange { count, bytes: -signed(whole.size_bytes) & count }
+        };
+        let block = block_at_mut(blocks, slot);
+        block.state = BlockState::Live;
+        block.requested_bytes = requested_bytes;
+        block.links[0] = Slot::NONE;
+        // Parts of expandable segments are not counted: they are not fragmentation.
+        if block.is_expandable() {
+            inactive = SplitChange::default();
+        }
+        let Block { address, size_bytes, generation, .. } = *block;
+        AllocatedBlock { id: BlockId { slot, generation }, address, size_bytes, kind, inactive }
+    }
+}
+
+/// Cuts the block at `slot`, which is in no index, behind its first `front_bytes`. The front keeps the
+/// slot. Returns the slot of the rest, which has the same state. The keys are correct for every rule
+/// except `BlockAge`.
+#[inline(always)]
+fn cut(blocks: &mut [Block], vacant: &mut Vacant, slot: Slot, front_bytes: u64) -> Slot {
+    let rest = vacant.occupy(blocks);
+    let whole = block_at_mut(blocks, slot);
+    let (address, key) = (whole.address, whole.key);
+    let (size_bytes, requested_bytes) = (whole.size_bytes, whole.requested_bytes);
+    let behind = whole.next;
+    let (kind, reservation, state) = (whole.kind, whole.reservation, whole.state);
+    (whole.size_bytes, whole.next) = (front_bytes, rest);
+    let block = block_at_mut(blocks, rest);
+    block.address = address + front_bytes;
+    block.size_bytes = size_bytes - front_bytes;
+    block.requested_bytes = requested_bytes;
+    block.key = key.wrapping_add(front_bytes);
+    (block.previous, block.next) = (slot, behind);
+    (block.kind, block.reservation, block.state) = (kind, reservation, state);
+    block_at_mut(blocks, behind).previous = rest;
+    rest
 }
 
 /// A free segment that was removed from the heap to be released.

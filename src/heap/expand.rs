@@ -60,12 +60,6 @@ impl Expandable {
     pub(super) fn is_used(&self) -> bool {
         self.reservations.iter().any(Option::is_some)
     }
-
-    /// Returns true if there ever was a reservation. Otherwise no block is expandable.
-    #[inline]
-    pub(super) fn was_ever_used(&self) -> bool {
-        !self.reservations.is_empty()
-    }
 }
 
 impl Heap {
@@ -117,9 +111,9 @@ impl Heap {
     #[inline]
     fn reach(&self, slot: Slot) -> u64 {
         let block = self.slab.get(slot);
-        let behind = if block.next.is_none() { None } else { Some(self.slab.get(block.next)) };
-        let gap = behind.filter(|next| next.state == BlockState::Unmapped);
-        block.size_bytes + gap.map_or(0, |gap| gap.size_bytes)
+        let behind = self.slab.get(block.next);
+        let gap_bytes = if behind.state == BlockState::Unmapped { behind.size_bytes } else { 0 };
+        block.size_bytes + gap_bytes
     }
 
     /// Adds a reservation as one gap. Returns `None` when all numbers are in use.
@@ -202,20 +196,16 @@ impl Heap {
     pub(crate) fn mapped(&mut self, run: PageRun) -> Slot {
         let whole = *self.slab.get(run.slot);
         debug_assert!(whole.state == BlockState::Unmapped);
-        let gaps = &mut self.expandable.gaps[whole.kind.index()];
-        gaps.remove(&run.address);
-        let slot = if whole.size_bytes > run.size_bytes {
-            gaps.insert(whole.address + run.size_bytes, run.slot);
-            self.slab.get_mut(run.slot).requested_bytes = 0;
-            let front = self.cut_front(run.slot, &whole, run.size_bytes, whole.requested_bytes);
-            self.update_keys_of_split(front.slot, run.slot, whole.key);
-            self.swap_ages(front.slot, run.slot);
-            front.slot
-        } else {
-            run.slot
-        };
-        self.put_out_of_reach(slot);
-        slot
+        self.expandable.gaps[whole.kind.index()].remove(&run.address);
+        if whole.size_bytes > run.size_bytes {
+            let rest = self.cut_off(run.slot, run.size_bytes);
+            self.swap_ages(run.slot, rest);
+            let gap = self.slab.get_mut(rest);
+            gap.requested_bytes = 0;
+            self.expandable.gaps[whole.kind.index()].insert(gap.address, rest);
+        }
+        self.put_out_of_reach(run.slot);
+        run.slot
     }
 
     /// Returns the whole pages inside the free block at `slot`, if there are any.
@@ -235,7 +225,7 @@ impl Heap {
     pub(crate) fn hold(&mut self, slot: Slot) {
         let block = *self.slab.get(slot);
         debug_assert!(block.state == BlockState::Free);
-        self.free[block.kind.index()].remove(&mut self.slab, slot, &block);
+        self.unindex(slot);
         self.put_out_of_reach(slot);
     }
 
@@ -255,12 +245,12 @@ impl Heap {
         let mut slot = run.slot;
         let mut left = [Slot::NONE; 2];
         if address < run.address {
-            left[0] = self.cut_off(slot, run.address - address);
+            left[0] = slot;
+            slot = self.cut_off(slot, run.address - address);
         }
         if run.address + run.size_bytes < end {
-            left[1] = slot;
-            slot = self.cut_off(slot, run.size_bytes);
-            self.swap_ages(slot, run.slot);
+            left[1] = self.cut_off(slot, run.size_bytes);
+            self.swap_ages(slot, left[1]);
         }
         let block = self.slab.get_mut(slot);
         block.state = BlockState::Unmapped;
@@ -282,12 +272,12 @@ impl Heap {
         slot
     }
 
-    /// Splits `front_bytes` off the front of the block at `slot`, which is in no index.
+    /// Cuts the block at `slot`, which is in no index, behind its first `front_bytes`. Returns the slot of
+    /// the rest, which has the same state.
     fn cut_off(&mut self, slot: Slot, front_bytes: u64) -> Slot {
-        let whole = *self.slab.get(slot);
-        let front = self.cut_front(slot, &whole, front_bytes, 0).slot;
-        self.update_keys_of_split(front, slot, whole.key);
-        front
+        let rest = self.cut(slot, front_bytes);
+        self.order.update_keys_of_split(self.slab.parts().0, slot, rest);
+        rest
     }
 
     /// Removes a reservation that is one gap. Returns `None` if any of it is mapped.

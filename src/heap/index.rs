@@ -1,174 +1,118 @@
 //! The free blocks of one kind in (size, key) order; `order` defines the keys.
 //!
-//! Each bin has a tree; most bins hold one block, which is then the whole tree. Small sizes have several
-//! bins (lanes), chosen by key, because they collect hundreds of remainders and inserting into a tree
-//! costs its height. The first block of such a size is the minimum over its lanes. The only allocation
-//! is the array of trees, once.
+//! `bins` divides sizes into bins, and each `bin` keeps its blocks in order.
 
-use super::bins::{BINS, BinSet, EXACT_BINS, LANED_BINS, LANES, bin_of, first_bin_of};
+use super::at::block_at;
+use super::bin::Bin;
+use super::bins::{BINS, BinSet, bin_of};
 use super::block::{Block, Slot};
-use super::slab::Slab;
-use super::tree::{Tree, key_of};
 
+/// Allocated when the first block is inserted.
 #[derive(Debug, Default)]
-pub(super) struct FreeIndex {
-    /// One tree for each bin. Empty until the first block is inserted.
-    trees: Vec<Tree>,
+pub(super) struct FreeIndex(Option<Box<Bins>>);
+
+#[derive(Debug)]
+pub(super) struct Bins {
     filled: BinSet,
+    bins: [Bin; BINS],
 }
 
 impl FreeIndex {
+    /// Returns the bins; allocates them if there are none.
+    #[inline(always)]
+    pub(super) fn bins_mut(&mut self) -> &mut Bins {
+        self.0.get_or_insert_with(Bins::boxed)
+    }
+
+    /// Returns the bins, or `None` if no block was ever inserted.
+    #[inline(always)]
+    pub(super) fn bins(&mut self) -> Option<&mut Bins> {
+        self.0.as_deref_mut()
+    }
+
     /// Returns the first block with at least `size_bytes`, which must be at least 512.
-    #[inline(always)]
-    pub(super) fn first_at_least(&self, slab: &Slab, size_bytes: u64) -> Option<Slot> {
-        let bin = first_bin_of(size_bytes);
-        let found = self.filled.first_from(bin)?;
-        // All blocks of an exact bin have one size, and the blocks of later bins are all larger.
-        if found < EXACT_BINS || found != bin {
-            return self.first_of(slab, found);
-        }
-        self.first_of_a_wide_bin(slab, bin, size_bytes)
-    }
-
-    #[inline(never)]
-    fn first_of_a_wide_bin(&self, slab: &Slab, bin: usize, size_bytes: u64) -> Option<Slot> {
-        let here = self.trees[bin].lower_bound(slab, u128::from(size_bytes) << 64);
-        here.or_else(|| self.first_of(slab, self.filled.first_from(bin + 1)?))
-    }
-
-    /// Returns the first block of a non-empty bin. If the bin is the first non-empty lane of a size,
-    /// returns the first of all its lanes.
-    #[inline(always)]
-    fn first_of(&self, slab: &Slab, bin: usize) -> Option<Slot> {
-        if bin < LANED_BINS && self.filled.has_more_lanes(bin) {
-            return self.first_among_lanes(slab, bin);
-        }
-        self.trees.get(bin).map(|tree| tree.first)
-    }
-
-    #[inline(never)]
-    fn first_among_lanes(&self, slab: &Slab, bin: usize) -> Option<Slot> {
-        let firsts = self.filled.lanes_from(bin).filter_map(|bin| self.trees.get(bin));
-        firsts.map(|tree| tree.first).min_by_key(|first| slab.get(*first).key)
+    pub(super) fn first_at_least(&self, blocks: &[Block], size_bytes: u64) -> Option<Slot> {
+        let bins = self.0.as_ref()?;
+        let bin = bins.first_from(size_bytes)?;
+        let here = bins.bins[bin].lower_bound(blocks, u128::from(size_bytes) << 64);
+        here.or_else(|| bins.first_behind(bin))
     }
 
     /// Returns `slot`, which is in this index, and all blocks behind it, in order.
-    pub(super) fn in_order_from<'a>(&'a self, slab: &'a Slab, slot: Slot) -> InOrder<'a> {
-        InOrder { index: self, slab, next: Some(Next::This(slot)), lanes: None }
-    }
-
-    /// Returns the bins of the same size as `bin`.
-    fn bins_beside(bin: usize) -> std::ops::Range<usize> {
-        if bin < LANED_BINS {
-            bin / LANES * LANES..bin / LANES * LANES + LANES
-        } else {
-            bin..bin + 1
-        }
-    }
-
-    /// Inserts a block of this size and key. It must be unlinked and in no index.
-    #[inline(always)]
-    pub(super) fn insert(&mut self, slab: &mut Slab, new: Slot, size_bytes: u64, key: u64) {
-        let bin = bin_of(size_bytes, key);
-        match self.trees.get_mut(bin) {
-            Some(tree) if tree.is_empty() => {
-                *tree = Tree::of(new);
-                self.filled.insert(bin);
-            }
-            Some(tree) => tree.insert(slab, new),
-            None => self.add_trees(bin, new),
-        }
-    }
-
-    #[cold]
-    fn add_trees(&mut self, bin: usize, new: Slot) {
-        self.trees = vec![Tree::EMPTY; BINS];
-        self.trees[bin] = Tree::of(new);
-        self.filled.insert(bin);
-    }
-
-    /// Removes a block of this index; `block` is a copy of it.
-    #[inline(always)]
-    pub(super) fn remove(&mut self, slab: &mut Slab, old: Slot, block: &Block) {
-        let bin = bin_of(block.size_bytes, block.key);
-        match self.trees.get_mut(bin) {
-            Some(tree) if tree.is_only(old, block) => {
-                *tree = Tree::EMPTY;
-                self.filled.remove(bin);
-            }
-            Some(tree) => tree.remove(slab, old, block.links, block.over),
-            None => debug_assert!(false, "I3: a free block is in its index"),
-        }
-    }
-
-    /// Returns true if the bitmap and the trees agree. For checks.
-    pub(super) fn is_sound(&self, slab: &Slab) -> bool {
-        self.trees
-            .iter()
-            .enumerate()
-            .all(|(bin, tree)| tree.is_sound(slab) && self.filled.contains(bin) != tree.is_empty())
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.trees.capacity() * size_of::<Tree>() + size_of::<BinSet>()
-    }
-}
-
-/// An iterator over free blocks in order. It looks up each block only when it is needed.
-pub(super) struct InOrder<'a> {
-    index: &'a FreeIndex,
-    slab: &'a Slab,
-    next: Option<Next>,
-    /// The next block in each lane of a size, while the iterator is at that size.
-    lanes: Option<[Slot; LANES]>,
-}
-
-/// The next step of the iterator.
-#[derive(Clone, Copy)]
-enum Next {
-    This(Slot),
-    Behind(Slot),
-}
-
-impl InOrder<'_> {
-    fn behind(&mut self, slot: Slot) -> Option<Slot> {
-        let block = self.slab.get(slot);
-        let bin = bin_of(block.size_bytes, block.key);
-        let beside = FreeIndex::bins_beside(bin);
-        let next = if bin < LANED_BINS {
-            self.behind_among_lanes(slot, beside.start, bin - beside.start)
-        } else {
-            self.index.trees[bin].next_after(self.slab, slot)
-        };
-        next.or_else(|| {
-            self.lanes = None;
-            self.index.first_of(self.slab, self.index.filled.first_from(beside.end)?)
+    pub(super) fn in_order_from<'a>(
+        &'a self,
+        blocks: &'a [Block],
+        slot: Slot,
+    ) -> impl Iterator<Item = Slot> + 'a {
+        std::iter::successors(Some(slot), |slot| {
+            let (bins, bin) = (self.0.as_ref()?, bin_of(block_at(blocks, *slot).size_bytes));
+            let next = bins.bins[bin].next_after(blocks, *slot);
+            next.or_else(|| bins.first_behind(bin))
         })
     }
 
-    fn behind_among_lanes(&mut self, slot: Slot, first_bin: usize, lane: usize) -> Option<Slot> {
-        let (slab, trees) = (self.slab, &self.index.trees[first_bin..first_bin + LANES]);
-        let lanes = self.lanes.get_or_insert_with(|| {
-            let key = key_of(slab.get(slot));
-            std::array::from_fn(|lane| trees[lane].first_behind(slab, key))
-        });
-        lanes[lane] = trees[lane].next_after(slab, slot).unwrap_or(Slot::NONE);
-        let ahead = lanes.iter().copied().filter(|slot| !slot.is_none());
-        ahead.min_by_key(|slot| slab.get(*slot).key)
+    /// Returns true if the bitmap and the bins agree. For checks.
+    pub(super) fn is_sound(&self, blocks: &[Block]) -> bool {
+        self.0.as_ref().is_none_or(|bins| {
+            bins.bins.iter().enumerate().all(|(at, bin)| {
+                bin.is_sound(blocks) && bins.filled.contains(at) != bin.first().is_none()
+            })
+        })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        if self.0.is_some() { size_of::<Bins>() } else { 0 }
     }
 }
 
-impl Iterator for InOrder<'_> {
-    type Item = Slot;
+impl Bins {
+    #[cold]
+    #[inline(never)]
+    fn boxed() -> Box<Self> {
+        Box::new(Self { filled: BinSet::default(), bins: [Bin::EMPTY; BINS] })
+    }
 
-    #[inline]
-    fn next(&mut self) -> Option<Slot> {
-        let slot = match self.next? {
-            Next::This(slot) => Some(slot),
-            Next::Behind(slot) => self.behind(slot),
-        };
-        self.next = slot.map(Next::Behind);
-        slot
+    /// Returns the first non-empty bin that may hold a block with at least `size_bytes`, which must be at
+    /// least 512.
+    #[inline(always)]
+    pub(super) fn first_from(&self, size_bytes: u64) -> Option<usize> {
+        self.filled.first_from(bin_of(size_bytes))
+    }
+
+    /// Returns the first block of a non-empty bin.
+    #[inline(always)]
+    pub(super) fn first_of(&self, bin: usize) -> Slot {
+        self.bins[bin % BINS].first()
+    }
+
+    /// Returns the first block of the bins behind `bin`, which is not the last one.
+    fn first_behind(&self, bin: usize) -> Option<Slot> {
+        self.filled.first_from(bin + 1).map(|found| self.first_of(found))
+    }
+
+    /// Inserts a block of this size that is in no index.
+    #[inline(always)]
+    pub(super) fn insert(&mut self, blocks: &mut [Block], new: Slot, size_bytes: u64) {
+        let bin = bin_of(size_bytes);
+        let others = &mut self.bins[bin % BINS];
+        if others.first().is_none() {
+            others.set_only(new);
+            self.filled.insert(bin);
+        } else {
+            others.insert(blocks, new);
+        }
+    }
+
+    /// Removes a block from its bin.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, blocks: &mut [Block], bin: usize, old: Slot) {
+        let others = &mut self.bins[bin % BINS];
+        if others.is_single() {
+            others.clear();
+            self.filled.remove(bin);
+        } else {
+            others.remove(blocks, old);
+        }
     }
 }
 
@@ -177,6 +121,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::heap::slab::Slab;
     use crate::size::{KIB, MIB};
 
     /// Sizes around every border of the bins.
@@ -184,9 +129,9 @@ mod tests {
         512,
         1024,
         1536,
-        32 * KIB - 512,
-        32 * KIB,
-        32 * KIB + 512,
+        512 * KIB - 512,
+        512 * KIB,
+        512 * KIB + 512,
         2 * MIB - 512,
         2 * MIB,
         2 * MIB + 512,
@@ -206,28 +151,28 @@ mod tests {
     impl Both {
         fn toggle(&mut self, size_bytes: u64, key: u64) {
             if let Some(slot) = self.model.remove(&(size_bytes, key)) {
-                let block = self.slab.vacate(slot);
-                self.index.remove(&mut self.slab, slot, &block);
+                self.index.bins_mut().remove(self.slab.parts().0, bin_of(size_bytes), slot);
+                self.slab.vacate(slot);
                 return;
             }
-            let (slot, block) = self.slab.occupy();
+            let slot = self.slab.occupy();
+            let block = self.slab.get_mut(slot);
             (block.key, block.size_bytes) = (key, size_bytes);
             block.state = crate::heap::BlockState::Free;
-            block.unlink();
-            self.index.insert(&mut self.slab, slot, size_bytes, key);
+            self.index.bins_mut().insert(self.slab.parts().0, slot, size_bytes);
             self.model.insert((size_bytes, key), slot);
         }
 
         fn agree(&self) -> bool {
             let first_of = |size: &u64| {
                 let expected = self.model.range((*size, 0)..).next().map(|(_, slot)| *slot);
-                self.index.first_at_least(&self.slab, *size) == expected
+                self.index.first_at_least(self.slab.blocks(), *size) == expected
             };
             let in_order_from = |(key, slot): (&(u64, u64), &Slot)| {
                 let expected = self.model.range(*key..).map(|(_, slot)| *slot);
-                self.index.in_order_from(&self.slab, *slot).eq(expected)
+                self.index.in_order_from(self.slab.blocks(), *slot).eq(expected)
             };
-            self.index.is_sound(&self.slab)
+            self.index.is_sound(self.slab.blocks())
                 && SIZES.iter().all(first_of)
                 && self.model.iter().all(in_order_from)
         }
@@ -236,7 +181,6 @@ mod tests {
     quickcheck::quickcheck! {
         fn blocks_are_in_the_order_of_an_ordered_map(changes: Vec<(u8, u8)>) -> bool {
             let mut both = Both::default();
-            // Keys in every lane, several in each.
             changes.into_iter().all(|(size, at)| {
                 let key = u64::from(at % 40) * 12 * KIB;
                 both.toggle(SIZES[usize::from(size) % SIZES.len()], key);

@@ -15,9 +15,11 @@
 //! - I9 the map of gaps of a kind holds exactly its unmapped blocks.
 //! - I10 keys follow the tie rule, and no two blocks have the same key.
 //!
-//! Read in this order: `block`, `slab`, `order`, `index` (and `bins`, `tree`), `edit`, `expand`,
-//! `check`.
+//! Read in this order: `block`, `slab` (and `at`), `order`, `index` (and `bins`, `bin`, `tree`), `edit`,
+//! `expand`, `check`.
 
+mod at;
+mod bin;
 mod bins;
 mod births;
 mod block;
@@ -61,6 +63,8 @@ pub(crate) struct Heap {
     expandable: Expandable,
     /// Live blocks by address; kept only for callers that free by address.
     starts: Option<Starts>,
+    /// True if there are starts, or if `order` updates more than a hit does: one test for both.
+    has_extras: bool,
 }
 
 impl Heap {
@@ -74,6 +78,7 @@ impl Heap {
             uses: Uses::default(),
             expandable: Expandable::default(),
             starts: raw_addresses.then(Starts::default),
+            has_extras: raw_addresses || ties == TieRule::BlockAge,
         }
     }
 
@@ -81,6 +86,12 @@ impl Heap {
     #[must_use]
     pub(crate) fn view(&self, slot: Slot) -> BlockView {
         self.slab.get(slot).view(self.order.birth_of(slot))
+    }
+
+    /// Returns true if hits must update keys or birth times, so that [`take`](Self::take) cannot serve.
+    #[must_use]
+    pub(crate) fn order_has_extras(&self) -> bool {
+        self.order.updates_on_hit()
     }
 
     /// Returns the requested bytes of a live block.
@@ -92,7 +103,7 @@ impl Heap {
 
     /// Returns the free block at `slot` and those of its kind behind it, in (size, key) order.
     pub(crate) fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
-        self.free[self.slab.get(slot).kind.index()].in_order_from(&self.slab, slot)
+        self.free[self.slab.get(slot).kind.index()].in_order_from(self.slab.blocks(), slot)
     }
 
     /// Returns all free blocks of a kind in (size, key) order.
@@ -100,8 +111,9 @@ impl Heap {
         &self,
         kind: PoolKind,
     ) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
-        let first = self.free[kind.index()].first_at_least(&self.slab, MIN_BLOCK_BYTES);
-        first.into_iter().flat_map(|slot| self.free_from(slot)).map(|slot| (slot, self.view(slot)))
+        let first = self.free[kind.index()].first_at_least(self.slab.blocks(), MIN_BLOCK_BYTES);
+        let slots = first.into_iter().flat_map(|slot| self.free_from(slot));
+        slots.map(|slot| (slot, self.view(slot)))
     }
 
     /// Returns the first block of every segment, in no particular order. Each mapped range of a
@@ -139,7 +151,7 @@ impl Heap {
     #[inline]
     #[must_use]
     pub(crate) fn live(&self, id: BlockId, address: u64) -> Option<Slot> {
-        let block = self.slab.try_get(id.slot)?;
+        let block = self.slab.blocks().get(id.slot.0 as usize)?;
         let same = block.generation == id.generation
             && block.state == BlockState::Live
             && block.address == address;
@@ -151,7 +163,7 @@ impl Heap {
     #[inline]
     #[must_use]
     pub(crate) fn live_at(&self, address: u64) -> Option<Slot> {
-        self.starts.as_ref()?.find(&self.slab, address)
+        self.starts.as_ref()?.find(self.slab.blocks(), address)
     }
 
     /// Returns the next block of the segment behind `slot`, if it is free.

@@ -29,8 +29,9 @@
 //! under `BlockAge`, its blocks get ages in address order. The segments of an installed layout are added
 //! in address order, and its blocks are split off front to back, as for requests.
 
+use super::at::block_at_mut;
 use super::births::Births;
-use super::block::{BlockState, Slot};
+use super::block::{Block, BlockState, Slot};
 use super::index::FreeIndex;
 use super::{Heap, check};
 
@@ -66,8 +67,7 @@ impl Order {
         Self { rule, updates_on_hit: rule == TieRule::BlockAge, next: 0, births: None }
     }
 
-    /// Returns true if the slow paths [`Heap::update_keys_of_split`] and [`Heap::key_of_freed`] must be
-    /// taken.
+    /// Returns true if [`note_split`](Self::note_split) and [`note_freed`](Self::note_freed) must be called.
     #[inline(always)]
     pub(super) fn updates_on_hit(&self) -> bool {
         self.updates_on_hit
@@ -96,6 +96,35 @@ impl Order {
 
     pub(super) fn bytes(&self) -> usize {
         self.births.as_ref().map_or(0, Births::bytes)
+    }
+
+    /// Records that the block at `rest` was split off behind the one at `front`, whose key both have
+    /// yet, and became free at `clock`. Sets their keys under `BlockAge`.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_split(&mut self, blocks: &mut [Block], front: Slot, rest: Slot, clock: u64) {
+        self.update_keys_of_split(blocks, front, rest);
+        self.note_birth(rest, clock);
+    }
+
+    /// Sets the keys under `BlockAge` after the block at `front` was cut: the front becomes new, and the
+    /// rest gets the key of the whole.
+    pub(super) fn update_keys_of_split(&mut self, blocks: &mut [Block], front: Slot, rest: Slot) {
+        if self.numbers_blocks() {
+            let whole = std::mem::replace(&mut block_at_mut(blocks, front).key, self.number());
+            block_at_mut(blocks, rest).key = whole;
+        }
+    }
+
+    /// Records that the block at `slot`, joined with its neighbours, became free at `clock`. Under
+    /// `BlockAge` it keeps `own`, its key before.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_freed(&mut self, blocks: &mut [Block], slot: Slot, own: u64, clock: u64) {
+        self.note_birth(slot, clock);
+        if self.numbers_blocks() {
+            block_at_mut(blocks, slot).key = own;
+        }
     }
 
     /// Returns the key of a new segment, or `None` when positions have run out.
@@ -128,6 +157,7 @@ impl Heap {
             let births = self.order.births.take();
             let updates_on_hit = births.is_some() || rule == TieRule::BlockAge;
             self.order = Order { births, updates_on_hit, ..Order::of(rule) };
+            self.has_extras = updates_on_hit || self.starts.is_some();
             self.assign_keys(|heap, head| heap.slab.get(head).address);
         }
     }
@@ -136,25 +166,7 @@ impl Heap {
     pub(crate) fn keep_births(&mut self) {
         self.order.births.get_or_insert_default();
         self.order.updates_on_hit = true;
-    }
-
-    /// Corrects the keys under `BlockAge` after the front of a block with the key `whole` was split off.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn update_keys_of_split(&mut self, front: Slot, rest: Slot, whole: u64) {
-        if self.order.numbers_blocks() {
-            self.slab.get_mut(front).key = self.order.number();
-            self.slab.get_mut(rest).key = whole;
-        }
-    }
-
-    /// Returns the key of a block that becomes free at `clock`. Under `BlockAge` it is `own`, the key of
-    /// the block itself. Under the other rules it is `joined`, the key after joining its neighbours.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn key_of_freed(&mut self, slot: Slot, own: u64, joined: u64, clock: u64) -> u64 {
-        self.order.note_birth(slot, clock);
-        if self.order.numbers_blocks() { own } else { joined }
+        self.has_extras = true;
     }
 
     /// Exchanges the ages of the two parts of a split block, so that the front keeps the age of the
@@ -186,12 +198,9 @@ impl Heap {
                 // The blocks of a chain are contiguous: each gets the next position, as segments do.
                 let key = self.order.of_segment(block.address, block.size_bytes);
                 let key = key.unwrap_or(u64::MAX - block.size_bytes);
-                let changed = self.slab.get_mut(at);
-                changed.key = key;
-                if changed.state == BlockState::Free {
-                    changed.unlink();
-                    let index = &mut self.free[block.kind.index()];
-                    index.insert(&mut self.slab, at, block.size_bytes, key);
+                self.slab.get_mut(at).key = key;
+                if block.state == BlockState::Free {
+                    self.index(at);
                 }
                 at = block.next;
             }

@@ -1,42 +1,67 @@
 //! All blocks of a heap, in slots that are reused, last vacated first.
 //!
-//! The first 262,144 blocks are one contiguous array, so that a lookup needs no table of chunks. The
-//! array grows by a quarter while it is at most 256 KiB; growth moves the blocks. It then grows once
-//! more, to its final capacity of 16 MiB of address space; the system backs only the part that is used.
-//! Blocks beyond the array are in chunks that never move.
+//! The blocks are one contiguous array, so that a lookup needs no table of chunks. The array grows by a
+//! quarter while it is at most 256 KiB, then once to 16 MiB of address space, of which the system backs
+//! only the part that is used. Beyond that it doubles. Growth moves the blocks.
 
+use super::at::{block_at, block_at_mut};
 use super::block::{Block, BlockState, Slot};
 
-const CHUNK_BLOCKS: usize = 256;
+/// The number of blocks that the array grows by.
+const CHUNK_BLOCKS: usize = CHUNK_SLOTS as usize;
 const CHUNK_SLOTS: u32 = 256;
-const _: () = assert!(CHUNK_SLOTS as usize == CHUNK_BLOCKS);
-
-/// The number of blocks in the contiguous array: 16 MiB, more than most programs have.
-const NEAR_BLOCKS: usize = 262_144;
+/// The number of blocks in 16 MiB, more than most programs have.
+const AMPLE_BLOCKS: usize = 262_144;
 /// The array grows in steps up to this number (256 KiB), so that small heaps stay small.
 const STEPPED_BLOCKS: usize = 4_096;
-const _: () = assert!(NEAR_BLOCKS.is_multiple_of(CHUNK_BLOCKS) && STEPPED_BLOCKS < NEAR_BLOCKS);
-
-type Chunk = Box<[Block; CHUNK_BLOCKS]>;
 
 #[derive(Debug)]
 pub(super) struct Slab {
-    near: Vec<Block>,
-    far: Vec<Chunk>,
-    vacant: Slot,
+    /// Empty until the first block is added. Then the first one is never used: see [`Slot::NONE`].
+    blocks: Vec<Block>,
+    vacant: Vacant,
+}
+
+/// The vacant slots: a list through their first links.
+#[derive(Debug)]
+pub(super) struct Vacant {
+    first: Slot,
+    /// The number of slots that are not vacant.
     occupied: usize,
 }
 
 impl Default for Slab {
     fn default() -> Self {
-        Self { near: Vec::new(), far: Vec::new(), vacant: Slot::NONE, occupied: 0 }
+        Self { blocks: Vec::new(), vacant: Vacant { first: Slot::NONE, occupied: 0 } }
+    }
+}
+
+impl Vacant {
+    /// Takes a slot from the list, which must not be empty. See [`Slab::occupy`].
+    #[inline(always)]
+    pub(super) fn occupy(&mut self, blocks: &[Block]) -> Slot {
+        let slot = self.first;
+        self.first = block_at(blocks, slot).links[0];
+        self.occupied += 1;
+        slot
+    }
+
+    /// Vacates `slot`.
+    #[inline(always)]
+    pub(super) fn vacate(&mut self, blocks: &mut [Block], slot: Slot) {
+        let block = block_at_mut(blocks, slot);
+        debug_assert!(block.state != BlockState::Vacant, "a slot is vacated once");
+        block.state = BlockState::Vacant;
+        block.links[0] = self.first;
+        self.first = slot;
+        self.occupied -= 1;
     }
 }
 
 impl Slab {
     #[inline]
     pub(super) fn get(&self, slot: Slot) -> &Block {
-        match self.try_get(slot) {
+        match self.blocks.get(slot.0 as usize) {
             Some(block) => block,
             None => no_such_slot(),
         }
@@ -44,117 +69,89 @@ impl Slab {
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Block {
-        at_mut(&mut self.near, &mut self.far, slot)
+        match self.blocks.get_mut(slot.0 as usize) {
+            Some(block) => block,
+            None => no_such_slot(),
+        }
+    }
+
+    /// Returns all blocks by slot. A hit uses this view throughout, because the compiler reloads address
+    /// and length of the array after each store to a block otherwise.
+    #[inline(always)]
+    pub(super) fn blocks(&self) -> &[Block] {
+        &self.blocks
     }
 
     /// Returns the block at a slot that may be invalid.
-    #[inline]
+    #[inline(always)]
     pub(super) fn try_get(&self, slot: Slot) -> Option<&Block> {
-        match self.near.get(slot.0 as usize) {
-            Some(block) => Some(block),
-            None => far(&self.far, slot),
+        self.blocks.get(slot.0 as usize).filter(|_| !slot.is_none())
+    }
+
+    /// Returns all blocks by slot, and the list of vacant ones, which is not empty.
+    #[inline(always)]
+    pub(super) fn with_vacant(&mut self) -> (&mut [Block], &mut Vacant) {
+        if self.vacant.first.is_none() {
+            self.grow();
         }
+        self.parts()
+    }
+
+    /// Returns all blocks by slot, and the list of vacant ones.
+    #[inline(always)]
+    pub(super) fn parts(&mut self) -> (&mut [Block], &mut Vacant) {
+        (&mut self.blocks, &mut self.vacant)
     }
 
     /// Returns a slot for a new block. Its generation and priority are kept; the caller sets all other
     /// fields.
-    #[inline(always)]
-    pub(super) fn occupy(&mut self) -> (Slot, &mut Block) {
-        if self.vacant.is_none() {
-            self.grow();
-        }
-        let slot = self.vacant;
-        let block = at_mut(&mut self.near, &mut self.far, slot);
-        self.vacant = block.links[0];
-        self.occupied += 1;
-        (slot, block)
+    pub(super) fn occupy(&mut self) -> Slot {
+        let (blocks, vacant) = self.with_vacant();
+        vacant.occupy(blocks)
     }
 
     /// Vacates `slot` and returns a copy of its block.
-    #[inline]
     pub(super) fn vacate(&mut self, slot: Slot) -> Block {
-        let vacant = self.vacant;
-        let block = self.get_mut(slot);
-        let removed = *block;
-        debug_assert!(block.state != BlockState::Vacant, "a slot is vacated once");
-        block.state = BlockState::Vacant;
-        block.links[0] = vacant;
-        self.vacant = slot;
-        self.occupied -= 1;
+        let (blocks, vacant) = self.parts();
+        let removed = *block_at(blocks, slot);
+        vacant.vacate(blocks, slot);
         removed
     }
 
     #[cold]
+    #[inline(never)]
     fn grow(&mut self) {
-        let start = self.slots();
-        let end = u32::try_from(start + CHUNK_BLOCKS).expect("a heap has fewer than 2^32 blocks");
-        let mut chunk = [const { Block::VACANT }; CHUNK_BLOCKS];
-        for (block, next) in chunk.iter_mut().zip(end - CHUNK_SLOTS + 1..) {
-            block.priority = priority_of(next - 1);
-            block.links[0] = if next == end { self.vacant } else { Slot(next) };
+        let start = self.blocks.len();
+        if self.blocks.capacity() < start + CHUNK_BLOCKS {
+            let quarter = (start / 4).next_multiple_of(CHUNK_BLOCKS).max(CHUNK_BLOCKS);
+            self.blocks.reserve_exact(match start + quarter {
+                ..=STEPPED_BLOCKS => quarter,
+                _ if start < AMPLE_BLOCKS => AMPLE_BLOCKS - start,
+                _ => start,
+            });
         }
-        self.vacant = Slot(end - CHUNK_SLOTS);
-        if start < NEAR_BLOCKS {
-            if self.near.capacity() < start + CHUNK_BLOCKS {
-                let quarter = (start / 4).next_multiple_of(CHUNK_BLOCKS).max(CHUNK_BLOCKS);
-                let is_small = start + quarter <= STEPPED_BLOCKS;
-                self.near.reserve_exact(if is_small { quarter } else { NEAR_BLOCKS - start });
-            }
-            self.near.extend_from_slice(&chunk);
-        } else {
-            self.far.push(Box::new(chunk));
+        let first = u32::try_from(start).ok().filter(|first| *first <= u32::MAX - CHUNK_SLOTS);
+        let first = first.expect("a heap has fewer than 2^32 blocks");
+        for slot in first..first + CHUNK_SLOTS {
+            let next = if slot + 1 == first + CHUNK_SLOTS { Slot::NONE } else { Slot(slot + 1) };
+            let (links, priority) = ([next, Slot::NONE], priority_of(slot));
+            self.blocks.push(Block { links, priority, ..Block::VACANT });
         }
-    }
-
-    /// Returns the number of slots, including vacant ones.
-    fn slots(&self) -> usize {
-        self.near.len() + self.far.len() * CHUNK_BLOCKS
+        self.vacant.first = Slot(first.max(1));
     }
 
     pub(super) fn len(&self) -> usize {
-        self.occupied
+        self.vacant.occupied
     }
 
     pub(super) fn occupied(&self) -> impl Iterator<Item = Slot> + '_ {
-        let blocks = self.near.iter().chain(self.far.iter().flat_map(|chunk| chunk.iter()));
-        (0..)
-            .map(Slot)
-            .zip(blocks)
-            .filter(|(_, block)| block.state != BlockState::Vacant)
-            .map(|(slot, _)| slot)
+        let blocks = (0..).map(Slot).zip(&self.blocks);
+        blocks.filter(|(_, block)| block.state != BlockState::Vacant).map(|(slot, _)| slot)
     }
 
     /// Returns the bytes of memory in use. Reserved capacity without blocks does not count.
     pub(super) fn bytes(&self) -> usize {
-        self.near.len() * size_of::<Block>()
-            + self.far.len() * size_of::<[Block; CHUNK_BLOCKS]>()
-            + self.far.capacity() * size_of::<Chunk>()
-    }
-}
-
-/// Returns the chunk of a slot beyond the array, and the index within it.
-#[inline]
-fn chunk_of(slot: Slot) -> (usize, usize) {
-    let behind = (slot.0 as usize).wrapping_sub(NEAR_BLOCKS);
-    (behind / CHUNK_BLOCKS, behind % CHUNK_BLOCKS)
-}
-
-#[inline(always)]
-fn far(chunks: &[Chunk], slot: Slot) -> Option<&Block> {
-    let (chunk, at) = chunk_of(slot);
-    Some(&chunks.get(chunk)?[at])
-}
-
-/// Returns the block at a slot. Borrows only the two tables, so that the caller may change other fields.
-#[inline(always)]
-fn at_mut<'s>(near: &'s mut [Block], chunks: &'s mut [Chunk], slot: Slot) -> &'s mut Block {
-    if let Some(block) = near.get_mut(slot.0 as usize) {
-        return block;
-    }
-    let (chunk, at) = chunk_of(slot);
-    match chunks.get_mut(chunk) {
-        Some(chunk) => &mut chunk[at],
-        None => no_such_slot(),
+        self.blocks.len() * size_of::<Block>()
     }
 }
 
@@ -176,46 +173,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_near_and_far_are_found_as_they_were_left() {
+    fn blocks_are_found_as_they_were_left_while_the_array_grows() {
         let mut slab = Slab::default();
-        let count = u32::try_from(NEAR_BLOCKS + 3 * CHUNK_BLOCKS).unwrap();
-        for n in 0..count {
-            let (slot, block) = slab.occupy();
-            block.address = n.into();
-            block.state = BlockState::Live;
+        let count = u32::try_from(AMPLE_BLOCKS + 3 * CHUNK_BLOCKS).unwrap();
+        let (mut address, mut moved) = (std::ptr::null(), Vec::new());
+        for n in 1..count {
+            let slot = slab.occupy();
+            let block = slab.get_mut(slot);
+            (block.address, block.state) = (n.into(), BlockState::Live);
             assert_eq!(slot, Slot(n), "slots are taken in order");
-        }
-        assert_eq!((slab.len(), slab.slots()), (count as usize, count as usize));
-        assert!((0..count).all(|n| slab.get(Slot(n)).address == u64::from(n)));
-        assert!(slab.occupied().eq((0..count).map(Slot)));
-        for beyond in [count, count + 1, 1 << 31, u32::MAX - 1] {
-            assert!(slab.try_get(Slot(beyond)).is_none(), "{beyond}");
-        }
-        assert_eq!(slab.near.capacity(), NEAR_BLOCKS);
-        // Vacates one slot on each side of the border; they are reused in reverse order.
-        let border = u32::try_from(NEAR_BLOCKS).unwrap();
-        for n in [border - 1, border] {
-            assert_eq!(slab.vacate(Slot(n)).address, u64::from(n));
-        }
-        assert_eq!(slab.len(), count as usize - 2);
-        assert_eq!([slab.occupy().0, slab.occupy().0], [Slot(border), Slot(border - 1)]);
-        slab.get_mut(Slot(border)).address = 7;
-        assert_eq!(slab.get(Slot(border)).address, 7);
-        assert_eq!(slab.occupy().0, Slot(count));
-    }
-
-    #[test]
-    fn blocks_move_while_there_are_few() {
-        let mut slab = Slab::default();
-        let (mut stood, mut moved) = (slab.near.as_ptr(), Vec::new());
-        for count in 0..NEAR_BLOCKS {
-            slab.occupy();
-            if slab.near.as_ptr() != stood {
-                (stood, _) = (slab.near.as_ptr(), moved.push(count));
+            if slab.blocks.as_ptr() != address {
+                address = slab.blocks.as_ptr();
+                moved.push(n as usize);
             }
         }
-        assert!(moved.iter().all(|count| *count <= STEPPED_BLOCKS), "{moved:?}");
-        assert!(slab.far.is_empty());
+        let few = |n: &usize| *n <= STEPPED_BLOCKS || *n == AMPLE_BLOCKS;
+        assert!(moved.iter().all(few), "{moved:?}");
+        assert_eq!(slab.len(), count as usize - 1);
+        assert!((1..count).all(|n| slab.get(Slot(n)).address == u64::from(n)));
+        assert!(slab.occupied().eq((1..count).map(Slot)));
+        for invalid in [0, count, count + 1, 1 << 31, u32::MAX] {
+            assert!(slab.try_get(Slot(invalid)).is_none(), "{invalid}");
+        }
+        for n in [7, 9] {
+            assert_eq!(slab.vacate(Slot(n)).address, u64::from(n));
+        }
+        assert_eq!([slab.occupy(), slab.occupy(), slab.occupy()], [9, 7, count].map(Slot));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //!
 //! Source of the scheme: W. Litwin, "Linear Hashing", VLDB 1980.
 
+use super::at::{block_at, block_at_mut};
 use super::block::{Block, Slot};
-use super::slab::Slab;
 
 const CHUNK_BUCKETS: usize = 1024;
 
@@ -23,12 +23,12 @@ pub(super) struct Starts {
 
 impl Starts {
     #[inline]
-    pub(super) fn find(&self, slab: &Slab, address: u64) -> Option<Slot> {
+    pub(super) fn find(&self, blocks: &[Block], address: u64) -> Option<Slot> {
         let bucket = self.bucket_of(address);
         // Without buckets there is no chunk either.
         let mut at = self.chunks.get(bucket / CHUNK_BUCKETS)?[bucket % CHUNK_BUCKETS];
         while !at.is_none() {
-            let block = slab.get(at);
+            let block = block_at(blocks, at);
             if block.address == address {
                 return Some(at);
             }
@@ -38,32 +38,32 @@ impl Starts {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, slab: &mut Slab, slot: Slot, address: u64) {
+    pub(super) fn insert(&mut self, blocks: &mut [Block], slot: Slot, address: u64) {
         // Twice as many buckets as blocks keep most chains at length one.
         while self.buckets <= 2 * self.entries {
-            self.split_one(slab);
+            self.split_one(blocks);
         }
         self.entries += 1;
-        self.push(slab, self.bucket_of(address), slot);
+        self.push(blocks, self.bucket_of(address), slot);
     }
 
-    /// Removes the block at `slot`; `block` is a copy of it.
+    /// Removes the block at `slot`, which starts at `address`; `next` is the block behind it in its chain.
     #[inline]
-    pub(super) fn remove(&mut self, slab: &mut Slab, slot: Slot, block: &Block) {
+    pub(super) fn remove(&mut self, blocks: &mut [Block], slot: Slot, address: u64, next: Slot) {
         self.entries -= 1;
-        let bucket = self.bucket_of(block.address);
+        let bucket = self.bucket_of(address);
         let head = self.head_mut(bucket);
         if *head == slot {
-            *head = block.over;
+            *head = next;
         } else {
             let first = *head;
-            remove_behind(slab, first, slot, block.over);
+            remove_behind(blocks, first, slot, next);
         }
     }
 
     /// Adds a bucket and moves to it the blocks that now belong there. All come from a single bucket.
     #[cold]
-    fn split_one(&mut self, slab: &mut Slab) {
+    fn split_one(&mut self, blocks: &mut [Block]) {
         let new = self.buckets;
         if new / CHUNK_BUCKETS == self.chunks.len() {
             self.chunks.push(Box::new([Slot::NONE; CHUNK_BUCKETS]));
@@ -76,16 +76,16 @@ impl Starts {
         let from = new - (1 << new.ilog2());
         let mut at = std::mem::replace(self.head_mut(from), Slot::NONE);
         while !at.is_none() {
-            let next = slab.get(at).over;
-            self.push(slab, self.bucket_of(slab.get(at).address), at);
+            let next = block_at(blocks, at).over;
+            self.push(blocks, self.bucket_of(block_at(blocks, at).address), at);
             at = next;
         }
     }
 
     #[inline]
-    fn push(&mut self, slab: &mut Slab, bucket: usize, slot: Slot) {
+    fn push(&mut self, blocks: &mut [Block], bucket: usize, slot: Slot) {
         let head = self.head_mut(bucket);
-        slab.get_mut(slot).over = *head;
+        block_at_mut(blocks, slot).over = *head;
         *head = slot;
     }
 
@@ -114,10 +114,10 @@ impl Starts {
 
 /// Removes `slot` from the chain that starts with another block, `first`; `rest` is the block behind it.
 #[inline(never)]
-fn remove_behind(slab: &mut Slab, first: Slot, slot: Slot, rest: Slot) {
+fn remove_behind(blocks: &mut [Block], first: Slot, slot: Slot, rest: Slot) {
     let mut at = first;
-    while slab.get(at).over != slot {
-        at = slab.get(at).over;
+    while block_at(blocks, at).over != slot {
+        at = block_at(blocks, at).over;
     }
-    slab.get_mut(at).over = rest;
+    block_at_mut(blocks, at).over = rest;
 }

@@ -37,7 +37,7 @@ impl Uses {
     #[inline]
     pub(super) fn add(&mut self, head: Slot, new: StreamUse) -> Slot {
         let mut at = head;
-        while let Some(known) = self.entries.get_mut(at.0 as usize) {
+        while let Some(known) = self.entries.get_mut(index_of(at)) {
             if known.stream == new.stream {
                 known.captured &= new.captured;
                 return head;
@@ -46,12 +46,11 @@ impl Uses {
         }
         let entry = Use { stream: new.stream, captured: new.captured, next: head };
         if self.vacant.is_none() {
-            let slot = u32::try_from(self.entries.len()).expect("uses are fewer than 2^32");
             self.entries.push(entry);
-            return Slot(slot);
+            return Slot(u32::try_from(self.entries.len()).expect("uses are fewer than 2^32"));
         }
         let slot = self.vacant;
-        let vacant = &mut self.entries[slot.0 as usize];
+        let vacant = &mut self.entries[index_of(slot)];
         self.vacant = vacant.next;
         *vacant = entry;
         slot
@@ -59,7 +58,7 @@ impl Uses {
 
     #[inline]
     pub(super) fn of(&self, head: Slot) -> impl Iterator<Item = StreamUse> + '_ {
-        let entry = |slot: Slot| self.entries.get(slot.0 as usize);
+        let entry = |slot: Slot| self.entries.get(index_of(slot));
         std::iter::successors(entry(head), move |at| entry(at.next))
             .map(|at| StreamUse { stream: at.stream, captured: at.captured })
     }
@@ -69,7 +68,7 @@ impl Uses {
     pub(super) fn clear(&mut self, head: Slot) {
         let mut at = head;
         while !at.is_none() {
-            let entry = &mut self.entries[at.0 as usize];
+            let entry = &mut self.entries[index_of(at)];
             let next = std::mem::replace(&mut entry.next, self.vacant);
             self.vacant = at;
             at = next;
@@ -79,4 +78,10 @@ impl Uses {
     pub(super) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Use>()
     }
+}
+
+/// Returns the index of the entry with this number. No entry has the number of `Slot::NONE`.
+#[inline]
+fn index_of(entry: Slot) -> usize {
+    (entry.0 as usize).wrapping_sub(1)
 }

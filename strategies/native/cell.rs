@@ -27,13 +27,16 @@ pub(super) struct HeapState {
     pub(super) heap: Heap,
     pub(super) counters: HeapCounters,
     pub(super) policy: HitPolicy,
+    /// True if a hit needs neither the policy's special cases nor the extras of the heap's order.
+    pub(super) is_plain: bool,
 }
 
 impl HeapState {
     /// Returns the state of a new heap.
     pub(super) fn new(raw_addresses: bool, policy: HitPolicy) -> Self {
         let heap = Heap::new(raw_addresses, policy.ties);
-        let mut state = Self { heap, counters: HeapCounters::default(), policy };
+        let counters = HeapCounters::default();
+        let mut state = Self { heap, counters, policy, is_plain: false };
         state.set_policy(policy);
         state
     }
@@ -45,6 +48,7 @@ impl HeapState {
             self.heap.keep_births();
         }
         self.policy = policy;
+        self.is_plain = policy.is_plain() && !self.heap.order_has_extras();
     }
 }
 
@@ -125,7 +129,9 @@ pub(super) struct HeapTable {
     /// Heaps of per-thread default streams. Kept apart from all others, so that a hit need not check
     /// whether its stream is one.
     per_thread: OnceLock<Box<Link>>,
-    by_number: [OnceLock<Row>; ROWS],
+    /// Heaps by number. The first ones need one step less.
+    first_row: [OnceLock<Arc<HeapCell>>; ROW_CELLS],
+    later_rows: [OnceLock<Row>; ROWS],
     len: AtomicUsize,
 }
 
@@ -134,7 +140,8 @@ impl Default for HeapTable {
         Self {
             by_stream: [const { OnceLock::new() }; BUCKETS],
             per_thread: OnceLock::new(),
-            by_number: [const { OnceLock::new() }; ROWS],
+            first_row: [const { OnceLock::new() }; ROW_CELLS],
+            later_rows: [const { OnceLock::new() }; ROWS],
             len: AtomicUsize::new(0),
         }
     }
@@ -166,7 +173,10 @@ impl HeapTable {
     #[inline]
     pub(super) fn get(&self, number: u32) -> Option<&HeapCell> {
         let number = number as usize;
-        Some(self.by_number.get(number / ROW_CELLS)?.get()?[number % ROW_CELLS].get()?)
+        if let Some(first) = self.first_row.get(number) {
+            return Some(first.get()?);
+        }
+        Some(self.later_rows.get(number / ROW_CELLS)?.get()?[number % ROW_CELLS].get()?)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -180,9 +190,11 @@ impl HeapTable {
             return Err(AllocError::TooManyStreams { stream: key.stream, limit: CELLS_MAX });
         }
         let number = u32::try_from(len).expect("cells are at most 2^16");
-        let row = self.by_number[len / ROW_CELLS]
-            .get_or_init(|| Box::new([const { OnceLock::new() }; ROW_CELLS]));
-        let cell = row[len % ROW_CELLS].get_or_init(|| {
+        let place = self.first_row.get(len).unwrap_or_else(|| {
+            let new_row = || Box::new([const { OnceLock::new() }; ROW_CELLS]);
+            &self.later_rows[len / ROW_CELLS].get_or_init(new_row)[len % ROW_CELLS]
+        });
+        let cell = place.get_or_init(|| {
             Arc::new(HeapCell {
                 state: Mutex::new(state),
                 stream: AtomicU64::new(key.stream.0),

@@ -163,12 +163,12 @@ fn place_in(
     const RULES: &FitRules = &FitRules::CUT;
     let before_bytes = address - heap.view(slot).address;
     if before_bytes == 0 {
-        return heap.allocate(slot, size_bytes, requested_bytes, RULES, || clock);
+        return heap.allocate(slot, size_bytes, requested_bytes, RULES, clock);
     }
-    let before = heap.allocate(slot, before_bytes, before_bytes, RULES, || clock);
+    let before = heap.allocate(slot, before_bytes, before_bytes, RULES, clock);
     let slot = heap.free_behind(before.id.slot).unwrap_or(slot);
-    let out = heap.allocate(slot, size_bytes, requested_bytes, RULES, || clock);
-    let freed = heap.free(before.id.slot, || clock);
+    let out = heap.allocate(slot, size_bytes, requested_bytes, RULES, clock);
+    let freed = heap.free(before.id.slot, clock);
     let inactive = before.inactive.plus(out.inactive).plus(freed.inactive);
     AllocatedBlock { inactive, ..out }
 }

@@ -23,7 +23,7 @@ use crate::heap::{AllocatedBlock, BlockId, Completed, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
-use crate::size::{PoolKind, REQUEST_MAX_BYTES};
+use crate::size::{MIN_BLOCK_BYTES, PoolKind, REQUEST_MAX_BYTES, align_up};
 use crate::stats::Ledger;
 use crate::tracepoints;
 
@@ -137,9 +137,7 @@ impl Engine {
         self.allocate_by_default::<true>(bytes, stream)
     }
 
-    /// Allocates in the default pool. A hit is inlined here completely, although its parts have other
-    /// callers: separate calls would pass the handle through memory and cost 50 instructions more. Here
-    /// and below, `RECORDS` is false if the history was found to be off.
+    /// Allocates in the default pool. `RECORDS` is false if the history was found to be off.
     #[inline]
     pub(super) fn allocate_by_default<const RECORDS: bool>(
         &self,
@@ -150,34 +148,60 @@ impl Engine {
             Some(cell) => cell,
             None => return self.allocate_off_the_path(Request::new(bytes, stream)),
         };
-        if let Some(found) = self.serve::<RECORDS>(cell, &mut cell.lock(), bytes) {
-            return Ok(found);
+        let mut state = cell.lock();
+        if state.is_plain {
+            let (id, address) = self.hit(cell, &mut state, bytes);
+            if let Some(id) = BlockId::from_bits(id) {
+                if RECORDS {
+                    self.record(Action::Alloc, address, bytes, cell);
+                }
+                tracepoints::malloc(address, self.device.device, bytes, || cell.stream());
+                return Ok(self.handle_of(cell, address, bytes, id));
+            }
         }
-        self.allocate_under_pressure(cell, HeapKey::of(stream), Request::new(bytes, stream))
+        drop(state);
+        self.allocate_by_policy(cell, HeapKey::of(stream), Request::new(bytes, stream))
     }
 
-    /// Serves a request from the free blocks of the heap.
-    #[inline(always)]
-    pub(super) fn serve<const RECORDS: bool>(
+    /// Serves a request from the free blocks of the heap, under a plain policy. Returns the id (see
+    /// [`BlockId::to_bits`]) and the address of the block, or 0 for the id if the request needs more than
+    /// that. So the result fits two registers, and the caller's variables do not compete with this
+    /// function's for registers.
+    #[inline(never)]
+    fn hit(&self, cell: &HeapCell, state: &mut HeapState, bytes: u64) -> (u64, u64) {
+        let rounded_bytes = align_up(bytes, MIN_BLOCK_BYTES);
+        let kind = PoolKind::of(rounded_bytes);
+        let Some(out) = state.heap.take(kind, rounded_bytes, bytes, &state.policy.rules) else {
+            return (0, 0);
+        };
+        state.counters.hits += 1;
+        if state.counters.allocated(&out, bytes, false) {
+            self.ledger.raise_limits(cell.number, kind, &mut state.counters, &self.heaps);
+        }
+        (out.id.to_bits(), out.address)
+    }
+
+    /// Allocates in a heap that serves `key`, under any policy.
+    #[inline(never)]
+    pub(super) fn allocate_by_policy(
         &self,
         cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
-        requested_bytes: u64,
-    ) -> Option<Allocation> {
-        let rounded_bytes = state.policy.roundup.round(requested_bytes);
+        key: HeapKey,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
+        let mut state = cell.lock_at(key)?;
+        let rounded_bytes = state.policy.roundup.round(request.bytes);
         let kind = PoolKind::of(rounded_bytes);
         if state.policy.clock_runs && kind == PoolKind::Large {
             self.clock.fetch_add(1, Ordering::Relaxed);
         }
-        let Some(slot) = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules) else {
-            state.counters.misses += 1;
-            return None;
-        };
-        let rules = state.policy.rules;
-        let out = state.heap.allocate(slot, rounded_bytes, requested_bytes, &rules, || self.now());
-        let found = self.record_allocated::<RECORDS>(cell, state, &out, requested_bytes);
-        state.counters.hits += 1;
-        Some(found)
+        if let Some(slot) = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules) {
+            state.counters.hits += 1;
+            return Ok(self.allocate_slot(cell, &mut state, slot, rounded_bytes, request.bytes));
+        }
+        state.counters.misses += 1;
+        drop(state);
+        self.allocate_under_pressure(cell, key, request)
     }
 
     /// Allocates the free block at `slot`.
@@ -185,13 +209,13 @@ impl Engine {
     pub(super) fn allocate_slot(
         &self,
         cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
+        state: &mut HeapState,
         slot: Slot,
         rounded_bytes: u64,
         requested_bytes: u64,
     ) -> Allocation {
         let rules = state.policy.rules;
-        let out = state.heap.allocate(slot, rounded_bytes, requested_bytes, &rules, || self.now());
+        let out = state.heap.allocate(slot, rounded_bytes, requested_bytes, &rules, self.now());
         self.record_allocated::<true>(cell, state, &out, requested_bytes)
     }
 
@@ -200,11 +224,11 @@ impl Engine {
     pub(super) fn record_allocated<const RECORDS: bool>(
         &self,
         cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
+        state: &mut HeapState,
         out: &AllocatedBlock,
         requested_bytes: u64,
     ) -> Allocation {
-        let HeapState { counters, policy, .. } = &mut **state;
+        let HeapState { counters, policy, .. } = state;
         let oversize = policy.is_oversize(out.size_bytes);
         if counters.allocated(out, requested_bytes, oversize) {
             self.ledger.raise_limits(cell.number, out.kind, counters, &self.heaps);
@@ -252,7 +276,7 @@ impl Engine {
         let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
         tracepoints::free(address);
         if state.heap.is_used_by_other_streams(slot) {
-            let requested_bytes = state.heap.requested_bytes(slot);
+            let (id, requested_bytes) = (state.heap.id(slot), state.heap.requested_bytes(slot));
             drop(state);
             return self.free_when_drained(cell, address, id).map(|()| requested_bytes);
         }
@@ -284,8 +308,8 @@ impl Engine {
 
     #[inline(always)]
     fn free_in_heap(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> Completed {
-        let HeapState { heap, counters, policy } = state;
-        let done = heap.free(slot, || self.now());
+        let HeapState { heap, counters, policy, .. } = state;
+        let done = heap.free(slot, self.now());
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
             self.ledger.list(cell.number, done.kind, counters, &self.heaps);
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::SmallVec;
 
 use super::cell::HeapCell;
-use super::engine::{Engine, live};
+use super::engine::Engine;
 use crate::driver::{may_be_captured, unless_captured};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::Recorded;
@@ -83,16 +83,15 @@ impl Engine {
         &self,
         cell: &HeapCell,
         address: u64,
-        id: Option<BlockId>,
+        id: BlockId,
     ) -> Result<(), HandleError> {
         let _context = self.history.of_free();
         let mut uses = SmallVec::<[StreamUse; 4]>::new();
-        let id = {
+        {
             let state = cell.lock();
-            let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
+            let slot = state.heap.live(id, address).ok_or(HandleError::Stale { address })?;
             state.heap.uses(slot).for_each(|by| uses.push(by));
-            state.heap.id(slot)
-        };
+        }
         // If all uses are by this thread's per-thread default stream, events must be recorded now,
         // because no other thread can do that. This does not hold for uses inside a capture, which may
         // belong to another thread.

@@ -43,11 +43,7 @@ impl Engine {
         key: HeapKey,
         request: Request,
     ) -> Result<Allocation, AllocError> {
-        let found = self.serve::<true>(cell, &mut cell.lock_at(key)?, request.bytes);
-        let made = match found {
-            Some(made) => made,
-            None => self.allocate_under_pressure(cell, key, request)?,
-        };
+        let made = self.allocate_by_policy(cell, key, request)?;
         Ok(self.used_by_its_stream(made, request.stream))
     }
 

@@ -26,7 +26,7 @@ impl HitPolicy {
                 oversize_slack_bytes: settings.non_split_rounding_bytes(),
                 expandable: settings.expandable_segments,
                 oversize_in_expandable: settings.compat.is_pytorch(),
-                no_split: false,
+                rest_min_bytes: FitRules::rest_min_bytes(settings.expandable_segments, false),
             },
             ties: match settings.compat.decisions().ties {
                 Ties::Address => TieRule::Address,
@@ -41,9 +41,17 @@ impl HitPolicy {
     /// pool's own allocator cannot be mapped page by page.
     pub(super) fn in_pool(mut self, options: &PoolOptions) -> Self {
         self.rules.expandable &= options.allocator.is_none();
-        self.rules.no_split = options.no_split;
+        self.rules.rest_min_bytes =
+            FitRules::rest_min_bytes(self.rules.expandable, options.no_split);
         self.clock_runs = false;
         self
+    }
+
+    /// Returns true if sizes are rounded to multiples of 512 B only, no block is oversize and the
+    /// collector's clock stands still.
+    pub(super) fn is_plain(&self) -> bool {
+        let rounds_to_steps = self.roundup.divisions().iter().any(|&divisions| divisions > 1);
+        !rounds_to_steps && self.rules.max_split_bytes == u64::MAX && !self.clock_runs
     }
 
     /// Returns true if a block of this size counts as oversize.

@@ -1,0 +1,145 @@
+//! The free blocks of one bin in (size, key) order: a list while they are few, then a tree.
+//!
+//! Most bins hold one or two blocks, for which a list is the cheapest order. A list that grows past
+//! [`LIST_MAX`] blocks becomes a `tree`, which becomes a list again when one block is left.
+
+use super::at::{block_at, block_at_mut};
+use super::block::{Block, Slot};
+use super::tree::{Tree, key_of};
+
+/// The most blocks that an insertion passes in a list. Few in unit tests, so that they reach trees.
+const LIST_MAX: usize = if cfg!(test) { 4 } else { 32 };
+
+/// The root of a bin that is a list. The links of its blocks are the blocks before and behind.
+const LIST: Slot = Slot(u32::MAX);
+
+/// One block at most, which needs no links; a list of several; or a tree of several.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bin(Tree);
+
+impl Bin {
+    pub(super) const EMPTY: Self = Self(Tree::EMPTY);
+
+    /// Returns the first block, or `Slot::NONE`.
+    #[inline(always)]
+    pub(super) const fn first(self) -> Slot {
+        self.0.first
+    }
+
+    /// Returns true if there is at most one block.
+    #[inline(always)]
+    pub(super) const fn is_single(self) -> bool {
+        self.0.root.is_none()
+    }
+
+    /// Makes the block at `new` the only one of an empty bin.
+    #[inline(always)]
+    pub(super) const fn set_only(&mut self, new: Slot) {
+        self.0.first = new;
+    }
+
+    /// Empties a bin of one block.
+    #[inline(always)]
+    pub(super) const fn clear(&mut self) {
+        self.0.first = Slot::NONE;
+    }
+
+    /// Inserts a block that is in no bin. The bin must not be empty.
+    #[inline(never)]
+    pub(super) fn insert(&mut self, blocks: &mut [Block], new: Slot) {
+        if self.is_single() {
+            block_at_mut(blocks, self.0.first).links = [Slot::NONE; 2];
+            self.0.root = LIST;
+        } else if self.0.root != LIST {
+            self.0.insert(blocks, new);
+            return;
+        }
+        let key = key_of(block_at(blocks, new));
+        let (mut before, mut behind) = (Slot::NONE, self.0.first);
+        let mut steps = 0;
+        while !behind.is_none() && key_of(block_at(blocks, behind)) < key {
+            (before, behind) = (behind, block_at(blocks, behind).links[1]);
+            steps += 1;
+        }
+        block_at_mut(blocks, new).links = [before, behind];
+        if before.is_none() {
+            self.0.first = new;
+        } else {
+            block_at_mut(blocks, before).links[1] = new;
+        }
+        block_at_mut(blocks, behind).links[0] = new;
+        if steps > LIST_MAX {
+            self.become_tree(blocks);
+        }
+    }
+
+    #[cold]
+    fn become_tree(&mut self, blocks: &mut [Block]) {
+        let mut at = self.0.first;
+        self.0 = Tree::EMPTY;
+        while !at.is_none() {
+            let next = block_at(blocks, at).links[1];
+            block_at_mut(blocks, at).unlink();
+            self.0.insert(blocks, at);
+            at = next;
+        }
+    }
+
+    /// Removes a block that is not the only one.
+    #[inline(never)]
+    pub(super) fn remove(&mut self, blocks: &mut [Block], old: Slot) {
+        if self.0.root != LIST {
+            self.0.remove(blocks, old);
+            if block_at(blocks, self.0.root).links == [Slot::NONE; 2] {
+                self.0.root = Slot::NONE;
+            }
+            return;
+        }
+        let [before, behind] = block_at(blocks, old).links;
+        if before.is_none() {
+            self.0.first = behind;
+        } else {
+            block_at_mut(blocks, before).links[1] = behind;
+        }
+        block_at_mut(blocks, behind).links[0] = before;
+        if block_at(blocks, self.0.first).links[1].is_none() {
+            self.0.root = Slot::NONE;
+        }
+    }
+
+    /// Returns the first block whose size and key are at least `key`.
+    pub(super) fn lower_bound(self, blocks: &[Block], key: u128) -> Option<Slot> {
+        if !self.is_single() && self.0.root != LIST {
+            return self.0.lower_bound(blocks, key);
+        }
+        let mut at = Some(self.0.first).filter(|first| !first.is_none());
+        while let Some(slot) = at.filter(|slot| key_of(block_at(blocks, *slot)) < key) {
+            at = self.next_after(blocks, slot);
+        }
+        at
+    }
+
+    /// Returns the block behind `slot`, which is in this bin.
+    pub(super) fn next_after(self, blocks: &[Block], slot: Slot) -> Option<Slot> {
+        match self.0.root {
+            Slot::NONE => None,
+            LIST => Some(block_at(blocks, slot).links[1]).filter(|next| !next.is_none()),
+            _ => self.0.next_after(blocks, slot),
+        }
+    }
+
+    /// Returns true if all links and the first block are consistent. For checks.
+    pub(super) fn is_sound(self, blocks: &[Block]) -> bool {
+        if self.is_single() || self.0.root != LIST {
+            return self.is_single() || self.0.is_sound(blocks);
+        }
+        let (mut before, mut at, mut count) = (Slot::NONE, self.0.first, 0);
+        while !at.is_none() {
+            if block_at(blocks, at).links[0] != before {
+                return false;
+            }
+            (before, at, count) = (at, block_at(blocks, at).links[1], count + 1);
+        }
+        count > 1
+    }
+}
