@@ -28,12 +28,12 @@ const _: () = assert!(bin_of(u64::MAX - (MIN_BLOCK_BYTES - 1)) < BINS);
 #[expect(clippy::cast_precision_loss, reason = "rounding keeps the order of sizes")]
 pub(super) const fn bin_of(size_bytes: u64) -> usize {
     if size_bytes <= EXACT_MAX_BYTES {
-        return (size_bytes / MIN_BLOCK_BYTES) as usize;
+        return (size_bytes / MIN_BLOCK_BYTES) as usize % BINS;
     }
     // A float's bits are the logarithm that divides powers of two evenly, and cost one instruction. The
     // conversion of signed numbers is the cheap one; no size has the bit that is cut off here.
     let float = ((size_bytes >> 1) as i64 as f32).to_bits() >> FLOAT_SHIFT;
-    float as usize - (FIRST_FLOAT as usize - EXACT_BINS)
+    (float as usize - (FIRST_FLOAT as usize - EXACT_BINS)) % BINS
 }
 
 /// The set of non-empty bins.
@@ -75,14 +75,14 @@ impl BinSet {
         let word = bin / 64 % WORDS;
         let here = self.words[word] & (!0 << (bin % 64));
         if here != 0 {
-            return Some(word * 64 + here.trailing_zeros() as usize);
+            return Some((word * 64 + here.trailing_zeros() as usize) % BINS);
         }
         let later = self.summary & (!1 << word);
         if later == 0 {
             return None;
         }
         let word = later.trailing_zeros() as usize % WORDS;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+        Some((word * 64 + self.words[word].trailing_zeros() as usize) % BINS)
     }
 }
 

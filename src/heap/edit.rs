@@ -116,9 +116,7 @@ pub(crate) struct AllocatedBlock {
 /// A block that became free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completed {
-    /// Its address before it was joined with its neighbours.
-    pub(crate) address: u64,
-    /// Its size before it was joined.
+    /// Its size before it was joined with its neighbours.
     pub(crate) size_bytes: u64,
     /// The bytes that its caller had requested.
     pub(crate) requested_bytes: u64,
@@ -299,10 +297,10 @@ impl Heap {
     /// Makes a retired or drained block free, and joins it with its free neighbours.
     #[inline(always)]
     pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
-        let Block { address, size_bytes, .. } = *self.slab.get(slot);
+        let size_bytes = self.slab.get(slot).size_bytes;
         let inactive = self.make_free(slot, clock);
         let Block { requested_bytes, kind, .. } = *block_at(self.slab.blocks(), slot);
-        Completed { address, size_bytes, requested_bytes, kind, inactive }
+        Completed { size_bytes, requested_bytes, kind, inactive }
     }
 
     /// Makes the block at `slot`, which is retired and in no index, free. Not inlined, because the callers

@@ -276,13 +276,12 @@ impl Engine {
         let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
         tracepoints::free(address);
         if state.heap.is_used_by_other_streams(slot) {
-            let (id, requested_bytes) = (state.heap.id(slot), state.heap.requested_bytes(slot));
-            drop(state);
-            return self.free_when_drained(cell, address, id).map(|()| requested_bytes);
+            let requested_bytes = state.heap.requested_bytes(slot);
+            return self.free_when_drained(cell, state, slot, address).map(|()| requested_bytes);
         }
         let done = self.free_in_heap(cell, &mut state, slot);
         if self.history.is_on() {
-            self.record_freed(cell, state, done);
+            self.record_freed(cell, state, address, done.requested_bytes);
         }
         Ok(done.requested_bytes)
     }
@@ -300,9 +299,10 @@ impl Engine {
     /// Frees the live block at `slot`, which no other stream uses.
     #[inline(never)]
     pub(super) fn free_slot(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
+        let address = state.heap.view(slot).address;
         let done = self.free_in_heap(cell, state, slot);
         if let Some(moment) = self.history.moment() {
-            self.push_freed(moment, cell, done);
+            self.push_freed(moment, cell, address, done.requested_bytes);
         }
     }
 
@@ -320,10 +320,16 @@ impl Engine {
     /// after the lock is released.
     #[cold]
     #[inline(never)]
-    fn record_freed(&self, cell: &HeapCell, state: MutexGuard<'_, HeapState>, done: Completed) {
+    fn record_freed(
+        &self,
+        cell: &HeapCell,
+        state: MutexGuard<'_, HeapState>,
+        address: u64,
+        requested_bytes: u64,
+    ) {
         let Some(moment) = self.history.moment() else { return };
         if self.history.is_plain(StackLevel::OfFrees) {
-            self.push_freed(moment, cell, done);
+            self.push_freed(moment, cell, address, requested_bytes);
             drop(state);
             self.history.release();
             return;
@@ -331,13 +337,13 @@ impl Engine {
         let late = self.history.late();
         drop(state);
         let _context = self.history.of_free();
-        self.push_freed(moment, cell, done);
+        self.push_freed(moment, cell, address, requested_bytes);
         // Must precede the calls of trackers, which may take snapshots.
         drop(late);
     }
 
-    fn push_freed(&self, moment: Moment, cell: &HeapCell, done: Completed) {
-        let event = |action| event(action, done.address, done.requested_bytes, cell);
+    fn push_freed(&self, moment: Moment, cell: &HeapCell, address: u64, requested_bytes: u64) {
+        let event = |action| event(action, address, requested_bytes, cell);
         let (requested, completed) = (event(Action::FreeRequested), event(Action::FreeCompleted));
         let events = [(moment, requested), (moment.next(), completed)];
         self.history.push_all(cell.number.into(), &events);
@@ -351,11 +357,12 @@ impl Engine {
         if !heap.event_passed(slot) {
             return;
         }
+        let address = heap.view(slot).address;
         let done: Completed = heap.complete(slot, self.now());
         if counters.drained(&done) {
             self.ledger.list(cell.number, done.kind, counters, &self.heaps);
         }
-        self.record(Action::FreeCompleted, done.address, done.requested_bytes, cell);
+        self.record(Action::FreeCompleted, address, done.requested_bytes, cell);
     }
 
     pub(super) fn record_use(

@@ -9,9 +9,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
-use super::cell::HeapCell;
+use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use crate::driver::{may_be_captured, unless_captured};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
@@ -76,22 +77,20 @@ pub(super) struct Waiting {
 }
 
 impl Engine {
-    /// Frees a block that other streams use, after their work. Events are recorded first, so that the
-    /// block stays live if the driver fails.
+    /// Frees the live block at `slot` and `address`, which other streams use, after their work. Events are
+    /// recorded first, so that the block stays live if the driver fails. Unlocks the heap before.
     #[cold]
     pub(super) fn free_when_drained(
         &self,
         cell: &HeapCell,
+        state: MutexGuard<'_, HeapState>,
+        slot: Slot,
         address: u64,
-        id: BlockId,
     ) -> Result<(), HandleError> {
+        let id = state.heap.id(slot);
+        let uses: SmallVec<[StreamUse; 4]> = state.heap.uses(slot).collect();
+        drop(state);
         let _context = self.history.of_free();
-        let mut uses = SmallVec::<[StreamUse; 4]>::new();
-        {
-            let state = cell.lock();
-            let slot = state.heap.live(id, address).ok_or(HandleError::Stale { address })?;
-            state.heap.uses(slot).for_each(|by| uses.push(by));
-        }
         // If all uses are by this thread's per-thread default stream, events must be recorded now,
         // because no other thread can do that. This does not hold for uses inside a capture, which may
         // belong to another thread.

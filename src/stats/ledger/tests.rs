@@ -41,7 +41,6 @@ impl Block {
 
     fn completed(&self) -> Completed {
         Completed {
-            address: 0,
             size_bytes: self.size_bytes,
             requested_bytes: self.size_bytes / 2,
             kind: self.kind,
