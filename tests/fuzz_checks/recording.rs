@@ -7,7 +7,7 @@ use stratalloc::config::{Compat, Config, KeyTable, LayerSetting};
 use stratalloc::error::AllocError;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
-use stratalloc_tools::replay::reader::{Limits, MEMORY_FACTOR, read_bytes};
+use stratalloc_tools::replay::reader::{Failure, Limits, MEMORY_FACTOR, read_bytes};
 use stratalloc_tools::replay::{Op, ReplayError, Trace, TraceError, Workload, run, verify};
 
 use super::memory::peak_of;
@@ -44,11 +44,11 @@ fn refused(error: &TraceError, decoded: u64) {
     let message = error.to_string();
     assert!(message.len() <= MESSAGE_MAX_BYTES, "{} bytes", message.len());
     assert!(!message.contains(char::is_control), "{message:?}");
-    match error {
-        TraceError::Read { at, .. }
-        | TraceError::Pickle { at, .. }
-        | TraceError::Json { at, .. } => assert!(*at <= decoded, "{message}, of {decoded}"),
-        TraceError::TooLarge { limit_bytes, .. } => assert_eq!(*limit_bytes, DECODED_MAX),
+    match &error.failure {
+        Failure::Read { at, .. } | Failure::Pickle { at, .. } | Failure::Json { at, .. } => {
+            assert!(*at <= decoded, "{message}, of {decoded}")
+        }
+        Failure::TooLarge { limit_bytes } => assert_eq!(*limit_bytes, DECODED_MAX),
         _ => {}
     }
 }

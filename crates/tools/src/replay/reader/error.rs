@@ -1,27 +1,32 @@
 //! Errors of the reader: the file, the position in the file, and what was expected there.
 //!
-//! Inner layers do not have the file's name. They return a [`Failure`], which `read` turns into a
-//! [`TraceError`].
+//! Inner layers do not have the file's name. They return a [`Failure`], to which `read` adds the name.
 
 use std::io;
 
 /// A recording that could not be read.
 #[derive(Debug, thiserror::Error)]
+#[error("{file}: {failure}")]
+pub struct TraceError {
+    /// The file.
+    pub file: String,
+    /// The reason.
+    pub failure: Failure,
+}
+
+/// The reason why a recording could not be read.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TraceError {
+pub enum Failure {
     /// The file could not be opened.
-    #[error("{file}: cannot be opened: {source}")]
+    #[error("cannot be opened: {source}")]
     Open {
-        /// The file.
-        file: String,
         /// The error of the operating system.
         source: io::Error,
     },
     /// The bytes could not be read or unpacked.
-    #[error("{file}: cannot be read beyond decoded byte {at}: {source}")]
+    #[error("cannot be read beyond decoded byte {at}: {source}")]
     Read {
-        /// The file.
-        file: String,
         /// Bytes decoded before the error.
         at: u64,
         /// The error of the operating system, or of the decompressor.
@@ -29,38 +34,30 @@ pub enum TraceError {
     },
     /// The first bytes match no known format.
     #[error(
-        "{file}: expected a pickle of protocol 2 to 5, JSON or RMM's CSV, plain or in xz, gzip or zstd; \
+        "expected a pickle of protocol 2 to 5, JSON or RMM's CSV, plain or in xz, gzip or zstd; \
          {found} (the name does not count)"
     )]
     Unknown {
-        /// The file.
-        file: String,
         /// The beginning of the file.
         found: String,
     },
     /// The file holds more bytes than [`Limits`](super::Limits) allow.
-    #[error("{file}: holds more than {limit_bytes} decoded bytes, the limit")]
+    #[error("holds more than {limit_bytes} decoded bytes, the limit")]
     TooLarge {
-        /// The file.
-        file: String,
         /// The limit.
         limit_bytes: u64,
     },
     /// The pickle is malformed, or contains opcodes that no snapshot uses.
-    #[error("{file}: {problem} (decoded byte {at})")]
+    #[error("{problem} (decoded byte {at})")]
     Pickle {
-        /// The file.
-        file: String,
         /// Offset of the opcode in the decoded bytes.
         at: u64,
         /// The problem.
         problem: PickleProblem,
     },
     /// The file is not JSON, is cut off, or is nested too deeply.
-    #[error("{file}: {problem} (decoded byte {at}, in {path})")]
+    #[error("{problem} (decoded byte {at}, in {path})")]
     Json {
-        /// The file.
-        file: String,
         /// Offset in the decoded bytes.
         at: u64,
         /// Position in the snapshot, such as `device_traces[0][17].size`.
@@ -69,10 +66,8 @@ pub enum TraceError {
         problem: String,
     },
     /// The file is well formed, but its contents are not a snapshot.
-    #[error("{file}: {path}: {mismatch}")]
+    #[error("{path}: {mismatch}")]
     Content {
-        /// The file.
-        file: String,
         /// Position in the snapshot, such as `device_traces[0][17].size`.
         path: String,
         /// The expected value and the one found.
@@ -141,29 +136,4 @@ pub enum PickleProblem {
     /// The values need more memory than the decoded bytes allow.
     #[error("{}", super::budget::OverBudget)]
     Memory,
-}
-
-/// A [`TraceError`] without the file's name.
-#[derive(Debug)]
-pub(super) enum Failure {
-    Read { at: u64, source: io::Error },
-    Unknown { found: String },
-    TooLarge { limit_bytes: u64 },
-    Pickle { at: u64, problem: PickleProblem },
-    Json { at: u64, path: String, problem: String },
-    Content { path: String, mismatch: Mismatch },
-}
-
-impl Failure {
-    pub(super) fn in_file(self, file: &str) -> TraceError {
-        let file = file.to_owned();
-        match self {
-            Self::Read { at, source } => TraceError::Read { file, at, source },
-            Self::Unknown { found } => TraceError::Unknown { file, found },
-            Self::TooLarge { limit_bytes } => TraceError::TooLarge { file, limit_bytes },
-            Self::Pickle { at, problem } => TraceError::Pickle { file, at, problem },
-            Self::Json { at, path, problem } => TraceError::Json { file, at, path, problem },
-            Self::Content { path, mismatch } => TraceError::Content { file, path, mismatch },
-        }
-    }
 }

@@ -25,7 +25,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-pub use error::{Mismatch, PickleProblem, TraceError};
+pub use error::{Failure, Mismatch, PickleProblem, TraceError};
 
 use self::encoding::Format;
 use self::input::Input;
@@ -71,7 +71,7 @@ pub fn read(path: &Path, limits: &Limits) -> Result<Trace, TraceError> {
     let name = path.display().to_string();
     match File::open(path) {
         Ok(file) => read_bytes(&name, file, limits, None),
-        Err(source) => Err(TraceError::Open { file: name, source }),
+        Err(source) => Err(TraceError { file: name, failure: Failure::Open { source } }),
     }
 }
 
@@ -89,7 +89,7 @@ pub fn read_bytes(
     limits: &Limits,
     progress: Option<&dyn Fn(u64)>,
 ) -> Result<Trace, TraceError> {
-    let in_file = |e: error::Failure| e.in_file(name);
+    let in_file = |failure| TraceError { file: name.to_owned(), failure };
     let source = encoding::decoder(bytes, progress, limits.decoded_bytes).map_err(in_file)?;
     let mut input = Input::new(source, limits.decoded_bytes);
     let format = encoding::format(&mut input).map_err(in_file)?;

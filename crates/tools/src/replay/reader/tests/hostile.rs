@@ -1,12 +1,12 @@
 //! Files that the readers must refuse without a panic, a hang or an overflow.
 
-use super::super::{Limits, PickleProblem, Trace, TraceError, read, read_bytes};
+use super::super::{Failure, Limits, PickleProblem, Trace, TraceError, read, read_bytes};
 use super::read_from;
 use super::writer::snapshot;
 
 fn problem(pickle: &[u8]) -> (PickleProblem, u64) {
     match read_from(pickle) {
-        Err(TraceError::Pickle { at, problem, .. }) => (problem, at),
+        Err(TraceError { failure: Failure::Pickle { at, problem }, .. }) => (problem, at),
         other => panic!("{other:?}"),
     }
 }
@@ -185,7 +185,7 @@ fn limits_on_bytes_and_values_hold() {
     let with = |limits: Limits| read_bytes("file", bytes.as_slice(), &limits, None);
     let small = Limits { decoded_bytes: 100, ..Limits::default() };
     let error = with(small).unwrap_err();
-    assert!(matches!(error, TraceError::TooLarge { limit_bytes: 100, .. }), "{error}");
+    assert!(matches!(error.failure, Failure::TooLarge { limit_bytes: 100 }), "{error}");
     let few = Limits { values: 10, ..Limits::default() };
     assert!(with(few).unwrap_err().to_string().contains("10 values"));
     let exact = Limits { decoded_bytes: bytes.len() as u64, ..Limits::default() };
@@ -193,7 +193,7 @@ fn limits_on_bytes_and_values_hold() {
     let json = snapshot().json();
     let tight = Limits { decoded_bytes: json.len() as u64 - 1, ..Limits::default() };
     let error = read_bytes("file", json.as_slice(), &tight, None).unwrap_err();
-    assert!(matches!(error, TraceError::TooLarge { .. }), "{error}");
+    assert!(matches!(error.failure, Failure::TooLarge { .. }), "{error}");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn files_that_are_neither_are_named_by_their_first_bytes() {
     assert!(error.to_string().starts_with("/no/such/file: cannot be opened"));
     for magic in [b"\xfd7zXZ\0".as_slice(), b"\x1f\x8b", b"\x28\xb5\x2f\xfd"] {
         let error = read_from(&[magic, &[0xff; 40]].concat()).unwrap_err();
-        assert!(matches!(error, TraceError::Read { .. }), "{error}");
+        assert!(matches!(error.failure, Failure::Read { .. }), "{error}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::super::{Limits, read_bytes};
+use super::super::{Failure, Limits, read_bytes};
 use crate::replay::{Op, Trace, TraceError, Workload};
 use stratalloc::history::Action;
 use stratalloc::ids::StreamId;
@@ -81,7 +81,7 @@ fn errors_have_their_line_number() {
     let small = Limits { decoded_bytes: 10, ..Limits::default() };
     assert!(matches!(
         read_bytes("log.csv", HEADER.as_bytes(), &small, None),
-        Err(TraceError::TooLarge { .. })
+        Err(TraceError { failure: Failure::TooLarge { .. }, .. })
     ));
 }
 
