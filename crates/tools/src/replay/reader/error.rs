@@ -98,12 +98,9 @@ pub enum PickleProblem {
     /// The opcode would name, build or fetch a Python object.
     #[error("opcode {0} would construct an object and is refused")]
     Constructs(&'static str),
-    /// A known opcode that snapshots do not use.
-    #[error("opcode {0} is not used in snapshots and is refused")]
-    Unsupported(&'static str),
-    /// The byte is no opcode.
-    #[error("byte {0:#04x} is not a pickle opcode")]
-    NoOpcode(u8),
+    /// No snapshot uses this opcode.
+    #[error("opcode {0:#04x} is not used in snapshots and is refused")]
+    Unused(u8),
     /// A protocol other than 2 to 5.
     #[error("pickle protocol {0}, expected 2 to 5")]
     Protocol(u8),
@@ -121,9 +118,6 @@ pub enum PickleProblem {
         /// The values that the opcode needs.
         expected: &'static str,
     },
-    /// A length below zero.
-    #[error("a negative length")]
-    NegativeLength,
     /// A reference to a memo entry that was never stored.
     #[error("memo entry {0} was never stored")]
     Memo(u32),

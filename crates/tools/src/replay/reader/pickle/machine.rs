@@ -1,4 +1,4 @@
-//! Runs a pickle: about forty opcodes, a stack, marks and a memo, without recursion.
+//! Runs a pickle: 36 opcodes, a stack, marks and a memo, without recursion.
 //!
 //! No length in the file is trusted before its bytes have arrived, memo numbers may be arbitrary, and
 //! each growth is charged to the budget. An opcode that would construct an object is an error.
@@ -118,14 +118,8 @@ impl Machine<'_, '_> {
                 self.bytes::<8>()?;
             }
             op::MARK => self.mark()?,
-            op::POP => self.pop_any()?,
-            op::POP_MARK => {
-                let from = self.unmark("POP_MARK")?;
-                self.stack.truncate(from);
-            }
-            op::DUP => {
-                let top = self.top("DUP")?;
-                self.push(top)?;
+            op::POP => {
+                self.pop("POP")?;
             }
 
             op::NONE => self.push(Value::constant(Constant::None))?,
@@ -142,15 +136,7 @@ impl Machine<'_, '_> {
                 let value = self.heap.signed(n.into())?;
                 self.push(value)?;
             }
-            op::LONG1 => {
-                let len = self.number::<1>()?;
-                self.long(len)?;
-            }
-            op::LONG4 => {
-                let len = i32::from_le_bytes(self.bytes()?);
-                let len = u64::try_from(len).map_err(|_| PickleProblem::NegativeLength)?;
-                self.long(len)?;
-            }
+            op::LONG1 => self.long()?,
             op::SHORT_BINUNICODE | op::SHORT_BINBYTES => self.text_or_bytes::<1>(opcode)?,
             op::BINUNICODE | op::BINBYTES => self.text_or_bytes::<4>(opcode)?,
             op::BINUNICODE8 | op::BINBYTES8 => self.text_or_bytes::<8>(opcode)?,
@@ -175,22 +161,10 @@ impl Machine<'_, '_> {
                 let dict = self.heap.dict()?;
                 self.push(dict)?;
             }
-            op::LIST => {
-                let from = self.unmark("LIST")?;
-                let list = self.heap.list()?;
-                self.append("LIST", list, from)?;
-                self.push(list)?;
-            }
-            op::DICT => {
-                let from = self.unmark("DICT")?;
-                let dict = self.heap.dict()?;
-                self.set_items("DICT", dict, from)?;
-                self.push(dict)?;
-            }
-            op::APPEND => self.append_to_top("APPEND", Some(1))?,
-            op::APPENDS => self.append_to_top("APPENDS", None)?,
-            op::SETITEM => self.set_items_of_top("SETITEM", Some(2))?,
-            op::SETITEMS => self.set_items_of_top("SETITEMS", None)?,
+            op::APPEND => self.append("APPEND", Some(1))?,
+            op::APPENDS => self.append("APPENDS", None)?,
+            op::SETITEM => self.set_items("SETITEM", Some(2))?,
+            op::SETITEMS => self.set_items("SETITEMS", None)?,
 
             op::MEMOIZE => {
                 let top = self.top("MEMOIZE")?;
@@ -202,13 +176,10 @@ impl Machine<'_, '_> {
             op::BINGET => self.recall::<1>()?,
             op::LONG_BINGET => self.recall::<4>()?,
             _ => {
-                let problem = if let Some(name) = op::named(op::CONSTRUCTING, opcode) {
-                    PickleProblem::Constructs(name)
-                } else if let Some(name) = op::named(op::UNSUPPORTED, opcode) {
-                    PickleProblem::Unsupported(name)
-                } else {
-                    PickleProblem::NoOpcode(opcode)
-                };
+                let constructing = op::CONSTRUCTING.iter().find(|(known, _)| *known == opcode);
+                let unused = PickleProblem::Unused(opcode);
+                let problem =
+                    constructing.map_or(unused, |(_, name)| PickleProblem::Constructs(name));
                 return Err(problem.into());
             }
         }
@@ -217,10 +188,12 @@ impl Machine<'_, '_> {
 
     fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Stop> {
         let mut bytes = [0; N];
-        for byte in &mut bytes {
-            *byte = self.input.next_byte()?.ok_or(PickleProblem::Ends)?;
-        }
+        self.fill(&mut bytes)?;
         Ok(bytes)
+    }
+
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), Stop> {
+        if self.input.fill(into)? { Ok(()) } else { Err(PickleProblem::Ends.into()) }
     }
 
     /// Reads a little-endian number of `N` bytes, at most 8.
@@ -246,34 +219,24 @@ impl Machine<'_, '_> {
         self.push(value)
     }
 
-    /// Reads a little-endian integer of `len` bytes in two's complement.
-    fn long(&mut self, len: u64) -> Result<(), Stop> {
-        let mut low = [0_u8; 8];
-        let mut last = 0;
-        // The value of the bytes above the low eight, as long as they are all equal.
-        let mut above = None;
-        let mut is_huge = false;
-        for i in 0..len {
-            [last] = self.bytes()?;
-            match low.get_mut(usize::try_from(i).unwrap_or(usize::MAX)) {
-                Some(place) => *place = last,
-                None => is_huge |= *above.get_or_insert(last) != last,
-            }
-        }
-        let is_negative = last >= 0x80;
+    /// Reads a little-endian integer in two's complement. Its length in bytes precedes it.
+    fn long(&mut self) -> Result<(), Stop> {
+        let [len] = self.bytes()?;
+        let mut digits = [0; u8::MAX as usize];
+        let digits = &mut digits[..usize::from(len)];
+        self.fill(digits)?;
+        let is_negative = digits.last().is_some_and(|last| *last >= 0x80);
         let filler = if is_negative { 0xff } else { 0 };
-        for place in low.iter_mut().skip(usize::try_from(len).unwrap_or(8)) {
-            *place = filler;
-        }
-        let bits = u64::from_le_bytes(low);
-        is_huge |= above.is_some_and(|above| above != filler);
-        is_huge |= is_negative && !bits.cast_signed().is_negative();
-        let value = if is_huge {
-            Value::constant(Constant::Huge)
-        } else if is_negative {
-            Value::negative(bits.cast_signed().unsigned_abs())
-        } else {
-            self.heap.int(bits)?
+        // Nine bytes hold every number of 64 bits and its sign.
+        let (low, high) = digits.split_at(digits.len().min(9));
+        let mut wide = [filler; size_of::<i128>()];
+        wide[..low.len()].copy_from_slice(low);
+        let is_huge = high.iter().any(|digit| *digit != filler);
+        let number = if is_huge { i128::MAX } else { i128::from_le_bytes(wide) };
+        let value = match (u64::try_from(number), i64::try_from(number)) {
+            (Ok(number), _) => self.heap.int(number)?,
+            (_, Ok(number)) => self.heap.signed(number)?,
+            _ => Value::constant(Constant::Huge),
         };
         self.push(value)
     }
@@ -286,9 +249,7 @@ impl Machine<'_, '_> {
         let value = match usize::try_from(len) {
             Ok(len) if is_text && len <= WORD_MAX_BYTES => {
                 let short = &mut short[..len];
-                if !self.input.fill(short)? {
-                    return Err(PickleProblem::Ends.into());
-                }
+                self.fill(short)?;
                 self.heap.text_or_word(short)?
             }
             _ if is_text => {
@@ -332,10 +293,6 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn unmark(&mut self, opcode: &'static str) -> Result<usize, Stop> {
-        self.marks.pop().ok_or_else(|| misses(opcode, "a mark"))
-    }
-
     /// Returns the height of the stack below the last `count` values. Fails if a mark lies among these
     /// values.
     fn below(&self, opcode: &'static str, count: usize) -> Result<usize, Stop> {
@@ -354,21 +311,12 @@ impl Machine<'_, '_> {
         Ok(top)
     }
 
-    /// Pops the top of the stack, which may be a value or a mark.
-    fn pop_any(&mut self) -> Result<(), Stop> {
-        if self.marks.last() == Some(&self.stack.len()) {
-            self.marks.pop();
-            return Ok(());
-        }
-        self.pop("POP").map(|_| ())
-    }
-
     /// Returns the height of the stack below the last `count` values. Without a count, returns the
     /// height at the last mark.
     fn from(&mut self, opcode: &'static str, count: Option<usize>) -> Result<usize, Stop> {
         match count {
             Some(count) => self.below(opcode, count),
-            None => self.unmark(opcode),
+            None => self.marks.pop().ok_or_else(|| misses(opcode, "a mark")),
         }
     }
 
@@ -379,18 +327,6 @@ impl Machine<'_, '_> {
         self.push(tuple)
     }
 
-    fn append_to_top(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
-        let from = self.from(opcode, count)?;
-        let list = self.under(opcode, from)?;
-        self.append(opcode, list, from)
-    }
-
-    fn set_items_of_top(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
-        let from = self.from(opcode, count)?;
-        let dict = self.under(opcode, from)?;
-        self.set_items(opcode, dict, from)
-    }
-
     /// Returns the value just below height `from`. It must be above the innermost mark.
     fn under(&self, opcode: &'static str, from: usize) -> Result<Value, Stop> {
         let floor = self.marks.last().copied().unwrap_or(0);
@@ -398,7 +334,9 @@ impl Machine<'_, '_> {
         at.map(|at| self.stack[at]).ok_or_else(|| misses(opcode, "a container"))
     }
 
-    fn append(&mut self, opcode: &'static str, list: Value, from: usize) -> Result<(), Stop> {
+    fn append(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
+        let from = self.from(opcode, count)?;
+        let list = self.under(opcode, from)?;
         if !matches!(self.heap.view(list), View::List(_)) {
             return Err(misses(opcode, "a list"));
         }
@@ -407,7 +345,9 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn set_items(&mut self, opcode: &'static str, dict: Value, from: usize) -> Result<(), Stop> {
+    fn set_items(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
+        let from = self.from(opcode, count)?;
+        let dict = self.under(opcode, from)?;
         if !matches!(self.heap.view(dict), View::Dict(_)) {
             return Err(misses(opcode, "a dictionary"));
         }

@@ -1,12 +1,11 @@
-//! Opcodes of pickle: those that build data, and for messages the names of the others.
+//! Opcodes of pickle: those that picklers of protocol 2 to 5 write for data without cycles, and for
+//! messages the names of those that construct objects.
 //!
 //! Source: `pickletools` and PEP 3154, PEP 574.
 
 pub(super) const MARK: u8 = b'(';
 pub(super) const STOP: u8 = b'.';
 pub(super) const POP: u8 = b'0';
-pub(super) const POP_MARK: u8 = b'1';
-pub(super) const DUP: u8 = b'2';
 pub(super) const BINFLOAT: u8 = b'G';
 pub(super) const BININT: u8 = b'J';
 pub(super) const BININT1: u8 = b'K';
@@ -14,12 +13,10 @@ pub(super) const BININT2: u8 = b'M';
 pub(super) const NONE: u8 = b'N';
 pub(super) const BINUNICODE: u8 = b'X';
 pub(super) const APPEND: u8 = b'a';
-pub(super) const DICT: u8 = b'd';
 pub(super) const EMPTY_DICT: u8 = b'}';
 pub(super) const APPENDS: u8 = b'e';
 pub(super) const BINGET: u8 = b'h';
 pub(super) const LONG_BINGET: u8 = b'j';
-pub(super) const LIST: u8 = b'l';
 pub(super) const EMPTY_LIST: u8 = b']';
 pub(super) const BINPUT: u8 = b'q';
 pub(super) const LONG_BINPUT: u8 = b'r';
@@ -36,7 +33,6 @@ pub(super) const TUPLE3: u8 = 0x87;
 pub(super) const NEWTRUE: u8 = 0x88;
 pub(super) const NEWFALSE: u8 = 0x89;
 pub(super) const LONG1: u8 = 0x8a;
-pub(super) const LONG4: u8 = 0x8b;
 pub(super) const SHORT_BINUNICODE: u8 = 0x8c;
 pub(super) const BINUNICODE8: u8 = 0x8d;
 pub(super) const BINBYTES8: u8 = 0x8e;
@@ -62,24 +58,3 @@ pub(super) const CONSTRUCTING: &[(u8, &str)] = &[
     (0x97, "NEXT_BUFFER"),
     (0x98, "READONLY_BUFFER"),
 ];
-
-/// Opcodes of older protocols, and those for sets. No snapshot uses them.
-pub(super) const UNSUPPORTED: &[(u8, &str)] = &[
-    (b'F', "FLOAT"),
-    (b'I', "INT"),
-    (b'L', "LONG"),
-    (b'S', "STRING"),
-    (b'T', "BINSTRING"),
-    (b'U', "SHORT_BINSTRING"),
-    (b'V', "UNICODE"),
-    (b'g', "GET"),
-    (b'p', "PUT"),
-    (0x8f, "EMPTY_SET"),
-    (0x90, "ADDITEMS"),
-    (0x91, "FROZENSET"),
-];
-
-/// Returns the name of an opcode if it is in the list.
-pub(super) fn named(list: &[(u8, &'static str)], opcode: u8) -> Option<&'static str> {
-    list.iter().find(|(op, _)| *op == opcode).map(|(_, n)| *n)
-}
