@@ -124,9 +124,6 @@ pub enum PickleProblem {
     /// More open marks than the limit.
     #[error("more than {0} marks are open at once, the limit")]
     Nesting(usize),
-    /// More values than the limit.
-    #[error("more than {0} values, the limit")]
-    Values(u64),
     /// The values need more memory than the decoded bytes allow.
     #[error("{}", super::budget::OverBudget)]
     Memory,

@@ -43,15 +43,13 @@ pub struct Limits {
     /// The maximum number of open marks in a pickle. Default: 1,000. For JSON the limit is always 128
     /// levels of nesting.
     pub nesting: usize,
-    /// The maximum number of values that a pickle may push. Default: 2^32.
-    pub values: u64,
     /// The device whose events are read. `None` means the device with the most events.
     pub device: Option<u32>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { decoded_bytes: 4 * GIB, nesting: 1000, values: 1 << 32, device: None }
+        Self { decoded_bytes: 4 * GIB, nesting: 1000, device: None }
     }
 }
 

@@ -29,7 +29,6 @@ pub(in crate::replay::reader) fn parse(
         marks: Vec::new(),
         dense: Vec::new(),
         sparse: HashMap::new(),
-        values: 0,
     };
     machine.run()?;
     let Machine { mut heap, input, .. } = machine;
@@ -54,7 +53,6 @@ struct Machine<'m, 'i> {
     dense: Vec<Value>,
     /// Memo entries that do not continue that order.
     sparse: HashMap<u64, Value>,
-    values: u64,
 }
 
 /// The reason why an opcode failed: a problem of the pickle, or a failure of the input.
@@ -204,10 +202,6 @@ impl Machine<'_, '_> {
     }
 
     fn push(&mut self, value: Value) -> Result<(), Stop> {
-        self.values += 1;
-        if self.values > self.limits.values {
-            return Err(PickleProblem::Values(self.limits.values).into());
-        }
         self.heap.budget.reserve(&mut self.stack, 1)?;
         self.stack.push(value);
         Ok(())
