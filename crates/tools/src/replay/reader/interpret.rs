@@ -32,7 +32,7 @@ pub(super) fn interpret(
     let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks, beside };
     match interpreter.snapshot() {
         Ok(mut parts) => {
-            parts.stacks = interpreter.stacks.finish();
+            parts.trace.stacks = interpreter.stacks.finish();
             drop(heap);
             Ok(parts.into_trace(limits))
         }
@@ -99,7 +99,7 @@ impl<'h> Interpreter<'h> {
         let host_segments = self.at(record, Word::HostSegments, Self::entries)?;
         parts.host_segments = host_segments.unwrap_or_default();
         if let Some(events) = self.at(record, Word::HostTraces, Self::entries)? {
-            parts.torch = parts.torch.max(Some(TorchVersion::V2_14));
+            parts.trace.torch = parts.trace.torch.max(Some(TorchVersion::V2_14));
             parts.host_events = events;
         }
         Ok(parts)
@@ -110,14 +110,14 @@ impl<'h> Interpreter<'h> {
             return Ok(());
         }
         let record = &self.record("a dictionary of settings", settings)?;
-        parts.conf = self.at(record, Word::Conf, Self::conf)?.unwrap_or_default();
+        parts.trace.conf = self.at(record, Word::Conf, Self::conf)?.unwrap_or_default();
         let limit_bytes = self.field(record, Word::LimitBytes, Scalar::number_or_none)?.flatten();
         let total_bytes = self.field(record, Word::TotalBytes, Scalar::number)?;
         let total_bytes = total_bytes.filter(|bytes| *bytes > 0);
         let is_ours = record[Word::Stratalloc as usize].is_some();
-        parts.made_here = is_ours.then_some(MadeHere { limit_bytes, total_bytes });
+        parts.trace.made_here = is_ours.then_some(MadeHere { limit_bytes, total_bytes });
         if record[Word::MaxRoundThreshold as usize].is_some() {
-            parts.torch = Some(TorchVersion::V2_13);
+            parts.trace.torch = Some(TorchVersion::V2_13);
         }
         Ok(())
     }
@@ -173,22 +173,23 @@ impl<'h> Interpreter<'h> {
     /// not have the most events, because a list also contains ignored entries.
     fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
         found.sort_by_key(|device| (Reverse(device.len), device.number));
-        parts.other_devices = u32::try_from(found.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        parts.trace.other_devices =
+            u32::try_from(found.len().saturating_sub(1)).unwrap_or(u32::MAX);
         for DeviceList { number, list, len } in found {
-            if len < parts.events.len() {
+            if len < parts.trace.events.len() {
                 break;
             }
             self.path.enter_index(number as usize);
             self.beside = Beside::default();
             let events = self.entries(list)?;
             self.path.leave();
-            let before = parts.device.is_none_or(|chosen| number < chosen);
-            let (more, equal) =
-                (events.len() > parts.events.len(), events.len() == parts.events.len());
-            if more || (equal && before && !events.is_empty()) {
-                parts.events = events;
+            let chosen = (parts.trace.events.len(), Reverse(parts.device));
+            if (events.len(), Reverse(Some(number))) > chosen {
+                parts.trace.events = events;
                 parts.device = Some(number);
-                parts.beside = std::mem::take(&mut self.beside);
+                let Beside { unknown, annotations, .. } = std::mem::take(&mut self.beside);
+                parts.trace.unknown = unknown;
+                parts.trace.annotations = annotations;
             }
         }
         Ok(())

@@ -6,27 +6,18 @@ use std::collections::BTreeSet;
 
 use super::Limits;
 use super::fields::ListedSegment;
-use crate::replay::{Annotation, HostMemory, MadeHere, Stacks, Trace, TraceEvent, UnknownEntries};
-use stratalloc::config::TorchVersion;
+use crate::replay::{Annotation, HostMemory, Trace, TraceEvent, UnknownEntries};
 use stratalloc::history::SegmentLayout;
 
 /// The parts of a snapshot that were read.
 #[derive(Default)]
 pub(super) struct Parts {
+    /// The parts that need no choice of a device, and the events of the chosen one.
+    pub(super) trace: Trace,
+    /// The segments of all devices.
     pub(super) segments: Vec<ListedSegment>,
-    /// The events of the chosen device.
-    pub(super) events: Vec<TraceEvent>,
     /// The chosen device, once it is known.
     pub(super) device: Option<u32>,
-    /// The number of other devices that have entries.
-    pub(super) other_devices: u32,
-    pub(super) conf: String,
-    pub(super) made_here: Option<MadeHere>,
-    /// The oldest version of PyTorch whose snapshots have the keys that were found.
-    pub(super) torch: Option<TorchVersion>,
-    pub(super) stacks: Stacks,
-    /// Entries of the chosen device that are not events.
-    pub(super) beside: Beside,
     /// Segments and entries of host memory.
     pub(super) host_segments: Vec<ListedSegment>,
     pub(super) host_events: Vec<TraceEvent>,
@@ -46,36 +37,20 @@ impl Parts {
     ///
     /// For a recording without events, chooses the first device that has segments.
     pub(super) fn into_trace(self, limits: &Limits) -> Trace {
-        let first = || self.segments.iter().filter_map(|s| s.device).min();
-        let device = limits.device.or(self.device).or_else(first).unwrap_or_default();
-        let mut other_devices = self.other_devices;
-        if self.events.is_empty() && other_devices == 0 {
+        let Self { mut trace, segments, device, host_segments, host_events } = self;
+        let numbers: BTreeSet<u32> = segments.iter().filter_map(|s| s.device).collect();
+        let device = limits.device.or(device).or(numbers.first().copied()).unwrap_or_default();
+        if trace.events.is_empty() && trace.other_devices == 0 {
             // Without events, the other devices are those with segments.
-            let numbers: BTreeSet<u32> = self.segments.iter().filter_map(|s| s.device).collect();
             let others = numbers.into_iter().filter(|number| *number != device).count();
-            other_devices = u32::try_from(others).unwrap_or(u32::MAX);
+            trace.other_devices = u32::try_from(others).unwrap_or(u32::MAX);
         }
-        let mut segments: Vec<SegmentLayout> = self
-            .segments
-            .into_iter()
-            .filter(|s| s.device.is_none_or(|d| d == device))
-            .map(|s| s.layout)
-            .collect();
-        SegmentLayout::sort(&mut segments);
-        let host: Vec<_> = self.host_segments.into_iter().map(|segment| segment.layout).collect();
-        Trace {
-            events: self.events,
-            segments,
-            conf: self.conf,
-            made_here: self.made_here,
-            torch: self.torch,
-            device,
-            other_devices,
-            requests_only: false,
-            stacks: self.stacks,
-            unknown: self.beside.unknown,
-            annotations: self.beside.annotations,
-            host: HostMemory::of(&host, &self.host_events),
-        }
+        trace.device = device;
+        let is_own = |s: &ListedSegment| s.device.is_none_or(|number| number == device);
+        trace.segments = segments.into_iter().filter(is_own).map(|s| s.layout).collect();
+        SegmentLayout::sort(&mut trace.segments);
+        let host: Vec<_> = host_segments.into_iter().map(|segment| segment.layout).collect();
+        trace.host = HostMemory::of(&host, &host_events);
+        trace
     }
 }
