@@ -64,9 +64,6 @@ fn errors_have_their_line_number() {
         (row("free,0x10,-1,0"), 2, "a size"),
         (row("free,0x10,1,stream"), 2, "a stream's handle"),
         (row("allocate,0x10,1,0") + &row("allocate,16,1,0"), 3, "the pointer of a new block"),
-        ("x,12:34:56.7,free,1,1,0\n".to_owned(), 2, "a thread's number"),
-        ("1,noon,free,1,1,0\n".to_owned(), 2, "a time"),
-        ("1,12:34:56.7é,free,1,1,0\n".to_owned(), 2, "a time"),
         (long, 2, "a line of at most 256 bytes"),
     ] {
         let error = read(&format!("{HEADER}{rows}")).unwrap_err().to_string();
@@ -88,7 +85,7 @@ fn errors_have_their_line_number() {
 #[test]
 fn errors_repeat_nothing_that_a_terminal_would_obey() {
     for rows in
-        ["\u{1b}[2J,12:34:56.7,free,1,1,0\n", "1,12:34:56.7,\u{1b}[31mfree,1,1,0\n", "\u{7}\n"]
+        ["1,12:34:56.7,free,\u{1b}[2J,1,0\n", "1,12:34:56.7,\u{1b}[31mfree,1,1,0\n", "\u{7}\n"]
     {
         for text in [format!("{HEADER}{rows}"), format!("Thread{rows}")] {
             let error = read(&text).unwrap_err().to_string();
