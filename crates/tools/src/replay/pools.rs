@@ -17,8 +17,6 @@ use stratalloc::ids::PoolId;
 /// Address ranges and their pools, kept up to date event by event.
 #[derive(Debug, Default)]
 pub(crate) struct PoolRouting {
-    /// Whether any pool other than the default one exists.
-    any: bool,
     /// The pool of each recorded segment that lives to the end, by the index of the event that allocated
     /// it.
     lasting: HashMap<usize, PoolId>,
@@ -35,12 +33,6 @@ impl PoolRouting {
     pub(crate) fn of(trace: &Trace, total_bytes: u64) -> Self {
         let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
         let mut routing = Self { reserved_bytes, ..Self::default() };
-        let named = trace.events.iter().filter_map(TraceEvent::named_pool);
-        let listed = trace.segments.iter().map(|segment| segment.pool);
-        routing.any = named.chain(listed).any(|pool| pool != PoolId::DEFAULT);
-        if !routing.any {
-            return routing;
-        }
         let mut last: HashMap<u64, usize> = HashMap::new();
         for (at, event) in trace.events.iter().enumerate() {
             match event.action {
@@ -70,9 +62,6 @@ impl PoolRouting {
 
     /// Updates the ranges for a segment event, which is event number `at`.
     pub(crate) fn see(&mut self, at: usize, event: &TraceEvent) {
-        if !self.any {
-            return;
-        }
         match event.action {
             Action::SegmentAlloc => {
                 let pool = self.lasting.get(&at).copied().unwrap_or_default();
@@ -99,9 +88,6 @@ impl PoolRouting {
 
     /// Returns the pool of the segment that contains an address.
     pub(crate) fn pool_at(&self, address: u64) -> PoolId {
-        if !self.any {
-            return PoolId::DEFAULT;
-        }
         let segment = self.segments.range(..=address).next_back();
         if let Some((_, (_, pool))) = segment.filter(|(_, (end, _))| address < *end) {
             return *pool;
