@@ -12,7 +12,7 @@ use super::workload::{Op, Workload};
 use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
 use stratalloc::driver::DriverResult;
 use stratalloc::error::{
-    AllocError, DriverError, FractionError, HandleError, OutOfMemory, PoolError,
+    AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory, PoolError,
 };
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::BuildError;
@@ -35,7 +35,7 @@ pub enum ReplayError {
     Alloc(#[from] AllocError),
     /// The allocator refused the handle of a block that it had allocated.
     #[error("the allocator refused its own block: {0}")]
-    Handle(HandleError),
+    Handle(#[from] HandleError),
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -67,6 +67,12 @@ pub enum ReplayError {
         /// The number of these blocks.
         blocks: usize,
     },
+}
+
+impl From<FreeError> for ReplayError {
+    fn from(error: FreeError) -> Self {
+        Self::Handle(error.reason)
+    }
 }
 
 /// Controls when other streams' work finishes, so that it finishes at the recorded moments. A **lane**
@@ -463,7 +469,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
             lanes.hold(lane)?;
         }
         if let Some(cross) = self.allocator.control().cross_stream {
-            cross.record_stream(&allocation, lane).map_err(ReplayError::Handle)?;
+            cross.record_stream(&allocation, lane)?;
         }
         self.free(allocation)?;
         if let Some(lanes) = &mut self.lanes {
@@ -473,7 +479,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), ReplayError> {
-        self.allocator.free(allocation).map_err(|error| ReplayError::Handle(error.reason))
+        Ok(self.allocator.free(allocation)?)
     }
 
     /// Frees all live blocks and finishes all work of lanes, so that every pass starts from the same

@@ -184,9 +184,8 @@ pub(crate) fn verify_until(
         engine.reset_accumulated();
     }
     start_history(engine.history());
-    let mut at = 0;
-    for group in groups(&trace.events) {
-        at += verifier.step(at, group)?;
+    for (at, group) in groups(&trace.events) {
+        verifier.step(at, group)?;
         let differs = until == Until::FirstDifference && !verifier.result.is_exact();
         if verifier.lost || differs {
             break;
@@ -228,21 +227,29 @@ impl Verifier<'_> {
         for id in self.builder.freed_before() {
             let address = start.blocks[id as usize].address;
             if let Some(allocation) = self.live.remove(&address) {
-                self.engine.record_stream(&allocation, LANE_BEFORE).map_err(ReplayError::Handle)?;
-                self.engine.free(allocation).map_err(|error| ReplayError::Handle(error.reason))?;
-                self.lanes.freed(LANE_BEFORE, address)?;
+                self.free_in_use(allocation, LANE_BEFORE, address)?;
             }
         }
         Ok(())
     }
 
-    /// Replays one group of events. Returns the number of events in the group.
-    fn step(&mut self, at: usize, group: Group<'_>) -> Result<usize, ReplayError> {
+    /// Frees a block that the lane still uses. `address` is the recorded one.
+    fn free_in_use(
+        &mut self,
+        allocation: Allocation,
+        lane: StreamId,
+        address: u64,
+    ) -> Result<(), ReplayError> {
+        self.engine.record_stream(&allocation, lane)?;
+        self.engine.free(allocation)?;
+        self.lanes.freed(lane, address)?;
+        Ok(())
+    }
+
+    /// Replays one group of events.
+    fn step(&mut self, at: usize, group: Group<'_>) -> Result<(), ReplayError> {
         match group {
-            Group::Free { requested, at_once } => {
-                self.free(at, requested, at_once)?;
-                Ok(1 + usize::from(at_once))
-            }
+            Group::Free { requested, at_once } => self.free(at, requested, at_once),
             Group::Request { events, completions, request } => {
                 let (completed, segments) = events.split_at(completions);
                 self.builder.segments(at + completions, segments);
@@ -260,10 +267,12 @@ impl Verifier<'_> {
                     rest = &rest[taken..];
                 }
                 match request {
-                    Some(request) => self.request(at, rest, pool, request, is_retry)?,
-                    None => self.compare(at, "unexplained", &[], rest),
+                    Some(request) => self.request(at, rest, pool, request, is_retry),
+                    None => {
+                        self.compare(at, "unexplained", &[], rest);
+                        Ok(())
+                    }
                 }
-                Ok(events.len() + usize::from(request.is_some()))
             }
         }
     }
@@ -275,13 +284,9 @@ impl Verifier<'_> {
             self.result.address_mismatches += 1;
             return Ok(());
         };
-        let lane = (!at_once).then(|| self.builder.lanes.lane(at));
-        if let Some(lane) = lane {
-            self.engine.record_stream(&allocation, lane).map_err(ReplayError::Handle)?;
-        }
-        self.engine.free(allocation).map_err(|error| ReplayError::Handle(error.reason))?;
-        if let Some(lane) = lane {
-            self.lanes.freed(lane, event.address)?;
+        match at_once {
+            true => self.engine.free(allocation)?,
+            false => self.free_in_use(allocation, self.builder.lanes.lane(at), event.address)?,
         }
         self.result.frees += 1;
         self.take_seen();
@@ -460,7 +465,7 @@ impl Verifier<'_> {
         match answer {
             Ok(allocation) if event.action == Action::OutOfMemory => {
                 self.result.ooms += 1;
-                self.engine.free(allocation).map_err(|error| ReplayError::Handle(error.reason))?;
+                self.engine.free(allocation)?;
                 self.take_seen();
             }
             Ok(allocation) => {

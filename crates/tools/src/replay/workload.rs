@@ -107,15 +107,16 @@ fn is_at_once(free: &TraceEvent, next: Option<&TraceEvent>) -> bool {
     next.is_some_and(|e| e.action == Action::FreeCompleted && e.address == free.address)
 }
 
-/// Splits the events into groups, one for each operation.
-pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
-    let mut rest = events;
+/// Splits the events into groups, one for each operation. Returns each with the index of its first event.
+pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = (usize, Group<'_>)> {
+    let mut next = 0;
     std::iter::from_fn(move || {
+        let (at, rest) = (next, &events[next..]);
         let first = rest.first()?;
         if first.action == Action::FreeRequested {
             let at_once = is_at_once(first, rest.get(1));
-            rest = &rest[1 + usize::from(at_once)..];
-            return Some(Group::Free { requested: first, at_once });
+            next += 1 + usize::from(at_once);
+            return Some((at, Group::Free { requested: first, at_once }));
         }
         let run = rest
             .iter()
@@ -124,8 +125,8 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = Group<'_>> {
         let events = &rest[..run];
         let completions = events.iter().take_while(|e| e.action == Action::FreeCompleted).count();
         let request = rest.get(run).filter(|e| e.action != Action::FreeRequested);
-        rest = &rest[run + usize::from(request.is_some())..];
-        Some(Group::Request { events, completions, request })
+        next += run + usize::from(request.is_some());
+        Some((at, Group::Request { events, completions, request }))
     })
 }
 
@@ -192,13 +193,9 @@ impl Workload {
     #[must_use]
     pub fn of(trace: &Trace, total_bytes: u64) -> Self {
         let mut builder = Builder::new(trace, &Start::of(trace), total_bytes);
-        let mut at = 0;
-        for group in groups(&trace.events) {
+        for (at, group) in groups(&trace.events) {
             match group {
-                Group::Free { requested, at_once } => {
-                    builder.free(at, requested, at_once);
-                    at += 1 + usize::from(at_once);
-                }
+                Group::Free { requested, at_once } => builder.free(at, requested, at_once),
                 Group::Request { events, completions, request } => {
                     let (completions, segments) = events.split_at(completions);
                     completions.iter().for_each(|event| builder.finished(event));
@@ -211,7 +208,6 @@ impl Workload {
                     if let Some(request) = request {
                         builder.request(request);
                     }
-                    at += events.len() + usize::from(request.is_some());
                 }
             }
         }
@@ -287,15 +283,10 @@ impl Builder {
                 false => self.live.insert(block.address, id),
             };
         }
-        let completed = trace.events.iter().filter(|e| e.action == Action::FreeCompleted);
-        let order: Vec<u64> = match draining.is_empty() {
-            true => Vec::new(),
-            false => completed.map(|event| event.address).collect(),
-        };
-        for address in order {
-            if let Some(id) = draining.remove(&address) {
+        for event in trace.events.iter().filter(|e| e.action == Action::FreeCompleted) {
+            if let Some(id) = draining.remove(&event.address) {
                 self.workload.ops.push(Op::FreeInUse { id, lane: LANE_BEFORE });
-                self.draining.insert(address, id);
+                self.draining.insert(event.address, id);
             }
         }
         let mut never: Vec<u32> = draining.into_values().collect();
