@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::replay::{Op, Trace, Workload};
+use crate::replay::{Op, Trace, TraceEvent, Workload, reserved_before_and_peak};
 use stratalloc::history::Action;
 
 /// Figures of the recorded program from the first recorded event on. Sizes are in bytes.
@@ -30,36 +30,26 @@ impl Figures {
     /// Computes the figures from the events and the final layout.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
-        let mut figures = Self::default();
-        // Backwards from the end, because only the layout at the end is known.
-        let mut held: i128 = trace.segments.iter().map(|s| i128::from(s.size_bytes)).sum();
-        let mut peak = held;
-        // The sum may become negative if the parts of a file contradict each other.
-        let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
-        for event in trace.events.iter().rev() {
-            let bytes = i128::from(event.size_bytes);
-            match event.action {
-                Action::SegmentAlloc | Action::SegmentMap => {
-                    held -= bytes;
-                    figures.device_allocs += 1;
-                }
-                Action::SegmentFree | Action::SegmentUnmap => {
-                    held += bytes;
-                    figures.device_frees += 1;
-                }
-                Action::OutOfMemory => figures.ooms += 1,
-                _ => {}
-            }
-            peak = peak.max(held);
+        let (reserved_before_bytes, peak_reserved_bytes) =
+            reserved_before_and_peak(&trace.segments, &trace.events);
+        let count =
+            |is_one: fn(&&TraceEvent) -> bool| trace.events.iter().filter(is_one).count() as u64;
+        Self {
+            reserved_before_bytes,
+            peak_reserved_bytes,
+            device_allocs: count(|event| event.reserved_change() > 0),
+            device_frees: count(|event| event.reserved_change() < 0),
+            ooms: count(|event| event.action == Action::OutOfMemory),
+            duration_us: duration_us(&trace.events),
+            ..Self::default()
         }
-        figures.reserved_before_bytes = whole(held);
-        figures.peak_reserved_bytes = whole(peak);
-        let times =
-            || trace.events.iter().map(|event| event.time_us).filter(|time_us| *time_us > 0);
-        figures.duration_us =
-            times().max().zip(times().min()).map(|(last_us, first_us)| last_us - first_us);
-        figures
     }
+}
+
+/// Returns the time from the first event with a time to the last, in microseconds.
+fn duration_us(events: &[TraceEvent]) -> Option<u64> {
+    let times = || events.iter().map(|event| event.time_us).filter(|time_us| *time_us > 0);
+    Some(times().max()? - times().min()?)
 }
 
 /// Returns the peak of live bytes, as requested. No smaller device can suffice. Blocks that only other
@@ -87,7 +77,6 @@ pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::TraceEvent;
     use stratalloc::history::SegmentLayout;
     use stratalloc::ids::{PoolId, StreamId};
     use stratalloc::size::{MIB, PoolKind};

@@ -42,25 +42,17 @@ impl Failures {
         let least = |known: &mut Option<u64>, bytes| {
             *known = Some(known.map_or(bytes, |known: u64| known.min(bytes)));
         };
-        let mut reserved_bytes = figures.reserved_before_bytes;
+        let mut reserved = i128::from(figures.reserved_before_bytes);
         for event in &trace.events {
-            let bytes = event.size_bytes;
-            match event.action {
-                Action::SegmentAlloc | Action::SegmentMap => {
-                    reserved_bytes = reserved_bytes.saturating_add(bytes);
+            reserved = (reserved + event.reserved_change()).max(0);
+            if event.action == Action::OutOfMemory {
+                let reserved_bytes = u64::try_from(reserved).unwrap_or(u64::MAX);
+                let needed_bytes = needed_bytes(event.size_bytes, settings);
+                let free_bytes = event.address;
+                least(&mut failures.below_bytes, reserved_bytes.saturating_add(needed_bytes));
+                if free_bytes < needed_bytes {
+                    least(&mut failures.device_bytes, reserved_bytes.saturating_add(free_bytes));
                 }
-                Action::SegmentFree | Action::SegmentUnmap => {
-                    reserved_bytes = reserved_bytes.saturating_sub(bytes);
-                }
-                Action::OutOfMemory => {
-                    let (needed_bytes, free_bytes) = (needed_bytes(bytes, settings), event.address);
-                    least(&mut failures.below_bytes, reserved_bytes.saturating_add(needed_bytes));
-                    if free_bytes < needed_bytes {
-                        let device_bytes = reserved_bytes.saturating_add(free_bytes);
-                        least(&mut failures.device_bytes, device_bytes);
-                    }
-                }
-                _ => {}
             }
         }
         failures

@@ -30,6 +30,7 @@ pub use run::{ReplayError, Run, is_served, run};
 pub use stacks::{Frame, StackId, Stacks};
 pub(crate) use start::free_block;
 pub use start::{LiveBlock, Start};
+pub(crate) use trace::reserved_before_and_peak;
 pub use trace::{Annotation, HostMemory, MadeHere, Trace, TraceEvent, UnknownEntries};
 pub use verify::{Misfit, Verification, verify, verify_recording};
 pub(crate) use verify::{Until, started, verify_until};

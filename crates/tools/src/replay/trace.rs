@@ -71,25 +71,32 @@ impl HostMemory {
         if segments.is_empty() && events.is_empty() {
             return None;
         }
-        let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
         let live = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
-        let reserved_bytes = sum(&mut segments.iter().map(|segment| segment.size_bytes));
-        let (mut now, mut peak) = (i128::from(reserved_bytes), i128::from(reserved_bytes));
-        // Backwards from the end, because the entries may begin after the program's start.
-        for event in events.iter().rev() {
-            match event.action {
-                Action::SegmentAlloc => now -= i128::from(event.size_bytes),
-                Action::SegmentFree => now += i128::from(event.size_bytes),
-                _ => {}
-            }
-            peak = peak.max(now);
-        }
+        let live = segments.iter().map(|segment| segment.bytes_in(&live));
+        let reserved = segments.iter().map(|segment| segment.size_bytes);
         Some(Self {
-            reserved_bytes,
-            live_bytes: sum(&mut segments.iter().map(|segment| segment.bytes_in(&live))),
-            peak_reserved_bytes: u64::try_from(peak).unwrap_or(u64::MAX),
+            reserved_bytes: reserved.fold(0, u64::saturating_add),
+            live_bytes: live.fold(0, u64::saturating_add),
+            peak_reserved_bytes: reserved_before_and_peak(segments, events).1,
         })
     }
+}
+
+/// Returns the reserved bytes before the first event, and their peak. `segments` are those at the end.
+pub(crate) fn reserved_before_and_peak(
+    segments: &[SegmentLayout],
+    events: &[TraceEvent],
+) -> (u64, u64) {
+    // Backwards from the end, because only the layout at the end is known.
+    let mut now: i128 = segments.iter().map(|segment| i128::from(segment.size_bytes)).sum();
+    let mut peak = now;
+    for event in events.iter().rev() {
+        now -= event.reserved_change();
+        peak = peak.max(now);
+    }
+    // The sum may become negative if the parts of a file contradict each other.
+    let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
+    (whole(now), whole(peak))
 }
 
 /// Entries whose action is unknown, as in files of newer PyTorch versions.
@@ -231,6 +238,16 @@ impl TraceEvent {
     ) -> SegmentLayout {
         let Self { address, size_bytes, stream, .. } = *self;
         SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks: Vec::new() }
+    }
+
+    /// Returns by how many bytes the event changes the reserved memory.
+    pub(crate) fn reserved_change(&self) -> i128 {
+        let bytes = i128::from(self.size_bytes);
+        match self.action {
+            Action::SegmentAlloc | Action::SegmentMap => bytes,
+            Action::SegmentFree | Action::SegmentUnmap => -bytes,
+            _ => 0,
+        }
     }
 
     /// Returns true if the event is a request for memory, successful or not.

@@ -320,31 +320,26 @@ impl Verifier<'_> {
         };
         before == Some(Prediction::Limit(None))
             && self.lanes.pending() == 0
-            && matches!(first.action, Action::SegmentFree | Action::SegmentUnmap)
-            && matches!(last.action, Action::SegmentAlloc | Action::SegmentMap)
+            && first.reserved_change() < 0
+            && last.reserved_change() > 0
             && matches!(self.engine.predict(pool, asked_by(request)), Prediction::Hit(_))
     }
 
     /// Returns true if an explicit call caused the releases at the start of `rest`.
     fn is_explicit(&self, rest: &[TraceEvent], pool: PoolId, request: Option<&TraceEvent>) -> bool {
-        let Some(first) = rest.first() else {
+        let Some(first) = rest.first().filter(|event| event.reserved_change() < 0) else {
             return false;
         };
-        if !matches!(first.action, Action::SegmentFree | Action::SegmentUnmap) {
-            return false;
-        }
-        if first.empty_cache {
-            return true;
-        }
-        request.is_none_or(|request| {
-            match self.engine.predict(pool, asked_by(request)) {
-                Prediction::Collect(own) => is_beyond(rest, &own),
-                // At the limit, the engine first releases an oversize block. If the recorded release is
-                // of another segment, an explicit call caused it.
-                Prediction::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
-                Prediction::Hit(_) | Prediction::Grow | Prediction::Refuse => true,
-            }
-        })
+        first.empty_cache
+            || request.is_none_or(|request| {
+                match self.engine.predict(pool, asked_by(request)) {
+                    Prediction::Collect(own) => is_beyond(rest, &own),
+                    // At the limit, the engine first releases an oversize block. If the recorded release is
+                    // of another segment, an explicit call caused it.
+                    Prediction::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
+                    Prediction::Hit(_) | Prediction::Grow | Prediction::Refuse => true,
+                }
+            })
     }
 
     /// Creates a private pool when a request first uses it.

@@ -232,14 +232,12 @@ impl Workload {
 
 /// Returns true if the releases at the start of a group belong to no request.
 fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
-    let releases = |e: &TraceEvent| matches!(e.action, Action::SegmentFree | Action::SegmentUnmap);
-    if !segments.first().is_some_and(releases) {
+    let Some(first) = segments.first().filter(|event| event.reserved_change() < 0) else {
         return false;
-    }
-    let grew =
-        segments.iter().any(|e| matches!(e.action, Action::SegmentAlloc | Action::SegmentMap));
+    };
+    let grew = segments.iter().any(|event| event.reserved_change() > 0);
     let failed = request.is_some_and(|e| e.action == Action::OutOfMemory);
-    segments[0].empty_cache || !(grew || failed)
+    first.empty_cache || !(grew || failed)
 }
 
 /// Collects operations and numbers the blocks.
