@@ -1,6 +1,5 @@
 //! Formats numbers and names, and shows progress bars on terminals.
 
-use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -75,12 +74,7 @@ pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
 
 /// Formats a line in bold if standard output is a terminal.
 pub(crate) fn emphasised(text: &str) -> String {
-    let is_set = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
-    let text = shown(text);
-    match io::stdout().is_terminal() && !is_set("NO_COLOR") {
-        true => format!("\x1b[1m{text}\x1b[0m"),
-        false => text,
-    }
+    console::style(shown(text)).bold().to_string()
 }
 
 /// Formats a path without control characters, because file names come from untrusted sources.
@@ -95,19 +89,15 @@ pub(crate) fn shown_conf(conf: &str) -> String {
 
 /// Returns a progress bar, which is hidden unless standard error is a terminal.
 pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
-    let bar = || ProgressBar::new(length).with_message(what.to_owned());
-    on_terminal(bar, "{msg} {wide_bar} {percent}%")
+    let bar = ProgressBar::new(length).with_message(what.to_owned());
+    bar.with_style(style("{msg} {wide_bar} {percent}%"))
 }
 
 /// Returns a progress message, which is hidden unless standard error is a terminal.
 pub(crate) fn spinner() -> ProgressBar {
-    on_terminal(ProgressBar::new_spinner, "timing {msg}")
+    ProgressBar::new_spinner().with_style(style("timing {msg}"))
 }
 
-fn on_terminal(make: impl FnOnce() -> ProgressBar, template: &str) -> ProgressBar {
-    match (io::stderr().is_terminal(), ProgressStyle::with_template(template)) {
-        (false, _) => ProgressBar::hidden(),
-        (true, Ok(style)) => make().with_style(style),
-        (true, Err(_)) => make(),
-    }
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("a legal template")
 }
