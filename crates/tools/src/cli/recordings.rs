@@ -88,8 +88,7 @@ impl Recordings {
 
     fn each_device(&self, path: &Path, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
         let device = self.recorded_device;
-        let again = device.is_none() && wanted == Devices::Each;
-        let source = Source::of(path, self.max_input, again)?;
+        let source = Source::of(path, self.max_input)?;
         let first = self.read(path, &source, device)?;
         let (name, taken) = (name_of(path), first.device);
         let mut others = if device.is_none() { first.other_devices } else { 0 };
@@ -135,7 +134,6 @@ impl Recordings {
                 (Box::new(file), length)
             }
             Source::Kept(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
-            Source::Passing => (Box::new(std::io::stdin().lock()), 0),
         };
         let bar = progress(length, &format!("reading {name}"));
         let limits = Limits { decoded_bytes: self.max_input, device, ..Limits::default() };
@@ -181,17 +179,12 @@ enum Source<'a> {
     File(&'a Path),
     /// The bytes of standard input, which can be read only once.
     Kept(Vec<u8>),
-    /// Standard input, if only one device is read.
-    Passing,
 }
 
 impl<'a> Source<'a> {
-    fn of(path: &'a Path, max_input: u64, again: bool) -> Result<Self> {
+    fn of(path: &'a Path, max_input: u64) -> Result<Self> {
         if path != Path::new("-") {
             return Ok(Self::File(path));
-        }
-        if !again {
-            return Ok(Self::Passing);
         }
         // Limits the memory for input that will be refused anyway. No encoding makes a file larger than
         // this.
