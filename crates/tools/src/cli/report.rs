@@ -1,6 +1,6 @@
 //! `stratalloc report`: writes one HTML page that shows how memory was used.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -86,9 +86,8 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
         return Ok(Outcome::Failed);
     }
     let page = report.page();
-    let is_printed = target.is_printed();
     target.write(page.as_bytes())?;
-    if !is_printed {
+    if output != Path::new("-") {
         let count = counted_as(report.recordings() as u64, "recording", "recordings");
         let (size, path) = (mib(page.len() as f64), shown_path(&output));
         writeln!(out(), "{path}: {count}, {size} MiB; open it in a browser")?;
@@ -104,16 +103,11 @@ fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadArguments> {
 }
 
 /// The destination of a page. A new file appears only when the page is complete.
-enum Target {
-    Printed,
-    /// A temporary file next to the final path, renamed at the end.
-    Beside {
-        file: File,
-        path: PathBuf,
-        becomes: PathBuf,
-    },
-    /// An existing device or pipe, which is written to directly.
-    Into(File),
+struct Target {
+    /// Standard output, an existing device or pipe, or the temporary file.
+    out: Box<dyn Write>,
+    /// The temporary file next to the final path, and the final path, to which it is renamed at the end.
+    renamed: Option<(PathBuf, PathBuf)>,
 }
 
 impl Target {
@@ -121,7 +115,7 @@ impl Target {
     /// found early.
     fn open(output: &Path) -> Result<Self> {
         if output == Path::new("-") {
-            return Ok(Self::Printed);
+            return Ok(Self { out: Box::new(out()), renamed: None });
         }
         let named = |error: io::Error| format!("{}: {error}", shown_path(output));
         if let Ok(metadata) = fs::metadata(output) {
@@ -129,7 +123,8 @@ impl Target {
                 return Err(format!("{}: it is a folder", shown_path(output)).into());
             }
             if !metadata.is_file() {
-                return Ok(Self::Into(OpenOptions::new().write(true).open(output).map_err(named)?));
+                let file = OpenOptions::new().write(true).open(output).map_err(named)?;
+                return Ok(Self { out: Box::new(file), renamed: None });
             }
         }
         let mut name = std::ffi::OsString::from(".");
@@ -139,30 +134,24 @@ impl Target {
         name.push(format!(".{}.part", std::process::id()));
         let path = output.with_file_name(name);
         let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(named)?;
-        Ok(Self::Beside { file, path, becomes: output.to_owned() })
-    }
-
-    fn is_printed(&self) -> bool {
-        matches!(self, Self::Printed)
+        Ok(Self { out: Box::new(file), renamed: Some((path, output.to_owned())) })
     }
 
     fn write(mut self, bytes: &[u8]) -> Result<()> {
-        match &mut self {
-            Self::Printed => out().write_all(bytes)?,
-            Self::Into(file) => file.write_all(bytes)?,
-            Self::Beside { file, path, becomes } => {
-                let written = file.write_all(bytes).and_then(|()| fs::rename(path, &*becomes));
-                written.map_err(|error| format!("{}: {error}", shown_path(becomes)))?;
-            }
+        let written = self.out.write_all(bytes);
+        match &self.renamed {
+            Some((path, becomes)) => written
+                .and_then(|()| fs::rename(path, becomes))
+                .map_err(|error| format!("{}: {error}", shown_path(becomes)).into()),
+            None => Ok(written?),
         }
-        Ok(())
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
         // If the page was completed, the temporary file was renamed and this removes nothing.
-        if let Self::Beside { path, .. } = self {
+        if let Some((path, _)) = &self.renamed {
             let _ = fs::remove_file(path);
         }
     }
