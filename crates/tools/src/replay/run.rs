@@ -312,13 +312,14 @@ fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
     })
 }
 
-/// Creates the workload's private pools. They exist as long as the allocator.
-pub(super) fn create_pools<A: DeviceAllocator>(
+/// Creates the workload's private pools, which exist as long as the allocator. Returns false if the
+/// allocator has no private pools.
+fn create_pools(
     workload: &Workload,
-    allocator: &A,
-) -> Result<(), ReplayError> {
+    allocator: &impl DeviceAllocator,
+) -> Result<bool, ReplayError> {
     let Some(pools) = allocator.control().private_pools else {
-        return Ok(());
+        return Ok(false);
     };
     for &pool in &workload.pools {
         match pools.create_pool(pool, PoolOptions::default()) {
@@ -326,7 +327,7 @@ pub(super) fn create_pools<A: DeviceAllocator>(
             Err(error) => return Err(ReplayError::Alloc(error.into())),
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -341,6 +342,8 @@ struct Runner<'a, A> {
     lanes: Option<LaneWork>,
     blocks: Vec<Option<Allocation>>,
     first_out_of_memory: Option<Box<OutOfMemory>>,
+    /// Whether the allocator has private pools.
+    has_pools: bool,
 }
 
 impl<'a, A: DeviceAllocator> Runner<'a, A> {
@@ -351,13 +354,13 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         held: Vec<(u32, Allocation)>,
     ) -> Result<Self, ReplayError> {
         check_heaps(pairs(workload))?;
-        create_pools(workload, allocator)?;
+        let has_pools = create_pools(workload, allocator)?;
         let mut blocks: Vec<_> = (0..workload.blocks).map(|_| None).collect();
         for (id, allocation) in held {
             blocks[id as usize] = Some(allocation);
         }
         let lanes = work_gate.map(LaneWork::new);
-        Ok(Self { allocator, lanes, blocks, first_out_of_memory: None })
+        Ok(Self { allocator, lanes, blocks, first_out_of_memory: None, has_pools })
     }
 
     fn steps(&mut self, ops: &[Op], counts: &mut PassCounts) -> Result<(), ReplayError> {
@@ -447,16 +450,8 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
     /// Allocates in a pool. An allocator without private pools serves all requests from one pool.
     #[inline]
     fn allocate(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        if pool == PoolId::DEFAULT {
-            return self.allocator.allocate(request);
-        }
-        self.allocate_in(pool, request)
-    }
-
-    #[cold]
-    fn allocate_in(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
-        let has_pools = self.allocator.control().private_pools.is_some();
-        self.allocator.allocate(if has_pools { request.in_pool(pool) } else { request })
+        let is_private = pool != PoolId::DEFAULT && self.has_pools;
+        self.allocator.allocate(if is_private { request.in_pool(pool) } else { request })
     }
 
     fn free_in_use(
