@@ -5,7 +5,7 @@
 //! `empty_cache` that released nothing leaves no event.
 
 use stratalloc_tools::replay::{
-    Limits, ReplayError, Trace, TraceEvent, Verification, reader, run, verify, verify_recording,
+    Limits, ReplayError, Trace, TraceEvent, Until, Verification, reader, run, verify, verify_until,
 };
 
 use crate::common::prelude::*;
@@ -45,8 +45,9 @@ fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str
             history.set_stack_provider(Some(Arc::clone(&provider)));
             history.start(&RecordOptions::default().with_stacks(level));
         };
-        let found = verify_recording(&trace, &config_of(&trace), total_bytes, fraction, &record)
-            .expect("shipped recordings are sound");
+        let found =
+            verify_until(&trace, &config_of(&trace), total_bytes, fraction, Until::End, &record)
+                .expect("shipped recordings are sound");
         assert_eq!(found.first_mismatch, None, "{name} {level:?}");
         assert!(found.is_exact(), "{name} {level:?}");
         assert_eq!(alive.load(Ordering::Relaxed), 0, "{name} {level:?}: stacks are released");

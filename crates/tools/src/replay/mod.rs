@@ -32,6 +32,6 @@ pub(crate) use start::free_block;
 pub use start::{LiveBlock, Start};
 pub(crate) use trace::reserved_before_and_peak;
 pub use trace::{Annotation, HostMemory, MadeHere, Trace, TraceEvent, UnknownEntries};
-pub use verify::{Misfit, Verification, verify, verify_recording};
-pub(crate) use verify::{Until, started, verify_until};
+pub(crate) use verify::started;
+pub use verify::{Misfit, Until, Verification, verify, verify_until};
 pub use workload::{Op, Workload};

@@ -28,7 +28,7 @@ pub struct LiveBlock {
     /// The requested bytes.
     pub requested_bytes: u64,
     /// The block's size, if the final layout still contains the block.
-    size_bytes: Option<u64>,
+    pub(crate) size_bytes: Option<u64>,
     /// The address of the first block allocated behind this one while it was live, if any. Free memory
     /// began there, so this block ended there.
     next_free: Option<u64>,
@@ -38,13 +38,6 @@ pub struct LiveBlock {
     pub pool: PoolId,
     /// Whether the block had been freed already and was waiting for other streams.
     pub draining: bool,
-}
-
-impl LiveBlock {
-    /// Returns the block's size, if the final layout still contains the block.
-    pub(crate) fn size_bytes(&self) -> Option<u64> {
-        self.size_bytes
-    }
 }
 
 /// The memory before the first event.

@@ -95,23 +95,7 @@ pub fn verify(
     total_bytes: u64,
     memory_fraction: Option<f64>,
 ) -> Result<Verification, ReplayError> {
-    verify_recording(trace, config, total_bytes, memory_fraction, &started)
-}
-
-/// Does the same as [`verify`]. `start` starts the history, for example with stacks. It must record all
-/// entries of all actions.
-///
-/// # Errors
-///
-/// The same as [`verify`].
-pub fn verify_recording(
-    trace: &Trace,
-    config: &Config,
-    total_bytes: u64,
-    memory_fraction: Option<f64>,
-    start: &dyn Fn(&History),
-) -> Result<Verification, ReplayError> {
-    verify_until(trace, config, total_bytes, memory_fraction, Until::End, start)
+    verify_until(trace, config, total_bytes, memory_fraction, Until::End, &started)
 }
 
 /// Starts a history that records all entries.
@@ -121,15 +105,20 @@ pub(crate) fn started(history: &History) {
 
 /// How far a recording is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Until {
+pub enum Until {
     /// To its end, or until the recording has no more addresses for the driver.
     End,
     /// To the first difference.
     FirstDifference,
 }
 
-/// Does the same as [`verify_recording`], but may stop early.
-pub(crate) fn verify_until(
+/// Does the same as [`verify`], but may stop early. `start_history` starts the history, for example with
+/// stacks. It must record all entries of all actions.
+///
+/// # Errors
+///
+/// The same as [`verify`].
+pub fn verify_until(
     trace: &Trace,
     config: &Config,
     total_bytes: u64,

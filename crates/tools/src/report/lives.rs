@@ -239,7 +239,7 @@ impl Walk<'_> {
             .collect();
         for block in &start.blocks {
             let LiveBlock { address, requested_bytes, stream, pool, .. } = *block;
-            let known = sizes.get(&address).copied().or(block.size_bytes());
+            let known = sizes.get(&address).copied().or(block.size_bytes);
             self.take(
                 0,
                 &TraceEvent::new(Action::Alloc, address, requested_bytes, stream),
