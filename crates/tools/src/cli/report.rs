@@ -75,8 +75,8 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
         Ok(Outcome::Good)
     };
     let outcome = args.recordings.each(Devices::Each, &mut add)?;
-    if report.left_out() > 0 {
-        let count = counted_as(report.left_out() as u64, "recording", "recordings");
+    if report.left_out > 0 {
+        let count = counted_as(report.left_out as u64, "recording", "recordings");
         let most = PAGE_BYTES / 1_000_000;
         write_stderr(format_args!(
             "note: {count} found no room on the page, which has {most} MB at most"

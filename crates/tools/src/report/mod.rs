@@ -62,7 +62,8 @@ pub(crate) struct Report {
     /// The bytes of the page that each file may use.
     share_bytes: usize,
     sheets: Vec<String>,
-    left_out: usize,
+    /// The number of recordings that did not fit on the page.
+    pub(crate) left_out: usize,
 }
 
 impl Report {
@@ -75,11 +76,6 @@ impl Report {
     /// Returns the number of recordings on the page.
     pub(crate) fn recordings(&self) -> usize {
         self.sheets.len()
-    }
-
-    /// Returns the number of recordings that did not fit on the page.
-    pub(crate) fn left_out(&self) -> usize {
-        self.left_out
     }
 
     /// Adds a recording, which is one device of a file. `config` is its configuration, or the reason why
