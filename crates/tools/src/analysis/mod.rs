@@ -58,7 +58,7 @@ pub(crate) use headline::with_failed;
 pub(crate) use holders::CodeHolder;
 pub use holders::{AgeClass, Holder, Holders, SizeClass};
 pub use needs::{Cost, Need, SearchOptions};
-pub use recording::{Beginning, Limit, LimitSource, Memory, Recording};
+pub use recording::{Limit, LimitSource, Memory, Recording};
 pub use served::advise_on_oom;
 pub(crate) use snapshot::snapshot_of;
 pub use streams::{StreamUse, Streams};

@@ -43,26 +43,15 @@ pub struct Recording {
     pub exact: Option<Verification>,
     /// The memory before the first event, if the recording begins after the program's start and contains
     /// it.
-    pub start: Option<Beginning>,
+    pub start: Option<Start>,
+    /// The layout before the first event, under the recorded configuration. Without it, replays start
+    /// with the live blocks only. The ages of free blocks are not recorded, so the garbage collector may
+    /// release other blocks than it did.
+    pub start_layout: Option<Vec<SegmentLayout>>,
     /// The peak of live bytes, as requested. No smaller device can suffice.
     pub live_peak_bytes: u64,
     /// The memory that the caller set.
     pub memory: Memory,
-}
-
-/// The memory when a recording began.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Beginning {
-    /// Reserved bytes.
-    pub reserved_bytes: u64,
-    /// Requested bytes of live blocks.
-    pub requested_bytes: u64,
-    /// Addresses of the live blocks, in the order of the workload's first operations.
-    pub live_addresses: Vec<u64>,
-    /// The layout under the recorded configuration. Without it, replays start with the live blocks only.
-    /// The ages of free blocks are not recorded, so the garbage collector may release other blocks than
-    /// it did.
-    pub layout: Option<Vec<SegmentLayout>>,
 }
 
 /// The most bytes that may be reserved.
@@ -137,18 +126,6 @@ impl fmt::Display for LimitSource {
     }
 }
 
-impl Beginning {
-    fn of(trace: &Trace, config: Option<&Config>) -> Option<Self> {
-        let start = Start::of(trace);
-        (!start.is_empty()).then(|| Self {
-            reserved_bytes: start.reserved_bytes(),
-            requested_bytes: start.requested_bytes(),
-            live_addresses: start.blocks.iter().map(|block| block.address).collect(),
-            layout: config.and_then(|config| start.layout(config.settings())),
-        })
-    }
-}
-
 impl Recording {
     /// Reads the requests of a trace. `config` is the recorded configuration, if it can be replayed.
     ///
@@ -214,7 +191,9 @@ impl Recording {
             Some(exact) => std::mem::take(&mut exact.workload),
             None => workload.unwrap_or_else(|| Workload::of(&trace, total_bytes)),
         };
-        let start = Beginning::of(&trace, config.as_ref());
+        let start = Some(Start::of(&trace)).filter(|start| !start.is_empty());
+        let start_layout = start.as_ref().zip(config.as_ref());
+        let start_layout = start_layout.and_then(|(start, own)| start.layout(own.settings()));
         let live_peak_bytes = live_peak_bytes(&workload);
         Self {
             trace,
@@ -225,6 +204,7 @@ impl Recording {
             inferred_limit,
             exact,
             start,
+            start_layout,
             live_peak_bytes,
             memory,
         }
@@ -256,7 +236,7 @@ impl Recording {
     /// configuration, with any compatibility setting.
     #[must_use]
     pub fn layout_for(&self, config: &Config) -> Option<&[SegmentLayout]> {
-        let (layout, own) = (self.start.as_ref()?.layout.as_deref()?, self.config.as_ref()?);
+        let (layout, own) = (self.start_layout.as_deref()?, self.config.as_ref()?);
         let compat = config.settings().compat;
         (own.clone().with_compat(compat).settings() == config.settings()).then_some(layout)
     }

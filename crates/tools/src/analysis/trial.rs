@@ -181,7 +181,7 @@ pub(super) fn open_with_start(
         return Ok((strategy, sim, Vec::new()));
     };
     let held = installed.into_iter().filter_map(|block| {
-        let id = start.live_addresses.binary_search(&block.address).ok()?;
+        let id = start.blocks.binary_search_by_key(&block.address, |live| live.address).ok()?;
         Some((u32::try_from(id).ok()?, block.allocation))
     });
     let held = held.collect();

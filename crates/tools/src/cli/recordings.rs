@@ -219,9 +219,9 @@ pub(crate) fn write_start_note(name: &str, recording: &Recording) {
     let Some(start) = &recording.start else {
         return;
     };
-    let (blocks, reserved) = (start.live_addresses.len(), mib(start.reserved_bytes as f64));
-    let (live, name) = (mib(start.requested_bytes as f64), shown(name));
-    let from = match &start.layout {
+    let (blocks, reserved) = (start.blocks.len(), mib(start.reserved_bytes() as f64));
+    let (live, name) = (mib(start.requested_bytes() as f64), shown(name));
+    let from = match &recording.start_layout {
         Some(_) => {
             "replays of the recorded configuration start from that layout, others and the needs from the \
              live blocks"

@@ -125,7 +125,7 @@ fn a_recording_that_begins_late_starts_with_what_was_there() {
             let recorded = Figures::of(&late);
             let recording = recording(late);
             let start = recording.start.as_ref().expect("something lived");
-            assert_eq!(start.reserved_bytes, recorded.reserved_before_bytes, "{name}");
+            assert_eq!(start.reserved_bytes(), recorded.reserved_before_bytes, "{name}");
             let config = recording.config.clone().unwrap();
             assert!(recording.layout_for(&config).is_some(), "{name}, last 1/{part}");
             let trial = measure(&recording, &config, Capacity::Limited, 1).unwrap();
