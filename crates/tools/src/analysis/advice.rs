@@ -224,28 +224,22 @@ impl Advice {
     /// those that sentences name. These ranks change during that, so it continues until all such
     /// settings were searched with other addresses.
     fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
-        loop {
-            let recorded = self.tried.iter().position(|tried| tried.conf == self.recorded.conf);
-            let named = self.named(recording);
-            let at = |conf: &String| self.tried.iter().position(|tried| tried.conf == *conf);
-            let named: Vec<usize> = named.iter().filter_map(at).collect();
-            let first = 0..self.tried.len().min(PRINTED);
-            let mut printed = first.chain(named).chain(recorded);
-            let Some(at) = printed.find(|at| !self.tried[*at].need.is_confirmed()) else {
-                return Ok(());
-            };
+        while let Some(at) = self.unconfirmed(recording) {
             self.confirm(recording, at)?;
         }
+        Ok(())
     }
 
-    /// Returns the settings that a sentence may name, whether or not they are worth their cost.
-    fn named(&self, recording: &Recording) -> Vec<String> {
-        let mut named: Vec<String> =
-            self.worth_setting(recording).into_iter().map(|tried| tried.conf.clone()).collect();
+    /// Returns the index of a setting that may be printed and was not yet searched with other addresses.
+    /// A sentence may name the best setting for each allocator, whether or not it is worth its cost.
+    fn unconfirmed(&self, recording: &Recording) -> Option<usize> {
         let pytorch = self.tried.iter().find(|tried| self.is_for_pytorch(tried));
         let ours = self.tried.iter().find(|tried| tried.for_pytorch().is_none());
-        named.extend([pytorch, ours].into_iter().flatten().map(|tried| tried.conf.clone()));
-        named
+        let named = [self.worth_setting(recording), pytorch, ours, Some(&self.recorded)];
+        let printed = self.tried.iter().take(PRINTED).chain(named.into_iter().flatten());
+        let at = |conf: &str| self.tried.iter().position(|tried| tried.conf == conf);
+        let mut printed = printed.filter_map(|tried| at(&tried.conf));
+        printed.find(|at| !self.tried[*at].need.is_confirmed())
     }
 
     /// Searches one setting with other orders of addresses, and ranks it again.
