@@ -11,7 +11,7 @@ use crate::analysis::{
     Advice, AdviceOptions, BESIDES, Callers, Causes, Choice, CodeHolder, Compared, ForTorch,
     Holders, Picture, Recording, Tried, Why, counted_as, grouped, heap_name, with_failed,
 };
-use crate::replay::{Frame, FrameKind, StackId, Stacks, Trace};
+use crate::replay::{Frame, FrameKind, StackId, Trace};
 use crate::report;
 use stratalloc::config::{TorchVersion, shown};
 
@@ -87,11 +87,11 @@ fn advise(args: &Advise, name: &str, trace: Trace) -> Result<Outcome> {
         false => Outcome::Failed,
     };
     bar.finish_and_clear();
-    let (why, stacks) = (report::why(&recording)?, &recording.trace.stacks);
+    let why = report::why(&recording)?;
     let compared = if args.all_frames { Compared::AllFrames } else { Compared::Code };
-    let callers = Callers::of(stacks, compared);
+    let callers = Callers::of(&recording.trace.stacks, compared);
     let (recording, advice, why) = (&recording, &advice, &why);
-    let found = Found { name, recording, advice, why, callers, stacks, compared };
+    let found = Found { name, recording, advice, why, callers, compared };
     if args.json {
         let mut json = found.json();
         json["assertions"] = verdicts.iter().map(Verdict::json).collect();
@@ -141,7 +141,6 @@ struct Found<'a> {
     advice: &'a Advice,
     why: &'a Why,
     callers: Callers<'a>,
-    stacks: &'a Stacks,
     compared: Compared,
 }
 
@@ -302,7 +301,7 @@ impl Found<'_> {
         for CodeHolder { asked_for_by, holder, .. } in rows {
             let Some(stack) = holder.stack else { continue };
             writeln!(out, "{} MiB, {}", mib(holder.requested_bytes as f64), shown(asked_for_by))?;
-            for Frame { file, line, function } in self.stacks.frames(stack) {
+            for Frame { file, line, function } in self.recording.trace.stacks.frames(stack) {
                 writeln!(out, "    {}", shown(&format!("{file}:{line} {function}")))?;
             }
         }
@@ -343,7 +342,7 @@ impl Found<'_> {
             self.compared == Compared::AllFrames || !matches!(frame.kind(), FrameKind::Runtime(_))
         };
         let frames = |stack: StackId| -> Vec<Value> {
-            let frames = self.stacks.frames(stack).filter(is_shown);
+            let frames = self.recording.trace.stacks.frames(stack).filter(is_shown);
             let frame = |frame: Frame<'_>| json!({"filename": frame.file, "line": frame.line, "name": frame.function});
             frames.map(frame).collect()
         };
