@@ -34,9 +34,9 @@ pub(crate) struct Explain {
 pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     let (source, config) = match &args.conf {
         Some(text) => {
-            let input = pasted(text);
-            let source = input.variable.map_or("the argument".to_owned(), ToOwned::to_owned);
-            (source, settings::parse("configuration", input.conf)?)
+            let (variable, conf) = pasted(text);
+            let source = variable.unwrap_or("the argument").to_owned();
+            (source, settings::parse("configuration", conf)?)
         }
         None => {
             let environment = settings::environment()?;
@@ -44,8 +44,8 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
             (source.to_owned(), environment.config)
         }
     };
-    let mut rows = config.explain_with(&settings::keys());
-    let defaults = Config::default().explain_with(&settings::keys());
+    let mut rows = config.explain_with(&registry::key_table());
+    let defaults = Config::default().explain_with(&registry::key_table());
     let differs = |row: &ExplainRow| {
         let default = defaults.iter().find(|default| default.key == row.key);
         default.is_none_or(|default| default.value != row.value)
@@ -118,26 +118,17 @@ fn cells(row: &ExplainRow) -> Vec<String> {
     vec![row.key.clone(), row.value.clone(), origin, since, row.note.clone()]
 }
 
-/// A configuration string that the user pasted, perhaps as part of a shell line.
-struct Pasted<'a> {
-    /// The environment variable, if the line is an assignment.
-    variable: Option<&'a str>,
-    conf: &'a str,
-}
-
-/// Extracts the configuration string from a shell line that sets it.
-fn pasted(text: &str) -> Pasted<'_> {
+/// Returns the configuration string in a text that the user pasted. If the text is a shell line that sets
+/// an environment variable, returns the variable too.
+fn pasted(text: &str) -> (Option<&str>, &str) {
     let line = text.trim();
     let line = line.strip_prefix("export ").unwrap_or(line).trim_start();
-    let Some((name, value)) = line.split_once('=') else {
-        return Pasted { variable: None, conf: text };
+    let Some((name, value)) = line.split_once('=').filter(|(name, _)| VARIABLES.contains(name))
+    else {
+        return (None, text);
     };
-    if !VARIABLES.contains(&name) {
-        return Pasted { variable: None, conf: text };
-    }
     let quoted = |quote: char| value.strip_prefix(quote)?.strip_suffix(quote);
-    let conf = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);
-    Pasted { variable: Some(name), conf }
+    (Some(name), quoted('"').or_else(|| quoted('\'')).unwrap_or(value))
 }
 
 /// Returns the reason why a configuration builds no allocator on a simulated device, if there is one.
@@ -166,11 +157,9 @@ mod tests {
             "export PYTORCH_CUDA_ALLOC_CONF=\"max_split_size_mb:64\"",
             " PYTORCH_CUDA_ALLOC_CONF='max_split_size_mb:64' ",
         ] {
-            let input = pasted(line);
-            assert_eq!(input.variable, Some("PYTORCH_CUDA_ALLOC_CONF"), "{line}");
-            assert_eq!(input.conf, "max_split_size_mb:64", "{line}");
+            let expected = (Some("PYTORCH_CUDA_ALLOC_CONF"), "max_split_size_mb:64");
+            assert_eq!(pasted(line), expected, "{line}");
         }
-        let input = pasted("HOME=x");
-        assert_eq!((input.variable, input.conf), (None, "HOME=x"));
+        assert_eq!(pasted("HOME=x"), (None, "HOME=x"));
     }
 }

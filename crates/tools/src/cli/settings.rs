@@ -1,7 +1,7 @@
 //! Where the command line's configurations come from.
 
 use stratalloc::config::{
-    Config, ConfigError, FromEnvironment, KeyTable, Origin, Span, from_process, nearest_of,
+    Config, ConfigError, FromEnvironment, Origin, Span, from_process, nearest_of,
 };
 use stratalloc::registry::{self, BuildError};
 
@@ -27,14 +27,9 @@ impl BadConf {
     }
 }
 
-/// Returns the table of known keys.
-pub(crate) fn keys() -> KeyTable {
-    stratalloc::registry::key_table()
-}
-
 /// Parses a configuration string. An unknown backend is an error.
 pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
-    let parsed = Config::parse(text, &keys());
+    let parsed = Config::parse(text, &registry::key_table());
     let known = parsed.and_then(|config| check_backend(text, &config).map(|()| config));
     known.map_err(|error| BadConf::new(source, text, error))
 }
@@ -54,7 +49,7 @@ pub(crate) fn recorded(text: &str) -> Result<Config> {
 
 /// Returns the configuration given by environment variables.
 pub(crate) fn environment() -> Result<FromEnvironment, BadConf> {
-    let from_env = from_process(&keys()).map_err(|error| BadConf {
+    let from_env = from_process(&registry::key_table()).map_err(|error| BadConf {
         origin: error.variable.to_owned(),
         text: error.text,
         error: error.error,
@@ -90,7 +85,7 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
 /// Prints which keys of a configuration have no effect with its backend. `has_limit` is true if a
 /// command-line option sets a limit, which the configuration does not contain.
 pub(crate) fn write_idle_keys(config: &Config, has_limit: bool) {
-    for row in config.explain_with(&keys()) {
+    for row in config.explain_with(&registry::key_table()) {
         if has_limit
             && row.key == "garbage_collection_threshold"
             && config.settings().backend == "native"
