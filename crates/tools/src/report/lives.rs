@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 use super::columns::Columns;
+use super::numbered::Numbered;
 use crate::replay::{LiveBlock, PoolRouting, StackId, Start, Trace, TraceEvent, free_block};
 use stratalloc::config::Settings;
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
@@ -86,8 +87,8 @@ pub(crate) struct Lives {
     /// All segments, in the order of `born`.
     pub(crate) segments: Vec<Segment>,
     pub(crate) failures: Vec<Failure>,
-    pub(crate) streams: Vec<StreamId>,
-    pub(crate) pools: Vec<PoolId>,
+    pub(crate) streams: Numbered<StreamId>,
+    pub(crate) pools: Numbered<PoolId>,
     pub(crate) columns: Columns,
     /// The peak of reserved bytes. If it occurs several times, the one with the most live bytes.
     pub(crate) peak_reserved: Peak,
@@ -107,8 +108,6 @@ impl Lives {
             routing: PoolRouting::of(trace, total_bytes),
             live: BTreeMap::new(),
             held: BTreeMap::new(),
-            stream_at: HashMap::new(),
-            pool_at: HashMap::new(),
             live_bytes: 0,
             reserved_bytes: 0,
             most: (0, 0),
@@ -145,8 +144,8 @@ impl Lives {
         blocks.sort_unstable_by_key(|block| block.address);
         let mut layout: Vec<SegmentLayout> = Vec::new();
         for segment in segments {
-            let stream = self.streams[segment.stream as usize];
-            let pool = self.pools[segment.pool as usize];
+            let stream = self.streams.items[segment.stream as usize];
+            let pool = self.pools.items[segment.pool as usize];
             if let Some(last) = layout.last_mut()
                 && last.expandable
                 && segment.expandable
@@ -206,24 +205,10 @@ struct Walk<'a> {
     live: BTreeMap<u64, usize>,
     /// The segments and mapped ranges: the index in `lives.segments`, by address.
     held: BTreeMap<u64, usize>,
-    stream_at: HashMap<StreamId, u32>,
-    pool_at: HashMap<PoolId, u32>,
     live_bytes: u64,
     reserved_bytes: u64,
     /// The peak of reserved bytes so far, and the largest number of live bytes at that peak.
     most: (u64, u64),
-}
-
-/// Returns the index of `item` in `all`. Appends `item` if it is new.
-fn place<T: Copy + Eq + std::hash::Hash>(
-    all: &mut Vec<T>,
-    known: &mut HashMap<T, u32>,
-    item: T,
-) -> u32 {
-    *known.entry(item).or_insert_with(|| {
-        all.push(item);
-        u32::try_from(all.len() - 1).unwrap_or(0)
-    })
 }
 
 impl Walk<'_> {
@@ -271,7 +256,7 @@ impl Walk<'_> {
             Action::SegmentFree | Action::SegmentUnmap => self.drop(moment, address, size_bytes),
             Action::Snapshot => {}
             Action::OutOfMemory => {
-                let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
+                let stream = self.lives.streams.number(stream);
                 self.lives.failures.push(Failure {
                     moment,
                     requested_bytes: size_bytes.min(MOST_BYTES),
@@ -304,8 +289,8 @@ impl Walk<'_> {
         let requested_bytes = request.size_bytes.min(MOST_BYTES);
         let size_bytes = size_bytes.map(|bytes| bytes.min(MOST_BYTES));
         let size_bytes = size_bytes.unwrap_or_else(|| self.size_of(address, requested_bytes));
-        let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
-        let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
+        let stream = self.lives.streams.number(stream);
+        let pool = self.lives.pools.number(pool);
         self.live.insert(address, self.lives.blocks.len());
         self.live_bytes = self.live_bytes.saturating_add(requested_bytes);
         self.lives.blocks.push(Block {
@@ -379,8 +364,8 @@ impl Walk<'_> {
         let beside =
             beside.filter(|s| expandable && s.expandable && s.address + s.size_bytes == address);
         let kind = beside.map_or(kind, |segment| segment.kind);
-        let stream = place(&mut self.lives.streams, &mut self.stream_at, stream);
-        let pool = place(&mut self.lives.pools, &mut self.pool_at, pool);
+        let stream = self.lives.streams.number(stream);
+        let pool = self.lives.pools.number(pool);
         self.held.insert(address, self.lives.segments.len());
         self.reserved_bytes = self.reserved_bytes.saturating_add(size_bytes);
         let gone = NEVER;

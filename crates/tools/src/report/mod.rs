@@ -15,6 +15,7 @@ mod headline;
 mod holders;
 mod lives;
 mod logs;
+mod numbered;
 mod page;
 mod rows;
 mod settings;
@@ -199,7 +200,7 @@ fn unsearched(lives: &Lives) -> AdviceData {
             let mut picture = recorded(lives, Moment::FirstFailure, failure.moment);
             picture.failed = Some(crate::analysis::Failed {
                 requested_bytes: failure.requested_bytes,
-                stream: lives.streams[failure.stream as usize],
+                stream: lives.streams.items[failure.stream as usize],
                 stack: failure.stack,
             });
             picture

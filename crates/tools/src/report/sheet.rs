@@ -2,7 +2,7 @@
 //! page's bytes are divided among the tables. If the resulting text is too long, it is built again with
 //! less detail.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
@@ -10,6 +10,7 @@ use super::columns::{Column, fewer};
 use super::headline::Headline;
 use super::holders::{Holder, Holders};
 use super::lives::{Block, Lives, NEVER, Peak, Segment};
+use super::numbered::Numbered;
 use super::rows::{Kept, PageLimits};
 use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
@@ -214,7 +215,7 @@ fn as_text(
     let mut notes = notes.to_vec();
     notes.extend(left_out(&kept));
     let (base, unit) = base_and_unit(&kept);
-    let mut heaps = Heaps::default();
+    let mut heaps = Numbered::default();
     let segments = segments(&kept, base, unit, &mut heaps);
     let blocks = blocks(lives, &kept, base, unit, &mut heaps, &table);
     let columns = &lives.columns;
@@ -237,9 +238,9 @@ fn as_text(
         moments: kept.moments.clone(),
         base: format!("{base:#x}"),
         unit,
-        streams: lives.streams.iter().map(|stream| format!("{:#x}", stream.0)).collect(),
-        pools: lives.pools.iter().map(pool_data).collect(),
-        heaps: heaps.all,
+        streams: lives.streams.items.iter().map(|stream| format!("{:#x}", stream.0)).collect(),
+        pools: lives.pools.items.iter().map(pool_data).collect(),
+        heaps: heaps.items,
         is_short: kept.segments_left_out + kept.runs_left_out > 0,
         segments,
         blocks,
@@ -341,28 +342,12 @@ fn base_and_unit(kept: &Kept) -> (u64, u64) {
     (base, if is_aligned { 512 } else { 1 })
 }
 
-/// The different pairs of a stream and a pool.
-#[derive(Default)]
-struct Heaps {
-    all: Vec<[u32; 2]>,
-    known: HashMap<[u32; 2], u32>,
-}
-
-impl Heaps {
-    fn place(&mut self, stream: u32, pool: u32) -> u32 {
-        *self.known.entry([stream, pool]).or_insert_with(|| {
-            self.all.push([stream, pool]);
-            u32::try_from(self.all.len() - 1).unwrap_or(0)
-        })
-    }
-}
-
 /// Returns the length of a lifetime, or -1 if it lasts to the end of the recording.
 fn span(from: u32, to: u32) -> i128 {
     if to == NEVER { -1 } else { i128::from(to) - i128::from(from) }
 }
 
-fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps) -> Table {
+fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Numbered<[u32; 2]>) -> Table {
     let all = &kept.segments;
     let of = |what: &mut dyn FnMut(&Segment) -> i128| all.iter().map(what).collect();
     Table(vec![
@@ -370,7 +355,7 @@ fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Heaps) -> Table {
         ("life", of(&mut |segment| span(segment.born, segment.gone))),
         ("address", of(&mut |segment| ((segment.address - base) / unit).into())),
         ("size", of(&mut |segment| (segment.size_bytes / unit).into())),
-        ("heap", of(&mut |segment| heaps.place(segment.stream, segment.pool).into())),
+        ("heap", of(&mut |segment| heaps.number([segment.stream, segment.pool]).into())),
         ("large", of(&mut |segment| (segment.kind == PoolKind::Large).into())),
         ("expandable", of(&mut |segment| segment.expandable.into())),
     ])
@@ -381,7 +366,7 @@ fn blocks(
     kept: &Kept,
     base: u64,
     unit: u64,
-    heaps: &mut Heaps,
+    heaps: &mut Numbered<[u32; 2]>,
     table: &StackTable,
 ) -> BlocksData {
     let rows = &kept.rows;
@@ -403,7 +388,7 @@ fn blocks(
         ("address", of(&mut |block| ((block.address - base) / unit).into())),
         ("size", of(&mut |block| (block.size_bytes / unit).into())),
         ("unused", of(&mut |block| unused(block))),
-        ("heap", of(&mut |block| heaps.place(block.stream, block.pool).into())),
+        ("heap", of(&mut |block| heaps.number([block.stream, block.pool]).into())),
         ("stack", of(&mut |block| stack(block).into())),
     ]);
     let runs = rows.iter().enumerate().filter(|(_, row)| row.blocks > 1);

@@ -173,7 +173,7 @@ fn a_block_that_waits_for_other_streams_is_freed_before_it_is_gone() {
     assert_eq!((second.gone, second.size_bytes), (NEVER, 17 * MIB - 512));
     // Of the moments with the most reserved bytes, the one with the most live bytes is chosen.
     assert_eq!((lives.peak_reserved.moment, lives.peak_live.moment), (3, 3));
-    assert_eq!(lives.pools, [PoolId::DEFAULT]);
+    assert_eq!(lives.pools.items, [PoolId::DEFAULT]);
 }
 
 /// Uses numbers that no device has, in an order that no allocator produces.
