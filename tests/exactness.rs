@@ -51,7 +51,7 @@ fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str
         assert_eq!(found.first_mismatch, None, "{name} {level:?}");
         assert!(found.is_exact(), "{name} {level:?}");
         assert_eq!(alive.load(Ordering::Relaxed), 0, "{name} {level:?}: stacks are released");
-        let ours: BTreeMap<String, i64> = found.statistics.pytorch_keys().into_iter().collect();
+        let ours: BTreeMap<String, i64> = found.run.statistics.pytorch_keys().into_iter().collect();
         // Later versions of PyTorch also count rejected requests.
         let known = |key: &&String| *key != "num_oom_rejections";
         assert!(ours.keys().filter(known).eq(recorded.keys().filter(known)), "{name}");
@@ -69,23 +69,23 @@ fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str
 #[test]
 fn training_on_one_stream_is_exact() {
     let found = exact("resnet50.default", None, &[]);
-    assert_eq!((found.allocations, found.workload.empty_caches), (5086, 0));
+    assert_eq!((found.run.allocations, found.workload.empty_caches), (5086, 0));
 }
 
 #[test]
 fn training_with_a_prefetch_stream_is_exact() {
-    assert_eq!(exact("multistream.default", None, &[]).allocations, 3230);
+    assert_eq!(exact("multistream.default", None, &[]).run.allocations, 3230);
 }
 
 #[test]
 fn serving_on_eight_streams_is_exact() {
-    assert_eq!(exact("serve.default", None, &[]).allocations, 5050);
+    assert_eq!(exact("serve.default", None, &[]).run.allocations, 5050);
 }
 
 #[test]
 fn thirty_three_failures_at_the_limit_are_exact() {
     let found = exact("unet.frac045", Some(0.045), &[]);
-    assert_eq!((found.ooms, found.statistics.num_alloc_retries), (33, 35));
+    assert_eq!((found.run.ooms, found.run.statistics.num_alloc_retries), (33, 35));
 }
 
 #[test]
@@ -97,9 +97,9 @@ fn oversize_rules_and_the_collector_are_exact() {
 
 #[test]
 fn expandable_segments_are_exact() {
-    assert_eq!(exact("multistream.expandable", None, &[]).allocations, 3230);
+    assert_eq!(exact("multistream.expandable", None, &[]).run.allocations, 3230);
     let unet = exact("unet.expandable", None, &[]);
-    assert_eq!(unet.statistics.memory_reserved() >> 20, 6274);
+    assert_eq!(unet.run.statistics.memory_reserved() >> 20, 6274);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn expandable_segments_with_oversize_rules_and_collector_are_exact() {
 #[test]
 fn expandable_segments_on_a_full_device_are_exact() {
     let found = exact_on(2 << 30, "fuzz.expandable.full", None, &["num_sync_all_streams"]);
-    assert_eq!((found.ooms, found.statistics.num_alloc_retries), (9, 24));
+    assert_eq!((found.run.ooms, found.run.statistics.num_alloc_retries), (9, 24));
 }
 
 /// The pools are taken from the final layout. `num_sync_all_streams` is not compared, because deferred
@@ -121,7 +121,7 @@ fn expandable_segments_on_a_full_device_are_exact() {
 #[test]
 fn private_pools_are_exact() {
     let graphs = exact("cudagraph.default", None, &["num_sync_all_streams"]);
-    assert_eq!(graphs.allocations, 673);
+    assert_eq!(graphs.run.allocations, 673);
     let pools = exact("fuzz.pools.1", None, &["num_sync_all_streams"]);
     assert!(pools.workload.pools.len() > 1, "{:?}", pools.workload.pools);
     exact("fuzz.exppools.1", None, &["num_sync_all_streams"]);
@@ -130,10 +130,10 @@ fn private_pools_are_exact() {
 /// Programs with sequences of varying lengths, and with several streams under a limit.
 #[test]
 fn changing_lengths_and_streams_at_a_limit_are_exact() {
-    assert_eq!(exact("llama_var.default", None, &[]).allocations, 23_591);
-    assert_eq!(exact("llama_var.expandable", None, &[]).allocations, 23_591);
+    assert_eq!(exact("llama_var.default", None, &[]).run.allocations, 23_591);
+    assert_eq!(exact("llama_var.expandable", None, &[]).run.allocations, 23_591);
     let excused = ["num_sync_all_streams", "num_alloc_retries"];
-    assert!(exact("fuzz.streams.1.frac025", Some(0.025), &excused).ooms > 0);
+    assert!(exact("fuzz.streams.1.frac025", Some(0.025), &excused).run.ooms > 0);
 }
 
 /// Versions of PyTorch differ in which of several free blocks of one size they choose. The version is
@@ -142,7 +142,7 @@ fn changing_lengths_and_streams_at_a_limit_are_exact() {
 fn recordings_of_later_versions_of_pytorch_are_exact() {
     let excused = &["num_sync_all_streams"];
     let of_2_12 = exact_on(81_920 * MIB, "2.12.1.default", None, excused);
-    assert_eq!(of_2_12.allocations, 2_028);
+    assert_eq!(of_2_12.run.allocations, 2_028);
     exact_on(8_192 * MIB, "2.12.1.expstreams", Some(0.4), excused);
     exact_on(81_920 * MIB, "2.13.0.streams", None, &[]);
     exact_on(8_192 * MIB, "2.15.0.gcfrac", Some(0.3), excused);
@@ -202,9 +202,14 @@ fn our_own_rules_never_do_worse_at_a_limit() {
         let ours = registry::build(&config, driver, BuildOptions::default()).unwrap();
         ours.engine().unwrap().set_memory_fraction(fraction).unwrap();
         let run = run(&recorded.workload, &ours, Some(sim), 1, &|_| {}).unwrap();
-        assert!(run.ooms <= recorded.ooms, "{name}: {} failures, {}", run.ooms, recorded.ooms);
+        assert!(
+            run.ooms <= recorded.run.ooms,
+            "{name}: {} failures, {}",
+            run.ooms,
+            recorded.run.ooms
+        );
         let peak = |s: &Statistics| s.reserved_bytes.all.peak;
-        let (ours, theirs) = (peak(&run.statistics), peak(&recorded.statistics));
+        let (ours, theirs) = (peak(&run.statistics), peak(&recorded.run.statistics));
         assert!(ours <= theirs, "{name}: {ours} bytes, {theirs}");
     }
 }
@@ -241,8 +246,11 @@ fn a_recording_that_began_late_is_verified_from_what_was_there() {
     trace.events.drain(..half);
     let found = verify(&trace, &config_of(&trace), H200_BYTES, None).unwrap();
     assert_eq!(found.first_mismatch, None);
-    assert_eq!(found.statistics.reserved_bytes.all.peak >> 20, 3622);
-    assert_eq!(found.statistics.num_device_alloc, 0, "counted from the first event that is left");
+    assert_eq!(found.run.statistics.reserved_bytes.all.peak >> 20, 3622);
+    assert_eq!(
+        found.run.statistics.num_device_alloc, 0,
+        "counted from the first event that is left"
+    );
     // Without the segments, the addresses of the blocks that were live at the start are unknown.
     let mut apart = trace.clone();
     apart.segments.clear();

@@ -27,7 +27,7 @@ fn assert_exact(snapshot: &Snapshot, what: &str) {
         let fraction = made.limit_bytes.map(|bytes| bytes as f64 / total_bytes as f64);
         let found = verify(&trace, &config, total_bytes, fraction).expect("it can be repeated");
         assert_eq!(found.first_mismatch, None, "{what} {format:?}");
-        assert!(found.is_exact() && found.allocations > 0, "{what} {format:?}");
+        assert!(found.is_exact() && found.run.allocations > 0, "{what} {format:?}");
     }
 }
 

@@ -183,7 +183,7 @@ impl Recording {
             }
         }
         if let Some(exact) = &exact {
-            let counters = &exact.statistics;
+            let counters = &exact.run.statistics;
             figures.retries = u64::try_from(counters.num_alloc_retries).ok();
             figures.peak_allocated_bytes = u64::try_from(counters.allocated_bytes.all.peak).ok();
         }

@@ -107,15 +107,12 @@ fn replay_one(
         false => config,
     };
     // The verification was one pass already. Further passes are only timed.
-    let run = match &verification {
-        Some(_) if args.repeat == 1 => None,
-        _ => Some(repeat(args, &config, &recording)?),
+    let (run, device_ns) = match &verification {
+        Some(verified) if args.repeat == 1 => (verified.run.clone(), None),
+        _ => repeat(args, &config, &recording)?,
     };
-    let statistics = match (&verification, &run) {
-        (Some(verification), _) => &verification.statistics,
-        (None, Some((run, _))) => &run.statistics,
-        (None, None) => unreachable!("without verification there is a run"),
-    };
+    let verification = verification.as_ref();
+    let statistics = verification.map_or(&run.statistics, |verified| &verified.run.statistics);
     if let Some(file) = &args.stats {
         write_statistics(file, statistics)?;
     }
@@ -136,8 +133,7 @@ fn replay_one(
         }
         false => Value::Null,
     };
-    let (repeated, verification) = (run.as_ref(), verification.as_ref());
-    let done = Done { recording: &recording, statistics, repeated, verification };
+    let done = Done { recording: &recording, statistics, run: &run, device_ns, verification };
     let heading = [name, text, &args.device.to_string()];
     if args.json {
         writeln!(out(), "{}", joined([done.json(heading), needed]))?;
@@ -168,10 +164,9 @@ fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
     Ok(found)
 }
 
-/// The result of the passes over the recording, and on a simulated device the time of the device calls.
-type Repeated = (Run, Option<u64>);
-
-fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<Repeated> {
+/// Returns the result of the passes over the recording, and on a simulated device the time of the device
+/// calls.
+fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<(Run, Option<u64>)> {
     let bar = progress(args.repeat.into(), "replaying");
     let done = |passes: u32| bar.set_position(passes.into());
     let repeated = match args.device {
@@ -226,26 +221,19 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
 struct Done<'a> {
     recording: &'a Recording,
     statistics: &'a Statistics,
-    repeated: Option<&'a Repeated>,
+    run: &'a Run,
+    /// The time of the device calls, if known.
+    device_ns: Option<u64>,
     verification: Option<&'a Verification>,
 }
 
 impl Done<'_> {
-    /// Returns the numbers of allocations, frees and failed requests, and the seconds.
-    fn counts(&self) -> (u64, u64, u64, f64) {
-        match (self.repeated, self.verification) {
-            (Some((run, _)), _) => (run.allocations, run.frees, run.ooms, run.wall_s),
-            (None, Some(v)) => (v.allocations, v.frees, v.ooms, v.wall_s),
-            (None, None) => Default::default(),
-        }
-    }
-
     fn ns_per_op(&self) -> f64 {
-        self.repeated.map_or(0.0, |(run, _)| (run.ns_per_op * 10.0).round() / 10.0)
+        (self.run.ns_per_op * 10.0).round() / 10.0
     }
 
     fn first_out_of_memory(&self) -> Option<String> {
-        let report = self.repeated?.0.first_out_of_memory.as_ref()?;
+        let report = self.run.first_out_of_memory.as_ref()?;
         Some(report.to_string().trim_end().to_owned())
     }
 
@@ -257,8 +245,7 @@ impl Done<'_> {
 
     fn json(&self, [trace, conf, device]: [&str; 3]) -> Value {
         let s = self.statistics;
-        let (allocations, frees, ooms, wall_s) = self.counts();
-        let device_ns = self.repeated.and_then(|(_, device_ns)| *device_ns);
+        let Run { allocations, frees, ooms, wall_s, .. } = self.run;
         let run = json!({
             "trace": trace,
             "conf": conf,
@@ -273,7 +260,7 @@ impl Done<'_> {
             "retries": s.num_alloc_retries,
             "ooms": ooms,
             "empty_caches_inferred": self.recording.workload.empty_caches,
-            "device_ms": device_ns.map(|ns| ns as f64 / 1e6),
+            "device_ms": self.device_ns.map(|ns| ns as f64 / 1e6),
             "ns_per_op": self.ns_per_op(),
             "wall_s": wall_s,
         });
@@ -295,7 +282,7 @@ impl Done<'_> {
 
     fn write(&self, [trace, conf, device]: [&str; 3], limit_is_set: bool) -> std::io::Result<()> {
         let (s, ns_per_op) = (self.statistics, self.ns_per_op());
-        let (allocations, frees, ooms, wall_s) = self.counts();
+        let Run { allocations, frees, ooms, wall_s, .. } = *self.run;
         let bytes = |n: i64| mib(n as f64);
         let mut out = out();
         writeln!(out, "{}  [{}] on {}", shown(trace), shown_conf(conf), device)?;

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use super::addresses::{heap_of, held, ranges, starts};
 use super::describe;
-use super::run::{LaneWork, ReplayError, check_heaps};
+use super::run::{LaneWork, ReplayError, Run, check_heaps};
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
@@ -32,19 +32,14 @@ use stratalloc::history::{Action, BlockStateName, Event, History, RecordOptions,
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::PoolKind;
-use stratalloc::stats::Statistics;
 use stratalloc::strategies::native::{Collection, Engine, Prediction};
 use stratalloc_sim::{EventMode, Recorded, RecordedAddresses, Sim, SimOptions};
 
 /// The result of comparing the replay's decisions with the recorded ones.
 #[derive(Clone, Debug, Default)]
 pub struct Verification {
-    /// Requests that succeeded.
-    pub allocations: u64,
-    /// Blocks that were freed.
-    pub frees: u64,
-    /// Requests that failed.
-    pub ooms: u64,
+    /// Counters and the duration of the replay. Without times of operations.
+    pub run: Run,
     /// The number of block addresses and failures that differ.
     pub address_mismatches: u64,
     /// The number of segment events and `FreeCompleted` events that differ in order, size, address or
@@ -54,14 +49,10 @@ pub struct Verification {
     pub layout_mismatches: u64,
     /// A description of the first difference.
     pub first_mismatch: Option<String>,
-    /// The counters at the end.
-    pub statistics: Statistics,
     /// The recorded requests, and the inferred calls of `empty_cache`.
     pub workload: Workload,
     /// Whether the limit is too low or too high, if the first difference shows that.
     pub limit: Option<Misfit>,
-    /// The duration of the replay in seconds.
-    pub wall_s: f64,
 }
 
 /// How the limit of a replay differs from the one under which the recording was made.
@@ -185,8 +176,8 @@ pub fn verify_until(
     }
     let Verifier { mut result, builder, .. } = verifier;
     result.workload = builder.workload;
-    result.wall_s = begin.elapsed().as_secs_f64();
-    result.statistics = engine.statistics();
+    result.run.wall_s = begin.elapsed().as_secs_f64();
+    result.run.statistics = engine.statistics();
     Ok(result)
 }
 
@@ -277,7 +268,7 @@ impl Verifier<'_> {
             true => self.engine.free(allocation)?,
             false => self.free_in_use(allocation, self.builder.lanes.lane(at), event.address)?,
         }
-        self.result.frees += 1;
+        self.result.run.frees += 1;
         self.take_seen();
         Ok(())
     }
@@ -448,15 +439,15 @@ impl Verifier<'_> {
         }
         match answer {
             Ok(allocation) if event.action == Action::OutOfMemory => {
-                self.result.ooms += 1;
+                self.result.run.ooms += 1;
                 self.engine.free(allocation)?;
                 self.take_seen();
             }
             Ok(allocation) => {
-                self.result.allocations += 1;
+                self.result.run.allocations += 1;
                 self.live.insert(event.address, allocation);
             }
-            Err(AllocError::OutOfMemory(_)) => self.result.ooms += 1,
+            Err(AllocError::OutOfMemory(_)) => self.result.run.ooms += 1,
             Err(AllocError::Driver(_)) => self.result.address_mismatches += 1,
             Err(error) => return Err(ReplayError::Alloc(error)),
         }
