@@ -23,50 +23,36 @@ const HUGE: f64 = 9_223_372_036_854_775_808.0;
 /// Parses a file and returns its values.
 pub(super) fn parse(input: &mut Input<'_>) -> Result<Heap, Failure> {
     let decoded_bytes = Cell::new(input.offset());
-    let mut source = Source { input, decoded_bytes: &decoded_bytes, failure: None };
+    let source = Source { input, decoded_bytes: &decoded_bytes };
     let mut builder = Builder {
         heap: Heap::new(),
         stack: Vec::new(),
         path: Path::default(),
         decoded_bytes: &decoded_bytes,
     };
-    let mut parser = serde_json::Deserializer::from_reader(&mut source);
+    let mut parser = serde_json::Deserializer::from_reader(source);
     let root = builder.deserialize(&mut parser).and_then(|root| parser.end().map(|()| root));
-    drop(parser);
-    let (failure, at) = (source.failure, decoded_bytes.get());
     let Builder { mut heap, path, .. } = builder;
-    let path = path.to_string();
-    heap.decoded_bytes = at;
-    heap.root = root.map_err(|e| {
-        failure.unwrap_or_else(|| Failure::Json { at, path, problem: e.to_string() })
+    heap.decoded_bytes = decoded_bytes.get();
+    heap.root = root.map_err(|error| {
+        let (at, path) = (heap.decoded_bytes, path.to_string());
+        let json = |error: io::Error| Failure::Json { at, path, problem: error.to_string() };
+        io::Error::from(error).downcast::<Failure>().unwrap_or_else(json)
     })?;
     Ok(heap)
 }
 
-/// The source of bytes for the parser. The parser passes on only an `io::Error`, so the real failure is
-/// stored here.
+/// The source of bytes for the parser, which passes on only an `io::Error`. That error contains the
+/// [`Failure`].
 struct Source<'s, 'i> {
     input: &'s mut Input<'i>,
     decoded_bytes: &'s Cell<u64>,
-    failure: Option<Failure>,
 }
 
 impl io::Read for Source<'_, '_> {
     #[inline]
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let failed = || io::Error::other("see `failure`");
-        // A parser may read on after a failure, to close open containers. Only the first failure is
-        // kept.
-        if self.failure.is_some() {
-            return Err(failed());
-        }
-        let at_hand = match self.input.peek() {
-            Ok(at_hand) => at_hand,
-            Err(failure) => {
-                self.failure = Some(failure);
-                return Err(failed());
-            }
-        };
+        let at_hand = self.input.peek().map_err(io::Error::other)?;
         let count = at_hand.len().min(into.len());
         into[..count].copy_from_slice(&at_hand[..count]);
         self.input.consume(count);
