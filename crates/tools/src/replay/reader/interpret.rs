@@ -66,21 +66,11 @@ struct DeviceList {
     len: usize,
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 pub(super) enum Stop {
-    Mismatch(Mismatch),
-    OverBudget(OverBudget),
-}
-
-impl From<Mismatch> for Stop {
-    fn from(mismatch: Mismatch) -> Self {
-        Self::Mismatch(mismatch)
-    }
-}
-
-impl From<OverBudget> for Stop {
-    fn from(over: OverBudget) -> Self {
-        Self::OverBudget(over)
-    }
+    Mismatch(#[from] Mismatch),
+    OverBudget(#[from] OverBudget),
 }
 
 impl<'h> Interpreter<'h> {

@@ -55,28 +55,13 @@ struct Machine<'m, 'i> {
     sparse: HashMap<u64, Value>,
 }
 
-/// The reason why an opcode failed: a problem of the pickle, or a failure of the input.
+/// The reason why an opcode failed.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 enum Stop {
-    Problem(PickleProblem),
-    Input(Failure),
-}
-
-impl From<PickleProblem> for Stop {
-    fn from(problem: PickleProblem) -> Self {
-        Self::Problem(problem)
-    }
-}
-
-impl From<OverBudget> for Stop {
-    fn from(_: OverBudget) -> Self {
-        Self::Problem(PickleProblem::Memory)
-    }
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
-        Self::Input(failure)
-    }
+    Problem(#[from] PickleProblem),
+    OverBudget(#[from] OverBudget),
+    Input(#[from] Failure),
 }
 
 fn misses(opcode: &'static str, expected: &'static str) -> Stop {
@@ -92,6 +77,9 @@ impl Machine<'_, '_> {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(Stop::Problem(problem)) => return Err(Failure::Pickle { at, problem }),
+                Err(Stop::OverBudget(_)) => {
+                    return Err(Failure::Pickle { at, problem: PickleProblem::Memory });
+                }
                 Err(Stop::Input(failure)) => return Err(failure),
             }
         }
