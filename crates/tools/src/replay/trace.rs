@@ -122,10 +122,8 @@ impl Trace {
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
         let event = |entry: &Entry| {
-            let Event { action, address, size_bytes, stream, pool } = entry.event;
             let time_us = entry.time_us();
-            let event = TraceEvent::new(action, address, size_bytes, stream);
-            TraceEvent { pool, names_pool: true, time_us, ..event }
+            TraceEvent { time_us, ..entry.event.into() }
         };
         let is_decision = |entry: &&Entry| entry.event.action != Action::Snapshot;
         let decisions = snapshot.entries.iter().filter(is_decision);
@@ -210,6 +208,13 @@ pub struct TraceEvent {
     pub stack: Option<StackId>,
     /// The time in microseconds on the recorded machine's clock; 0 if not recorded.
     pub time_us: u64,
+}
+
+impl From<Event> for TraceEvent {
+    fn from(event: Event) -> Self {
+        let Event { action, address, size_bytes, stream, pool } = event;
+        Self { pool, names_pool: true, ..Self::new(action, address, size_bytes, stream) }
+    }
 }
 
 impl TraceEvent {
