@@ -21,26 +21,17 @@ use stratalloc::strategies::Strategy;
 pub(crate) fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snapshot, ReplayError> {
     let stacks: Arc<dyn StackProvider> = Arc::new(RecordedStacks::of(&recording.trace));
     let (last, taken) = (recording.workload.ops.len().saturating_sub(1), Cell::new(None));
-    let seeded = recording.workload.seeded as usize;
     let level = match recording.trace.stacks.is_empty() {
         true => StackLevel::Never,
         false => StackLevel::OfAllocations,
     };
-    let begin = |strategy: &Strategy| {
+    let begun = |strategy: &Strategy| {
         if let Some(recording) = strategy.control().recording {
             recording.history().set_stack_provider(Some(Arc::clone(&stacks)));
             recording.history().start(&RecordOptions::default().with_stacks(level));
         }
     };
-    let begun = |strategy: &Strategy| {
-        if seeded == 0 {
-            begin(strategy);
-        }
-    };
     watch(recording, config, Capacity::Limited, &begun, &mut |at, strategy, _| {
-        if at + 1 == seeded {
-            begin(strategy);
-        }
         if at == last {
             taken.set(strategy.control().recording.map(|recording| recording.snapshot()));
         }

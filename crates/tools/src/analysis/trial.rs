@@ -135,7 +135,7 @@ pub(super) fn fits_in_order(
     replay::is_served(&recording.workload, &strategy, Some(sim))
 }
 
-/// Replays a recording once. Calls `begun` with the allocator before the first operation. Calls
+/// Replays a recording once. Calls `begun` when all blocks from before the recording exist. Calls
 /// `on_step` after each operation with its index and the bytes allocated from the device.
 ///
 /// # Errors
@@ -149,9 +149,15 @@ pub(crate) fn watch(
     on_step: &mut dyn FnMut(usize, &Strategy, u64),
 ) -> Result<(), ReplayError> {
     let (strategy, sim, held) = open_with_start(recording, config, capacity)?;
-    begun(&strategy);
+    let seeded = recording.workload.seeded as usize;
+    if seeded == 0 {
+        begun(&strategy);
+    }
     let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
     replay::walk(&recording.workload, &strategy, work_gate, held, |step| {
+        if step.at + 1 == seeded {
+            begun(&strategy);
+        }
         on_step(step.at, &strategy, sim.used_bytes());
         ControlFlow::Continue(())
     })

@@ -1,10 +1,10 @@
 //! Logs of requests contain no decisions of an allocator. So they are replayed, and the page shows the
 //! events of that replay.
 
-use crate::analysis::{Capacity, Memory, Recording, watch};
+use crate::analysis::{Capacity, Recording, watch};
 use crate::replay::{ReplayError, Trace, TraceEvent};
 use stratalloc::allocator::{Caching as _, Recording as _};
-use stratalloc::config::{Compat, Config};
+use stratalloc::config::Compat;
 use stratalloc::history::{Action, Event, RecordOptions};
 use stratalloc::strategies::Strategy;
 
@@ -18,7 +18,6 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let mut requests = recording.trace.requests();
     let last = recording.workload.ops.len().saturating_sub(1);
     let mut time_us = 0;
-    let seeded = recording.workload.seeded as usize;
     let begun = |strategy: &Strategy| {
         if let Some(engine) = strategy.engine() {
             engine.history().start(&RecordOptions::default());
@@ -29,21 +28,13 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
         engine.history().drain_into(&mut seen);
         for event in seen.drain(..) {
             let mut stack = None;
-            if at >= seeded
-                && matches!(event.action, Action::Alloc | Action::OutOfMemory)
+            if matches!(event.action, Action::Alloc | Action::OutOfMemory)
                 && let Some(request) = requests.next()
             {
                 stack = request.stack;
                 time_us = time_us.max(request.time_us);
             }
-            let Event { action, address, size_bytes, stream, pool } = event;
-            events.push(TraceEvent {
-                pool,
-                names_pool: true,
-                stack,
-                time_us,
-                ..TraceEvent::new(action, address, size_bytes, stream)
-            });
+            events.push(TraceEvent { stack, time_us, ..event.into() });
         }
         if at == last {
             segments = engine.layout();
@@ -53,9 +44,4 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let (conf, stacks) = (conf.clone(), stacks.clone());
     let (device, other_devices) = (*device, *other_devices);
     Ok(Trace { events, segments, conf, device, other_devices, stacks, ..Trace::default() })
-}
-
-/// Does the same as [`repeated`], for a log that is not analysed otherwise.
-pub(crate) fn repeated_alone(trace: Trace, config: &Option<Config>) -> Result<Trace, ReplayError> {
-    repeated(&Recording::new(trace, config.clone(), Memory::default()))
 }

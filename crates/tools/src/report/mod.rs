@@ -106,8 +106,10 @@ impl Report {
         }
         if operations(&trace) > OPERATIONS_SEARCHED && !options.needs {
             // A log of requests has no segment events until it is replayed.
-            let trace =
-                if trace.requests_only { logs::repeated_alone(trace, &config)? } else { trace };
+            let trace = match trace.requests_only {
+                true => logs::repeated(&Recording::new(trace, config.clone(), Memory::default()))?,
+                false => trace,
+            };
             let lives = lives_of(&trace, config.as_ref(), &options.memory);
             notes.extend(began_late(&lives));
             let (notes, trace, lives, advice) = (&notes, &trace, &lives, &unsearched(&lives));
