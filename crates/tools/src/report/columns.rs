@@ -89,10 +89,6 @@ impl Columns {
             None => self.columns.push(one),
         }
     }
-
-    pub(crate) fn finish(&mut self) {
-        self.columns.shrink_to_fit();
-    }
 }
 
 /// Merges columns until at most `most` remain. Minimum, maximum and last values are kept.

@@ -119,7 +119,6 @@ impl Lives {
             walk.step(at + 1, event);
             walk.note(at + 1, event.time_us);
         }
-        walk.lives.columns.finish();
         walk.lives
     }
 
