@@ -327,14 +327,10 @@ fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
         let confs = ranks[0].1.iter().map(|row| &row.conf);
         for conf in confs {
             let rows = ranks.iter().map(|(name, rows)| {
-                let row = rows.iter().find(|row| row.conf == *conf);
-                (name, row.map(|row| row.need.needs_bytes.unwrap_or(u64::MAX)))
+                let row = rows.iter().find(|row| row.conf == *conf)?;
+                Some((name, row.need.needs_bytes.unwrap_or(u64::MAX)))
             });
-            let Some(rows) =
-                rows.map(|(name, bytes)| Some((name, bytes?))).collect::<Option<Vec<_>>>()
-            else {
-                continue;
-            };
+            let Some(rows) = rows.collect::<Option<Vec<_>>>() else { continue };
             if let Some((name, bytes)) = rows.into_iter().rev().max_by_key(|(_, bytes)| *bytes) {
                 let most = if bytes == u64::MAX { "none fits".into() } else { mib(bytes as f64) };
                 cells.push(vec![shown_conf(conf), most, name.clone()]);
