@@ -153,7 +153,6 @@ pub fn verify_until(
         builder,
         live: installed.into_iter().map(|block| (block.address, block.allocation)).collect(),
         pools: HashSet::new(),
-        late: !start.is_empty(),
         seen: Vec::new(),
         lost: false,
         result: Verification::default(),
@@ -172,7 +171,7 @@ pub fn verify_until(
         }
     }
     if until == Until::End || verifier.result.is_exact() {
-        verifier.compare_layout(trace);
+        verifier.compare_layout(trace, !start.is_empty());
     }
     let Verifier { mut result, builder, .. } = verifier;
     result.workload = builder.workload;
@@ -192,8 +191,6 @@ struct Verifier<'a> {
     live: HashMap<u64, Allocation>,
     /// The private pools that were created.
     pools: HashSet<PoolId>,
-    /// Whether the recording begins after the program's start.
-    late: bool,
     /// The engine's events during the current operation.
     seen: Vec<Event>,
     /// Whether the replay needs addresses that the recording does not have, because decisions diverged.
@@ -503,12 +500,12 @@ impl Verifier<'_> {
         self.result.first_mismatch.get_or_insert_with(|| format!("at event {at}: {}", how()));
     }
 
-    fn compare_layout(&mut self, trace: &Trace) {
+    /// Compares the final layouts. `is_late` is true if the recording begins after the program's start.
+    fn compare_layout(&mut self, trace: &Trace, is_late: bool) {
         let ours = self.engine.layout();
         let events = trace.events.len();
         // The requested size of free blocks from before the recording is unknown, so it is not compared.
-        let late = self.late;
-        let same = |(a, b): &(&SegmentLayout, &SegmentLayout)| match late {
+        let same = |(a, b): &(&SegmentLayout, &SegmentLayout)| match is_late {
             false => a == b,
             true => without_old_requests(a) == without_old_requests(b),
         };
