@@ -25,6 +25,7 @@ impl<'a> Input<'a> {
     }
 
     /// Returns the number of decoded bytes consumed so far.
+    #[inline]
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
@@ -32,27 +33,32 @@ impl<'a> Input<'a> {
     /// Returns the unread bytes of the buffer. They are empty only at the end of the file.
     #[inline]
     pub(super) fn peek(&mut self) -> Result<&[u8], Failure> {
-        while let Err(error) = self.source.fill_buf() {
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(self.failure(error));
-            }
+        if self.source.buffer().is_empty() {
+            self.refill()?;
         }
-        let bytes = self.source.buffer();
-        if self.offset + bytes.len() as u64 > self.limit_bytes {
-            return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
-        }
-        Ok(bytes)
+        Ok(self.source.buffer())
     }
 
-    #[cold]
-    fn failure(&self, source: io::Error) -> Failure {
-        match source.get_ref().is_some_and(|inner| inner.is::<OverLimit>()) {
-            true => Failure::TooLarge { limit_bytes: self.limit_bytes },
-            false => Failure::Read { at: self.offset, source },
+    fn refill(&mut self) -> Result<(), Failure> {
+        while let Err(source) = self.source.fill_buf() {
+            if source.get_ref().is_some_and(|inner| inner.is::<OverLimit>()) {
+                return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
+            }
+            if source.kind() != io::ErrorKind::Interrupted {
+                return Err(Failure::Read { at: self.offset, source });
+            }
         }
+        let read = self.source.buffer().len();
+        if self.offset + read as u64 > self.limit_bytes {
+            // A caller that continues to read after the error gets no bytes beyond the limit.
+            self.source.consume(read);
+            return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
+        }
+        Ok(())
     }
 
     /// Consumes `count` of the bytes that [`Self::peek`] returned.
+    #[inline]
     pub(super) fn consume(&mut self, count: usize) {
         self.source.consume(count);
         self.offset += count as u64;
@@ -69,6 +75,7 @@ impl<'a> Input<'a> {
     }
 
     /// Fills `into` completely. Returns false if the file ends first.
+    #[inline]
     pub(super) fn fill(&mut self, into: &mut [u8]) -> Result<bool, Failure> {
         for byte in into {
             let Some(next) = self.next_byte()? else { return Ok(false) };
