@@ -160,18 +160,7 @@ impl Callbacks {
 
 impl fmt::Debug for Callbacks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let optional = [
-            ("init", self.init.is_some()),
-            ("reset", self.reset.is_some()),
-            ("memory_fraction", self.memory_fraction.is_some()),
-            ("base_address", self.base_of.is_some()),
-            ("record_stream", self.record_stream.is_some()),
-            ("begin_pool", self.begin_pool.is_some()),
-            ("end_pool", self.end_pool.is_some()),
-            ("release_pool", self.release_pool.is_some()),
-        ];
-        let there = optional.iter().filter(|(_, there)| *there).map(|(name, _)| name);
-        f.debug_set().entries(["allocate", "free"].iter().chain(there)).finish()
+        f.debug_struct("Callbacks").finish_non_exhaustive()
     }
 }
 
@@ -179,21 +168,7 @@ impl fmt::Debug for Callbacks {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LibraryError {
-    /// The file does not exist.
-    #[error("library {}: no such file", path.display())]
-    Missing {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The path is not a regular file.
-    #[error("library {}: expected a file, found {found}", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-        /// The kind of file.
-        found: &'static str,
-    },
-    /// The file cannot be read.
+    /// The file does not exist or cannot be read.
     #[error("library {}: cannot be read: {message}", path.display())]
     Unreadable {
         /// The path.
@@ -201,15 +176,13 @@ pub enum LibraryError {
         /// The system's error message.
         message: String,
     },
-    /// The file is not a shared library, or one for another machine.
-    #[error("library {}: expected {expected}, found {found}", path.display())]
+    /// The path is not a regular file, or the file is not a shared library for this machine.
+    #[error("library {}: expected {expected}", path.display())]
     Unfit {
         /// The path.
         path: PathBuf,
         /// The kind of file that can be loaded here.
         expected: &'static str,
-        /// The kind of the file, according to its first bytes.
-        found: String,
     },
     /// The system's loader failed to load the library.
     #[error("library {}: cannot be loaded: {message}", path.display())]

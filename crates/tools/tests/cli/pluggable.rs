@@ -52,6 +52,10 @@ fn the_command_line_compares_a_library_with_others() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(
         stderr,
-        format!("stratalloc: {}: library /no/such.so: no such file\n", trace.display())
+        format!(
+            "stratalloc: {}: library /no/such.so: cannot be read: No such file or directory \
+             (os error 2)\n",
+            trace.display()
+        )
     );
 }
