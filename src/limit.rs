@@ -44,6 +44,12 @@ impl Limit {
         self.set(limit_of_fraction(fraction, total_bytes));
     }
 
+    /// Returns the bytes that can still be charged.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let most = self.most_bytes.load(Ordering::Relaxed);
+        most.saturating_sub(self.charged_bytes.load(Ordering::Relaxed))
+    }
+
     /// Charges bytes that are about to be allocated. Returns `None` if they would exceed the limit.
     pub(crate) fn charge(&self, bytes: u64) -> Option<Charge<'_>> {
         let most = self.most_bytes.load(Ordering::Relaxed);

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use hashbrown::HashSet;
 
 use super::Route;
-use super::sums::Sums;
+use super::counters::BlockCounters;
 use crate::error::HandleError;
 use crate::ids::{PoolId, StreamId};
 use crate::live_blocks::{BlockName, Live, LiveBlocks};
@@ -87,42 +87,29 @@ pub(super) struct Blocks {
     /// Blocks that their callers have freed and that wait for a capture to end. The front block is the
     /// next one to be checked.
     pub(super) deferred: VecDeque<Live<Block>>,
-    /// Bytes charged in addition to live and deferred blocks: for requests in progress, if a limit is
-    /// set, and for frees in progress, if a limit is set or the free may be deferred.
-    pub(super) reserved_bytes: u64,
     /// Streams on which blocks were freed, and the most recent of them.
     freed_on: HashSet<StreamId>,
     last_freed_on: Option<StreamId>,
-    pub(super) sums: Sums,
+    pub(super) counters: BlockCounters,
 }
 
 impl Blocks {
-    /// Adds a new block and returns its serial number, which is unique.
+    /// Adds a new block. Returns its serial number, which is unique, and the block that it replaces.
     ///
     /// The address may belong to a live block already: a block of a destroyed graph, whose memory the
     /// driver has allocated again. That block is removed, and its handle becomes stale.
     #[inline]
-    pub(super) fn enter(&mut self, address: u64, block: Block) -> u64 {
-        self.sums.enter(block.bytes);
+    pub(super) fn enter(&mut self, address: u64, block: Block) -> (u64, Option<Live<Block>>) {
+        self.counters.enter(block.bytes);
         let (serial, replaced) = self.live.enter(address, block);
+        self.count_replaced(replaced.as_ref());
+        (serial, replaced)
+    }
+
+    fn count_replaced(&mut self, replaced: Option<&Live<Block>>) {
         if let Some(replaced) = replaced {
-            self.sums.leave(replaced.value.bytes);
+            self.counters.leave(replaced.bytes);
         }
-        serial
-    }
-
-    /// Charges bytes for a request that is about to go to the driver. Returns false if the limit has no
-    /// room.
-    pub(super) fn reserve(&mut self, bytes: u64, limit_bytes: u64) -> bool {
-        let fits = bytes <= limit_bytes.saturating_sub(self.charged_bytes());
-        self.reserved_bytes += if fits { bytes } else { 0 };
-        fits
-    }
-
-    /// Returns the bytes that count against a limit: live and deferred blocks, and requests and frees in
-    /// progress.
-    pub(super) fn charged_bytes(&self) -> u64 {
-        self.sums.live_bytes() + self.sums.waiting_bytes() + self.reserved_bytes
     }
 
     /// Returns true if a live block starts at this address.
@@ -139,7 +126,7 @@ impl Blocks {
     #[inline]
     pub(super) fn leave(&mut self, name: BlockName) -> Result<Live<Block>, HandleError> {
         let left = self.live.take(name)?;
-        self.sums.leave(left.value.bytes);
+        self.counters.leave(left.bytes);
         if self.last_freed_on != Some(left.value.stream) {
             self.last_freed_on = Some(left.value.stream);
             self.freed_on.insert(left.value.stream);
@@ -160,17 +147,18 @@ impl Blocks {
         self.last_freed_on = None;
     }
 
-    /// Undoes [`leave`](Self::leave) after the driver failed to free the block.
-    pub(super) fn undo_leave(&mut self, block: Live<Block>) {
-        self.sums.undo_leave(block.value.bytes);
-        if let Some(replaced) = self.live.put_back(block) {
-            self.sums.leave(replaced.value.bytes);
-        }
+    /// Undoes [`leave`](Self::leave) after the driver failed to free the block. Returns the block that
+    /// has got the same address since.
+    pub(super) fn undo_leave(&mut self, block: Live<Block>) -> Option<Live<Block>> {
+        self.counters.undo_leave(block.bytes);
+        let replaced = self.live.put_back(block);
+        self.count_replaced(replaced.as_ref());
+        replaced
     }
 
     /// Keeps a removed block until a capture has ended.
     pub(super) fn defer(&mut self, block: Live<Block>) {
-        self.sums.begin_to_wait(block.value.bytes);
+        self.counters.begin_to_wait(block.bytes);
         self.deferred.push_back(block);
     }
 
@@ -209,13 +197,13 @@ mod tests {
     }
 
     #[test]
-    fn a_free_that_the_driver_refused_leaves_the_sums_as_they_were() {
+    fn a_free_that_the_driver_refused_leaves_the_counters_as_they_were() {
         let mut blocks = Blocks::default();
         blocks.enter(0x100, block(5));
-        let before = format!("{:?}", blocks.sums);
+        let before = format!("{:?}", blocks.counters);
         let left = blocks.leave(AT).unwrap();
-        blocks.undo_leave(left);
-        assert_eq!(format!("{:?}", blocks.sums), before);
+        assert!(blocks.undo_leave(left).is_none());
+        assert_eq!(format!("{:?}", blocks.counters), before);
         assert!(blocks.find(BlockName { serial: Some(1), ..AT }).is_ok());
     }
 
@@ -226,7 +214,7 @@ mod tests {
         let left = blocks.leave(AT).unwrap();
         blocks.enter(0x200, block(5));
         blocks.undo_leave(left);
-        let ([_, bytes], [active, _]) = (blocks.sums.allocated(), blocks.sums.with_waiting());
+        let ([_, bytes], [active, _]) = (blocks.counters.allocated, blocks.counters.active);
         assert_eq!((bytes.current, bytes.peak), (10, 10));
         assert_eq!((active.current, active.peak), (2, 2));
     }
@@ -234,11 +222,12 @@ mod tests {
     #[test]
     fn a_block_whose_address_is_reused_has_left() {
         let mut blocks = Blocks::default();
-        let first = blocks.enter(0x100, block(5));
-        blocks.enter(0x100, block(6));
+        let (first, _) = blocks.enter(0x100, block(5));
+        let (_, replaced) = blocks.enter(0x100, block(6));
+        assert_eq!(replaced.map(|live| live.bytes), Some(5));
         assert!(blocks.find(BlockName { serial: Some(first), ..AT }).is_err());
-        assert_eq!(blocks.sums.allocated()[0].current, 1);
-        assert_eq!((blocks.sums.with_waiting()[1].current, blocks.charged_bytes()), (6, 6));
+        assert_eq!(blocks.counters.allocated[0].current, 1);
+        assert_eq!(blocks.counters.active[1].current, 6);
     }
 
     #[test]
@@ -247,25 +236,11 @@ mod tests {
         blocks.enter(0x100, block(5));
         let left = blocks.leave(AT).unwrap();
         blocks.defer(left);
-        let bytes = |blocks: &Blocks| (blocks.sums.live_bytes(), blocks.charged_bytes());
-        assert_eq!(bytes(&blocks), (0, 5));
+        assert_eq!((blocks.counters.live_bytes(), blocks.counters.waiting_bytes()), (0, 5));
         assert_eq!(std::mem::take(&mut blocks.deferred).len(), 1);
-        blocks.sums.end_to_wait(5);
-        assert_eq!(bytes(&blocks), (0, 0));
-        let active = blocks.sums.with_waiting()[1];
+        blocks.counters.end_to_wait(5);
+        assert_eq!(blocks.counters.waiting_bytes(), 0);
+        let active = blocks.counters.active[1];
         assert_eq!((active.allocated, active.freed), (5, 5));
-    }
-
-    #[test]
-    fn requests_under_way_count_against_the_limit() {
-        let mut blocks = Blocks::default();
-        blocks.enter(0x100, block(5));
-        assert!(blocks.reserve(4, 10));
-        assert!(!blocks.reserve(2, 10));
-        assert!(!blocks.reserve(u64::MAX, 10));
-        assert!(blocks.reserve(1, 10));
-        blocks.reserved_bytes -= 4;
-        assert!(!blocks.reserve(5, 10));
-        assert!(!blocks.reserve(1, 3), "a limit that was lowered below what is there");
     }
 }

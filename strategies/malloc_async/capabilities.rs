@@ -13,7 +13,7 @@ use crate::allocator::{
     DeviceAllocator, PeerAccess, Place, Recording, Request,
 };
 use crate::config::Config;
-use crate::driver::{DriverPoolUsage, synchronize_outside_captures};
+use crate::driver::DriverPoolUsage;
 use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
 use crate::history::{BlockLayout, BlockStateName, History, SegmentLayout, Snapshot};
 use crate::ids::{PoolId, StreamId};
@@ -69,11 +69,11 @@ impl DeviceAllocator for MallocAsyncAllocator {
 impl MallocAsyncAllocator {
     fn announce(&self, name: BlockName, stream: StreamId) -> Result<(), HandleError> {
         self.blocks.lock().find(name)?;
-        let capture = if self.captures.any_scope() { self.capture_of(stream)? } else { None };
+        let capture = if self.scopes.any() { self.capture_of(stream)? } else { None };
         let mut blocks = self.blocks.lock();
         let block = blocks.find(name)?;
         if block.stream == stream {
-            self.notes.count(Note::OwnStreamRecorded);
+            blocks.counters.note(Note::OwnStreamRecorded);
             return Ok(());
         }
         block.add_use(Use { stream, capture });
@@ -100,36 +100,27 @@ impl MallocAsyncAllocator {
         let pools = self.memory_pools();
         let usage = pools.usage(self.main.id)?;
         let (held, idle) = (usage.reserved_bytes, idle(usage));
-        let limit = self.limit.get().unwrap_or(u64::MAX);
-        let within = limit.saturating_sub(self.blocks.lock().charged_bytes());
-        let mut bytes = free_bytes.saturating_add(idle).min(within);
+        let mut bytes = free_bytes.saturating_add(idle).min(self.limit.room_bytes());
         let mut next = free_bytes.max(idle);
         let stream = self.driver.create_stream()?;
-        let (mut found, mut refused) = (Ok(0), None);
-        while bytes >= LEAST {
+        let found = loop {
+            if bytes < LEAST {
+                break Ok(0);
+            }
             match pools.allocate_async(self.main.id, bytes, stream) {
                 Ok(address) => {
-                    found = pools.free_async(address, stream).map(|()| bytes);
-                    refused = found.is_err().then_some(address);
-                    break;
+                    let free = || pools.free_async(address, stream).map(|()| bytes);
+                    // Tried twice, because no later call can free this memory.
+                    break free().or_else(|_| free());
                 }
                 Err(error) if error.is_out_of_memory() => {
                     bytes = if next < bytes { next } else { bytes / 2 };
                     next = bytes / 2;
                 }
-                Err(error) => {
-                    found = Err(error);
-                    break;
-                }
+                Err(error) => break Err(error),
             }
-        }
+        };
         let waited = self.driver.synchronize_stream(stream);
-        if let Some(address) = refused {
-            // The retry of this free uses another stream, so the work of `stream` must be complete
-            // first.
-            let _ = waited.clone().or_else(|_| synchronize_outside_captures(&*self.driver));
-            self.leftovers.lock().push(address);
-        }
         let destroyed = self.driver.destroy_stream(stream);
         let trimmed = pools.trim(self.main.id, held);
         let bytes = found?;
@@ -234,9 +225,9 @@ impl Counters for MallocAsyncAllocator {
     /// large are not counted separately.
     fn statistics(&self) -> Statistics {
         let reserved = sum(self.usage_of_main(), self.usage_of_private_pools());
-        let sums = self.blocks.lock().sums;
-        let [allocation, allocated_bytes] = sums.allocated();
-        let [active, active_bytes] = sums.with_waiting();
+        let counters = self.blocks.lock().counters;
+        let ([allocation, allocated_bytes], [active, active_bytes]) =
+            (counters.allocated, counters.active);
         let of = |all: Counter| PerPool { all, ..PerPool::default() };
         Statistics {
             allocation: of(allocation),
@@ -251,15 +242,15 @@ impl Counters for MallocAsyncAllocator {
                 ),
                 ..Counter::default()
             }),
-            num_alloc_retries: sums.num_retries,
-            num_ooms: sums.num_ooms,
-            own: self.notes.counters(),
+            num_alloc_retries: counters.num_retries,
+            num_ooms: counters.num_ooms,
+            own: counters.own(),
             ..Statistics::default()
         }
     }
 
     fn reset_peaks(&self) {
-        self.blocks.lock().sums.reset_peaks();
+        self.blocks.lock().counters.reset_peaks();
         // Reset this first: a pool that is destroyed after this line stores a new value.
         self.pools.lock().destroyed_high_bytes = 0;
         let pools = self.memory_pools();
@@ -269,8 +260,7 @@ impl Counters for MallocAsyncAllocator {
     }
 
     fn reset_accumulated(&self) {
-        self.blocks.lock().sums.reset_accumulated();
-        self.notes.reset();
+        self.blocks.lock().counters.reset_accumulated();
     }
 }
 

@@ -28,11 +28,10 @@ use crate::error::DriverError;
 use crate::ids::StreamId;
 use crate::live_blocks::Live;
 
-/// The state of scopes, deferred frees and leaves. The numbers of open scopes and of deferred frees are
-/// in one word, so that a request needs one load to find that both are zero.
+/// The number of deferred frees, and the leaves.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
-    scopes_and_deferred: AtomicU64,
+    deferred: AtomicU64,
     /// At most one entry per stream: a stream belongs to one capture at a time.
     leaves: Mutex<HashMap<StreamId, Leaves>>,
 }
@@ -44,46 +43,28 @@ struct Leaves {
     nodes: Vec<NodeId>,
 }
 
-const ONE_SCOPE: u64 = 1 << 40;
-
 /// The capture id of an invalidated capture. No block has it, and nothing can be freed in such a
 /// capture.
 const BROKEN: u64 = u64::MAX;
 
 impl Captures {
-    /// Returns true if a scope is open or a free is deferred. One relaxed load.
+    /// Returns the number of deferred frees. One relaxed load.
     #[inline]
-    pub(super) fn any_scope_or_deferred(&self) -> bool {
-        self.scopes_and_deferred.load(Ordering::Relaxed) != 0
-    }
-
-    #[inline]
-    pub(super) fn any_scope(&self) -> bool {
-        self.scopes_and_deferred.load(Ordering::Relaxed) >= ONE_SCOPE
-    }
-
     pub(super) fn deferred(&self) -> u64 {
-        self.scopes_and_deferred.load(Ordering::Relaxed) % ONE_SCOPE
+        self.deferred.load(Ordering::Relaxed)
     }
 
     pub(super) fn add_deferred(&self) {
-        self.scopes_and_deferred.fetch_add(1, Ordering::Relaxed);
+        self.deferred.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn remove_deferred(&self) {
-        self.scopes_and_deferred.fetch_sub(1, Ordering::Relaxed);
+        self.deferred.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn scope_opened(&self) {
-        self.scopes_and_deferred.fetch_add(ONE_SCOPE, Ordering::Relaxed);
-    }
-
-    pub(super) fn scope_closed(&self) {
-        self.scopes_and_deferred.fetch_sub(ONE_SCOPE, Ordering::Relaxed);
-        if !self.any_scope() {
-            // Only requests inside a scope attach leaves.
-            *self.leaves.lock() = HashMap::new();
-        }
+    /// Removes all leaves, when the last scope was closed: only requests inside a scope attach leaves.
+    pub(super) fn forget_leaves(&self) {
+        *self.leaves.lock() = HashMap::new();
     }
 
     /// Keeps a leaf for the next request on its stream. Removes leaves of earlier captures.
@@ -141,7 +122,7 @@ impl MallocAsyncAllocator {
         behind.sort_unstable();
         behind.dedup();
         let leaf = graph.free_behind(block.address, block.stream, &behind)?;
-        if self.captures.any_scope() {
+        if self.scopes.any() {
             self.captures.add_leaf(block.stream, capture, leaf);
         }
         Ok(FreeOutcome::Freed)

@@ -20,42 +20,19 @@ impl MallocAsyncAllocator {
         // Taken before the driver frees the address. As soon as it is freed, another thread may allocate
         // it, and that entry in the history must have a later time.
         let moment = self.history.moment();
-        let (block, is_plain, is_charged) = {
-            let mut blocks = self.blocks.lock();
-            let block = blocks.leave(name)?;
-            let is_plain = block.is_plain() && !self.captures.any_scope();
-            // If a limit is set or the free may be deferred, the bytes stay charged until the driver has
-            // freed the block.
-            let is_charged = !is_plain || self.limit.get().is_some();
-            if is_charged {
-                blocks.reserved_bytes += block.bytes;
-            }
-            (block, is_plain, is_charged)
-        };
+        let block = self.blocks.lock().leave(name)?;
         tracepoints::free(name.address);
         let bytes = block.bytes;
-        if !is_plain {
-            let outcome = self.free_checked(&block);
-            return self.finish_free(block, outcome, moment).map(|()| bytes);
-        }
-        let outcome = match self.memory_pools().free_async(block.address, block.stream) {
-            Ok(()) if !is_charged => {
-                self.record_freed(&block, moment);
-                return Ok(bytes);
-            }
-            Ok(()) => Ok(FreeOutcome::Freed),
-            Err(error) => {
-                if !is_charged {
-                    self.blocks.lock().reserved_bytes += bytes;
-                }
-                self.after_refusal(&block, error)
-            }
+        let outcome = if !block.is_plain() || self.scopes.any() {
+            self.free_checked(&block)
+        } else {
+            let freed = self.memory_pools().free_async(block.address, block.stream);
+            freed.map(|()| FreeOutcome::Freed).or_else(|error| self.after_refusal(&block, error))
         };
         self.finish_free(block, outcome, moment).map(|()| bytes)
     }
 
-    /// Completes a free of a charged block, depending on its outcome.
-    #[cold]
+    /// Completes a free, depending on its outcome.
     fn finish_free(
         &self,
         block: Live<Block>,
@@ -64,23 +41,21 @@ impl MallocAsyncAllocator {
     ) -> Result<(), HandleError> {
         match or_later(outcome) {
             Err(error) => {
-                let mut blocks = self.blocks.lock();
-                blocks.reserved_bytes -= block.bytes;
-                blocks.undo_leave(block);
+                let replaced = self.blocks.lock().undo_leave(block);
+                self.end_charge(replaced.as_ref());
                 return Err(error.into());
             }
             Ok(FreeOutcome::Freed) => {
-                self.blocks.lock().reserved_bytes -= block.bytes;
+                self.end_charge(Some(&block));
                 self.record_freed(&block, moment);
             }
             Ok(FreeOutcome::Deferred) => {
                 self.record_block(Action::FreeRequested, &block, moment);
-                self.notes.count(Note::DeferredFree);
                 // Counted before the block is in the queue. As soon as it is, another thread may free
                 // the block and subtract it.
                 self.captures.add_deferred();
                 let mut blocks = self.blocks.lock();
-                blocks.reserved_bytes -= block.bytes;
+                blocks.counters.note(Note::DeferredFree);
                 blocks.defer(block);
             }
         }
@@ -126,7 +101,7 @@ impl MallocAsyncAllocator {
     pub(super) fn free_checked(&self, block: &Live<Block>) -> Result<FreeOutcome, DriverError> {
         let of_captures =
             block.capture().is_some() || block.uses().iter().any(|by| by.capture.is_some());
-        if !of_captures && !self.captures.any_scope() {
+        if !of_captures && !self.scopes.any() {
             // No scope is open, but a capture without a scope may be active. Joining a stream queries
             // its capture status, which detects that.
             return self.free_in_driver(block).map(|()| FreeOutcome::Freed);
@@ -156,7 +131,7 @@ impl MallocAsyncAllocator {
         }
         self.free_in_driver(block)?;
         if block.capture().is_some() {
-            self.notes.count(Note::FreeAfterCapture);
+            self.blocks.lock().counters.note(Note::FreeAfterCapture);
         }
         Ok(FreeOutcome::Freed)
     }
@@ -235,26 +210,6 @@ impl MallocAsyncAllocator {
         Ok((join, event))
     }
 
-    /// Tries again to free memory that the driver failed to free. Uses the joining stream, because the
-    /// stream of the block may no longer exist; the work of that stream has completed.
-    fn offer_leftovers(&self) -> Result<(), DriverError> {
-        if self.leftovers.lock().is_empty() {
-            return Ok(());
-        }
-        let (join, event) = self.joining_stream()?;
-        self.joins.lock().spare.push(event);
-        let leftovers = std::mem::take(&mut *self.leftovers.lock());
-        let mut done = Ok(());
-        for address in leftovers {
-            let freed = self.memory_pools().free_async(address, join);
-            if freed.is_err() {
-                self.leftovers.lock().push(address);
-            }
-            done = done.and(freed);
-        }
-        done
-    }
-
     /// Frees the deferred blocks whose captures have ended. The others, and those that the driver fails
     /// to free, stay deferred.
     ///
@@ -262,10 +217,10 @@ impl MallocAsyncAllocator {
     ///
     /// [`DriverError`]: the first failure.
     pub(super) fn free_deferred(&self) -> Result<(), DriverError> {
-        let mut done = self.offer_leftovers();
         if self.captures.deferred() == 0 {
-            return done;
+            return Ok(());
         }
+        let mut done = Ok(());
         let blocks = std::mem::take(&mut self.blocks.lock().deferred);
         let mut waiting = Vec::new();
         for block in blocks {
@@ -300,7 +255,8 @@ impl MallocAsyncAllocator {
             if is_reused { FreeOutcome::Freed } else { or_later(self.free_checked(block))? };
         if outcome == FreeOutcome::Freed {
             self.captures.remove_deferred();
-            self.blocks.lock().sums.end_to_wait(block.bytes);
+            self.blocks.lock().counters.end_to_wait(block.bytes);
+            self.end_charge(Some(block));
             self.record_block(Action::FreeCompleted, block, moment);
         }
         Ok(outcome)

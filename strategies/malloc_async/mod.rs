@@ -4,11 +4,9 @@
 //! table of live blocks, a limit, uses by other streams, scopes and the rules of graph captures. A
 //! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
 //!
-//! `blocks` is the table of live blocks, `sums` their counters, `frees` the paths of a free.
+//! `blocks` is the table of live blocks, `counters` their counters, `frees` the paths of a free.
 //! `capture` handles graphs, `pools` the private pools (one driver pool each). `pressure` handles
 //! requests that fail; `capabilities` implements the optional traits.
-//!
-//! Blocks are charged against a limit only while one is set.
 //!
 //! Before memory is released, only the streams on which blocks were freed are synchronized, because
 //! synchronizing the device would break captures on all threads. The device is synchronized only if such
@@ -20,13 +18,12 @@
 mod blocks;
 mod capabilities;
 mod capture;
+mod counters;
 mod frees;
 mod pools;
 mod pressure;
-mod sums;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -39,14 +36,14 @@ use crate::error::{AllocResult, DriverError, DriverErrorKind};
 use crate::history::{Action, Event, History};
 use crate::ids::{EventId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
+use crate::live_blocks::Live;
 use crate::scopes::Scopes;
-use crate::stats::OwnCounter;
 use crate::tracepoints;
 
 use blocks::{Block, Blocks};
 use capture::Captures;
 use pools::{Pools, destroy_if_empty};
-use pressure::{Obtained, Refusal};
+use pressure::Obtained;
 
 /// The stream-ordered allocator of one device.
 #[derive(Debug)]
@@ -58,6 +55,7 @@ pub struct MallocAsyncAllocator {
     /// Serves every request that no scope routes to a private pool.
     main: MainPool,
     blocks: Mutex<Blocks>,
+    /// Each block is charged from its request until the driver has freed it.
     limit: Limit,
     pools: Mutex<Pools>,
     /// Each open scope stores the id of its pool. Scopes are opened and closed under `pools`.
@@ -68,11 +66,8 @@ pub struct MallocAsyncAllocator {
     ending: RwLock<()>,
     captures: Captures,
     joins: Mutex<Joins>,
-    /// Addresses that no caller uses and that the driver failed to free. The free is retried.
-    leftovers: Mutex<Vec<u64>>,
     /// The last usage that the driver reported.
     usage: Mutex<DriverPoolUsage>,
-    notes: Notes,
     hooks: Hooks,
     pub(crate) history: Arc<History>,
 }
@@ -108,32 +103,14 @@ enum Note {
     TrimThatHelped,
 }
 
-/// The number of each event since the start or since the last
-/// [`reset_accumulated`](crate::allocator::Counters::reset_accumulated).
-#[derive(Debug, Default)]
-struct Notes([AtomicI64; 4]);
-
-impl Notes {
-    /// The names of the counters, in the order of [`Note`].
+impl Note {
+    /// The names of the counters, in the order of the variants.
     const NAMES: [&str; 4] = [
         "malloc_async.deferred_frees",
         "malloc_async.frees_after_capture",
         "malloc_async.own_stream_recorded",
         "malloc_async.trims_that_helped",
     ];
-
-    fn count(&self, note: Note) {
-        self.0[note as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn counters(&self) -> Vec<OwnCounter> {
-        let counts = self.0.iter().map(|count| count.load(Ordering::Relaxed));
-        Self::NAMES.iter().zip(counts).map(|(name, count)| OwnCounter { name, count }).collect()
-    }
-
-    fn reset(&self) {
-        self.0.iter().for_each(|count| count.store(0, Ordering::Relaxed));
-    }
 }
 
 /// The pool that serves a request.
@@ -179,9 +156,7 @@ impl MallocAsyncAllocator {
             ending: RwLock::default(),
             captures: Captures::default(),
             joins: Mutex::default(),
-            leftovers: Mutex::default(),
             usage: Mutex::default(),
-            notes: Notes::default(),
             hooks: Hooks::new(),
             history: Arc::default(),
             device,
@@ -197,41 +172,19 @@ impl MallocAsyncAllocator {
         self.driver.memory_pools().expect("checked when the allocator was built")
     }
 
-    /// Serves a request with one driver call and one lock. Requests in an open scope, with a deferred
-    /// free pending, for a named pool or under a limit take the slower `serve_checked`.
+    /// Serves a request with one driver call and one lock. Requests for a named pool, in an open scope or
+    /// with a deferred free pending are routed first.
     fn serve(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
         let _context = self.history.of_request();
-        let Request { bytes, stream, .. } = request;
         request.check_size()?;
-        if pool.is_some() || self.captures.any_scope_or_deferred() || self.limit.get().is_some() {
-            return self.serve_checked(pool, request);
-        }
-        match self.memory_pools().allocate_async(self.main.id, bytes, stream) {
-            Ok(address) => {
-                let obtained = Obtained { address, reserved_bytes: 0, pool_guard: None };
-                Ok(self.enter(&self.main_route(), request, obtained))
-            }
-            Err(error) => self.retry_or_fail(&self.main_route(), request, Refusal::Driver(error)),
-        }
-    }
-
-    #[cold]
-    fn serve_checked(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
-        let route = if pool.is_none() && !self.captures.any_scope_or_deferred() {
+        let route = if pool.is_none() && !self.scopes.any() && self.captures.deferred() == 0 {
             self.main_route()
         } else {
             self.route_checked(pool, request.stream)?
         };
-        match self.obtain(&route, request) {
-            Ok(obtained) => Ok(self.enter(&route, request, obtained)),
-            Err(refusal) => self.retry_or_fail(&route, request, refusal),
-        }
-    }
-
-    #[cold]
-    fn retry_or_fail(&self, route: &Route, request: Request, refusal: Refusal) -> AllocResult {
-        let obtained = self.allocate_under_pressure(route, request, refusal)?;
-        Ok(self.enter(route, request, obtained))
+        let under_pressure = |refusal| self.allocate_under_pressure(&route, request, refusal);
+        let obtained = self.obtain(&route, request).or_else(under_pressure)?;
+        Ok(self.enter(&route, request, obtained))
     }
 
     /// Returns the route to the main pool.
@@ -244,16 +197,20 @@ impl MallocAsyncAllocator {
     /// block's pool from being destroyed in the meantime.
     #[inline]
     fn enter(&self, route: &Route, request: Request, obtained: Obtained<'_>) -> Allocation {
-        let Obtained { address, reserved_bytes, pool_guard: _pool_guard } = obtained;
+        let Obtained { address, charge, pool_guard: _pool_guard } = obtained;
         let Request { bytes, stream, .. } = request;
         let block = Block::new(bytes, stream, route);
-        let serial = {
-            let mut blocks = self.blocks.lock();
-            blocks.reserved_bytes -= reserved_bytes;
-            blocks.enter(address, block)
-        };
+        charge.keep();
+        let (serial, replaced) = self.blocks.lock().enter(address, block);
+        self.end_charge(replaced.as_ref());
         self.record(Action::Alloc, address, bytes, stream, route.pool);
         Allocation::new(address, bytes, self.owner, Token::numbered(serial))
+    }
+
+    /// Ends the charge of a block that has left the table.
+    #[inline]
+    fn end_charge(&self, block: Option<&Live<Block>>) {
+        drop(block.map(|block| self.limit.kept(block.bytes)));
     }
 
     #[inline]

@@ -332,7 +332,6 @@ impl PrivatePools for MallocAsyncAllocator {
             Err(error) => return Err(error),
         }
         self.scopes.open(id, filter, id);
-        self.captures.scope_opened();
         Ok(())
     }
 
@@ -342,7 +341,9 @@ impl PrivatePools for MallocAsyncAllocator {
             let Some(closed) = self.scopes.close(id) else {
                 return Err(pools.entry(id).err().unwrap_or(PoolError::ScopeClosed { pool: id }));
             };
-            self.captures.scope_closed();
+            if !self.scopes.any() {
+                self.captures.forget_leaves();
+            }
             closed
         };
         drop(closed);

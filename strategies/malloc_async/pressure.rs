@@ -10,6 +10,7 @@ use crate::driver::{
 use crate::error::{AllocError, DriverError, DriverErrorKind, OutOfMemory, PoolError};
 use crate::history::Action;
 use crate::ids::PoolId;
+use crate::limit::Charge;
 use crate::size::human_bytes;
 
 /// The reason why a request got no memory.
@@ -46,42 +47,28 @@ impl Refusal {
     }
 }
 
-/// An address from the driver, and the bytes charged against the limit until the block is in the table.
+/// An address from the driver.
 #[derive(Debug)]
 pub(super) struct Obtained<'a> {
     pub(super) address: u64,
-    pub(super) reserved_bytes: u64,
+    pub(super) charge: Charge<'a>,
     /// Prevents the destruction of a private pool until the block is in the table.
     pub(super) pool_guard: Option<RwLockReadGuard<'a, ()>>,
 }
 
 impl MallocAsyncAllocator {
-    /// Tries once: checks the limit, then calls the driver.
+    /// Tries once: charges the limit, then calls the driver.
+    #[inline]
     pub(super) fn obtain(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
-        let Some(limit_bytes) = self.limit.get() else { return self.call_driver(route, request) };
-        // Requests in progress are charged too; otherwise several at once could exceed the limit.
-        let bytes = request.bytes;
-        if !self.blocks.lock().reserve(bytes, limit_bytes) {
-            return Err(Refusal::Limit);
-        }
-        match self.call_driver(route, request) {
-            Ok(obtained) => Ok(Obtained { reserved_bytes: bytes, ..obtained }),
-            Err(refusal) => {
-                self.blocks.lock().reserved_bytes -= bytes;
-                Err(refusal)
-            }
-        }
-    }
-
-    fn call_driver(&self, route: &Route, request: Request) -> Result<Obtained<'_>, Refusal> {
         let Request { bytes, stream, .. } = request;
+        let charge = self.limit.charge(bytes).ok_or(Refusal::Limit)?;
         if let Some(capture) = route.capture {
             self.attach_leaves(stream, capture).map_err(Refusal::Driver)?;
         }
         let pool_guard = self.keep_pool(route).map_err(Refusal::Pool)?;
         let taken = self.memory_pools().allocate_async(route.driver_pool, bytes, stream);
-        let obtained = |address| Obtained { address, reserved_bytes: 0, pool_guard };
-        taken.map(obtained).map_err(Refusal::Driver)
+        let address = taken.map_err(Refusal::Driver)?;
+        Ok(Obtained { address, charge, pool_guard })
     }
 
     /// Retries a request that was refused. The first retry comes after freeing deferred blocks and
@@ -110,12 +97,12 @@ impl MallocAsyncAllocator {
             }
         }
         if matches!(refusal, Refusal::Driver(_)) && self.may_wait(route, request)? {
-            self.blocks.lock().sums.num_retries += 1;
+            self.blocks.lock().counters.num_retries += 1;
             // Ignores other failures: the memory released before the failing call may be enough.
             unless_lost(self.wait_and_trim(route, request))?;
             match self.obtain(route, request) {
                 Ok(obtained) => {
-                    self.notes.count(Note::TrimThatHelped);
+                    self.blocks.lock().counters.note(Note::TrimThatHelped);
                     return Ok(obtained);
                 }
                 Err(again) => refusal = refusal.followed_by(again)?,
@@ -135,7 +122,7 @@ impl MallocAsyncAllocator {
             return Ok(false);
         }
         let capture = unless_lost(self.capture_of(request.stream))?;
-        Ok(capture.map_or(!self.captures.any_scope(), |capture| capture.is_none()))
+        Ok(capture.map_or(!self.scopes.any(), |capture| capture.is_none()))
     }
 
     /// Waits for running work, then releases free memory of the request's own pool, the main pool, pools
@@ -184,8 +171,8 @@ impl MallocAsyncAllocator {
     fn report(&self, route: &Route, request: Request, refusal: &Refusal) -> OutOfMemory {
         let (allocated_bytes, draining_bytes) = {
             let mut blocks = self.blocks.lock();
-            blocks.sums.num_ooms += 1;
-            (blocks.sums.live_bytes(), blocks.sums.waiting_bytes())
+            blocks.counters.num_ooms += 1;
+            (blocks.counters.live_bytes(), blocks.counters.waiting_bytes())
         };
         let info = self.driver.memory_info().ok();
         let free = info.map_or(0, |info| info.free_bytes);
