@@ -2,8 +2,8 @@
 //!
 //! The bytes of each request to the allocator below are increased so that an aligned address lies
 //! inside the block. The increase is the alignment minus the alignment that the allocator below
-//! guarantees. If that guarantee suffices, all calls pass through and all capabilities stay. Otherwise
-//! some capabilities are absent: see [`Shifted`].
+//! guarantees. If that guarantee suffices, a list of layers leaves this one out. Some capabilities are
+//! absent: see [`Shifted`].
 
 use super::shift::{Block, Placement, Shifted};
 use crate::allocator::DeviceAllocator;
@@ -31,10 +31,6 @@ pub fn align<A: DeviceAllocator>(inner: A, align_bytes: u64, known_bytes: u64) -
 }
 
 impl Placement for Align {
-    fn acts(&self) -> bool {
-        self.slack_bytes > 0
-    }
-
     fn below_bytes(&self, bytes: u64) -> Option<u64> {
         bytes.checked_add(self.slack_bytes)
     }

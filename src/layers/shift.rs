@@ -32,11 +32,6 @@ pub struct Block {
 
 /// The position of a caller's block in the block of the allocator below.
 pub trait Placement: fmt::Debug + Send + Sync {
-    /// Returns true if blocks are moved. If not, all calls pass through.
-    fn acts(&self) -> bool {
-        true
-    }
-
     /// Returns the bytes to request from the allocator below. `None` on overflow.
     fn below_bytes(&self, bytes: u64) -> Option<u64>;
 
@@ -143,18 +138,12 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
 
 impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
     fn allocate(&self, request: Request) -> AllocResult {
-        if !self.place.acts() {
-            return self.inner.allocate(request);
-        }
         let below = self.inner.allocate(self.request_below(request)?)?;
         let (address, serial) = self.enter(request, below)?;
         Ok(Allocation::new(address, request.bytes, self.owner, Token::numbered(serial)))
     }
 
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
-        if !self.place.acts() {
-            return self.inner.free(allocation);
-        }
         let freed = BlockName::of(&allocation, self.owner).and_then(|name| self.leave(name));
         freed.map(drop).map_err(|reason| FreeError { reason, allocation })
     }
@@ -164,16 +153,10 @@ impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
     }
 
     fn free_raw(&self, address: u64) -> Result<u64, HandleError> {
-        if !self.place.acts() {
-            return self.inner.free_raw(address);
-        }
         self.leave(BlockName::at(address))
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
-        if !self.place.acts() {
-            return self.inner.record_stream_raw(address, stream);
-        }
         self.announce(BlockName::at(address), stream)
     }
 
@@ -183,9 +166,6 @@ impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
 
     fn control(&self) -> Control<'_> {
         let below = self.inner.control();
-        if !self.place.acts() {
-            return below;
-        }
         Control {
             cross_stream: below.cross_stream.map(|_| self as &dyn CrossStream),
             caching: below.caching.map(|_| self as &dyn Caching),

@@ -65,6 +65,8 @@ pub fn wrap(
             LayerSetting::Front { block_max_bytes } => {
                 Box::new(front::front(inner, *block_max_bytes))
             }
+            // The blocks of `inner` are aligned already.
+            LayerSetting::Align { bytes } if *bytes <= aligned_bytes => inner,
             LayerSetting::Align { bytes } => Box::new(align::align(inner, *bytes, aligned_bytes)),
             LayerSetting::Guard => {
                 let name = driver.info().driver;
