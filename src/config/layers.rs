@@ -72,14 +72,7 @@ impl LayerSetting {
     pub fn written_file(&self) -> Option<&std::path::Path> {
         match self {
             Self::Log { path } => Some(path.as_ref()),
-            Self::Limit { .. }
-            | Self::Statistics
-            | Self::Track
-            | Self::Fault(_)
-            | Self::OomRetry { .. }
-            | Self::Align { .. }
-            | Self::Guard
-            | Self::Front { .. } => None,
+            _ => None,
         }
     }
 }

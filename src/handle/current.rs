@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 use thiserror::Error;
 
 use super::Handle;
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::driver::Driver;
 use crate::ids::DeviceId;
 use crate::registry::{self, BuildError, BuildOptions};
@@ -36,15 +36,7 @@ pub enum CurrentError {
         /// The device.
         device: DeviceId,
     },
-    /// The configuration string cannot be used.
-    #[error("configuration {text:?}: {error}")]
-    Configuration {
-        /// The string.
-        text: String,
-        /// The error, with its position in the string.
-        error: ConfigError,
-    },
-    /// The allocator could not be built.
+    /// The configuration string cannot be used, or the allocator could not be built.
     #[error(transparent)]
     Build(#[from] BuildError),
     /// The allocator could not be switched.
@@ -58,9 +50,7 @@ pub enum CurrentError {
 ///
 /// [`CurrentError`].
 pub fn create(conf: &str, driver: Arc<dyn Driver>) -> Result<Handle, CurrentError> {
-    let parsed = Config::parse(conf, &registry::key_table());
-    let refused = |error| CurrentError::Configuration { text: conf.to_owned(), error };
-    create_with(&parsed.map_err(refused)?, driver)
+    create_with(&registry::parse(conf)?, driver)
 }
 
 /// Creates the current allocator of the driver's device from a parsed configuration.

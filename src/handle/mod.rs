@@ -82,10 +82,7 @@ struct Inner {
 ///
 /// [`BuildError`]. Nothing stays allocated from the device then.
 pub fn build(conf: &str, device: Arc<dyn Driver>) -> Result<Handle, BuildError> {
-    let parsed = Config::parse(conf, &registry::key_table());
-    let config =
-        parsed.map_err(|error| BuildError::Configuration { text: conf.to_owned(), error })?;
-    Handle::build(&config, device)
+    Handle::build(&registry::parse(conf)?, device)
 }
 
 impl Handle {

@@ -329,6 +329,12 @@ pub fn key_table() -> KeyTable {
     NAMES.read().key_table()
 }
 
+/// Parses a configuration string, which may contain keys of registered strategies.
+pub(crate) fn parse(text: &str) -> Result<Config, BuildError> {
+    let refused = |error| BuildError::Configuration { text: text.to_owned(), error };
+    Config::parse(text, &key_table()).map_err(refused)
+}
+
 /// Returns true if all allocators with these settings use the same memory pool of the driver.
 pub(crate) fn shares_pool(settings: &Settings) -> bool {
     let own = BUILT_IN.iter().find(|own| own.name == settings.backend);

@@ -84,7 +84,7 @@ fn each_device_has_one_current_allocator_for_all() {
     let missing = current::get(device).expect_err("none was created");
     assert_eq!(missing.to_string(), "device 71 has no current allocator");
     let bad = current::create("no_such_key:1", sim()).expect_err("a bad string");
-    assert!(matches!(bad, CurrentError::Configuration { .. }), "{bad}");
+    assert!(matches!(bad, CurrentError::Build(BuildError::Configuration { .. })), "{bad}");
     let unknown = current::create("backend:no_such_either", sim()).expect_err("no such backend");
     assert!(matches!(unknown, CurrentError::Build(_)), "{unknown}");
     let driver = sim();
