@@ -4,9 +4,8 @@
 //! [`register`] or, with keys of their own, with a [`Registration`]. The requirements of a strategy on
 //! the driver are checked before anything is built.
 //!
-//! The first use of a name fixes its meaning for the lifetime of the process. Once [`build`] has looked
-//! a name up, it can no longer be registered, whether it was known or not. So register before anything
-//! is built.
+//! A name keeps its meaning for the lifetime of the process. A configuration that was parsed before a
+//! registration does not have the new keys, so register before anything is built.
 
 mod backends;
 
@@ -43,26 +42,14 @@ pub type Constructor = Arc<dyn Fn(Arc<dyn Driver>, &Settings) -> Constructed + S
 
 /// The longest name that can be registered.
 const NAME_MAX_BYTES: usize = 64;
-/// The most unknown names that are remembered as used. Further unknown names can still be registered
-/// after they were looked up.
-const UNKNOWN_MAX: usize = 256;
+/// The registered strategies.
+static REGISTERED: Global<Vec<Registered>> = Global::new(Rank::Backends, Vec::new());
 
-static NAMES: Global<Names> =
-    Global::new(Rank::Backends, Names { registered: Vec::new(), unknown: Vec::new() });
-
-struct Names {
-    registered: Vec<Registered>,
-    /// Unknown names that were looked up, and therefore can no longer be registered.
-    unknown: Vec<String>,
-}
-
-#[derive(Clone)]
 struct Registered {
     name: String,
     about: String,
     constructor: Constructor,
     keys: Vec<UserKey>,
-    used: bool,
 }
 
 /// A name that `backend:` accepts.
@@ -141,12 +128,6 @@ pub enum RegisterError {
     /// The name is already registered.
     #[error("an allocator is already registered as {0}")]
     Taken(String),
-    /// The name is already registered, and an allocator with this name was built.
-    #[error("{0} is in use: an allocator by that name was built, so it cannot be replaced")]
-    InUse(String),
-    /// A configuration used the name before it was registered.
-    #[error("backend:{0} was used before it was registered; register it before the first use")]
-    TooLate(String),
     /// The name is invalid: expected letters, digits, `_` and `-`, beginning with a letter.
     #[error(
         "{0:?} is not a valid name: expected at most 64 letters, digits, _ and -, beginning \
@@ -193,7 +174,6 @@ impl Registration {
             about: "registered by the user".to_owned(),
             constructor: Arc::new(constructor),
             keys: Vec::new(),
-            used: false,
         })
     }
 
@@ -224,28 +204,21 @@ impl Registration {
         if !legal {
             return Err(RegisterError::BadName(own.name));
         }
-        let mut names = NAMES.lock();
-        if let Some(other) = names.registered.iter().find(|other| other.name == own.name) {
-            let error = if other.used { RegisterError::InUse } else { RegisterError::Taken };
-            return Err(error(own.name));
-        }
+        let mut registered = REGISTERED.lock();
         let is_called = |known: &Backend| [known.name, known.alias].contains(&own.name.as_str());
-        if BUILT_IN.iter().any(is_called) {
+        if BUILT_IN.iter().any(is_called) || registered.iter().any(|other| other.name == own.name) {
             return Err(RegisterError::Taken(own.name));
         }
-        if names.unknown.contains(&own.name) {
-            return Err(RegisterError::TooLate(own.name));
-        }
-        check_keys(&own, &names)?;
-        names.registered.push(own);
+        check_keys(&own, &registered)?;
+        registered.push(own);
         Ok(())
     }
 }
 
-fn check_keys(own: &Registered, names: &Names) -> Result<(), RegisterError> {
+fn check_keys(own: &Registered, registered: &[Registered]) -> Result<(), RegisterError> {
     let name = &own.name;
     let prefix = format!("{}_", name.replace('-', "_").to_ascii_lowercase());
-    let mut table = names.key_table();
+    let mut table = key_table_of(registered);
     for key in &own.keys {
         let text = key.name();
         let part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
@@ -264,11 +237,9 @@ fn check_keys(own: &Registered, names: &Names) -> Result<(), RegisterError> {
     Ok(())
 }
 
-impl Names {
-    fn key_table(&self) -> KeyTable {
-        let keys = self.registered.iter().flat_map(|registered| &registered.keys);
-        keys.fold(KeyTable::default(), |table, key| table.with(key.clone()))
-    }
+fn key_table_of(registered: &[Registered]) -> KeyTable {
+    let keys = registered.iter().flat_map(|registered| &registered.keys);
+    keys.fold(KeyTable::default(), |table, key| table.with(key.clone()))
 }
 
 /// Registers a user-defined allocator under a name for `backend:`. Use [`Registration`] for an
@@ -326,7 +297,7 @@ pub fn register_callbacks(name: &str, callbacks: Callbacks) -> Result<(), Regist
 /// Returns every key that a configuration accepts now: built-in keys and those of registered strategies.
 #[must_use]
 pub fn key_table() -> KeyTable {
-    NAMES.read().key_table()
+    key_table_of(&REGISTERED.read())
 }
 
 /// Parses a configuration string, which may contain keys of registered strategies.
@@ -344,8 +315,8 @@ pub(crate) fn shares_pool(settings: &Settings) -> bool {
 /// Returns every name that `backend:` accepts now, with its description.
 #[must_use]
 pub fn backends() -> Vec<KnownBackend> {
-    let names = NAMES.read();
-    let users = names.registered.iter().map(|own| (own.name.as_str(), own.about.as_str()));
+    let registered = REGISTERED.read();
+    let users = registered.iter().map(|own| (own.name.as_str(), own.about.as_str()));
     let all = BUILT_IN.iter().map(|own| (own.name, own.about)).chain(users);
     all.map(|(name, about)| KnownBackend { name: name.to_owned(), about: about.to_owned() })
         .collect()
@@ -371,18 +342,10 @@ pub fn check_name(name: &str) -> Result<(), BuildError> {
     Err(BuildError::UnknownBackend { name: name.to_owned(), known })
 }
 
-/// Returns the constructor of a registered name. After this call the name can no longer be registered.
-fn mark_used(name: &str) -> Option<Constructor> {
-    let mut names = NAMES.lock();
-    if let Some(own) = names.registered.iter_mut().find(|own| own.name == name) {
-        own.used = true;
-        return Some(Arc::clone(&own.constructor));
-    }
-    let new = name.len() <= NAME_MAX_BYTES && !names.unknown.iter().any(|known| known == name);
-    if new && names.unknown.len() < UNKNOWN_MAX {
-        names.unknown.push(name.to_owned());
-    }
-    None
+fn constructor_of(name: &str) -> Option<Constructor> {
+    let registered = REGISTERED.read();
+    let found = registered.iter().find(|own| own.name == name);
+    found.map(|own| Arc::clone(&own.constructor))
 }
 
 /// Builds the allocator that the configuration names, with the layers that it lists. A built-in
@@ -467,7 +430,7 @@ fn strategy(
     if let Some(backend) = built_in.iter().find(|backend| backend.name == name) {
         return (backend.build)(Build { driver, settings, options, history });
     }
-    let Some(make) = mark_used(name) else {
+    let Some(make) = constructor_of(name) else {
         return Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() });
     };
     match make(driver, settings) {
