@@ -1,9 +1,12 @@
 //! The blocks of one instance: their states, free ones by exact size, and counters.
 //!
 //! Bookkeeping only: the caller holds the lock, and releases removed blocks to the system after
-//! unlocking. Slots are linked to one another, so that a hit and a free touch few words and allocate no
-//! memory. The free blocks of one size form a stack with the most recently freed block on top. All free
-//! blocks together form a list from the oldest to the newest; trimming takes from the old end.
+//! unlocking. Slots are linked to one another, and a bin keeps its capacity, so that a hit and a free
+//! allocate no memory. The free blocks of one size form a stack with the most recently freed block on
+//! top. All free blocks together form a list from the oldest to the newest; trimming takes from the old
+//! end.
+
+use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
@@ -12,9 +15,6 @@ use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
-
-/// The value for "no slot" or "no bin".
-const NONE: u32 = u32::MAX;
 
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,56 +56,33 @@ struct Slot {
     freed_at_ns: u64,
     stream: StreamId,
     state: State,
-    bin: u32,
-    /// Links in the stack of free blocks of the same size: towards the top and towards the bottom.
-    above: u32,
-    below: u32,
     /// Links in the list of all free blocks of the instance.
-    older: u32,
-    newer: u32,
+    older: Option<u32>,
+    newer: Option<u32>,
     block: Option<SystemBlock>,
 }
 
 /// The blocks of one size.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug, Default)]
 struct Bin {
-    bytes: u64,
-    top: u32,
+    /// The free blocks, oldest first.
+    idle: VecDeque<u32>,
     /// The number of blocks, allocated or free. The bin is removed with its last block.
     blocks: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Blocks {
     slots: Vec<Slot>,
     vacant: Vec<u32>,
-    bins: Vec<Bin>,
-    vacant_bins: Vec<u32>,
-    by_size: HashMap<u64, u32>,
-    oldest: u32,
-    newest: u32,
+    bins: HashMap<u64, Bin>,
+    oldest: Option<u32>,
+    newest: Option<u32>,
     idle_bytes: u64,
     /// True once the allocator was dropped. Freed blocks are then released to the system.
     pub(super) retired: bool,
     /// The counters that are stored. The others are computed: see [`statistics`](Self::statistics).
     pub(super) counters: Statistics,
-}
-
-impl Default for Blocks {
-    fn default() -> Self {
-        Self {
-            slots: Vec::new(),
-            vacant: Vec::new(),
-            bins: Vec::new(),
-            vacant_bins: Vec::new(),
-            by_size: HashMap::new(),
-            oldest: NONE,
-            newest: NONE,
-            idle_bytes: 0,
-            retired: false,
-            counters: Statistics::default(),
-        }
-    }
 }
 
 impl Blocks {
@@ -116,11 +93,7 @@ impl Blocks {
     /// Allocates the most recently freed block of this size.
     #[inline]
     pub(super) fn reuse(&mut self, bytes: u64, stream: StreamId) -> Option<AllocatedBlock> {
-        let bin = *self.by_size.get(&bytes)?;
-        let slot = self.bins[bin as usize].top;
-        if slot == NONE {
-            return None;
-        }
+        let slot = self.bins.get_mut(&bytes)?.idle.pop_back()?;
         self.unlink(slot);
         self.counters.hits += 1;
         self.counters.count_alloc(PoolKind::of(bytes), bytes.cast_signed());
@@ -132,8 +105,7 @@ impl Blocks {
     /// Adds a new block from the system, as a live block.
     pub(super) fn enter(&mut self, block: SystemBlock, stream: StreamId) -> AllocatedBlock {
         let (address, bytes) = (block.address(), block.size_bytes());
-        let bin = self.bin_of(bytes);
-        self.bins[bin as usize].blocks += 1;
+        self.bins.entry(bytes).or_default().blocks += 1;
         let vacant = self.vacant.pop();
         let life = vacant.map_or(0, |slot| self.at(slot).life);
         let fresh = Slot {
@@ -143,11 +115,8 @@ impl Blocks {
             freed_at_ns: 0,
             stream,
             state: State::Live,
-            bin,
-            above: NONE,
-            below: NONE,
-            older: NONE,
-            newer: NONE,
+            older: None,
+            newer: None,
             block: Some(block),
         };
         let slot = match vacant {
@@ -165,25 +134,6 @@ impl Blocks {
         self.counters.segment.increase(PoolKind::of(bytes), 1);
         self.counters.reserved_bytes.increase(PoolKind::of(bytes), bytes.cast_signed());
         AllocatedBlock { address, id: BlockId { slot, life } }
-    }
-
-    fn bin_of(&mut self, bytes: u64) -> u32 {
-        if let Some(bin) = self.by_size.get(&bytes) {
-            return *bin;
-        }
-        let fresh = Bin { bytes, top: NONE, blocks: 0 };
-        let bin = match self.vacant_bins.pop() {
-            Some(bin) => {
-                self.bins[bin as usize] = fresh;
-                bin
-            }
-            None => {
-                self.bins.push(fresh);
-                u32::try_from(self.bins.len() - 1).expect("fewer sizes than blocks")
-            }
-        };
-        self.by_size.insert(bytes, bin);
-        bin
     }
 
     /// Returns true if the slot has a block at `address` in this state. If `life` is given, the slot's
@@ -216,7 +166,7 @@ impl Blocks {
             return None;
         }
         let (newest, own) = (self.newest, self.at(slot));
-        let (bytes, stream, bin) = (own.bytes, own.stream, own.bin);
+        let (bytes, stream) = (own.bytes, own.stream);
         own.state = State::Idle;
         own.life += 1;
         if let Some(block) = &mut own.block {
@@ -224,45 +174,31 @@ impl Blocks {
             block.mark_touched();
         }
         own.freed_at_ns = now_ns;
-        (own.older, own.newer) = (newest, NONE);
-        let top = std::mem::replace(&mut self.bins[bin as usize].top, slot);
-        let own = self.at(slot);
-        (own.above, own.below) = (NONE, top);
-        if top != NONE {
-            self.at(top).above = slot;
-        }
+        (own.older, own.newer) = (newest, None);
+        self.bins.entry(bytes).or_default().idle.push_back(slot);
         match newest {
-            NONE => self.oldest = slot,
-            newest => self.at(newest).newer = slot,
+            None => self.oldest = Some(slot),
+            Some(newest) => self.at(newest).newer = Some(slot),
         }
-        self.newest = slot;
+        self.newest = Some(slot);
         self.counters.free_blocks += 1;
         self.idle_bytes += bytes;
         self.counters.count_free(PoolKind::of(bytes), bytes.cast_signed());
         Some((bytes, stream, self.slots[slot as usize].life))
     }
 
-    /// Removes a free block from its stack and from the list.
+    /// Removes a free block, which is no longer in its stack, from the list.
     #[inline]
     fn unlink(&mut self, slot: u32) {
         let own = self.at(slot);
-        let (above, below, bin, bytes) = (own.above, own.below, own.bin, own.bytes);
-        let (older, newer) = (own.older, own.newer);
-        if above == NONE {
-            self.bins[bin as usize].top = below;
-        } else {
-            self.at(above).below = below;
-        }
-        if below != NONE {
-            self.at(below).above = above;
-        }
+        let (bytes, older, newer) = (own.bytes, own.older, own.newer);
         match older {
-            NONE => self.oldest = newer,
-            older => self.at(older).newer = newer,
+            None => self.oldest = newer,
+            Some(older) => self.at(older).newer = newer,
         }
         match newer {
-            NONE => self.newest = older,
-            newer => self.at(newer).older = older,
+            None => self.newest = older,
+            Some(newer) => self.at(newer).older = older,
         }
         self.counters.free_blocks -= 1;
         self.idle_bytes -= bytes;
@@ -302,14 +238,14 @@ impl Blocks {
         let own = self.at(slot);
         own.state = State::Vacant;
         own.life += 1;
-        let (bytes, bin, stream, block) = (own.bytes, own.bin, own.stream, own.block.take());
+        let (bytes, stream, block) = (own.bytes, own.stream, own.block.take());
         self.counters.segment.decrease(PoolKind::of(bytes), 1);
         self.counters.reserved_bytes.decrease(PoolKind::of(bytes), bytes.cast_signed());
-        let bin_of = &mut self.bins[bin as usize];
-        bin_of.blocks -= 1;
-        if bin_of.blocks == 0 {
-            self.by_size.remove(&bytes);
-            self.vacant_bins.push(bin);
+        if let Some(bin) = self.bins.get_mut(&bytes) {
+            bin.blocks -= 1;
+            if bin.blocks == 0 {
+                self.bins.remove(&bytes);
+            }
         }
         block.map(|block| (block, stream))
     }
@@ -321,17 +257,13 @@ impl Blocks {
         may_release: impl FnOnce(u64) -> bool,
         should_evict: impl FnOnce(u64, u64) -> bool,
     ) -> Option<RemovedBlock> {
-        let slot = self.oldest;
-        if slot == NONE {
-            return None;
-        }
+        let slot = self.oldest?;
         let idle_bytes = self.idle_bytes;
         let own = self.at(slot);
         if !should_evict(own.freed_at_ns, idle_bytes) || !may_release(own.address) {
             return None;
         }
-        self.unlink(slot);
-        self.vacate(slot)
+        self.remove_idle(slot)
     }
 
     /// Removes the free block in this slot if it is larger than `most_bytes`.
@@ -345,6 +277,15 @@ impl Blocks {
         if !self.is(slot, address, Some(life), State::Idle) || self.at(slot).bytes <= most_bytes {
             return None;
         }
+        self.remove_idle(slot)
+    }
+
+    /// Removes a free block: in most cases the oldest of its size.
+    fn remove_idle(&mut self, slot: u32) -> Option<RemovedBlock> {
+        let bytes = self.at(slot).bytes;
+        let idle = &mut self.bins.get_mut(&bytes)?.idle;
+        let at = idle.iter().position(|own| *own == slot)?;
+        idle.remove(at);
         self.unlink(slot);
         self.vacate(slot)
     }
@@ -366,8 +307,8 @@ impl Blocks {
 
     /// Returns the number of free blocks, and the size of the largest.
     pub(super) fn idle(&self) -> (u64, u64) {
-        let idle = self.bins.iter().filter(|bin| bin.blocks > 0 && bin.top != NONE);
-        (self.counters.free_blocks, idle.map(|bin| bin.bytes).max().unwrap_or(0))
+        let idle = self.bins.iter().filter(|(_, bin)| !bin.idle.is_empty());
+        (self.counters.free_blocks, idle.map(|(bytes, _)| *bytes).max().unwrap_or(0))
     }
 
     /// Returns every block, as a segment of its own.
