@@ -15,7 +15,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::ptr::with_exposed_provenance_mut;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 use parking_lot::Mutex;
@@ -136,26 +136,18 @@ fn base_of(function: BaseFn, address: u64) -> Base {
     Base { address: base.expose_provenance() as u64, size_bytes }
 }
 
-/// Calls a library's `init_fn` unless an earlier call succeeded. Waits for a first call that is in
-/// progress. A call that ended with an exception is repeated.
+/// Calls a library's `init_fn` unless an earlier call succeeded. Waits for a call that is in progress. A
+/// call that ended with an exception is repeated.
 fn init_once(init: InitFn, devices: u32) {
-    static CALLED: Mutex<Vec<(usize, Arc<Once>)>> = Mutex::new(Vec::new());
     // Libraries are never unloaded, so the address of a function identifies it.
-    let key = init as usize;
-    let once = {
-        let mut called = CALLED.lock();
-        match called.iter().find(|(known, _)| *known == key) {
-            Some((_, once)) => Arc::clone(once),
-            None => {
-                let once = Arc::new(Once::new());
-                called.push((key, Arc::clone(&once)));
-                once
-            }
-        }
-    };
-    let devices = c_int::try_from(devices).unwrap_or(c_int::MAX);
-    // SAFETY: the function has this signature: see the module documentation.
-    once.call_once_force(|_| unsafe { init(devices) });
+    static CALLED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    let mut called = CALLED.lock();
+    if !called.contains(&(init as usize)) {
+        let devices = c_int::try_from(devices).unwrap_or(c_int::MAX);
+        // SAFETY: the function has this signature: see the module documentation.
+        unsafe { init(devices) };
+        called.push(init as usize);
+    }
 }
 
 fn pointer(address: u64) -> Pointer {
