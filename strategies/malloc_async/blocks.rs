@@ -9,9 +9,7 @@
 //! table. Only the address reveals that. Data that few blocks have (uses and captures) is stored outside
 //! the table.
 
-use std::collections::VecDeque;
-
-use hashbrown::HashSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::Route;
 use super::counters::BlockCounters;
@@ -87,9 +85,8 @@ pub(super) struct Blocks {
     /// Blocks that their callers have freed and that wait for a capture to end. The front block is the
     /// next one to be checked.
     pub(super) deferred: VecDeque<Live<Block>>,
-    /// Streams on which blocks were freed, and the most recent of them.
-    freed_on: HashSet<StreamId>,
-    last_freed_on: Option<StreamId>,
+    /// Streams on which blocks were freed.
+    pub(super) freed_on: BTreeSet<StreamId>,
     pub(super) counters: BlockCounters,
 }
 
@@ -127,24 +124,8 @@ impl Blocks {
     pub(super) fn leave(&mut self, name: BlockName) -> Result<Live<Block>, HandleError> {
         let left = self.live.take(name)?;
         self.counters.leave(left.bytes);
-        if self.last_freed_on != Some(left.value.stream) {
-            self.last_freed_on = Some(left.value.stream);
-            self.freed_on.insert(left.value.stream);
-        }
+        self.freed_on.insert(left.stream);
         Ok(left)
-    }
-
-    /// Returns all streams on which blocks were freed, in ascending order.
-    pub(super) fn freed_on(&self) -> Vec<StreamId> {
-        let mut streams: Vec<_> = self.freed_on.iter().copied().collect();
-        streams.sort_unstable();
-        streams
-    }
-
-    /// Removes a stream that no longer exists and whose work has completed.
-    pub(super) fn forget_stream(&mut self, stream: StreamId) {
-        self.freed_on.remove(&stream);
-        self.last_freed_on = None;
     }
 
     /// Undoes [`leave`](Self::leave) after the driver failed to free the block. Returns the block that

@@ -146,7 +146,7 @@ impl MallocAsyncAllocator {
     /// this is done only if a stream no longer exists or is a per-thread default stream. Captured
     /// streams are skipped.
     pub(super) fn wait_for_freed(&self) -> Result<(), DriverError> {
-        let mut streams = self.blocks.lock().freed_on();
+        let mut streams = self.blocks.lock().freed_on.clone();
         streams.extend(self.joins.lock().stream);
         let mut rest = false;
         for stream in streams {
@@ -160,7 +160,7 @@ impl MallocAsyncAllocator {
             match self.driver.synchronize_stream(stream) {
                 Err(error) if error.kind() == DriverErrorKind::InvalidValue => {
                     rest = true;
-                    self.blocks.lock().forget_stream(stream);
+                    self.blocks.lock().freed_on.remove(&stream);
                 }
                 waited => unless_captured(waited)?,
             }
