@@ -424,7 +424,7 @@ pub struct BaseAllocation {
 }
 
 /// The result of [`Caching::cache_info`], in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheInfo {
     /// Free memory of the device.
     pub device_free_bytes: u64,
@@ -441,14 +441,7 @@ pub struct CacheInfo {
 impl CacheInfo {
     /// Creates the information for a cache without free blocks.
     pub(crate) fn empty(device_free_bytes: u64, device_total_bytes: u64) -> Self {
-        let (largest_cached_bytes, free_blocks, free_block_bytes) = (0, 0, 0);
-        Self {
-            device_free_bytes,
-            device_total_bytes,
-            largest_cached_bytes,
-            free_blocks,
-            free_block_bytes,
-        }
+        Self { device_free_bytes, device_total_bytes, ..Self::default() }
     }
 
     /// Adds a free block to the numbers.

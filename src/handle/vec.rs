@@ -258,26 +258,21 @@ impl<T> Drop for DeviceVec<T> {
 
 impl<T> fmt::Debug for DeviceVec<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.memory {
-            Released::Nothing => "none",
-            Released::Block(_) => "block",
-            Released::Foreign(_) => "foreign",
-        };
         f.debug_struct("DeviceVec")
             .field("address", &format_args!("{:#x}", self.address))
             .field("len", &self.len)
             .field("stream", &self.stream)
-            .field("memory", &kind)
+            .field("memory", &self.memory)
             .finish()
     }
 }
 
 impl fmt::Debug for Released {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nothing => f.write_str("Nothing"),
-            Self::Block(block) => f.debug_tuple("Block").field(block).finish(),
-            Self::Foreign(_) => f.write_str("Foreign"),
-        }
+        f.write_str(match self {
+            Self::Nothing => "Nothing",
+            Self::Block(_) => "Block",
+            Self::Foreign(_) => "Foreign",
+        })
     }
 }
