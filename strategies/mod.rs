@@ -12,12 +12,11 @@
 //! [`Strategy`] dispatches statically to the built-in strategies; user-defined ones are boxed. Only the
 //! engine's hit path is inlined there: inlining the others would slow it down.
 //!
-//! `scopes` (routing of requests), `event_queue`, `live_blocks`, `allocator/hooks`,
+//! `scopes` (routing of requests), `event_queue`, `live_blocks`, `limit`, `allocator/hooks`,
 //! `driver::open_to_peer` and `stats::PerPool` are shared by the strategies. `malloc_async` and
 //! `pluggable` have no common core although both pass requests through. `malloc_async` passes a free to
-//! the driver at once, in stream order or as a leaf node of a graph. It checks its limit under the lock
-//! of its blocks. `pluggable` waits for events, keeps free blocks for its private pools, and may forward
-//! scopes to the user's functions.
+//! the driver at once, in stream order or as a leaf node of a graph. `pluggable` waits for events, keeps
+//! free blocks for its private pools, and may forward scopes to the user's functions.
 
 mod cpu;
 mod malloc_async;
