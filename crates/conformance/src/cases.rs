@@ -1,7 +1,7 @@
 //! Properties that need a test procedure of their own: out of memory, driver failures, limits, bare
 //! addresses.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use super::fixture::{Fixture, Step};
 use super::report::{Device, Outcome};
 use super::script::{Op, Script};
 use super::search::{self, Broken};
-use super::suite::Case;
+use super::suite::{Case, NO_CACHE};
 use super::{Checked, Options, accounts, invariants, leaks};
 use stratalloc::allocator::{Caching, DeviceAllocator, Request};
 use stratalloc::driver::Driver;
@@ -35,12 +35,8 @@ const GPU_FAILURES: u64 = 8;
 impl Case<'_> {
     pub(super) fn running_out(&self) -> Result<Outcome, Broken> {
         let piece = self.options.device_bytes / PIECES;
-        let endless = Cell::new(false);
-        self.once(&|fixture| {
-            let Some(count) = fill(fixture, piece)? else {
-                endless.set(true);
-                return Ok(());
-            };
+        let tested = self.once(|fixture| {
+            let Some(count) = fill(fixture, piece)? else { return Ok(false) };
             report_has_numbers(fixture, piece)?;
             for _ in 0..2 {
                 fixture.free_everything()?;
@@ -53,27 +49,22 @@ impl Case<'_> {
             // Small free blocks in the cache must not prevent the allocation of a larger block.
             let large = piece * (count / 2).max(1);
             match fixture.allocate(large, fixture.streams[0])? {
-                Step::Got => Ok(()),
+                Step::Got => Ok(true),
                 _ => Err(format!("{count} pieces of {piece} were freed; {large} bytes do not fit")),
             }
         })?;
-        Ok(if endless.get() {
-            Outcome::NotTested { why: ENDLESS }
-        } else {
-            Outcome::Passed { runs: 1 }
-        })
+        Ok(Outcome::of(tested, 1, ENDLESS))
     }
 
     pub(super) fn pressure(&self) -> Result<Outcome, Broken> {
-        if !self.supports(|allocator| allocator.control().hooks.is_some())? {
+        if !self.supports(|control| control.hooks.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no hooks for memory pressure" });
         }
         let piece = self.options.device_bytes / PIECES;
-        let endless = Cell::new(false);
-        self.once(&|fixture| {
+        let tested = self.once(|fixture| {
             let callbacks = Arc::new(AtomicU64::new(0));
             let reported = Arc::new(AtomicU64::new(0));
-            let Some(hooks) = fixture.allocator.control().hooks else { return Ok(()) };
+            let Some(hooks) = fixture.allocator.control().hooks else { return Ok(false) };
             let (count, bytes) = (Arc::clone(&callbacks), Arc::clone(&reported));
             let callback = hooks.add_free_memory_callback(Arc::new(move || {
                 count.fetch_add(1, Ordering::Relaxed);
@@ -84,8 +75,7 @@ impl Case<'_> {
             }));
             fixture.lines.push("add a callback and an observer".to_owned());
             if fill(fixture, piece)?.is_none() {
-                endless.set(true);
-                return Ok(());
+                return Ok(false);
             }
             if callbacks.load(Ordering::Relaxed) == 0 {
                 return Err("no free-memory callback was called".to_owned());
@@ -94,7 +84,7 @@ impl Case<'_> {
                 bytes if bytes == piece => {}
                 bytes => return Err(format!("{piece} bytes failed, the observer got {bytes}")),
             }
-            let Some(hooks) = fixture.allocator.control().hooks else { return Ok(()) };
+            let Some(hooks) = fixture.allocator.control().hooks else { return Ok(false) };
             for hook in [callback, observer] {
                 if !hooks.remove(hook) || hooks.remove(hook) {
                     return Err("a hook is not removed once and no more than once".to_owned());
@@ -108,13 +98,9 @@ impl Case<'_> {
             if callbacks.load(Ordering::Relaxed) != 0 || reported.load(Ordering::Relaxed) != 0 {
                 return Err("a hook that was removed is still called".to_owned());
             }
-            fixture.free_everything()
+            fixture.free_everything().map(|()| true)
         })?;
-        Ok(if endless.get() {
-            Outcome::NotTested { why: ENDLESS }
-        } else {
-            Outcome::Passed { runs: 1 }
-        })
+        Ok(Outcome::of(tested, 1, ENDLESS))
     }
 
     pub(super) fn driver_failures(&self) -> Result<Outcome, Broken> {
@@ -127,10 +113,8 @@ impl Case<'_> {
         // Many allocators release their cache only when the device's memory runs out, so some scripts
         // run on a small device.
         let work = |case: &Case<'_>, small_bytes| case.each_call_fails(small_bytes);
-        Ok(match self.on_a_small_device_too(&options, &work)? {
-            0 => Outcome::NotTested { why: "it makes no call to the driver" },
-            runs => Outcome::Passed { runs },
-        })
+        let runs = self.on_a_small_device_too(&options, &work)?;
+        Ok(Outcome::of(runs > 0, runs, "it makes no call to the driver"))
     }
 
     /// Runs each script once for each of its driver calls and makes that call fail. On a device of
@@ -138,19 +122,19 @@ impl Case<'_> {
     /// of runs.
     fn each_call_fails(&self, small_bytes: Option<u64>) -> Result<u64, Broken> {
         let runs = Cell::new(0);
-        let keep = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
         // `pressed` adds up to as many frees as the script has operations.
         let longest = self.options.longest / if small_bytes.is_some() { 2 } else { 1 };
         let options = Options { longest, ..self.options.clone() };
-        search::scripts(&options, keep, &|script| {
+        search::scripts(&options, Op::is_plain, &|script| {
             let pressed = small_bytes.map(|bytes| script.pressed(bytes));
             let script = pressed.as_ref().unwrap_or(script);
             let calls = self.with_a_failure(script, None)?;
             for at in (0..calls).step_by(self.calls_apart(calls)) {
                 for kind in [DriverErrorKind::Other, DriverErrorKind::OutOfMemory] {
                     let plan = FaultPlan { at, kind, repeat: false, only: None };
-                    self.with_a_failure(script, Some(plan)).map_err(|(what, lines)| {
-                        (format!("driver call {at} fails ({kind:?}): {what}"), lines)
+                    self.with_a_failure(script, Some(plan)).map_err(|broken| {
+                        let what = format!("driver call {at} fails ({kind:?}): {}", broken.what);
+                        Broken { what, ..broken }
                     })?;
                     runs.set(runs.get() + 1);
                 }
@@ -176,19 +160,18 @@ impl Case<'_> {
         &self,
         script: &Script,
         plan: Option<FaultPlan>,
-    ) -> Result<u64, (String, Vec<String>)> {
-        let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+    ) -> Result<u64, Broken> {
+        let machine = self.machine()?;
         let before = machine.held();
         let driver = Arc::new(Faulty::new(machine.driver()));
         if let Some(plan) = plan {
             driver.arm(plan);
         }
-        let (calls, lines) = (Cell::new(0), RefCell::new(Vec::new()));
         let own = Arc::clone(&driver) as Arc<dyn Driver>;
-        let done = search::on_a_fixture(&*machine, own, self.build, &|fixture| {
+        let done = search::on_a_fixture(&*machine, own, self.build, |fixture| {
             fixture.faulty = plan.is_some();
             search::follow(fixture, script, &[invariants::live_blocks_never_overlap])?;
-            calls.set(driver.counted_calls());
+            let calls = driver.counted_calls();
             driver.disarm();
             fixture.faulty = false;
             fixture.free_everything()?;
@@ -198,32 +181,30 @@ impl Case<'_> {
             }
             accounts::counters_end_at_nothing(fixture)?;
             fixture.forget_all()?;
-            lines.borrow_mut().clone_from(&fixture.lines);
-            Ok(())
+            Ok((calls, fixture.lines.clone()))
         });
         // A constructor may return an error when its driver fails, but must not panic.
-        let refused = |(what, _): &(String, Vec<String>)| {
-            driver.failed_calls() > 0 && what.starts_with(search::NOT_BUILT)
+        let may_refuse = driver.failed_calls() > 0;
+        let (calls, lines) = match done {
+            Err(refused) if may_refuse && refused.what.starts_with(search::NOT_BUILT) => {
+                (0, refused.lines)
+            }
+            done => done?,
         };
-        match done {
-            Err(wrong) if !refused(&wrong) => return Err(wrong),
-            _ => {}
-        }
-        leaks::all_came_back(&before, &machine.held()).map_err(|what| (what, lines.take()))?;
-        Ok(calls.get())
+        let released = leaks::all_came_back(&before, &machine.held());
+        released.map_err(|what| Broken { what, lines, seed: None })?;
+        Ok(calls)
     }
 
     pub(super) fn limits(&self) -> Result<Outcome, Broken> {
-        if !self.supports(|allocator| allocator.control().caching.is_some())? {
-            return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
+        if !self.supports(|control| control.caching.is_some())? {
+            return Ok(Outcome::NotTested { why: NO_CACHE });
         }
         let limit = self.options.device_bytes / 4;
-        let taken = Cell::new(true);
-        self.once(&|fixture| {
+        let tested = self.once(|fixture| {
             set_limit(fixture, Some(limit))?;
-            if with_caching(fixture, |caching| Ok(caching.limit_bytes()))? != Some(limit) {
-                taken.set(false);
-                return Ok(());
+            if caching(fixture)?.limit_bytes() != Some(limit) {
+                return Ok(false);
             }
             let piece = self.options.device_bytes / PIECES;
             let Some(count) = fill(fixture, piece)? else {
@@ -239,25 +220,20 @@ impl Case<'_> {
                 Step::Got => {}
                 _ => return Err(format!("no limit any more, {} bytes do not fit", limit + piece)),
             }
-            with_caching(fixture, |caching| {
-                let refuses = |fraction| caching.set_memory_fraction(fraction).is_err();
-                if [-0.1, 1.1, f64::NAN, f64::INFINITY].into_iter().all(refuses) {
-                    return Ok(());
-                }
-                Err("a fraction of the memory that is none was taken".to_owned())
-            })
+            let caching = caching(fixture)?;
+            let refuses = |fraction| caching.set_memory_fraction(fraction).is_err();
+            if [-0.1, 1.1, f64::NAN, f64::INFINITY].into_iter().all(refuses) {
+                return Ok(true);
+            }
+            Err("a fraction of the memory that is none was taken".to_owned())
         })?;
-        Ok(if taken.get() {
-            Outcome::Passed { runs: 1 }
-        } else {
-            Outcome::NotTested { why: "it takes no limit in bytes" }
-        })
+        Ok(Outcome::of(tested, 1, "it takes no limit in bytes"))
     }
 
     /// Checks requests at places without memory: in a pool that was never created, and at an address
     /// between blocks.
     pub(super) fn strange_places(&self) -> Result<(), Broken> {
-        self.once(&|fixture| {
+        self.once(|fixture| {
             let request = Request::new(512, fixture.streams[0]);
             let pool = PoolId::next_user();
             for (request, place) in [
@@ -275,10 +251,10 @@ impl Case<'_> {
     }
 
     pub(super) fn bare_addresses(&self) -> Result<Outcome, Broken> {
-        if !self.supports(|allocator| allocator.control().by_address)? {
+        if !self.supports(|control| control.by_address)? {
             return Ok(Outcome::NotTested { why: "it offers no bare addresses" });
         }
-        self.once(&|fixture| {
+        self.once(|fixture| {
             let stream = fixture.streams[0];
             fixture.allocate(4096, stream)?;
             let kept = fixture.model.live.first().map_or(0, super::model::Live::start);
@@ -352,17 +328,9 @@ fn report_has_numbers(fixture: &Fixture<'_>, piece: u64) -> Checked {
     }
 }
 
-fn with_caching<T>(
-    fixture: &Fixture<'_>,
-    work: impl FnOnce(&dyn Caching) -> Result<T, String>,
-) -> Result<T, String> {
-    work(
-        fixture
-            .allocator
-            .control()
-            .caching
-            .ok_or("the allocator no longer offers control over cached memory")?,
-    )
+fn caching<'b>(fixture: &'b Fixture<'_>) -> Result<&'b dyn Caching, String> {
+    let caching = fixture.allocator.control().caching;
+    caching.ok_or_else(|| "the allocator no longer offers control over cached memory".to_owned())
 }
 
 fn set_limit(fixture: &mut Fixture<'_>, limit: Option<u64>) -> Checked {
@@ -370,10 +338,8 @@ fn set_limit(fixture: &mut Fixture<'_>, limit: Option<u64>) -> Checked {
         Some(bytes) => format!("set the limit to {bytes} bytes"),
         None => "remove the limit".to_owned(),
     });
-    with_caching(fixture, |caching| {
-        caching.set_limit_bytes(limit);
-        Ok(())
-    })
+    caching(fixture)?.set_limit_bytes(limit);
+    Ok(())
 }
 
 fn stays_below(fixture: &Fixture<'_>, limit: u64) -> Checked {

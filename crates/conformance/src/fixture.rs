@@ -405,6 +405,20 @@ impl<'m> Fixture<'m> {
         }
     }
 
+    /// Checks that no bytes are reserved after everything was freed and the cache was emptied.
+    ///
+    /// # Errors
+    ///
+    /// The number of reserved bytes.
+    pub(super) fn check_nothing_is_reserved(&self) -> Checked {
+        match self.reserved_bytes() {
+            0 => Ok(()),
+            left => {
+                Err(format!("nothing is live and the cache is empty; {left} bytes are reserved"))
+            }
+        }
+    }
+
     /// Records an event on a stream, after all work submitted to it so far.
     fn mark(&self, stream: StreamId) -> Result<EventId, String> {
         let event = self.device.create_event().map_err(own)?;

@@ -22,10 +22,10 @@ const SIZES: [u64; 6] = [1, 512, 100_000, MIB, 3 * MIB, 12 * MIB];
 
 impl Case<'_> {
     pub(super) fn private_pools(&self) -> Result<Outcome, Broken> {
-        if !self.supports(|allocator| allocator.control().private_pools.is_some())? {
+        if !self.supports(|control| control.private_pools.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no private pools" });
         }
-        self.once(&|fixture| {
+        self.once(|fixture| {
             let pool = PoolId::next_user();
             begins(fixture, pool)?;
             SIZES.into_iter().try_for_each(|bytes| keeps_apart(fixture, pool, bytes))?;
@@ -280,8 +280,5 @@ fn ends(fixture: &mut Fixture<'_>, pool: PoolId) -> Checked {
     caching.empty_cache().map_err(|error| format!("the cache could not be emptied: {error}"))?;
     fixture.lines.push("empty the cache".to_owned());
     has_users(fixture, pool, None)?;
-    match fixture.reserved_bytes() {
-        0 => Ok(()),
-        left => Err(format!("nothing is live and the cache is empty; {left} bytes are reserved")),
-    }
+    fixture.check_nothing_is_reserved()
 }

@@ -56,6 +56,13 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// Returns "passed" if the runs have tested the property, otherwise "not tested".
+    pub(super) fn of(tested: bool, runs: u64, why: &'static str) -> Self {
+        if tested { Self::Passed { runs } } else { Self::NotTested { why } }
+    }
+}
+
 /// The results for an allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {

@@ -82,6 +82,13 @@ fn size(g: &mut Gen) -> u64 {
     if bool::arbitrary(g) { near } else { 1 + u64::arbitrary(g) % near }
 }
 
+impl Op {
+    /// Returns true unless this is an illegal call or a reset of the peaks.
+    pub(super) const fn is_plain(&self) -> bool {
+        !matches!(self, Self::Misuse { .. } | Self::ResetPeaks)
+    }
+}
+
 impl Arbitrary for Op {
     fn arbitrary(g: &mut Gen) -> Self {
         let (pick, stream) = (u16::arbitrary(g), u8::arbitrary(g) % 3);

@@ -22,15 +22,22 @@ pub(super) const NOT_BUILT: &str = "it was not built: ";
 const SHRINK_MAX: usize = 3000;
 
 /// A violation, and the operations that led to it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Broken {
     pub(super) what: String,
     pub(super) lines: Vec<String>,
-    pub(super) seed: u64,
+    /// The seed of the operations, unless it is that of the options.
+    pub(super) seed: Option<u64>,
 }
 
-/// Runs one script. An error is the violation and the lines of text that led to it.
-pub(super) type Trial<'a, O = Op> = &'a dyn Fn(&Script<O>) -> Result<(), (String, Vec<String>)>;
+impl From<String> for Broken {
+    fn from(what: String) -> Self {
+        Self { what, ..Self::default() }
+    }
+}
+
+/// Runs one script.
+pub(super) type Trial<'a, O = Op> = &'a dyn Fn(&Script<O>) -> Result<(), Broken>;
 
 /// Runs random scripts until one fails, and shortens that one.
 pub(super) fn scripts<O: Arbitrary>(
@@ -44,11 +51,11 @@ pub(super) fn scripts<O: Arbitrary>(
         if let Err(first) = trial(&script) {
             // The failure may have left a real device broken. If even an empty script now fails in
             // another way, shortening would search for that other failure, so it is skipped.
-            let (what, lines) = match trial(&Script::default()) {
-                Err((other, _)) if other != first.0 => first,
+            let broken = match trial(&Script::default()) {
+                Err(other) if other.what != first.what => first,
                 _ => shortest(script, first, trial),
             };
-            return Err(Broken { what, lines, seed });
+            return Err(Broken { seed: Some(seed), ..broken });
         }
     }
     Ok(())
@@ -69,18 +76,14 @@ pub fn histories<O: Arbitrary + Debug>(
     let options = Options { scripts: histories, longest, seed, ..Options::default() };
     let found = scripts(&options, |_| true, &|script: &Script<O>| {
         let lines = || script.ops.iter().map(|op| format!("{op:?}")).collect();
-        guarded(|| run(&script.ops)).map_err(|what| (what, lines()))
+        guarded(|| run(&script.ops)).map_err(|what| Broken { what, lines: lines(), seed: None })
     });
     if let Err(Broken { what, lines, .. }) = found {
         panic!("{what}\nafter:\n  {}", lines.join(",\n  "));
     }
 }
 
-fn shortest<O: Arbitrary>(
-    mut script: Script<O>,
-    mut found: (String, Vec<String>),
-    trial: Trial<'_, O>,
-) -> (String, Vec<String>) {
+fn shortest<O: Arbitrary>(mut script: Script<O>, mut found: Broken, trial: Trial<'_, O>) -> Broken {
     let mut left = SHRINK_MAX;
     loop {
         let mut candidates = script.simpler().take(left);
@@ -100,31 +103,31 @@ fn shortest<O: Arbitrary>(
 }
 
 /// Runs `work` on a new fixture. A panic in it is a failure like any other.
-pub(super) fn on_a_fixture(
+pub(super) fn on_a_fixture<T>(
     machine: &dyn Machine,
     driver: Arc<dyn Driver>,
     build: &Build<'_>,
-    work: &dyn Fn(&mut Fixture<'_>) -> Checked,
-) -> Result<(), (String, Vec<String>)> {
-    let built = guarded(|| Fixture::new(machine, driver, build));
-    let mut fixture = built.map_err(|what| (what, Vec::new()))?;
-    match catch_unwind(AssertUnwindSafe(|| work(&mut fixture))) {
+    work: impl FnOnce(&mut Fixture<'_>) -> Result<T, String>,
+) -> Result<T, Broken> {
+    let mut fixture = guarded(|| Fixture::new(machine, driver, build))?;
+    let done = catch_unwind(AssertUnwindSafe(|| work(&mut fixture)));
+    let lines = std::mem::take(&mut fixture.lines);
+    let done = match done {
         Ok(done) => {
-            let lines = std::mem::take(&mut fixture.lines);
             let dropped = guarded(|| {
                 drop(fixture);
                 Ok(())
             });
-            done.and(dropped).map_err(|what| (what, lines))
+            done.and_then(|done| dropped.map(|()| done))
         }
         Err(panic) => {
-            let lines = std::mem::take(&mut fixture.lines);
             // Leaked on purpose: dropping the allocator could fail again, because it may be in any
             // state.
             std::mem::forget(fixture);
-            Err((panic_message(&*panic), lines))
+            Err(panic_message(&*panic))
         }
-    }
+    };
+    done.map_err(|what| Broken { what, lines, seed: None })
 }
 
 /// Runs `work` and converts a panic to an error.

@@ -1,6 +1,6 @@
 //! How each property is tested: its invariants, operations and devices.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 #[cfg(target_os = "linux")]
 use std::error::Error;
 
@@ -13,7 +13,7 @@ use super::script::{Op, Script};
 use super::search::{self, Broken};
 #[cfg(target_os = "linux")]
 use super::{Build, Checked, Options, accounts, gpu, leaks};
-use stratalloc::allocator::DeviceAllocator;
+use stratalloc::allocator::Control;
 #[cfg(target_os = "linux")]
 use stratalloc::error::{DriverError, DriverErrorKind};
 #[cfg(target_os = "linux")]
@@ -47,25 +47,24 @@ impl Case<'_> {
         SimMachine::with_events(self.options.device_bytes, EventMode::Immediate)
     }
 
-    /// Calls `query` on a new allocator.
-    pub(super) fn supports<T>(
-        &self,
-        query: impl Fn(&dyn DeviceAllocator) -> T,
-    ) -> Result<T, Broken> {
+    /// Returns whether a new allocator has a capability.
+    pub(super) fn supports(&self, has: impl Fn(&Control<'_>) -> bool) -> Result<bool, Broken> {
         let probed = search::guarded(|| {
             let machine = self.machine()?;
             let made = (self.build)(machine.driver());
             let allocator = made.map_err(|error| format!("{}{error}", search::NOT_BUILT))?;
-            Ok(query(&*allocator))
+            Ok(has(&allocator.control()))
         });
-        probed.map_err(|what| Broken { what, lines: Vec::new(), seed: self.options.seed })
+        Ok(probed?)
     }
 
     /// Runs `work` once on a new fixture.
-    pub(super) fn once(&self, work: &dyn Fn(&mut Fixture<'_>) -> Checked) -> Result<(), Broken> {
-        let broken = |(what, lines)| Broken { what, lines, seed: self.options.seed };
-        let machine = self.machine().map_err(|what| broken((what, Vec::new())))?;
-        search::on_a_fixture(&*machine, machine.driver(), self.build, work).map_err(broken)
+    pub(super) fn once<T>(
+        &self,
+        work: impl FnOnce(&mut Fixture<'_>) -> Result<T, String>,
+    ) -> Result<T, Broken> {
+        let machine = self.machine()?;
+        search::on_a_fixture(&*machine, machine.driver(), self.build, work)
     }
 
     /// Runs half of `options.scripts` on the device, and the others on a device so small that scripts
@@ -96,75 +95,70 @@ impl Case<'_> {
         keep: fn(&Op) -> bool,
         work: &dyn Fn(&mut Fixture<'_>, &Script) -> Checked,
     ) -> Result<u64, Broken> {
-        search::scripts(self.options, keep, &|script| {
-            let machine = self.machine().map_err(|what| (what, Vec::new()))?;
-            let work = |fixture: &mut Fixture<'_>| work(fixture, script);
-            search::on_a_fixture(&*machine, machine.driver(), self.build, &work)
-        })?;
+        search::scripts(self.options, keep, &|script| self.once(|fixture| work(fixture, script)))?;
         Ok(self.options.scripts)
     }
 
-    /// Runs random scripts and checks these invariants. With `needs_driver`, the result is "not tested"
-    /// if memory does not come from the driver.
-    fn scripts(
+    /// Runs random scripts and checks an invariant.
+    fn scripts(&self, keep: fn(&Op) -> bool, invariant: Invariant) -> Result<Outcome, Broken> {
+        self.scripts_where(keep, invariant, |_| true, "")
+    }
+
+    /// Like [`scripts`](Self::scripts). The result is "not tested" because of `why` if `tests` holds for
+    /// no fixture at the end of its script.
+    fn scripts_where(
         &self,
         keep: fn(&Op) -> bool,
-        invariants: &[Invariant],
-        needs_driver: bool,
+        invariant: Invariant,
+        tests: fn(&Fixture<'_>) -> bool,
+        why: &'static str,
     ) -> Result<Outcome, Broken> {
-        let from_driver = Cell::new(false);
+        let tested = Cell::new(false);
         let runs = self.random(keep, &|fixture, script| {
-            let done = search::follow(fixture, script, invariants);
-            from_driver.set(from_driver.get() || fixture.from_driver == Some(true));
+            let done = search::follow(fixture, script, &[invariant]);
+            tested.set(tested.get() || tests(fixture));
             done
         })?;
-        let seen = from_driver.get() || !needs_driver;
-        Ok(if seen { Outcome::Passed { runs } } else { Outcome::NotTested { why: ELSEWHERE } })
+        Ok(Outcome::of(tested.get(), runs, why))
     }
 
     fn test(&self, property: Property) -> Result<Outcome, Broken> {
-        let plain = |op: &Op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks);
         match property {
             Property::LiveBlocksNeverOverlap => {
-                self.scripts(plain, &[invariants::live_blocks_never_overlap], false)
+                self.scripts(Op::is_plain, invariants::live_blocks_never_overlap)
             }
             Property::BlocksAreLargeEnough => {
-                self.scripts(plain, &[invariants::blocks_are_large_enough], false)
+                self.scripts(Op::is_plain, invariants::blocks_are_large_enough)
             }
             Property::BytesStayIntact => match self.device {
                 Device::Sim => Ok(Outcome::NotTested { why: "the device has no bytes" }),
-                Device::Host | Device::Cuda => {
-                    self.scripts(plain, &[invariants::bytes_stay_intact], true)
-                }
+                Device::Host | Device::Cuda => self.scripts_where(
+                    Op::is_plain,
+                    invariants::bytes_stay_intact,
+                    |fixture| fixture.from_driver == Some(true),
+                    ELSEWHERE,
+                ),
             },
-            Property::ReuseWaitsForWork => {
-                let streamless = Cell::new(false);
-                let runs = self.random(plain, &|fixture, script| {
-                    let done = search::follow(fixture, script, &[invariants::reuse_waits_for_work]);
-                    streamless.set(streamless.get() || fixture.is_streamless());
-                    done
-                })?;
-                let why = "its memory is not the device's and it supports no streams";
-                Ok(if streamless.get() {
-                    Outcome::NotTested { why }
-                } else {
-                    Outcome::Passed { runs }
-                })
-            }
+            Property::ReuseWaitsForWork => self.scripts_where(
+                Op::is_plain,
+                invariants::reuse_waits_for_work,
+                |fixture| fixture.from_driver.is_some() && !fixture.is_streamless(),
+                "its memory is not the device's and it supports no streams",
+            ),
             Property::IllegalRequestsAreRefused => {
                 let keep = |op: &Op| match op {
                     Op::Misuse { what, .. } => what.is_request(),
                     _ => matches!(op, Op::Allocate { .. } | Op::Free { .. }),
                 };
                 self.strange_places()?;
-                self.scripts(keep, &[invariants::misuse_is_refused], false)
+                self.scripts(keep, invariants::misuse_is_refused)
             }
             Property::WrongHandlesAreRefused => {
                 let keep = |op: &Op| match op {
                     Op::Misuse { what, .. } => !what.is_request(),
                     _ => true,
                 };
-                self.scripts(keep, &[invariants::misuse_is_refused], false)
+                self.scripts(keep, invariants::misuse_is_refused)
             }
             Property::CountersEqualARecount => self.counters(),
             Property::EmptyingTheCacheKeepsLiveBlocks => self.emptying(),
@@ -192,7 +186,7 @@ impl Case<'_> {
     }
 
     fn counters(&self) -> Result<Outcome, Broken> {
-        if !self.supports(|allocator| allocator.control().counters.is_some())? {
+        if !self.supports(|control| control.counters.is_some())? {
             return Ok(Outcome::NotTested { why: "it offers no counters" });
         }
         let runs = self.on_a_small_device_too(self.options, &|case, _| {
@@ -206,24 +200,15 @@ impl Case<'_> {
     }
 
     fn emptying(&self) -> Result<Outcome, Broken> {
-        if !self.supports(|allocator| allocator.control().caching.is_some())? {
-            return Ok(Outcome::NotTested { why: "it offers no control over cached memory" });
+        if !self.supports(|control| control.caching.is_some())? {
+            return Ok(Outcome::NotTested { why: NO_CACHE });
         }
-        let runs = self.random(
-            |op| !matches!(op, Op::Misuse { .. } | Op::ResetPeaks),
-            &|fixture, script| {
-                search::follow(fixture, script, &[invariants::live_blocks_are_reachable])?;
-                fixture.free_everything()?;
-                fixture.perform(&Op::EmptyCache)?;
-                let reserved = fixture.reserved_bytes();
-                if reserved == 0 {
-                    return Ok(());
-                }
-                Err(format!(
-                    "nothing is live and the cache is empty; {reserved} bytes are reserved"
-                ))
-            },
-        )?;
+        let runs = self.random(Op::is_plain, &|fixture, script| {
+            search::follow(fixture, script, &[invariants::live_blocks_are_reachable])?;
+            fixture.free_everything()?;
+            fixture.perform(&Op::EmptyCache)?;
+            fixture.check_nothing_is_reserved()
+        })?;
         Ok(Outcome::Passed { runs })
     }
 
@@ -235,11 +220,7 @@ impl Case<'_> {
             self.goes(script, true, &from_driver)?;
             self.goes(script, false, &from_driver)
         })?;
-        Ok(if from_driver.get() {
-            Outcome::Passed { runs: 2 * self.options.scripts }
-        } else {
-            Outcome::NotTested { why: ELSEWHERE }
-        })
+        Ok(Outcome::of(from_driver.get(), 2 * self.options.scripts, ELSEWHERE))
     }
 
     fn goes(
@@ -247,11 +228,10 @@ impl Case<'_> {
         script: &Script,
         handed_back: bool,
         from_driver: &Cell<bool>,
-    ) -> Result<(), (String, Vec<String>)> {
-        let machine = self.machine().map_err(|what| (what, Vec::new()))?;
+    ) -> Result<(), Broken> {
+        let machine = self.machine()?;
         let before = machine.held();
-        let lines = RefCell::new(Vec::new());
-        search::on_a_fixture(&*machine, machine.driver(), self.build, &|fixture| {
+        let lines = search::on_a_fixture(&*machine, machine.driver(), self.build, |fixture| {
             search::follow(fixture, script, &[])?;
             if handed_back {
                 fixture.free_everything()?;
@@ -259,10 +239,10 @@ impl Case<'_> {
             fixture.forget_all()?;
             fixture.lines.push(format!("it goes with {} blocks in use", fixture.model.live.len()));
             from_driver.set(from_driver.get() || fixture.from_driver == Some(true));
-            lines.borrow_mut().clone_from(&fixture.lines);
-            Ok(())
+            Ok(fixture.lines.clone())
         })?;
-        leaks::all_came_back(&before, &machine.held()).map_err(|what| (what, lines.take()))
+        let released = leaks::all_came_back(&before, &machine.held());
+        released.map_err(|what| Broken { what, lines, seed: None })
     }
 }
 
@@ -284,6 +264,9 @@ const SMALL_PART: u64 = 8;
 
 /// The reason for not testing properties of the memory itself.
 pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
+
+/// The reason for not testing the cache.
+pub(super) const NO_CACHE: &str = "it offers no control over cached memory";
 
 /// The reason for not testing on a device.
 #[cfg(target_os = "linux")]
@@ -309,12 +292,12 @@ pub fn test(
         device,
         what,
         lines,
-        seed,
+        seed: seed.unwrap_or(options.seed),
     };
     let on = |machines: &Machines<'_>| {
         Case { build, device, options, machines }.test(property).map_err(broken)
     };
-    let absent = |what: String| broken(Broken { what, lines: Vec::new(), seed: options.seed });
+    let absent = |what: String| broken(what.into());
     match device {
         Device::Sim => on(&|bytes| Ok(Box::new(SimMachine::new(bytes)))),
         #[cfg(target_os = "linux")]

@@ -141,7 +141,7 @@ impl Case<'_> {
             let found = search::guarded(|| self.round(seed));
             found.map_err(|what| {
                 let lines = vec![format!("{THREADS} threads, {OPERATIONS} operations each")];
-                Broken { what, lines, seed }
+                Broken { what, lines, seed: Some(seed) }
             })?;
         }
         Ok(Outcome::Passed { runs: rounds })
