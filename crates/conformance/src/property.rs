@@ -1,6 +1,6 @@
 //! The requirements on every allocator, by name. See `suite` for how each is tested.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 /// A requirement on every allocator.
 #[non_exhaustive]
@@ -61,33 +61,17 @@ impl Property {
         Self::PrivatePoolsAreApart,
         Self::ThreadsGetBlocksOfTheirOwn,
     ];
-
-    /// Returns the property in words.
-    #[must_use]
-    pub const fn words(self) -> &'static str {
-        match self {
-            Self::LiveBlocksNeverOverlap => "live blocks never overlap",
-            Self::BlocksAreLargeEnough => "blocks are large enough",
-            Self::BytesStayIntact => "bytes stay intact",
-            Self::ReuseWaitsForWork => "reuse waits for work",
-            Self::IllegalRequestsAreRefused => "illegal requests are refused",
-            Self::WrongHandlesAreRefused => "wrong handles are refused",
-            Self::CountersEqualARecount => "counters equal a recount",
-            Self::EmptyingTheCacheKeepsLiveBlocks => "emptying the cache keeps live blocks",
-            Self::EverythingIsReleased => "everything is released",
-            Self::RunningOutIsAnError => "running out is an error",
-            Self::PressureHooksAreCalled => "pressure hooks are called",
-            Self::DriverFailuresLoseNothing => "driver failures lose nothing",
-            Self::LimitsAreRespected => "limits are respected",
-            Self::BareAddressesAreChecked => "bare addresses are checked",
-            Self::PrivatePoolsAreApart => "private pools are apart",
-            Self::ThreadsGetBlocksOfTheirOwn => "threads get blocks of their own",
-        }
-    }
 }
 
 impl fmt::Display for Property {
+    /// Writes the variant's name as words, such as "live blocks never overlap".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.words())
+        for (at, letter) in format!("{self:?}").char_indices() {
+            if at > 0 && letter.is_uppercase() {
+                f.write_char(' ')?;
+            }
+            f.write_char(letter.to_ascii_lowercase())?;
+        }
+        Ok(())
     }
 }

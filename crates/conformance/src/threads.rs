@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
+use quickcheck::{Arbitrary, Gen};
 
 use super::report::{Device, Outcome};
 use super::search::{self, Broken};
@@ -21,19 +22,6 @@ const OPERATIONS: usize = 300;
 const HELD_MAX: usize = 12;
 /// Only a few sizes, so that threads compete for the same blocks.
 const SIZES: [u64; 4] = [512, 4096, 100_000, 1 << 20];
-
-/// Reproducible random numbers (SplitMix64).
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % n as u64).unwrap_or(0)
-    }
-}
 
 /// A block and its requested bytes.
 type Owned = (Allocation, u64);
@@ -67,14 +55,14 @@ struct Worker<'a> {
     allocator: &'a dyn DeviceAllocator,
     claims: &'a Claims,
     streams: &'a [StreamId],
-    rng: Rng,
+    random: Gen,
     held: Vec<Owned>,
 }
 
 impl Worker<'_> {
     fn work(mut self) -> Checked {
         for _ in 0..OPERATIONS {
-            match self.rng.below(8) {
+            match self.below(8) {
                 0..4 if self.held.len() < HELD_MAX => self.take()?,
                 4 => self.give(),
                 5 => self.announce()?,
@@ -87,9 +75,14 @@ impl Worker<'_> {
         Ok(())
     }
 
+    /// Returns a random number below `n`.
+    fn below(&mut self, n: usize) -> usize {
+        usize::arbitrary(&mut self.random) % n
+    }
+
     fn take(&mut self) -> Checked {
-        let bytes = SIZES[self.rng.below(SIZES.len())];
-        let stream = self.streams[self.rng.below(self.streams.len())];
+        let bytes = SIZES[self.below(SIZES.len())];
+        let stream = self.streams[self.below(self.streams.len())];
         match self.allocator.allocate(Request::new(bytes, stream)) {
             Ok(block) => {
                 self.claims.claim(block.address(), bytes)?;
@@ -104,18 +97,18 @@ impl Worker<'_> {
     /// Moves a block to those that any thread may free.
     fn give(&mut self) {
         if !self.held.is_empty() {
-            let at = self.rng.below(self.held.len());
+            let at = self.below(self.held.len());
             self.claims.shared.lock().push(self.held.swap_remove(at));
         }
     }
 
     fn announce(&mut self) -> Checked {
+        let stream = self.streams[self.below(self.streams.len())];
         let (Some(cross), Some((block, _))) =
             (self.allocator.control().cross_stream, self.held.last())
         else {
             return Ok(());
         };
-        let stream = self.streams[self.rng.below(self.streams.len())];
         cross.record_stream(block, stream).map_err(|error| error.to_string())
     }
 
@@ -161,7 +154,7 @@ impl Case<'_> {
             allocator: &*allocator,
             claims: &claims,
             streams: &streams,
-            rng: Rng(seed.wrapping_mul(1000).wrapping_add(n as u64)),
+            random: Gen::from_size_and_seed(1, seed.wrapping_mul(1000).wrapping_add(n as u64)),
             held: Vec::new(),
         };
         std::thread::scope(|scope| {
