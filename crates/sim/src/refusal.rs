@@ -1,5 +1,7 @@
 //! Errors of a simulated device before the name of the call is known. A refused call changed nothing.
 
+use std::io;
+
 use stratalloc::driver::call::Call;
 use stratalloc::error::{DriverError, DriverErrorKind};
 
@@ -28,6 +30,19 @@ impl Refusal {
     pub(super) fn of(self, call: Call) -> DriverError {
         let (kind, code, message) = *self.0;
         DriverError::new(kind, call.name(), code.unwrap_or_else(|| code_of(kind)), message)
+    }
+}
+
+/// Converts an error of the system. Lack of memory, address space or mappings is reported as out of
+/// memory, so that callers may release memory and retry.
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        let kind = match error.kind() {
+            io::ErrorKind::OutOfMemory => DriverErrorKind::OutOfMemory,
+            _ => DriverErrorKind::Other,
+        };
+        let code = error.raw_os_error().unwrap_or(0);
+        Self::new(kind, Some(code.into()), format!("the system reported: {error}"))
     }
 }
 

@@ -11,7 +11,6 @@
 //! default). A full table is reported as out of memory.
 
 mod backing;
-mod errors;
 mod memory;
 mod space;
 mod span;
@@ -20,17 +19,18 @@ mod span;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
-use crate::refusal::Done;
+use crate::refusal::{Done, Refusal};
 use crate::sim::backing::{Backing, Task};
 use crate::sim::{CallCosts, EventMode, Gate, Kind, SimOptions, SimulatedDevice};
 use backing::{Piece, Store};
-use errors::length;
 use space::Reservation;
 use span::Span;
 use stratalloc::driver::{DriverResult, Exportable, HoldsWork, PhysicalId};
@@ -227,6 +227,17 @@ impl Backing for HostMemory {
     fn stored_bytes(&self) -> (u64, u64) {
         self.0.lock().store.as_ref().map_or((0, 0), |store| store.taken_and_length_bytes())
     }
+}
+
+impl From<Errno> for Refusal {
+    fn from(error: Errno) -> Self {
+        io::Error::from(error).into()
+    }
+}
+
+/// Converts device bytes to a size in this process. A size beyond the address space is out of memory.
+fn length(bytes: u64) -> Done<usize> {
+    usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory).into())
 }
 
 /// Converts an offset or a size inside a range that exists.

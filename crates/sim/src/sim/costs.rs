@@ -88,12 +88,6 @@ impl CallCosts {
     };
 }
 
-impl Default for CallCosts {
-    fn default() -> Self {
-        Self::H200
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,7 +95,7 @@ mod tests {
 
     #[test]
     fn defaults_meet_the_measured_end_points() {
-        let costs = CallCosts::default();
+        let costs = CallCosts::H200;
         let pair_us = |bytes| (costs.allocate.of(bytes) + costs.free.of(bytes)) / 1000;
         assert_eq!(pair_us(2 * MIB), 77);
         assert_eq!(pair_us(GIB), 439);

@@ -1,13 +1,13 @@
 //! Virtual memory of the simulated device: reservations, pieces and mappings.
 //!
 //! A piece uses memory of the device from `create` until it is neither referenced nor mapped. Address
-//! space costs nothing. An exported descriptor is one end of a pipe whose other end the piece keeps, so
+//! space costs nothing. An exported descriptor is a copy of the end of a pipe that the piece keeps, so
 //! it identifies the piece while the piece lives. Descriptors from elsewhere are not supported. If the
 //! device has memory, a descriptor is the piece's file, and descriptors from elsewhere are checked.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, PipeReader, PipeWriter};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -17,13 +17,12 @@ use hashbrown::HashMap;
 use super::backing::Backing;
 use super::ranges::{AddressSpace, Budget};
 use super::{
-    AddressOrder, Done, GRANULARITY_BYTES, Kind, Refusal, SimulatedDevice, State, check_whole,
-    ensure, invalid, not_supported,
+    AddressOrder, Done, GRANULARITY_BYTES, Kind, SimulatedDevice, State, check_whole, ensure,
+    invalid, not_supported,
 };
 use crate::HeldResources;
 use stratalloc::driver::call::{calls, forward};
 use stratalloc::driver::{Exportable, Fabric, FabricHandle, PhysicalId, VirtualMemory};
-use stratalloc::error::DriverErrorKind;
 use stratalloc::ids::DeviceId;
 
 /// All reservations, pieces and mappings.
@@ -65,19 +64,9 @@ struct Piece {
     /// Number of references: one for `create` and for each `import`, minus one for each `release`.
     holds: u32,
     mappings: u32,
-    exported: Option<Exported>,
+    /// The end of a pipe of which [`VirtualMemory::export`] returns copies. Created by the first call.
+    exported: Option<File>,
 }
-
-#[derive(Debug)]
-struct Exported {
-    reader: PipeReader,
-    /// Never written to: it keeps the pipe open as long as the piece lives.
-    _writer: PipeWriter,
-    identity: FileIdentity,
-}
-
-/// Device and inode.
-type FileIdentity = (u64, u64);
 
 impl Mappings {
     pub(super) fn new(order: AddressOrder, backing: Option<Arc<dyn Backing>>) -> Self {
@@ -286,13 +275,14 @@ impl State {
         if let Some(backing) = &self.backing {
             return backing.export(piece);
         }
-        let exported = match held.exported.take() {
+        let exported = match &mut held.exported {
             Some(exported) => exported,
-            None => Exported::new().map_err(host_failed)?,
+            none => {
+                let (reader, _) = io::pipe()?;
+                none.insert(OwnedFd::from(reader).into())
+            }
         };
-        let reader = exported.reader.try_clone().map_err(host_failed);
-        held.exported = Some(exported);
-        Ok(reader?.into())
+        Ok(exported.try_clone()?.into())
     }
 
     /// Imports a descriptor of this device and adds a reference to its piece. Refuses other descriptors.
@@ -306,12 +296,10 @@ impl State {
             self.mappings.add(id, size_bytes, true, Exportable::Descriptor);
             return Ok(id);
         }
-        let identity = identity_of(descriptor).map_err(host_failed)?;
+        let identity = identity_of(&descriptor.into())?;
+        let is_it = |own: &File| identity_of(own).is_ok_and(|own| own == identity);
         let mut pieces = self.mappings.pieces.iter_mut();
-        let found = pieces.find(|(_, piece)| {
-            let exported = piece.exported.as_ref();
-            exported.is_some_and(|exported| exported.identity == identity)
-        });
+        let found = pieces.find(|(_, piece)| piece.exported.as_ref().is_some_and(is_it));
         let Some((id, piece)) = found else {
             let message = "the descriptor is not of a living piece of this simulated device";
             return Err(not_supported(message));
@@ -365,20 +353,8 @@ impl<K: Kind> Fabric for SimulatedDevice<K> {
     calls! { Fabric forward Self::sized; }
 }
 
-impl Exported {
-    fn new() -> io::Result<Self> {
-        let (reader, writer) = io::pipe()?;
-        let identity = identity_of(reader.try_clone()?.into())?;
-        Ok(Self { reader, _writer: writer, identity })
-    }
-}
-
-fn identity_of(descriptor: OwnedFd) -> io::Result<FileIdentity> {
-    let metadata = File::from(descriptor).metadata()?;
+/// Returns device and inode of a file.
+fn identity_of(file: &File) -> io::Result<(u64, u64)> {
+    let metadata = file.metadata()?;
     Ok((metadata.dev(), metadata.ino()))
-}
-
-fn host_failed(error: io::Error) -> Refusal {
-    let code = error.raw_os_error().unwrap_or(0);
-    Refusal::new(DriverErrorKind::Other, Some(code.into()), error.to_string())
 }

@@ -121,7 +121,7 @@ impl Default for SimOptions {
             total_bytes: 150_109_880_320,
             name: "simulated H200".to_owned(),
             event_mode: EventMode::default(),
-            costs: CallCosts::default(),
+            costs: CallCosts::H200,
             reachable_devices: 0,
             fabric: false,
             addresses: AddressOrder::default(),
@@ -263,12 +263,6 @@ impl State {
         self.now_ns = self.now_ns.saturating_add(ns);
     }
 
-    /// Ends a wait for work that finishes at `ready_ns`. Driver pools release memory then.
-    fn synchronized_at(&mut self, ready_ns: u64) {
-        self.now_ns = self.now_ns.max(ready_ns);
-        self.shrink_pools();
-    }
-
     /// Checks the stream of a submission. On a captured stream the submission becomes a node. Otherwise
     /// returns the index of the stream.
     fn submit(&mut self, stream: StreamId) -> Done<Option<usize>> {
@@ -379,23 +373,16 @@ impl Locked<'_> {
         marks.iter().map(|mark| self.work.finish(*mark)).max().unwrap_or(0)
     }
 
+    /// Waits for work. Driver pools release memory then.
     fn wait_for(&mut self, marks: &[Mark]) {
         let ready_ns = self.reach(marks);
-        self.synchronized_at(ready_ns);
-    }
-
-    /// Like [`reach`](Self::reach), for all work.
-    fn reach_all(&mut self) -> u64 {
-        if self.work.has_threads {
-            let ends = self.work.ends();
-            return self.reach(&ends);
-        }
-        self.work.finish_all()
+        self.now_ns = self.now_ns.max(ready_ns);
+        self.shrink_pools();
     }
 
     fn wait_for_all(&mut self) {
-        let ready_ns = self.reach_all();
-        self.synchronized_at(ready_ns);
+        let ends = self.work.ends();
+        self.wait_for(&ends);
     }
 
     /// Submits work to a stream. On a captured stream it never runs.

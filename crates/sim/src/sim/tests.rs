@@ -80,7 +80,7 @@ fn copies_and_fills_must_stay_inside_what_is_allocated() {
 #[test]
 fn every_call_costs_time_and_is_counted_even_when_it_fails() {
     let sim = Sim::new(SimOptions::default());
-    let costs = CallCosts::default();
+    let costs = CallCosts::H200;
     let a = sim.allocate(1 << 30).unwrap();
     assert_eq!(sim.elapsed_ns(), costs.allocate.of(1 << 30));
     sim.free(a, 1).unwrap_err();

@@ -205,16 +205,6 @@ impl Work {
         (0..self.streams.len()).map(|stream| self.end_of(stream)).collect()
     }
 
-    /// Finishes all work. Returns when it would have finished by itself.
-    pub(super) fn finish_all(&mut self) -> u64 {
-        let all = 0..self.streams.len();
-        let ends = all.map(|stream| {
-            let end = self.end_of(stream);
-            self.finish(end)
-        });
-        ends.max().unwrap_or(0)
-    }
-
     /// Adds a job for the worker threads.
     pub(super) fn push(&mut self, stream: usize, job: Job) {
         self.last_mark += 1;

@@ -51,7 +51,7 @@ fn access_and_unmapping_cost_by_the_handle() {
     let before_ns = sim.elapsed_ns();
     sim.set_access(at, 4 * PIECE, DeviceId(0)).unwrap();
     sim.unmap(at, 4 * PIECE).unwrap();
-    let costs = CallCosts::default();
+    let costs = CallCosts::H200;
     let per_handle_ns = costs.set_access.fixed_ns + costs.unmap.fixed_ns;
     assert_eq!(sim.elapsed_ns() - before_ns, 4 * per_handle_ns);
 }
