@@ -17,7 +17,6 @@ use super::barrier;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
     TorchDevices,
-    Handles,
     Objects,
     Gates,
     Backends,

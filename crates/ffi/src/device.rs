@@ -12,10 +12,8 @@ use stratalloc_sim::{Host, HostOptions, Sim, SimOptions};
 
 /// Opens the device `sim`, `host` or `cuda:N`. `sim` and `host` may also have an ordinal `:N`.
 pub(super) fn open_device(spec: &str) -> Result<Arc<dyn Driver>, Failure> {
-    let (kind, ordinal) = match spec.split_once(':') {
-        Some((kind, ordinal)) => (kind, Some(ordinal)),
-        None => (spec, None),
-    };
+    let parts = spec.split_once(':');
+    let (kind, ordinal) = parts.map_or((spec, None), |(kind, ordinal)| (kind, Some(ordinal)));
     let text = format_args!("{spec:?} is no device; expected sim, host or cuda:N");
     let unknown = || Failure::new(Status::InvalidArgument, text);
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

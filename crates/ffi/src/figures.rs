@@ -9,6 +9,7 @@ use super::device::device_count;
 use super::guard::{Failure, Status, status};
 use super::pointers::{OutPointer, store, store_all};
 use super::table;
+use stratalloc::allocator::{Counters, DeviceAllocator};
 
 /// Memory of the device and of the cache.
 #[repr(C)]
@@ -27,13 +28,13 @@ pub struct CacheInfo {
 /// Sets every peak to its current value.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_reset_peaks(handle: u64) -> Status {
-    table::on(handle, |instance| instance.counters().reset_peaks())
+    table::on(handle, |instance| instance.allocator.reset_peaks())
 }
 
 /// Sets all accumulated counters (allocated, freed, numbers of events) to zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_reset_accumulated(handle: u64) -> Status {
-    table::on(handle, |instance| instance.counters().reset_accumulated())
+    table::on(handle, |instance| instance.allocator.reset_accumulated())
 }
 
 /// Stores the fraction of the device's memory that the allocator may reserve. Stores 1 if there is no
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn stratalloc_usage(
     reserved_peak: *mut u64,
 ) -> Status {
     let work = || {
-        let now = table::find(handle)?.usage();
+        let now = table::find(handle)?.allocator.usage();
         let allocated = [now.allocated_bytes, now.allocated_peak_bytes];
         let reserved = [now.reserved_bytes, now.reserved_peak_bytes];
         Ok([allocated[0], allocated[1], reserved[0], reserved[1]]
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn stratalloc_block_count(handle: u64, count: *mut u64) ->
     // SAFETY: required of the caller (`# Safety`).
     unsafe {
         store(count, "count", || {
-            Ok(u64::try_from(table::find(handle)?.usage().live_blocks).unwrap_or(0))
+            Ok(u64::try_from(table::find(handle)?.allocator.usage().live_blocks).unwrap_or(0))
         })
     }
 }

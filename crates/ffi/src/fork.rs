@@ -12,7 +12,7 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{gate, table, torch, user_data};
+use super::{gate, torch, user_data};
 use stratalloc::layers::front;
 use stratalloc::sync::{self, Rank};
 use stratalloc::threads::Lasting;
@@ -60,7 +60,6 @@ extern "C" fn in_child() {
     in_parent();
     IS_CHILD.store(true, Ordering::Relaxed);
     torch::forget_all();
-    table::forget_all();
     user_data::forget_all();
     front::forget_all();
     gate::forget_calls();

@@ -12,6 +12,7 @@ use super::gate::Gate;
 use super::guard::{Failure, Status, status};
 use super::pointers::{read, read_any, store};
 use super::table;
+use stratalloc::allocator::Recording;
 use stratalloc::history::{
     Action, Format, Frame, NameKind, RecordOptions, Stack, StackLevel, StackProvider,
 };
@@ -403,7 +404,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_save(handle: u64, path: *const c_ch
     status(|| {
         // SAFETY: required of the caller (`# Safety`).
         let path = unsafe { read(path, "path") }?;
-        let snapshot = table::find(handle)?.recording().snapshot();
+        let snapshot = table::find(handle)?.allocator.snapshot();
         let failed = |error| Failure::invalid(format_args!("{path}: {error}"));
         snapshot.save(Path::new(path)).map_err(failed)
     })
@@ -431,7 +432,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_write(
         };
         let pieces = Pieces { write: write.ok_or_else(|| Failure::null("write"))?, user };
         let mut pieces = io::BufWriter::with_capacity(1 << 16, pieces);
-        let snapshot = table::find(handle)?.recording().snapshot();
+        let snapshot = table::find(handle)?.allocator.snapshot();
         let written = snapshot.write(format, &mut pieces).and_then(|()| pieces.flush());
         let failed = |error| Failure::invalid(format_args!("the snapshot was not taken: {error}"));
         written.map_err(failed)

@@ -8,7 +8,7 @@ use super::guard::{Failure, Status, bad_configuration};
 use super::messages::warn;
 use super::uncached::{self, Uncached};
 use stratalloc::allocator::{
-    Caching, Checkpoints, Counters, DeviceAllocator, Expandable, Hooks, PeerAccess, PoolOptions,
+    Caching, Checkpoints, DeviceAllocator, Expandable, Hooks, PeerAccess, PoolOptions,
     PrivatePools, Recording, Request, ScopeFilter, Sharing,
 };
 use stratalloc::config::{Config, LayerSetting, PeersSetting, from_process};
@@ -17,14 +17,13 @@ use stratalloc::error::{HandleError, PoolError};
 use stratalloc::history::History;
 use stratalloc::ids::{DeviceId, PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
-use stratalloc::stats::{Statistics, Usage};
 use stratalloc::strategies::Strategy;
 use stratalloc::switch::Switchable;
 
 /// A switchable allocator and its device.
 #[derive(Debug)]
 pub(super) struct Instance {
-    allocator: Switchable,
+    pub(super) allocator: Switchable,
     pub(super) driver: Arc<dyn Driver>,
     uncached: Uncached,
     /// A configuration string with the default values that apply under each complete configuration
@@ -32,14 +31,8 @@ pub(super) struct Instance {
     defaults: &'static str,
 }
 
-/// Reads the configuration from the environment, and writes its warnings.
-pub(super) fn environment() -> Result<Config, Failure> {
-    let config = from_process(&registry::key_table())?.config;
-    warn(&config);
-    Ok(config)
-}
-
-/// Reads the configuration from the environment. `defaults` replaces the built-in default values.
+/// Reads the configuration from the environment, and writes its warnings. `defaults` replaces the built-in
+/// default values.
 pub(super) fn environment_over(defaults: &str) -> Result<Config, Failure> {
     let found = from_process(&registry::key_table())?;
     warn(&found.config);
@@ -83,7 +76,7 @@ impl Instance {
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
         match conf {
             Some(text) => Self::prepared(&parse(text).inspect(warn)?, device),
-            None => Self::open_over("", &environment()?, device),
+            None => Self::open_over("", &environment_over("")?, device),
         }
     }
 
@@ -199,10 +192,6 @@ impl Instance {
         Ok(())
     }
 
-    pub(super) fn name(&self) -> &str {
-        self.allocator.name()
-    }
-
     fn lacks(&self, what: &str) -> Failure {
         Failure::lacks(self.allocator.name(), what)
     }
@@ -218,7 +207,7 @@ impl Instance {
                 format_args!(
                     "layers:[{}] has no {what}: it moves the blocks of backend:{}",
                     layer.text(),
-                    self.name()
+                    self.allocator.name()
                 ),
             ),
             None => self.lacks(what),
@@ -271,24 +260,8 @@ impl Instance {
         self.allocator.control().hooks.expect("every switchable allocator has them")
     }
 
-    pub(super) fn counters(&self) -> &dyn Counters {
-        &self.allocator
-    }
-
-    pub(super) fn recording(&self) -> &dyn Recording {
-        &self.allocator
-    }
-
     pub(super) fn history(&self) -> &History {
         self.allocator.history()
-    }
-
-    pub(super) fn usage(&self) -> Usage {
-        self.allocator.usage()
-    }
-
-    pub(super) fn statistics(&self) -> Statistics {
-        self.allocator.statistics()
     }
 
     /// Applies a configuration string on top of the current settings. Switches if it changes a key that

@@ -12,6 +12,7 @@ use super::history::stack_of;
 use super::pointers::{read_struct, store};
 use super::pools::Pool;
 use super::{table, user_data};
+use stratalloc::allocator::Recording;
 use stratalloc::history::{self, Action, BlockStateName, Context, Entries, SegmentState};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
@@ -201,7 +202,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_take(
     let work = || {
         // SAFETY: required of the caller (`# Safety`).
         let pool = unsafe { read_struct(pool, "pool") }.ok().map(PoolId::from);
-        let mut snapshot = table::find(handle)?.recording().snapshot();
+        let mut snapshot = table::find(handle)?.allocator.snapshot();
         if with_entries == 0 {
             snapshot.entries = Entries::default();
         }

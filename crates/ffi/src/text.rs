@@ -8,6 +8,7 @@ use super::guard::{Failure, Status};
 use super::pointers::write;
 use super::table::{self, Named};
 use super::torch;
+use stratalloc::allocator::{Counters, DeviceAllocator};
 use stratalloc::history::SegmentLayout;
 use stratalloc::registry::key_table;
 use stratalloc::stats::{Measured, Statistics, metrics};
@@ -77,10 +78,10 @@ pub unsafe extern "C" fn stratalloc_text_write(
 type Maker = fn(of: u64) -> Result<String, Failure>;
 
 const MAKERS: [(Text, Maker); 11] = [
-    (Text::Statistics, |handle| Ok(json(&table::find(handle)?.statistics()))),
-    (Text::Summary, |handle| Ok(table::find(handle)?.statistics().summary())),
+    (Text::Statistics, |handle| Ok(json(&table::find(handle)?.allocator.statistics()))),
+    (Text::Summary, |handle| Ok(table::find(handle)?.allocator.statistics().summary())),
     (Text::Layout, |handle| Ok(layout_json(&table::find(handle)?.caching()?.layout()))),
-    (Text::Name, |handle| Ok(table::find(handle)?.name().to_owned())),
+    (Text::Name, |handle| Ok(table::find(handle)?.allocator.name().to_owned())),
     (Text::Metadata, |handle| {
         let metadata = table::find(handle)?.history().metadata();
         Ok(metadata.map(|text| text.to_string()).unwrap_or_default())
@@ -112,9 +113,9 @@ fn measured((number, instance): &(u64, Named)) -> Measured {
     let cache = instance.caching().and_then(|caching| Ok(caching.cache_info()?));
     Measured {
         device: instance.driver.info().device,
-        backend: instance.name().to_owned(),
+        backend: instance.allocator.name().to_owned(),
         number: *number,
-        statistics: instance.statistics(),
+        statistics: instance.allocator.statistics(),
         fragmentation: cache.ok().map(|info| info.fragmentation()),
     }
 }

@@ -1,5 +1,5 @@
 //! Users' functions with their `user` pointers, and the table of objects that callers refer to by
-//! number.
+//! number: allocators, checkpoints, snapshots and shared blocks.
 
 #![expect(unsafe_code, reason = "callers hand us functions and pointers")]
 
@@ -91,9 +91,12 @@ type Objects = BTreeMap<u64, Arc<dyn Any + Send + Sync>>;
 
 static OBJECTS: Global<Objects> = Global::new(Rank::Objects, BTreeMap::new());
 
+/// The first number of an object. Small numbers, which a caller may pass by mistake, are no objects.
+pub(super) const FIRST_NUMBER: u64 = 1 << 24;
+
 /// Stores an object and returns its number. Numbers are unique over all kinds of objects.
 pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+    static NEXT: AtomicU64 = AtomicU64::new(FIRST_NUMBER);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     OBJECTS.lock().insert(number, Arc::new(thing));
     number
@@ -101,7 +104,14 @@ pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
 
 /// Returns the object with this number, if it is of the type `T`.
 pub(super) fn find<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
-    known(kind, OBJECTS.read().get(&number).map(Arc::clone))
+    known(kind, number, OBJECTS.read().get(&number).map(Arc::clone))
+}
+
+/// Returns all objects of the type `T`, with their numbers.
+pub(super) fn all<T: Any + Send + Sync>() -> Vec<(u64, Arc<T>)> {
+    let objects = OBJECTS.read();
+    let all = objects.iter();
+    all.filter_map(|(number, thing)| Some((*number, Arc::clone(thing).downcast().ok()?))).collect()
 }
 
 /// Removes a number and returns its object. The object is dropped when its last user has dropped it.
@@ -113,14 +123,15 @@ pub(super) fn remove<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Ar
         _ => None,
     };
     drop(all);
-    known(kind, removed)
+    known(kind, number, removed)
 }
 
 fn known<T: Any + Send + Sync>(
     kind: &str,
+    number: u64,
     thing: Option<Arc<dyn Any + Send + Sync>>,
 ) -> Result<Arc<T>, Failure> {
-    let text = format_args!("there is no such {kind}, or it was released");
+    let text = format_args!("no {kind} has the handle {number:#x}, or it was released");
     let unknown = || Failure::new(Status::UnknownHandle, text);
     thing.and_then(|thing| thing.downcast().ok()).ok_or_else(unknown)
 }

@@ -12,8 +12,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::guard::Failure;
-use crate::instance::{InForce, Instance, environment, environment_over, further, parse};
+use crate::instance::{InForce, Instance, environment_over, further, parse};
 use crate::messages::warn_once;
+use stratalloc::allocator::{Counters, DeviceAllocator};
 use stratalloc::config::Config;
 use stratalloc::stats::Statistics;
 use stratalloc::sync::{Defer, Global, Rank};
@@ -196,7 +197,7 @@ pub(crate) fn find(device: c_int) -> Option<&'static Instance> {
 /// Returns the counters of a device's allocator. Returns zeros if there is none yet, and creates none.
 pub(crate) fn statistics(device: c_int) -> Result<Statistics, Failure> {
     let entry = DEVICES.entry(device).ok_or_else(|| none(device))?;
-    Ok(entry.get().map_or_else(Statistics::default, |open| open.statistics()))
+    Ok(entry.get().map_or_else(Statistics::default, |open| open.allocator.statistics()))
 }
 
 /// Returns all existing allocators, with the ordinals of their devices.
@@ -209,10 +210,10 @@ pub(crate) fn open_devices() -> impl Iterator<Item = (c_int, &'static Instance)>
 pub(crate) fn name_in_force(device: c_int) -> Result<String, Failure> {
     let entry = DEVICES.entry(device).ok_or_else(|| none(device))?;
     match entry.get() {
-        Some(open) => Ok(open.name().to_owned()),
+        Some(open) => Ok(open.allocator.name().to_owned()),
         None => {
             let later = DEVICES.opening.read().clone();
-            let config = later.map_or_else(environment, Ok)?;
+            let config = later.map_or_else(environment_with_defaults, Ok)?;
             Ok(config.settings().backend.clone())
         }
     }
@@ -358,7 +359,7 @@ mod tests {
     fn configurations(devices: &Devices) -> Vec<(String, Option<u64>)> {
         let of = |open: &Instance| {
             let InForce { config, .. } = open.in_force();
-            (open.name().to_owned(), config.settings().max_split_bytes)
+            (open.allocator.name().to_owned(), config.settings().max_split_bytes)
         };
         devices.all().map(of).collect()
     }

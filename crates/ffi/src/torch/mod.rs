@@ -25,7 +25,7 @@ use std::ptr::null_mut;
 use super::calls::{pointer_to, stream_of};
 use super::fork::is_child;
 use super::guard::{Failure, Status, guard, status};
-use super::instance::environment;
+use super::instance::environment_over;
 use super::messages::write_last_error;
 use super::pointers::{store, store_any};
 use super::pools::Pool;
@@ -97,7 +97,7 @@ pub extern "C" fn stratalloc_torch_free(
 pub extern "C" fn stratalloc_torch_init(device_count: c_int) {
     // No allocator is created here, because it would use memory of a device that may stay unused.
     let _ = device_count;
-    reporting((), || environment().map(|_| ()));
+    reporting((), || environment_over("").map(drop));
 }
 
 /// `set_reset_fn`: empties the caches of all devices. Waits for the devices.
@@ -184,20 +184,10 @@ pub unsafe extern "C" fn stratalloc_torch_begin_allocate_to_pool(
 ) {
     reporting((), || {
         // SAFETY: required of the caller (`# Safety`).
-        let filter = unsafe { filter_of(filter) };
+        let copied = unsafe { copied(filter) };
+        let filter = copied.map_or_else(ScopeFilter::this_thread, ScopeFilter::Where);
         Ok(open_device(device)?.pools()?.open_scope(pool.into(), filter)?)
     });
-}
-
-/// Returns a scope filter that calls a C++ filter.
-///
-/// # Safety
-///
-/// The same as for [`stratalloc_torch_begin_allocate_to_pool`].
-unsafe fn filter_of(filter: *mut c_void) -> ScopeFilter {
-    // SAFETY: required of the caller (`# Safety`).
-    let copied = unsafe { copied(filter) };
-    copied.map_or_else(ScopeFilter::this_thread, ScopeFilter::Where)
 }
 
 /// `set_end_allocate_to_pool_fn`: closes the scope. The pool stays in use until it is released.
