@@ -122,7 +122,7 @@ fn mix() -> Vec<Draw> {
 }
 
 fn native(total_bytes: u64, raw_addresses: bool, event_mode: EventMode) -> (Arc<Sim>, Strategy) {
-    let costs = CallCosts::NONE;
+    let costs = CallCosts::default();
     let options = SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() };
     let sim = Arc::new(Sim::new(options));
     let driver: Arc<dyn Driver> = Arc::<Sim>::clone(&sim);

@@ -52,7 +52,7 @@ impl<D: Base> Base for Faulty<Arc<D>> {
 
 impl Base for Sim {
     fn with_bytes(total_bytes: u64) -> Self {
-        let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
+        let (event_mode, costs) = (EventMode::Manual, CallCosts::default());
         Self::new(SimOptions { total_bytes, event_mode, costs, ..SimOptions::default() })
     }
 

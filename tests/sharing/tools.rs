@@ -13,7 +13,7 @@ pub(crate) fn sim_with(fabric: bool) -> Arc<Sim> {
     let options = SimOptions {
         fabric,
         total_bytes: 1024 * MIB,
-        costs: CallCosts::NONE,
+        costs: CallCosts::default(),
         reachable_devices: 2,
         ..SimOptions::default()
     };

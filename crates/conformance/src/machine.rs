@@ -103,7 +103,7 @@ impl SimMachine {
         Self(Arc::new(Sim::new(SimOptions {
             total_bytes,
             event_mode,
-            costs: CallCosts::NONE,
+            costs: CallCosts::default(),
             ..SimOptions::default()
         })))
     }

@@ -80,7 +80,7 @@ impl Host {
     #[must_use]
     pub fn new(options: HostOptions) -> Self {
         let HostOptions { device, total_bytes, name } = options;
-        let (event_mode, costs) = (EventMode::Manual, CallCosts::NONE);
+        let (event_mode, costs) = (EventMode::Manual, CallCosts::default());
         let options =
             SimOptions { device, total_bytes, name, event_mode, costs, ..SimOptions::default() };
         Self::with(options, Some(Arc::new(HostMemory::default())))

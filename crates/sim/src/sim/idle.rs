@@ -43,22 +43,14 @@ impl Freed {
 /// Size and address.
 type Sizes = BTreeSet<(u64, u64)>;
 
-/// Ranges that only one stream may use.
-#[derive(Debug)]
-struct Own {
-    sizes: Sizes,
-    /// No free of these ranges is earlier than this one. Work of a stream finishes in order, so while this
-    /// one has not been reached, none has.
-    first: Mark,
-}
-
 /// Ranges that are not allocated.
 #[derive(Debug, Default)]
 pub(super) struct IdleRanges {
     by_address: BTreeMap<u64, Idle>,
     /// Size and address of ranges that any stream may use.
     open: Sizes,
-    own: HashMap<StreamId, Own>,
+    /// Size and address of ranges that only one stream may use.
+    own: HashMap<StreamId, Sizes>,
     /// Addresses of ranges that a capture freed.
     captured: BTreeSet<u64>,
 }
@@ -86,11 +78,8 @@ impl IdleRanges {
         }
         match range.freed {
             None => self.open.insert((range.size_bytes, start)),
-            Some(Freed::On(stream, mark)) => {
-                let fresh = || Own { sizes: Sizes::new(), first: mark };
-                let own = self.own.entry(stream).or_insert_with(fresh);
-                own.first = own.first.earlier(mark);
-                own.sizes.insert((range.size_bytes, start))
+            Some(Freed::On(stream, _)) => {
+                self.own.entry(stream).or_default().insert((range.size_bytes, start))
             }
             Some(Freed::At(_)) => self.captured.insert(start),
         };
@@ -104,10 +93,7 @@ impl IdleRanges {
             Some(Freed::At(_)) => _ = self.captured.remove(&start),
             Some(Freed::On(stream, _)) => {
                 if let Some(own) = self.own.get_mut(&stream) {
-                    own.sizes.remove(&(range.size_bytes, start));
-                    if own.sizes.is_empty() {
-                        self.own.remove(&stream);
-                    }
+                    own.remove(&(range.size_bytes, start));
                 }
             }
         }
@@ -121,9 +107,7 @@ impl IdleRanges {
 
     /// Returns the addresses of restricted ranges whose free has been reached, according to `reached`.
     pub(super) fn reached(&self, reached: impl Fn(Freed) -> bool) -> Vec<u64> {
-        let streams = self.own.iter();
-        let streams = streams.filter(|(stream, own)| reached(Freed::On(**stream, own.first)));
-        let own = streams.flat_map(|(_, own)| own.sizes.iter().map(|(_, start)| start));
+        let own = self.own.values().flatten().map(|(_, start)| start);
         let all = own.chain(&self.captured).copied();
         all.filter(|start| self.by_address[start].freed.is_some_and(&reached)).collect()
     }
@@ -143,15 +127,14 @@ impl IdleRanges {
             let fits = behind.contains(&node) && range.size_bytes >= size_bytes;
             fits.then_some((range.size_bytes, *start))
         });
-        let own = self.own.get(&on).and_then(|own| first(&own.sizes));
+        let own = self.own.get(&on).and_then(first);
         captured.chain(own).chain(first(&self.open)).min().map(|(_, start)| start)
     }
 
     /// Returns size and address of the ranges that any stream may use, and then of those that only `on`
     /// may use. Both lists begin with the largest range.
     pub(super) fn usable(&self, on: Option<StreamId>) -> impl Iterator<Item = (u64, u64)> {
-        let own = on.and_then(|on| self.own.get(&on));
-        let own = own.into_iter().flat_map(|own| own.sizes.iter().rev());
+        let own = on.and_then(|on| self.own.get(&on)).into_iter().flatten().rev();
         self.open.iter().rev().chain(own).copied()
     }
 }

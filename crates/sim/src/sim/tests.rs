@@ -18,7 +18,7 @@ fn sim(event_mode: EventMode) -> Sim {
     Sim::new(SimOptions {
         event_mode,
         total_bytes: 64 * MIB,
-        costs: CallCosts::NONE,
+        costs: CallCosts::default(),
         ..SimOptions::default()
     })
 }

@@ -33,11 +33,6 @@ impl Mark {
     pub(super) fn later(self, other: Self) -> Self {
         if other.number > self.number { other } else { self }
     }
-
-    /// Returns the earlier of two marks of one stream.
-    pub(super) fn earlier(self, other: Self) -> Self {
-        if other.number < self.number { other } else { self }
-    }
 }
 
 /// The state of an event.
