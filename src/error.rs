@@ -32,7 +32,7 @@ pub enum DriverErrorKind {
 }
 
 /// A failed driver call. The size of a pointer.
-#[derive(Clone, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{} failed: {} (code {})", self.call(), self.message(), self.code())]
 pub struct DriverError(Box<Failure>);
 
@@ -42,15 +42,6 @@ struct Failure {
     call: &'static str,
     code: i64,
     message: String,
-}
-
-impl fmt::Debug for DriverError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Failure { kind, call, code, message } = &*self.0;
-        let mut shown = f.debug_struct("DriverError");
-        shown.field("kind", kind).field("call", call).field("code", code);
-        shown.field("message", message).finish()
-    }
 }
 
 impl DriverError {

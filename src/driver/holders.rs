@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Driver, ProcessUsage};
+use super::Driver;
 use crate::error::{Holder, OutOfMemory};
 use crate::size::human_bytes;
 
@@ -18,9 +18,7 @@ pub(crate) fn name_holders(report: &mut OutOfMemory, driver: &dyn Driver) {
 /// fails to read it: that must not hide the report.
 fn largest_holders(driver: &dyn Driver) -> Vec<Holder> {
     let list = driver.processes().and_then(|processes| processes.list().ok());
-    let holder =
-        |usage: ProcessUsage| Holder { process: usage.process, used_bytes: usage.used_bytes };
-    let mut holders: Vec<_> = list.unwrap_or_default().into_iter().map(holder).collect();
+    let mut holders = list.unwrap_or_default();
     holders.retain(|holder| holder.used_bytes > 0);
     holders.sort_unstable_by_key(|holder| (Reverse(holder.used_bytes), holder.process));
     holders.truncate(OutOfMemory::HOLDERS_MAX);

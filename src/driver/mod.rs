@@ -22,6 +22,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub use crate::error::Holder as ProcessUsage;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId, ThreadNumber};
 
@@ -501,15 +502,6 @@ pub trait Capture: Send + Sync {
     /// for the free.
     fn free_behind(&self, address: u64, stream: StreamId, nodes: &[NodeId])
     -> DriverResult<NodeId>;
-}
-
-/// Memory that one process holds on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProcessUsage {
-    /// Process id.
-    pub process: u32,
-    /// Bytes that the process holds.
-    pub used_bytes: u64,
 }
 
 /// The processes that hold memory of the device.

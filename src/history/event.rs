@@ -179,6 +179,9 @@ pub enum BlockStateName {
 }
 
 impl BlockStateName {
+    /// The states of blocks whose memory is in use.
+    pub const ACTIVE: [Self; 2] = [Self::ActiveAllocated, Self::ActivePendingFree];
+
     /// Returns the name that PyTorch writes.
     #[must_use]
     pub const fn name(self) -> &'static str {

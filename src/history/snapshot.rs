@@ -116,8 +116,9 @@ impl Snapshot {
     }
 
     fn active_bytes(&self) -> u64 {
-        let active = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
-        self.segments.iter().map(|segment| segment.layout.bytes_in(&active)).sum()
+        let active_bytes =
+            |segment: &SegmentState| segment.layout.bytes_in(&BlockStateName::ACTIVE);
+        self.segments.iter().map(active_bytes).sum()
     }
 
     /// Adds the segments of `other` in address order, and keeps the entries of `self`. For allocators

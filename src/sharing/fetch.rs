@@ -96,6 +96,7 @@ impl<'h> Fetch<'h> {
     /// Receives the answer and its descriptors.
     fn receive(&self, socket: &OwnedFd, wanted: usize) -> Result<Vec<OwnedFd>, SharingError> {
         let process = self.exporter();
+        let bad = |why| SharingError::BadAnswer { process, why };
         let mut bytes = [0; ANSWER_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(CHUNK_PAGES))];
         let mut beside = RecvAncillaryBuffer::new(&mut space);
@@ -125,25 +126,18 @@ impl<'h> Fetch<'h> {
                     return Err(SharingError::System { step: "receive descriptors", message });
                 }
                 if descriptors.len() != wanted || usize::try_from(count) != Ok(wanted) {
-                    let why = "wrong number of descriptors";
-                    return Err(SharingError::BadAnswer { process, why });
+                    return Err(bad("wrong number of descriptors"));
                 }
                 Ok(descriptors)
             }
             Some(Answer::Refused) => Err(SharingError::Refused { process }),
             Some(Answer::Released(page)) => {
                 let page = usize::try_from(page).ok().filter(|page| *page < wanted);
-                let page = page.ok_or(SharingError::BadAnswer {
-                    process,
-                    why: "it names a page that was not requested",
-                })?;
+                let page = page.ok_or(bad("it names a page that was not requested"))?;
                 Err(SharingError::PageGone { page: self.next + page })
             }
-            Some(Answer::Malformed) => Err(SharingError::BadAnswer {
-                process,
-                why: "it rejected the request as malformed",
-            }),
-            None => Err(SharingError::BadAnswer { process, why: "unknown format" }),
+            Some(Answer::Malformed) => Err(bad("it rejected the request as malformed")),
+            None => Err(bad("unknown format")),
         }
     }
 

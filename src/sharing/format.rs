@@ -141,6 +141,26 @@ impl FixedShare {
     }
 }
 
+impl Contents {
+    /// Returns the kind, the process that shared the block, and the range of the block.
+    fn head(&self) -> (u8, ProcessMark, Extent) {
+        match self {
+            Self::Fixed(share) => (KIND_FIXED, share.owner, share.extent),
+            Self::Pages(share) => (KIND_PAGES, share.owner, share.extent),
+            Self::Fabric(share) => (KIND_FABRIC, share.owner, share.extent),
+        }
+    }
+
+    /// Checks that the sizes are consistent.
+    fn check(&self) -> Result<(), FormatError> {
+        match self {
+            Self::Fixed(share) => share.check(),
+            Self::Pages(share) => share.extent.check_pages(share.page_bytes, share.pages.len()),
+            Self::Fabric(share) => share.extent.check_pages(share.page_bytes, share.pages.len()),
+        }
+    }
+}
+
 impl SharedHandle {
     /// Returns the bytes to send.
     #[must_use]
@@ -161,21 +181,15 @@ impl SharedHandle {
     /// Returns the size of the block in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        match &self.contents {
-            Contents::Fixed(share) => share.extent.size_bytes,
-            Contents::Pages(share) => share.extent.size_bytes,
-            Contents::Fabric(share) => share.extent.size_bytes,
-        }
+        let (_, _, extent) = self.contents.head();
+        extent.size_bytes
     }
 
     /// Returns the id of the process that shared the block, in that process's own pid namespace.
     #[must_use]
     pub fn process(&self) -> u32 {
-        match &self.contents {
-            Contents::Fixed(share) => share.owner.process,
-            Contents::Pages(share) => share.owner.process,
-            Contents::Fabric(share) => share.owner.process,
-        }
+        let (_, owner, _) = self.contents.head();
+        owner.process
     }
 
     pub(crate) fn contents(&self) -> &Contents {
@@ -184,23 +198,24 @@ impl SharedHandle {
 
     /// Encodes contents that this process made. Checks their sizes as for received bytes.
     pub(crate) fn of(contents: Contents) -> Result<Self, FormatError> {
+        let (kind, owner, extent) = contents.head();
         let mut bytes = Vec::new();
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend([kind, 0]);
+        bytes.extend(owner.process.to_le_bytes());
+        bytes.extend(owner.started.to_le_bytes());
+        bytes.extend(extent.offset_bytes.to_le_bytes());
+        bytes.extend(extent.size_bytes.to_le_bytes());
         match &contents {
             Contents::Fixed(share) => {
-                share.check()?;
-                write_head(&mut bytes, KIND_FIXED, share.owner, share.extent);
                 bytes.extend(share.segment_bytes.to_le_bytes());
                 bytes.extend(share.handle);
             }
             Contents::Pages(share) => {
-                let count = check_count(share.pages.len() as u64)?;
-                share.extent.check_pages(share.page_bytes, share.pages.len())?;
-                write_head(&mut bytes, KIND_PAGES, share.owner, share.extent);
                 bytes.extend(share.secret);
                 bytes.extend(share.socket);
-                bytes.extend(share.page_bytes.to_le_bytes());
-                bytes.extend(count.to_le_bytes());
-                bytes.extend([0; 4]);
+                write_page_count(&mut bytes, share.page_bytes, share.pages.len())?;
                 for page in &share.pages {
                     bytes.extend(page.identity.to_le_bytes());
                     bytes.extend(page.device.to_le_bytes());
@@ -209,15 +224,11 @@ impl SharedHandle {
                 }
             }
             Contents::Fabric(share) => {
-                let count = check_count(share.pages.len() as u64)?;
-                share.extent.check_pages(share.page_bytes, share.pages.len())?;
-                write_head(&mut bytes, KIND_FABRIC, share.owner, share.extent);
-                bytes.extend(share.page_bytes.to_le_bytes());
-                bytes.extend(count.to_le_bytes());
-                bytes.extend([0; 4]);
+                write_page_count(&mut bytes, share.page_bytes, share.pages.len())?;
                 bytes.extend(share.pages.as_flattened());
             }
         }
+        contents.check()?;
         bytes.extend(checksum(&bytes).to_le_bytes());
         Ok(Self { bytes: bytes.into(), contents })
     }
@@ -233,14 +244,12 @@ impl fmt::Debug for SharedHandle {
     }
 }
 
-fn write_head(bytes: &mut Vec<u8>, kind: u8, owner: ProcessMark, extent: Extent) {
-    bytes.extend(MAGIC);
-    bytes.extend(VERSION.to_le_bytes());
-    bytes.extend([kind, 0]);
-    bytes.extend(owner.process.to_le_bytes());
-    bytes.extend(owner.started.to_le_bytes());
-    bytes.extend(extent.offset_bytes.to_le_bytes());
-    bytes.extend(extent.size_bytes.to_le_bytes());
+/// Writes the size of a page and the number of pages.
+fn write_page_count(bytes: &mut Vec<u8>, page_bytes: u64, pages: usize) -> Result<(), FormatError> {
+    bytes.extend(page_bytes.to_le_bytes());
+    bytes.extend(check_count(pages as u64)?.to_le_bytes());
+    bytes.extend([0; 4]);
+    Ok(())
 }
 
 fn read(bytes: &[u8]) -> Result<Contents, FormatError> {
@@ -257,43 +266,33 @@ fn read(bytes: &[u8]) -> Result<Contents, FormatError> {
     parts.zero::<1>()?;
     let owner = ProcessMark { process: parts.u32()?, started: parts.u64()? };
     let extent = Extent { offset_bytes: parts.u64()?, size_bytes: parts.u64()? };
-    match kind {
+    let contents = match kind {
         KIND_FIXED => {
             parts.check_len(FIXED_BYTES + CHECKSUM_BYTES)?;
             let segment_bytes = parts.u64()?;
             let share = FixedShare { owner, extent, segment_bytes, handle: parts.array()? };
-            parts.check_sum()?;
-            share.check()?;
-            Ok(Contents::Fixed(share))
+            Contents::Fixed(share)
         }
         KIND_PAGES => {
             let (secret, socket) = (parts.array()?, parts.array()?);
-            let page_bytes = parts.u64()?;
-            let count = check_count(u64::from(parts.u32()?))?;
-            parts.zero::<4>()?;
+            let (page_bytes, count) = parts.page_count()?;
             // The length is checked before allocating, so that the allocation is not larger than the
             // received bytes.
-            parts.check_len(PAGES_HEAD_BYTES + count as usize * ENTRY_BYTES + CHECKSUM_BYTES)?;
+            parts.check_len(PAGES_HEAD_BYTES + count * ENTRY_BYTES + CHECKSUM_BYTES)?;
             let pages = (0..count).map(|_| parts.entry()).collect::<Result<_, _>>()?;
-            parts.check_sum()?;
-            let share = PagesShare { owner, extent, secret, socket, page_bytes, pages };
-            extent.check_pages(page_bytes, share.pages.len())?;
-            Ok(Contents::Pages(share))
+            Contents::Pages(PagesShare { owner, extent, secret, socket, page_bytes, pages })
         }
         KIND_FABRIC => {
-            let page_bytes = parts.u64()?;
-            let count = check_count(u64::from(parts.u32()?))?;
-            parts.zero::<4>()?;
-            let handles_bytes = count as usize * FABRIC_HANDLE_BYTES;
-            parts.check_len(FABRIC_HEAD_BYTES + handles_bytes + CHECKSUM_BYTES)?;
+            let (page_bytes, count) = parts.page_count()?;
+            parts.check_len(FABRIC_HEAD_BYTES + count * FABRIC_HANDLE_BYTES + CHECKSUM_BYTES)?;
             let pages = (0..count).map(|_| parts.array()).collect::<Result<_, _>>()?;
-            parts.check_sum()?;
-            let share = FabricShare { owner, extent, page_bytes, pages };
-            extent.check_pages(page_bytes, share.pages.len())?;
-            Ok(Contents::Fabric(share))
+            Contents::Fabric(FabricShare { owner, extent, page_bytes, pages })
         }
-        kind => Err(FormatError::Kind { kind }),
-    }
+        kind => return Err(FormatError::Kind { kind }),
+    };
+    parts.check_sum()?;
+    contents.check()?;
+    Ok(contents)
 }
 
 fn check_count(pages: u64) -> Result<u32, FormatError> {
@@ -331,6 +330,14 @@ impl Parts<'_> {
         let part: [u8; N] = self.array()?;
         let wrong = part.iter().position(|byte| *byte != 0);
         wrong.map_or(Ok(()), |offset| Err(FormatError::Reserved { at: at + offset }))
+    }
+
+    /// Reads the size of a page and the number of pages.
+    fn page_count(&mut self) -> Result<(u64, usize), FormatError> {
+        let page_bytes = self.u64()?;
+        let count = check_count(u64::from(self.u32()?))?;
+        self.zero::<4>()?;
+        Ok((page_bytes, count as usize))
     }
 
     fn entry(&mut self) -> Result<PageEntry, FormatError> {

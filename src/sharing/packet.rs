@@ -78,10 +78,9 @@ impl Answer {
     }
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: [u8; ANSWER_BYTES] = bytes.try_into().ok()?;
-        let [status, number] = [0, 4]
-            .map(|at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
-        Some(match status {
+        let ([status, number], []) = bytes.as_chunks::<4>() else { return None };
+        let number = u32::from_le_bytes(*number);
+        Some(match u32::from_le_bytes(*status) {
             0 => Self::Pages(number),
             1 => Self::Refused,
             2 => Self::Released(number),

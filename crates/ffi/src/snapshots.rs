@@ -156,14 +156,13 @@ pub(super) fn stack_in(context: Option<&Context>) -> *mut c_void {
 impl Segment {
     fn of(state: &SegmentState) -> Self {
         let layout = &state.layout;
-        let active = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
-        let in_use = layout.blocks.iter().filter(|block| active.contains(&block.state));
+        let in_use = layout.blocks.iter().filter(|block| block.state != BlockStateName::Inactive);
         Self {
             address: layout.address,
             total_bytes: layout.size_bytes,
             requested_bytes: in_use.map(|block| block.requested_bytes).sum(),
-            allocated_bytes: layout.bytes_in(&active[..1]),
-            active_bytes: layout.bytes_in(&active),
+            allocated_bytes: layout.bytes_in(&[BlockStateName::ActiveAllocated]),
+            active_bytes: layout.bytes_in(&BlockStateName::ACTIVE),
             stream: stream_to(layout.stream),
             pool: layout.pool.into(),
             is_large: c_int::from(layout.kind == PoolKind::Large),

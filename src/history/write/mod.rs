@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::context::{Context, Frame};
 use super::event::{Action, BlockLayout, BlockStateName, Entry};
 use super::snapshot::{SegmentState, Snapshot};
-use crate::size::PoolKind;
 use json::Json;
 use pickle::Pickle;
 
@@ -206,23 +205,17 @@ fn put<'v>(to: &mut dyn Syntax, key: &str, value: impl Into<Value<'v>>) -> io::R
 }
 
 fn write_segment(to: &mut dyn Syntax, device: u32, segment: &SegmentState) -> io::Result<()> {
-    use BlockStateName::{ActiveAllocated, ActivePendingFree};
     let layout = &segment.layout;
-    let active = [ActiveAllocated, ActivePendingFree];
-    let used = layout.blocks.iter().filter(|block| active.contains(&block.state));
+    let used = layout.blocks.iter().filter(|block| block.state != BlockStateName::Inactive);
     to.open(Group::Dict)?;
     put(to, "device", u64::from(device))?;
     put(to, "address", layout.address)?;
     put(to, "total_size", layout.size_bytes)?;
-    put(to, "allocated_size", layout.bytes_in(&[ActiveAllocated]))?;
-    put(to, "active_size", layout.bytes_in(&active))?;
+    put(to, "allocated_size", layout.bytes_in(&[BlockStateName::ActiveAllocated]))?;
+    put(to, "active_size", layout.bytes_in(&BlockStateName::ACTIVE))?;
     put(to, "requested_size", used.map(|block| block.requested_bytes).sum::<u64>())?;
     put(to, "stream", layout.stream.0)?;
-    let kind = match layout.kind {
-        PoolKind::Small => "small",
-        PoolKind::Large => "large",
-    };
-    put(to, "segment_type", kind)?;
+    put(to, "segment_type", layout.kind.name())?;
     put(to, "segment_pool_id", Value::Pair(layout.pool.capture, layout.pool.user))?;
     put(to, "is_expandable", Value::Bool(layout.expandable))?;
     write_frames(to, segment.context.as_ref())?;
