@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::machine::Machine;
-use super::model::{Freed, Live, Model};
+use super::model::{Freed, Live, Model, twin};
 use super::script::{Misuse, Op};
 use super::search::NOT_BUILT;
 use super::{Build, Checked};
@@ -28,19 +28,14 @@ const STREAMS: usize = 3;
 pub(super) enum Step {
     /// A block was allocated; it is the last of the model's live blocks.
     Got,
-    /// There was not enough memory.
-    OutOfMemory,
-    /// The operation failed because the test made a driver call fail.
-    DriverFailed,
-    /// A block was freed.
-    Freed,
     /// Cached free memory was released to the driver.
     Emptied,
     /// Peaks were reset to the current values.
     PeaksReset,
     /// An illegal call was made. `Err` describes how the allocator failed to refuse it correctly.
     Misused(Checked),
-    /// Any other effect, or none.
+    /// Any other effect, or none: a block was freed, there was not enough memory, or a driver call failed as
+    /// the test wanted.
     Other,
     /// The script is over.
     Ended,
@@ -165,11 +160,11 @@ impl<'m> Fixture<'m> {
             Err(AllocError::OutOfMemory(report)) => {
                 self.report = Some(report);
                 self.lines[line] = format!("{call}: out of memory");
-                return Ok(Step::OutOfMemory);
+                return Ok(Step::Other);
             }
             Err(AllocError::Driver(_)) if self.faulty => {
                 self.lines[line] = format!("{call}: the driver fails");
-                return Ok(Step::DriverFailed);
+                return Ok(Step::Other);
             }
             Err(other) => return Err(format!("a plain request was refused: {other}")),
         };
@@ -232,25 +227,18 @@ impl<'m> Fixture<'m> {
         for stream in std::iter::once(live.stream).chain(live.others.iter().copied()) {
             uses.push((stream, self.mark(stream)?));
         }
-        let freed = Freed {
-            name: live.name,
-            start: live.start(),
-            bytes: live.bytes,
-            owner: live.allocation.owner(),
-            token: live.allocation.token(),
-            handle_bytes: live.allocation.size_bytes(),
-            uses,
-            excused: false,
-        };
+        let freed =
+            Freed { name: live.name, start: live.start(), bytes: live.bytes, uses, excused: false };
+        let stale = twin(&live.allocation);
         match self.allocator.free(live.allocation) {
             Ok(()) => {
-                self.model.retire(freed);
-                Ok(Step::Freed)
+                self.model.retire(freed, stale);
+                Ok(Step::Other)
             }
             Err(refused) if self.faulty && matches!(refused.reason, HandleError::Driver(_)) => {
                 self.model.live.push(Live { allocation: refused.allocation, ..live });
                 self.unmark(freed)?;
-                Ok(Step::DriverFailed)
+                Ok(Step::Other)
             }
             Err(refused) => Err(format!("a live block could not be freed: {}", refused.reason)),
         }
@@ -265,7 +253,7 @@ impl<'m> Fixture<'m> {
         self.lines.push(format!("stream {stream} uses block {}", live.name));
         match cross.record_stream(&live.allocation, stream) {
             Ok(()) => {}
-            Err(HandleError::Driver(_)) if self.faulty => return Ok(Step::DriverFailed),
+            Err(HandleError::Driver(_)) if self.faulty => return Ok(Step::Other),
             Err(error) => return Err(format!("use by another stream was refused: {error}")),
         }
         if stream != live.stream {
@@ -283,7 +271,7 @@ impl<'m> Fixture<'m> {
         self.lines.push("empty the cache".to_owned());
         match caching.empty_cache() {
             Ok(()) => Ok(Step::Emptied),
-            Err(_) if self.faulty => Ok(Step::DriverFailed),
+            Err(_) if self.faulty => Ok(Step::Other),
             Err(error) => Err(format!("the cache could not be emptied: {error}")),
         }
     }
@@ -323,9 +311,9 @@ impl<'m> Fixture<'m> {
     /// Returns a handle of a block that was freed.
     fn freed_block(&mut self, pick: u16) -> Option<Allocation> {
         let stale = &self.model.stale;
-        let freed = stale.get(usize::from(pick) % stale.len().max(1))?;
-        self.lines.push(format!("free block {}, which was freed before", freed.name));
-        Some(freed.twin())
+        let (name, handle) = stale.get(usize::from(pick) % stale.len().max(1))?;
+        self.lines.push(format!("free block {name}, which was freed before"));
+        Some(twin(handle))
     }
 
     /// Uses a handle of a live block in which the owner or the token is replaced.

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use stratalloc::allocator::{Allocation, Token};
-use stratalloc::ids::{EventId, OwnerId, StreamId};
+use stratalloc::allocator::Allocation;
+use stratalloc::ids::{EventId, StreamId};
 
 /// A live block of the test.
 #[derive(Debug)]
@@ -37,8 +37,8 @@ impl Live {
     }
 }
 
-/// A freed block: its handle, and the work that uses its memory.
-#[derive(Clone, Debug)]
+/// A freed block, and the work that uses its memory.
+#[derive(Debug)]
 pub(super) struct Freed {
     /// The block's name in printed lines.
     pub(super) name: usize,
@@ -46,12 +46,6 @@ pub(super) struct Freed {
     pub(super) start: u64,
     /// The requested bytes.
     pub(super) bytes: u64,
-    /// The owner in the block's handle.
-    pub(super) owner: OwnerId,
-    /// The token in the block's handle.
-    pub(super) token: Token,
-    /// The size in the block's handle.
-    pub(super) handle_bytes: u64,
     /// Streams whose work used the block, each with an event recorded after that work. The block's own
     /// stream is first.
     pub(super) uses: Vec<(StreamId, EventId)>,
@@ -61,11 +55,6 @@ pub(super) struct Freed {
 }
 
 impl Freed {
-    /// Returns a second handle of the block, like a copy that a program kept.
-    pub(super) fn twin(&self) -> Allocation {
-        Allocation::new(self.start, self.handle_bytes, self.owner, self.token)
-    }
-
     /// Returns true if the block overlaps a range.
     #[must_use]
     pub(super) fn touches(&self, start: u64, end: u64) -> bool {
@@ -80,8 +69,8 @@ pub(super) struct Model {
     pub(super) live: Vec<Live>,
     /// Freed blocks whose memory may still be used by work.
     pub(super) freed: Vec<Freed>,
-    /// Handles of freed blocks, the latest last, for illegal calls.
-    pub(super) stale: Vec<Freed>,
+    /// Names and handles of freed blocks, the latest last, for illegal calls.
+    pub(super) stale: Vec<(usize, Allocation)>,
     /// The number of allocations so far.
     pub(super) handed_out: usize,
     /// The maximum number of blocks live at once since the last reset of the peaks.
@@ -105,12 +94,17 @@ impl Model {
         self.most_live = self.most_live.max(self.live.len());
     }
 
-    /// Records a free.
-    pub(super) fn retire(&mut self, freed: Freed) {
+    /// Records a free of a block with the handle `stale`.
+    pub(super) fn retire(&mut self, freed: Freed, stale: Allocation) {
         if self.stale.len() == STALE_MAX {
-            self.stale.remove(0);
+            drop(self.stale.remove(0));
         }
-        self.stale.push(Freed { uses: Vec::new(), ..freed.clone() });
+        self.stale.push((freed.name, stale));
         self.freed.push(freed);
     }
+}
+
+/// Returns a second handle of a block, like a copy that a program kept.
+pub(super) fn twin(of: &Allocation) -> Allocation {
+    Allocation::new(of.address(), of.size_bytes(), of.owner(), of.token())
 }
