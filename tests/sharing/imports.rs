@@ -8,7 +8,12 @@ fn held(sim: &Sim) -> (u64, u64, u64, u64) {
     let info = stratalloc::driver::Driver::memory_info(sim).expect("sim answers");
     let used = info.total_bytes - info.free_bytes;
     let held = sim.held();
-    (held.reserved_bytes(), held.mapped_bytes(), sim.piece_holds(), used)
+    (
+        held.reservations.iter().map(|(_, bytes)| bytes).sum(),
+        held.mapped_bytes(),
+        sim.piece_holds(),
+        used,
+    )
 }
 
 #[test]

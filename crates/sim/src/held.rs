@@ -34,10 +34,4 @@ impl HeldResources {
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped.iter().map(|(_, bytes)| bytes).sum()
     }
-
-    /// Returns the bytes of reserved address space.
-    #[must_use]
-    pub fn reserved_bytes(&self) -> u64 {
-        self.reservations.iter().map(|(_, bytes)| bytes).sum()
-    }
 }

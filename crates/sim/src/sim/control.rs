@@ -77,8 +77,8 @@ impl<K: Kind> SimulatedDevice<K> {
         let state = self.shared.state.lock();
         let mut held = HeldResources {
             segments: state.memory.live().collect(),
-            pool_ranges: state.pools.ranges(),
-            events: state.work.events_alive(),
+            pool_ranges: state.pools.live.len() as u64,
+            events: state.work.events.len() as u64,
             ..HeldResources::default()
         };
         state.mappings.add_to(&mut held);
@@ -143,7 +143,7 @@ impl Sim {
     /// Returns the current position: all work submitted so far lies before it.
     #[must_use]
     pub fn submitted(&self) -> u64 {
-        self.shared.state.lock().work.position()
+        self.shared.state.lock().work.last_mark
     }
 
     /// Finishes the work of a stream before a position that [`submitted`](Self::submitted) returned, and

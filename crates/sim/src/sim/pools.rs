@@ -39,11 +39,12 @@ pub(super) struct Pools {
     pools: Vec<Pool>,
     /// Memory of captured graphs.
     graphs: Pool,
-    live: BTreeMap<u64, Live>,
+    /// Allocations by address.
+    pub(super) live: BTreeMap<u64, Live>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Live {
+pub(super) struct Live {
     size_bytes: u64,
     origin: Origin,
 }
@@ -178,11 +179,6 @@ impl Pool {
 }
 
 impl Pools {
-    /// Returns the number of live allocations.
-    pub(super) fn ranges(&self) -> u64 {
-        self.live.len() as u64
-    }
-
     pub(super) fn new(backing: Option<Arc<dyn Backing>>) -> Self {
         let (addresses, order) = (0x7000_0000_0000..0x7f00_0000_0000, AddressOrder::Lowest);
         Self {

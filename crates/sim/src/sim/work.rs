@@ -89,8 +89,10 @@ pub(super) struct Work {
     mode: EventMode,
     streams: Vec<Stream>,
     by_id: HashMap<StreamId, usize>,
-    events: HashMap<EventId, Event>,
-    last_mark: u64,
+    /// Events that were created and not destroyed.
+    pub(super) events: HashMap<EventId, Event>,
+    /// The number of the last mark.
+    pub(super) last_mark: u64,
     last_event: u64,
     last_stream: u64,
     /// Whether worker threads finish the work. The mode is `Manual` then.
@@ -106,11 +108,6 @@ const FIRST_STREAM: u64 = 0x51_0000;
 impl Work {
     pub(super) fn new(mode: EventMode, has_threads: bool) -> Self {
         Self { mode, has_threads, last_stream: FIRST_STREAM, ..Self::default() }
-    }
-
-    /// Returns the number of events that were created and not destroyed.
-    pub(super) fn events_alive(&self) -> u64 {
-        self.events.len() as u64
     }
 
     pub(super) fn create_stream(&mut self) -> StreamId {
@@ -284,11 +281,6 @@ impl Work {
         if mark.number > stream.done && !stream.early.contains(&mark.number) {
             stream.early.push(mark.number);
         }
-    }
-
-    /// Returns the number of the last mark.
-    pub(super) fn position(&self) -> u64 {
-        self.last_mark
     }
 
     /// Finishes the marks of a stream up to a number.
