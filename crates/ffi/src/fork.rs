@@ -7,7 +7,6 @@
 //! child abandons all allocators of the parent and creates its own.
 
 #![expect(unsafe_code, reason = "handlers that the system calls when the process forks")]
-#![cfg_attr(not(unix), expect(dead_code, reason = "nothing forks there"))]
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +35,6 @@ pub(super) fn is_child() -> bool {
 /// Registers the fork handlers, if that was not done yet.
 pub(super) fn prepare_for() {
     static IS_PREPARED: AtomicBool = AtomicBool::new(false);
-    #[cfg(unix)]
     if !IS_PREPARED.swap(true, Ordering::Relaxed) {
         // SAFETY: the handlers are functions of this library, and the system removes them when the
         // library is unloaded. Registration fails only when memory is short. Then no handlers run at a

@@ -351,10 +351,7 @@ pub(super) fn api() -> DriverResult<&'static Api> {
     API.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
-#[cfg(unix)]
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-#[cfg(not(unix))]
-const NAMES: [&str; 1] = ["nvcuda.dll"];
 
 fn load() -> Result<Api, DriverError> {
     let mut reasons = Vec::new();
