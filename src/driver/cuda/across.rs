@@ -4,7 +4,6 @@
 //! driver creates a second event in that context and records it on the stream. A stream of this context
 //! then waits for the second event, and the requested event is recorded on this stream. So blocks of
 //! this device can be used on streams of other contexts, of this device or another.
-//! of this device or another.
 //!
 //! Source: CUDA driver API, `cuEventRecord` (event and stream must be of one context) and
 //! `cuStreamWaitEvent` (accepts events of any context).

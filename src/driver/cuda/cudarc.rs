@@ -20,7 +20,7 @@ use cudarc::driver::{
     LaunchArgs, PushKernelArg, SyncOnDrop, sys,
 };
 
-use super::api::{api, kind_of};
+use super::api::{api, got, kind_of};
 use crate::driver::{DeviceInfo, DriverResult};
 use crate::error::DriverError;
 use crate::ids::{DeviceId, StreamId};
@@ -47,9 +47,9 @@ fn is_primary_context(
 /// Returns the handle of a device's primary context. It does not change as long as the context is
 /// retained.
 fn primary_context(device: DeviceId) -> DriverResult<u64> {
-    let (api, mut handle, mut context) = (api()?, 0, 0);
-    api.device_get(&mut handle, i32::try_from(device.0).unwrap_or(i32::MAX)).ok()?;
-    api.context_retain(&mut context, handle).ok()?;
+    let (api, ordinal) = (api()?, i32::try_from(device.0).unwrap_or(i32::MAX));
+    let handle = got(|handle| api.device_get(handle, ordinal))?;
+    let context = got(|context| api.context_retain(context, handle))?;
     api.context_release(handle).ok()?;
     Ok(context)
 }

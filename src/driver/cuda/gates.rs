@@ -27,6 +27,7 @@ const NUMBERS: usize = 1024;
 const ALL_OPEN: u32 = i32::MAX as u32;
 
 /// The numbers that streams wait for, in pinned host memory.
+#[derive(Debug)]
 struct Numbers {
     api: &'static Api,
     device: i32,
@@ -34,12 +35,6 @@ struct Numbers {
     /// Address of the array for the program (`here`) and for the device (`there`).
     here: u64,
     there: u64,
-}
-
-impl std::fmt::Debug for Numbers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "numbers at {:#x}", self.here)
-    }
 }
 
 impl Numbers {

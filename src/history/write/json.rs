@@ -74,14 +74,6 @@ impl Syntax for Json<'_> {
         self.out.write_all(if group == Group::Dict { b"}" } else { b"]" })
     }
 
-    fn again(&mut self, _: usize) -> io::Result<bool> {
-        Ok(false)
-    }
-
-    fn remember_list(&mut self, _: usize) -> io::Result<()> {
-        Ok(())
-    }
-
     fn finish(&mut self) -> io::Result<()> {
         self.out.write_all(b"\n")
     }

@@ -91,9 +91,13 @@ trait Syntax {
     fn close(&mut self, group: Group) -> io::Result<()>;
     /// Writes a reference to the list that was remembered under `list`. Returns false if there is none.
     /// The caller must then write the list, and may [remember](Self::remember_list) it.
-    fn again(&mut self, list: usize) -> io::Result<bool>;
-    /// Remembers the list that was just closed, under the number `list`.
-    fn remember_list(&mut self, list: usize) -> io::Result<()>;
+    fn again(&mut self, _list: usize) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// Remembers the list that was just closed, under the number `list`, if the syntax has references.
+    fn remember_list(&mut self, _list: usize) -> io::Result<()> {
+        Ok(())
+    }
     fn finish(&mut self) -> io::Result<()>;
 }
 
@@ -168,33 +172,24 @@ fn beside(path: &Path) -> io::Result<PathBuf> {
 fn write_to(to: &mut dyn Syntax, snapshot: &Snapshot) -> io::Result<()> {
     let device = snapshot.about.device.0;
     to.open(Group::Dict)?;
-    to.key("segments")?;
-    to.open(Group::List)?;
-    snapshot.segments.iter().try_for_each(|segment| write_segment(to, device, segment))?;
-    to.close(Group::List)?;
-    to.key("device_traces")?;
-    to.open(Group::List)?;
-    for number in 0..=device {
+    put_list(to, "segments", &snapshot.segments, |to, segment| write_segment(to, device, segment))?;
+    put_list(to, "device_traces", 0..=device, |to, number| {
         to.open(Group::List)?;
         if number == device {
             snapshot.entries.iter().try_for_each(|entry| write_entry(to, entry))?;
         }
-        to.close(Group::List)?;
-    }
-    to.close(Group::List)?;
+        to.close(Group::List)
+    })?;
     write_settings(to, snapshot)?;
-    to.key("external_annotations")?;
-    to.open(Group::List)?;
-    for annotation in &snapshot.annotations {
+    put_list(to, "external_annotations", &snapshot.annotations, |to, annotation| {
         to.open(Group::Dict)?;
         put(to, "device", u64::from(device))?;
         put(to, "time_us", annotation.time_us)?;
         for (key, value) in &annotation.words {
             put(to, key, value.as_str())?;
         }
-        to.close(Group::Dict)?;
-    }
-    to.close(Group::List)?;
+        to.close(Group::Dict)
+    })?;
     to.close(Group::Dict)?;
     to.finish()
 }
@@ -202,6 +197,19 @@ fn write_to(to: &mut dyn Syntax, snapshot: &Snapshot) -> io::Result<()> {
 fn put<'v>(to: &mut dyn Syntax, key: &str, value: impl Into<Value<'v>>) -> io::Result<()> {
     to.key(key)?;
     to.value(value.into())
+}
+
+/// Writes a key and a list. `write` writes one item.
+fn put_list<I: IntoIterator>(
+    to: &mut dyn Syntax,
+    key: &str,
+    items: I,
+    write: impl Fn(&mut dyn Syntax, I::Item) -> io::Result<()>,
+) -> io::Result<()> {
+    to.key(key)?;
+    to.open(Group::List)?;
+    items.into_iter().try_for_each(|item| write(to, item))?;
+    to.close(Group::List)
 }
 
 fn write_segment(to: &mut dyn Syntax, device: u32, segment: &SegmentState) -> io::Result<()> {
@@ -219,12 +227,8 @@ fn write_segment(to: &mut dyn Syntax, device: u32, segment: &SegmentState) -> io
     put(to, "segment_pool_id", Value::Pair(layout.pool.capture, layout.pool.user))?;
     put(to, "is_expandable", Value::Bool(layout.expandable))?;
     write_frames(to, segment.context.as_ref())?;
-    to.key("blocks")?;
-    to.open(Group::List)?;
-    for (block, holder) in layout.blocks.iter().zip(&segment.holders) {
-        write_block(to, block, holder.as_ref())?;
-    }
-    to.close(Group::List)?;
+    let blocks = layout.blocks.iter().zip(&segment.holders);
+    put_list(to, "blocks", blocks, |to, (block, holder)| write_block(to, block, holder.as_ref()))?;
     to.close(Group::Dict)
 }
 

@@ -63,22 +63,23 @@ impl<'o> Pickle<'o> {
         Ok(())
     }
 
-    fn get(&mut self, number: u32) -> io::Result<()> {
+    /// Writes an operation on an entry of the memo, in its short form if the number allows that.
+    fn memo(&mut self, [short, long]: [u8; 2], number: u32) -> io::Result<()> {
         match u8::try_from(number) {
-            Ok(small) => self.operation(BINGET, &[small]),
-            Err(_) => self.operation(LONG_BINGET, &number.to_le_bytes()),
+            Ok(small) => self.operation(short, &[small]),
+            Err(_) => self.operation(long, &number.to_le_bytes()),
         }
+    }
+
+    fn get(&mut self, number: u32) -> io::Result<()> {
+        self.memo([BINGET, LONG_BINGET], number)
     }
 
     /// Stores the value that was just written in the memo of the pickle. Returns its number there.
     fn put(&mut self) -> io::Result<u32> {
         let number = self.next;
         self.next += 1;
-        match u8::try_from(number) {
-            Ok(small) => self.operation(BINPUT, &[small])?,
-            Err(_) => self.operation(LONG_BINPUT, &number.to_le_bytes())?,
-        }
-        Ok(number)
+        self.memo([BINPUT, LONG_BINPUT], number).map(|()| number)
     }
 
     fn operation(&mut self, operation: u8, argument: &[u8]) -> io::Result<()> {
