@@ -1,13 +1,16 @@
 //! The free blocks of one bin in (size, key) order: a list while they are few, then a tree.
 //!
-//! Most bins hold one or two blocks, for which a list is the cheapest order. A list that grows past
-//! [`LIST_MAX`] blocks becomes a `tree`, which becomes a list again when one block is left.
+//! Most bins hold one or two blocks, for which a list is the cheapest order. A list in which an insertion
+//! or a search passes more than [`LIST_MAX`] blocks becomes a `tree`, and stays one until a single block is
+//! left. In a bin of one size, the first block ends each search, so a list that grows at the front only,
+//! because its blocks were freed from the last to the first, has any length.
 
 use super::at::{block_at, block_at_mut};
+use super::bins::EXACT_MAX_BYTES;
 use super::block::{Block, Slot};
 use super::tree::{Tree, key_of};
 
-/// The most blocks that an insertion passes in a list. Few in unit tests, so that they reach trees.
+/// The most blocks that are passed in a list. Few in unit tests, so that they reach trees.
 const LIST_MAX: usize = if cfg!(test) { 4 } else { 32 };
 
 /// The root of a bin that is a list. The links of its blocks are the blocks before and behind.
@@ -68,6 +71,13 @@ impl Bin {
             block_at_mut(blocks, before).links[1] = new;
         }
         block_at_mut(blocks, behind).links[0] = new;
+        if block_at(blocks, new).size_bytes > EXACT_MAX_BYTES {
+            // A search may pass the whole list.
+            while !behind.is_none() && steps <= LIST_MAX {
+                behind = block_at(blocks, behind).links[1];
+                steps += 1;
+            }
+        }
         if steps > LIST_MAX {
             self.become_tree(blocks);
         }
@@ -79,7 +89,6 @@ impl Bin {
         self.0 = Tree::EMPTY;
         while !at.is_none() {
             let next = block_at(blocks, at).links[1];
-            block_at_mut(blocks, at).unlink();
             self.0.insert(blocks, at);
             at = next;
         }
@@ -126,6 +135,13 @@ impl Bin {
             LIST => Some(block_at(blocks, slot).links[1]).filter(|next| !next.is_none()),
             _ => self.0.next_after(blocks, slot),
         }
+    }
+
+    /// Returns the number of blocks if this is a list.
+    #[cfg(test)]
+    pub(super) fn list_len(self, blocks: &[Block]) -> usize {
+        let first = Some(self.0.first).filter(|_| self.0.root == LIST);
+        std::iter::successors(first, |at| self.next_after(blocks, *at)).count()
     }
 
     /// Returns true if all links and the first block are consistent. For checks.

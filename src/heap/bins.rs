@@ -5,10 +5,11 @@
 
 use crate::size::{KIB, MIN_BLOCK_BYTES};
 
-const EXACT_MAX_BYTES: u64 = 512 * KIB;
+/// The largest size that has a bin of its own.
+pub(super) const EXACT_MAX_BYTES: u64 = 512 * KIB;
 /// The number of bins, from the first on, that hold blocks of a single size. The bin of size 0 is never
 /// used: that way the index is a size in units of 512 B, without a subtraction.
-pub(super) const EXACT_BINS: usize = (EXACT_MAX_BYTES / MIN_BLOCK_BYTES) as usize + 1;
+const EXACT_BINS: usize = (EXACT_MAX_BYTES / MIN_BLOCK_BYTES) as usize + 1;
 /// The number of bits of a size behind its leading bit that choose one of 64 bins.
 const PARTS_LOG2: u32 = 6;
 /// A size as a `f32`, cut to its exponent and the first bits of its mantissa.

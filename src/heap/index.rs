@@ -60,6 +60,13 @@ impl FreeIndex {
         })
     }
 
+    /// Returns the number of blocks of the longest list.
+    #[cfg(test)]
+    pub(super) fn longest_list(&self, blocks: &[Block]) -> usize {
+        let bins = self.0.iter().flat_map(|bins| bins.bins.iter());
+        bins.map(|bin| bin.list_len(blocks)).max().unwrap_or(0)
+    }
+
     pub(super) fn bytes(&self) -> usize {
         if self.0.is_some() { size_of::<Bins>() } else { 0 }
     }

@@ -114,6 +114,20 @@ fn a_draining_block_is_free_after_its_last_event_and_joins_nothing_before() {
 }
 
 #[test]
+fn a_bin_of_several_sizes_that_fills_from_the_back_becomes_a_tree() {
+    let mut heap = Heap::new(false, TieRule::Address);
+    let all = 0..1_000;
+    for i in all.clone().rev() {
+        heap.add_segment(PoolKind::Large, SEGMENT + i * 4 * MIB, 2 * MIB, 0);
+    }
+    assert_eq!(heap.check(), Ok(()));
+    assert!(heap.free[1].longest_list(heap.slab.blocks()) < 10);
+    assert!(heap.best_fit(PoolKind::Large, 2 * MIB + 512, &FitRules::NONE).is_none());
+    let order: Vec<_> = heap.free_blocks(PoolKind::Large).map(|(_, b)| b.address).collect();
+    assert!(order.into_iter().eq(all.map(|i| SEGMENT + i * 4 * MIB)));
+}
+
+#[test]
 fn many_equal_and_many_different_holes_keep_their_order() {
     let mut heap = Heap::new(true, TieRule::Address);
     for i in 0..40 {
