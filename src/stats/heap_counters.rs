@@ -182,9 +182,12 @@ impl HeapCounters {
         account.room[REQUESTED] -= requested;
         let mut least = account.room[BLOCKS] | account.room[BYTES] | account.room[REQUESTED];
         let SplitChange { count: parts, bytes } = out.inactive;
-        if bytes > 0 {
+        if parts > 0 {
             count(&mut account.allocated[PARTS], parts);
-            least |= account.add_parts(parts, bytes);
+            least |= match bytes {
+                ..0 => account.divide_part(parts, bytes),
+                _ => account.add_parts(parts, bytes),
+            };
         } else {
             account.remove_parts(parts, bytes);
         }
@@ -320,6 +323,16 @@ impl Account {
         self.room[PARTS] -= parts;
         self.room[PART_BYTES] -= bytes;
         self.room[PARTS] | self.room[PART_BYTES]
+    }
+
+    /// Counts more inactive splits but fewer bytes in them: a block was placed inside a free part. The
+    /// caller counts the sums of their number. The result is negative if a limit is passed.
+    #[cold]
+    #[inline(never)]
+    fn divide_part(&mut self, parts: i64, bytes: i64) -> i64 {
+        self.room[PARTS] -= parts;
+        self.remove_parts(0, bytes);
+        self.room[PARTS]
     }
 
     /// Counts fewer inactive splits and fewer bytes in them. Both changes are at most zero.

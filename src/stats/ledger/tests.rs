@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use super::*;
 use crate::heap::{AllocatedBlock, BlockId, Completed, Slot, SplitChange};
 use crate::size::PoolKind;
-use crate::stats::heap_counters::{ALL, COUNTERS};
+use crate::stats::heap_counters::{ALL, COUNTERS, CounterIndex};
 
 /// The heaps of one thread. A borrowed heap counts as locked.
 struct Model {
@@ -199,7 +199,11 @@ quickcheck::quickcheck! {
                     live.extend(kept);
                     draining.extend(other);
                     let kind = if n & 16 == 0 { PoolKind::Small } else { PoolKind::Large };
-                    let inactive = SplitChange { count: split.signum().into(), bytes: split.into() };
+                    let mut inactive = SplitChange { count: split.signum().into(), bytes: split.into() };
+                    if what & 8 != 0 && split < 0 {
+                        // Placed inside a free part.
+                        inactive.count = 1;
+                    }
                     let (joins, oversize) = (n & 64 != 0, n & 32 != 0);
                     // Some blocks have more than 1 TiB.
                     let size_bytes = u64::from(size) << if n & 128 == 0 { 0 } else { 36 };
@@ -296,6 +300,23 @@ fn a_heap_that_alternates_between_kinds_checks_no_other() {
     assert_eq!(model.checks(), 0);
     let [small, large, all] = model.peaks();
     assert_eq!([small[0], large[0], all[0]], [1, 1, 1]);
+}
+
+#[test]
+fn a_block_placed_inside_a_free_part_leaves_one_part_more_and_fewer_bytes() {
+    let (model, mut plain) = (Model::of(1), Plain::default());
+    let front = SplitChange { count: 1, bytes: 4096 };
+    let middle = SplitChange { count: 1, bytes: -1024 };
+    for inactive in [front, middle] {
+        let block = Block { inactive, ..Block::small(0, 1024) };
+        model.take(block);
+        plain.add(block, [1, 1, 1, 1]);
+        assert_eq!((model.held(), model.peaks()), (plain.held, plain.peak));
+    }
+    let sums = model.counters[0].borrow().accumulated(PoolKind::Small);
+    let of = |counter| [sums.allocated.of(counter), sums.freed.of(counter)];
+    assert_eq!(of(CounterIndex::InactiveSplit), [2, 0]);
+    assert_eq!(of(CounterIndex::InactiveSplitBytes), [4096, 1024]);
 }
 
 #[test]
