@@ -1,6 +1,6 @@
 //! Counters over all allocators: the current one, the retired ones and those that were dropped.
 //!
-//! Current values and sums are added up, so they are as exact as those of each allocator. **Peaks** are
+//! Current values and totals are added up, so they are as exact as those of each allocator. **Peaks** are
 //! reset at a switch. From then on a peak is the sum of the allocators' own peaks. It is never below the
 //! true peak, and exceeds it by at most the bytes that retired allocators have released since.
 
@@ -9,7 +9,7 @@ use crate::stats::{Counter, PerPool, Statistics, Usage};
 /// The counters of dropped allocators.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Sums of dropped allocators, and their peaks since the last switch.
+    /// Totals of dropped allocators, and their peaks since the last switch.
     dropped: Statistics,
     /// Requests that an allocator refused and that succeeded on a retry.
     hidden_refusals: i64,
@@ -60,11 +60,11 @@ impl Ledger {
         counters(&mut self.dropped).into_iter().for_each(|counter| counter.peak = 0);
     }
 
-    /// Resets the sums.
+    /// Resets the accumulated totals.
     pub(super) fn reset_accumulated(&mut self) {
         let mut ended = std::mem::take(&mut self.dropped);
         for (kept, ended) in counters(&mut self.dropped).into_iter().zip(counters(&mut ended)) {
-            // Peaks are not sums.
+            // Peaks are not totals.
             kept.peak = ended.peak;
         }
         self.hidden_refusals = 0;

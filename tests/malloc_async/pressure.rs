@@ -6,9 +6,9 @@ use crate::common::prelude::*;
 
 type Fixture = FixtureOn<Faulty<Arc<Sim>>, MallocAsyncAllocator>;
 
-/// Returns an allocator on a device of 128 MiB. 64 MiB of these were freed on a stream that has not
-/// reached the free yet. The driver call `only` fails from its `at`-th time on. Also returns the number
-/// of calls of an out-of-memory observer.
+/// Returns an allocator on a device of 128 MiB, of which 64 MiB were freed on a stream that has not
+/// reached the free yet. The driver call `only` fails from call `at` on, counted from 0. Also returns a
+/// counter of the calls of an out-of-memory observer.
 fn failing(only: &'static str, at: u64, kind: DriverErrorKind) -> (Fixture, Arc<AtomicUsize>) {
     let fixture = Fixture::new(128 * MIB, "");
     fixture.give(fixture.take_on(64 * MIB, fixture.stream()));
@@ -17,8 +17,8 @@ fn failing(only: &'static str, at: u64, kind: DriverErrorKind) -> (Fixture, Arc<
     (fixture, ooms)
 }
 
-/// Driver calls between the first failure of the request and the last, each with the time from which on
-/// it fails.
+/// Driver calls made between the request's first out-of-memory error and its last. Each is paired with
+/// the index, from 0, of the first call that is made to fail.
 const ON_THE_WAY: [(&str, u64); 5] = [
     ("capture_status", 0),
     ("synchronize_stream", 0),

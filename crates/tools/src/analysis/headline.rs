@@ -192,7 +192,7 @@ impl Advice {
         }
     }
 
-    /// Returns the sentence. If no setting can help, adds the code that holds the most memory.
+    /// Returns the headline as a sentence. If no setting can help, adds the code that holds the most memory.
     pub(crate) fn sentence_with_holder(&self, recording: &Recording, why: &Why) -> String {
         let sentence = self.sentence(recording);
         let holder = match self.headline(recording) {

@@ -9,7 +9,7 @@ use std::fmt;
 use super::recording::Recording;
 use stratalloc::config::{Config, TorchVersion};
 
-/// A version of PyTorch and its source.
+/// A version of PyTorch, and whether the caller set it or the recording shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForTorch {
     /// The caller set the version.
