@@ -43,3 +43,18 @@ pub(super) fn device_count() -> Result<u32, Failure> {
         counted => Ok(counted?),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_names_and_ordinals() {
+        for (spec, ordinal) in [("sim", 0), ("sim:3", 3), ("host", 0), ("host:1", 1)] {
+            assert_eq!(open_device(spec).unwrap().info().device, DeviceId(ordinal), "{spec}");
+        }
+        for spec in ["", "gpu", "sim:", "sim:-1", "sim:+1", "sim:x", "sim:99999999999", "cuda"] {
+            assert_eq!(open_device(spec).unwrap_err().status, Status::InvalidArgument, "{spec}");
+        }
+    }
+}
