@@ -1,9 +1,13 @@
 //! Access to blocks without a check of bounds: the only `unsafe` of a heap.
 //!
-//! A slot in a block's links, in a bin, in a chain of starts or in the list of vacant slots was returned by
+//! A slot that is a neighbour, in a bin, in a chain of starts or in the list of vacant slots was returned by
 //! the slab of the same heap, and a slab never shrinks. The compiler cannot see that, and a check costs two
-//! instructions at each of a dozen accesses of a request and its free. Slots that come from outside of the
-//! heap are checked where they enter it, by `Slab::get` or `Heap::live`. Debug builds check all.
+//! instructions at each of a dozen accesses of a request and its free. Debug builds check all.
+//!
+//! A slot that comes from outside of the heap is checked where it enters, by `Slab::get` or `Heap::live`. The
+//! bounds do not suffice: the links of live and draining blocks hold other numbers (see `Block::links`), so
+//! a block in the wrong state would bring one of them here. Therefore operations that enter or leave the
+//! state *free*, or write such a number, check the state, too. `Heap::free` alone trusts its caller.
 #![allow(unsafe_code, reason = "see above")]
 
 use super::block::{Block, Slot};
@@ -12,7 +16,8 @@ use super::block::{Block, Slot};
 #[inline(always)]
 pub(super) fn block_at(blocks: &[Block], slot: Slot) -> &Block {
     debug_assert!((slot.0 as usize) < blocks.len(), "slots are those of the slab");
-    // SAFETY: the slab returned the slot and never shrinks, so it is an index of its array.
+    // SAFETY: the slab returned the slot and never shrinks, so it is an index of its array. What the
+    // links of free and vacant blocks hold are slots, by the checks of states named above.
     unsafe { blocks.get_unchecked(slot.0 as usize) }
 }
 

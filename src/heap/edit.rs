@@ -197,6 +197,7 @@ impl Heap {
         clock: u64,
     ) -> AllocatedBlock {
         let block = self.slab.get(slot);
+        assert!(block.state == BlockState::Free, "I3: only free blocks are allocated");
         let (kind, bin) = (block.kind, bin_of(block.size_bytes));
         let splits = rules.splits(kind, rounded_bytes, block.size_bytes - rounded_bytes);
         let order = self.order.updates_on_hit().then_some((&mut self.order, clock));
@@ -213,7 +214,7 @@ impl Heap {
     /// Records that a stream uses the live block at `slot`.
     pub(crate) fn record_use(&mut self, slot: Slot, by: StreamUse) {
         let block = self.slab.get_mut(slot);
-        debug_assert!(block.state == BlockState::Live);
+        assert!(block.state == BlockState::Live, "only live blocks are used");
         block.links[0] = self.uses.add(block.links[0], by);
     }
 
@@ -225,7 +226,9 @@ impl Heap {
 
     /// Removes all stream uses of the live block at `slot`. The caller knows that their work is done.
     pub(crate) fn forget_uses(&mut self, slot: Slot) {
-        let uses = std::mem::replace(&mut self.slab.get_mut(slot).links[0], Slot::NONE);
+        let block = self.slab.get_mut(slot);
+        assert!(block.state == BlockState::Live, "only live blocks are used");
+        let uses = std::mem::replace(&mut block.links[0], Slot::NONE);
         self.uses.clear(uses);
     }
 
@@ -247,6 +250,7 @@ impl Heap {
     #[inline]
     pub(crate) fn drain(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
+        assert!(self.slab.get(slot).state == BlockState::Live, "only live blocks are freed");
         self.retire(slot);
         let block = self.slab.get_mut(slot);
         let uses = std::mem::replace(&mut block.links[0], Slot(events));
@@ -258,7 +262,7 @@ impl Heap {
     pub(crate) fn wait_for(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
         let block = self.slab.get_mut(slot);
-        debug_assert!(block.state == BlockState::Draining);
+        assert!(block.state == BlockState::Draining, "only draining blocks wait");
         block.links[0] = Slot(events);
     }
 
@@ -266,18 +270,19 @@ impl Heap {
     /// calls [`complete`](Self::complete).
     pub(crate) fn event_passed(&mut self, slot: Slot) -> bool {
         let block = self.slab.get_mut(slot);
-        debug_assert!(block.state == BlockState::Draining && block.links[0].0 > 0, "I5");
+        assert!(block.state == BlockState::Draining && block.links[0].0 > 0, "I5");
         block.links[0].0 -= 1;
         block.links[0].0 == 0
     }
 
     /// Frees a live block that no other stream uses, and joins it with its free neighbours. `clock` is
-    /// the time at which it became free. Its id is stale from now on.
+    /// the time at which it became free. Its id is stale from now on. The caller has just allocated the
+    /// block or found it with [`live`](Self::live) or the like: not checked here, as this is the hot path.
     #[inline(always)]
     pub(crate) fn free(&mut self, slot: Slot, clock: u64) -> Completed {
         debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
         self.retire(slot);
-        self.complete(slot, clock)
+        self.finish(slot, clock)
     }
 
     /// Retires the live block at `slot`: makes its id stale.
@@ -294,9 +299,16 @@ impl Heap {
         }
     }
 
+    /// Makes a drained block free, and joins it with its free neighbours.
+    #[inline]
+    pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
+        assert!(self.slab.get(slot).state == BlockState::Draining, "only drained blocks complete");
+        self.finish(slot, clock)
+    }
+
     /// Makes a retired or drained block free, and joins it with its free neighbours.
     #[inline(always)]
-    pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
+    fn finish(&mut self, slot: Slot, clock: u64) -> Completed {
         let size_bytes = self.slab.get(slot).size_bytes;
         let inactive = self.make_free(slot, clock);
         let Block { requested_bytes, kind, .. } = *block_at(self.slab.blocks(), slot);
@@ -357,7 +369,8 @@ impl Heap {
 
     /// Removes a free block from its index.
     pub(super) fn unindex(&mut self, slot: Slot) {
-        let Block { kind, size_bytes, .. } = *self.slab.get(slot);
+        let Block { kind, size_bytes, state, .. } = *self.slab.get(slot);
+        assert!(state == BlockState::Free, "I3: only free blocks are in an index");
         let bins = self.free[kind.index()].bins_mut();
         bins.remove(self.slab.parts().0, bin_of(size_bytes), slot);
     }
@@ -458,7 +471,6 @@ impl Heap {
     pub(crate) fn remove_segment(&mut self, slot: Slot) -> Segment {
         self.unindex(slot);
         let removed = self.slab.vacate(slot);
-        debug_assert!(removed.state == BlockState::Free, "only idle segments are removed");
         debug_assert!(!removed.is_split(), "only whole segments are removed");
         Segment {
             address: removed.address,

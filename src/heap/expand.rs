@@ -195,7 +195,7 @@ impl Heap {
     /// neighbours.
     pub(crate) fn mapped(&mut self, run: PageRun) -> Slot {
         let whole = *self.slab.get(run.slot);
-        debug_assert!(whole.state == BlockState::Unmapped);
+        assert!(whole.state == BlockState::Unmapped, "only gaps are mapped");
         self.expandable.gaps[whole.kind.index()].remove(&run.address);
         if whole.size_bytes > run.size_bytes {
             let rest = self.cut_off(run.slot, run.size_bytes);
@@ -223,8 +223,6 @@ impl Heap {
     /// Withholds the free block at `slot` from allocation while its pages are unmapped. Ends with
     /// [`unmapped`](Self::unmapped) or [`complete`](Self::complete).
     pub(crate) fn hold(&mut self, slot: Slot) {
-        let block = *self.slab.get(slot);
-        debug_assert!(block.state == BlockState::Free);
         self.unindex(slot);
         self.put_out_of_reach(slot);
     }
@@ -239,6 +237,7 @@ impl Heap {
     /// the block before and behind the pages become free. Returns the gap.
     pub(crate) fn unmapped(&mut self, run: PageRun, clock: u64) -> Slot {
         let block = self.slab.get(run.slot);
+        assert!(block.state == BlockState::Draining, "the block is held");
         let (kind, address, end) = (block.kind, block.address, block.address + block.size_bytes);
         // The gap keeps the bytes requested last, as in PyTorch; the other parts do not.
         let requested_bytes = block.requested_bytes;

@@ -102,7 +102,7 @@ impl Heap {
     }
 
     /// Returns the free block at `slot` and those of its kind behind it, in (size, key) order.
-    pub(crate) fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
+    fn free_from(&self, slot: Slot) -> impl Iterator<Item = Slot> + '_ {
         self.free[self.slab.get(slot).kind.index()].in_order_from(self.slab.blocks(), slot)
     }
 

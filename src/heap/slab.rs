@@ -41,6 +41,7 @@ impl Vacant {
     #[inline(always)]
     pub(super) fn occupy(&mut self, blocks: &[Block]) -> Slot {
         let slot = self.first;
+        debug_assert!(!slot.is_none(), "`with_vacant` leaves a vacant slot");
         self.first = block_at(blocks, slot).links[0];
         self.occupied += 1;
         slot

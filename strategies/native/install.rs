@@ -6,13 +6,13 @@
 
 use parking_lot::MutexGuard;
 
-use super::cell::HeapCell;
+use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
-use crate::allocator::Allocation;
+use crate::allocator::{Allocation, Token};
 use crate::error::{AllocError, DriverError, DriverErrorKind};
-use crate::heap::Slot;
+use crate::heap::{BlockId, Slot};
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 
 /// A live block of a layout.
@@ -108,7 +108,7 @@ impl Engine {
         let base = whole.address();
         {
             let mut state = cell.lock();
-            self.free_slot(cell, &mut state, slot_of(&whole));
+            self.free_placeholder(cell, &mut state, &whole);
         }
         // Allocate everything except the holes, so that each hole is a free block of its own.
         let mut here = moved(first, base);
@@ -156,10 +156,19 @@ impl Engine {
                 BlockStateName::ActiveAllocated => {
                     installed.push(Installed { address: block.address, allocation });
                 }
-                _ => self.free_slot(cell, &mut state, slot_of(&allocation)),
+                _ => self.free_placeholder(cell, &mut state, &allocation),
             }
         }
         Ok(())
+    }
+
+    /// Frees a block that was allocated for this call only, unless another thread freed its address.
+    fn free_placeholder(&self, cell: &HeapCell, state: &mut HeapState, made: &Allocation) {
+        let Token([_, slot, generation]) = made.token();
+        let id = BlockId { slot: Slot(slot), generation };
+        if let Some(slot) = state.heap.live(id, made.address()) {
+            self.free_slot(cell, state, slot);
+        }
     }
 }
 
@@ -202,9 +211,4 @@ pub fn groups(
         }
     }
     groups.into_iter()
-}
-
-/// Returns the slot of a block that an engine allocated.
-fn slot_of(made: &Allocation) -> Slot {
-    Slot(made.token().0[1])
 }
