@@ -114,7 +114,7 @@ impl Heap {
     fn check_index(&self, kind: PoolKind, indexed: &mut HashSet<Slot>) -> Result<(), Broken> {
         let index = &self.free[kind.index()];
         ensure(index.is_sound(self.slab.blocks()), "I4", || {
-            format!("trees of the {} index", kind.name())
+            format!("bins of the {} index", kind.name())
         })?;
         let mut last = None;
         for (slot, block) in self.free_blocks(kind) {

@@ -129,7 +129,7 @@ pub(super) struct HeapTable {
     /// Heaps of per-thread default streams. Kept apart from all others, so that a hit need not check
     /// whether its stream is one.
     per_thread: OnceLock<Box<Link>>,
-    /// Heaps by number. The first ones need one step less.
+    /// Heaps by number. The first ones need one step less; the first of the later rows stays empty.
     first_row: [OnceLock<Arc<HeapCell>>; ROW_CELLS],
     later_rows: [OnceLock<Row>; ROWS],
     len: AtomicUsize,

@@ -181,7 +181,7 @@ impl Engine {
     }
 
     /// Searches the heap once more. Counts neither a hit nor a tick of the garbage collector's clock.
-    /// Separate from `serve`, because sharing this code would slow down hits.
+    /// Separate from `allocate_by_policy`, which counts both.
     fn search(
         &self,
         cell: &HeapCell,
