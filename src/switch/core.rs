@@ -266,7 +266,8 @@ impl Core {
         Ok(Some(all[0].name))
     }
 
-    /// Calls the current allocator. If it was replaced during the call, checks the retired ones.
+    /// Calls the current allocator. If it was replaced during the call, then tries to drop the retired
+    /// allocators without live blocks.
     #[inline(always)]
     pub(super) fn call<R>(&self, call: impl FnOnce(&Generation) -> R) -> R {
         let generation = self.generations.read();
@@ -275,8 +276,8 @@ impl Core {
         answer
     }
 
-    /// Ends a call. Returns true if its allocator was replaced during the call; the retired ones are
-    /// then checked.
+    /// Ends a call. Returns true if its allocator was replaced during the call. If so, tries to
+    /// drop the retired allocators without live blocks.
     #[inline(always)]
     pub(super) fn leave(&self, generation: Read<'_, Generation>) -> bool {
         let was_replaced = generation.leave();

@@ -227,8 +227,8 @@ impl Core {
         Some(answer)
     }
 
-    /// Runs after a retired allocator has freed a block; checks the retired ones if it was its last. The
-    /// caller holds no further reference to a generation.
+    /// Runs after a retired allocator has freed a block. If it was that allocator's last, tries to drop
+    /// the retired allocators without live blocks. The caller holds no further reference to a generation.
     pub(super) fn after_free_by(&self, maker: Arc<Generation>) {
         let live = maker.live_blocks();
         if maker.count_free(live) {

@@ -102,7 +102,7 @@ impl PoolTable {
         found.is_some_and(|found| found.idle.insert(block))
     }
 
-    /// Counts a block that was removed from the table.
+    /// Subtracts a removed block from its pool's count. Removes the pool if it has no blocks and no users.
     pub(super) fn remove_block(&mut self, pool: PoolId) {
         if let Some(found) = self.pools.get_mut(&pool) {
             found.blocks -= 1;

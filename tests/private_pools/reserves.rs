@@ -1,4 +1,5 @@
-//! The address space of expandable segments: classes of streams, and the list of segments.
+//! The address space that expandable segments reserve: by default, and for streams with a reserve class.
+//! Also the list of these segments.
 
 use crate::common::prelude::*;
 
@@ -57,8 +58,7 @@ fn a_stream_has_the_reserve_of_its_class() {
     fixture.check();
 }
 
-// A request for a fifth of the device, although a segment reserves only a twentieth of the device's
-// size.
+// The request is a fifth of the device's size, but a segment reserves only a twentieth of it.
 #[test]
 fn a_request_beyond_the_reserve_names_the_key_and_the_class() {
     let conf = format!(

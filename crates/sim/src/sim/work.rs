@@ -283,7 +283,7 @@ impl Work {
         }
     }
 
-    /// Finishes the marks of a stream up to a number.
+    /// Finishes the work of a stream up to and including the mark with this number.
     pub(super) fn finish_until(&mut self, stream: usize, number: u64) {
         self.finish(Mark { stream, number, ready_ns: 0 });
     }

@@ -230,7 +230,8 @@ impl Workload {
     }
 }
 
-/// Returns true if the releases at the start of a group belong to no request.
+/// Returns true if an explicit `empty_cache`, not the request that follows, caused the segment releases
+/// at the start of an operation's events.
 fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
     let Some(first) = segments.first().filter(|event| event.reserved_change() < 0) else {
         return false;
