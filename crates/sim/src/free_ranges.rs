@@ -1,4 +1,4 @@
-//! Free ranges: of addresses in `sim`, and of the file that backs pieces in `host`.
+//! Free ranges: of addresses in `sim`, and in `host` of the file that backs physical memory.
 
 use std::collections::BTreeMap;
 

@@ -49,7 +49,7 @@ pub enum Runtime {
 enum Mark {
     /// The function's name starts with this.
     Begins(&'static str),
-    /// A C function (no parameters, no namespace) whose name starts with this.
+    /// The name starts with this and has no parameter list and no namespace, as that of a C function.
     Plain(&'static str),
     /// The function's name contains this text.
     Has(&'static str),
