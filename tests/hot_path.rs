@@ -255,7 +255,7 @@ fn a_block_costs_at_most_128_bytes_of_bookkeeping_with_its_share_of_the_indexes(
 // fewer blocks, part of these addresses would have no memory, and the two numbers would differ.
 #[test]
 fn the_bookkeeping_that_the_engine_counts_is_what_the_heap_of_the_program_holds() {
-    let blocks = 64 * LIVE;
+    let blocks = 64 * LIVE - 16;
     let (_sim, strategy) = native(4 * TIB, true, EventMode::Immediate);
     give(&strategy, take(&strategy, 1));
     let engine = strategy.engine().expect("native has an engine");

@@ -143,6 +143,7 @@ impl Heap {
         requested_bytes: u64,
         rules: &FitRules,
     ) -> Option<AllocatedBlock> {
+        debug_assert!(!self.order.updates_on_hit(), "`allocate` updates keys and birth times");
         let bins = self.free[kind.index()].bins()?;
         let bin = bins.first_from(rounded_bytes)?;
         let slot = bins.first_of(bin);
