@@ -23,6 +23,9 @@ use stratalloc::size::EIB;
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 /// The longest line that is accepted. Rows of real logs have about 50 bytes.
 const LINE_MAX_BYTES: usize = 256;
+/// The shortest row that is accepted, as `1,00:00:00.0,free,1,1,0`. The events of a shorter one would
+/// exceed the limit on memory.
+const ROW_MIN_BYTES: usize = 23;
 /// The number of rows in a chunk. Rows are stored in chunks, so that growth never moves rows.
 const CHUNK_ROWS: usize = 4096;
 
@@ -178,6 +181,9 @@ fn wrong(expected: &'static str, found: &str) -> Mismatch {
 }
 
 fn row(line: &str) -> Result<Row, Mismatch> {
+    if line.len() < ROW_MIN_BYTES {
+        return Err(wrong("a row of at least 23 bytes", line));
+    }
     let fields: Vec<&str> = line.split(',').map(str::trim).collect();
     let &[_thread, _time, action, pointer, size, stream] = fields.as_slice() else {
         let shown: String = line.chars().take(SHOWN_CHARS).collect();

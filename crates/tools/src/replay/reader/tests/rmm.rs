@@ -65,6 +65,7 @@ fn errors_have_their_line_number() {
         (row("free,0x10,1,stream"), 2, "a stream's handle"),
         (row("allocate,0x10,1,0") + &row("allocate,16,1,0"), 3, "the pointer of a new block"),
         (long, 2, "a line of at most 256 bytes"),
+        ("1,0:00:00.0,free,1,1,0\n".to_owned(), 2, "a row of at least 23 bytes"),
     ] {
         let error = read(&format!("{HEADER}{rows}")).unwrap_err().to_string();
         let begins = format!("log.csv: line {line}: expected {expected}");
