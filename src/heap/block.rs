@@ -76,8 +76,8 @@ pub(super) struct Block {
     pub(super) previous: Slot,
     pub(super) next: Slot,
     /// Free: the neighbours in the bin's list, or the children in its tree; not set if it is alone in its
-    /// bin. Live: the first is the head of the list of other streams. Draining: the first holds the number of events. Vacant: the first is the
-    /// next vacant slot.
+    /// bin. Live: the first is the head of the list of other streams. Draining: the first holds the number
+    /// of events. Vacant: the first is the next vacant slot.
     pub(super) links: [Slot; 2],
     /// Free: the parent in the bin's tree. Live: the next block in the same bucket of the table of
     /// starts.

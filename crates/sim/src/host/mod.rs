@@ -4,7 +4,8 @@
 //! in stream order, so a block that is reused too early shows as wrong bytes (`tests/host.rs`). Every byte
 //! is atomic: a data race of a program gives wrong bytes, never undefined behaviour.
 //!
-//! Pieces of virtual memory can be shared with other processes as descriptors. Not supported: sharing of
+//! A **piece** is physical memory that can be mapped, as a handle of `cuMemCreate` is. Pieces can be shared
+//! with other processes as descriptors. Not supported: sharing of
 //! plain allocations, peers. Tests hold back the work of a stream with [`Host::hold`].
 //!
 //! Pieces that are not adjacent use one entry each in the system's table of mappings (65,530 by
