@@ -11,10 +11,11 @@ use super::block::{Block, Slot};
 use super::tree::{Tree, key_of};
 
 /// The most blocks that are passed in a list. Few in unit tests, so that they reach trees.
-const LIST_MAX: usize = if cfg!(test) { 4 } else { 32 };
+const LIST_MAX: u32 = if cfg!(test) { 4 } else { 32 };
 
-/// The root of a bin that is a list. The links of its blocks are the blocks before and behind.
-const LIST: Slot = Slot(u32::MAX);
+/// The root of a bin that is a list is this number, which no slot has, plus the number of blocks. The links
+/// of these blocks are the blocks before and behind.
+const LIST: u32 = super::slab::SLOTS_MAX;
 
 /// One block at most, which needs no links; a list of several; or a tree of several.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,12 @@ impl Bin {
         self.0.root.is_none()
     }
 
+    /// Returns the number of blocks if this is a list, otherwise 0.
+    #[inline(always)]
+    pub(super) const fn list_len(self) -> u32 {
+        self.0.root.0.saturating_sub(LIST)
+    }
+
     /// Makes the block at `new` the only one of an empty bin.
     #[inline(always)]
     pub(super) const fn set_only(&mut self, new: Slot) {
@@ -52,8 +59,8 @@ impl Bin {
     pub(super) fn insert(&mut self, blocks: &mut [Block], new: Slot) {
         if self.is_single() {
             block_at_mut(blocks, self.0.first).links = [Slot::NONE; 2];
-            self.0.root = LIST;
-        } else if self.0.root != LIST {
+            self.0.root = Slot(LIST + 1);
+        } else if self.list_len() == 0 {
             self.0.insert(blocks, new);
             return;
         }
@@ -71,14 +78,10 @@ impl Bin {
             block_at_mut(blocks, before).links[1] = new;
         }
         block_at_mut(blocks, behind).links[0] = new;
-        if block_at(blocks, new).size_bytes > EXACT_MAX_BYTES {
-            // A search may pass the whole list.
-            while !behind.is_none() && steps <= LIST_MAX {
-                behind = block_at(blocks, behind).links[1];
-                steps += 1;
-            }
-        }
-        if steps > LIST_MAX {
+        self.0.root.0 += 1;
+        // A search among several sizes may pass the whole list.
+        let has_one_size = block_at(blocks, new).size_bytes <= EXACT_MAX_BYTES;
+        if steps > LIST_MAX || self.list_len() > LIST_MAX && !has_one_size {
             self.become_tree(blocks);
         }
     }
@@ -97,7 +100,7 @@ impl Bin {
     /// Removes a block that is not the only one.
     #[inline(never)]
     pub(super) fn remove(&mut self, blocks: &mut [Block], old: Slot) {
-        if self.0.root != LIST {
+        if self.list_len() == 0 {
             self.0.remove(blocks, old);
             if block_at(blocks, self.0.root).links == [Slot::NONE; 2] {
                 self.0.root = Slot::NONE;
@@ -111,14 +114,15 @@ impl Bin {
             block_at_mut(blocks, before).links[1] = behind;
         }
         block_at_mut(blocks, behind).links[0] = before;
-        if block_at(blocks, self.0.first).links[1].is_none() {
+        self.0.root.0 -= 1;
+        if self.list_len() == 1 {
             self.0.root = Slot::NONE;
         }
     }
 
     /// Returns the first block whose size and key are at least `key`.
     pub(super) fn lower_bound(self, blocks: &[Block], key: u128) -> Option<Slot> {
-        if !self.is_single() && self.0.root != LIST {
+        if !self.is_single() && self.list_len() == 0 {
             return self.0.lower_bound(blocks, key);
         }
         let mut at = Some(self.0.first).filter(|first| !first.is_none());
@@ -130,23 +134,18 @@ impl Bin {
 
     /// Returns the block behind `slot`, which is in this bin.
     pub(super) fn next_after(self, blocks: &[Block], slot: Slot) -> Option<Slot> {
-        match self.0.root {
-            Slot::NONE => None,
-            LIST => Some(block_at(blocks, slot).links[1]).filter(|next| !next.is_none()),
-            _ => self.0.next_after(blocks, slot),
+        if self.is_single() {
+            return None;
         }
-    }
-
-    /// Returns the number of blocks if this is a list.
-    #[cfg(test)]
-    pub(super) fn list_len(self, blocks: &[Block]) -> usize {
-        let first = Some(self.0.first).filter(|_| self.0.root == LIST);
-        std::iter::successors(first, |at| self.next_after(blocks, *at)).count()
+        match self.list_len() {
+            0 => self.0.next_after(blocks, slot),
+            _ => Some(block_at(blocks, slot).links[1]).filter(|next| !next.is_none()),
+        }
     }
 
     /// Returns true if all links and the first block are consistent. For checks.
     pub(super) fn is_sound(self, blocks: &[Block]) -> bool {
-        if self.is_single() || self.0.root != LIST {
+        if self.list_len() == 0 {
             return self.is_single() || self.0.is_sound(blocks);
         }
         let (mut before, mut at, mut count) = (Slot::NONE, self.0.first, 0);
@@ -156,6 +155,6 @@ impl Bin {
             }
             (before, at, count) = (at, block_at(blocks, at).links[1], count + 1);
         }
-        count > 1
+        count > 1 && count == self.list_len()
     }
 }

@@ -62,9 +62,9 @@ impl FreeIndex {
 
     /// Returns the number of blocks of the longest list.
     #[cfg(test)]
-    pub(super) fn longest_list(&self, blocks: &[Block]) -> usize {
+    pub(super) fn longest_list(&self) -> u32 {
         let bins = self.0.iter().flat_map(|bins| bins.bins.iter());
-        bins.map(|bin| bin.list_len(blocks)).max().unwrap_or(0)
+        bins.map(|bin| bin.list_len()).max().unwrap_or(0)
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -10,6 +10,8 @@ use super::block::{Block, BlockState, Slot};
 /// The number of blocks that the array grows by.
 const CHUNK_BLOCKS: usize = CHUNK_SLOTS as usize;
 const CHUNK_SLOTS: u32 = 256;
+/// All slots are below this number.
+pub(super) const SLOTS_MAX: u32 = 1 << 31;
 /// The number of blocks in 16 MiB, more than most programs have.
 const AMPLE_BLOCKS: usize = 262_144;
 /// The array grows in steps up to this number (256 KiB), so that small heaps stay small.
@@ -131,8 +133,8 @@ impl Slab {
                 _ => start,
             });
         }
-        let first = u32::try_from(start).ok().filter(|first| *first <= u32::MAX - CHUNK_SLOTS);
-        let first = first.expect("a heap has fewer than 2^32 blocks");
+        let first = u32::try_from(start).ok().filter(|first| *first < SLOTS_MAX);
+        let first = first.expect("a heap has fewer than 2^31 blocks");
         for slot in first..first + CHUNK_SLOTS {
             let next = if slot + 1 == first + CHUNK_SLOTS { Slot::NONE } else { Slot(slot + 1) };
             let (links, priority) = ([next, Slot::NONE], priority_of(slot));
