@@ -440,5 +440,5 @@ fn memory_of_the_host_is_not_passed_off_as_the_devices() {
     let Some((_alone, cuda)) = device() else { return };
     let config = config("backend:cpu");
     let error = build(&config, cuda, BuildOptions::default()).unwrap_err();
-    assert!(error.to_string().contains("memory of the host"), "{error}");
+    assert!(error.to_string().contains("host memory"), "{error}");
 }

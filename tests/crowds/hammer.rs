@@ -142,8 +142,8 @@ impl Scene {
 }
 
 /// Runs one thread for each entry of `streams`, on the streams of that entry, and at the same time runs
-/// `beside` on a thread of its own. Its flag is set when the other threads have ended. Returns the blocks that are
-/// still live.
+/// `beside` on a thread of its own. Its flag is set when the other threads have ended. Returns the blocks
+/// that are still live.
 pub(crate) fn hammer_on(
     scene: &Scene,
     streams: &[Vec<StreamId>],
