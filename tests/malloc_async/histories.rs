@@ -276,7 +276,8 @@ fn histories_of_three_threads_keep_the_account_on_the_simulated_device() {
 }
 
 // Without captures: with them, in one of a thousand histories two blocks get the same address on the host
-// device. The cause is not known; it does not happen on the simulated device or on a GPU.
+// device. Probable cause, not proven: `free_deferred_block` frees a block of a destroyed graph by address,
+// and between its check and the driver's free another thread can be given that address.
 #[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_the_host() {
