@@ -310,8 +310,8 @@ fn fill(fixture: &mut Fixture<'_>, piece: u64) -> Result<Option<u64>, String> {
     Ok(full.then_some(count))
 }
 
-/// Checks that an out-of-memory error contains the requested bytes, and that the failed request changed
-/// no counter.
+/// Checks that the out-of-memory report states the requested size, and that the counter of live blocks
+/// still equals the number of live blocks in the model.
 fn report_has_numbers(fixture: &Fixture<'_>, piece: u64) -> Checked {
     let Some(report) = &fixture.report else { return Err("there is no report".to_owned()) };
     if report.requested_bytes != piece {

@@ -56,7 +56,7 @@ impl<G> Shared<G> {
     }
 }
 
-/// Closed gates, and a thread that opens them after their time.
+/// Closed gates, and a thread that opens each gate when its time is over.
 #[derive(Debug)]
 pub(super) struct Gates<G> {
     shared: Arc<Shared<G>>,

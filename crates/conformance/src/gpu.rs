@@ -31,7 +31,8 @@ pub fn is_absent(error: &DriverError) -> bool {
 ///
 /// # Errors
 ///
-/// [`DriverError`] when it cannot be opened; [`is_absent`] returns true if there is none.
+/// [`DriverError`] when the device cannot be opened. If there is no device, [`is_absent`] returns true for
+/// the error.
 pub fn first() -> DriverResult<Arc<Cuda>> {
     static FIRST: OnceLock<DriverResult<Arc<Cuda>>> = OnceLock::new();
     FIRST.get_or_init(|| Cuda::open(DeviceId(0)).map(Arc::new)).clone()

@@ -49,8 +49,8 @@ pub(super) struct Freed {
     /// Streams whose work used the block, each with an event recorded after that work. The block's own
     /// stream is first.
     pub(super) uses: Vec<(StreamId, EventId)>,
-    /// Whether all that work counts as finished, because a later free to the driver would have waited
-    /// for the device.
+    /// True if all that work counts as finished: the allocator has freed memory to the driver since, and
+    /// a real device would have waited for all work then.
     pub(super) excused: bool,
 }
 

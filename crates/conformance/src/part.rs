@@ -70,11 +70,11 @@ impl Book {
         }
     }
 
-    /// Removes the mappings in a range.
+    /// Removes and returns the mappings that start in a range.
     ///
     /// # Errors
     ///
-    /// The first mapping that the range would cut.
+    /// The address of the first of them that extends past the end of the range. Nothing is removed then.
     fn remove_mappings(
         &mut self,
         address: u64,
