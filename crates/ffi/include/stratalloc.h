@@ -512,9 +512,9 @@ stratalloc_status stratalloc_fragmentation(uint64_t handle,
 stratalloc_status stratalloc_device_count(int *count);
 
 // Removes the live block of `backend:cpu` that starts at `pointer` from the allocator. The caller then
-// frees the block's memory: with `free` if the block is below 1 MiB, otherwise with `munmap`. Call
-// this before that, because the system may reuse the address afterwards. Not supported by other
-// backends, or if there are layers.
+// frees the block's memory: with `free` if the block is below 1 MiB, otherwise with `munmap`. Call this
+// function first and free the memory after it: once the memory is freed, the system may reuse the
+// address. Not supported by other backends, or if there are layers.
 stratalloc_status stratalloc_record_free(uint64_t handle,
                                          void *pointer);
 

@@ -201,9 +201,9 @@ pub unsafe extern "C" fn stratalloc_device_count(count: *mut c_int) -> Status {
 }
 
 /// Removes the live block of `backend:cpu` that starts at `pointer` from the allocator. The caller then
-/// frees the block's memory: with `free` if the block is below 1 MiB, otherwise with `munmap`. Call
-/// this before that, because the system may reuse the address afterwards. Not supported by other
-/// backends, or if there are layers.
+/// frees the block's memory: with `free` if the block is below 1 MiB, otherwise with `munmap`. Call this
+/// function first and free the memory after it: once the memory is freed, the system may reuse the
+/// address. Not supported by other backends, or if there are layers.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_record_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| table::find(handle)?.record_free(pointer.addr() as u64))

@@ -157,7 +157,7 @@ impl Fails for AllocError {
             Self::TooLarge { .. } | Self::OutOfMemory(_) | Self::TooManyStreams { .. } => {
                 Status::OutOfMemory
             }
-            // This includes an illegal address that a user's strategy returned.
+            // `BadAddress`: a user's allocation function returned an unusable address.
             _ => Status::Internal,
         }
     }
