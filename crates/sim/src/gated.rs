@@ -5,9 +5,9 @@
 //! finishes work on request. [`Gated`] adds gates to a device that really runs the work; on CUDA
 //! the stream waits for a number in pinned memory.
 //!
-//! Every wait ends. A call that waits for the device opens all gates first. Gates that are not
-//! touched for ten seconds open by themselves, which means that a call waits that was expected not to.
-//! The next [`WorkGate::finish_all`] reports that as an error.
+//! Every wait ends. A call that may wait for work opens all gates first. If no gate was closed or opened
+//! for ten seconds, all gates open, because some other call probably waits for the work behind them. The
+//! next [`WorkGate::finish_all`] reports that as an error.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -75,13 +75,14 @@ const WAITING: [&str; 15] = [
     "enable_access",
 ];
 
-/// A gate, or a mark, of a stream.
+/// A gate or a mark of a stream.
 #[derive(Debug)]
 struct Marker<G> {
+    /// The number of the gate or mark. Later ones have larger numbers.
     mark: u64,
-    /// `None` once it is open.
+    /// Holds the gate closed. `None` for an open gate, and for a mark.
     gate: Option<G>,
-    /// The event recorded behind the gate, if this is a mark.
+    /// The event that a mark recorded. `None` for a gate.
     event: Option<EventId>,
 }
 

@@ -32,8 +32,8 @@ pub type Recorded<D> = Intercepted<D, RecordedState>;
 /// The state of a [`Recorded`] driver: which recorded addresses are used up.
 #[derive(Debug)]
 pub struct RecordedState {
-    /// HeldResources while the inner driver allocates and frees, so that addresses are used in the recorded
-    /// order. Calls without addresses do not take it.
+    /// Locked while the inner driver allocates and frees, so that addresses are used in the recorded
+    /// order. Calls without addresses do not lock it.
     lists: Mutex<Lists>,
 }
 
@@ -226,8 +226,8 @@ impl Interceptor for RecordedState {
         self.lists.lock().reservations.leave(address, act)
     }
 
-    /// Counts a recorded mapping as used up once it is accessible. A segment is used up when it is
-    /// allocated.
+    /// Grants access, and then marks the next recorded mapping as used. (A recorded segment is marked as
+    /// used when it is allocated.)
     fn set_access(
         &self,
         inner: &dyn Driver,
@@ -383,8 +383,8 @@ mod tests {
         assert_eq!(driver.reserve(4 * MIB), Ok(0x6000_0000));
     }
 
-    /// A heap reserves, the device has no memory to map, and the heap maps only after others have
-    /// mapped.
+    /// Heaps may reserve in one order and map in another: a heap that found no memory to map after its
+    /// reservation maps later. A recording contains only the mappings.
     #[test]
     fn a_reservation_is_answered_with_a_mapping_of_its_own_heap() {
         let mappings =

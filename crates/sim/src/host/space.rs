@@ -35,7 +35,7 @@ pub(super) struct Mapping {
     range: Arc<AddressRange>,
     offset: usize,
     size_bytes: usize,
-    /// Kept alive. `None` for memory of the reservation's own.
+    /// Keeps the piece alive. `None` for the memory of an open reservation.
     _piece: Option<Arc<Piece>>,
     /// Set once access is allowed. Never cleared while the mapping lives.
     open: AtomicBool,

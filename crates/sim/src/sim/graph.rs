@@ -58,7 +58,7 @@ impl Graphs {
         }
     }
 
-    /// Refuses a call that waits if the calling thread captures.
+    /// Returns an error for a call that waits, if the calling thread has begun a capture.
     #[inline]
     pub(super) fn check_may_wait(&self) -> Done<()> {
         // The common case.
@@ -72,7 +72,8 @@ impl Graphs {
         }
     }
 
-    /// Refuses a call that waits for `stream` if that is captured or the calling thread captures.
+    /// Returns an error for a call that waits for `stream`, if the stream is being captured or the calling
+    /// thread has begun a capture.
     pub(super) fn check_may_wait_for(&self, stream: StreamId) -> Done<()> {
         self.check_not_captured(stream)?;
         self.check_may_wait()
@@ -260,7 +261,8 @@ fn check_sound(capture: u64, captures: &HashMap<u64, Run>) -> Done<()> {
 }
 
 impl State {
-    /// Only counts: the simulated device avoids no call while captures are expected.
+    /// Only counts. While captures are expected, `Cuda` avoids calls that would invalidate a capture; the
+    /// simulated device does not.
     fn expect_captures(&mut self, expected: bool) -> Done<()> {
         let before = self.graphs.expected;
         let after = if expected { before.checked_add(1) } else { before.checked_sub(1) };

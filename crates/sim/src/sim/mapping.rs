@@ -323,7 +323,8 @@ impl<K: Kind> VirtualMemory for SimulatedDevice<K> {
     calls! { VirtualMemory forward Self::sized; }
 }
 
-/// A handle is the piece's number. Like a descriptor, it does not keep the piece alive.
+/// A simulated fabric handle contains the piece's number. Like a simulated descriptor, it does not keep
+/// the piece alive.
 impl State {
     fn export_handle(&mut self, piece: PhysicalId) -> Done<FabricHandle> {
         self.pass(self.options.costs.export.fixed_ns);

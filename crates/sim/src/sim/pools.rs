@@ -359,7 +359,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the books of a pool that was not destroyed.
+    /// Returns the counters and settings of a pool, or an error if it was destroyed.
     pub(super) fn books(&mut self, pool: DriverPoolId) -> Done<&mut PoolBooks> {
         let index = self.pools.index(pool)?;
         Ok(&mut self.pools.pools[index].books)

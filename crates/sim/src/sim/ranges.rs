@@ -76,7 +76,9 @@ impl AddressSpace {
         Self { order, next, end, holes, live, backing, open }
     }
 
-    /// Assigns a range: the lowest that fits, or with the other orders one that was never assigned.
+    /// Assigns a range and returns its address. With `AddressOrder::Lowest`, that is the lowest free range
+    /// that fits. With `Rising` or `Falling`, it is above or below all earlier ones. If there is a
+    /// backing, it chooses the address instead.
     pub(super) fn take(&mut self, size_bytes: u64) -> Done<u64> {
         ensure!(size_bytes > 0, "0 bytes requested");
         if let Some(backing) = &self.backing {
