@@ -32,7 +32,7 @@ struct Caller {
     chain: Vec<u32>,
     /// The library code that the innermost frame of `chain` called.
     library: Vec<u32>,
-    /// Whether autograd's engine made the request and no frame shows more.
+    /// True if `chain` is empty and the stack has a frame of autograd's engine.
     is_engine: bool,
     category: Category,
     /// The stack itself, if all frames are compared.

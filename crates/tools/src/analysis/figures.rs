@@ -52,8 +52,9 @@ fn duration_us(events: &[TraceEvent]) -> Option<u64> {
     Some(times().max()? - times().min()?)
 }
 
-/// Returns the peak of live bytes, as requested. No smaller device can suffice. Blocks that only other
-/// streams still use are not counted, because a request that finds no memory waits for them.
+/// Returns the peak of the sum of requested sizes of live blocks, including requests that failed in the
+/// recording. A device needs at least this much memory. A freed block that other streams still use is
+/// not counted: a request that finds no memory waits until those streams have finished.
 pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
     let mut bytes_of: HashMap<u32, u64> = HashMap::new();
     let (mut live, mut peak) = (0_u64, 0_u64);

@@ -35,9 +35,9 @@ pub struct Holder {
     pub requested_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// The number of requests after that of the newest block.
+    /// The age of the newest block: the number of requests made after its own.
     pub newest_requests: u32,
-    /// The number of requests after that of the oldest block.
+    /// The age of the oldest block.
     pub oldest_requests: u32,
 }
 

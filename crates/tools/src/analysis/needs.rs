@@ -83,11 +83,12 @@ impl SearchOptions {
     pub const QUICK: Self = Self { coarse_step: 0.04, lucky: false };
 }
 
-/// The largest step between sizes up to a tenth above the need.
+/// The largest step between sizes near the need, as a share of the size.
 const FINE_STEP: f64 = 0.005;
-/// The share above the need within which steps are fine. Sizes below are tried down to twice this share.
+/// Sizes up to this share above the need are tried in fine steps. Below the need, where the recording may
+/// run by luck, sizes are tried down to twice this share.
 const NEAR: f64 = 0.1;
-/// The largest gap, as a share, between the need and a size that fails.
+/// The search ends when some failing size is at most this share below the need.
 const EXACT: f64 = 0.0025;
 /// All segments and pages are multiples of this, so sizes between two multiples give equal results.
 const GRAIN_BYTES: u64 = 2 * MIB;

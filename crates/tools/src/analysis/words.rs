@@ -73,7 +73,7 @@ impl Need {
 }
 
 impl Causes {
-    /// Returns the name and the bytes of each cause, in the order of a table.
+    /// Returns the name and the bytes of each cause, in the order in which tables list them.
     #[must_use]
     pub fn rows(&self) -> [(&'static str, u64); 6] {
         [
