@@ -29,8 +29,8 @@ pub struct LiveBlock {
     pub requested_bytes: u64,
     /// The block's size, if the final layout still contains the block.
     pub(crate) size_bytes: Option<u64>,
-    /// The address of the first block allocated behind this one while it was live, if any. Free memory
-    /// began there, so this block ended there.
+    /// The address of the first block that was allocated directly behind this one while this one was
+    /// live. It took the start of a free block, so this block ended there. `None` if there was none.
     next_free: Option<u64>,
     /// The block's stream.
     pub stream: StreamId,
@@ -338,7 +338,7 @@ impl Back {
                 ((stretch(*at) != stretch(address), at.abs_diff(address)), *found)
             })
             .min_by_key(|(distance, _)| *distance);
-        // Without a known range on the stream, the size decides.
+        // If no range of the stream is known, a multiple of 20 MiB counts as large pages.
         let by_size = match size_bytes.is_multiple_of(20 * MIB) {
             true => (PoolKind::Large, PoolId::DEFAULT),
             false => (PoolKind::Small, PoolId::DEFAULT),

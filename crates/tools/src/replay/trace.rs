@@ -267,6 +267,6 @@ impl TraceEvent {
     }
 }
 
-// The reader of request logs sets this bound: their rows are short, so larger events would exceed its
-// memory limit.
+// The reader of request logs (`rmm`) depends on this bound: a short row becomes up to two events, and
+// larger events would exceed the reader's memory limit (see `ROW_MIN_BYTES`).
 const _: () = assert!(size_of::<TraceEvent>() <= 56);

@@ -364,11 +364,11 @@ impl Verifier<'_> {
         self.builder.empty_cache();
         self.engine.empty_cache()?;
         let seen = self.take_seen();
-        // A call that releases nothing explains no event. All events are then taken as differing, so
-        // that the caller's loop ends.
+        // If the call released nothing, all remaining events count as differing, so that the caller's
+        // loop ends.
         let taken = if seen.is_empty() { rest.len() } else { seen.len().min(rest.len()) };
         // If the events differ, they did not come from a call but from a request that reached the limit
-        // or started the garbage collector.
+        // or started the garbage collector. So the limit of this replay is too high.
         self.suspect(Some(Misfit::TooHigh), |me| {
             me.compare(at, "empty_cache", &seen, &rest[..taken]);
         });
@@ -504,7 +504,8 @@ impl Verifier<'_> {
     fn compare_layout(&mut self, trace: &Trace, is_late: bool) {
         let ours = self.engine.layout();
         let events = trace.events.len();
-        // The requested size of free blocks from before the recording is unknown, so it is not compared.
+        // A free block keeps the size of the last request that it served. That size is unknown if the
+        // request came before the recording. So for a late recording it is compared for no free block.
         let same = |(a, b): &(&SegmentLayout, &SegmentLayout)| match is_late {
             false => a == b,
             true => without_old_requests(a) == without_old_requests(b),
