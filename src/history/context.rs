@@ -380,7 +380,7 @@ impl Sources {
 #[must_use = "entries have the context until this is dropped"]
 pub(crate) struct Gathered<'a> {
     history: &'a History,
-    /// The previous context.
+    /// The thread's context before, which the drop restores.
     before: Option<Context>,
     operation: Option<Operation>,
 }

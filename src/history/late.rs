@@ -12,7 +12,8 @@ use crate::threads::{Inside, Region};
 #[derive(Debug, Default)]
 pub(super) struct LateEntries {
     count: AtomicUsize,
-    /// The region that a thread is in while it has a late entry.
+    /// A thread enters this region once for each of its late entries. So the region's depth on a thread
+    /// is the number of that thread's late entries.
     here: Region,
 }
 

@@ -47,7 +47,8 @@ fn call(listeners: &mut Vec<Weak<dyn Listener>>, on: bool) {
         .retain(|listener| listener.upgrade().inspect(|listener| listener.records(on)).is_some());
 }
 
-/// The context of a live block or a segment. Kept only while stacks are gathered.
+/// When a live block or a segment was allocated, its size, and the call stack and names ([`Context`]) of
+/// that request. Kept only while call stacks are recorded (any [`StackLevel`] but `Never`).
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     pub(super) moment: Moment,
