@@ -159,8 +159,8 @@ impl Watch for Log {
     }
 
     fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        // The block in the table may have the address of a stale handle, or of a handle of another
-        // allocator.
+        // The caller's handle may be stale or another allocator's, while the table has a live block at
+        // the same address. That block stays in the table.
         let is_block = |record: &Record| block.handle.is_none_or(|handle| record.handle == handle);
         let Some(record) = self.remove(block.address, is_block) else { return free() };
         free().inspect_err(|_| {
