@@ -176,7 +176,8 @@ impl PeerAccess for Switchable {
         if current.control().peer_access.is_none() {
             return Err(lacks(current, "enable_peer_access"));
         }
-        // The current allocator comes last. If it gives a peer access, all retired ones have done so.
+        // The current allocator is called last. So once it has enabled access, every retired allocator
+        // that supports peer access has enabled it too.
         for peers in all.iter().rev().filter_map(|one| one.strategy.control().peer_access) {
             peers.enable_peer_access(device)?;
         }

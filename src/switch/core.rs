@@ -61,9 +61,10 @@ pub(super) struct Core {
 #[derive(Debug, Default)]
 pub(super) struct SwitchState {
     pub(super) config: Config,
-    /// Whether the current allocator was built from `config`, apart from changes applied since.
+    /// True if the current allocator was built from a configuration. `config` is that configuration, with
+    /// the changes applied since.
     pub(super) is_known: bool,
-    /// How often a configuration was put in force.
+    /// How often `config` was replaced. Shows whether it changed while a new allocator was being built.
     pub(super) edition: u64,
     /// The most bytes that all allocators together may reserve.
     pub(super) limit_bytes: Option<u64>,
