@@ -32,7 +32,8 @@ impl MallocAsyncAllocator {
         self.finish_free(block, outcome, moment).map(|()| bytes)
     }
 
-    /// Completes a free, depending on its outcome.
+    /// Updates the tables, counters and history after the driver's reply: records a finished free, queues
+    /// a deferred one, or restores the live block on an error.
     fn finish_free(
         &self,
         block: Live<Block>,
