@@ -35,8 +35,9 @@ impl Engine {
         self.announced.notify_all();
     }
 
-    /// Waits until no thread is announcing memory, and returns true if it had to wait. Returns false at
-    /// once inside a tracker, where two threads would wait for each other.
+    /// Waits until no thread is calling trackers in `announce`. Returns true if it had to wait. Inside a
+    /// tracker it returns false at once: `announcing` may include this thread's own call, which cannot
+    /// end while it waits.
     pub(super) fn wait_for_announced(&self, growth: &mut MutexGuard<'_, Growth>) -> bool {
         if growth.announcing == 0 || self.history.is_in_tracker() {
             return false;

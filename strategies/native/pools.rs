@@ -1,15 +1,21 @@
 //! Private pools: their users, their heaps, and how requests are routed to them.
 //!
 //! A pool is a set of heaps, one for each stream that allocated in it, under the same rules as the
-//! default pool. The growth lock protects the table of pools. Each open scope stores its pool's heaps,
-//! so that a hit in a scope does not take the growth lock. A request on a captured stream **pins** the
-//! pool: until its last user is gone, the pool's memory is not released, because the graph uses it. A
-//! pool's own allocator (`SegmentAllocator`) is user code and is called with no lock held.
+//! default pool. The growth lock protects the table of pools. A pool's own allocator
+//! (`SegmentAllocator`) is user code and is called with no lock held.
 //!
-//! A pool without users is **freeable**: its free memory is released with the cache. Once such a pool is
-//! empty, its heaps are reused by other pools, so the number of pools over time is unlimited. A heap's
-//! key (pool and stream) is checked under the heap's lock, which detects a heap that now belongs to
-//! another pool.
+//! A **scope** routes requests to a pool. An open scope stores its pool's heaps, so a request that finds
+//! a free block does not take the growth lock.
+//!
+//! A pool has a count of **users**: its creator, each `retain_pool` and each opened scope; `release_pool`
+//! removes one. A request on a stream under capture, or a checkpoint, **pins** the pool: while it has
+//! users, its memory is not released, because the graph or checkpoint refers to its addresses. A pool
+//! without users is **freeable**: its free memory is released whenever the allocator releases cached
+//! memory to the driver.
+//!
+//! Once a freeable pool is empty, its heaps are reused by other pools, so the number of pools over time
+//! is unlimited. A heap's key (pool and stream) is checked under the heap's lock, which detects a heap
+//! that now belongs to another pool.
 //!
 //! Source: PyTorch's private pools.
 
