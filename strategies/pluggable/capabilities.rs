@@ -111,8 +111,8 @@ impl Caching for PluggableAllocator {
         self.limit.get()
     }
 
-    /// Refuses to change settings of this backend, which are fixed when it is built. Accepts all other
-    /// keys.
+    /// Returns an error if the configuration changes a key of this backend, because these are fixed when
+    /// it is built. Other keys change nothing here; snapshots list the new configuration.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         if let Some(key) = self.built.fixed_key_that_differs(config.settings(), "pluggable") {
             return Err(DriverError::fixed_key(key));

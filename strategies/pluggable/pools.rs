@@ -38,7 +38,8 @@ pub(super) type Idle = (StreamId, u64, u64);
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     users: u32,
-    /// The number of scopes that were forwarded to the user's functions.
+    /// How often the user's `begin_pool` was called. When the pool has no users any more, `release_pool` is
+    /// called as often.
     begun: u32,
     /// The thread that is calling the user's `end_pool` for the last scope.
     ending: Option<ThreadNumber>,
