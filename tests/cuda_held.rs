@@ -23,8 +23,8 @@ use stratalloc_sim::{Gates, WorkGate};
 
 use common::gpu::{device, has_free, skip};
 
-/// Delayed work on a stream finishes when it is released, whatever other streams do. A call that waits
-/// for the device releases it.
+/// Delayed work on a stream finishes when it is released, whatever other streams do. A call that may
+/// wait for work releases all of it.
 #[test]
 fn held_back_work_finishes_when_it_is_released() {
     let Some((_alone, cuda)) = device() else { return };
@@ -53,7 +53,8 @@ fn held_back_work_finishes_when_it_is_released() {
     assert!(finished().eq([false, false, true]));
     gated.finish_until(first, marks[0]).unwrap();
     assert!(finished().eq([true, false, true]));
-    // The copy waits for the device, so no work is delayed afterwards.
+    // `Gates` opens all gates before a call that may wait, such as this copy. The copy waits for the
+    // work of `first`, so all events have finished afterwards.
     let mut seen = [0; 1];
     gated.copy_to_host(&mut seen, address, first).unwrap();
     assert_eq!((seen, finished().all(|done| done)), ([3], true));

@@ -157,7 +157,8 @@ fn a_configured_fraction_is_a_limit_from_the_start() {
     let settings = Settings { per_process_memory_fraction: 0.25, ..Settings::default() };
     let fixture = Fixture::with(256 * MIB, settings);
     assert_eq!(fixture.limit_bytes(), Some(64 * MIB));
-    // Settings that were not parsed may be out of range. They then set no limit, with every backend.
+    // The parser refuses a fraction out of range, but a program can set the field to one. Such a fraction
+    // sets no limit.
     let settings = Settings { per_process_memory_fraction: -1.0, ..Settings::default() };
     let fixture = Fixture::with(256 * MIB, settings);
     assert_eq!(fixture.limit_bytes(), None);

@@ -70,8 +70,8 @@ struct History<D> {
     scopes: Vec<(PoolId, ScopeFilter)>,
     /// Blocks allocated inside captures, with their pools. Graphs use them while their pool has users.
     graphs: Vec<(PoolId, u64, u64)>,
-    /// Ranges that were freed while other streams used them. Each has the number of waits that the
-    /// device had made until then.
+    /// Ranges (start and end) that were freed while other streams used them, with the number of calls that
+    /// had waited for work until then. After a further such call, a range may be allocated again.
     waiting: Vec<(u64, u64, Option<u64>)>,
 }
 

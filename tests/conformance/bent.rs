@@ -1,14 +1,14 @@
-//! `backend:native` with one capability that it claims to have but does not implement.
+//! `backend:native` with one defect, which the conformance tests must detect.
 
 use stratalloc::allocator::{BaseAllocation, CacheInfo, Place};
 use stratalloc_conformance::configured;
 
 use crate::common::prelude::*;
 
-/// The capability that is not implemented.
+/// The defect of a [`Bent`] allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bend {
-    /// All capabilities work.
+    /// No defect.
     Nothing,
     TakesNoLimit,
     TakesAnyFraction,
@@ -37,7 +37,7 @@ struct Bent {
     routed: Mutex<Option<PoolId>>,
 }
 
-/// Returns a constructor of such an allocator, with counters if `counts` is true.
+/// Returns a constructor of a [`Bent`] allocator, with counters if `counts` is true.
 pub(crate) fn bent(bend: Bend, counts: bool) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync {
     let native = configured("backend:native");
     move |driver| {

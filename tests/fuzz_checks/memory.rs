@@ -1,5 +1,5 @@
-//! A global allocator that counts the heap bytes of the current thread, to measure the memory of a
-//! reader.
+//! A global allocator that counts the heap bytes of the current thread. It measures the peak heap use of
+//! code under test, such as the readers of recordings (`replay::reader`).
 //!
 //! While a block is reallocated, both copies are counted. `tests/reader_memory.rs` uses this allocator
 //! too.

@@ -232,7 +232,8 @@ fn a_graph_does_not_order_one_threads_stream_behind_anothers() {
             fixture.give(fixture.worked(taken, OWN));
             fixture.mark(OWN)
         });
-        // From now on both threads allocate from the pool.
+        // Both threads have allocated from the pool. So even the same thread does not get a freed block
+        // at once: the other thread could have allocated it in between.
         let again = fixture.probe(3 * MIB, OWN);
         assert_ne!(fixture.probe(3 * MIB, OWN), again, "{conf}: the other could have taken it");
         fixture.behind(OWN, done);

@@ -62,7 +62,7 @@ fn fabric_handles_are_refused_as_a_setting_where_the_device_has_none() {
     assert!(refused.message().contains("use posix_fd"), "{refused}");
     let ours = engine(sim_with(false), SHARED);
     assert_eq!(ours.apply(&config).unwrap_err().kind(), DriverErrorKind::NotSupported);
-    // Pages that are not exportable have no handle.
+    // Without `expandable_segments_ipc` no page is exportable, so the type of handle has no effect.
     let text = "expandable_segments:True,expandable_segments_handle_type:fabric";
     drop(allocate(&engine(sim_with(false), text), 512));
 }

@@ -228,7 +228,7 @@ fn a_failure_at_any_call_leaves_nothing_behind() {
             let failed = faulty.failed_calls();
             faulty.disarm();
             assert!(failed > 0 || opened.is_ok(), "{at}: {opened:?}");
-            // `empty_cache` tries releases again that failed when an import was dropped.
+            // `empty_cache` retries releases that failed after an import failed or was dropped.
             theirs.empty_cache().unwrap();
             assert_eq!(held(&sim), before, "call {at}, repeat {repeat}");
             drop(theirs.open(&handle).unwrap());
