@@ -7,7 +7,8 @@
 //! A slot that comes from outside of the heap is checked where it enters, by `Slab::get` or `Heap::live`. The
 //! bounds do not suffice: the links of live and draining blocks hold other numbers (see `Block::links`), so
 //! a block in the wrong state would bring one of them here. Therefore operations that enter or leave the
-//! state *free*, or write such a number, check the state, too. `Heap::free` alone trusts its caller.
+//! state *free*, or write such a number, check the state, too. `Heap::free`, `Heap::name_of` and
+//! `Heap::is_used_by_other_streams` alone trust their callers, who have the slot from `live` or `take`.
 #![allow(unsafe_code, reason = "see above")]
 
 use super::block::{Block, Slot};
@@ -15,16 +16,20 @@ use super::block::{Block, Slot};
 /// Returns the block at a slot that this heap has stored, or that was checked.
 #[inline(always)]
 pub(super) fn block_at(blocks: &[Block], slot: Slot) -> &Block {
-    debug_assert!((slot.0 as usize) < blocks.len(), "slots are those of the slab");
-    // SAFETY: the slab returned the slot and never shrinks, so it is an index of its array. What the
+    debug_assert!(is_slot_of(blocks, slot), "slots are those of the slab");
+    // SAFETY: the slab returned the slot and never shrinks, so a block of its array lies there. What the
     // links of free and vacant blocks hold are slots, by the checks of states named above.
-    unsafe { blocks.get_unchecked(slot.0 as usize) }
+    unsafe { &*blocks.as_ptr().byte_add(slot.byte_offset()) }
 }
 
 /// As [`block_at`], for changes.
 #[inline(always)]
 pub(super) fn block_at_mut(blocks: &mut [Block], slot: Slot) -> &mut Block {
-    debug_assert!((slot.0 as usize) < blocks.len(), "slots are those of the slab");
+    debug_assert!(is_slot_of(blocks, slot), "slots are those of the slab");
     // SAFETY: as in `block_at`.
-    unsafe { blocks.get_unchecked_mut(slot.0 as usize) }
+    unsafe { &mut *blocks.as_mut_ptr().byte_add(slot.byte_offset()) }
+}
+
+fn is_slot_of(blocks: &[Block], slot: Slot) -> bool {
+    slot.0.is_multiple_of(Slot::STEP) && slot.index() < blocks.len()
 }

@@ -36,5 +36,5 @@ impl Births {
 }
 
 fn chunk_of(slot: Slot) -> (usize, usize) {
-    (slot.0 as usize / CHUNK_SLOTS, slot.0 as usize % CHUNK_SLOTS)
+    (slot.index() / CHUNK_SLOTS, slot.index() % CHUNK_SLOTS)
 }

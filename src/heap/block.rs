@@ -5,11 +5,32 @@
 
 use crate::size::PoolKind;
 
-/// An index into the slab.
+/// The place of a block in the slab, in units of 8 bytes: its index times [`Slot::STEP`]. An access can
+/// multiply by 8 at no cost, but not by the size of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Slot(pub u32);
 
 impl Slot {
+    /// The distance of two slots.
+    pub(super) const STEP: u32 = size_of::<Block>() as u32 / 8;
+
+    /// Returns the slot of the block with this index, which is below 2^28.
+    pub(super) const fn at(index: u32) -> Self {
+        Self(index * Self::STEP)
+    }
+
+    /// Returns the index of its block.
+    #[inline(always)]
+    pub(super) const fn index(self) -> usize {
+        (self.0 / Self::STEP) as usize
+    }
+
+    /// Returns the distance of its block from the first one, in bytes.
+    #[inline(always)]
+    pub(super) const fn byte_offset(self) -> usize {
+        self.0 as usize * 8
+    }
+
     /// The value that refers to no block. The slab keeps an unused block in this slot, so that code may
     /// read the state of a neighbour, or store its link, without checking that there is one. Its state is
     /// always `Vacant`, its size 0; its links and neighbours are overwritten and mean nothing.
@@ -29,22 +50,6 @@ pub(crate) struct BlockId {
     pub(crate) slot: Slot,
     /// Which allocation of that slot it is.
     pub(crate) generation: u32,
-}
-
-impl BlockId {
-    /// Returns the id as one number, which is not 0.
-    #[inline(always)]
-    pub(crate) fn to_bits(self) -> u64 {
-        u64::from(self.slot.0) << 32 | u64::from(self.generation)
-    }
-
-    /// Returns the id with this number, or `None` for 0.
-    #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
-        let id = Self { slot: Slot((bits >> 32) as u32), generation: bits as u32 };
-        (bits != 0).then_some(id)
-    }
 }
 
 /// The state of a block.

@@ -243,7 +243,7 @@ impl Heap {
     #[inline]
     #[must_use]
     pub(crate) fn is_used_by_other_streams(&self, slot: Slot) -> bool {
-        !self.slab.get(slot).links[0].is_none()
+        !block_at(self.slab.blocks(), slot).links[0].is_none()
     }
 
     /// Retires a live block that other streams use. It becomes free when `events` (at least 1) have
@@ -276,27 +276,28 @@ impl Heap {
         block.links[0].0 == 0
     }
 
-    /// Frees a live block that no other stream uses, and joins it with its free neighbours. `clock` is
+    /// Frees a live block that no other stream uses, and joins it with its free neighbours. `clock` returns
     /// the time at which it became free. Its id is stale from now on. The caller has just allocated the
     /// block or found it with [`live`](Self::live) or the like: not checked here, as this is the hot path.
     #[inline(always)]
-    pub(crate) fn free(&mut self, slot: Slot, clock: u64) -> Completed {
+    pub(crate) fn free(&mut self, slot: Slot, clock: impl FnOnce() -> u64) -> Completed {
         debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
         self.retire(slot);
-        self.finish(slot, clock)
+        self.make_free(slot, clock)
     }
 
     /// Retires the live block at `slot`: makes its id stale.
     #[inline(always)]
     fn retire(&mut self, slot: Slot) {
-        let block = self.slab.get_mut(slot);
+        let (blocks, _) = self.slab.parts();
+        let block = block_at_mut(blocks, slot);
         debug_assert!(block.state == BlockState::Live, "only live blocks are freed");
         block.generation = block.generation.wrapping_add(1);
         if self.has_extras
             && let Some(starts) = &mut self.starts
         {
             let (address, over) = (block.address, block.over);
-            starts.remove(self.slab.parts().0, slot, address, over);
+            starts.remove(blocks, slot, address, over);
         }
     }
 
@@ -304,68 +305,55 @@ impl Heap {
     #[inline]
     pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
         assert!(self.slab.get(slot).state == BlockState::Draining, "only drained blocks complete");
-        self.finish(slot, clock)
+        self.make_free(slot, || clock)
     }
 
-    /// Makes a retired or drained block free, and joins it with its free neighbours.
+    /// Makes the block at `slot`, which is retired or drained and in no index, free, and joins it with its
+    /// free neighbours.
     #[inline(always)]
-    fn finish(&mut self, slot: Slot, clock: u64) -> Completed {
-        let size_bytes = self.slab.get(slot).size_bytes;
-        let inactive = self.make_free(slot, clock);
-        let Block { requested_bytes, kind, .. } = *block_at(self.slab.blocks(), slot);
-        Completed { size_bytes, requested_bytes, kind, inactive }
-    }
-
-    /// Makes the block at `slot`, which is retired and in no index, free. Not inlined, because the callers
-    /// keep too much in registers.
-    #[inline(never)]
-    fn make_free(&mut self, slot: Slot, clock: u64) -> SplitChange {
+    fn make_free(&mut self, slot: Slot, clock: impl FnOnce() -> u64) -> Completed {
         let (blocks, vacant) = self.slab.parts();
-        let done = block_at_mut(blocks, slot);
-        done.state = BlockState::Free;
-        let Block { kind, previous, next, .. } = *done;
-        let (own_bytes, is_expandable) = (done.size_bytes, done.is_expandable());
-        let own_key = done.key;
+        let block = block_at_mut(blocks, slot);
+        block.state = BlockState::Free;
+        let Block { kind, previous, size_bytes: own_bytes, .. } = *block;
         let bins = self.free[kind.index()].bins_mut();
         let (mut size_bytes, mut joined) = (own_bytes, 0);
-        let mut is_split = previous.0 | next.0;
         if block_at(blocks, previous).state == BlockState::Free {
-            let removed_bytes = block_at(blocks, previous).size_bytes;
-            bins.remove(blocks, bin_of(removed_bytes), previous);
+            let removed = *block_at(blocks, previous);
+            bins.remove(blocks, bin_of(removed.size_bytes), previous);
             vacant.vacate(blocks, previous);
-            size_bytes += removed_bytes;
+            size_bytes += removed.size_bytes;
             joined += 1;
-            let Block { address, key, previous: before, .. } = *block_at(blocks, previous);
-            block_at_mut(blocks, before).next = slot;
+            block_at_mut(blocks, removed.previous).next = slot;
             let block = block_at_mut(blocks, slot);
-            (block.address, block.key, block.previous) = (address, key, before);
-            is_split = before.0 | next.0;
+            (block.address, block.previous) = (removed.address, removed.previous);
+            block.key = self.order.joined_key(removed.key, block.key);
         }
+        let next = block_at(blocks, slot).next;
         if block_at(blocks, next).state == BlockState::Free {
-            let removed_bytes = block_at(blocks, next).size_bytes;
-            bins.remove(blocks, bin_of(removed_bytes), next);
+            let removed = *block_at(blocks, next);
+            bins.remove(blocks, bin_of(removed.size_bytes), next);
             vacant.vacate(blocks, next);
-            size_bytes += removed_bytes;
+            size_bytes += removed.size_bytes;
             joined += 1;
-            let behind = block_at(blocks, next).next;
-            block_at_mut(blocks, behind).previous = slot;
-            let block = block_at_mut(blocks, slot);
-            block.next = behind;
-            is_split = block.previous.0 | behind.0;
+            block_at_mut(blocks, removed.next).previous = slot;
+            block_at_mut(blocks, slot).next = removed.next;
         }
         block_at_mut(blocks, slot).size_bytes = size_bytes;
-        if self.has_extras && self.order.updates_on_hit() {
-            self.order.note_freed(blocks, slot, own_key, clock);
+        if self.order.updates_on_hit() {
+            self.order.note_birth(slot, clock());
         }
+        bins.insert(blocks, slot, size_bytes);
+        let block = block_at(blocks, slot);
         let mut inactive = SplitChange::default();
-        if !is_expandable {
-            let is_split = i64::from(is_split != 0);
+        if !block.is_expandable() {
+            let is_split = i64::from(block.is_split());
             let removed_bytes = signed(size_bytes - own_bytes);
             inactive.count = is_split - joined;
             inactive.bytes = (signed(size_bytes) & -is_split) - removed_bytes;
         }
-        bins.insert(blocks, slot, size_bytes);
-        inactive
+        let Block { requested_bytes, .. } = *block;
+        Completed { size_bytes: own_bytes, requested_bytes, kind, inactive }
     }
 
     /// Removes a free block from its index.
@@ -393,7 +381,7 @@ impl Heap {
     pub(super) fn join(&mut self, slot: Slot, neighbour: Slot) {
         let removed = self.slab.get(neighbour);
         let (address, size_bytes) = (removed.address, removed.size_bytes);
-        let key = self.joined_key(removed.key, self.slab.get(slot).key);
+        let key = self.order.joined_key(removed.key, self.slab.get(slot).key);
         let (before, behind) = (removed.previous, removed.next);
         let block = self.slab.get_mut(slot);
         block.size_bytes += size_bytes;
@@ -512,16 +500,23 @@ impl Parts<'_> {
         debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are allocated");
         debug_assert!(whole.kind == kind && whole.size_bytes >= rounded_bytes);
         let rest_bytes = whole.size_bytes - rounded_bytes;
-        let mut inactive = if splits {
+        let inactive = if splits {
             let rest = cut(blocks, self.vacant, slot, rounded_bytes);
             if let Some((order, clock)) = &mut self.order {
                 order.note_split(blocks, slot, rest, *clock);
             }
             self.bins.insert(blocks, rest, rest_bytes);
-            match block_at(blocks, slot).previous.0 | block_at(blocks, rest).next.0 {
-                0 => SplitChange { count: 1, bytes: signed(rest_bytes) },
-                _ => SplitChange { count: 0, bytes: -signed(rounded_bytes) },
+            let front = block_at(blocks, slot);
+            // Parts of expandable segments are not counted: they are not fragmentation.
+            if front.is_expandable() {
+                SplitChange::default()
+            } else if front.previous.0 | block_at(blocks, rest).next.0 == 0 {
+                SplitChange { count: 1, bytes: signed(rest_bytes) }
+            } else {
+                SplitChange { count: 0, bytes: -signed(rounded_bytes) }
             }
+        } else if whole.is_expandable() {
+            SplitChange::default()
         } else {
             let count = -i64::from(whole.is_split());
             SplitChange { count, bytes: -signed(whole.size_bytes) & count }
@@ -530,10 +525,6 @@ impl Parts<'_> {
         block.state = BlockState::Live;
         block.requested_bytes = requested_bytes;
         block.links[0] = Slot::NONE;
-        // Parts of expandable segments are not counted: they are not fragmentation.
-        if block.is_expandable() {
-            inactive = SplitChange::default();
-        }
         let Block { address, size_bytes, generation, .. } = *block;
         AllocatedBlock { id: BlockId { slot, generation }, address, size_bytes, kind, inactive }
     }

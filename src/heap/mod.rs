@@ -37,6 +37,7 @@ mod uses;
 #[cfg(test)]
 mod tests;
 
+use block::Block;
 pub(crate) use block::{BlockId, BlockState, BlockView, Slot};
 pub use check::Broken;
 pub(crate) use edit::{AllocatedBlock, Completed, FitRules, SplitChange};
@@ -45,6 +46,7 @@ pub(crate) use order::TieRule;
 pub(crate) use segment_range::SegmentRange;
 
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
+use at::block_at;
 use expand::Expandable;
 use index::FreeIndex;
 use order::Order;
@@ -92,6 +94,14 @@ impl Heap {
     #[must_use]
     pub(crate) fn order_has_extras(&self) -> bool {
         self.order.updates_on_hit()
+    }
+
+    /// Returns the id and the address of the live block at `slot`, which this heap returned.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn name_of(&self, slot: Slot) -> (BlockId, u64) {
+        let Block { generation, address, .. } = *block_at(self.slab.blocks(), slot);
+        (BlockId { slot, generation }, address)
     }
 
     /// Returns the requested bytes of a live block.
@@ -151,11 +161,12 @@ impl Heap {
     #[inline]
     #[must_use]
     pub(crate) fn live(&self, id: BlockId, address: u64) -> Option<Slot> {
-        let block = self.slab.blocks().get(id.slot.0 as usize)?;
+        let slot = self.slab.checked(id.slot)?;
+        let block = block_at(self.slab.blocks(), slot);
         let same = block.generation == id.generation
             && block.state == BlockState::Live
             && block.address == address;
-        same.then_some(id.slot)
+        same.then_some(slot)
     }
 
     /// Returns the live block that starts at `address`. `None` also if the heap keeps no table of

@@ -67,7 +67,7 @@ impl Order {
         Self { rule, updates_on_hit: rule == TieRule::BlockAge, next: 0, births: None }
     }
 
-    /// Returns true if [`note_split`](Self::note_split) and [`note_freed`](Self::note_freed) must be called.
+    /// Returns true if [`note_split`](Self::note_split) and [`note_birth`](Self::note_birth) must be called.
     #[inline(always)]
     pub(super) fn updates_on_hit(&self) -> bool {
         self.updates_on_hit
@@ -83,6 +83,8 @@ impl Order {
     }
 
     /// Records that the block at `slot` became free at `clock`.
+    #[cold]
+    #[inline(never)]
     pub(super) fn note_birth(&mut self, slot: Slot, clock: u64) {
         if let Some(births) = &mut self.births {
             births.note(slot, clock);
@@ -116,15 +118,11 @@ impl Order {
         }
     }
 
-    /// Records that the block at `slot`, joined with its neighbours, became free at `clock`. Under
-    /// `BlockAge` it keeps `own`, its key before.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn note_freed(&mut self, blocks: &mut [Block], slot: Slot, own: u64, clock: u64) {
-        self.note_birth(slot, clock);
-        if self.numbers_blocks() {
-            block_at_mut(blocks, slot).key = own;
-        }
+    /// Returns the key of a block with the key `own` that absorbs the block before it, which has the key
+    /// `before`.
+    #[inline]
+    pub(super) fn joined_key(&self, before: u64, own: u64) -> u64 {
+        if self.numbers_blocks() { own } else { before }
     }
 
     /// Returns the key of a new segment, or `None` when positions have run out.
@@ -177,12 +175,6 @@ impl Heap {
             let older = std::mem::replace(&mut self.slab.get_mut(rest).key, age);
             self.slab.get_mut(front).key = older;
         }
-    }
-
-    /// Returns the key of a block with the key `own` that absorbs the block before it, which has the key
-    /// `before`.
-    pub(super) fn joined_key(&self, before: u64, own: u64) -> u64 {
-        if self.order.numbers_blocks() { own } else { before }
     }
 
     /// Reassigns all keys, to segments in the order of `rank`, and rebuilds the index of free blocks.

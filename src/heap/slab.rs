@@ -11,7 +11,8 @@ use super::block::{Block, BlockState, Slot};
 const CHUNK_BLOCKS: usize = CHUNK_SLOTS as usize;
 const CHUNK_SLOTS: u32 = 256;
 /// All slots are below this number.
-pub(super) const SLOTS_MAX: u32 = 1 << 31;
+pub(super) const SLOTS_MAX: u32 = BLOCKS_MAX * Slot::STEP;
+const BLOCKS_MAX: u32 = 1 << 28;
 /// The number of blocks in 16 MiB, more than most programs have.
 const AMPLE_BLOCKS: usize = 262_144;
 /// The array grows in steps up to this number (256 KiB), so that small heaps stay small.
@@ -64,7 +65,7 @@ impl Vacant {
 impl Slab {
     #[inline]
     pub(super) fn get(&self, slot: Slot) -> &Block {
-        match self.blocks.get(slot.0 as usize) {
+        match self.blocks.get(slot.index()) {
             Some(block) => block,
             None => no_such_slot(),
         }
@@ -72,7 +73,7 @@ impl Slab {
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Block {
-        match self.blocks.get_mut(slot.0 as usize) {
+        match self.blocks.get_mut(slot.index()) {
             Some(block) => block,
             None => no_such_slot(),
         }
@@ -88,7 +89,14 @@ impl Slab {
     /// Returns the block at a slot that may be invalid.
     #[inline(always)]
     pub(super) fn try_get(&self, slot: Slot) -> Option<&Block> {
-        self.blocks.get(slot.0 as usize).filter(|_| !slot.is_none())
+        self.blocks.get(slot.index()).filter(|_| !slot.is_none())
+    }
+
+    /// Returns `slot` if it lies in the array. If it is the number of no slot, the result is one.
+    #[inline(always)]
+    pub(super) fn checked(&self, slot: Slot) -> Option<Slot> {
+        let index = slot.index();
+        (index < self.blocks.len()).then(|| Slot::at(index as u32))
     }
 
     /// Returns all blocks by slot, and the list of vacant ones, which is not empty.
@@ -133,14 +141,15 @@ impl Slab {
                 _ => start,
             });
         }
-        let first = u32::try_from(start).ok().filter(|first| *first < SLOTS_MAX);
-        let first = first.expect("a heap has fewer than 2^31 blocks");
-        for slot in first..first + CHUNK_SLOTS {
-            let next = if slot + 1 == first + CHUNK_SLOTS { Slot::NONE } else { Slot(slot + 1) };
-            let (links, priority) = ([next, Slot::NONE], priority_of(slot));
+        let first = u32::try_from(start).ok().filter(|first| *first < BLOCKS_MAX);
+        let first = first.expect("a heap has fewer than 2^28 blocks");
+        for index in first..first + CHUNK_SLOTS {
+            let is_last = index + 1 == first + CHUNK_SLOTS;
+            let next = if is_last { Slot::NONE } else { Slot::at(index + 1) };
+            let (links, priority) = ([next, Slot::NONE], priority_of(index));
             self.blocks.push(Block { links, priority, ..Block::VACANT });
         }
-        self.vacant.first = Slot(first.max(1));
+        self.vacant.first = Slot::at(first.max(1));
     }
 
     pub(super) fn len(&self) -> usize {
@@ -148,7 +157,7 @@ impl Slab {
     }
 
     pub(super) fn occupied(&self) -> impl Iterator<Item = Slot> + '_ {
-        let blocks = (0..).map(Slot).zip(&self.blocks);
+        let blocks = (0..).map(Slot::at).zip(&self.blocks);
         blocks.filter(|(_, block)| block.state != BlockState::Vacant).map(|(slot, _)| slot)
     }
 
@@ -184,7 +193,7 @@ mod tests {
             let slot = slab.occupy();
             let block = slab.get_mut(slot);
             (block.address, block.state) = (n.into(), BlockState::Live);
-            assert_eq!(slot, Slot(n), "slots are taken in order");
+            assert_eq!(slot, Slot::at(n), "slots are taken in order");
             if slab.blocks.as_ptr() != address {
                 address = slab.blocks.as_ptr();
                 moved.push(n as usize);
@@ -193,15 +202,17 @@ mod tests {
         let few = |n: &usize| *n <= STEPPED_BLOCKS || *n == AMPLE_BLOCKS;
         assert!(moved.iter().all(few), "{moved:?}");
         assert_eq!(slab.len(), count as usize - 1);
-        assert!((1..count).all(|n| slab.get(Slot(n)).address == u64::from(n)));
-        assert!(slab.occupied().eq((1..count).map(Slot)));
-        for invalid in [0, count, count + 1, 1 << 31, u32::MAX] {
-            assert!(slab.try_get(Slot(invalid)).is_none(), "{invalid}");
+        assert!((1..count).all(|n| slab.get(Slot::at(n)).address == u64::from(n)));
+        assert!(slab.occupied().eq((1..count).map(Slot::at)));
+        for invalid in
+            [Slot::NONE, Slot::at(count), Slot::at(count + 1), Slot(1 << 31), Slot(u32::MAX)]
+        {
+            assert!(slab.try_get(invalid).is_none(), "{invalid:?}");
         }
         for n in [7, 9] {
-            assert_eq!(slab.vacate(Slot(n)).address, u64::from(n));
+            assert_eq!(slab.vacate(Slot::at(n)).address, u64::from(n));
         }
-        assert_eq!([slab.occupy(), slab.occupy(), slab.occupy()], [9, 7, count].map(Slot));
+        assert_eq!([slab.occupy(), slab.occupy(), slab.occupy()], [9, 7, count].map(Slot::at));
     }
 
     #[test]

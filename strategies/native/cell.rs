@@ -116,6 +116,8 @@ impl HeapCell {
 
 #[derive(Debug)]
 struct Link {
+    /// The stream of the cell, which never changes in the default pool.
+    stream: StreamId,
     cell: Arc<HeapCell>,
     next: OnceLock<Box<Link>>,
 }
@@ -148,6 +150,13 @@ impl Default for HeapTable {
 }
 
 impl HeapTable {
+    /// Returns the heap of a stream if it is the first one of its bucket.
+    #[inline(always)]
+    pub(super) fn first_of_bucket(&self, stream: StreamId) -> Option<&HeapCell> {
+        let first = self.by_stream[bucket_of(stream)].get()?;
+        (first.stream == stream).then_some(&first.cell)
+    }
+
     /// Returns the heap of a stream that is not a per-thread default stream.
     #[inline]
     pub(super) fn find(&self, stream: StreamId) -> Option<&HeapCell> {
@@ -159,10 +168,9 @@ impl HeapTable {
         Self::find_behind(&self.per_thread, stream)
     }
 
-    #[inline]
     fn find_behind(mut at: &OnceLock<Box<Link>>, stream: StreamId) -> Option<&HeapCell> {
         while let Some(link) = at.get() {
-            if link.cell.stream() == stream {
+            if link.stream == stream {
                 return Some(&link.cell);
             }
             at = &link.next;
@@ -219,7 +227,7 @@ impl HeapTable {
         while let Some(link) = at.get() {
             at = &link.next;
         }
-        Ok(&at.get_or_init(|| Box::new(Link { cell, next: OnceLock::new() })).cell)
+        Ok(&at.get_or_init(|| Box::new(Link { stream, cell, next: OnceLock::new() })).cell)
     }
 
     /// Returns all cells in the order of their numbers.

@@ -112,26 +112,29 @@ impl Engine {
         &self.driver
     }
 
-    /// Serves a request without a pool or an address. Never inlined: `bytes` and `stream` are passed in
-    /// registers, so the functions that dispatch to it need no stack frame for a hit.
-    #[inline(never)]
+    /// Serves a request without a pool or an address. Never inlined: all arguments are in registers, and all
+    /// calls are jumps, so neither this function nor those that dispatch to it need a stack frame.
+    #[inline(always)]
     pub(super) fn allocate_anywhere(
         &self,
         bytes: u64,
         stream: StreamId,
     ) -> Result<Allocation, AllocError> {
-        check_size(bytes)?;
-        if self.attention.any() {
-            return match self.attention.only_records() {
-                true => self.allocate_recorded(bytes, stream),
-                false => self.allocate_checked(Request::new(bytes, stream)),
-            };
+        if self.attention.any() || !is_valid_size(bytes) {
+            return self.allocate_rarely(bytes, stream);
         }
         self.allocate_by_default::<false>(bytes, stream)
     }
 
+    /// As [`allocate_anywhere`](Self::allocate_anywhere), if something needs attention or the size is not
+    /// valid.
     #[cold]
-    fn allocate_recorded(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
+    #[inline(never)]
+    fn allocate_rarely(&self, bytes: u64, stream: StreamId) -> Result<Allocation, AllocError> {
+        check_size(bytes)?;
+        if !self.attention.only_records() {
+            return self.allocate_checked(Request::new(bytes, stream));
+        }
         let is_plain = self.history.is_plain(StackLevel::OfLiveBlocks);
         let _context = if is_plain { None } else { self.history.of_request() };
         self.allocate_by_default::<true>(bytes, stream)
@@ -144,41 +147,54 @@ impl Engine {
         bytes: u64,
         stream: StreamId,
     ) -> Result<Allocation, AllocError> {
-        let cell = match self.heaps.find(stream) {
-            Some(cell) => cell,
-            None => return self.allocate_off_the_path(Request::new(bytes, stream)),
-        };
+        match self.heaps.first_of_bucket(stream) {
+            Some(cell) => self.allocate_in::<RECORDS>(cell, bytes, stream),
+            None => self.allocate_in_any::<RECORDS>(bytes, stream),
+        }
+    }
+
+    /// As [`allocate_by_default`](Self::allocate_by_default), for a stream whose heap is not the first of
+    /// its bucket.
+    #[inline(never)]
+    fn allocate_in_any<const RECORDS: bool>(
+        &self,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Allocation, AllocError> {
+        match self.heaps.find(stream) {
+            Some(cell) => self.allocate_in::<RECORDS>(cell, bytes, stream),
+            None => self.allocate_off_the_path(bytes, stream),
+        }
+    }
+
+    /// Serves a request in the default pool from the free blocks of its heap, under a plain policy. Not
+    /// inlined: the callers only jump here, so they need no stack frame.
+    #[inline(never)]
+    fn allocate_in<const RECORDS: bool>(
+        &self,
+        cell: &HeapCell,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Allocation, AllocError> {
         let mut state = cell.lock();
-        if state.is_plain {
-            let (id, address) = self.hit(cell, &mut state, bytes);
-            if let Some(id) = BlockId::from_bits(id) {
-                if RECORDS {
-                    self.record(Action::Alloc, address, bytes, cell);
-                }
-                tracepoints::malloc(address, self.device.device, bytes, || cell.stream());
-                return Ok(self.handle_of(cell, address, bytes, id));
+        let HeapState { heap, counters, policy, is_plain } = &mut *state;
+        let rounded_bytes = align_up(bytes, MIN_BLOCK_BYTES);
+        let kind = PoolKind::of(rounded_bytes);
+        if *is_plain && let Some(out) = heap.take(kind, rounded_bytes, bytes, &policy.rules) {
+            counters.hits += 1;
+            if counters.allocated(&out, bytes, false) {
+                self.ledger.raise_limits(cell.number, kind, counters, &self.heaps);
             }
+            if RECORDS {
+                self.record(Action::Alloc, out.address, bytes, cell);
+            }
+            // Read only now, which keeps two registers free until here.
+            let (id, address) = heap.name_of(out.id.slot);
+            tracepoints::malloc(address, self.device.device, bytes, || cell.stream());
+            return Ok(self.handle_of(cell, address, bytes, id));
         }
         drop(state);
         self.allocate_by_policy(cell, HeapKey::of(stream), Request::new(bytes, stream))
-    }
-
-    /// Serves a request from the free blocks of the heap, under a plain policy. Returns the id (see
-    /// [`BlockId::to_bits`]) and the address of the block, or 0 for the id if the request needs more than
-    /// that. So the result fits two registers, and the caller's variables do not compete with this
-    /// function's for registers.
-    #[inline(never)]
-    fn hit(&self, cell: &HeapCell, state: &mut HeapState, bytes: u64) -> (u64, u64) {
-        let rounded_bytes = align_up(bytes, MIN_BLOCK_BYTES);
-        let kind = PoolKind::of(rounded_bytes);
-        let Some(out) = state.heap.take(kind, rounded_bytes, bytes, &state.policy.rules) else {
-            return (0, 0);
-        };
-        state.counters.hits += 1;
-        if state.counters.allocated(&out, bytes, false) {
-            self.ledger.raise_limits(cell.number, kind, &mut state.counters, &self.heaps);
-        }
-        (out.id.to_bits(), out.address)
     }
 
     /// Allocates in a heap that serves `key`, under any policy.
@@ -309,7 +325,7 @@ impl Engine {
     #[inline(always)]
     fn free_in_heap(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> Completed {
         let HeapState { heap, counters, policy, .. } = state;
-        let done = heap.free(slot, self.now());
+        let done = heap.free(slot, || self.now());
         if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
             self.ledger.list(cell.number, done.kind, counters, &self.heaps);
         }
@@ -436,9 +452,11 @@ pub(super) fn event(action: Action, address: u64, size_bytes: u64, cell: &HeapCe
 /// Refuses requests of zero bytes and of more than [`REQUEST_MAX_BYTES`].
 #[inline]
 pub(super) fn check_size(bytes: u64) -> Result<(), AllocError> {
-    if bytes.wrapping_sub(1) >= REQUEST_MAX_BYTES {
-        Err(AllocError::of_size(bytes))
-    } else {
-        Ok(())
-    }
+    if is_valid_size(bytes) { Ok(()) } else { Err(AllocError::of_size(bytes)) }
+}
+
+/// Returns true if `bytes` is neither 0 nor above [`REQUEST_MAX_BYTES`], a power of two.
+#[inline(always)]
+const fn is_valid_size(bytes: u64) -> bool {
+    bytes.wrapping_sub(1) >> REQUEST_MAX_BYTES.trailing_zeros() == 0
 }

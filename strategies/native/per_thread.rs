@@ -23,17 +23,20 @@ impl Engine {
     /// per-thread default stream.
     #[cold]
     #[inline(never)]
-    pub(super) fn allocate_off_the_path(&self, request: Request) -> Result<Allocation, AllocError> {
-        let stream = request.stream;
+    pub(super) fn allocate_off_the_path(
+        &self,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<Allocation, AllocError> {
         if !self.driver.is_per_thread_stream(stream) {
             self.add_heap(stream, false)?;
-            return self.allocate_by_default::<true>(request.bytes, request.stream);
+            return self.allocate_by_default::<true>(bytes, stream);
         }
         let cell = match self.heaps.find_per_thread(stream) {
             Some(cell) => cell,
             None => self.add_heap(stream, true)?,
         };
-        self.allocate_in_heap(cell, HeapKey::of(stream), request)
+        self.allocate_in_heap(cell, HeapKey::of(stream), Request::new(bytes, stream))
     }
 
     /// Allocates in a heap that serves `key`, off the hot path.
