@@ -34,9 +34,9 @@ pub(crate) type All<T> = SmallVec<[Arc<T>; 4]>;
 /// A read, which lasts until it is dropped. It must stay on its thread.
 pub(crate) struct Read<'s, T> {
     at: *const T,
-    /// The slot that announces `at`. If there is none, `_held` keeps the value alive.
+    /// The slot that announces `at`. If there is none, the read has a reference of its own: `at` is the
+    /// result of `Arc::into_raw`.
     slot: Option<&'static HazardSlot>,
-    _held: Option<Arc<T>>,
     swap: &'s Swap<T>,
 }
 
@@ -45,7 +45,7 @@ impl<T> Deref for Read<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: `at` points into an `Arc`. Either `_held` is this `Arc`, or `kept` contains it. Only
+        // SAFETY: `at` points into an `Arc`. Either this read has a reference, or `kept` contains it. Only
         // `take_retired` removes values from `kept`, and it skips a value that a slot announces. `at`
         // was still the current value after `slot` announced it, so it was replaced later, and the
         // barrier of `take_retired` makes the announcement visible to the scan of the slots. The slot
@@ -73,10 +73,19 @@ impl<T> Read<'_, T> {
 impl<T> Drop for Read<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
-            slot.clear();
+        match self.slot {
+            Some(slot) => slot.clear(),
+            None => drop_counted(self.at),
         }
     }
+}
+
+/// Drops the reference of a read without a slot.
+#[cold]
+#[inline(never)]
+fn drop_counted<T>(at: *const T) {
+    // SAFETY: `at` is the result of `Arc::into_raw` in `read_counted`, and a read is dropped once.
+    drop(unsafe { Arc::from_raw(at) });
 }
 
 impl<T: Send + Sync> Swap<T> {
@@ -94,23 +103,38 @@ impl<T: Send + Sync> Swap<T> {
         let Some(slot) = slots::idle() else {
             return self.read_counted();
         };
+        let at = self.current.load(Ordering::Acquire);
+        if self.announce(slot, at) == at {
+            return Read { at, slot: Some(slot), swap: self };
+        }
+        self.read_again(slot)
+    }
+
+    /// Announces that the thread reads the value at `at`, and returns the address of the current value.
+    #[inline(always)]
+    fn announce(&self, slot: &HazardSlot, at: *mut T) -> *mut T {
+        slot.announce(at.cast());
+        barrier::light(slot.asymmetric);
+        self.current.load(Ordering::Acquire)
+    }
+
+    /// Reads a value that is just being replaced.
+    #[cold]
+    #[inline(never)]
+    fn read_again(&self, slot: &'static HazardSlot) -> Read<'_, T> {
         let mut at = self.current.load(Ordering::Acquire);
         loop {
-            slot.announce(at.cast());
-            barrier::light(slot.asymmetric);
-            let now = self.current.load(Ordering::Acquire);
-            if now == at {
-                return Read { at: now, slot: Some(slot), _held: None, swap: self };
+            match self.announce(slot, at) {
+                now if now == at => return Read { at, slot: Some(slot), swap: self },
+                now => at = now,
             }
-            at = now;
         }
     }
 
     #[cold]
     #[inline(never)]
     fn read_counted(&self) -> Read<'_, T> {
-        let held = self.current();
-        Read { at: Arc::as_ptr(&held), slot: None, _held: Some(held), swap: self }
+        Read { at: Arc::into_raw(self.current()), slot: None, swap: self }
     }
 
     /// Calls `read` with the current value.
