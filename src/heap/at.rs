@@ -8,7 +8,7 @@
 //! bounds do not suffice: the links of live and draining blocks hold other numbers (see `Block::links`), so
 //! a block in the wrong state would bring one of them here. Therefore operations that enter or leave the
 //! state *free*, or write such a number, check the state, too. `Heap::free`, `Heap::name_of` and
-//! `Heap::is_used_by_other_streams` alone trust their callers, who have the slot from `live` or `take`.
+//! `Heap::is_used_by_other_streams` alone trust their callers: the slot is a result of `live` or `take`.
 #![allow(unsafe_code, reason = "see above")]
 
 use super::block::{Block, Slot};
@@ -31,5 +31,5 @@ pub(super) fn block_at_mut(blocks: &mut [Block], slot: Slot) -> &mut Block {
 }
 
 fn is_slot_of(blocks: &[Block], slot: Slot) -> bool {
-    slot.0.is_multiple_of(Slot::STEP) && slot.index() < blocks.len()
+    slot.0.is_multiple_of(Slot::STEP) && (slot.index() as usize) < blocks.len()
 }

@@ -36,5 +36,6 @@ impl Births {
 }
 
 fn chunk_of(slot: Slot) -> (usize, usize) {
-    (slot.index() / CHUNK_SLOTS, slot.index() % CHUNK_SLOTS)
+    let index = slot.index() as usize;
+    (index / CHUNK_SLOTS, index % CHUNK_SLOTS)
 }

@@ -21,8 +21,8 @@ impl Slot {
 
     /// Returns the index of its block.
     #[inline(always)]
-    pub(super) const fn index(self) -> usize {
-        (self.0 / Self::STEP) as usize
+    pub(super) const fn index(self) -> u32 {
+        self.0 / Self::STEP
     }
 
     /// Returns the distance of its block from the first one, in bytes.
@@ -47,7 +47,8 @@ impl Slot {
 /// Identifies one allocation of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockId {
-    pub(crate) slot: Slot,
+    /// The index of the block in the slab.
+    pub(crate) index: u32,
     /// Which allocation of that slot it is.
     pub(crate) generation: u32,
 }

@@ -105,7 +105,7 @@ impl SplitChange {
 /// A block that was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AllocatedBlock {
-    pub(crate) id: BlockId,
+    pub(crate) slot: Slot,
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
     pub(crate) kind: PoolKind,
@@ -222,7 +222,7 @@ impl Heap {
     /// Returns the current id of the block at `slot`.
     #[must_use]
     pub(crate) fn id(&self, slot: Slot) -> BlockId {
-        BlockId { slot, generation: self.slab.get(slot).generation }
+        BlockId { index: slot.index(), generation: self.slab.get(slot).generation }
     }
 
     /// Removes all stream uses of the live block at `slot`. The caller knows that their work is done.
@@ -525,8 +525,8 @@ impl Parts<'_> {
         block.state = BlockState::Live;
         block.requested_bytes = requested_bytes;
         block.links[0] = Slot::NONE;
-        let Block { address, size_bytes, generation, .. } = *block;
-        AllocatedBlock { id: BlockId { slot, generation }, address, size_bytes, kind, inactive }
+        let Block { address, size_bytes, .. } = *block;
+        AllocatedBlock { slot, address, size_bytes, kind, inactive }
     }
 }
 

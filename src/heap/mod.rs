@@ -101,7 +101,7 @@ impl Heap {
     #[must_use]
     pub(crate) fn name_of(&self, slot: Slot) -> (BlockId, u64) {
         let Block { generation, address, .. } = *block_at(self.slab.blocks(), slot);
-        (BlockId { slot, generation }, address)
+        (BlockId { index: slot.index(), generation }, address)
     }
 
     /// Returns the requested bytes of a live block.
@@ -161,7 +161,7 @@ impl Heap {
     #[inline]
     #[must_use]
     pub(crate) fn live(&self, id: BlockId, address: u64) -> Option<Slot> {
-        let slot = self.slab.checked(id.slot)?;
+        let slot = self.slab.slot_at(id.index)?;
         let block = block_at(self.slab.blocks(), slot);
         let same = block.generation == id.generation
             && block.state == BlockState::Live

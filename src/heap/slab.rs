@@ -65,7 +65,7 @@ impl Vacant {
 impl Slab {
     #[inline]
     pub(super) fn get(&self, slot: Slot) -> &Block {
-        match self.blocks.get(slot.index()) {
+        match self.blocks.get(slot.index() as usize) {
             Some(block) => block,
             None => no_such_slot(),
         }
@@ -73,7 +73,7 @@ impl Slab {
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Block {
-        match self.blocks.get_mut(slot.index()) {
+        match self.blocks.get_mut(slot.index() as usize) {
             Some(block) => block,
             None => no_such_slot(),
         }
@@ -89,14 +89,13 @@ impl Slab {
     /// Returns the block at a slot that may be invalid.
     #[inline(always)]
     pub(super) fn try_get(&self, slot: Slot) -> Option<&Block> {
-        self.blocks.get(slot.index()).filter(|_| !slot.is_none())
+        self.blocks.get(slot.index() as usize).filter(|_| !slot.is_none())
     }
 
-    /// Returns `slot` if it lies in the array. If it is the number of no slot, the result is one.
+    /// Returns the slot with an index that may be invalid.
     #[inline(always)]
-    pub(super) fn checked(&self, slot: Slot) -> Option<Slot> {
-        let index = slot.index();
-        (index < self.blocks.len()).then(|| Slot::at(index as u32))
+    pub(super) fn slot_at(&self, index: u32) -> Option<Slot> {
+        ((index as usize) < self.blocks.len()).then(|| Slot::at(index))
     }
 
     /// Returns all blocks by slot, and the list of vacant ones, which is not empty.

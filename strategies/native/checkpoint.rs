@@ -76,9 +76,9 @@ impl Engine {
         let slot = found.next()?;
         let placed =
             place_in(&mut state.heap, slot, address, size_bytes, requested_bytes, self.now());
-        let made = self.record_allocated::<true>(cell, &mut state, &placed, requested_bytes);
+        let made = self.record_allocated(cell, &mut state, &placed, requested_bytes);
         let captured = self.driver.is_per_thread_stream(stream) && self.is_capturing(stream);
-        self.note_own_use(cell, &mut state.heap, placed.id.slot, captured);
+        self.note_own_use(cell, &mut state.heap, placed.slot, captured);
         Some(made)
     }
 
@@ -121,7 +121,7 @@ impl Engine {
             let requested = if wanted && !exact { block.requested_bytes } else { block.size_bytes };
             let (heap, now) = (&mut state.heap, self.now());
             let out = place_in(heap, slot, block.address, block.size_bytes, requested, now);
-            next = heap.free_behind(out.id.slot);
+            next = heap.free_behind(out.slot);
             placed.push((out, requested, wanted));
         }
         if !exact {
@@ -135,12 +135,12 @@ impl Engine {
         }
         let mut free = Vec::new();
         for (out, requested, wanted) in placed {
-            let made = self.record_allocated::<true>(cell, state, &out, requested);
+            let made = self.record_allocated(cell, state, &out, requested);
             if wanted {
-                self.note_own_use(cell, &mut state.heap, out.id.slot, true);
+                self.note_own_use(cell, &mut state.heap, out.slot, true);
                 live.push(made);
             } else {
-                free.push(out.id.slot);
+                free.push(out.slot);
             }
         }
         for slot in free {
@@ -166,9 +166,9 @@ fn place_in(
         return heap.allocate(slot, size_bytes, requested_bytes, RULES, clock);
     }
     let before = heap.allocate(slot, before_bytes, before_bytes, RULES, clock);
-    let slot = heap.free_behind(before.id.slot).unwrap_or(slot);
+    let slot = heap.free_behind(before.slot).unwrap_or(slot);
     let out = heap.allocate(slot, size_bytes, requested_bytes, RULES, clock);
-    let freed = heap.free(before.id.slot, || clock);
+    let freed = heap.free(before.slot, || clock);
     let inactive = before.inactive.plus(out.inactive).plus(freed.inactive);
     AllocatedBlock { inactive, ..out }
 }

@@ -189,7 +189,7 @@ impl Engine {
                 self.record(Action::Alloc, out.address, bytes, cell);
             }
             // Read only now, which keeps two registers free until here.
-            let (id, address) = heap.name_of(out.id.slot);
+            let (id, address) = heap.name_of(out.slot);
             tracepoints::malloc(address, self.device.device, bytes, || cell.stream());
             return Ok(self.handle_of(cell, address, bytes, id));
         }
@@ -232,12 +232,12 @@ impl Engine {
     ) -> Allocation {
         let rules = state.policy.rules;
         let out = state.heap.allocate(slot, rounded_bytes, requested_bytes, &rules, self.now());
-        self.record_allocated::<true>(cell, state, &out, requested_bytes)
+        self.record_allocated(cell, state, &out, requested_bytes)
     }
 
     /// Counts and records a block that the heap has allocated.
     #[inline(always)]
-    pub(super) fn record_allocated<const RECORDS: bool>(
+    pub(super) fn record_allocated(
         &self,
         cell: &HeapCell,
         state: &mut HeapState,
@@ -249,11 +249,10 @@ impl Engine {
         if counters.allocated(out, requested_bytes, oversize) {
             self.ledger.raise_limits(cell.number, out.kind, counters, &self.heaps);
         }
-        if RECORDS {
-            self.record(Action::Alloc, out.address, requested_bytes, cell);
-        }
+        self.record(Action::Alloc, out.address, requested_bytes, cell);
         tracepoints::malloc(out.address, self.device.device, requested_bytes, || cell.stream());
-        self.handle_of(cell, out.address, requested_bytes, out.id)
+        let id = state.heap.id(out.slot);
+        self.handle_of(cell, out.address, requested_bytes, id)
     }
 
     /// Returns the handle of a block.
@@ -265,7 +264,7 @@ impl Engine {
         requested_bytes: u64,
         id: BlockId,
     ) -> Allocation {
-        let token = Token([cell.number, id.slot.0, id.generation]);
+        let token = Token([cell.number, id.index, id.generation]);
         Allocation::new(address, requested_bytes, self.owner, token)
     }
 
@@ -273,10 +272,10 @@ impl Engine {
     #[inline]
     pub(super) fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
         allocation.check_owner(self.owner)?;
-        let Token([number, slot, generation]) = allocation.token();
+        let Token([number, index, generation]) = allocation.token();
         let cell = self.heaps.get(number);
         let stale = || HandleError::Stale { address: allocation.address() };
-        Ok((cell.ok_or_else(stale)?, BlockId { slot: Slot(slot), generation }))
+        Ok((cell.ok_or_else(stale)?, BlockId { index, generation }))
     }
 
     /// Frees the live block at `address` in the heap of `cell` and returns its requested bytes. If `id`

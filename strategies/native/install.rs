@@ -12,7 +12,7 @@ use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, Token};
 use crate::error::{AllocError, DriverError, DriverErrorKind};
-use crate::heap::{BlockId, Slot};
+use crate::heap::BlockId;
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 
 /// A live block of a layout.
@@ -164,8 +164,8 @@ impl Engine {
 
     /// Frees a block that was allocated for this call only, unless another thread freed its address.
     fn free_placeholder(&self, cell: &HeapCell, state: &mut HeapState, made: &Allocation) {
-        let Token([_, slot, generation]) = made.token();
-        let id = BlockId { slot: Slot(slot), generation };
+        let Token([_, index, generation]) = made.token();
+        let id = BlockId { index, generation };
         if let Some(slot) = state.heap.live(id, made.address()) {
             self.free_slot(cell, state, slot);
         }

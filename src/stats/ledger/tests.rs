@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use super::*;
-use crate::heap::{AllocatedBlock, BlockId, Completed, Slot, SplitChange};
+use crate::heap::{AllocatedBlock, Completed, Slot, SplitChange};
 use crate::size::PoolKind;
 use crate::stats::heap_counters::{ALL, COUNTERS, CounterIndex};
 
@@ -72,8 +72,7 @@ impl Model {
 
     fn take(&self, block: Block) -> Block {
         let Block { kind, size_bytes, inactive, oversize, .. } = block;
-        let id = BlockId { slot: Slot(0), generation: 0 };
-        let out = AllocatedBlock { id, address: 0, size_bytes, kind, inactive };
+        let out = AllocatedBlock { slot: Slot::NONE, address: 0, size_bytes, kind, inactive };
         let counters = &mut *self.counters[usize::from(block.heap)].borrow_mut();
         if counters.allocated(&out, size_bytes / 2, oversize) {
             self.ledger.raise_limits(block.heap.into(), kind, counters, self);
