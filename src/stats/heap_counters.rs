@@ -101,6 +101,8 @@ const ACTIVE_OF_BOTH: usize = 3;
 struct Account {
     /// At most the spare of the tightest limit of each counter. Negative after a limit was passed.
     room: Hot,
+    /// Draining blocks whose spare is not in `beyond` yet. Each adds spare to the limits of live blocks.
+    unsettled: Amount,
     /// Sums of increases, modulo 2^64.
     allocated: Hot,
     /// Sums of decreases, modulo 2^64.
@@ -137,6 +139,11 @@ fn signed(bytes: u64) -> i64 {
 #[inline]
 fn plus(a: i64, b: i64) -> i64 {
     a + b
+}
+
+#[inline]
+fn minus(a: i64, b: i64) -> i64 {
+    a - b
 }
 
 /// Combines two arrays element by element.
@@ -212,7 +219,8 @@ impl HeapCounters {
         let account = &mut self.accounts[kind.index()];
         let size = signed(size_bytes);
         account.count_freed([1, size], oversize);
-        account.drain([1, size], [LIVE_OF_KIND, LIVE_OF_BOTH]);
+        account.draining = zip(account.draining, [1, size], plus);
+        account.unsettled = zip(account.unsettled, [1, size], plus);
         !self.listed
     }
 
@@ -222,7 +230,7 @@ impl HeapCounters {
     pub(crate) fn drained(&mut self, done: &Completed) -> bool {
         let account = &mut self.accounts[done.kind.index()];
         let size = signed(done.size_bytes);
-        account.drain([-1, -size], [ACTIVE_OF_KIND, ACTIVE_OF_BOTH]);
+        account.drained([1, size]);
         account.became_free(done) || !self.listed
     }
 
@@ -283,16 +291,18 @@ impl Account {
         }
     }
 
-    /// Changes the number of draining blocks. This adds spare to these limits only.
+    /// Counts fewer draining blocks. If the limits of live blocks still have the spare of these blocks,
+    /// that is room now.
     #[inline]
-    fn drain(&mut self, more: Amount, limits: [usize; 2]) {
-        self.draining = zip(self.draining, more, plus);
-        for (counter, more) in [BLOCKS, BYTES].into_iter().zip(more) {
-            for limit in limits {
-                self.beyond[counter][limit] += more.abs();
-            }
-            self.settle(counter);
+    fn drained(&mut self, blocks: Amount) {
+        self.draining = zip(self.draining, blocks, minus);
+        let unsettled = zip(self.unsettled, blocks, minus);
+        if any(unsettled) < 0 {
+            return self.drained_after_settling(blocks);
         }
+        self.unsettled = unsettled;
+        self.room[BLOCKS] += blocks[0];
+        self.room[BYTES] += blocks[1];
     }
 
     /// Counts a block that became free. Returns true if a limit is passed: only inactive splits can grow.

@@ -88,7 +88,7 @@ impl Ledger {
             return;
         }
         let state = &mut *self.state.lock();
-        if !state.check_first(own, kind, counters, heaps) {
+        if !state.check_first::<false, H>(own, kind, counters, heaps) {
             state.check_others(own, kind, counters, heaps);
         }
     }
@@ -125,8 +125,9 @@ impl State {
 
     /// Checks the first heap of the list. Returns true if its spare suffices for heap `own`. Otherwise the
     /// first heap is the last one now, or no longer listed. Lists heap `own` unless the list is empty.
-    #[inline(never)]
-    fn check_first<H: Heaps>(
+    /// `AGAIN` changes nothing: it gives each caller a copy of its own, so that the first check is inlined.
+    #[inline(always)]
+    fn check_first<const AGAIN: bool, H: Heaps>(
         &mut self,
         own: u32,
         kind: PoolKind,
@@ -170,7 +171,7 @@ impl State {
         heaps: &H,
     ) {
         for _ in 0..self.listed.len() {
-            if self.check_first(own, kind, counters, heaps) {
+            if self.check_first::<true, H>(own, kind, counters, heaps) {
                 return;
             }
         }

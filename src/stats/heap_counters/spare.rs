@@ -1,8 +1,8 @@
 //! The spare of a heap, which the ledger moves between heaps.
 
 use super::{
-    Account, BLOCKS, CounterValues, HOT, HeapCounters, Hot, LIMITS, LIVE_OF_BOTH, LIVE_OF_KIND,
-    any, blocks_of, plus, with_active, zip,
+    ACTIVE_OF_BOTH, ACTIVE_OF_KIND, Account, Amount, BLOCKS, BYTES, CounterValues, HOT,
+    HeapCounters, Hot, LIMITS, LIVE_OF_BOTH, LIVE_OF_KIND, any, blocks_of, plus, with_active, zip,
 };
 use crate::size::PoolKind;
 
@@ -29,46 +29,56 @@ impl HeapCounters {
 
     /// Takes spare from `other`, because the account of `kind` has passed a limit. If `other` was used since
     /// its last check and half of its spare suffices, both then have the same. Otherwise takes all of it.
-    #[inline]
+    #[inline(always)]
     pub(in crate::stats) fn take_spare(&mut self, kind: PoolKind, other: &mut Self) -> Taken {
         let (own, there) = (self.account(kind), other.account(kind));
-        let is_enough = match there.was_used_since_last_check() {
-            true => own.share_room(there) || self.share_spare(kind, other),
-            false => own.take_room(there),
-        };
-        let is_enough = is_enough || self.take_all(kind, other);
+        let was_used = there.was_used_since_last_check();
+        let is_enough = was_used && own.share_room(there) || self.take_more(kind, other, was_used);
         other.listed = other.has_spare();
         Taken { is_enough, is_left: other.listed }
     }
 
-    /// Takes all spare of `other`. Returns true if that suffices.
+    /// Takes spare from `other`, whose room alone does not suffice or is not shared. Returns true if no
+    /// limit is passed then.
     #[inline(never)]
+    fn take_more(&mut self, kind: PoolKind, other: &mut Self, was_used: bool) -> bool {
+        let is_enough = match was_used {
+            true => self.share_spare(kind, other),
+            false => self.account(kind).take_room(other.account(kind)),
+        };
+        is_enough || self.take_all(kind, other)
+    }
+
+    /// Takes all spare of `other`. Returns true if that suffices.
     fn take_all(&mut self, kind: PoolKind, other: &mut Self) -> bool {
         for (own, there) in self.accounts.iter_mut().zip(&mut other.accounts) {
+            there.settle_draining();
             own.take_room(there);
             own.take_beyond(there);
         }
-        self.take_from_other_kind(kind)
+        self.exchange_between_kinds(kind)
     }
 
     /// Takes a part of the spare of each limit of `other` that can help. Returns true if it suffices.
-    #[inline(never)]
     fn share_spare(&mut self, kind: PoolKind, other: &mut Self) -> bool {
         let [there, their_other] = other.own_first(kind);
         let [own, _] = self.own_first(kind);
         own.take::<LIVE_OF_KIND>(there)
             || own.take::<LIVE_OF_BOTH>(their_other)
-            || self.take_from_other_kind(kind)
+            || self.exchange_between_kinds(kind)
     }
 
-    /// Returns true if the account of `kind` has passed limits of the sum only, and the room of this heap's
-    /// other account suffices for them. Then both have the same room, or less if a limit of the kind is
-    /// near.
+    /// Returns true if the account of `kind` has passed limits of the sum only, and the spare of this heap's
+    /// other account suffices for them. Then both have the same, or less if a limit of the kind is near.
     #[inline]
     pub(in crate::stats) fn covers_itself(&mut self, kind: PoolKind) -> bool {
-        if !self.listed {
-            return false;
-        }
+        self.listed && self.exchange_between_kinds(kind)
+    }
+
+    /// Covers the account of `kind` as [`covers_itself`](Self::covers_itself) does. If that fails, a part of
+    /// the spare may have moved.
+    #[inline(never)]
+    fn exchange_between_kinds(&mut self, kind: PoolKind) -> bool {
         let [own, other] = self.own_first(kind);
         (0..HOT).all(|counter| own.exchange(other, counter))
     }
@@ -103,6 +113,7 @@ impl HeapCounters {
     pub(in crate::stats) fn forget_spare(&mut self) {
         for account in &mut self.accounts {
             account.room = Hot::default();
+            account.unsettled = Default::default();
             account.beyond = Default::default();
             account.has_beyond = 0;
         }
@@ -112,7 +123,8 @@ impl HeapCounters {
     /// Returns the limits of an account: of its kind, and of the sum.
     #[cfg(test)]
     pub(in crate::stats) fn limits(&self, kind: PoolKind) -> [CounterValues; 2] {
-        let account = &self.accounts[kind.index()];
+        let mut account = self.accounts[kind.index()].clone();
+        account.settle_draining();
         let mut spare = [Hot::default(); LIMITS];
         for counter in 0..HOT {
             for (spare, beyond) in spare.iter_mut().zip(account.beyond[counter]) {
@@ -129,8 +141,9 @@ impl HeapCounters {
     #[inline]
     fn has_spare(&self) -> bool {
         let [small, large] = &self.accounts;
-        let beyond = i64::from(small.has_beyond | large.has_beyond);
-        any(zip(small.room, large.room, |a, b| a | b)) | beyond != 0
+        let room = any(zip(small.room, large.room, |a, b| a | b));
+        let unsettled = any(zip(small.unsettled, large.unsettled, |a, b| a | b));
+        room | unsettled | i64::from(small.has_beyond | large.has_beyond) != 0
     }
 
     #[inline]
@@ -167,7 +180,7 @@ impl Account {
     /// Divides the room of two accounts of one kind evenly, because this one has passed a limit. This moves
     /// the same amount of all limits of a counter, so it leaves what is beyond. Returns false if it does
     /// not suffice; the rooms may have changed.
-    #[inline]
+    #[inline(always)]
     fn share_room(&mut self, other: &mut Self) -> bool {
         self.room.iter_mut().zip(&mut other.room).all(|(own, other)| share(own, other))
     }
@@ -188,19 +201,21 @@ impl Account {
 
     /// Takes the spare of another account of the kind that is beyond its room.
     fn take_beyond(&mut self, other: &mut Self) {
-        for counter in 0..HOT {
-            if other.has_beyond & (1 << counter) != 0 {
-                let more = std::mem::take(&mut other.beyond[counter]);
-                self.beyond[counter] = zip(self.beyond[counter], more, plus);
-                self.settle(counter);
-            }
+        let mut counters = std::mem::take(&mut other.has_beyond);
+        while counters != 0 {
+            let counter = counters.trailing_zeros() as usize;
+            counters &= counters - 1;
+            let more = std::mem::take(&mut other.beyond[counter]);
+            self.beyond[counter] = zip(self.beyond[counter], more, plus);
+            self.settle(counter);
         }
-        other.has_beyond = 0;
     }
 
     /// Takes spare from the other account, for each counter with a passed limit: of the limits from `FIRST`
     /// on. Returns true if no limit is passed then.
     fn take<const FIRST: usize>(&mut self, other: &mut Self) -> bool {
+        self.settle_draining();
+        other.settle_draining();
         let mut least = 0;
         for counter in 0..HOT {
             let (room, other_room) = (self.room[counter], other.room[counter]);
@@ -223,8 +238,8 @@ impl Account {
         least >= 0
     }
 
-    /// Takes room of the account of the other kind, if one of this counter's limits of the sum is passed.
-    /// Only the limits of the sum change: the other account keeps those of its kind beyond its room.
+    /// Takes spare of the sum from the account of the other kind, if one of this counter's limits of the
+    /// sum is passed: first what is beyond its room. The other account keeps the limits of its kind.
     /// Returns false if a limit is passed then.
     #[inline]
     fn exchange(&mut self, other: &mut Self, counter: usize) -> bool {
@@ -233,24 +248,57 @@ impl Account {
             return true;
         }
         let [live, active, ..] = &mut self.beyond[counter];
-        let part = ((room - own) / 2).min(*live).min(*active);
-        if part > room || own + part < 0 {
+        let [other_live, other_active, live_of_both, active_of_both] = &mut other.beyond[counter];
+        let beyond = (*live_of_both).min(*active_of_both);
+        let part = ((room + beyond - own) / 2).min(*live).min(*active);
+        if part > room + beyond || own + part < 0 {
             return false;
         }
         self.room[counter] += part;
         *live -= part;
         *active -= part;
-        let [live, active, ..] = &mut other.beyond[counter];
-        other.room[counter] -= part;
-        *live += part;
-        *active += part;
+        let of_beyond = part.min(beyond);
+        *live_of_both -= of_beyond;
+        *active_of_both -= of_beyond;
+        let of_room = part - of_beyond;
+        other.room[counter] -= of_room;
+        *other_live += of_room;
+        *other_active += of_room;
         other.has_beyond |= 1 << counter;
         true
     }
 
+    /// Counts draining blocks that became free, if not all of their spare is unsettled. This adds spare to
+    /// the limits of active blocks.
+    #[cold]
+    pub(super) fn drained_after_settling(&mut self, blocks: Amount) {
+        self.settle_draining();
+        self.add_beyond([ACTIVE_OF_KIND, ACTIVE_OF_BOTH], blocks);
+    }
+
+    /// Moves the spare of draining blocks to the limits of live blocks.
+    #[inline]
+    fn settle_draining(&mut self) {
+        if any(self.unsettled) != 0 {
+            let blocks = std::mem::take(&mut self.unsettled);
+            self.add_beyond([LIVE_OF_KIND, LIVE_OF_BOTH], blocks);
+        }
+    }
+
+    /// Adds spare to these limits of blocks and of their bytes.
+    #[inline(never)]
+    fn add_beyond(&mut self, limits: [usize; 2], more: Amount) {
+        for (counter, more) in [BLOCKS, BYTES].into_iter().zip(more) {
+            for limit in limits {
+                self.beyond[counter][limit] += more;
+            }
+            self.settle(counter);
+        }
+    }
+
     /// Moves what all limits of a counter have beyond the room to the room.
     #[inline]
-    pub(super) fn settle(&mut self, counter: usize) {
+    fn settle(&mut self, counter: usize) {
         let beyond = &mut self.beyond[counter];
         let [live, active, live_of_both, active_of_both] = *beyond;
         let least = live.min(active).min(live_of_both.min(active_of_both));
