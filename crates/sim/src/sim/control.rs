@@ -88,6 +88,9 @@ impl<K: Kind> SimulatedDevice<K> {
     /// Finishes all work of all streams, even while streams are captured.
     pub fn complete_all(&self) {
         let mut locked = self.lock();
+        if !locked.work.has_threads {
+            return locked.work.finish_all();
+        }
         let ends = locked.work.ends();
         locked.reach(&ends);
     }

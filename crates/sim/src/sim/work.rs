@@ -167,8 +167,11 @@ impl Work {
         found.ok_or_else(|| unknown_event(event))
     }
 
+    /// Changes an event that was created and not destroyed.
     pub(super) fn set_event(&mut self, event: EventId, to: Event) {
-        self.events.insert(event, to);
+        if let Some(event) = self.events.get_mut(&event) {
+            *event = to;
+        }
     }
 
     /// Marks the current end of the stream. In `EventMode::After` the mark is new work, which takes time.
@@ -273,6 +276,15 @@ impl Work {
             next = next.or_else(|| todo.pop());
         }
         mark.ready_ns
+    }
+
+    /// Finishes all marks of all streams.
+    pub(super) fn finish_all(&mut self) {
+        for own in &mut self.streams {
+            own.done = self.last_mark;
+            own.early.clear();
+            own.waits.clear();
+        }
     }
 
     /// Finishes one mark alone. Marks before it stay unfinished.
