@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use hashbrown::HashMap;
 
 use super::workers::Job;
-use super::{Done, EventMode, Refusal, invalid};
+use super::{Done, EventMode, Refusal, ensure, invalid};
 use stratalloc::driver::NodeId;
 use stratalloc::ids::{EventId, StreamId};
 
@@ -89,6 +89,8 @@ pub(super) struct Work {
     mode: EventMode,
     streams: Vec<Stream>,
     by_id: HashMap<StreamId, usize>,
+    /// The stream of the last call and its index. The next call often names the same stream.
+    last: Option<(StreamId, usize)>,
     /// Events that were created and not destroyed.
     pub(super) events: HashMap<EventId, Event>,
     /// The number of the last mark.
@@ -141,13 +143,13 @@ impl Work {
     /// Returns the index of a stream. Adds a stream that is not known yet, and refuses a destroyed one.
     #[inline]
     pub(super) fn stream(&mut self, id: StreamId) -> Done<usize> {
-        match self.by_id.get(&id) {
-            Some(&index) if self.streams[index].life == Life::Destroyed => {
-                Err(invalid(format!("stream {id} is destroyed")))
-            }
-            Some(&index) => Ok(index),
-            None => Ok(self.add_stream(id, Life::Named)),
-        }
+        let index = match self.last {
+            Some((last, index)) if last == id => index,
+            _ => self.any_stream(id),
+        };
+        self.last = Some((id, index));
+        ensure!(self.streams[index].life != Life::Destroyed, "stream {id} is destroyed");
+        Ok(index)
     }
 
     pub(super) fn create_event(&mut self) -> EventId {
