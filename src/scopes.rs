@@ -94,11 +94,14 @@ impl<P> Scopes<P> {
     /// may then not synchronize or query events.
     #[inline]
     pub(crate) fn captures_here(&self) -> bool {
+        if !self.any_capture() {
+            return false;
+        }
         let thread = ThreadNumber::current();
         let here = |scope: &Arc<Scope<P>>| {
             scope.thread == thread && scope.is_captures.load(Ordering::Relaxed)
         };
-        self.any_capture() && self.open.read().iter().any(here)
+        self.open.read().iter().any(here)
     }
 
     /// Returns true if other allocators with the same driver have open scopes.

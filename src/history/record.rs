@@ -284,7 +284,7 @@ impl History {
 
     /// Records an event if recording is on, and calls `event` only then. `row` selects the shard.
     /// Events that the caller orders by one lock must have the same `row`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn record(&self, row: u64, event: impl FnOnce() -> Event) {
         if self.is_on() {
             let event = event();

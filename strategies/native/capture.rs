@@ -263,6 +263,7 @@ impl Engine {
         }))
     }
 
+    #[inline]
     fn finish_all_deferred(&self, first: impl FnMut(&mut Deferred)) -> Result<(), DriverError> {
         if self.scopes.any_capture() || !self.attention.any_other() {
             return Ok(());
@@ -291,6 +292,7 @@ impl Engine {
     ///
     /// The list stays locked: another thread that found a block neither in the list nor among the events
     /// would treat it as in use.
+    #[inline(never)]
     fn finish_picked(
         &self,
         state: &mut State,
