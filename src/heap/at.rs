@@ -19,7 +19,9 @@ pub(super) fn block_at(blocks: &[Block], slot: Slot) -> &Block {
     debug_assert!(is_slot_of(blocks, slot), "slots are those of the slab");
     // SAFETY: the slab returned the slot and never shrinks, so a block of its array lies there. What the
     // links of free and vacant blocks hold are slots, by the checks of states named above.
-    unsafe { &*blocks.as_ptr().byte_add(slot.byte_offset()) }
+    let block = unsafe { blocks.as_ptr().byte_add(slot.byte_offset()) };
+    // SAFETY: as above; the array is borrowed as long as the block.
+    unsafe { &*block }
 }
 
 /// As [`block_at`], for changes.
@@ -27,7 +29,9 @@ pub(super) fn block_at(blocks: &[Block], slot: Slot) -> &Block {
 pub(super) fn block_at_mut(blocks: &mut [Block], slot: Slot) -> &mut Block {
     debug_assert!(is_slot_of(blocks, slot), "slots are those of the slab");
     // SAFETY: as in `block_at`.
-    unsafe { &mut *blocks.as_mut_ptr().byte_add(slot.byte_offset()) }
+    let block = unsafe { blocks.as_mut_ptr().byte_add(slot.byte_offset()) };
+    // SAFETY: as in `block_at`.
+    unsafe { &mut *block }
 }
 
 fn is_slot_of(blocks: &[Block], slot: Slot) -> bool {

@@ -12,7 +12,7 @@ pub(crate) struct Slot(pub u32);
 
 impl Slot {
     /// The distance of two slots.
-    pub(super) const STEP: u32 = size_of::<Block>() as u32 / 8;
+    pub(super) const STEP: u32 = 8;
 
     /// Returns the slot of the block with this index, which is below 2^28.
     pub(super) const fn at(index: u32) -> Self {
@@ -100,7 +100,7 @@ pub(super) struct Block {
 /// Marks blocks of fixed segments, which belong to no reservation.
 pub(super) const FIXED: u16 = u16::MAX;
 
-const _: () = assert!(size_of::<Block>() == 64);
+const _: () = assert!(size_of::<Block>() == 64 && Slot::at(1).byte_offset() == 64);
 
 impl Block {
     pub(super) const VACANT: Self = Self {

@@ -14,9 +14,9 @@
 //!   `expandable_segments_handle_type:posix_fd` is absent. The handle contains the driver's handle of
 //!   each page, so no request to the exporter is needed.
 //!
-//! Pages are created exportable only under `expandable_segments_ipc:True`, because on the host device
-//! each such page needs a descriptor, and a second one once it is shared. Only the process that created
-//! shared memory counts it. When the owner frees a block and unmaps its pages, other processes keep the
+//! Pages are created exportable only under `expandable_segments_ipc:True`, because on the device
+//! `host`, which simulates a GPU in host memory, each such page needs a descriptor, and a second one once
+//! it is shared. The statistics of a process include only memory that it created. When the owner frees a block and unmaps its pages, other processes keep the
 //! mappings that they have, but cannot open the handle again.
 //!
 //! Data from another process is untrusted until `format` or `packet` has checked it. This module calls

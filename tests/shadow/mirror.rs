@@ -144,11 +144,12 @@ impl Mirror {
         self.bytes_in(None, BlockStateName::ActivePendingFree) > 0
     }
 
-    /// Returns the free block that must serve a request, if one may: the smallest that is large enough.
-    /// Among expandable blocks, the next one is taken as long as it can grow less far. Expandable blocks
-    /// are skipped while new segments are fixed.
+    /// Returns the free block that must serve a request, if one may: the smallest that is large enough. If
+    /// it is expandable, the next one in order of size is taken instead if its reach is smaller, and so on.
+    /// The reach of a block is its size plus the unmapped addresses behind it. Expandable blocks are
+    /// skipped while new segments are fixed.
     ///
-    /// PyTorch's search ends at a block that the oversize rules forbid. Under the default rules the
+    /// PyTorch's search ends at a block that the oversize rules forbid. Unless `compat:pytorch` is set, the
     /// search continues, because expandable blocks are exempt from those rules.
     pub(crate) fn best_fit(&self, stream: StreamId, rounded: u64) -> Option<u64> {
         let is_on = self.settings.expandable_segments;

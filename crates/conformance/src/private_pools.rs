@@ -149,7 +149,8 @@ fn begins(fixture: &mut Fixture<'_>, pool: PoolId) -> Checked {
     has_users(fixture, pool, Some(1))
 }
 
-/// Checks that blocks of the pool and other blocks never overlap, even after frees.
+/// Checks that live blocks of the pool and other live blocks do not overlap, and that memory which the
+/// pool keeps after a free serves no request outside the pool.
 fn keeps_apart(fixture: &mut Fixture<'_>, pool: PoolId, bytes: u64) -> Checked {
     let stream = fixture.streams[0];
     let own = take(fixture, Some(pool), bytes, stream)?;

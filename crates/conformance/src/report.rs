@@ -14,7 +14,7 @@ pub enum Device {
     Sim,
     /// Host memory, with threads that run work. Linux only.
     Host,
-    /// A part of the first CUDA device. Linux only, with the feature `cuda`.
+    /// A part of the first CUDA device. Linux only.
     Cuda,
 }
 

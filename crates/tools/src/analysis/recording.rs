@@ -162,10 +162,11 @@ impl Recording {
         let mut exact = if was_full { None } else { exactly(total_bytes, fraction) };
         let (mut workload, mut inferred_limit) = (None, None);
         if exact.is_none() {
-            // The requests are read under the recorded limit, even if the caller sets another device.
-            let recorded_bytes = total_bytes.max(SimOptions::default().total_bytes);
-            let found = || infer(&trace, own.as_ref()?, recorded_bytes, &figures, &failures);
-            if is_set && let Some(found) = exactly(recorded_bytes, None) {
+            // If the caller set the memory of a device, it may be less than the recorded program had. The
+            // requests are then read from an exact replay without a limit, or under the inferred limit.
+            let ample_bytes = total_bytes.max(SimOptions::default().total_bytes);
+            let found = || infer(&trace, own.as_ref()?, ample_bytes, &figures, &failures);
+            if is_set && let Some(found) = exactly(ample_bytes, None) {
                 workload = Some(found.workload);
             } else if let Some(found) = found() {
                 if memory.fraction.is_none() {

@@ -25,7 +25,7 @@ pub enum FrameKind {
     Runtime(Runtime),
 }
 
-/// The parts of PyTorch and Python that occur in the stack of nearly every request.
+/// The parts of PyTorch, Python and the system that occur in the stack of nearly every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Runtime {
     /// The code that records the stack.
