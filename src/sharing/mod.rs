@@ -14,10 +14,11 @@
 //!   `expandable_segments_handle_type:posix_fd` is absent. The handle contains the driver's handle of
 //!   each page, so no request to the exporter is needed.
 //!
-//! Pages are created exportable only under `expandable_segments_ipc:True`, because on the device
-//! `host`, which simulates a GPU in host memory, each such page needs a descriptor, and a second one once
-//! it is shared. The statistics of a process include only memory that it created. When the owner frees a block and unmaps its pages, other processes keep the
-//! mappings that they have, but cannot open the handle again.
+//! Pages are created exportable only under `expandable_segments_ipc:True`, because on the device `host`,
+//! which simulates a GPU in host memory, each such page needs a descriptor, and a second one once it is
+//! shared. The statistics of a process include only memory that it created. When the owner frees a block
+//! and unmaps its pages, other processes keep the mappings that they have, but cannot open the handle
+//! again.
 //!
 //! Data from another process is untrusted until `format` or `packet` has checked it. This module calls
 //! no driver and accesses no blocks or addresses of this process.
