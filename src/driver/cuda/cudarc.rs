@@ -6,8 +6,9 @@
 //! and writer, which cudarc tracks, and frees nothing. Then it drops the keeper, so the slice's
 //! reference to the stream is dropped first.
 //!
-//! A slice's address is never read with `device_ptr`: cudarc would count that as a read and forget the
-//! previous reader.
+//! To learn a slice's address, this file does not call `device_ptr`: cudarc would count that as a read
+//! and forget the previous reader. Only the implementations of `DevicePtr` and `DevicePtrMut` call it, for
+//! callers that use the memory.
 #![expect(unsafe_code, reason = "cudarc's contracts for slices and kernel arguments")]
 
 use std::any::Any;

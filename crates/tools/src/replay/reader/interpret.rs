@@ -1,8 +1,9 @@
 //! Builds the snapshot from the values of a file, for pickle and JSON alike.
 //!
 //! The code descends only as deep as a snapshot is nested, so a cycle of references ends as a mismatch.
-//! A value that several places refer to is read once per place. Each such reading is charged to the
-//! budget first, so a small file cannot expand into a large trace.
+//! A value that several places refer to is read again at each of them, except stacks, which
+//! `stack_reader` caches. What a reading stores is charged to the budget first, so a small file cannot
+//! expand into a large trace.
 
 use std::cmp::Reverse;
 
