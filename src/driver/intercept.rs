@@ -81,8 +81,8 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the inner driver has no such stream. The intercepted call returns this
-    /// error.
+    /// [`DriverError`] when the inner driver has no such stream. An intercepted call that can fail returns
+    /// this error.
     fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
         Ok(stream)
     }

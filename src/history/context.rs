@@ -211,7 +211,8 @@ impl Context {
         self.0.labels.compile_context.as_deref()
     }
 
-    /// Returns the metadata that was [set](History::set_metadata) when the context was gathered.
+    /// Returns the metadata at the moment of the request: that of its
+    /// [thread](History::set_thread_metadata), or else that of [all threads](History::set_metadata).
     #[must_use]
     pub fn metadata(&self) -> Option<&str> {
         self.0.labels.metadata.as_deref()
