@@ -187,7 +187,7 @@ impl History {
         call(&mut listeners, mode != 0);
     }
 
-    /// Calls a listener with the current state, and adds it for later starts and stops.
+    /// Adds a listener for later starts and stops, and calls all listeners with the current state.
     pub(crate) fn listen(&self, listener: Weak<dyn Listener>) {
         let mut listeners = self.listeners.lock();
         listeners.push(listener);

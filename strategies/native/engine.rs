@@ -112,8 +112,8 @@ impl Engine {
         &self.driver
     }
 
-    /// Serves a request without a pool or an address. Never inlined: all arguments are in registers, and all
-    /// calls are jumps, so neither this function nor those that dispatch to it need a stack frame.
+    /// Serves a request without a pool or an address. Always inlined into the functions that dispatch to it.
+    /// They need no stack frame, because all its calls are jumps to functions with the same result.
     #[inline(always)]
     pub(super) fn allocate_anywhere(
         &self,

@@ -136,7 +136,7 @@ impl Source for Slow {
     }
 
     fn release(&self, block: SystemBlock) {
-        // Makes one thread release memory while the other has just failed to allocate.
+        // Makes it likely that the other thread's request fails just before this thread releases memory.
         self.1.wait();
         std::thread::yield_now();
         self.0.release(block);

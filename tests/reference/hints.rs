@@ -131,7 +131,7 @@ fn settings_that_cost_nothing_here_are_not_named() {
 
 #[test]
 fn pages_of_any_legal_size_can_be_counted() {
-    // Each stream would keep one page of 1 EiB.
+    // The hint to use expandable segments compares what they would hold: a page of 1 EiB for each stream.
     let settings = Settings { large_segment_bytes: 1 << 60, ..Settings::default() };
     let fixture = Fixture::with(400 * MIB, settings);
     (1..=16).for_each(|n| drop(fixture.take_on(12 * MIB, StreamId(n))));

@@ -289,7 +289,8 @@ fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a 
     starts.into_iter().find(is_alone).unwrap_or(frame.file)
 }
 
-/// Returns the path relative to the folder that contains the library.
+/// Returns the path of a library's file relative to the folder that contains its package, or the file name
+/// alone for libraries outside of `site-packages`, such as Python's own.
 fn library_file<'a>(frame: &Frame<'a>) -> &'a str {
     for folder in ["site-packages/", "dist-packages/"] {
         if let Some((_, path)) = frame.file.rsplit_once(folder) {

@@ -45,8 +45,8 @@ pub enum ReplayError {
     /// The decisions cannot be compared, because the strategy is not built on the native engine.
     #[error("this strategy makes no decisions that a recording could be compared with")]
     NotVerifiable,
-    /// The recording has more heaps than any program: each pair of a stream and a pool takes tens of
-    /// KiB.
+    /// The recording has more heaps (pairs of a stream and a pool) than any real program. It is refused,
+    /// because the allocator keeps tens of KiB of host memory for each.
     #[error(
         "the recording uses {heaps} pairs of a stream and a pool; at most {HEAPS_MAX} are \
          repeated"
