@@ -1,9 +1,9 @@
-//! A driver that fails the k-th call, to test that its users recover from errors.
+//! A driver wrapper in which the k-th call fails, to test that users of a driver recover from errors.
 //!
-//! A call that is made to fail never reaches the inner driver. A test first counts the calls of an
-//! operation. Then it runs the operation once for each index with a plan that fails that call. Methods
-//! that cannot fail (`info`, `granularity_bytes`, the accessors of parts) are neither counted nor
-//! failed.
+//! A call that is made to fail never reaches the inner driver. A test first counts the calls of an operation.
+//! Then it repeats the operation once per counted call, each time with a [`FaultPlan`] that fails that call.
+//! Methods that cannot fail (`info`, `granularity_bytes`, accessors such as `virtual_memory`) are neither
+//! counted nor failed.
 
 use parking_lot::Mutex;
 
@@ -14,18 +14,18 @@ use stratalloc::error::{DriverError, DriverErrorKind};
 /// The calls that fail, and their error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// The index of the call, counted from 0 since the plan was armed. With `only`, calls of other
-    /// names do not count.
+    /// The index of the call that fails, counted from 0 since the plan was armed. With `only`, calls of other
+    /// methods do not count.
     pub at: u64,
     /// The kind of the error.
     pub kind: DriverErrorKind,
-    /// Whether every later call fails too.
+    /// Whether every later call that counts fails too.
     pub repeat: bool,
-    /// Name of the only method that fails, as in the driver traits. `None`: any method.
+    /// Name of the only method that can fail, spelled as in the driver traits. `None`: every method can.
     pub only: Option<&'static str>,
 }
 
-/// A driver that fails as planned.
+/// A driver whose calls fail as its [`FaultPlan`] requires.
 pub type Faulty<D> = Intercepted<D, Faults>;
 
 /// The plan and the counters of a [`Faulty`] driver.
@@ -39,7 +39,7 @@ struct State {
     failed: u64,
 }
 
-/// Control of a [`Faulty`] driver. Calls are counted, and none fails before [`arm`](Self::arm).
+/// Control of a [`Faulty`] driver. Before [`arm`](Self::arm), calls are counted and none fails.
 pub trait FaultControl {
     /// Sets the plan and counts calls and failures from 0 again.
     ///
@@ -51,8 +51,9 @@ pub trait FaultControl {
     /// Removes the plan, and counts calls and failures from 0 again.
     fn disarm(&self);
 
-    /// Returns the number of calls that the plan counted since it was armed, failed ones included.
-    /// Without a plan: of all calls.
+    /// Returns the number of calls since the plan was armed, failed ones included. With `only`, calls of
+    /// other methods do not count. Without a plan, all calls count, from the last [`disarm`](Self::disarm) or
+    /// from the creation of the driver.
     fn counted_calls(&self) -> u64;
 
     /// Returns the number of calls that were made to fail since the plan was armed.
@@ -124,7 +125,7 @@ mod tests {
         FaultPlan { at, kind: DriverErrorKind::Other, repeat: false, only: None }
     }
 
-    /// Calls once each method that can fail and that the simulated device has.
+    /// Calls each method that can fail and that a [`Sim`] with default options supports, once.
     fn call_all(driver: &dyn Driver) -> Vec<DriverResult<()>> {
         let (stream, event, at) = (StreamId(7), EventId(1), 0x1000);
         let memory = driver.virtual_memory().unwrap();

@@ -1,13 +1,16 @@
 //! A driver that holds back the work of streams until a replay or a test lets it run.
 //!
-//! Streams without work finish at once, so a block that other streams used would be free too early. A
-//! [`WorkGate`] holds them back: a gate stands in front of each mark until the mark may be reached. `sim`
-//! finishes work on request. [`Gated`] adds gates to a device that really runs the work; on CUDA
-//! the stream waits for a number in pinned memory.
+//! A stream without work reaches every mark at once, so a block that several streams used would be free too
+//! early. A [`WorkGate`] delays the streams of a replay or a test. [`hold`](WorkGate::hold) puts a closed
+//! gate into a stream, and later work waits behind it. [`mark`](WorkGate::mark) marks a point behind it, and
+//! [`finish_until`](WorkGate::finish_until) opens the gates before a mark. [`Sim`](crate::Sim) runs no work
+//! and finishes marks on request. [`Gated`] adds gates to a device that runs the work; on CUDA, a gate makes
+//! the stream wait for a number in pinned memory.
 //!
-//! Every wait ends. A call that may wait for work opens all gates first. If no gate was closed or opened
-//! for ten seconds, all gates open, because some other call probably waits for the work behind them. The
-//! next [`WorkGate::finish_all`] reports that as an error.
+//! No wait lasts forever. A call that may wait for work (`WAITING`) opens all gates first. If gates are
+//! closed and none was closed or opened for ten seconds, all gates open, because a call that is not in
+//! `WAITING` probably waits for the work behind them. The next [`WorkGate::finish_all`] then returns an
+//! error.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,35 +31,37 @@ pub trait WorkGate: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`DriverError`] when the device cannot. No work is held back then.
+    /// [`DriverError`] if the device cannot hold the work back.
     fn hold(&self, stream: StreamId) -> DriverResult<()>;
 
-    /// Marks the current end of `stream` and returns the mark's number. Never waits.
+    /// Marks the point after all work submitted to `stream` so far, and returns the mark's number. Never
+    /// waits.
     ///
     /// # Errors
     ///
     /// [`DriverError`] of the device.
     fn mark(&self, stream: StreamId) -> DriverResult<u64>;
 
-    /// Lets the work of `stream` run up to a mark, and waits until that point is reached.
+    /// Lets the work of `stream` run up to a mark, and waits until the mark is reached.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] of the device, and when the point is not reached in ten seconds.
+    /// [`DriverError`] of the device, or if the mark was not reached within ten seconds.
     fn finish_until(&self, stream: StreamId, mark: u64) -> DriverResult<()>;
 
     /// Lets all work run, and waits for all marks.
     ///
     /// # Errors
     ///
-    /// [`DriverError`] of the device, and when gates opened before their time.
+    /// [`DriverError`] of the device, or if gates were opened because of the ten-second limit.
     fn finish_all(&self) -> DriverResult<()>;
 }
 
-/// How long gates stay closed without activity, and how long a stream may take to reach a mark.
+/// How long gates stay closed while none is closed or opened, and how long a stream may take to reach a mark.
+/// After that, all gates open.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Calls that may wait for work submitted before.
+/// Driver calls that may wait for earlier work.
 const WAITING: [&str; 15] = [
     "free",
     "synchronize_stream",
@@ -78,9 +83,9 @@ const WAITING: [&str; 15] = [
 /// A gate or a mark of a stream.
 #[derive(Debug)]
 struct Marker<G> {
-    /// The number of the gate or mark. Later ones have larger numbers.
+    /// The number of the gate or mark. Gates and marks that were added later have larger numbers.
     mark: u64,
-    /// Holds the gate closed. `None` for an open gate, and for a mark.
+    /// The closed gate, which opens when this value is dropped. `None` for an open gate, and for a mark.
     gate: Option<G>,
     /// The event that a mark recorded. `None` for a gate.
     event: Option<EventId>,
@@ -91,9 +96,10 @@ struct GatedWork<G> {
     held: HashMap<StreamId, VecDeque<Marker<G>>>,
     last_mark: u64,
     closed: usize,
-    /// Changes whenever gates close or open.
+    /// Incremented by each operation that closes or opens gates.
     activity: u64,
-    /// How often gates opened because there was no activity for too long.
+    /// How often all gates were opened early: after too long without activity, or because a mark was not
+    /// reached in time. `finish_all` resets it.
     forced: u64,
     ending: bool,
 }
@@ -107,7 +113,8 @@ impl<G> GatedWork<G> {
         self.activity += 1;
     }
 
-    /// Opens the gates of a stream up to a mark, in order. Returns the events of the marks.
+    /// Removes the gates and marks of a stream up to a mark, in order, which opens the gates. Returns the
+    /// events of the removed marks.
     fn open_until(&mut self, stream: StreamId, mark: u64) -> Vec<EventId> {
         let mut events = Vec::new();
         let Some(lane) = self.held.get_mut(&stream) else { return events };
@@ -123,12 +130,12 @@ impl<G> GatedWork<G> {
 #[derive(Debug)]
 struct Shared<G> {
     lanes: Mutex<GatedWork<G>>,
-    /// Signalled when the first gate was closed, or when the driver is dropped.
+    /// Signalled when a gate is closed while all others are open, and when the driver is dropped.
     changed: Condvar,
 }
 
 impl<G> Shared<G> {
-    /// Opens all gates after `patience` without activity. Runs on its own thread.
+    /// Opens all gates after `patience` without activity. Runs on its own thread until the driver is dropped.
     fn watch(&self, patience: Duration) {
         let mut lanes = self.lanes.lock();
         while !lanes.ending {
@@ -159,7 +166,7 @@ pub struct Gates<D: HoldsWork> {
 }
 
 impl<D: HoldsWork> Gates<D> {
-    /// Puts gates before a driver. No work is held back before [`WorkGate::hold`].
+    /// Wraps a driver so that its work can be held back. No work is held back before [`WorkGate::hold`].
     #[must_use]
     pub fn before(inner: D) -> Gated<D> {
         Self::with_patience(inner, PATIENCE)
@@ -207,8 +214,9 @@ impl<D: HoldsWork> Gates<D> {
         }
     }
 
-    /// Waits for an event behind open gates, and destroys it. A device may run independent streams one
-    /// after the other. If that delays the event too long, all other gates are opened too.
+    /// Waits until an event is reached, and destroys it. The gates before it on its stream are open, but a
+    /// device may run independent streams one after the other, so closed gates of other streams can still
+    /// delay it. After `patience`, all gates are opened.
     fn reach(&self, event: EventId) -> DriverResult<()> {
         let begin = Instant::now();
         while !self.driver.query_event(event)? {
@@ -293,7 +301,7 @@ impl<D: HoldsWork> WorkGate for Gated<D> {
 }
 
 impl<D: HoldsWork> Drop for Gates<D> {
-    /// Opens all gates.
+    /// Opens all gates, ends the watching thread, and destroys the events of the marks.
     fn drop(&mut self) {
         let mut lanes = self.lanes();
         lanes.open_all();
@@ -303,10 +311,10 @@ impl<D: HoldsWork> Drop for Gates<D> {
         drop(lanes);
         self.shared.changed.notify_all();
         if let Some(watchman) = self.watchman.lock().take() {
-            // It ends without a panic: it only waits and opens gates.
+            // The thread does not panic: it only waits and opens gates.
             let _ = watchman.join();
         }
-        // A failed call leaks the event. A drop cannot report it.
+        // If the call fails, the event leaks: `drop` cannot return the error.
         events.into_iter().for_each(|event| drop(self.driver.destroy_event(event)));
     }
 }

@@ -1,20 +1,19 @@
-//! Resources that callers of a driver hold, for tests that look for leaks. Random histories of the tests
-//! must end with none.
+//! Resources that callers of a driver hold, for tests that look for leaks.
 //!
-//! Each `sim` and `host` device counts for itself, so tests that run in parallel in one process do not
-//! affect each other's numbers. It is not part of the contract: a real device has no such list.
+//! Each simulated device keeps its own list, so tests that run in parallel in one process do not affect each
+//! other. The list is no part of the driver interface, because a real device has no such list.
 
-/// Resources that a device has provided and that were not returned to it. Ranges are (start, bytes), in
-/// address order.
+/// Resources that a device has allocated and that were not freed. Ranges are (start, bytes), in address
+/// order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldResources {
     /// Memory from `allocate`.
     pub segments: Vec<(u64, u64)>,
     /// Reserved address space.
     pub reservations: Vec<(u64, u64)>,
-    /// Mapped pieces, by address.
+    /// Mappings of pieces of physical memory, by address.
     pub mapped: Vec<(u64, u64)>,
-    /// Number of physical pieces that are referenced or mapped.
+    /// Number of pieces of physical memory that are referenced or mapped.
     pub pieces: u64,
     /// Number of allocations from stream-ordered pools.
     pub pool_ranges: u64,
@@ -23,7 +22,7 @@ pub struct HeldResources {
 }
 
 impl HeldResources {
-    /// Returns whether there are no such resources.
+    /// Returns whether no resources are held.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()

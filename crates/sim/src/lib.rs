@@ -1,9 +1,9 @@
-//! Devices without a GPU, which are one simulated device of two kinds.
+//! Simulated devices, for tests and replays without a GPU.
 //!
-//! [`Sim`] has any capacity and no bytes; its clock and its events are under the caller's control. [`Host`]
-//! has real bytes, in the memory of this machine, and real threads. [`Faulty`] lets calls of any driver
-//! fail; `Gated` completes work when the caller decides; `Recorded` gives the addresses of a recording. Read
-//! next: `sim`, `host`.
+//! [`Sim`] has a total size but stores no bytes; the caller advances its clock and finishes its events.
+//! [`Host`] stores its bytes in memory of this machine, and worker threads run its work. Three wrappers
+//! change a driver: [`Faulty`] makes chosen calls fail, [`Gated`] holds work back until the caller releases
+//! it, and [`Recorded`] returns the addresses of a recording. Read next: the modules `sim` and `host`.
 
 mod faulty;
 mod free_ranges;

@@ -1,9 +1,9 @@
 //! A driver that returns the addresses of a recording.
 //!
-//! Decisions of an allocator can depend on addresses (of equal sizes, the lowest is taken), so an exact
-//! replay needs the recorded ones. The inner driver does all the work and keeps the books. This wrapper
-//! translates the recorded addresses in calls into the inner driver's. Other addresses, such as those of
-//! driver pools, pass unchanged.
+//! An allocator may decide by address (among free blocks of equal size, it takes the lowest), so an exact
+//! replay needs the recorded addresses. The inner driver does all the work, at addresses of its own. This
+//! wrapper returns recorded addresses to the caller, and in later calls translates them into the inner
+//! driver's. Other addresses, such as those of driver pools, pass unchanged.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,20 +20,22 @@ use stratalloc::ids::DeviceId;
 pub struct RecordedAddresses {
     /// Addresses that [`Driver::allocate`] returned.
     pub segments: Vec<u64>,
-    /// Where each recorded run of pages was mapped, with the number of its heap if that is known.
-    /// Recordings contain mappings, but no reservations. So a reservation begins at the next mapping of
-    /// its heap that does not continue another reservation.
+    /// The address range of each recorded mapping of pages, with the number of the heap that mapped it, if
+    /// known. A heap is a part of an allocator that reserves its own addresses. Recordings contain no
+    /// reservations, so a new reservation begins at its heap's next recorded mapping that does not continue a
+    /// live reservation.
     pub mappings: Vec<(Range<u64>, Option<u64>)>,
 }
 
 /// A driver that returns the addresses of a recording.
 pub type Recorded<D> = Intercepted<D, RecordedState>;
 
-/// The state of a [`Recorded`] driver: which recorded addresses are used up.
+/// The state of a [`Recorded`] driver: the recorded addresses, which of them are used up, and the live
+/// ranges.
 #[derive(Debug)]
 pub struct RecordedState {
-    /// Locked while the inner driver allocates and frees, so that addresses are used in the recorded
-    /// order. Calls without addresses do not lock it.
+    /// Locked while the inner driver allocates, reserves and frees, so that recorded addresses are used in
+    /// order.
     lists: Mutex<Lists>,
 }
 
@@ -50,15 +52,16 @@ struct Lists {
     reservations: AddressList,
     /// End of each recorded mapping, and its heap.
     mappings: Vec<(u64, Option<u64>)>,
-    /// The heap that makes the next reservations.
+    /// The heap that makes the next reservations, if known.
     heap: Option<u64>,
 }
 
-/// Distance to all recorded addresses: more than any device has, and a multiple of every granularity.
+/// Reservations without recorded mappings begin at multiples of this. It is larger than any device's memory,
+/// and a multiple of every granularity.
 const FAR_BYTES: u64 = 1 << 44;
 
 impl Lists {
-    /// Marks the next recorded run of pages as mapped.
+    /// Marks the next recorded mapping as used, and extends `reached` of its reservation.
     fn mapped(&mut self) {
         let reservations = &mut self.reservations;
         let at = reservations.used;
@@ -73,7 +76,7 @@ impl Lists {
     }
 }
 
-/// One list of the recording, and how much of it is used up.
+/// The recorded addresses of one kind, and how many of them are used up.
 #[derive(Debug)]
 struct AddressList {
     what: &'static str,
@@ -81,7 +84,7 @@ struct AddressList {
     calls: [Call; 2],
     recorded: Vec<u64>,
     used: usize,
-    /// Recorded address to the inner driver's range.
+    /// The inner driver's range for each recorded address that is live.
     live: BTreeMap<u64, Inner>,
 }
 
@@ -89,15 +92,15 @@ struct AddressList {
 struct Inner {
     address: u64,
     size_bytes: u64,
-    /// End of the recorded mappings in this reservation. No further mapping of it begins beyond that
-    /// address.
+    /// End of the recorded mappings in this reservation so far. A recorded mapping that begins above it
+    /// belongs to another reservation.
     reached: u64,
     /// The heap of the reservation.
     heap: Option<u64>,
 }
 
 impl RecordedAddresses {
-    /// Puts these addresses before those of a driver.
+    /// Wraps a driver so that it returns these addresses.
     #[must_use]
     pub fn before<D: Driver>(self, inner: D) -> Recorded<D> {
         let list = |what, calls, recorded| {
@@ -117,7 +120,7 @@ impl RecordedAddresses {
 }
 
 impl AddressList {
-    /// Returns the next address of the recording.
+    /// Returns the next unused recorded address, or an error if there is none.
     fn next(&self) -> DriverResult<u64> {
         self.recorded.get(self.used).copied().ok_or_else(|| self.used_up())
     }
@@ -127,16 +130,17 @@ impl AddressList {
         DriverError::new(DriverErrorKind::Other, self.calls[0].name(), 0, message)
     }
 
-    /// Returns the address of a new reservation of a heap: that of the heap's next recorded mapping that
-    /// does not continue a live reservation. If the recording has no such mapping, it never mapped pages
-    /// in this reservation. Then the address is far from all others.
+    /// Returns the address of a new reservation of a heap: the start of the heap's next recorded mapping that
+    /// does not continue a live reservation. If there is none, no pages were mapped in the recorded
+    /// reservation. Its address is then above all others; if the heap is unknown, an error is returned.
     fn next_base(&self, mappings: &[(u64, Option<u64>)], heap: Option<u64>) -> DriverResult<u64> {
         let is_same = |other: Option<u64>| heap.zip(other).is_none_or(|(own, other)| own == other);
         let mut live = self.live.clone();
         live.retain(|_, inner| is_same(inner.heap));
         let rest = self.recorded.iter().zip(mappings).skip(self.used);
         for (&start, &(end, _)) in rest.filter(|(_, (_, of))| is_same(*of)) {
-            // If the size of the recorded device is unknown, so are the sizes of its reservations.
+            // The recorded reservation may have been smaller than `size_bytes`. So a mapping continues it
+            // only if it also begins at or below `reached`.
             let below = live.range_mut(..=start).next_back();
             let continued = below.filter(|(base, inner)| {
                 start - **base < inner.size_bytes && start <= inner.reached
@@ -151,9 +155,9 @@ impl AddressList {
         far.map(|far| far & !(FAR_BYTES - 1)).ok_or_else(|| self.used_up())
     }
 
-    /// Enters the range that `act` obtains under a recorded address. The check for overlap comes after
-    /// `act`. A device without enough memory fails first, because the recorded range may be in use until
-    /// the recorded call succeeded after a release.
+    /// Obtains a range from `act` and enters it under a recorded address. Whether that address is still live
+    /// is checked only after `act`. If the device lacks memory, `act` fails first: the caller then releases
+    /// memory, which may free the recorded address, and retries.
     fn enter(
         &mut self,
         recorded: u64,
@@ -171,7 +175,7 @@ impl AddressList {
         Ok(())
     }
 
-    /// Frees the range that starts at exactly this recorded address.
+    /// Frees the range that starts at exactly this recorded address with `act`.
     fn leave(
         &mut self,
         recorded: u64,
@@ -226,8 +230,7 @@ impl Interceptor for RecordedState {
         self.lists.lock().reservations.leave(address, act)
     }
 
-    /// Grants access, and then marks the next recorded mapping as used. (A recorded segment is marked as
-    /// used when it is allocated.)
+    /// Grants access, and then marks the next recorded mapping as used.
     fn set_access(
         &self,
         inner: &dyn Driver,
@@ -351,7 +354,7 @@ mod tests {
             driver.set_access(address, 2 * MIB, DeviceId(0)).unwrap();
         };
         map(first);
-        // The next recorded mapping is in the first reservation.
+        // The next recorded mapping, 0x2020_0000, continues the first reservation.
         let second = driver.reserve(8 * MIB).unwrap();
         assert_eq!(second, 0x6000_0000);
         map(first + 2 * MIB);
@@ -359,7 +362,8 @@ mod tests {
         driver.unreserve(second, 8 * MIB).unwrap();
     }
 
-    /// The replayed device may be larger than the recorded one, and so are its reservations.
+    /// If the replayed device is larger than the recorded one, its reservations are larger too. The next
+    /// recorded reservation may then begin inside one.
     #[test]
     fn a_reservation_begins_in_another_one_that_reaches_too_far() {
         let driver = recorded(&[], &[0x2000_0000, 0x2040_0000]);
@@ -383,8 +387,8 @@ mod tests {
         assert_eq!(driver.reserve(4 * MIB), Ok(0x6000_0000));
     }
 
-    /// Heaps may reserve in one order and map in another: a heap that found no memory to map after its
-    /// reservation maps later. A recording contains only the mappings.
+    /// Heaps may map in another order than they reserve: a heap that lacks memory after its reservation maps
+    /// later. A recording contains only the mappings.
     #[test]
     fn a_reservation_is_answered_with_a_mapping_of_its_own_heap() {
         let mappings =

@@ -1,12 +1,12 @@
-//! Errors of a simulated device before the name of the call is known. A refused call changed nothing.
+//! Errors of a simulated device, before the name of the failed call is added.
 
 use std::io;
 
 use stratalloc::driver::call::Call;
 use stratalloc::error::{DriverError, DriverErrorKind};
 
-/// Kind, code and message of a [`DriverError`] without its call. If there is no code, CUDA's code for the
-/// kind is used.
+/// Kind, code and message of a [`DriverError`] without its call. A code of `None` stands for CUDA's code of
+/// the kind.
 #[derive(Debug)]
 pub(super) struct Refusal(Box<(DriverErrorKind, Option<i64>, String)>);
 
@@ -26,15 +26,15 @@ impl Refusal {
         &self.0.2
     }
 
-    /// Returns the error of a driver call.
+    /// Adds the name of the failed call.
     pub(super) fn of(self, call: Call) -> DriverError {
         let (kind, code, message) = *self.0;
         DriverError::new(kind, call.name(), code.unwrap_or_else(|| code_of(kind)), message)
     }
 }
 
-/// Converts an error of the system. Lack of memory, address space or mappings is reported as out of
-/// memory, so that callers may release memory and retry.
+/// Converts an error of the operating system. Lack of memory, address space or mappings becomes an
+/// out-of-memory error, so that callers may release memory and retry.
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
         let kind = match error.kind() {
@@ -51,8 +51,8 @@ pub(super) fn invalid(message: impl Into<String>) -> Refusal {
     Refusal::new(DriverErrorKind::InvalidValue, None, message)
 }
 
-/// Returns a refusal from the enclosing function unless the condition holds. The refusal is [`invalid`],
-/// or that of the function named before the message.
+/// Returns an error from the enclosing function unless the condition holds. The function named before the
+/// message creates the error; without a name, [`invalid`] does.
 macro_rules! ensure {
     ($condition:expr, $refusal:ident: $($text:tt)+) => {
         if !$condition {
@@ -69,14 +69,15 @@ pub(super) fn out_of_memory(message: impl Into<String>) -> Refusal {
     Refusal::new(DriverErrorKind::OutOfMemory, None, message)
 }
 
-/// Refuses a number that is not a positive multiple of the granularity.
+/// Returns an error unless `bytes` is a positive multiple of the granularity.
 pub(super) fn check_whole(what: &str, bytes: u64, granularity_bytes: u64) -> Done<()> {
     let is_whole = bytes > 0 && bytes.is_multiple_of(granularity_bytes);
     ensure!(is_whole, "{what} {bytes:#x} is not a positive multiple of {granularity_bytes:#x}");
     Ok(())
 }
 
-/// Returns CUDA's code for the kind, so that a message reads the same as on a real device.
+/// Returns CUDA's code for the kinds that a simulated device uses, and 0 for others. So messages read as on a
+/// real device.
 fn code_of(kind: DriverErrorKind) -> i64 {
     match kind {
         DriverErrorKind::InvalidValue => 1,

@@ -1,4 +1,4 @@
-//! Work stays held back until it may run, and every wait ends.
+//! Work stays held back until its gate opens, and no wait lasts forever.
 
 use super::*;
 use crate::{Host, HostOptions};
@@ -82,7 +82,7 @@ fn a_call_that_waits_lets_everything_go_first() {
         gated.hold(LANE).unwrap();
         gated.hold(OTHER).unwrap();
         let event = recorded(&gated, LANE);
-        // `finish_all` waits for marks only.
+        // `finish_all` below waits for marks only. This mark lies after `event`.
         gated.mark(LANE).unwrap();
         assert!(!gated.query_event(event).unwrap());
         wait(&gated);
@@ -122,7 +122,7 @@ fn work_that_is_still_held_goes_when_the_brake_goes() {
     assert!(host.held().is_nothing());
 }
 
-// The call bypasses the gates, as a call would that is missing in `WAITING`.
+// `gated.inner()` bypasses the gates, as a call does that waits but is missing in `WAITING`.
 #[test]
 fn untouched_gates_open_by_themselves_with_an_error() {
     let host = Host::new(HostOptions { total_bytes: MIB, ..HostOptions::default() });

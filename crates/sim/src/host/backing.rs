@@ -1,10 +1,10 @@
 //! The memory of physical pieces: ranges of memory files.
 //!
 //! Pieces that stay in the process share one sparse file, so that many pieces need one descriptor
-//! (`tests/descriptors.rs`). An exportable piece has a file of its own, so that a forged offset reaches
-//! no other memory. No file here can shrink: an access to a mapping beyond the end of a file would
-//! fault. Files created here are sealed against shrinking, and imported descriptors are accepted only if
-//! they are sealed too.
+//! (`tests/descriptors.rs`). An exportable piece has a file of its own, so that a process that imports it can
+//! map no other piece, whatever offset it maps. No file here can shrink: an access to a mapping beyond the
+//! end of its file would fault. Files created here are sealed against shrinking, and imported descriptors are
+//! accepted only if they are sealed too.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,13 +19,13 @@ use rustix::fs::{
 use crate::free_ranges::FreeRanges;
 use crate::refusal::{Done, ensure, invalid};
 
-/// The file system of memory files with ordinary pages. Huge pages are refused: they may fault when none
-/// are left.
+/// The file system of memory files with ordinary pages. Files with huge pages are refused: an access to them
+/// may fault when no huge page is left.
 ///
 /// Source: `linux/magic.h`, `TMPFS_MAGIC`.
 const MEMORY_FILE_SYSTEM: u64 = 0x0102_1994;
 
-/// One physical piece. Its memory is freed when the table, all mappings and all work have dropped it.
+/// One physical piece. Its memory is freed when the device, all mappings and all work have dropped it.
 #[derive(Debug)]
 pub(super) struct Piece {
     file: Arc<OwnedFd>,
@@ -37,7 +37,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Creates a piece that stays in this process.
+    /// Creates a piece that stays in this process, as a range of the shared file.
     pub(super) fn shared(store: &Arc<Store>, size_bytes: usize) -> io::Result<Self> {
         let file_offset = store.take(size_bytes as u64)?;
         let (file, store) = (Arc::clone(&store.file), Some(Arc::clone(store)));
@@ -67,7 +67,7 @@ impl Piece {
         self.file.as_fd()
     }
 
-    /// Returns a new descriptor of its file, closed on exec. No other piece may share the file.
+    /// Returns a new descriptor of the piece's file, closed on exec. The piece must have a file of its own.
     pub(super) fn export(&self) -> io::Result<OwnedFd> {
         assert!(self.store.is_none(), "a descriptor gives access to one piece only");
         self.file.try_clone()
@@ -82,7 +82,7 @@ impl Drop for Piece {
     }
 }
 
-/// The file that pieces share.
+/// The file that all pieces share that are not exportable.
 #[derive(Debug)]
 pub(super) struct Store {
     file: Arc<OwnedFd>,
@@ -124,7 +124,7 @@ impl Store {
         self.ranges.lock().free.give(start, size_bytes);
     }
 
-    /// Returns the memory that the file uses, and its length.
+    /// Returns the bytes of memory that the file uses, and its length.
     #[cfg(test)]
     pub(super) fn taken_and_length_bytes(&self) -> (u64, u64) {
         let stat = fstat(&self.file).expect("an open file can be looked at");
@@ -137,7 +137,7 @@ fn memory_file(name: &str) -> io::Result<OwnedFd> {
     Ok(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?)
 }
 
-/// Refuses a descriptor that cannot be mapped, or whose mapping could fault later.
+/// Refuses a descriptor that cannot be mapped as `size_bytes` bytes, or whose mapping could fault later.
 fn check_foreign(file: &OwnedFd, size_bytes: u64) -> Done<()> {
     let stat = fstat(file)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -148,7 +148,7 @@ fn check_foreign(file: &OwnedFd, size_bytes: u64) -> Done<()> {
     ensure!(is_memory, "the file is not in memory with ordinary pages");
     let is_open = fcntl_getfl(file)? & OFlags::ACCMODE == OFlags::RDWR;
     ensure!(is_open, "the descriptor does not allow both reading and writing");
-    // The call fails for files that do not support seals. They are not sealed.
+    // The call fails for files that do not support seals, so they count as unsealed.
     let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
     let stays_whole = seals.contains(SealFlags::SHRINK);
     ensure!(stays_whole, "the file is not sealed against shrinking");

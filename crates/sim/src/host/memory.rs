@@ -1,8 +1,9 @@
 //! Address ranges of this process.
 //!
-//! Streams share device memory without locks. The device program is responsible for the order of
-//! accesses. So every byte is atomic: a data race shows as wrong bytes and is never undefined behaviour.
-//! `unsafe` code is only here and in `space`, which maps physical pieces into ranges.
+//! Streams share device memory without locks, and the program that uses the device orders their accesses. If
+//! it fails to, the result must be wrong bytes and never undefined behaviour, so every byte is accessed as an
+//! atomic. Outside of tests, only this file and `space` (which maps physical pieces into ranges) contain
+//! `unsafe` code.
 #![expect(unsafe_code, reason = "mapping memory")]
 
 use std::{io, ptr};
@@ -12,7 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 /// Alignment of the start of a range, as on a device.
 pub(super) const ALIGNMENT_BYTES: usize = 2 << 20;
 
-/// The address range of one mapping. Dropping it unmaps everything inside.
+/// A range of addresses from one `mmap`. Dropping it unmaps everything inside.
 #[derive(Debug)]
 pub(super) struct AddressRange {
     start: *mut u8,
@@ -21,15 +22,15 @@ pub(super) struct AddressRange {
     mapped_bytes: usize,
 }
 
-// SAFETY: this value owns the range. It provides addresses and accesses no byte. `space::Mapping`
-// accesses the bytes, as atomics.
+// SAFETY: this value owns the range and accesses no byte of it. `space::Mapping` accesses the bytes, as
+// atomics.
 unsafe impl Send for AddressRange {}
-// SAFETY: as above: a shared reference changes nothing.
+// SAFETY: as above. No method changes a field through a shared reference.
 unsafe impl Sync for AddressRange {}
 
 impl AddressRange {
-    /// Maps at least 1 byte of address space, zeroed memory if `open` and without access otherwise. It uses
-    /// no memory before it is accessed.
+    /// Maps a range of addresses: zeroed memory if `open`, otherwise without access. The system provides the
+    /// memory when a page is first accessed.
     pub(super) fn take(size_bytes: usize, open: bool) -> io::Result<Self> {
         let mapped_bytes = size_bytes
             .checked_add(ALIGNMENT_BYTES)
@@ -39,8 +40,8 @@ impl AddressRange {
         // SAFETY: an anonymous mapping at an address of the system's choice replaces no other mapping.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), mapped_bytes, access, kind) }?;
         let mapped = mapped.cast::<u8>();
-        // The offset is below the alignment, and the mapping is larger than `size_bytes` by the
-        // alignment.
+        // The offset is below the alignment, by which the mapping is larger than `size_bytes`. So the range
+        // ends inside the mapping.
         let start = mapped.wrapping_add(mapped.align_offset(ALIGNMENT_BYTES));
         Ok(Self { start, size_bytes, mapped, mapped_bytes })
     }
@@ -59,21 +60,20 @@ impl AddressRange {
         self.start.wrapping_add(offset)
     }
 
-    /// Releases the memory of whole pages of an open range. They are zeroes when they are accessed again.
+    /// Releases the memory of whole pages of an open range. Their bytes are then zero, unless the call fails.
     pub(super) fn discard(&self, offset: usize, size_bytes: usize) {
         assert!(self.at(offset).wrapping_add(size_bytes) <= self.at(self.size_bytes), "inside");
         let start = self.at(offset).cast();
-        // SAFETY: the pages belong to this range and stay mapped. For threads that still access their
-        // bytes, which are atomic, this is a store of zeroes. If the call fails, the bytes stay.
+        // SAFETY: the pages belong to this range and stay mapped. For threads that still access their bytes,
+        // which are atomic, this is a store of zeroes. If the call fails, nothing changes.
         let _ = unsafe { madvise(start, size_bytes, Advice::LinuxDontNeed) };
     }
 }
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        // SAFETY: `take` mapped this range, and it is unmapped once. Values that access its bytes own it
-        // or keep it alive, so none are left. If the call fails, the range stays mapped, which is
-        // harmless.
+        // SAFETY: `take` mapped this range, and it is unmapped once. Values that access its bytes keep it
+        // alive, so none are left. If the call fails, the range stays mapped, which is harmless.
         let _ = unsafe { munmap(self.mapped.cast(), self.mapped_bytes) };
     }
 }

@@ -1,15 +1,16 @@
 //! Real memory of this machine behind the addresses of a simulated device.
 //!
-//! Allocations are mappings. Four worker threads run the work of streams. Copies and fills move real bytes
-//! in stream order, so a block that is reused too early shows as wrong bytes (`tests/host.rs`). Every byte
-//! is atomic: a data race of a program gives wrong bytes, never undefined behaviour.
+//! Each allocation is a mapping of its own. Four worker threads run the work of streams. Copies and fills
+//! move real bytes in stream order, so a block that is reused too early shows as wrong bytes
+//! (`tests/host.rs`). Every byte is atomic: a data race of a program gives wrong bytes, never undefined
+//! behaviour.
 //!
 //! A **piece** is physical memory that can be mapped, as a handle of `cuMemCreate` is. Pieces can be shared
-//! with other processes as descriptors. Not supported: sharing of
-//! plain allocations, peers. Tests hold back the work of a stream with [`Host::hold`].
+//! with other processes as descriptors. Plain allocations cannot be shared, and peer access is not supported.
+//! Tests hold back the work of a stream with [`Host::hold`].
 //!
-//! Pieces that are not adjacent use one entry each in the system's table of mappings (65,530 by
-//! default). A full table is reported as out of memory.
+//! A mapped piece that the system cannot merge with its neighbours uses one entry of the process's table of
+//! mappings (65,530 by default). A full table is reported as out of memory.
 
 mod backing;
 mod memory;
@@ -62,13 +63,13 @@ impl Default for HostOptions {
     }
 }
 
-/// A device in host memory.
+/// A simulated device whose memory is host memory.
 ///
-/// Streams that were not created here are known by their handles alone, because recordings and tests name
-/// them. A destroyed stream is refused.
+/// It accepts streams that it did not create, because recordings and tests name streams by their handles
+/// alone. It refuses destroyed streams.
 pub type Host = SimulatedDevice<Threads>;
 
-/// Worker threads run the work.
+/// The kind of [`Host`]: worker threads run the work.
 #[derive(Debug)]
 pub enum Threads {}
 
@@ -77,7 +78,7 @@ impl Kind for Threads {
 }
 
 impl Host {
-    /// Creates a device that holds no memory yet. Worker threads start with the first work.
+    /// Creates a device without allocations. Worker threads start with the first work.
     #[must_use]
     pub fn new(options: HostOptions) -> Self {
         let HostOptions { device, total_bytes, name } = options;
@@ -87,8 +88,8 @@ impl Host {
         Self::with(options, Some(Arc::new(HostMemory::default())))
     }
 
-    /// Holds back the work submitted to a stream from now on until the gate is opened or dropped. A call
-    /// that waits for the stream waits for the gate.
+    /// Holds back the work submitted to a stream from now on until the gate is opened or dropped. A call that
+    /// waits for this work also waits for the gate.
     #[must_use = "the stream goes on when the gate is dropped"]
     pub fn hold(&self, stream: StreamId) -> Gate {
         self.gate(stream)
@@ -108,10 +109,10 @@ struct HostMemory(Mutex<Tables>);
 
 #[derive(Debug, Default)]
 struct Tables {
-    /// Ranges by address. There are addresses between them that belong to none.
+    /// Ranges by start address.
     ranges: BTreeMap<u64, Reservation>,
     pieces: HashMap<PhysicalId, Arc<Piece>>,
-    /// Opened by the first piece that needs it.
+    /// Created with the first piece that is not exportable.
     store: Option<Arc<Store>>,
 }
 
@@ -241,7 +242,7 @@ fn length(bytes: u64) -> Done<usize> {
     usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory).into())
 }
 
-/// Converts an offset or a size inside a range that exists.
+/// Converts an offset or a size inside a mapped range, which always fits.
 fn in_range(bytes: u64) -> usize {
     usize::try_from(bytes).expect("the range exists in this process")
 }

@@ -1,9 +1,9 @@
 //! Address ranges, and the memory mapped in them.
 //!
-//! A reservation is one address range. An open one is one mapping of memory of its own. In the others,
-//! pieces are mapped over parts and unmapped again, only by the reservation itself. It does not unmap a
-//! piece that is in use: queued work keeps its mappings alive, so bytes in use stay valid. Driver calls and
-//! streams are not known here.
+//! A reservation is one address range. An *open* reservation is memory from the start. Any other gets its
+//! memory piece by piece: the [`Reservation`] maps pieces into parts of the range and unmaps them. It does
+//! not unmap a piece that queued work accesses, because that work keeps the [`Mapping`] alive. So bytes in
+//! use stay valid.
 #![expect(unsafe_code, reason = "mapping files over reserved addresses, and seeing them as bytes")]
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub(super) struct Reservation {
     range: Arc<AddressRange>,
     /// Mappings by offset. They do not overlap, and all lie inside the range.
     mapped: BTreeMap<usize, Arc<Mapping>>,
-    /// Bytes that the device has not freed.
+    /// Bytes of the range that the device has not freed yet.
     pub(super) left_bytes: u64,
 }
 
@@ -46,23 +46,23 @@ impl Mapping {
         self.offset + self.size_bytes
     }
 
-    /// Returns its bytes. Access must be allowed.
+    /// Returns the bytes of the mapping. Panics if access is not allowed yet.
     pub(super) fn bytes(&self) -> &[AtomicU8] {
         assert!(
             self.open.load(Ordering::Acquire),
             "bytes are accessed only where that was allowed"
         );
         let start = self.range.at(self.offset).cast();
-        // SAFETY: `Reservation::take` mapped this memory readable and writable, or `Reservation::map`
-        // mapped a whole piece here and `open` made it so. It stays mapped: `range` is kept alive,
-        // `Reservation::unmap` refuses mappings that are referenced elsewhere, and the piece's file does
-        // not shrink (see `backing`). Atomics of one byte need no alignment.
+        // SAFETY: `Reservation::take` mapped this memory readable and writable, or `Reservation::map` mapped
+        // a whole piece here and `Reservation::open` allowed access. It stays mapped: `range` is kept alive,
+        // `Reservation::unmap` refuses mappings that are referenced elsewhere, and the piece's file does not
+        // shrink (see `backing`). Atomics of one byte need no alignment.
         unsafe { std::slice::from_raw_parts(start, self.size_bytes) }
     }
 }
 
 impl Reservation {
-    /// Takes at least 1 byte of addresses: one mapping of zeroed memory if `open`.
+    /// Reserves addresses: zeroed memory if `open`, otherwise a range to map pieces in.
     pub(super) fn take(size_bytes: usize, open: bool) -> io::Result<Self> {
         let range = Arc::new(AddressRange::take(size_bytes, open)?);
         let left_bytes = size_bytes as u64;
@@ -81,7 +81,7 @@ impl Reservation {
         self.range.size_bytes()
     }
 
-    /// Releases the memory of pages that the device has freed. The range must be open.
+    /// Releases the memory of pages that the device has freed. The reservation must be open.
     pub(super) fn discard(&self, offset: usize, size_bytes: usize) {
         self.range.discard(offset, size_bytes);
     }
@@ -92,7 +92,7 @@ impl Reservation {
         self.mapped.insert(offset, Arc::new(mapping));
     }
 
-    /// Maps a piece at `offset`, where nothing is mapped. It cannot be accessed yet.
+    /// Maps a piece at `offset`, where nothing may be mapped. [`open`](Self::open) then allows access.
     pub(super) fn map(&mut self, offset: usize, piece: &Arc<Piece>) -> io::Result<()> {
         let size_bytes = piece.size_bytes;
         let end = offset.checked_add(size_bytes).filter(|end| *end <= self.size_bytes());
@@ -114,15 +114,15 @@ impl Reservation {
         let within = self.whole(offset, size_bytes);
         let (start, access) =
             (self.range.at(offset).cast(), MprotectFlags::READ | MprotectFlags::WRITE);
-        // SAFETY: `whole` has checked that mappings cover the range without a gap. More access harms no
-        // existing reader of these bytes.
+        // SAFETY: `whole` has checked that mappings cover the range without a gap. To allow more access harms
+        // no existing reader of these bytes.
         unsafe { mprotect(start, size_bytes, access) }?;
         let mapped = self.mapped.range(within);
         mapped.for_each(|(_, mapping)| mapping.open.store(true, Ordering::Release));
         Ok(())
     }
 
-    /// Unmaps whole pieces, all or none. Refused while one of them is in use.
+    /// Unmaps whole pieces, all or none. Returns an error while queued work uses one of them.
     pub(super) fn unmap(&mut self, offset: usize, size_bytes: usize) -> Done<()> {
         let within = self.whole(offset, size_bytes);
         let mut mapped = self.mapped.range_mut(within.clone());
@@ -134,7 +134,7 @@ impl Reservation {
         let start = self.range.at(offset).cast();
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: `whole` has checked that mappings fill the range exactly. Only `mapped`, which is borrowed
-        // here, references them, so nothing can access their bytes. They are dropped if this succeeds.
+        // here, references them, so nothing can access their bytes. They are dropped if this call succeeds.
         unsafe { mmap_anonymous(start, size_bytes, ProtFlags::empty(), flags) }?;
         self.mapped.extract_if(within, |_, _| true).for_each(drop);
         Ok(())
@@ -156,7 +156,7 @@ impl Reservation {
         Span(parts)
     }
 
-    /// Returns the offsets of a range, after checking that whole pieces fill it.
+    /// Returns the offsets of a range. Panics unless whole mapped pieces fill it.
     fn whole(&self, offset: usize, size_bytes: usize) -> Range<usize> {
         let within = offset..offset + size_bytes;
         let mut mapped = self.mapped.range(within.clone());

@@ -1,7 +1,7 @@
-//! The bytes that queued work accesses, wherever they are mapped.
+//! The bytes that queued work accesses.
 //!
-//! A span keeps its memory alive, so its bytes stay valid until the work has finished. It may cover
-//! several mapped pieces. All accesses are atomic. Nothing here is unsafe, and nothing waits.
+//! A span keeps its memory alive, so its bytes stay valid until the work has finished. It may cover several
+//! mapped pieces. All accesses are atomic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

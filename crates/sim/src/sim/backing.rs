@@ -1,7 +1,7 @@
 //! Memory behind the addresses of a device.
 //!
 //! The device checks each call on its books first: addresses are those of a range, sizes fit, pieces exist.
-//! So these calls fail only if the system does.
+//! So unless documented otherwise, a call fails only if the operating system fails.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use crate::refusal::Done;
 use stratalloc::driver::{Exportable, PhysicalId};
 
-/// Work on memory, ready to run on any thread. It keeps its memory alive.
+/// A copy or fill, ready to run on any thread. It keeps its memory alive.
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
-/// Memory with addresses of its own choice.
+/// Provides memory, at addresses that it chooses.
 pub(crate) trait Backing: fmt::Debug + Send + Sync {
     /// Returns a new range of addresses: zeroed memory if `open`, otherwise space to map pieces in.
     fn take(&self, size_bytes: u64, open: bool) -> Done<u64>;
@@ -26,12 +26,12 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync {
     /// Drops a piece that is neither referenced nor mapped.
     fn drop_piece(&self, id: PhysicalId);
     fn map(&self, address: u64, id: PhysicalId) -> Done<()>;
-    /// Gives access to whole mapped pieces.
+    /// Allows access to whole mapped pieces.
     fn set_access(&self, address: u64, size_bytes: u64) -> Done<()>;
-    /// Unmaps whole pieces, all or none. Refused while a task uses one of them.
+    /// Unmaps whole pieces, all or none. Returns an error while a task uses one of them.
     fn unmap(&self, address: u64, size_bytes: u64) -> Done<()>;
     fn export(&self, id: PhysicalId) -> Done<OwnedFd>;
-    /// Imports a piece, after checking that it is safe to map.
+    /// Imports a piece. Returns an error if it is not safe to map.
     fn import(&self, id: PhysicalId, descriptor: OwnedFd, size_bytes: u64) -> Done<()>;
 
     fn copy(&self, to: u64, from: u64, size_bytes: u64) -> Task;
@@ -39,7 +39,7 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync {
     fn write(&self, to: u64, bytes: Vec<u8>) -> Task;
     fn read(&self, from: u64, into: Arc<Mutex<Vec<u8>>>) -> Task;
 
-    /// Returns the memory that pieces use, and the length of the file that they share.
+    /// Returns the bytes of memory that pieces use, and the length of the file that they share.
     #[cfg(test)]
     fn stored_bytes(&self) -> (u64, u64);
 }

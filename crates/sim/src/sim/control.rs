@@ -10,7 +10,8 @@ use stratalloc::ids::{DeviceId, EventId, StreamId};
 
 #[doc(hidden)]
 impl<K: Kind> SimulatedDevice<K> {
-    /// Returns the simulated clock in nanoseconds: the cost of all calls so far, plus the time of waits.
+    /// Returns the simulated clock in nanoseconds. Calls advance it by their cost, calls that wait also to
+    /// the end of the work, and [`advance_ns`](Self::advance_ns) by any time.
     #[must_use]
     pub fn elapsed_ns(&self) -> u64 {
         self.shared.state.lock().now_ns
@@ -22,7 +23,7 @@ impl<K: Kind> SimulatedDevice<K> {
         self.shared.state.lock().budget.peak_used_bytes
     }
 
-    /// Returns the bytes in use by segments, pages and pools.
+    /// Returns the bytes in use by segments, physical pieces and pools.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.shared.state.lock().budget.used_bytes
@@ -43,14 +44,13 @@ impl<K: Kind> SimulatedDevice<K> {
         self.shared.state.lock().counts[Call::named(name) as usize]
     }
 
-    /// Returns how often any driver method was called. Failed calls count too.
+    /// Returns the number of all driver calls. Failed calls count too.
     #[must_use]
     pub fn total_calls(&self) -> u64 {
         self.shared.state.lock().counts.iter().sum()
     }
 
-    /// Returns the methods that were called at least once, with their counts, in the order of the
-    /// traits.
+    /// Returns the methods that were called at least once, with their counts, in the order of [`Call::ALL`].
     #[must_use]
     pub fn call_counts(&self) -> Vec<(&'static str, u64)> {
         let counts = self.shared.state.lock().counts;
@@ -85,7 +85,7 @@ impl<K: Kind> SimulatedDevice<K> {
         held
     }
 
-    /// Finishes all work of all streams, even while streams are captured.
+    /// Finishes all work of all streams. With worker threads, waits for it. Captures stay valid.
     pub fn complete_all(&self) {
         let mut locked = self.lock();
         if !locked.work.has_threads {
@@ -95,7 +95,8 @@ impl<K: Kind> SimulatedDevice<K> {
         locked.reach(&ends);
     }
 
-    /// Returns the number of expected captures.
+    /// Returns how many captures [`expect_captures`](stratalloc::driver::Capture::expect_captures) has
+    /// announced.
     #[must_use]
     pub fn captures_expected(&self) -> u64 {
         self.shared.state.lock().graphs.expected
@@ -115,11 +116,12 @@ impl<K: Kind> SimulatedDevice<K> {
     }
 }
 
-/// Work without threads: the test finishes it.
+/// Controls of when work finishes. No threads run it.
 #[doc(hidden)]
 impl Sim {
-    /// Finishes the work before an event's mark, and only that. Earlier marks of its stream stay
-    /// unfinished. No device does this; it is for tests of code that must not rely on order.
+    /// Finishes an event alone: earlier marks of its stream stay unfinished. No device does this; it is for
+    /// tests of code that must not rely on order. Events that were never recorded, or in a capture, do not
+    /// change.
     ///
     /// # Panics
     ///
@@ -133,8 +135,8 @@ impl Sim {
         }
     }
 
-    /// Finishes all work submitted to a stream, and the work of other streams that it waits for. An
-    /// unused stream has no work.
+    /// Finishes all work submitted to a stream, and the work of other streams that it waits for. Does nothing
+    /// if no call has named the stream.
     pub fn complete_stream(&self, stream: StreamId) {
         let mut state = self.shared.state.lock();
         if let Some(index) = state.work.known_stream(stream) {
@@ -149,8 +151,8 @@ impl Sim {
         self.shared.state.lock().work.last_mark
     }
 
-    /// Finishes the work of a stream before a position that [`submitted`](Self::submitted) returned, and
-    /// no later work.
+    /// Finishes the work of a stream up to a position that [`submitted`](Self::submitted) returned, and the
+    /// work of other streams that it waits for.
     pub fn complete_until(&self, stream: StreamId, moment: u64) {
         let mut state = self.shared.state.lock();
         if let Some(index) = state.work.known_stream(stream) {
@@ -159,7 +161,7 @@ impl Sim {
     }
 }
 
-/// In `EventMode::Manual` all work is held back until a test finishes it.
+/// `hold` does nothing: in `EventMode::Manual`, all work is held back until a test finishes it.
 impl WorkGate for Sim {
     fn hold(&self, _stream: StreamId) -> DriverResult<()> {
         Ok(())

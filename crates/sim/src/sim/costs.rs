@@ -1,15 +1,16 @@
 //! Cost of each call on the simulated clock.
 //!
-//! The defaults are the times of the calls on an idle H200 (driver 580). Where only sums or end points
-//! were measured, they are split and interpolated linearly. They serve to compare strategies, not to
-//! predict the run time of a program: kernels and copies take no time here, only the calls do.
+//! [`CallCosts::H200`] has the times of the calls on an idle H200 (driver 580). Where only the sum of two
+//! calls was measured, it is split between them. Times between measured sizes are interpolated linearly. The
+//! costs serve to compare strategies, not to predict the run time of a program: kernels and copies take no
+//! time here, only the calls do.
 
 use stratalloc::size::MIB;
 
 /// Cost of one call, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Per call, or per handle for calls that work on handles.
+    /// Per call. For `set_access` and `unmap`: per mapped piece.
     pub fixed_ns: u64,
     /// Per whole MiB.
     pub per_mib_ns: u64,
@@ -34,7 +35,7 @@ impl Cost {
 pub struct CallCosts {
     /// `allocate`.
     pub allocate: Cost,
-    /// `free`. It does not include waiting for running work, which takes no time here.
+    /// `free`, without the wait for running work.
     pub free: Cost,
     /// `reserve` and `unreserve`.
     pub reserve: Cost,
@@ -44,9 +45,9 @@ pub struct CallCosts {
     pub release: Cost,
     /// `map`.
     pub map: Cost,
-    /// `set_access`, per handle.
+    /// `set_access`, per mapped piece.
     pub set_access: Cost,
-    /// `unmap`, per handle.
+    /// `unmap`, per mapped piece.
     pub unmap: Cost,
     /// `export` and `import`.
     pub export: Cost,
@@ -55,8 +56,8 @@ pub struct CallCosts {
 }
 
 impl CallCosts {
-    /// An idle H200. Allocate and free together took 77 us at 2 MiB and 440 us at 1 GiB, release 13 us
-    /// and 496 us. The other values are medians.
+    /// An idle H200. Allocate and free together took 77 us at 2 MiB and 440 us at 1 GiB. Release took 13 us
+    /// and 496 us at these sizes. The other values are medians.
     pub const H200: Self = Self {
         allocate: Cost { fixed_ns: 40_290, per_mib_ns: 190 },
         free: Cost { fixed_ns: 36_000, per_mib_ns: 165 },

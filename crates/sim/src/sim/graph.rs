@@ -1,10 +1,10 @@
 //! Stream capture: which streams are captured, and the graph of their work.
 //!
-//! A node is a number and the nodes it depends on. Its work is not kept. The **frontier** of a stream is
-//! the set of nodes that its next node would depend on. A capture begins on one stream. Another stream
-//! joins when it waits for an event that was recorded in the capture. A wait for the whole device, on
-//! any thread, invalidates all captures. Other calls that would wait are refused without harm, where a
-//! real device would also invalidate the capture.
+//! A node is a number and the nodes it depends on. Its work is not kept. The **frontier** of a stream is the
+//! set of nodes that its next node would depend on. A capture begins on one stream. Another stream joins when
+//! it waits for an event that was recorded in the capture. A wait for the whole device, on any thread,
+//! invalidates all captures. Other synchronising calls return an error and leave the capture valid; a real
+//! device would also invalidate it.
 //!
 //! A graph is dropped when its capture ends: it never runs, and its memory is freed.
 
@@ -24,7 +24,7 @@ pub(super) struct Graphs {
     branches: HashMap<StreamId, Branch>,
     nodes: HashMap<NodeId, Node>,
     last_node: u64,
-    /// Number of expected captures.
+    /// How many captures were announced with `expect_captures(true)` and not yet withdrawn.
     pub(super) expected: u64,
 }
 
@@ -61,7 +61,6 @@ impl Graphs {
     /// Returns an error for a call that waits, if the calling thread has begun a capture.
     #[inline]
     pub(super) fn check_may_wait(&self) -> Done<()> {
-        // The common case.
         if self.captures.is_empty() {
             return Ok(());
         }
@@ -79,14 +78,15 @@ impl Graphs {
         self.check_may_wait()
     }
 
-    /// Refuses a call that is not allowed on a captured stream.
+    /// Returns an error for a call that is not allowed on a captured stream, if `stream` is one.
     pub(super) fn check_not_captured(&self, stream: StreamId) -> Done<()> {
         let is_captured = self.branches.contains_key(&stream);
         ensure!(!is_captured, capture_active: "stream {stream} is being captured");
         Ok(())
     }
 
-    /// Refuses a wait for the whole device if there is any capture, and invalidates all captures.
+    /// Returns an error for a wait for the whole device if there is any capture, and invalidates all
+    /// captures.
     pub(super) fn check_none(&mut self) -> Done<()> {
         let Some(origin) = self.captures.values().next().map(|run| run.origin) else {
             return Ok(());
@@ -95,7 +95,7 @@ impl Graphs {
         Err(capture_active(format!("stream {origin} is being captured")))
     }
 
-    /// Returns the error of a call that waits for an event of a capture, or queries it.
+    /// Returns the error of a call that waits for or queries an event which was recorded in a capture.
     #[cold]
     pub(super) fn refusal_of(&self, capture: u64) -> Refusal {
         match self.captures.contains_key(&capture) {
@@ -104,7 +104,7 @@ impl Graphs {
         }
     }
 
-    /// Refuses a submission to a stream whose capture was invalidated.
+    /// Returns an error for a submission to a stream whose capture was invalidated.
     pub(super) fn check_takes_work(&self, stream: StreamId) -> Done<()> {
         let branch = self.branches.get(&stream);
         branch.map_or(Ok(()), |branch| check_sound(branch.capture, &self.captures))
@@ -125,7 +125,8 @@ impl Graphs {
         Ok(Some((capture, id)))
     }
 
-    /// Makes `stream` wait for an event of a capture. The stream joins that capture.
+    /// Makes `stream` wait for an event of a capture. The stream joins that capture. If it belongs to another
+    /// capture, both are invalidated.
     pub(super) fn join(&mut self, stream: StreamId, capture: u64, node: NodeId) -> Done<()> {
         if !self.captures.contains_key(&capture) {
             return Err(self.refusal_of(capture));
@@ -145,7 +146,8 @@ impl Graphs {
         Ok(())
     }
 
-    /// Refuses a captured stream's wait for an event from outside, and invalidates the capture.
+    /// Refuses the wait of a captured stream for an event that was recorded outside captures, and invalidates
+    /// the stream's capture. Other streams may wait.
     pub(super) fn check_no_wait_outside(&mut self, stream: StreamId) -> Done<()> {
         let broke = self.break_on(stream);
         ensure!(!broke, "captured stream {stream} cannot wait for an event from outside");
@@ -165,7 +167,7 @@ impl Graphs {
     }
 
     fn begin(&mut self, stream: StreamId) -> Done<u64> {
-        // Numbers are unique in the process, not only on this device.
+        // Capture numbers are unique in the process, not only on this device.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         ensure!(stream != StreamId::DEFAULT, "the default stream cannot be captured");
         let is_captured = self.branches.contains_key(&stream);
@@ -219,7 +221,7 @@ impl Graphs {
         self.captures.contains_key(&capture)
     }
 
-    /// Returns a stream of the capture with work that nothing in `frontier` depends on.
+    /// Returns a stream of the capture with work that no node in `frontier` depends on, if any.
     fn unjoined(&self, capture: u64, frontier: &[NodeId]) -> Option<StreamId> {
         let seen = self.history(frontier);
         let mut branches = self.branches.iter();
@@ -229,7 +231,7 @@ impl Graphs {
         unjoined.map(|(stream, _)| *stream)
     }
 
-    /// Returns the capture of a stream, after checking that these nodes belong to it.
+    /// Returns the capture of a stream, after checking that it is valid and that these nodes belong to it.
     pub(super) fn check_nodes(&self, stream: StreamId, nodes: &[NodeId]) -> Done<u64> {
         let capture = self.branch(stream)?.capture;
         check_sound(capture, &self.captures)?;
@@ -261,8 +263,8 @@ fn check_sound(capture: u64, captures: &HashMap<u64, Run>) -> Done<()> {
 }
 
 impl State {
-    /// Only counts. While captures are expected, `Cuda` avoids calls that would invalidate a capture; the
-    /// simulated device does not.
+    /// Only counts. The CUDA driver avoids calls that would invalidate a capture while captures are expected;
+    /// the simulated device does not.
     fn expect_captures(&mut self, expected: bool) -> Done<()> {
         let before = self.graphs.expected;
         let after = if expected { before.checked_add(1) } else { before.checked_sub(1) };

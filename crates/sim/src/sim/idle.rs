@@ -1,6 +1,7 @@
 //! Idle ranges of a driver pool: which streams may use them, and the smallest that fits.
 //!
-//! It is pure bookkeeping, like `ranges`. Neighbours that the same streams may use are coalesced.
+//! It only does bookkeeping, like `ranges`. Neighbours that any stream may use, or that one stream freed, are
+//! coalesced.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,22 +14,20 @@ use stratalloc::ids::StreamId;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
     pub(super) size_bytes: u64,
-    /// The free of this range, while it has not been reached on all streams. `None`: any stream may use
-    /// the range.
+    /// The free that made this range idle, until it has been reached. `None`: any stream may use the range.
     pub(super) freed: Option<Freed>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Freed {
-    /// A free in stream order.
+    /// A free on a stream, and its mark.
     On(StreamId, Mark),
-    /// A free in a capture that has not ended.
+    /// A free in a capture, and its node.
     At(NodeId),
 }
 
 impl Freed {
-    /// Returns the free of two neighbours together, if the same streams may use both. Otherwise returns
-    /// `None`.
+    /// Returns the free of two adjacent ranges together, if they may be coalesced. Otherwise returns `None`.
     fn joined(one: Option<Self>, other: Option<Self>) -> Option<Option<Self>> {
         match (one, other) {
             (None, None) => Some(None),
@@ -51,7 +50,7 @@ pub(super) struct IdleRanges {
     open: Sizes,
     /// Size and address of ranges that only one stream may use.
     own: HashMap<StreamId, Sizes>,
-    /// Addresses of ranges that a capture freed.
+    /// Addresses of ranges that were freed in a capture.
     captured: BTreeSet<u64>,
 }
 
@@ -105,15 +104,16 @@ impl IdleRanges {
         self.by_address.range(..=address).next_back().map(|(start, range)| (*start, *range))
     }
 
-    /// Returns the addresses of restricted ranges whose free has been reached, according to `reached`.
+    /// Returns the addresses of the ranges that not every stream may use yet and whose free `reached`
+    /// accepts.
     pub(super) fn reached(&self, reached: impl Fn(Freed) -> bool) -> Vec<u64> {
         let own = self.own.values().flatten().map(|(_, start)| start);
         let all = own.chain(&self.captured).copied();
         all.filter(|start| self.by_address[start].freed.is_some_and(&reached)).collect()
     }
 
-    /// Returns the smallest range that fits and that `on` may use after the nodes `behind`. Of equal
-    /// sizes it returns the lowest.
+    /// Returns the smallest range that fits and that `on` may use, and of equal sizes the lowest. A range
+    /// that was freed in a capture may be used if its free is one of the nodes `behind`.
     pub(super) fn best(
         &self,
         size_bytes: u64,

@@ -1,9 +1,11 @@
 //! Virtual memory of the simulated device: reservations, pieces and mappings.
 //!
-//! A piece uses memory of the device from `create` until it is neither referenced nor mapped. Address
-//! space costs nothing. An exported descriptor is a copy of the end of a pipe that the piece keeps, so
-//! it identifies the piece while the piece lives. Descriptors from elsewhere are not supported. If the
-//! device has memory, a descriptor is the piece's file, and descriptors from elsewhere are checked.
+//! A piece is physical memory, as a handle of `cuMemCreate` is. It uses memory of the device from `create`
+//! until it is neither referenced nor mapped. Address space costs nothing.
+//!
+//! Without memory behind the addresses, an exported descriptor is a duplicate of the end of a pipe that the
+//! piece keeps. It identifies the piece while the piece exists, and other descriptors are refused. With
+//! memory, the descriptor is that of the piece's file, and an imported descriptor is checked.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,7 +27,6 @@ use stratalloc::driver::call::{calls, forward};
 use stratalloc::driver::{Exportable, Fabric, FabricHandle, PhysicalId, VirtualMemory};
 use stratalloc::ids::DeviceId;
 
-/// All reservations, pieces and mappings.
 #[derive(Debug)]
 pub(super) struct Mappings {
     space: AddressSpace,
@@ -58,13 +59,13 @@ impl Mapping {
 #[derive(Debug)]
 struct Piece {
     size_bytes: u64,
-    /// Whether its memory counts elsewhere.
+    /// Whether it was imported, so that its memory does not count here.
     imported: bool,
     exportable: Exportable,
     /// Number of references: one for `create` and for each `import`, minus one for each `release`.
     holds: u32,
     mappings: u32,
-    /// The end of a pipe of which [`VirtualMemory::export`] returns copies. Created by the first call.
+    /// The end of a pipe of which [`VirtualMemory::export`] returns duplicates. Created by the first export.
     exported: Option<File>,
 }
 
@@ -102,7 +103,7 @@ impl Mappings {
         open.map(|mapping| mapping.size_bytes).sum()
     }
 
-    /// Returns the number of references to all pieces.
+    /// Returns the number of references to all pieces together.
     pub(super) fn holds_of_pieces(&self) -> u64 {
         self.pieces.values().map(|piece| u64::from(piece.holds)).sum()
     }
@@ -153,7 +154,7 @@ impl Mappings {
         Ok(())
     }
 
-    /// Returns the starts of the pieces that fill the range exactly.
+    /// Returns the starts of the mapped pieces, which must fill the range exactly.
     fn whole_pieces(&self, address: u64, size_bytes: u64) -> Done<Vec<u64>> {
         let mut starts = Vec::new();
         let mut covered = 0;
@@ -253,7 +254,7 @@ impl State {
         Ok(())
     }
 
-    /// Unlike a real device, one with memory detects unfinished work on the range and refuses.
+    /// Unlike a real device, a device with a backing returns an error if unfinished work uses the range.
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Done<()> {
         let cost_ns = self.options.costs.unmap.of(size_bytes);
         self.pass(cost_ns);
@@ -265,8 +266,8 @@ impl State {
         Ok(())
     }
 
-    /// Returns a descriptor that identifies the piece while the piece is referenced or mapped. Unlike on
-    /// a real device, it does not keep the piece alive.
+    /// Returns a descriptor of the piece. Without a backing, the descriptor does not keep the piece alive,
+    /// unlike on a real device.
     fn export(&mut self, piece: PhysicalId) -> Done<OwnedFd> {
         self.pass(self.options.costs.export.fixed_ns);
         let held = self.mappings.piece(piece)?;
@@ -285,8 +286,8 @@ impl State {
         Ok(exported.try_clone()?.into())
     }
 
-    /// Imports a descriptor of this device and adds a reference to its piece. Refuses other descriptors.
-    /// With memory, every import is a piece of its own, which counts where it was created.
+    /// Without a backing: adds a reference to the piece of this device that the descriptor identifies, and
+    /// refuses other descriptors. With a backing: adds a new piece, whose memory does not count here.
     fn import(&mut self, descriptor: OwnedFd, size_bytes: u64) -> Done<PhysicalId> {
         self.pass(self.options.costs.export.fixed_ns);
         if let Some(backing) = &self.backing {

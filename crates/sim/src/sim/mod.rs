@@ -1,13 +1,14 @@
 //! The simulated device. It keeps exact books of addresses, bytes and order, and refuses calls that a real
 //! device would refuse.
 //!
-//! [`Sim`] has any size and a simulated clock; its events are under the test's control. No byte exists
-//! behind an address: copies check their ranges and move nothing, and copies to the host return zeros. No
-//! call waits. A call that would wait on a real device finishes that work and moves the clock instead. The
-//! costs of calls on the clock were measured on an H200.
+//! [`Sim`] has any size and a simulated clock; its events are under the test's control. It stores no bytes:
+//! copies check their ranges and move nothing, and copies to the host return zeros. No call waits. Calls that
+//! synchronise and copies from or to the host finish the work that they would wait for, and advance the clock
+//! to its end. No other call does, not even [`free`](Driver::free). The default costs of calls on the clock
+//! were measured on an H200.
 //!
 //! [`Host`](crate::Host) has memory behind its addresses (`backing`), and worker threads that run its work
-//! (`workers`). Its clock stands still.
+//! (`workers`). Its calls take no simulated time.
 //!
 //! Read next: `work` (streams and events), `ranges` (addresses and bytes), `control` (controls for
 //! tests).
@@ -43,7 +44,7 @@ mod ranges;
 #[cfg(test)]
 mod tests;
 mod work;
-// Only `host` has threads.
+// Only `host`, which needs Linux, has threads.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 mod workers;
 
@@ -57,7 +58,7 @@ use work::{Event, Mark, Work};
 pub use workers::Gate;
 use workers::Job;
 
-/// Granularity of addresses and of pieces of virtual memory.
+/// Granularity of addresses, and of the sizes of physical pieces.
 const GRANULARITY_BYTES: u64 = 2 * MIB;
 
 /// When events count as finished.
@@ -98,12 +99,12 @@ pub struct SimOptions {
     pub event_mode: EventMode,
     /// Cost of each call on the clock.
     pub costs: CallCosts,
-    /// Number of other devices that it can access: those with the lowest ordinals. With 0 there is no
-    /// [`Peers`].
+    /// Number of other devices that it can access: those with the lowest ordinals. With 0, [`Driver::peers`]
+    /// returns `None`.
     pub reachable_devices: u32,
-    /// Whether pieces have fabric handles. Only this device can import them.
+    /// Whether physical pieces can be exported as fabric handles. Only this device can import them.
     pub fabric: bool,
-    /// Addresses of new segments and reservations.
+    /// Order of the addresses of new segments and reservations.
     pub addresses: AddressOrder,
 }
 
@@ -131,26 +132,27 @@ impl Default for SimOptions {
 
 /// A simulated device without memory, with a clock.
 ///
-/// It accepts streams that it did not create, because recordings contain raw handles. It refuses
-/// destroyed streams. A call that waits finishes the work that it waits for, in every [`EventMode`].
+/// It accepts streams that it did not create, because recordings contain raw handles. It refuses destroyed
+/// streams. A call that synchronises finishes the work that it would wait for, in every [`EventMode`].
 pub type Sim = SimulatedDevice<Clock>;
 
 /// A simulated device of either kind: [`Sim`] or [`Host`](crate::Host).
 ///
-/// Dropping it finishes all work that its threads run, held back or not, and releases all memory.
+/// Dropping it finishes all work that its threads run, even work behind closed gates, and releases all
+/// memory.
 #[derive(Debug)]
 pub struct SimulatedDevice<K: Kind> {
     shared: Arc<Shared>,
     kind: PhantomData<K>,
 }
 
-/// What finishes the work of a device.
+/// The kind of a simulated device: what finishes its work.
 pub trait Kind: fmt::Debug + Send + Sync + 'static {
     /// Name of the driver.
     const DRIVER: &'static str;
 }
 
-/// A clock or the test finishes work.
+/// The kind of [`Sim`]: the clock or the test finishes work.
 #[derive(Debug)]
 pub enum Clock {}
 
@@ -178,11 +180,11 @@ struct State {
     pools: Pools,
     /// Other devices for which access was enabled.
     peers: BTreeSet<DeviceId>,
-    /// `None`: the device has no memory behind its addresses.
+    /// The memory behind the addresses. `None`: there is none.
     backing: Option<Arc<dyn Backing>>,
 }
 
-/// The state during a call. Only waits for work release its lock.
+/// The locked state during a call. The lock is released only while the call waits for work.
 struct Locked<'a> {
     state: MutexGuard<'a, State>,
     shared: &'a Arc<Shared>,
@@ -203,7 +205,7 @@ impl DerefMut for Locked<'_> {
 }
 
 impl Sim {
-    /// Creates a device that holds no memory yet.
+    /// Creates a device without allocations.
     #[must_use]
     pub fn new(options: SimOptions) -> Self {
         Self::with(options, None)
@@ -211,7 +213,7 @@ impl Sim {
 }
 
 impl<K: Kind> SimulatedDevice<K> {
-    /// Creates a device. With a backing, worker threads run its work.
+    /// Creates a device. With a backing, the device has memory, and worker threads run its work.
     pub(super) fn with(options: SimOptions, backing: Option<Arc<dyn Backing>>) -> Self {
         let addresses = 0x7f00_0000_0000..0x7fff_ffe0_0000_0000;
         let state = State {
@@ -246,7 +248,8 @@ impl<K: Kind> SimulatedDevice<K> {
         act(&mut locked).map_err(|refusal| refusal.of(call))
     }
 
-    /// Runs and counts a call with the cost `other`, except for calls with a cost of their own.
+    /// Runs and counts a call, and advances the clock by the cost `other`. `Allocate` and `Free` advance the
+    /// clock by costs of their own.
     fn call<T>(&self, call: Call, act: impl FnOnce(&mut Locked<'_>) -> Done<T>) -> DriverResult<T> {
         self.sized(call, |locked| {
             if !matches!(call, Call::Allocate | Call::Free) {
@@ -263,8 +266,8 @@ impl State {
         self.now_ns = self.now_ns.saturating_add(ns);
     }
 
-    /// Checks the stream of a submission. On a captured stream the submission becomes a node. Otherwise
-    /// returns the index of the stream.
+    /// Submits work to a stream. On a captured stream the work becomes a node, and the result is `None`.
+    /// Otherwise the result is the index of the stream.
     fn submit(&mut self, stream: StreamId) -> Done<Option<usize>> {
         let index = self.work.stream(stream)?;
         Ok(self.graphs.add_node(stream)?.is_none().then_some(index))
@@ -364,8 +367,8 @@ impl State {
 }
 
 impl Locked<'_> {
-    /// Waits until these marks are reached, or finishes them if no threads run the work. Returns when they
-    /// would have finished by themselves.
+    /// Waits until these marks are reached, or finishes them if no threads run the work. Returns the
+    /// simulated time at which the last of them would have finished by itself.
     fn reach(&mut self, marks: &[Mark]) -> u64 {
         while self.work.has_threads && !marks.iter().all(|mark| self.work.is_finished(*mark, 0)) {
             self.shared.changed.wait(&mut self.state);
@@ -373,7 +376,7 @@ impl Locked<'_> {
         marks.iter().map(|mark| self.work.finish(*mark)).max().unwrap_or(0)
     }
 
-    /// Waits for work. Driver pools release memory then.
+    /// Waits for work and advances the clock to its end. Driver pools then release idle memory.
     fn wait_for(&mut self, marks: &[Mark]) {
         let ready_ns = self.reach(marks);
         self.now_ns = self.now_ns.max(ready_ns);
@@ -385,7 +388,7 @@ impl Locked<'_> {
         self.wait_for(&ends);
     }
 
-    /// Submits work to a stream. On a captured stream it never runs.
+    /// Submits a task to a stream. On a captured stream it never runs.
     fn run(&mut self, stream: StreamId, task: Option<Task>) -> Done<()> {
         if let (Some(stream), Some(task)) = (self.submit(stream)?, task) {
             self.shared.push(&mut self.state, stream, Job::Run(task));
@@ -393,13 +396,13 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Frees memory. Worker threads finish all work first, as on a real device. Without them no work
-    /// finishes: callers must not rely on that.
+    /// Frees memory. With worker threads, it first waits for all work, as on a real device. Without them, it
+    /// finishes no work, because callers must not rely on `free` to synchronise.
     fn free(&mut self, address: u64, size_bytes: u64) -> Done<()> {
         let cost_ns = self.options.costs.free.of(size_bytes);
         self.pass(cost_ns);
         self.graphs.check_may_wait()?;
-        // From here on no work can be submitted to the range. Submitted work keeps its bytes.
+        // From here on no work can be submitted to the range. Work submitted before keeps its bytes alive.
         self.memory.give(address, size_bytes)?;
         if self.work.has_threads {
             self.wait_for_all();

@@ -1,7 +1,7 @@
-//! Other devices that the simulated device can access, if its options name any.
+//! Other devices that the simulated device can access.
 //!
-//! They are ordinals only, without memory behind their addresses. So a copy checks only the range on
-//! this device.
+//! They exist only as ordinals, without memory. So a copy between devices checks only the addresses on this
+//! device, and that access to the other device is enabled.
 
 use super::{Done, Kind, SimulatedDevice, State, ensure, invalid, not_supported};
 use stratalloc::driver::Peers;

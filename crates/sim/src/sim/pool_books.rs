@@ -6,7 +6,7 @@ use stratalloc::driver::{DriverPoolId, DriverPoolUsage};
 
 #[derive(Debug, Default)]
 pub(super) struct PoolBooks {
-    /// No call finds the pool any more. It stays until its memory is free.
+    /// Calls that name the pool are refused. Its allocations can still be freed.
     pub(super) destroyed: bool,
     pub(super) threshold_bytes: u64,
     pool_users: PoolUsers,
@@ -34,7 +34,7 @@ impl PoolBooks {
     }
 }
 
-/// The calls that use only a pool's books.
+/// The calls that use only a pool's counters and settings.
 impl State {
     pub(super) fn set_release_threshold(&mut self, pool: DriverPoolId, bytes: u64) -> Done<()> {
         self.books(pool)?.threshold_bytes = bytes;
@@ -54,7 +54,7 @@ impl State {
         Ok(())
     }
 
-    /// Does nothing: this device always reuses memory in the same way.
+    /// Only checks that the pool exists: this device always reuses memory in the same way.
     pub(super) fn allow_reuse(&mut self, pool: DriverPoolId) -> Done<()> {
         self.books(pool).map(drop)
     }

@@ -1,13 +1,14 @@
 //! Stream-ordered pools of the simulated device, modelled on `cudaMallocAsync`.
 //!
-//! A pool takes memory from the device in steps of 32 MiB and allocates the smallest idle range that
-//! fits. The stream that freed a range may reuse it at once. Other streams may reuse it once the free
-//! has been reached. Where no range fits, the pool moves idle pages to new addresses before it takes
-//! memory. A pool releases idle memory down to its release threshold when a call synchronises, and when
-//! the pool is trimmed. `tests/malloc_async.rs` compares this model with recordings of a real driver.
+//! A pool takes memory from the device in steps of 32 MiB and allocates the smallest idle range that fits.
+//! The stream that freed a range may reuse it at once. Other streams may reuse it once the free has been
+//! reached. If no idle range is large enough, the pool first moves idle pages together at new addresses, and
+//! takes only the rest from the device. When a call synchronises, a pool releases idle memory above its
+//! release threshold. A trim releases idle memory above a given size. `tests/malloc_async.rs` compares this
+//! model with recordings of a real driver.
 //!
-//! Allocations on a captured stream come from memory of graphs, which is no pool. A range that was freed
-//! inside the capture may be reused where the graph orders the new use after the free.
+//! Allocations on a captured stream come from memory of graphs, which all captures share. A range that was
+//! freed inside the capture may be reused where the graph orders the new use after the free.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,18 +27,17 @@ use stratalloc::driver::{CaptureStatus, DriverPoolId, DriverPoolUsage, MemoryPoo
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::size::{MIB, MIN_BLOCK_BYTES, align_up};
 
-/// Memory is taken from the device in multiples of this.
+/// Memory is taken from the device in multiples of this, unless too little is left.
 const STEP_BYTES: u64 = 32 * MIB;
-/// Unit in which memory moves to other addresses.
+/// Unit in which idle memory moves to other addresses or is released.
 const PAGE_BYTES: u64 = 2 * MIB;
 
-/// All pools.
 #[derive(Debug)]
 pub(super) struct Pools {
     space: AddressSpace,
     /// The first is the default pool.
     pools: Vec<Pool>,
-    /// Memory of captured graphs.
+    /// Memory for allocations on captured streams.
     graphs: Pool,
     /// Allocations by address.
     pub(super) live: BTreeMap<u64, Live>,
@@ -49,18 +49,18 @@ pub(super) struct Live {
     origin: Origin,
 }
 
-/// The origin of a range.
+/// Where the memory of an allocation comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     Pool(usize),
-    /// Memory of graphs, allocated in this capture.
+    /// The memory of graphs, in the capture with this number.
     Graph(u64),
 }
 
 #[derive(Debug, Default)]
 struct Pool {
     books: PoolBooks,
-    /// Start and size. An idle range never spans two segments.
+    /// Start and size of each segment. An idle range never spans two segments.
     segments: BTreeMap<u64, u64>,
     idle: IdleRanges,
 }
@@ -73,14 +73,13 @@ impl Pool {
             Freed::At(node) => !graphs.contains(node),
         };
         for start in self.idle.reached(reached) {
-            // It is missing if it was coalesced with a neighbour just now.
             if let Some(Idle { size_bytes, .. }) = self.idle.remove(start) {
                 self.idle.insert(start, Idle { size_bytes, freed: None }, &self.segments);
             }
         }
     }
 
-    /// Allocates from the smallest idle range that fits and that `on` may use after the nodes `behind`.
+    /// Allocates the first bytes of the range that [`IdleRanges::best`] returns.
     fn take(&mut self, size_bytes: u64, on: StreamId, behind: &HashSet<NodeId>) -> Option<u64> {
         let start = self.idle.best(size_bytes, on, behind)?;
         let range = self.idle.remove(start)?;
@@ -91,8 +90,8 @@ impl Pool {
         Some(start)
     }
 
-    /// Makes a segment with room for `size_bytes` on a stream: from idle pages first, the rest from the
-    /// device.
+    /// Adds a segment with room for `size_bytes` on a stream. It consists of idle pages, and of memory from
+    /// the device for the rest.
     fn grow(
         &mut self,
         size_bytes: u64,
@@ -124,8 +123,7 @@ impl Pool {
         })
     }
 
-    /// Unmaps so many bytes of idle pages. Returns the latest of their frees that has not been reached
-    /// on all streams.
+    /// Unmaps `bytes` of idle pages. Returns the latest of their frees, or `None` if all have been reached.
     fn move_pages(&mut self, bytes: u64, on: StreamId, space: &mut AddressSpace) -> Option<Freed> {
         let (mut left, mut latest) = (bytes, None);
         while left > 0 {
@@ -165,7 +163,8 @@ impl Pool {
         range.freed
     }
 
-    /// Releases idle pages, of the largest ranges first, while the pool holds more than `keep_bytes`.
+    /// Releases idle pages that any stream may use, largest ranges first, while the pool holds more than
+    /// `keep_bytes`.
     fn release(&mut self, keep_bytes: u64, space: &mut AddressSpace, budget: &mut Budget) {
         while self.books.usage.reserved_bytes > keep_bytes {
             let Some((first, there)) = self.pages(None).next() else { break };
@@ -307,8 +306,8 @@ impl State {
         }
     }
 
-    /// Releases the memory of a destroyed pool whose frees have been reached. The rest is released when
-    /// a call synchronises.
+    /// Releases the idle memory of a destroyed pool without allocations, where the free has been reached. The
+    /// rest is released when a call synchronises.
     fn release_destroyed(&mut self, origin: Origin) {
         let (Pool { books, .. }, _) = self.pools.at(origin);
         if books.destroyed && books.usage.used_bytes == 0 {
@@ -316,7 +315,7 @@ impl State {
         }
     }
 
-    /// Releases idle memory of a pool whose frees have been reached.
+    /// Releases idle memory whose free has been reached, while the pool holds more than `keep_bytes`.
     fn trim_idle(&mut self, origin: Origin, keep_bytes: u64) {
         let (pool, space) = self.pools.at(origin);
         pool.finish_frees(&self.work, &self.graphs, self.now_ns);
@@ -381,7 +380,7 @@ impl State {
     }
 
     fn trim_graphs(&mut self) -> Done<()> {
-        // All captures share this pool, so any number will do.
+        // All captures share one pool, so the number of the capture has no effect.
         self.trim_idle(Origin::Graph(0), 0);
         Ok(())
     }

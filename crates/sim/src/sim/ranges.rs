@@ -1,7 +1,7 @@
 //! Address ranges, and the bytes of the device that are in use.
 //!
-//! `AddressSpace` assigns ranges first fit by address, so that equal calls return equal addresses. If the
-//! device has memory, that chooses the addresses. `Budget` counts the bytes in use exactly.
+//! `AddressSpace` assigns ranges in a fixed order, so that equal calls return equal addresses. If the device
+//! has memory, that memory's addresses are used instead. `Budget` counts the bytes in use exactly.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -46,7 +46,7 @@ impl Budget {
     }
 }
 
-/// An address range that is assigned in multiples of 2 MiB: first fit, or each address once only.
+/// Assigns address ranges in multiples of 2 MiB: first fit, or each address once only.
 #[derive(Debug)]
 pub(super) struct AddressSpace {
     order: AddressOrder,
@@ -57,9 +57,9 @@ pub(super) struct AddressSpace {
     holes: FreeRanges,
     /// Start and size of assigned ranges. The size is the requested one, not rounded.
     live: BTreeMap<u64, u64>,
-    /// Chooses the addresses, if the device has memory.
+    /// Chooses the addresses instead, if the device has memory.
     backing: Option<Arc<dyn Backing>>,
-    /// Whether a range is memory at once, or space to map pieces in.
+    /// Whether assigned ranges are memory at once, or addresses to map pieces at.
     open: bool,
 }
 

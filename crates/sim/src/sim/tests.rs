@@ -8,7 +8,7 @@ mod pools;
 mod work;
 
 impl<K: Kind> SimulatedDevice<K> {
-    /// Returns the memory that pieces use, and the length of the file that they share.
+    /// Returns the bytes of memory that pieces use, and the length of the file that they share.
     pub(crate) fn stored_bytes(&self) -> (u64, u64) {
         self.shared.state.lock().backing.as_ref().map_or((0, 0), |backing| backing.stored_bytes())
     }
@@ -68,7 +68,7 @@ fn copies_and_fills_must_stay_inside_what_is_allocated() {
     let mut bytes = [9; 16];
     sim.copy_to_host(&mut bytes, a, stream).unwrap();
     assert_eq!(bytes, [0; 16]);
-    // Ranges must not span two allocations, even adjacent ones.
+    // A range must not span two allocations, even adjacent ones.
     let invalid = DriverErrorKind::InvalidValue;
     assert_eq!(kind(sim.fill(a + MIB, 7, 2 * MIB, stream)), invalid);
     assert_eq!(kind(sim.copy(a, a + MIB, 2 * MIB, stream)), invalid);

@@ -5,8 +5,9 @@
 //! finishes out of order (`early`).
 //!
 //! Without threads no work runs. Waits between streams are kept as pairs of such numbers: finishing a mark
-//! also finishes the marks that it waited for. Where threads run the work (`workers`), work and waits are
-//! jobs in the same sequence. A stream has finished all marks before its next job.
+//! also finishes the marks that it waited for. With threads (`workers`), tasks, waits and gates are jobs,
+//! which are numbered in the same sequence. When a job ends, its stream has finished all marks before its
+//! next job.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -19,12 +20,11 @@ use super::{Done, EventMode, Refusal, ensure, invalid};
 use stratalloc::driver::NodeId;
 use stratalloc::ids::{EventId, StreamId};
 
-/// A point of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     stream: usize,
     number: u64,
-    /// When it finishes by itself, in `EventMode::After`.
+    /// The simulated time at which it finishes by itself, in `EventMode::After`.
     ready_ns: u64,
 }
 
@@ -35,16 +35,14 @@ impl Mark {
     }
 }
 
-/// The state of an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
     /// Never recorded: counts as finished.
     Fresh,
-    /// Recorded on a running stream.
+    /// Recorded on a stream that is not captured.
     Marked(Mark),
-    /// Recorded on a stream under capture.
+    /// Recorded on a captured stream.
     Captured {
-        /// The capture.
         capture: u64,
         /// The node of the record.
         node: NodeId,
@@ -54,7 +52,7 @@ pub(super) enum Event {
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Life {
     #[default]
-    /// Not created here, but named by a call: stream 0, or a handle of a recording.
+    /// Not created by this device, but named by a call: stream 0, or a handle of a recording.
     Named,
     Created,
     Destroyed,
@@ -68,9 +66,9 @@ struct Stream {
     done: u64,
     /// Marks above `done` that a test finished out of order.
     early: Vec<u64>,
-    /// When all marks so far finish by themselves.
+    /// The simulated time at which all marks so far finish by themselves, in `EventMode::After`.
     ready_ns: u64,
-    /// Marks after number `.0` wait for mark `.1`. Used in `EventMode::Manual` only.
+    /// Marks of this stream after number `.0` wait for mark `.1`. Used in `EventMode::Manual` only.
     waits: Vec<(u64, Mark)>,
     /// Jobs that worker threads have still to run, by number.
     jobs: VecDeque<(u64, Job)>,
@@ -83,7 +81,6 @@ impl Stream {
     }
 }
 
-/// All streams and events.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     mode: EventMode,
@@ -93,14 +90,14 @@ pub(super) struct Work {
     last: Option<(StreamId, usize)>,
     /// Events that were created and not destroyed.
     pub(super) events: HashMap<EventId, Event>,
-    /// The number of the last mark.
+    /// The number of the last mark or job.
     pub(super) last_mark: u64,
     last_event: u64,
     last_stream: u64,
     /// Whether worker threads finish the work. The mode is `Manual` then.
     pub(super) has_threads: bool,
     pub(super) workers: Vec<JoinHandle<()>>,
-    /// Gates no longer hold work back, and workers end when nothing is left.
+    /// The device is being dropped: gates no longer hold work back, and workers end when nothing is left.
     pub(super) is_ending: bool,
 }
 
@@ -176,7 +173,8 @@ impl Work {
         }
     }
 
-    /// Marks the current end of the stream. In `EventMode::After` the mark is new work, which takes time.
+    /// Marks the current end of the stream. In `EventMode::After`, the mark counts as work that takes that
+    /// time.
     #[inline]
     pub(super) fn mark(&mut self, stream: usize, now_ns: u64) -> Mark {
         if let EventMode::After(ns) = self.mode {
@@ -186,7 +184,7 @@ impl Work {
         self.end_of(stream)
     }
 
-    /// Returns the current end of a stream. It is behind all submitted work, including waits.
+    /// Returns a new mark at the current end of a stream, after all submitted work and waits.
     #[inline]
     pub(super) fn end_of(&mut self, stream: usize) -> Mark {
         self.last_mark += 1;
@@ -197,7 +195,7 @@ impl Work {
         Mark { stream, number: self.last_mark, ready_ns: own.ready_ns }
     }
 
-    /// Returns the current ends of all streams.
+    /// Returns new marks at the current ends of all streams.
     pub(super) fn ends(&mut self) -> Vec<Mark> {
         (0..self.streams.len()).map(|stream| self.end_of(stream)).collect()
     }
@@ -225,7 +223,7 @@ impl Work {
         Some((stream, job))
     }
 
-    /// Finishes the marks between the job that has run and the next one.
+    /// Ends the running job of a stream. Finishes the marks between it and the next job.
     pub(super) fn end_job(&mut self, stream: usize) {
         let own = &mut self.streams[stream];
         own.is_running = false;
@@ -250,15 +248,15 @@ impl Work {
         let own = &mut self.streams[stream];
         own.ready_ns = own.ready_ns.max(mark.ready_ns);
         if self.has_threads && !finished {
-            // No worker has to be woken: the mark is not reached yet.
+            // No worker has to be woken: the new job is not ready before the mark is finished.
             self.push(stream, Job::Wait(mark));
         } else if self.mode == EventMode::Manual && !finished {
             own.waits.push((position, mark));
         }
     }
 
-    /// Finishes a mark, all marks before it on its stream, and the marks that these waited for. Returns
-    /// when the mark would have finished by itself.
+    /// Finishes a mark, all marks before it on its stream, and the marks that these waited for. Returns the
+    /// simulated time at which the mark would have finished by itself.
     pub(super) fn finish(&mut self, mark: Mark) -> u64 {
         let mut todo = Vec::new();
         let mut next = Some((mark.stream, mark.number));

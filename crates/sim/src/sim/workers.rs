@@ -44,7 +44,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Runs jobs until the device is dropped. Each worker thread runs this.
+    /// Runs jobs until the device is dropped and no job is ready. Each worker thread runs this.
     fn serve(&self) {
         let mut state = self.state.lock();
         loop {
@@ -89,7 +89,7 @@ impl<K: Kind> Drop for SimulatedDevice<K> {
     }
 }
 
-/// Holds back work submitted to a stream after it, until it is opened or dropped.
+/// Holds back work that is submitted to its stream after it, until the gate is opened or dropped.
 #[derive(Debug)]
 pub struct Gate {
     open: Arc<AtomicBool>,
@@ -97,7 +97,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets the stream run.
+    /// Lets the stream run, by dropping the gate.
     pub fn open(self) {}
 }
 

@@ -80,7 +80,7 @@ fn many_pieces_cost_few_descriptors_and_nothing_is_left_behind() {
     let total_bytes = 64 * GIB;
     let host = Host::new(HostOptions { total_bytes, ..HostOptions::default() });
     let base = host.reserve(total_bytes).unwrap();
-    // In descending order, so that the system does not merge neighbours: one mapping per piece.
+    // In descending order, so that the system cannot merge adjacent mappings: one table entry per piece.
     for page in (0..total_bytes / (2 * MIB)).rev() {
         let piece = host.create(2 * MIB, Exportable::No).unwrap();
         host.map(base + page * 2 * MIB, 2 * MIB, piece).unwrap();

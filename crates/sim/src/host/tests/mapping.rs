@@ -128,7 +128,7 @@ enum Op {
 
 /// Pages of the window. There are as many pieces; some may be mapped twice and some nowhere.
 const PAGES: u64 = 4;
-/// Only so many bytes on both sides of a page boundary are used, so that many accesses cross one.
+/// Accesses begin within this distance of a page boundary, so that many cross one.
 const NEAR: u64 = 32;
 const NEAR_COUNT: usize = 32;
 
@@ -164,7 +164,7 @@ impl Model {
 }
 
 quickcheck::quickcheck! {
-    /// Each operation waits for the previous one. Pages change their pieces in between.
+    /// Fills and copies run in order, on several streams. Between them, pages change their pieces.
     fn aliased_and_remapped_pages_equal_a_model(ops: Vec<Op>) -> bool {
         let host = host();
         let count = usize::try_from(PAGES).unwrap();
@@ -187,7 +187,8 @@ quickcheck::quickcheck! {
                 }
                 Op::Copy { to, from, count, stream } => {
                     host.copy(base + to, base + from, count, StreamId(stream.into())).unwrap();
-                    // In ascending order, as the driver does where aliases make the ranges overlap.
+                    // In ascending order, as the device copies. Pages of the same piece can make the ranges
+                    // overlap.
                     (0..count).for_each(|n| *model.byte(to + n) = *model.byte(from + n));
                 }
                 Op::Remap { page, to } => {

@@ -110,7 +110,7 @@ fn a_trim_releases_idle_memory_but_not_that_of_unfinished_work() {
     let event = host.create_event().unwrap();
     host.record_event(event, A).unwrap();
     gate.open();
-    // No call that synchronises the pools, so that only the trim makes the first one release memory.
+    // `query_event` does not synchronise, so only the trim below makes pool `one` release memory.
     while !host.query_event(event).unwrap() {
         std::thread::yield_now();
     }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A writes to a block and is held back. B then uses the block, after A's event if `waits`. Returns
-/// whether the bytes that B wrote are there at the end.
+/// Stream A writes to a block and is held back. Stream B then writes to it, after A's event if `waits`.
+/// Returns whether the bytes that B wrote are there at the end.
 fn bytes_of_b_survive(waits: bool) -> bool {
     let host = host();
     let block = host.allocate(4096).unwrap();
@@ -45,7 +45,7 @@ fn a_free_waits_for_work_and_can_be_done_once() {
     host.fill(block, 1, 4096, A).unwrap();
     std::thread::scope(|scope| {
         let free = scope.spawn(|| host.free(block, 4096));
-        // The range accepts no new work before the free waits.
+        // `free` first makes the range refuse new work, and then waits for the work of A.
         while host.fill(block, 2, 1, B).is_ok() {
             std::thread::yield_now();
         }

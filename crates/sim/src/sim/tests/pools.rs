@@ -77,7 +77,7 @@ fn a_trim_keeps_what_is_held_or_not_yet_free() {
 fn a_full_device_is_out_of_memory_and_changes_nothing() {
     let sim = sim(EventMode::Immediate);
     let pool = default_pool(&sim);
-    // When memory is short, a segment smaller than one step is enough.
+    // Only 4 MiB are left, so the pool takes less than its usual step of 32 MiB.
     sim.allocate(60 * MIB).unwrap();
     let a = sim.allocate_async(pool, 4 * MIB, A).unwrap();
     sim.fill(a, 0, 4 * MIB, A).unwrap();

@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// Records a new event.
 fn record(sim: &Sim, stream: StreamId) -> EventId {
     let event = sim.create_event().unwrap();
     sim.record_event(event, stream).unwrap();
