@@ -1,5 +1,5 @@
-//! The invariant of the counters: they equal the test's own count of allocations and frees. Counters
-//! that the test cannot count itself (reserved bytes, segments, events) must at least be plausible.
+//! The invariant of the counters: they equal the test's own count of allocations and frees. Counters that the
+//! test cannot count itself (reserved bytes, segments, retries) must at least be plausible.
 
 use super::Checked;
 use super::fixture::{Fixture, Step};
@@ -7,9 +7,9 @@ use stratalloc::stats::{Counter, PerPool, Statistics};
 
 /// Checks after each step that counters equal the test's own count.
 ///
-/// The test knows the requested bytes and the number of live blocks exactly. Freed blocks that wait for
-/// other streams may still count as active while that work runs. An allocator may round sizes up, never
-/// down.
+/// The test knows the requested bytes and the number of live blocks exactly. Freed blocks that work of other
+/// streams still uses may count as active until that work has finished. An allocator may round sizes up,
+/// never down.
 ///
 /// # Errors
 ///
@@ -48,7 +48,8 @@ pub(super) fn counters_equal_a_recount(fixture: &mut Fixture<'_>, step: &Step) -
         )
     })?;
     is(active >= allocated, || format!("{active} bytes active, {allocated} allocated"))?;
-    // On a device that runs its work by itself, the test does not know how many blocks still wait.
+    // On a device that runs its work by itself, the test does not know how many freed blocks still wait for
+    // work, so there is no upper limit.
     let drain =
         if fixture.machine.holds_work() { fixture.model.freed.len() as u64 } else { u64::MAX };
     let actives = s.active.all.current;
@@ -62,8 +63,8 @@ pub(super) fn counters_equal_a_recount(fixture: &mut Fixture<'_>, step: &Step) -
     })?;
     nothing_is_made_up(fixture, &s)?;
     if let (Step::PeaksReset, Some(before)) = (step, &fixture.before) {
-        // On a device that runs its work by itself, work may finish between the two readings of the
-        // counters. Counters then fall, except those of inactive splits.
+        // On a device that runs its work by itself, work may finish between the reading before the reset and
+        // the one after it. Counters then fall. Only those of inactive splits rise, so they are not checked.
         for ((name, counter), (_, before)) in counters(&s).zip(counters(before)) {
             if name.starts_with("inactive") {
                 continue;
@@ -76,7 +77,8 @@ pub(super) fn counters_equal_a_recount(fixture: &mut Fixture<'_>, step: &Step) -
     Ok(())
 }
 
-/// Checks the counters when nothing is live and no work runs, before and after they are reset.
+/// Checks the counters after all blocks were freed and all work has finished, before and after they are
+/// reset.
 ///
 /// # Errors
 ///
@@ -117,7 +119,7 @@ fn is(holds: bool, what: impl Fn() -> String) -> Checked {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-/// Returns true if an allocator maintains this counter. One that does not leaves it at zero.
+/// Returns true if an allocator maintains these counters. An allocator that does not leaves them at zero.
 fn is_counted(family: PerPool) -> bool {
     family != PerPool::default()
 }
@@ -135,7 +137,7 @@ fn counters(s: &Statistics) -> impl Iterator<Item = (String, Counter)> {
     s.families().into_iter().flat_map(of_family).chain(alone)
 }
 
-/// Returns the counters of single events, such as retries, since the start or the last reset.
+/// Returns the counts of occurrences, such as retries, since the start or the last reset.
 fn events(s: &Statistics) -> impl Iterator<Item = (&'static str, i64)> {
     let known = [
         ("num_alloc_retries", s.num_alloc_retries),
@@ -158,7 +160,8 @@ fn possible(s: &Statistics) -> Checked {
             is(number >= 0, || format!("{name}.{part} is {number}"))?;
         }
         is(peak >= current, || format!("{name}.peak is {peak} at a current {current}"))?;
-        // Some drivers report only the current bytes, not how many allocations and frees led to them.
+        // Some allocators know only the current bytes, from their driver, and not the sums of allocations and
+        // frees.
         let may_lack_sums = name.starts_with("reserved_bytes.") || name.starts_with("segment.");
         if may_lack_sums && (allocated, freed) == (0, 0) {
             continue;
@@ -174,12 +177,12 @@ fn possible(s: &Statistics) -> Checked {
         })?;
     }
     for (name, &PerPool { all, large, small }) in s.families() {
-        // An allocator without small and large pools leaves both at zero.
+        // An allocator that does not count small and large blocks separately leaves both at zero.
         if (large, small) == Default::default() {
             continue;
         }
-        // The layer `statistics` adds waiting blocks to its own counters separately for each kind, so
-        // totals of the families `active` need not add up.
+        // An allocator wrapped in `layers::statistics` may correct `allocated` and `freed` of the families
+        // `active` by freed blocks that still wait, separately for each kind. So these sums need not add up.
         let is_active = name.starts_with("active");
         for (part, of) in [
             ("current", (|counter| counter.current) as fn(Counter) -> i64),

@@ -1,5 +1,5 @@
-//! Properties that need a test procedure of their own: out of memory, driver failures, limits, bare
-//! addresses.
+//! Properties that need a test procedure of their own: out of memory, memory pressure, driver failures,
+//! limits, requests at invalid places, bare addresses.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const ENDLESS: &str = "it allocates more than the device has";
 /// The maximum number of calls per script that are made to fail, on the simulated device.
 const SIM_FAILURES: u64 = 200;
 
-/// The same maximum for host memory, where each run creates a device with its own thread.
+/// The same maximum for host memory, where each run creates a device with threads of its own.
 const HOST_FAILURES: u64 = 20;
 
 /// The same maximum for a GPU.
@@ -104,7 +104,8 @@ impl Case<'_> {
     }
 
     pub(super) fn driver_failures(&self) -> Result<Outcome, Broken> {
-        // Each script is run once for each of its driver calls, so few and short scripts are enough.
+        // Each script is run again for each driver call that is made to fail, so few and short scripts are
+        // enough.
         let options = Options {
             scripts: self.options.scripts.div_ceil(2),
             longest: self.options.longest.min(24),
@@ -117,12 +118,13 @@ impl Case<'_> {
         Ok(Outcome::of(runs > 0, runs, "it makes no call to the driver"))
     }
 
-    /// Runs each script once for each of its driver calls and makes that call fail. On a device of
-    /// `small_bytes`, each script ends with a request for nearly all of its memory. Returns the number
-    /// of runs.
+    /// Runs each script again for each of its driver calls, and makes that call fail, once with each of two
+    /// errors. Some calls are left out if a script makes many. If `small_bytes` is given, it is the size of
+    /// the device, and each script ends with a request for nearly all of that. Returns the number of runs.
     fn each_call_fails(&self, small_bytes: Option<u64>) -> Result<u64, Broken> {
         let runs = Cell::new(0);
-        // `pressed` adds up to as many frees as the script has operations.
+        // `pressed` adds up to as many frees as the script has operations, so the script itself is half as
+        // long.
         let longest = self.options.longest / if small_bytes.is_some() { 2 } else { 1 };
         let options = Options { longest, ..self.options.clone() };
         search::scripts(&options, Op::is_plain, &|script| {
@@ -144,8 +146,8 @@ impl Case<'_> {
         Ok(runs.get())
     }
 
-    /// Returns the distance between the calls that are made to fail: 1, or more if the script has many
-    /// calls.
+    /// Returns the step from one driver call that is made to fail to the next: 1, or more if the script makes
+    /// more calls than the device's maximum.
     fn calls_apart(&self, calls: u64) -> usize {
         let most = match self.device {
             Device::Sim => SIM_FAILURES,
@@ -155,7 +157,7 @@ impl Case<'_> {
         usize::try_from(calls.div_ceil(most)).unwrap_or(1).max(1)
     }
 
-    /// Runs a script with a driver that fails as planned; returns the number of driver calls.
+    /// Runs a script with a driver that fails as planned. Returns the number of driver calls up to its end.
     pub(super) fn with_a_failure(
         &self,
         script: &Script,
@@ -230,8 +232,8 @@ impl Case<'_> {
         Ok(Outcome::of(tested, 1, "it takes no limit in bytes"))
     }
 
-    /// Checks requests at places without memory: in a pool that was never created, and at an address
-    /// between blocks.
+    /// Checks that requests at invalid places fail: in a pool that was never created, and at an address where
+    /// no block starts.
     pub(super) fn strange_places(&self) -> Result<(), Broken> {
         self.once(|fixture| {
             let request = Request::new(512, fixture.streams[0]);
@@ -291,8 +293,8 @@ impl Case<'_> {
     }
 }
 
-/// Allocates blocks of `piece` bytes until the allocator is out of memory, and returns their number.
-/// Returns `None` if blocks of twice the device's size were allocated.
+/// Allocates blocks of `piece` bytes until the allocator is out of memory, and returns their number. Returns
+/// `None` if it is not after blocks of twice the device's size.
 fn fill(fixture: &mut Fixture<'_>, piece: u64) -> Result<Option<u64>, String> {
     let lines = fixture.lines.len();
     let mut count = 0;
@@ -310,8 +312,8 @@ fn fill(fixture: &mut Fixture<'_>, piece: u64) -> Result<Option<u64>, String> {
     Ok(full.then_some(count))
 }
 
-/// Checks that the out-of-memory report states the requested size, and that the counter of live blocks
-/// still equals the number of live blocks in the model.
+/// Checks that the out-of-memory report states the requested size, and that the counter of live blocks equals
+/// the number of live blocks in the model.
 fn report_has_numbers(fixture: &Fixture<'_>, piece: u64) -> Checked {
     let Some(report) = &fixture.report else { return Err("there is no report".to_owned()) };
     if report.requested_bytes != piece {

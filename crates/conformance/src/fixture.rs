@@ -1,8 +1,8 @@
 //! Runs operations on an allocator, updates the model, and records a line of text about each.
 //!
-//! Each operation returns its effect as a [`Step`], which `invariants` checks. Only two failures are
-//! returned as errors, because no invariant could be checked after them: a live block cannot be freed,
-//! or an allocation fails for a reason other than lack of memory. Read next: `invariants`.
+//! Each operation returns its effect as a [`Step`], which `invariants` checks. A failure is returned as an
+//! error only if no invariant can be checked after it, such as a live block that cannot be freed. Read next:
+//! `invariants`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,12 +41,12 @@ pub(super) enum Step {
     Ended,
 }
 
-/// An allocator under test, with the model and the device.
+/// An allocator under test, with the device and the model (the state that the allocator should have).
 #[derive(Debug)]
 pub(super) struct Fixture<'m> {
     /// The device.
     pub(super) machine: &'m dyn Machine,
-    /// The same device without injected faults, for the test's own calls.
+    /// The device's driver without injected faults, for the test's own calls.
     pub(super) device: Arc<dyn Driver>,
     /// The allocator under test.
     pub(super) allocator: Box<dyn DeviceAllocator>,
@@ -56,7 +56,7 @@ pub(super) struct Fixture<'m> {
     pub(super) model: Model,
     /// Whether faults are injected into driver calls.
     pub(super) faulty: bool,
-    /// Whether blocks are memory of the driver; `None` before the first block.
+    /// Whether the first block was memory of the driver; `None` before the first block.
     pub(super) from_driver: Option<bool>,
     /// The operations so far, one line each.
     pub(super) lines: Vec<String>,
@@ -66,7 +66,8 @@ pub(super) struct Fixture<'m> {
     pub(super) before: Option<Statistics>,
     /// Whether the allocator has ever counted reserved bytes.
     pub(super) reserved_is_counted: bool,
-    /// Whether every block so far was inside a segment or mapping whose size the driver reports.
+    /// Whether every block so far was inside a segment or mapping that the machine lists, and no pool was
+    /// used.
     pub(super) is_held: bool,
     held_before: HeldResources,
     used_before: u64,
@@ -148,7 +149,7 @@ impl<'m> Fixture<'m> {
     ///
     /// # Errors
     ///
-    /// When the request fails for a reason other than lack of memory, and no faults are injected.
+    /// When the request fails for a reason other than lack of memory or an injected fault.
     pub(super) fn allocate(&mut self, bytes: u64, stream: StreamId) -> Result<Step, String> {
         let name = self.model.handed_out;
         let call = format!("allocate {bytes} bytes on stream {stream}");
@@ -182,9 +183,9 @@ impl<'m> Fixture<'m> {
         Ok(Step::Got)
     }
 
-    /// Returns the bytes of the segments and mappings that the driver has allocated since the allocator
-    /// was built. Returns `None` if blocks come from elsewhere, or if physical allocations of unknown
-    /// size exist.
+    /// Returns the bytes of the segments and mappings that the driver has allocated since the allocator was
+    /// built. Returns `None` if blocks come from elsewhere, if physical allocations of unknown size exist, or
+    /// if the device had allocations before.
     pub(super) fn provided_bytes(&self) -> Option<u64> {
         let (held, before) = (self.machine.held(), &self.held_before);
         let known =
@@ -196,7 +197,7 @@ impl<'m> Fixture<'m> {
     }
 
     /// Returns true if no work of the device can use the blocks: they are not device memory, and the
-    /// allocator has no interface for other streams. Known only after the first allocation.
+    /// allocator has no interface for other streams. Returns false before the first allocation.
     pub(super) fn is_streamless(&self) -> bool {
         self.from_driver == Some(false) && self.allocator.control().cross_stream.is_none()
     }
@@ -205,7 +206,8 @@ impl<'m> Fixture<'m> {
     ///
     /// # Errors
     ///
-    /// When the free is refused and no faults are injected.
+    /// When the free is refused for a reason other than an injected fault, when bytes of the block have
+    /// changed, or when the device fails.
     pub(super) fn free(&mut self, at: usize) -> Result<Step, String> {
         let mut live = self.model.live.swap_remove(at);
         self.lines.push(format!("free block {}", live.name));
@@ -213,9 +215,8 @@ impl<'m> Fixture<'m> {
             let found = self.machine.verify(live.start(), live.bytes, seed, live.stream);
             found.map_err(|wrong| format!("block {}: {wrong}", live.name))?;
         }
-        // Work that may still use the freed block: that of streams recorded on it, and of its own
-        // stream. On a device that runs work by itself, submit such work now: always on the recorded
-        // streams, and on the block's own stream for every second block.
+        // On a device that runs work by itself, submits work that still uses the block after the free: on the
+        // streams recorded on it, and for every second block on its own stream.
         if self.from_driver == Some(true) {
             live.seed = None;
             let own = live.name.is_multiple_of(2).then_some(live.stream);
@@ -308,7 +309,7 @@ impl<'m> Fixture<'m> {
         done.map_or(Step::Other, Step::Misused)
     }
 
-    /// Returns a handle of a block that was freed.
+    /// Returns a handle of a block that was freed, if there is one.
     fn freed_block(&mut self, pick: u16) -> Option<Allocation> {
         let stale = &self.model.stale;
         let (name, handle) = stale.get(usize::from(pick) % stale.len().max(1))?;
@@ -342,8 +343,8 @@ impl<'m> Fixture<'m> {
         }
     }
 
-    /// Checks that each call with a handle that is not live is refused for the right reason, and that
-    /// the refused free returns the handle.
+    /// Checks that calls with a handle that is not live are refused for the right reason, and that the
+    /// refused free returns the handle.
     fn use_illegally(&self, twin: Allocation) -> Checked {
         let (address, owner, token) = (twin.address(), twin.owner(), twin.token());
         let control = self.allocator.control();
@@ -365,8 +366,8 @@ impl<'m> Fixture<'m> {
             }
             _ => false,
         };
-        // For `record_stream`, "unknown address" is a right reason too: an allocator that contains
-        // several others may look up by address which of them has the block.
+        // For `record_stream`, "unknown address" is a right reason too: an allocator that contains several
+        // others may look up by address which of them has the block.
         let unknown = HandleError::UnknownAddress { address }.to_string();
         let recorded = recorded.filter(|done| {
             done.as_ref().err().is_none_or(|refused| refused.to_string() != unknown)
@@ -436,7 +437,8 @@ impl<'m> Fixture<'m> {
         Ok(finished)
     }
 
-    /// Removes uses of freed memory whose work has finished from the model.
+    /// Removes from the model the uses of freed memory whose work has finished. Excuses all others if the
+    /// allocator has freed memory to the driver since the last call.
     fn forget_finished(&mut self) -> Checked {
         let owed = self.machine.waits_owed();
         let excused = owed != self.waited;
@@ -466,11 +468,11 @@ impl<'m> Fixture<'m> {
         std::mem::take(&mut self.model.freed).into_iter().try_for_each(|freed| self.unmark(freed))
     }
 
-    /// Frees every live block and finishes all work of the device.
+    /// Frees every live block and finishes the work of every stream.
     ///
     /// # Errors
     ///
-    /// When a live block cannot be freed.
+    /// When a live block cannot be freed, or the device fails.
     pub(super) fn free_everything(&mut self) -> Checked {
         let (lines, count) = (self.lines.len(), self.model.live.len());
         while let Some(last) = self.model.live.len().checked_sub(1) {

@@ -1,8 +1,8 @@
-//! Gates that delay the work of a stream for some operations. If an allocator reuses memory too early,
-//! the delayed work then overwrites the new contents, which the test detects.
+//! Gates that delay the work of a stream for some operations of a test. If an allocator reuses memory too
+//! early, the delayed work then overwrites the new contents, which the test detects.
 //!
-//! The delay is counted in operations of the test, because time passes irregularly on a busy machine. A
-//! gate also opens after a fixed time, because an allocator that waits for the work performs no further
+//! The delay is counted in operations, because time passes irregularly on a busy machine. A gate also opens
+//! after a fixed time, because an allocator that waits for the work would otherwise never reach the next
 //! operation. So if the test's thread is not scheduled for that long, its gates are open early.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ struct Closed<G> {
 
 #[derive(Debug)]
 struct Book<G> {
-    /// The closed gates, in the order in which they open.
+    /// The closed gates, in the order in which their time ends.
     closed: VecDeque<Closed<G>>,
     step: u64,
     ends: bool,
@@ -77,7 +77,8 @@ impl<G: Send + 'static> Gates<G> {
 }
 
 impl<G> Gates<G> {
-    /// Keeps the gate in front of `stream` closed until 8 operations or 2 ms have passed.
+    /// Keeps the gate in front of `stream` closed until 8 operations or 2 ms have passed, or until it is
+    /// opened.
     pub(super) fn keep(&self, stream: StreamId, gate: G) {
         let mut book = self.shared.book.lock();
         let (at_step, until) = (book.step + STEPS, Instant::now() + self.shared.held);

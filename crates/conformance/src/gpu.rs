@@ -27,7 +27,7 @@ pub fn is_absent(error: &DriverError) -> bool {
     }
 }
 
-/// Returns the first device, opened once per process.
+/// Returns the first CUDA device, opened once per process.
 ///
 /// # Errors
 ///
@@ -38,14 +38,14 @@ pub fn first() -> DriverResult<Arc<Cuda>> {
     FIRST.get_or_init(|| Cuda::open(DeviceId(0)).map(Arc::new)).clone()
 }
 
-/// Returns a guard for exclusive use of the device among the tests of this program, because delayed work
-/// of one test would delay others. Waits for other tests.
+/// Returns a guard for exclusive use of the device among the tests of this program, because the delayed work
+/// of one test would delay others. Waits until no other test holds the guard.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock()
 }
 
-/// Returns a test machine whose device is a part of this one, with `bytes` of memory.
+/// Returns a test machine whose device is a part of `cuda`, with `bytes` of memory.
 pub(super) fn part(cuda: &Arc<Cuda>, bytes: u64) -> Box<dyn Machine> {
     Box::new(RealMachine::of(Share::of(Arc::clone(cuda), bytes)))
 }

@@ -1,5 +1,6 @@
-//! The invariants, one function each. A function compares one step with the model and describes any
-//! violation. Read next: `accounts` (the invariant of the counters).
+//! The invariants, one function each. A function compares one step of a test with the model (the state that
+//! the allocator should have) and describes any violation. Read next: `accounts` (the invariant of the
+//! counters).
 
 use super::Checked;
 use super::fixture::{Fixture, Step};
@@ -7,7 +8,7 @@ use super::fixture::{Fixture, Step};
 /// A check after each step.
 pub(super) type Invariant = fn(&mut Fixture<'_>, &Step) -> Checked;
 
-/// Checks that no byte belongs to two live blocks.
+/// Checks that a new block overlaps no other live block.
 ///
 /// # Errors
 ///
@@ -31,7 +32,7 @@ pub(super) fn live_blocks_never_overlap(fixture: &mut Fixture<'_>, step: &Step) 
     }
 }
 
-/// Checks that a block has at least the requested bytes, and that work of the device can use them.
+/// Checks that a new block has at least the requested bytes, and that work of the device can use live blocks.
 ///
 /// # Errors
 ///
@@ -48,8 +49,8 @@ pub(super) fn blocks_are_large_enough(fixture: &mut Fixture<'_>, step: &Step) ->
     live_blocks_are_reachable(fixture, step)
 }
 
-/// Checks that work of the device can access every byte of every live block. Applies only to memory of
-/// the driver.
+/// Checks that work of the device can access live blocks. Applies only to memory of the driver, and only
+/// after steps that may change its mappings.
 ///
 /// # Errors
 ///
@@ -59,7 +60,7 @@ pub(super) fn live_blocks_are_reachable(fixture: &mut Fixture<'_>, step: &Step) 
     {
         return Ok(());
     }
-    // Filling real memory would take too long, so only both ends of each block are written.
+    // Filling real memory would take too long, so only both ends of blocks are written and read.
     if !fixture.machine.holds_work() {
         return bytes_stay_intact(fixture, step);
     }
@@ -86,12 +87,12 @@ pub(super) fn bytes_stay_intact(fixture: &mut Fixture<'_>, step: &Step) -> Check
         let written = fixture.machine.write(last.start(), last.bytes, seed, last.stream);
         written.map_err(|wrong| format!("block {} cannot be written: {wrong}", last.name))?;
     }
-    // Reading a block waits for its work, and blocks should be reused while work runs. So all blocks are
-    // read only at these steps. In addition, each block is read before it is freed.
+    // Reading a block waits for its stream, but memory should be reused while work runs. So all blocks are
+    // read only at these steps. In addition, `Fixture::free` reads each block first.
     if !matches!(step, Step::Emptied | Step::Ended) {
         return Ok(());
     }
-    // Delayed work must have run before the last check.
+    // Delayed work that could overwrite live blocks must have run before the last check.
     if matches!(step, Step::Ended) {
         fixture.streams.iter().for_each(|stream| fixture.machine.finish_stream(*stream));
     }
@@ -132,8 +133,8 @@ pub(super) fn reuse_waits_for_work(fixture: &mut Fixture<'_>, step: &Step) -> Ch
     Ok(())
 }
 
-/// Checks that an illegal call is refused, that a refused free returns the allocation, and that no
-/// counter changes.
+/// Checks that an illegal call is refused, that a refused free returns the allocation, and that the counters
+/// of blocks and allocated bytes do not change.
 ///
 /// # Errors
 ///

@@ -1,13 +1,13 @@
-//! The conformance suite: requirements on every allocator, as tests for any allocator.
+//! The conformance suite: tests of the requirements on every allocator.
 //!
-//! The input is a constructor, as for the registry. The suite uses the allocator only through its trait,
-//! and finds its capabilities by their accessors. A capability that an allocator lacks is not tested;
-//! the report lists it.
+//! The input is a constructor that builds the allocator over a given driver. The suite uses the allocator
+//! only through its trait, and finds its capabilities with `control`. A capability that an allocator lacks is
+//! not tested; the report lists it.
 //!
 //! [`run`] is for programs; [`conformance_tests!`](crate::conformance_tests) generates one test for each
-//! property and device. A failure is reported with the shortest sequence of operations that causes it.
-//! Read next: `script` (operations), `fixture` (their execution), `invariants` (checks after each
-//! operation), `machine` (the devices; `gates` delay their work).
+//! property and device. A failure is reported with the shortest sequence of operations found that causes it.
+//! Read next: `script` (operations), `fixture` (their execution), `invariants` (checks after each operation),
+//! `machine` (the devices; `gates` delay their work).
 //!
 //! ```
 //! use std::sync::Arc;
@@ -16,7 +16,7 @@
 //! use stratalloc::strategies::plugin::Callbacks;
 //! use stratalloc::strategies::PluggableAllocator;
 //!
-//! // Returns ever higher addresses, never the same one twice, and is never out of memory.
+//! // Returns ever higher addresses, and is out of memory only for single requests of 1 TiB or more.
 //! let mine = constructor(|driver| {
 //!     let next = std::sync::atomic::AtomicU64::new(1 << 30);
 //!     let order = std::sync::atomic::Ordering::Relaxed;
@@ -33,17 +33,17 @@
 //! # Ok::<(), stratalloc_conformance::Failure>(())
 //! ```
 //!
-//! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`]. All of
-//! that part is released after each script. Without a device, each test that
-//! [`conformance_tests!`](crate::conformance_tests) generated prints to standard error that it was
-//! skipped; `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. If the constructor returns
-//! [`NotSupported`](stratalloc::error::DriverErrorKind::NotSupported), nothing is tested on `cuda`. To
-//! save time, only some driver calls of a script are made to fail there. Other programs on the device do
-//! not affect the tests as long as [`Options::device_bytes`] are free. An empty `CUDA_VISIBLE_DEVICES`
-//! hides the device.
+//! On `cuda` an allocator gets a part of the first CUDA device, of [`Options::device_bytes`]. All of that
+//! part is released after each script. Without a device, each test that
+//! [`conformance_tests!`](crate::conformance_tests) generated prints to standard error that it was skipped;
+//! `STRATALLOC_REQUIRE_CUDA=1` makes that a failure. If the constructor returns
+//! [`NotSupported`](stratalloc::error::DriverErrorKind::NotSupported), nothing is tested on `cuda`. To save
+//! time, fewer scripts run there, and [`Property::DriverFailuresLoseNothing`] makes fewer driver calls fail.
+//! Other programs on the device do not affect the tests as long as [`Options::device_bytes`] are free. An
+//! empty `CUDA_VISIBLE_DEVICES` hides the device.
 //!
-//! On `sim` work finishes when the suite finishes it or when a call waits for it. An allocator that
-//! waits by polling would never return.
+//! On `sim` work finishes when the suite finishes it or when a call waits for it. An allocator that polls an
+//! event until its work has finished would never return.
 //!
 //! Not tested are sharing between processes, peer access and, of private pools, checkpoints, segment
 //! allocators and captures.
@@ -90,13 +90,14 @@ pub use suite::{run, test};
 /// The result of a check: `Err` describes the violation.
 pub type Checked = Result<(), String>;
 
-/// Builds the allocator under test, each time over a new device.
+/// Builds the allocator under test over a driver. The suite passes the driver of a new device each time.
 pub type Build<'b> = dyn Fn(Arc<dyn Driver>) -> Constructed + Sync + 'b;
 
 /// The extent of the tests. Values too small to test anything are raised to the smallest useful ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The number of random scripts for each property on each device. A GPU runs a tenth of them.
+    /// The number of scripts (random sequences of operations) for each property on each device. Some
+    /// properties run fewer scripts or none, and a GPU runs a tenth.
     pub scripts: u64,
     /// The maximum number of operations of a script.
     pub longest: usize,
@@ -129,7 +130,8 @@ impl Options {
         Self { scripts: self.scripts.div_ceil(10), ..self.clone() }
     }
 
-    /// Returns the default, with the number of scripts from the environment variable `CONFORMANCE_RUNS`.
+    /// Returns the default options, with the number of scripts from the environment variable
+    /// `CONFORMANCE_RUNS` if it is set.
     ///
     /// # Errors
     ///
@@ -145,8 +147,8 @@ impl Options {
     }
 }
 
-/// Returns a constructor for a configuration string. It enables frees by bare address if the strategy
-/// supports them.
+/// Returns a constructor for a configuration string. It enables frees by address, without a handle, if the
+/// strategy supports them.
 pub fn configured(text: &str) -> impl Fn(Arc<dyn Driver>) -> Constructed + Sync + '_ {
     move |driver| {
         let config = Config::parse(text, &registry::key_table())?;
@@ -163,14 +165,14 @@ where
     build
 }
 
-/// Tests one property and panics with the shortest failing sequence of operations. If the property is
+/// Tests one property. If it does not hold, panics with the shortest failing sequence of operations. If it is
 /// not tested, prints the reason to standard error. Called by the tests of
 /// [`conformance_tests!`](crate::conformance_tests).
 ///
 /// # Panics
 ///
-/// When the property does not hold, when `CONFORMANCE_RUNS` is not a number, or when there is no CUDA
-/// device and [`skip::REQUIRE_CUDA`] requires one.
+/// When the property does not hold, when `CONFORMANCE_RUNS` is not a whole number of at least 1, or when
+/// there is no CUDA device and [`skip::REQUIRE_CUDA`] requires one.
 pub fn assert_holds(name: &str, build: &Build<'_>, property: Property, device: Device) {
     let options = Options::from_environment();
     let tested = options.and_then(|options| {

@@ -1,8 +1,8 @@
 //! A device under a test's control: the driver, and control over when its work finishes.
 //!
-//! The test decides when the work of a stream finishes. A machine that cannot delay its work returns
-//! false from `holds_work`, and some checks are then left out. To run the shadow test over another
-//! driver, implement [`Machine`].
+//! The test decides when the work of a stream finishes. A machine that runs its work by itself returns false
+//! from `holds_work`, and some checks are then left out. To run tests over another driver, implement
+//! [`Machine`].
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub trait Machine: Debug {
     /// When the device cannot create that many.
     fn streams(&self, count: usize) -> Vec<StreamId>;
 
-    /// Returns true if events stay unfinished until the test finishes them.
+    /// Returns true if events stay unfinished until the test finishes them or a call waits for them.
     fn holds_work(&self) -> bool;
 
     /// Returns the unfinished events, oldest first, or nothing if the machine cannot list them.
@@ -44,12 +44,13 @@ pub trait Machine: Debug {
     /// Returns the resources that the device has allocated.
     fn held(&self) -> HeldResources;
 
-    /// Returns how many frees did not wait for the device's work, although they would on a real device.
+    /// Returns how many frees so far did not wait for the device's work, although they would on a real
+    /// device.
     fn waits_owed(&self) -> u64 {
         0
     }
 
-    /// Writes a pattern into a block, in stream order.
+    /// Writes a pattern into a block, in stream order. A machine without bytes does nothing.
     ///
     /// # Errors
     ///
@@ -58,7 +59,7 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// Checks, in stream order, that the pattern is still in the block.
+    /// Checks, in stream order, that the pattern is still in the block. A machine without bytes does nothing.
     ///
     /// # Errors
     ///
@@ -67,9 +68,9 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// Submits work on another stream that overwrites a block. The work is delayed until some
-    /// [steps](Self::step) later, until 2 ms have passed, or until that stream is waited for through
-    /// this machine.
+    /// Submits work to `stream` that overwrites the start of a block. The work is delayed until some
+    /// [steps](Self::step) later, until 2 ms have passed, or until `stream` is waited for through this
+    /// machine. A machine that cannot delay work does nothing.
     ///
     /// # Errors
     ///
@@ -78,7 +79,7 @@ pub trait Machine: Debug {
         Ok(())
     }
 
-    /// Counts an operation of the test, by which delays are measured.
+    /// Counts an operation of the test. Delays of work are measured in operations.
     fn step(&self) {}
 
     /// Returns the bytes allocated from the device.
@@ -115,7 +116,7 @@ impl Machine for SimMachine {
     }
 
     fn streams(&self, count: usize) -> Vec<StreamId> {
-        // The default stream is among them, and the raw values are not in ascending order.
+        // The default stream is among them and not the first, so raw values are not in ascending order.
         let created = (1..count).map(|_| self.0.create_stream().expect("streams are free"));
         let mut streams: Vec<_> = created.collect();
         streams.insert(count / 2, StreamId::DEFAULT);
@@ -153,7 +154,7 @@ pub trait Real: HoldsWork + 'static {
     /// Returns the resources that the device has allocated.
     fn held(&self) -> HeldResources;
 
-    /// Called when the machine and its test end. The device may release what is still allocated.
+    /// Called when the machine is dropped. The device may free what is still allocated.
     fn free_all(&self) {}
 }
 
@@ -241,8 +242,8 @@ impl<D: Real> Machine for RealMachine<D> {
 
     fn spoil_later(&self, address: u64, bytes: u64, stream: StreamId) -> Checked {
         let gate = self.device.hold_back(stream).map_err(|error| error.to_string())?;
-        // Before `fill`: it may wait for a thread that itself waits for the work behind this gate, which
-        // must open in time.
+        // `keep` makes the gate open in time. It must precede `fill`, which may wait for a thread that itself
+        // waits for the work behind this gate.
         self.gates.keep(stream, gate);
         let submitted = self.device.fill(address, 0xEE, bytes.min(PATTERN_BYTES), stream);
         submitted.map_err(|error| error.to_string())

@@ -17,9 +17,9 @@ pub(super) struct Live {
     pub(super) bytes: u64,
     /// The block's own stream.
     pub(super) stream: StreamId,
-    /// Other streams that use the block.
+    /// Other streams that were recorded on the block.
     pub(super) others: BTreeSet<StreamId>,
-    /// The seed of the pattern written into the block; `None` once work of another stream overwrites it.
+    /// The seed of the pattern in the block; `None` if none was written or other work may overwrite it.
     pub(super) seed: Option<u64>,
 }
 
@@ -94,7 +94,7 @@ impl Model {
         self.most_live = self.most_live.max(self.live.len());
     }
 
-    /// Records a free of a block with the handle `stale`.
+    /// Records a free. `stale` is a handle of the freed block.
     pub(super) fn retire(&mut self, freed: Freed, stale: Allocation) {
         if self.stale.len() == STALE_MAX {
             drop(self.stale.remove(0));
@@ -104,7 +104,7 @@ impl Model {
     }
 }
 
-/// Returns a second handle of a block, like a copy that a program kept.
+/// Returns a second handle of a block, as if a program had kept a copy.
 pub(super) fn twin(of: &Allocation) -> Allocation {
     Allocation::new(of.address(), of.size_bytes(), of.owner(), of.token())
 }

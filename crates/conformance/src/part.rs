@@ -1,9 +1,9 @@
 //! A small device on a part of a large one, so that tests on a real GPU do not need all of it.
 //!
-//! The part keeps a list of its allocations, which a real device does not provide, and refuses those
-//! beyond its size. Streams may be plain numbers; each is mapped to a stream of the inner device. The
-//! part has its own default memory pool, so that parts of one device do not affect each other. Captures
-//! are not supported. Dropping the part frees everything that is still allocated.
+//! The part keeps a list of its allocations, which a real device does not provide, and refuses allocations
+//! beyond its size. Streams may be plain numbers; each is mapped to a stream of the inner device. The part
+//! has its own default memory pool, so that parts of one device do not affect each other. Captures are not
+//! supported. Dropping the part frees everything that is still allocated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ struct Piece {
 /// The size of a mapping, and its physical allocation.
 type Mapping = (u64, PhysicalId);
 
-/// The sizes in bytes, by address or handle.
+/// Sizes in bytes, by address. Events and pools are listed by handle, with size 0.
 type List = BTreeMap<u64, u64>;
 
 #[derive(Debug, Default)]
@@ -92,7 +92,7 @@ impl Book {
     }
 }
 
-/// A device of limited size on top of another one; `D` is a handle of the inner device.
+/// A device of limited size on top of another one, whose driver is `D`.
 pub type Part<D> = Intercepted<D, Share<D>>;
 
 /// The state of a [`Part`]: its size, and its allocations.
@@ -109,7 +109,7 @@ fn foreign(call: &'static str, address: u64) -> DriverError {
 }
 
 impl<D: Driver> Share<D> {
-    /// Creates a part with `total_bytes` of a device.
+    /// Creates a part of `device`, with `total_bytes` of memory.
     #[must_use]
     pub fn of(device: D, total_bytes: u64) -> Part<D>
     where
@@ -118,7 +118,7 @@ impl<D: Driver> Share<D> {
         Part::with(device.clone(), Self { device, total_bytes, book: Mutex::default() })
     }
 
-    /// Returns the memory allocated from this part of the device.
+    /// Returns the resources allocated from this part of the device.
     #[must_use]
     pub fn held(&self) -> HeldResources {
         let book = self.book();
@@ -147,7 +147,8 @@ impl<D: Driver> Share<D> {
         Ok(book.used_bytes() + pooled)
     }
 
-    /// Refuses an allocation beyond the part's size. Concurrent threads may together exceed that size.
+    /// Returns an error for an allocation beyond the part's size. Concurrent allocations may together exceed
+    /// it.
     fn admit(&self, call: &'static str, bytes: u64, used_bytes: u64) -> DriverResult<()> {
         if used_bytes.checked_add(bytes).is_some_and(|sum| sum <= self.total_bytes) {
             return Ok(());
@@ -185,8 +186,8 @@ impl<D: Driver> Share<D> {
         })
     }
 
-    /// Frees everything still allocated, so that an allocator that leaks takes no memory from later
-    /// tests. Waits for the device if anything is allocated. The part must not be used afterwards.
+    /// Frees everything still allocated, so that an allocator that leaks takes no memory from later tests.
+    /// Waits for the device if memory is allocated. The part must not be used afterwards.
     fn free_all(&self) {
         let book = std::mem::take(&mut *self.book());
         let inner = &self.device;
@@ -237,13 +238,14 @@ impl<D: Driver> Interceptor for Share<D> {
         DeviceInfo { total_bytes: self.total_bytes, ..inner.info() }
     }
 
-    /// Hides the interface for fabric handles, because the part does not count them.
+    /// Offers only virtual memory and pools. All other interfaces are hidden, because the part does not count
+    /// their resources.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         let Parts { virtual_memory, memory_pools, .. } = parts;
         Parts { virtual_memory, memory_pools, ..Parts::default() }
     }
 
-    /// Returns the inner device's stream for this number.
+    /// Returns the inner device's stream for this number, and creates it on the first call.
     fn stream(&self, stream: StreamId) -> DriverResult<StreamId> {
         if stream == StreamId::DEFAULT {
             return Ok(stream);
@@ -324,7 +326,7 @@ impl<D: Driver> Interceptor for Share<D> {
     }
 
     fn release(&self, _: &dyn Driver, piece: PhysicalId) -> DriverResult<()> {
-        // Removed before the release, as in `remove`: the id may be reused right after the release.
+        // The reference is removed before the release, because the id may be reused right after the release.
         let mut book = self.book();
         let before = book.pieces.get(&piece).copied();
         book.change(piece, |piece| piece.holds -= 1);
@@ -397,8 +399,8 @@ impl<D: Driver> Interceptor for Share<D> {
         self.remove("destroy_pool", |book| &mut book.pools, (pool.0, None), act)
     }
 
-    /// Compares the request with allocated bytes only, because it is unknown how far unused memory of a
-    /// pool will serve it.
+    /// Compares the request with allocated bytes only: unused memory of the pool may serve it, and it is
+    /// unknown how much of that fits.
     fn allocate_async(
         &self,
         _: &dyn Driver,

@@ -1,5 +1,5 @@
-//! Tests private pools: memory of a pool serves no other request, scopes route requests by their filter,
-//! and the pool ends with its last user.
+//! Tests private pools: memory of a pool serves no other request, an open scope routes the requests that its
+//! filter accepts to its pool, and the pool ends with its last user.
 //!
 //! Checkpoints, segment allocators and captures are not tested.
 
@@ -234,8 +234,8 @@ fn routes_to_the_newest(fixture: &mut Fixture<'_>, pool: PoolId) -> Checked {
     holds(fixture, pool, &[&older])?;
     closes(fixture, pool)?;
     [newer, older].into_iter().try_for_each(|kept| give(fixture, kept))?;
-    // Each pool has one user for its creation and one for its scope. The caller releases the first user
-    // of `pool`.
+    // The creation of a pool and each scope add a user. This releases both users of `inner`, and of `pool`
+    // the user that this scope added.
     for used in [inner, inner, pool] {
         let done = pools(fixture)?.release_pool(used);
         works(fixture, &format!("release pool {used}"), done)?;

@@ -20,22 +20,22 @@ pub enum Property {
     WrongHandlesAreRefused,
     /// Counters equal the test's own count.
     CountersEqualARecount,
-    /// Emptying the cache keeps live blocks and releases all idle memory.
+    /// Emptying the cache keeps live blocks, and without live blocks it releases all memory.
     EmptyingTheCacheKeepsLiveBlocks,
     /// A dropped allocator releases all its memory to the driver.
     EverythingIsReleased,
-    /// An out-of-memory error contains the numbers, and after frees the same requests succeed again.
+    /// An out-of-memory error contains the requested size, and after frees the same requests succeed again.
     RunningOutIsAnError,
-    /// Hooks for memory pressure are called.
+    /// Hooks for memory pressure are called until they are removed.
     PressureHooksAreCalled,
-    /// If any one driver call fails once, at most one request fails and no memory is lost.
+    /// If any one driver call fails once, no memory is lost, and later requests succeed.
     DriverFailuresLoseNothing,
-    /// The allocator never reserves more than the limit allows.
+    /// The allocator never reserves more than its limit in bytes.
     LimitsAreRespected,
-    /// Bare addresses are accepted where a live block starts, and refused otherwise.
+    /// Calls by address instead of by handle are accepted where a live block starts, and refused elsewhere.
     BareAddressesAreChecked,
-    /// Memory of a private pool serves no other request, scopes route requests by their filter, and the
-    /// pool ends with its last user.
+    /// Memory of a private pool serves no other request, an open scope routes the requests that its filter
+    /// accepts to its pool, and the pool ends with its last user.
     PrivatePoolsAreApart,
     /// Threads that allocate and free concurrently get separate blocks, and counters stay right.
     ThreadsGetBlocksOfTheirOwn,

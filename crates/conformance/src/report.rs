@@ -10,7 +10,7 @@ use super::{Property, skip};
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// A simulated device without memory, whose work finishes when the suite finishes it.
+    /// A simulated device without memory. Its work finishes when the suite or a waiting call finishes it.
     Sim,
     /// Host memory, with threads that run work. Linux only.
     Host,
@@ -51,7 +51,7 @@ pub enum Outcome {
     },
     /// There is no device of this kind.
     NoDevice {
-        /// The message of the driver.
+        /// The driver's error message.
         detail: String,
     },
 }
@@ -75,7 +75,7 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}:", self.name)?;
-        // The message is the same on every line, so it is printed only on the first.
+        // A driver's message is printed only on the first of successive lines that have it.
         let mut shown: Option<&str> = None;
         for (property, device, outcome) in &self.outcomes {
             match outcome {
@@ -112,7 +112,7 @@ pub struct Failure {
     pub what: String,
     /// The shortest sequence of operations found that causes the violation.
     pub lines: Vec<String>,
-    /// The seed of the first script that failed. The sequence is a part of that script.
+    /// The seed of the first script that failed. The sequence is a simplified part of that script.
     pub seed: u64,
 }
 

@@ -1,6 +1,6 @@
 //! Random operations on an allocator, as data that can be shortened.
 //!
-//! A pick is taken modulo the number of candidates. So every list of operations is legal and stays legal
+//! A pick is taken modulo the number of candidates. So every list of operations is legal, and stays legal
 //! when operations are removed. See `fixture` for their execution.
 
 use quickcheck::{Arbitrary, Gen};

@@ -26,7 +26,7 @@ const SHRINK_MAX: usize = 3000;
 pub(super) struct Broken {
     pub(super) what: String,
     pub(super) lines: Vec<String>,
-    /// The seed of the operations, unless it is that of the options.
+    /// The seed from which the operations were drawn. `None`: the seed of the options.
     pub(super) seed: Option<u64>,
 }
 
@@ -36,7 +36,7 @@ impl From<String> for Broken {
     }
 }
 
-/// Runs one script.
+/// A function that runs one script.
 pub(super) type Trial<'a, O = Op> = &'a dyn Fn(&Script<O>) -> Result<(), Broken>;
 
 /// Runs random scripts until one fails, and shortens that one.
@@ -49,8 +49,8 @@ pub(super) fn scripts<O: Arbitrary>(
         let seed = options.seed.wrapping_add(n);
         let script = Script::random(seed, options.longest, keep);
         if let Err(first) = trial(&script) {
-            // The failure may have left a real device broken. If even an empty script now fails in
-            // another way, shortening would search for that other failure, so it is skipped.
+            // The failure may have left a real device broken. If an empty script now fails in another way,
+            // shortening would search for that other failure, so it is skipped.
             let broken = match trial(&Script::default()) {
                 Err(other) if other.what != first.what => first,
                 _ => shortest(script, first, trial),
@@ -71,7 +71,7 @@ pub fn histories<O: Arbitrary + Debug>(
     longest: usize,
     run: impl Fn(&[O]) -> Checked,
 ) {
-    // The seed differs on each run, because a failing sequence is printed in full.
+    // The seed differs on each run. A repeat does not need it, because a failing sequence is printed in full.
     let seed = RandomState::new().hash_one(longest);
     let options = Options { scripts: histories, longest, seed, ..Options::default() };
     let found = scripts(&options, |_| true, &|script: &Script<O>| {
@@ -141,7 +141,7 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
     format!("it panicked: {}", text.unwrap_or("without a message"))
 }
 
-/// Runs a script and checks the invariants after each step.
+/// Runs a script and checks the invariants after each step, and once more at the end.
 pub(super) fn follow(
     fixture: &mut Fixture<'_>,
     script: &Script,

@@ -29,8 +29,8 @@ pub(super) struct Case<'a> {
     pub(super) machines: &'a Machines<'a>,
 }
 
-/// A test that runs on one device. The second argument is the size of the device if it is the small one.
-/// Returns the number of runs.
+/// A test that runs on one device. The second argument is the size of the device if that is the small one,
+/// else `None`. Returns the number of runs.
 pub(super) type OnOneSize<'a> = dyn Fn(&Case<'_>, Option<u64>) -> Result<u64, Broken> + 'a;
 
 /// Creates a new device of the given size.
@@ -80,8 +80,8 @@ impl Case<'_> {
         let seed = options.seed.wrapping_add(most);
         let small = Options { scripts: few, seed, device_bytes, ..options.clone() };
         let small = Case { options: &small, ..*self };
-        // If the allocator fails on the small device even with an empty script, all scripts run on the
-        // large device. A fault that is not about size is found there.
+        // If the allocator fails on the small device even with an empty script, all scripts run on the large
+        // device. They find a fault that does not depend on the size.
         if few == 0 || small.with_a_failure(&Script::default(), None).is_err() {
             return work(&Case { options, ..*self }, None);
         }
@@ -259,10 +259,10 @@ fn lacks(error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// The memory of the small device is the device's divided by this.
+/// The small device has the memory of the large one divided by this.
 const SMALL_PART: u64 = 8;
 
-/// The reason for not testing properties of the memory itself.
+/// The reason for not testing properties of memory of the driver.
 pub(super) const ELSEWHERE: &str = "its memory does not come from the driver";
 
 /// The reason for not testing the cache.
@@ -272,12 +272,12 @@ pub(super) const NO_CACHE: &str = "it offers no control over cached memory";
 #[cfg(target_os = "linux")]
 const LACKS: &str = "its constructor reports that the device lacks a feature it needs";
 
-/// Tests one property of the allocator that `build` makes, on one device. Waits for the device's work.
-/// Tests on the CUDA device run one at a time.
+/// Tests one property of the allocator that `build` makes, on one device. Tests on the CUDA device run one at
+/// a time.
 ///
 /// # Errors
 ///
-/// [`Failure`], with the shortest sequence of operations that shows it.
+/// [`Failure`], with the shortest sequence of operations found that shows it.
 pub fn test(
     name: &str,
     build: &Build<'_>,
@@ -324,7 +324,7 @@ pub fn test(
     }
 }
 
-/// Tests every property on every device of this system.
+/// Tests every property on every kind of device of this system.
 ///
 /// # Errors
 ///

@@ -4,8 +4,8 @@
 ///
 /// The second argument is a constructor: a closure, or anything else that takes a driver as for
 /// [`registry::register`](stratalloc::registry::register) and returns the allocator. It can use names of the
-/// surrounding module. `CONFORMANCE_RUNS=1000 cargo test` runs 1000 random scripts for each property.
-/// The `host` device is host memory and needs Linux. `cuda` is a part of the first CUDA device;
+/// surrounding module. `CONFORMANCE_RUNS=1000 cargo test` sets [`Options::scripts`](crate::Options::scripts)
+/// to 1000. The `host` device is host memory and needs Linux. `cuda` is a part of the first CUDA device;
 /// without one its tests print that they were skipped.
 ///
 /// ```

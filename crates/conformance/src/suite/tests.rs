@@ -1,4 +1,4 @@
-//! Runs the code that tests on a GPU on a part of host memory instead.
+//! Runs the tests for GPUs on a part of host memory instead.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use stratalloc::driver::{Driver, DriverResult};
 use stratalloc::size::MIB;
 use stratalloc_sim::{Host, HostOptions};
 
-/// Tests a property in the way of a GPU, on a part of host memory.
+/// Tests a property as on a GPU, but on a part of host memory. Panics if resources are leaked.
 fn on_a_part(build: &Build<'_>, property: Property) -> Result<Outcome, String> {
     let whole = Arc::new(Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() }));
     let outcome = {
