@@ -15,16 +15,17 @@
 // Blocks of the pool are never split.
 #define STRATALLOC_POOL_NO_SPLIT 2
 
-// The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver
-// fails in a call with several steps, completed steps stay in effect. `stratalloc_last_error` returns
-// the message of the calling thread's last failure.
+// The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver or
+// the library fails in a call with several steps, completed steps stay in effect.
+// `stratalloc_last_error` returns the message of the calling thread's last failure.
 typedef enum {
   // Success.
   STRATALLOC_STATUS_OK = 0,
-  // A null pointer, text that is not UTF-8, or a number that is out of range.
+  // A null pointer, text that is not UTF-8, a number that is out of range, or another argument that
+  // the call cannot use.
   STRATALLOC_STATUS_INVALID_ARGUMENT = 1,
-  // The handle is of no allocator, checkpoint, snapshot or shared block, or the object was
-  // destroyed.
+  // The handle does not belong to an allocator, checkpoint, snapshot or shared block, or the object
+  // was destroyed.
   STRATALLOC_STATUS_UNKNOWN_HANDLE = 2,
   // The configuration string cannot be used.
   STRATALLOC_STATUS_BAD_CONFIGURATION = 3,
@@ -32,16 +33,17 @@ typedef enum {
   STRATALLOC_STATUS_OUT_OF_MEMORY = 4,
   // No live block starts at the address.
   STRATALLOC_STATUS_UNKNOWN_ADDRESS = 5,
-  // The pool is unknown, has no user, or already has an open scope, or lacks the open scope that the
-  // call needs.
+  // The pool is unknown, has no user, already has an open scope, or lacks the open scope that the
+  // call needs. A switch also fails with this status while a pool has users or a scope is open.
   STRATALLOC_STATUS_BAD_POOL = 6,
-  // The device, the strategy or this version does not support the call.
+  // The device, the strategy, a layer or this version does not support the call.
   STRATALLOC_STATUS_NOT_SUPPORTED = 7,
   // A call of the driver failed.
   STRATALLOC_STATUS_DRIVER_FAILED = 8,
   // The output does not fit in the buffer.
   STRATALLOC_STATUS_BUFFER_TOO_SMALL = 9,
-  // A bug in the library. The allocator may be unusable after this.
+  // A bug in the library, or in a function of the user that it called. The allocator may be unusable
+  // after this.
   STRATALLOC_STATUS_INTERNAL = 10,
 } stratalloc_status;
 
@@ -49,8 +51,8 @@ typedef enum {
 typedef enum {
   // `of` is a handle: the counters as one flat JSON object of integers. The keys are those of
   // `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
-  // those of counters that only this strategy has. `backend:cudaMallocAsync` has these:
-  // `malloc_async.deferred_frees` (frees that wait for the end of a capture),
+  // those of counters that only this strategy, or one before a switch, has. `backend:cudaMallocAsync`
+  // has these: `malloc_async.deferred_frees` (frees that wait for the end of a capture),
   // `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture had
   // ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
   // which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after
@@ -71,10 +73,10 @@ typedef enum {
   // `of` is a device ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
   // device. The counters of an unused device are zeros.
   STRATALLOC_TEXT_TORCH_STATISTICS = 6,
-  // `of` is a device ordinal: the same counters as a table.
+  // `of` is a device ordinal: the counters of PyTorch's allocator on the device, as a table.
   STRATALLOC_TEXT_TORCH_SUMMARY = 7,
-  // `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device.
-  // For an unused device, the strategy that the environment names.
+  // `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device. For
+  // an unused device, the configured strategy.
   STRATALLOC_TEXT_TORCH_NAME = 8,
   // `of` is 0: the counters of all allocators of this process in the OpenMetrics format, which
   // Prometheus reads. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a
@@ -112,7 +114,8 @@ typedef struct {
 } stratalloc_pool;
 
 // Called once when the library no longer needs `user`, on any thread, with no lock held. It may
-// allocate and free, and must not unwind. It is not called if the call that passed `user` failed.
+// allocate and free, and must not unwind. It is not called if the call that passed `user` failed, or
+// after `stratalloc_callbacks_end`.
 typedef void (*stratalloc_release)(void *user);
 
 // A source of a pool's segments, in place of the device. The functions are called on any thread, with
@@ -163,13 +166,14 @@ typedef struct {
   uint32_t line;
 } stratalloc_stack_frame;
 
-// A source of stacks that the caller implements. The functions are called on any thread, with no lock
-// of the library held. They may allocate and free, and must not unwind. `user` is passed to each.
+// A source of call stacks that the caller implements. The functions are called on any thread, with no
+// lock of the library held. They may allocate and free, and must not unwind. `user` is passed to each.
 typedef struct {
   // Returns the calling thread's stack, or null. The stack is a pointer that only the source
   // interprets. The library keeps it until it calls `release`.
   void *(*gather)(void *user);
-  // Releases a stack that `gather` returned. Called exactly once for each.
+  // Releases a stack that `gather` returned. Called exactly once for each, unless
+  // `stratalloc_callbacks_end` has stopped the calls.
   void (*release)(void *user, void *stack);
   // Stores at most `room` frames of a stack, innermost first, and returns their number. The texts in
   // the frames must stay valid until the calling thread's next call of `frames`.
@@ -191,7 +195,7 @@ typedef struct {
   uint64_t address;
   // The size in bytes.
   uint64_t total_bytes;
-  // The bytes that callers requested for the live blocks.
+  // The bytes that callers requested for the blocks of `active_bytes`.
   uint64_t requested_bytes;
   // The bytes of live blocks.
   uint64_t allocated_bytes;
@@ -246,8 +250,8 @@ typedef struct {
   int64_t time_us;
   // The compiled region, in UTF-8, or null.
   const char *compile_context;
-  // The metadata that was set by `stratalloc_history_set_metadata` or the thread's function, in
-  // UTF-8, or null.
+  // The metadata, in UTF-8, or null. See `stratalloc_history_set_metadata` and
+  // `stratalloc_history_set_thread_metadata`.
   const char *user_metadata;
   // The stack, as its source returned it, or null.
   void *stack;
@@ -278,17 +282,17 @@ typedef void (*stratalloc_oom_observer)(void *user,
                                         uint64_t device_total_bytes,
                                         uint64_t device_free_bytes);
 
-// Called for a request that `throw_on_cudamalloc_oom` rejected. Receives the device, the size of the
-// segment that the request needed, the reserved bytes of the allocator, and the total bytes of the
-// device (0 if unknown). It may allocate and free, and must not unwind.
+// Called for a request that the setting `throw_on_cudamalloc_oom` rejected. Receives the device, the
+// size of the segment that the request needed, the reserved bytes of the allocator, and the total bytes
+// of the device (0 if unknown). It may allocate and free, and must not unwind.
 typedef void (*stratalloc_oom_rejection_observer)(void *user,
                                                   int device,
                                                   uint64_t segment_bytes,
                                                   uint64_t reserved_bytes,
                                                   uint64_t device_total_bytes);
 
-// Called before memory is acquired from the driver, so that it can free memory instead. Returns
-// nonzero if it freed any. It may allocate and free, and must not unwind.
+// Called before memory is acquired from the driver, so that the function can free memory instead.
+// Returns nonzero if it freed any. It may allocate and free, and must not unwind.
 typedef int (*stratalloc_free_memory_callback)(void *user);
 
 // Called with a stack: the pointer that its source returned.
@@ -296,17 +300,17 @@ typedef void (*stratalloc_stack_visitor)(void *user, void *stack);
 
 // The current settings, as far as PyTorch's snapshots list them.
 typedef struct {
-  // A fraction in (0, 1). 0 if it is not set.
+  // The setting `garbage_collection_threshold`, a fraction in (0, 1). 0 if it is not set.
   double garbage_collection_threshold;
   // Blocks of this size or more are never split. `UINT64_MAX` means no limit.
   uint64_t max_split_bytes;
   // The divisions of each power-of-two interval, starting at 1 MiB. 0 means none.
   uint64_t roundup_power2_divisions[16];
-  // `expandable_segments`.
+  // 1 if the setting `expandable_segments` is on, else 0.
   int expandable_segments;
-  // `release_lock_on_cudamalloc`.
+  // 1 if the setting `release_lock_on_cudamalloc` is on, else 0.
   int release_lock_on_malloc;
-  // `graph_capture_record_stream_reuse`.
+  // 1 if the setting `graph_capture_record_stream_reuse` is on, else 0.
   int graph_capture_record_stream_reuse;
 } stratalloc_torch_settings_t;
 
@@ -317,7 +321,7 @@ extern "C" {
 // Stops the calls of all functions that were added with `release`, including those of stack sources.
 // After that, `release` itself is not called either. Waits at most `wait_ms` milliseconds for running
 // calls, and stores in `inside` the number of calls that are still running then. An interpreter calls
-// this before it exits. It must not be called from one of these functions. Functions that are added
+// this before it exits. It must not be called from a function that it stops. Functions that are added
 // later are not stopped.
 //
 // # Safety
@@ -332,9 +336,10 @@ stratalloc_status stratalloc_callbacks_end(const void *release,
 // memory, any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the
 // process that created it: the child of a fork must create its own.
 //
-// Some configurations are valid but probably a mistake, such as a repeated key, or environment
-// variables that differ. Each causes one warning per process on the standard error stream. The
-// functions that warn are this one, `stratalloc_set_conf`, `stratalloc_switch` and those for PyTorch.
+// Some configurations are valid but probably a mistake, such as a repeated key, or two environment
+// variables with different configurations. Each causes one warning per process on the standard error
+// stream. This function writes such warnings, and so do `stratalloc_set_conf`, `stratalloc_switch` and
+// the functions for PyTorch.
 //
 // # Safety
 //
@@ -353,12 +358,13 @@ stratalloc_status stratalloc_check_conf(const char *conf);
 
 // Destroys an allocator and releases all its memory to the device, including live blocks. Blocks of
 // `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the
-// process can free them. Calls that run on other threads finish first. Later calls with the handle
-// fail.
+// process can free them. If calls on other threads are still running, the last of them releases the
+// memory. Later calls with the handle fail.
 stratalloc_status stratalloc_destroy(uint64_t handle);
 
 // Allocates a block of at least `bytes` and stores its address. Work submitted to `stream` from now on
-// may use the block. For zero bytes, stores null and succeeds. Does not wait when a cached block fits.
+// may use the block. For zero bytes, stores null and succeeds. Does not wait when a cached block fits,
+// except under the layer `guard`.
 //
 // # Safety
 //
@@ -373,9 +379,10 @@ stratalloc_status stratalloc_allocate(uint64_t handle,
 //
 // Does not wait for running work, with these exceptions. If an announced stream was destroyed (with
 // `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. If the block
-// is the last one of an allocator that a switch has replaced, the memory of that allocator is
-// released, which may wait. The layer `guard` waits for the block's streams before it checks the bytes
-// around the block. An allocator that calls functions of the user may wait in them.
+// is the last one of an allocator that a switch has replaced, the memory of that allocator is released,
+// which may wait. The layer `guard` waits for the block's streams before it checks the bytes around the
+// block. If the block was allocated with the cache off, the driver waits for the device. An allocator
+// that calls functions of the user may wait in them.
 stratalloc_status stratalloc_free(uint64_t handle,
                                   void *pointer);
 
@@ -383,8 +390,9 @@ stratalloc_status stratalloc_free(uint64_t handle,
 // that work has finished. Never waits.
 stratalloc_status stratalloc_record_stream(uint64_t handle, void *pointer, void *stream);
 
-// Waits until the streams that use freed blocks have finished with them. Then releases all segments
-// without live blocks.
+// Waits until the streams that use freed blocks have finished with them. Then releases the segments
+// without live blocks. `backend:native` keeps those of pools with users, and releases nothing while a
+// graph is captured.
 stratalloc_status stratalloc_empty_cache(uint64_t handle);
 
 // Limits the allocator to a fraction of the device's memory, from 0 to 1. 1 removes the limit. The
@@ -406,8 +414,8 @@ stratalloc_status stratalloc_set_conf(uint64_t handle,
 // Existing blocks stay valid and are freed through the same handle. The string is complete: a key that
 // it omits has its default value. A memory limit stays unless the string sets another one.
 //
-// If the call fails, nothing has changed. It fails while a pool has users or a scope is open. May wait
-// for the device, because memory may be released.
+// If the call fails, nothing has changed. The call fails while a pool has users or a scope is open. May
+// wait for the device, because memory may be released.
 //
 // # Safety
 //
@@ -463,7 +471,8 @@ stratalloc_status stratalloc_memory_info(uint64_t handle,
 stratalloc_status stratalloc_cache_info(uint64_t handle, stratalloc_cache_info_t *info);
 
 // Stores the start and the size in bytes of the segment that contains `pointer`. For an expandable
-// segment, stores those of the mapped range that contains it. Walks over all segments.
+// segment, stores those of the mapped range that contains it. For a block that was allocated with the
+// cache off, stores those of the block. Walks over all segments.
 //
 // # Safety
 //
@@ -473,9 +482,9 @@ stratalloc_status stratalloc_base_allocation(uint64_t handle,
                                              void **base,
                                              uint64_t *size);
 
-// Stores the allocated and the reserved bytes, and the peak of each. Much cheaper than
-// `STRATALLOC_TEXT_STATISTICS`. With `backend:native` and no layers, it does not wait for calls of the
-// driver on other threads.
+// Stores the allocated and the reserved bytes, and the peak of each. Much cheaper than the text
+// `STRATALLOC_TEXT_STATISTICS`. With `backend:native` and no layers, it does not wait while another
+// thread calls the driver.
 //
 // # Safety
 //
@@ -520,9 +529,9 @@ stratalloc_status stratalloc_record_free(uint64_t handle,
 
 // Turns the cache off if `on` is 0, otherwise on. With the cache off, each request is one call of the
 // driver, and a free releases the memory at once and waits for the device. This is for tools that
-// observe every allocation. Blocks that are allocated with the cache off appear in no counter,
-// history, pool or layer, and no limit applies to them. Existing blocks are not affected. Only
-// `backend:native` supports this. After a switch to another backend, its cache is used.
+// observe every allocation. Blocks that are allocated with the cache off appear in no counter, history,
+// pool or layer, and no limit applies to them. Existing blocks are not affected. Only `backend:native`
+// supports this. After a switch to another backend, the cache of that backend is used.
 //
 // If the variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`) is set to any
 // value, the cache is initially off in allocators that get their configuration from the environment.
@@ -642,9 +651,9 @@ stratalloc_status stratalloc_checkpoint_take(uint64_t handle,
                                              stratalloc_checkpoint **checkpoint);
 
 // Restores a pool to a checkpoint: frees all live blocks, then makes the checkpoint's blocks live at
-// their addresses. Memory that the pool has acquired since then stays in the pool, free. Then calls
-// `freed` with each block that was freed, and `allocated` with each block that was made live. Either
-// function may be null. They may allocate and free, and must not unwind.
+// their addresses. Memory that the pool has acquired since the checkpoint stays in the pool, free. Then
+// calls `freed` with each block that was freed, and `allocated` with each block that was made live.
+// Either function may be null. They may allocate and free, and must not unwind.
 //
 // # Safety
 //
@@ -659,8 +668,8 @@ stratalloc_status stratalloc_checkpoint_restore(uint64_t handle,
 stratalloc_status stratalloc_checkpoint_drop(stratalloc_checkpoint *checkpoint);
 
 // Writes the bytes with which another process can open the block that starts at `pointer`. They can be
-// sent over any channel, contain a secret, and have no terminating zero. `needed`, unless null, is set
-// to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
+// sent over any channel. They contain a secret, and have no terminating zero. `needed`, unless null, is
+// set to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
 // opening the block returns. It is always 0, because a block is opened at its start.
 //
 // If `size` is 0, writes no bytes. Sharing a block twice returns equal bytes. Does not wait for work.
@@ -676,8 +685,8 @@ stratalloc_status stratalloc_share(uint64_t handle,
                                    uint64_t *offset);
 
 // Maps a block of another process into this one, from the bytes that `stratalloc_share` wrote there.
-// Stores a number that identifies the block, its address in this process and its size. May wait for
-// the driver, and some seconds for the other process.
+// Stores a number that identifies the block, its address in this process and its size. May wait for the
+// driver, and for some seconds for the other process.
 //
 // # Safety
 //
@@ -708,8 +717,8 @@ stratalloc_status stratalloc_expandable_segments(uint64_t handle,
                                                  stratalloc_expandable_visitor visit,
                                                  void *user);
 
-// Assigns a stream to a class of `expandable_segments_reserve_by_class`. Null removes it from its
-// class. Applies to segments that are reserved later.
+// Assigns a stream to a class that the setting `expandable_segments_reserve_by_class` defines. Null
+// removes the stream from its class. Applies to segments that are reserved later.
 //
 // # Safety
 //
@@ -756,7 +765,7 @@ stratalloc_status stratalloc_history_set_stack_source(uint64_t handle,
 
 // Removes the source of stacks before it becomes invalid, for example before an interpreter exits.
 // Drops the recorded entries. Under `layers:[track]`, live blocks keep the frames of their stacks for
-// the leak report at the end of the process.
+// the leak report at the end of the process. Without that layer, recording stops.
 stratalloc_status stratalloc_history_drop_stack_source(uint64_t handle);
 
 // Sets the metadata of entries that are recorded from now on. Null removes it.
@@ -788,8 +797,8 @@ stratalloc_status stratalloc_context_push(const char *name);
 stratalloc_status stratalloc_context_pop(void);
 
 // Records `pairs` keys and values with the current time, if recording is on. Snapshots list the newest
-// 65,536 annotations under `external_annotations`. Annotations of PyTorch have the key `name`, and
-// `stage` with `START` or `END`.
+// 65,536 annotations under `external_annotations`. PyTorch's annotations have two keys: `name`, and
+// `stage`, whose value is `START` or `END`.
 //
 // # Safety
 //
@@ -798,8 +807,9 @@ stratalloc_status stratalloc_annotate(uint64_t handle,
                                       const char *const *words,
                                       size_t pairs);
 
-// Pushes the name of the compiled region that the calling thread runs. Entries have it in a field of
-// its own. Each name must be removed by a `stratalloc_compile_context_pop` on the same thread.
+// Pushes the name of the compiled region that the calling thread runs. Entries list the name in the
+// field `compile_context`. Each name must be removed by a `stratalloc_compile_context_pop` on the same
+// thread.
 //
 // # Safety
 //
@@ -810,8 +820,8 @@ stratalloc_status stratalloc_compile_context_push(const char *name);
 stratalloc_status stratalloc_compile_context_pop(void);
 
 // Writes a file for PyTorch's viewers, with all segments, blocks and the history as of one moment. The
-// file is a pickle, or JSON if its name ends in `.json`. If the call fails, the file keeps its old
-// content.
+// file is a pickle, or JSON if its name ends in `.json` or `.json.gz`. It is compressed if the name
+// ends in `.gz`. If the call fails, the file keeps its old content.
 //
 // # Safety
 //
@@ -819,8 +829,8 @@ stratalloc_status stratalloc_compile_context_pop(void);
 stratalloc_status stratalloc_snapshot_save(uint64_t handle,
                                            const char *path);
 
-// Passes the content that `stratalloc_snapshot_save` writes to `write`, in pieces, together with
-// `user`. The content is a pickle if `format` is 0, and JSON if it is 1.
+// Calls `write` with `user` and the content that `stratalloc_snapshot_save` writes to a file, in
+// pieces. The content is a pickle if `format` is 0, and JSON if it is 1.
 //
 // # Safety
 //
@@ -862,11 +872,11 @@ stratalloc_status stratalloc_snapshot_drop(stratalloc_snapshot *snapshot);
 // be served from the memory any more, and before the driver frees it. If the driver fails to free it,
 // another `segment_alloc` or `segment_map` follows.
 //
-// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them. If
-// a request of a tracker acquires device memory, the entries for it follow after the tracker has
+// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them. If a
+// request of a tracker acquires device memory, the entries for that memory follow after the tracker has
 // returned. While a tracker runs, its thread releases no memory to the device, so
-// `stratalloc_empty_cache` has no effect there. `stratalloc_destroy` calls trackers for all memory
-// that it releases; the handle is invalid by then.
+// `stratalloc_empty_cache` has no effect there. `stratalloc_destroy` calls trackers for all memory that
+// it releases; the handle is invalid by then.
 //
 // # Safety
 //
@@ -877,8 +887,8 @@ stratalloc_status stratalloc_tracker_add(uint64_t handle,
                                          void *user,
                                          uint64_t *id);
 
-// Removes a tracker. A call on another thread may still be running. `user` is released after that call
-// has returned.
+// Removes a tracker. A call of the tracker on another thread may still be running. `user` is released
+// after that call has returned.
 stratalloc_status stratalloc_tracker_remove(uint64_t handle,
                                             uint64_t id);
 
@@ -894,9 +904,9 @@ stratalloc_status stratalloc_oom_observer_add(uint64_t handle,
                                               void *user,
                                               uint64_t *id);
 
-// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores
-// a number with which it can be removed. It stays after a switch. Observers of failed requests are not
-// called for these requests.
+// Adds an observer that is called for every request that the setting `throw_on_cudamalloc_oom` rejects,
+// and stores a number with which it can be removed. It stays after a switch. Observers of failed
+// requests are not called for these requests.
 //
 // # Safety
 //
@@ -910,9 +920,9 @@ stratalloc_status stratalloc_oom_rejection_observer_add(uint64_t handle,
 // Removes an observer or a free-memory callback, as `stratalloc_tracker_remove` does.
 stratalloc_status stratalloc_hook_remove(uint64_t handle, uint64_t id);
 
-// Adds a callback that is called whenever memory is about to be acquired from the device, so that it
-// can free memory instead. Stores a number with which it can be removed. It stays after a switch.
-// Requests of a callback itself call no callback.
+// Adds a callback that is called whenever memory is about to be acquired from the device, so that the
+// callback can free memory instead. Stores a number with which it can be removed. It stays after a
+// switch. Requests of a callback itself call no callback.
 //
 // # Safety
 //
@@ -924,15 +934,16 @@ stratalloc_status stratalloc_free_memory_callback_add(uint64_t handle,
                                                       uint64_t *id);
 
 // Allocates a block for PyTorch. Returns null for zero bytes, without an error. Also returns null, and
-// sets the thread's last error, when there is not enough memory, no such device, or the environment's
-// configuration is invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead
-// of `cuda`.
+// sets the thread's last error, when the call fails: not enough memory, no such device, or an invalid
+// configuration in the environment, for example. For tests, the variable `STRATALLOC_DEVICE` may be
+// `sim` or `host` instead of `cuda`.
 void *stratalloc_torch_malloc(size_t size,
                               int device,
                               void *stream);
 
-// Frees a block for PyTorch. Ignores null and, in the child of a fork, a block of the parent. Ignores
-// `size` and `stream`, because the allocator has stored them.
+// Frees a block for PyTorch. Ignores null. In the child of a fork, ignores blocks on a device for which
+// the child has created no allocator. Ignores `size` and `stream`, because the allocator has stored
+// them.
 void stratalloc_torch_free(void *pointer,
                            size_t size,
                            int device,
@@ -951,7 +962,8 @@ stratalloc_status stratalloc_torch_drop_stack_sources(void);
 void stratalloc_torch_memory_fraction(double fraction, int device);
 
 // `set_base_alloc_fn`: returns the start of the segment that contains `pointer`, and stores the
-// segment's size. If `pointer` is unknown, returns `pointer` and stores 0. Walks over all segments.
+// segment's size. If `pointer` is unknown, returns `pointer` and stores 0. Returns null for null, and
+// stores nothing. Walks over all segments.
 //
 // # Safety
 //
@@ -963,8 +975,8 @@ void stratalloc_torch_record_stream(void *pointer, void *stream);
 
 // `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool. The new scope
 // takes precedence over all scopes that are already open. The filter is copied. It is called at each
-// request with the request's stream, on the requesting thread. An empty filter accepts the calling
-// thread's requests.
+// request with the request's stream, on the requesting thread. A null or empty filter accepts the
+// calling thread's requests.
 //
 // # Safety
 //
@@ -973,7 +985,7 @@ void stratalloc_torch_begin_allocate_to_pool(int device,
                                              stratalloc_pool pool,
                                              void *filter);
 
-// `set_end_allocate_to_pool_fn`: closes the scope. The pool stays in use until it is released.
+// `set_end_allocate_to_pool_fn`: closes the pool's scope. The pool stays in use until it is released.
 void stratalloc_torch_end_allocate_to_pool(int device, stratalloc_pool pool);
 
 // `set_release_pool`: removes a user from a pool. The free memory of a pool without users is released
@@ -1007,9 +1019,9 @@ stratalloc_status stratalloc_torch_allocate(int device,
                                             void *stream,
                                             void **pointer);
 
-// Allocates a block at exactly `address`, from free memory in the cache of the pool that the request
-// is routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream
-// contains the bytes from there on. The bytes before `address` stay free.
+// Allocates a block at exactly `address`, from free memory in the cache of the pool that the request is
+// routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream contains
+// `bytes` bytes from `address` on. The bytes of that block before `address` stay free.
 //
 // # Safety
 //
@@ -1057,8 +1069,8 @@ stratalloc_status stratalloc_torch_delete(void *pointer,
                                           uint64_t *bytes);
 
 // Routes the requests that a filter accepts to a pool. The new scope takes precedence over all scopes
-// that are already open. Adds a user to the pool, which stays until it is released. Creates the pool
-// if it is unknown.
+// that are already open. Adds a user to the pool, and creates the pool if it is unknown. The user stays
+// until it is released.
 //
 // # Safety
 //
@@ -1070,7 +1082,7 @@ stratalloc_status stratalloc_torch_scope_open(uint64_t handle,
 // Closes the scope of a pool. May be called on any thread. The user that the scope added stays.
 stratalloc_status stratalloc_torch_scope_close(uint64_t handle, stratalloc_pool pool);
 
-// Removes a user from a pool. If the pool has no users, its free memory is released by
+// Removes a user from a pool. If the pool has no users left, its free memory is released by
 // `stratalloc_pool_empty`, or the next time the allocator releases memory.
 stratalloc_status stratalloc_torch_pool_release(uint64_t handle, stratalloc_pool pool);
 

@@ -10,7 +10,7 @@ use super::pointers::{read, read_any, store, write_cut};
 use super::{table, user_data};
 use stratalloc::ids::StreamId;
 
-/// Converts a stream from the caller's type: a `cudaStream_t`, or any number.
+/// Converts a stream from the caller's type: a `cudaStream_t`, or any number on `sim` and `host`.
 pub(super) fn stream_of(stream: *mut c_void) -> StreamId {
     StreamId(stream.addr() as u64)
 }
@@ -42,9 +42,10 @@ pub(super) fn block(
 /// memory, any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the
 /// process that created it: the child of a fork must create its own.
 ///
-/// Some configurations are valid but probably a mistake, such as a repeated key, or environment
-/// variables that differ. Each causes one warning per process on the standard error stream. The
-/// functions that warn are this one, `stratalloc_set_conf`, `stratalloc_switch` and those for PyTorch.
+/// Some configurations are valid but probably a mistake, such as a repeated key, or two environment
+/// variables with different configurations. Each causes one warning per process on the standard error
+/// stream. This function writes such warnings, and so do `stratalloc_set_conf`, `stratalloc_switch` and
+/// the functions for PyTorch.
 ///
 /// # Safety
 ///
@@ -80,15 +81,16 @@ pub unsafe extern "C" fn stratalloc_check_conf(conf: *const c_char) -> Status {
 
 /// Destroys an allocator and releases all its memory to the device, including live blocks. Blocks of
 /// `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the
-/// process can free them. Calls that run on other threads finish first. Later calls with the handle
-/// fail.
+/// process can free them. If calls on other threads are still running, the last of them releases the
+/// memory. Later calls with the handle fail.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_destroy(handle: u64) -> Status {
     status(|| table::remove(handle).map(drop))
 }
 
 /// Allocates a block of at least `bytes` and stores its address. Work submitted to `stream` from now on
-/// may use the block. For zero bytes, stores null and succeeds. Does not wait when a cached block fits.
+/// may use the block. For zero bytes, stores null and succeeds. Does not wait when a cached block fits,
+/// except under the layer `guard`.
 ///
 /// # Safety
 ///
@@ -110,9 +112,10 @@ pub unsafe extern "C" fn stratalloc_allocate(
 ///
 /// Does not wait for running work, with these exceptions. If an announced stream was destroyed (with
 /// `backend:cudaMallocAsync` also the block's own stream), the call waits for the device. If the block
-/// is the last one of an allocator that a switch has replaced, the memory of that allocator is
-/// released, which may wait. The layer `guard` waits for the block's streams before it checks the bytes
-/// around the block. An allocator that calls functions of the user may wait in them.
+/// is the last one of an allocator that a switch has replaced, the memory of that allocator is released,
+/// which may wait. The layer `guard` waits for the block's streams before it checks the bytes around the
+/// block. If the block was allocated with the cache off, the driver waits for the device. An allocator
+/// that calls functions of the user may wait in them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_free(handle: u64, pointer: *mut c_void) -> Status {
     status(|| {
@@ -132,8 +135,9 @@ pub extern "C" fn stratalloc_record_stream(
     status(|| table::find(handle)?.record_stream(pointer.addr() as u64, stream_of(stream)))
 }
 
-/// Waits until the streams that use freed blocks have finished with them. Then releases all segments
-/// without live blocks.
+/// Waits until the streams that use freed blocks have finished with them. Then releases the segments
+/// without live blocks. `backend:native` keeps those of pools with users, and releases nothing while a
+/// graph is captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_empty_cache(handle: u64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.empty_cache()?))
@@ -164,8 +168,8 @@ pub unsafe extern "C" fn stratalloc_set_conf(handle: u64, conf: *const c_char) -
 /// Existing blocks stay valid and are freed through the same handle. The string is complete: a key that
 /// it omits has its default value. A memory limit stays unless the string sets another one.
 ///
-/// If the call fails, nothing has changed. It fails while a pool has users or a scope is open. May wait
-/// for the device, because memory may be released.
+/// If the call fails, nothing has changed. The call fails while a pool has users or a scope is open. May
+/// wait for the device, because memory may be released.
 ///
 /// # Safety
 ///

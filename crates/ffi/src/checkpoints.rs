@@ -50,9 +50,9 @@ pub unsafe extern "C" fn stratalloc_checkpoint_take(
 }
 
 /// Restores a pool to a checkpoint: frees all live blocks, then makes the checkpoint's blocks live at
-/// their addresses. Memory that the pool has acquired since then stays in the pool, free. Then calls
-/// `freed` with each block that was freed, and `allocated` with each block that was made live. Either
-/// function may be null. They may allocate and free, and must not unwind.
+/// their addresses. Memory that the pool has acquired since the checkpoint stays in the pool, free. Then
+/// calls `freed` with each block that was freed, and `allocated` with each block that was made live.
+/// Either function may be null. They may allocate and free, and must not unwind.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! Counters and sizes of an allocator and its device, `record_free`, and the switch for the cache.
+//! Counters and sizes of an allocator and its device, `record_free`, and turning the cache on and off.
 
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
@@ -101,7 +101,8 @@ pub unsafe extern "C" fn stratalloc_cache_info(handle: u64, info: *mut CacheInfo
 }
 
 /// Stores the start and the size in bytes of the segment that contains `pointer`. For an expandable
-/// segment, stores those of the mapped range that contains it. Walks over all segments.
+/// segment, stores those of the mapped range that contains it. For a block that was allocated with the
+/// cache off, stores those of the block. Walks over all segments.
 ///
 /// # Safety
 ///
@@ -130,9 +131,9 @@ pub unsafe extern "C" fn stratalloc_base_allocation(
     })
 }
 
-/// Stores the allocated and the reserved bytes, and the peak of each. Much cheaper than
-/// `STRATALLOC_TEXT_STATISTICS`. With `backend:native` and no layers, it does not wait for calls of the
-/// driver on other threads.
+/// Stores the allocated and the reserved bytes, and the peak of each. Much cheaper than the text
+/// `STRATALLOC_TEXT_STATISTICS`. With `backend:native` and no layers, it does not wait while another
+/// thread calls the driver.
 ///
 /// # Safety
 ///
@@ -211,9 +212,9 @@ pub extern "C" fn stratalloc_record_free(handle: u64, pointer: *mut c_void) -> S
 
 /// Turns the cache off if `on` is 0, otherwise on. With the cache off, each request is one call of the
 /// driver, and a free releases the memory at once and waits for the device. This is for tools that
-/// observe every allocation. Blocks that are allocated with the cache off appear in no counter,
-/// history, pool or layer, and no limit applies to them. Existing blocks are not affected. Only
-/// `backend:native` supports this. After a switch to another backend, its cache is used.
+/// observe every allocation. Blocks that are allocated with the cache off appear in no counter, history,
+/// pool or layer, and no limit applies to them. Existing blocks are not affected. Only `backend:native`
+/// supports this. After a switch to another backend, the cache of that backend is used.
 ///
 /// If the variable `PYTORCH_NO_CUDA_MEMORY_CACHING` (or `PYTORCH_NO_HIP_MEMORY_CACHING`) is set to any
 /// value, the cache is initially off in allocators that get their configuration from the environment.

@@ -1,7 +1,8 @@
 //! Counts running calls of users' functions (callbacks), so that an interpreter can wait for them
 //! before it exits.
 //!
-//! Functions that were added with the same release function share one gate.
+//! A caller adds a function together with a release function, which releases its `user` pointer.
+//! Functions with the same release function share one gate.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -14,18 +14,19 @@ use stratalloc::registry::BuildError;
 use stratalloc::sharing::SharingError;
 use stratalloc::switch::SwitchError;
 
-/// The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver
-/// fails in a call with several steps, completed steps stay in effect. `stratalloc_last_error` returns
-/// the message of the calling thread's last failure.
+/// The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver or
+/// the library fails in a call with several steps, completed steps stay in effect.
+/// `stratalloc_last_error` returns the message of the calling thread's last failure.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Success.
     Ok = 0,
-    /// A null pointer, text that is not UTF-8, or a number that is out of range.
+    /// A null pointer, text that is not UTF-8, a number that is out of range, or another argument that
+    /// the call cannot use.
     InvalidArgument = 1,
-    /// The handle is of no allocator, checkpoint, snapshot or shared block, or the object was
-    /// destroyed.
+    /// The handle does not belong to an allocator, checkpoint, snapshot or shared block, or the object
+    /// was destroyed.
     UnknownHandle = 2,
     /// The configuration string cannot be used.
     BadConfiguration = 3,
@@ -33,16 +34,17 @@ pub enum Status {
     OutOfMemory = 4,
     /// No live block starts at the address.
     UnknownAddress = 5,
-    /// The pool is unknown, has no user, or already has an open scope, or lacks the open scope that the
-    /// call needs.
+    /// The pool is unknown, has no user, already has an open scope, or lacks the open scope that the
+    /// call needs. A switch also fails with this status while a pool has users or a scope is open.
     BadPool = 6,
-    /// The device, the strategy or this version does not support the call.
+    /// The device, the strategy, a layer or this version does not support the call.
     NotSupported = 7,
     /// A call of the driver failed.
     DriverFailed = 8,
     /// The output does not fit in the buffer.
     BufferTooSmall = 9,
-    /// A bug in the library. The allocator may be unusable after this.
+    /// A bug in the library, or in a function of the user that it called. The allocator may be unusable
+    /// after this.
     Internal = 10,
 }
 
@@ -83,8 +85,8 @@ thread_local! {
 /// last error.
 #[inline]
 pub(super) fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Status> {
-    // `AssertUnwindSafe`: state that a panic may leave inconsistent is behind locks that every later
-    // call acquires. The returned status shows that there is a bug in the library.
+    // `AssertUnwindSafe`: a panic may leave the allocator in an inconsistent state. The caller learns of
+    // it by the returned status, `Internal`.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(failure)) => Err(remember(failure)),
@@ -203,8 +205,8 @@ impl Fails for SharingError {
             Self::NotExportable { .. } | Self::NotSupported { .. } | Self::PageSize { .. } => {
                 Status::NotSupported
             }
-            // Any other error means that the block cannot be fetched from its process. That process has
-            // freed the block or ended, for example.
+            // Any other error means that the block cannot be fetched from its process. For example, that
+            // process has freed the block or ended.
             _ => Status::UnknownAddress,
         }
     }
@@ -258,7 +260,7 @@ impl Fails for EnvironmentError {
     }
 }
 
-/// Returns the failure for a rejected configuration string, with a caret under the error.
+/// Returns the failure for a rejected configuration string, with a caret under the place of the error.
 #[cold]
 pub(super) fn bad_configuration(text: &str, error: &ConfigError) -> Failure {
     let caret = error.caret(text);

@@ -29,15 +29,16 @@ pub struct StackFrame {
     pub line: u32,
 }
 
-/// A source of stacks that the caller implements. The functions are called on any thread, with no lock
-/// of the library held. They may allocate and free, and must not unwind. `user` is passed to each.
+/// A source of call stacks that the caller implements. The functions are called on any thread, with no
+/// lock of the library held. They may allocate and free, and must not unwind. `user` is passed to each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StackSource {
     /// Returns the calling thread's stack, or null. The stack is a pointer that only the source
     /// interprets. The library keeps it until it calls `release`.
     pub gather: Option<unsafe extern "C" fn(user: *mut c_void) -> *mut c_void>,
-    /// Releases a stack that `gather` returned. Called exactly once for each.
+    /// Releases a stack that `gather` returned. Called exactly once for each, unless
+    /// `stratalloc_callbacks_end` has stopped the calls.
     pub release: Option<unsafe extern "C" fn(user: *mut c_void, stack: *mut c_void)>,
     /// Stores at most `room` frames of a stack, innermost first, and returns their number. The texts in
     /// the frames must stay valid until the calling thread's next call of `frames`.
@@ -121,8 +122,8 @@ impl Stack for Gathered {
         let Some(_inside) = self.source.gate.enter() else { return Vec::new() };
         // SAFETY: the caller's function, with the caller's pointers and `FRAMES_MAX` writable frames.
         let count = unsafe { collect(user, self.stack, frames.as_mut_ptr(), FRAMES_MAX) };
-        // SAFETY: the source has filled `count` frames, and their texts stay valid until its next call
-        // on this thread.
+        // SAFETY: the source has filled `count` frames, and their texts stay valid until the next call
+        // of `frames` on this thread.
         frames.iter().take(count).map(|frame| unsafe { frame.read() }).collect()
     }
 }
@@ -242,7 +243,7 @@ pub unsafe extern "C" fn stratalloc_history_set_stack_source(
 
 /// Removes the source of stacks before it becomes invalid, for example before an interpreter exits.
 /// Drops the recorded entries. Under `layers:[track]`, live blocks keep the frames of their stacks for
-/// the leak report at the end of the process.
+/// the leak report at the end of the process. Without that layer, recording stops.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_history_drop_stack_source(handle: u64) -> Status {
     table::on(handle, |instance| instance.history().drop_stack_provider())
@@ -343,8 +344,8 @@ pub extern "C" fn stratalloc_context_pop() -> Status {
 const ANNOTATION_PAIRS_MAX: usize = 64;
 
 /// Records `pairs` keys and values with the current time, if recording is on. Snapshots list the newest
-/// 65,536 annotations under `external_annotations`. Annotations of PyTorch have the key `name`, and
-/// `stage` with `START` or `END`.
+/// 65,536 annotations under `external_annotations`. PyTorch's annotations have two keys: `name`, and
+/// `stage`, whose value is `START` or `END`.
 ///
 /// # Safety
 ///
@@ -374,8 +375,9 @@ pub unsafe extern "C" fn stratalloc_annotate(
     })
 }
 
-/// Pushes the name of the compiled region that the calling thread runs. Entries have it in a field of
-/// its own. Each name must be removed by a `stratalloc_compile_context_pop` on the same thread.
+/// Pushes the name of the compiled region that the calling thread runs. Entries list the name in the
+/// field `compile_context`. Each name must be removed by a `stratalloc_compile_context_pop` on the same
+/// thread.
 ///
 /// # Safety
 ///
@@ -393,8 +395,8 @@ pub extern "C" fn stratalloc_compile_context_pop() -> Status {
 }
 
 /// Writes a file for PyTorch's viewers, with all segments, blocks and the history as of one moment. The
-/// file is a pickle, or JSON if its name ends in `.json`. If the call fails, the file keeps its old
-/// content.
+/// file is a pickle, or JSON if its name ends in `.json` or `.json.gz`. It is compressed if the name
+/// ends in `.gz`. If the call fails, the file keeps its old content.
 ///
 /// # Safety
 ///
@@ -410,8 +412,8 @@ pub unsafe extern "C" fn stratalloc_snapshot_save(handle: u64, path: *const c_ch
     })
 }
 
-/// Passes the content that `stratalloc_snapshot_save` writes to `write`, in pieces, together with
-/// `user`. The content is a pickle if `format` is 0, and JSON if it is 1.
+/// Calls `write` with `user` and the content that `stratalloc_snapshot_save` writes to a file, in
+/// pieces. The content is a pickle if `format` is 0, and JSON if it is 1.
 ///
 /// # Safety
 ///
@@ -439,7 +441,7 @@ pub unsafe extern "C" fn stratalloc_snapshot_write(
     })
 }
 
-/// A [`io::Write`] that calls the caller's function.
+/// An [`io::Write`] that calls the caller's function.
 struct Pieces {
     write: unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int,
     user: *mut c_void,

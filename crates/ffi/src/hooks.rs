@@ -1,7 +1,7 @@
-//! Users' functions that the library calls: trackers of entries, observers of failed requests, and
-//! callbacks that free memory.
+//! Users' functions that the library calls: trackers (called with each history entry), observers of
+//! failed requests, and callbacks that free memory.
 //!
-//! They run on the thread of the request, with no lock of the library held.
+//! They run on the thread of the call that causes them, with no lock of the library held.
 
 #![expect(unsafe_code, reason = "exported names, callers' pointers and functions")]
 
@@ -34,9 +34,9 @@ pub type OomObserver = Option<
     ),
 >;
 
-/// Called for a request that `throw_on_cudamalloc_oom` rejected. Receives the device, the size of the
-/// segment that the request needed, the reserved bytes of the allocator, and the total bytes of the
-/// device (0 if unknown). It may allocate and free, and must not unwind.
+/// Called for a request that the setting `throw_on_cudamalloc_oom` rejected. Receives the device, the
+/// size of the segment that the request needed, the reserved bytes of the allocator, and the total bytes
+/// of the device (0 if unknown). It may allocate and free, and must not unwind.
 pub type OomRejectionObserver = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -47,8 +47,8 @@ pub type OomRejectionObserver = Option<
     ),
 >;
 
-/// Called before memory is acquired from the driver, so that it can free memory instead. Returns
-/// nonzero if it freed any. It may allocate and free, and must not unwind.
+/// Called before memory is acquired from the driver, so that the function can free memory instead.
+/// Returns nonzero if it freed any. It may allocate and free, and must not unwind.
 pub type FreeMemoryCallback = Option<unsafe extern "C" fn(user: *mut c_void) -> c_int>;
 
 /// Adds a user's function and stores its number in `id`. If the call fails, `user` still belongs to the
@@ -75,7 +75,8 @@ unsafe fn add<F>(
 
 type Observe = unsafe extern "C" fn(*mut c_void, c_int, u64, u64, u64);
 
-/// Returns an observer that calls the user's function with the device and three numbers of the report.
+/// Returns an observer that calls the user's function with the device and the three numbers that
+/// `figures` returns.
 fn observing(
     observe: Observe,
     user_data: Arc<UserData>,
@@ -110,11 +111,11 @@ fn remove(handle: u64, id: u64, remove: impl FnOnce(&Instance) -> bool) -> Statu
 /// be served from the memory any more, and before the driver frees it. If the driver fails to free it,
 /// another `segment_alloc` or `segment_map` follows.
 ///
-/// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them. If
-/// a request of a tracker acquires device memory, the entries for it follow after the tracker has
+/// Blocks that a tracker itself allocates or frees are recorded, but no tracker is called for them. If a
+/// request of a tracker acquires device memory, the entries for that memory follow after the tracker has
 /// returned. While a tracker runs, its thread releases no memory to the device, so
-/// `stratalloc_empty_cache` has no effect there. `stratalloc_destroy` calls trackers for all memory
-/// that it releases; the handle is invalid by then.
+/// `stratalloc_empty_cache` has no effect there. `stratalloc_destroy` calls trackers for all memory that
+/// it releases; the handle is invalid by then.
 ///
 /// # Safety
 ///
@@ -141,8 +142,8 @@ pub unsafe extern "C" fn stratalloc_tracker_add(
     unsafe { add(handle, tracker, (release, user), id, add_to) }
 }
 
-/// Removes a tracker. A call on another thread may still be running. `user` is released after that call
-/// has returned.
+/// Removes a tracker. A call of the tracker on another thread may still be running. `user` is released
+/// after that call has returned.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_tracker_remove(handle: u64, id: u64) -> Status {
     remove(handle, id, |instance| instance.history().remove_tracker(TrackerId(id)))
@@ -174,9 +175,9 @@ pub unsafe extern "C" fn stratalloc_oom_observer_add(
     unsafe { add(handle, observer, (release, user), id, add_to) }
 }
 
-/// Adds an observer that is called for every request that `throw_on_cudamalloc_oom` rejects, and stores
-/// a number with which it can be removed. It stays after a switch. Observers of failed requests are not
-/// called for these requests.
+/// Adds an observer that is called for every request that the setting `throw_on_cudamalloc_oom` rejects,
+/// and stores a number with which it can be removed. It stays after a switch. Observers of failed
+/// requests are not called for these requests.
 ///
 /// # Safety
 ///
@@ -206,9 +207,9 @@ pub extern "C" fn stratalloc_hook_remove(handle: u64, id: u64) -> Status {
     remove(handle, id, |instance| instance.hooks().remove(HookId(id)))
 }
 
-/// Adds a callback that is called whenever memory is about to be acquired from the device, so that it
-/// can free memory instead. Stores a number with which it can be removed. It stays after a switch.
-/// Requests of a callback itself call no callback.
+/// Adds a callback that is called whenever memory is about to be acquired from the device, so that the
+/// callback can free memory instead. Stores a number with which it can be removed. It stays after a
+/// switch. Requests of a callback itself call no callback.
 ///
 /// # Safety
 ///

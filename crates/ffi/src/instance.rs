@@ -26,13 +26,13 @@ pub(super) struct Instance {
     pub(super) allocator: Switchable,
     pub(super) driver: Arc<dyn Driver>,
     uncached: Uncached,
-    /// A configuration string with the default values that apply under each complete configuration
-    /// string.
+    /// A configuration string with default values. Each complete configuration string is applied on top
+    /// of it.
     defaults: &'static str,
 }
 
-/// Reads the configuration from the environment, and writes its warnings. `defaults` replaces the built-in
-/// default values.
+/// Reads the configuration from the environment, applies it on top of `defaults` (a configuration
+/// string), and writes its warnings.
 pub(super) fn environment_over(defaults: &str) -> Result<Config, Failure> {
     let found = from_process(&registry::key_table())?;
     warn(&found.config);
@@ -80,8 +80,8 @@ impl Instance {
         }
     }
 
-    /// Creates an allocator with `config`, the configuration of the environment. `defaults` apply under
-    /// the configuration of each later switch.
+    /// Creates an allocator with `config`. Turns its cache off if the environment requires that. The
+    /// configuration of each later switch is applied on top of `defaults`.
     pub(super) fn open_over(
         defaults: &'static str,
         config: &Config,
@@ -173,8 +173,7 @@ impl Instance {
         if is_known { Ok(()) } else { Ok(recorded?) }
     }
 
-    /// Returns true if the cache can be turned off. Only `native` allows that, because it allocates by
-    /// plain calls of the driver.
+    /// Returns true if the cache can be turned off. Only `backend:native` supports that.
     fn may_do_without_cache(&self) -> bool {
         self.allocator.name() == "native"
     }
@@ -196,8 +195,8 @@ impl Instance {
         Failure::lacks(self.allocator.name(), what)
     }
 
-    /// Returns the failure of a call that names a block by address, if a layer that moves blocks
-    /// prevents it.
+    /// Returns the failure for a missing capability `what`. Names the layer if the reason is a layer
+    /// whose blocks start at other addresses than those of the strategy.
     fn lacks_addresses(&self, what: &str) -> Failure {
         let config = self.allocator.config();
         let moves = |layer: &&LayerSetting| layer.may_move_blocks();
@@ -339,7 +338,8 @@ impl Instance {
         Ok(opened?)
     }
 
-    /// Returns the start and the size of the segment, or of the mapped range, that contains an address.
+    /// Returns the start and the size of the segment, mapped range or uncached block that contains an
+    /// address.
     pub(super) fn base_of(&self, address: u64) -> Option<(u64, u64)> {
         if let Some(block) = self.uncached.around(address) {
             return Some(block);

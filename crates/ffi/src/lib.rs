@@ -3,16 +3,17 @@
 //!
 //! Both use `Instance`, which identifies blocks by address. The functions of the C interface take a
 //! handle of an allocator. They are in `calls`, `figures`, `text`, `pools`, `checkpoints`, `sharing`,
-//! `history`, `hooks` and `snapshots`. The functions for PyTorch are in `torch` and need no handle.
+//! `history`, `hooks` and `snapshots`. The functions for PyTorch are in `torch`. Most of them take a
+//! device ordinal instead of a handle.
 //!
-//! Callers are not trusted. Every function checks its pointers (`pointers`) and runs under `guard`,
-//! which catches panics. A failure becomes a status and the thread's last error. A handle is a number
-//! with a generation (`table`, `user_data`). It is looked up under a read lock and never dereferenced.
-//! An allocator stays alive while a call on it runs.
+//! Callers are not trusted. Every function that can fail checks its pointers (`pointers`) and runs under
+//! `guard`, which catches panics. A failure becomes a status and the thread's last error. A handle is a
+//! number that is never reused (`table`, `user_data`). It is looked up and never dereferenced. An
+//! allocator stays alive while a call on it runs.
 //!
-//! `user_data` holds users' functions, and `gate` counts the running calls of them. `device` opens
-//! devices by name, `messages` writes to the standard error stream, and `fork` keeps the library usable
-//! after a fork.
+//! `user_data` holds the `user` pointers of callers' functions, and `gate` counts the running calls of
+//! these functions. `uncached` serves requests while the cache is off. `device` opens devices by name,
+//! `messages` writes to the standard error stream, and `fork` keeps the library usable after a fork.
 //!
 //! `tests/header.rs` generates `include/stratalloc.h` from these files, with their doc comments.
 

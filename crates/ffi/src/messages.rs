@@ -1,4 +1,4 @@
-//! Writes failures and warnings to the standard error stream if no caller receives them.
+//! Writes warnings, and failures of the functions for PyTorch, to the standard error stream.
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use super::guard;
 use stratalloc::config::Config;
 use stratalloc::sync::{Global, Rank};
 
-/// The most failures that are written. Later ones are only available from `stratalloc_last_error`.
+/// The most failures that are written. Later ones are available only from `stratalloc_last_error`.
 const ERRORS_MAX: u32 = 32;
 /// The most different warnings that are written. Later ones are dropped.
 const WARNINGS_MAX: usize = 32;
@@ -28,7 +28,7 @@ pub(super) fn write_last_error() {
     }
 }
 
-/// Writes the warnings of a configuration: about settings that are valid but probably a mistake.
+/// Writes the warnings of a configuration, about settings that are valid but probably a mistake.
 #[cold]
 pub(super) fn warn(config: &Config) {
     config.warnings().iter().for_each(warn_once);
@@ -36,7 +36,7 @@ pub(super) fn warn(config: &Config) {
 
 static WARNED: Global<Vec<String>> = Global::new(Rank::Warnings, Vec::new());
 
-/// Writes a warning once per process, because several devices read the same environment.
+/// Writes a warning, but each text only once per process: several devices read the same environment.
 #[cold]
 pub(super) fn warn_once(warning: impl Display) {
     let text = format!("warning: {warning}");

@@ -30,7 +30,8 @@ pub(super) unsafe fn read_struct<T>(from: *const T, what: &str) -> Result<T, Fai
     Ok(unsafe { from.read_unaligned() })
 }
 
-/// A caller's pointer for one result. It is checked before the work starts, so that no result is lost.
+/// A caller's pointer for one result. It is checked for null before the work starts, so that no result
+/// is lost.
 #[derive(Debug)]
 pub(super) struct OutPointer<T>(*mut T);
 
@@ -117,8 +118,8 @@ pub(super) unsafe fn read_any<'a>(
     bytes.to_str().map(Some).map_err(refuse)
 }
 
-/// Writes all items into a caller's buffer, or none if they do not fit. Checks the buffer before it
-/// calls `items`. Stores the number of items in `needed`, unless that is null. If `room` is 0, writes
+/// Writes all items into a caller's buffer, or none if they do not fit. Checks for a null buffer before
+/// it calls `items`. Stores the number of items in `needed`, unless that is null. If `room` is 0, writes
 /// nothing else.
 ///
 /// # Safety
@@ -216,7 +217,7 @@ mod tests {
         let mut needed = 0;
         for (size, fits) in [(0, true), (1, false), (3, false), (4, true)] {
             let text = || Ok("abc".to_owned());
-            // SAFETY: the buffer is as large as any of these.
+            // SAFETY: the buffer is larger than any `size`.
             let written = unsafe { write(bytes.as_mut_ptr().cast(), size, &raw mut needed, text) };
             assert_eq!(written == Status::Ok, fits, "{size}");
             assert_eq!(std::mem::take(&mut needed), 4);

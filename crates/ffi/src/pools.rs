@@ -268,8 +268,7 @@ pub extern "C" fn stratalloc_pool_release(handle: u64, pool: Pool) -> Status {
         let pools = instance.pools()?;
         pools.release_pool(pool.into())?;
         // An error is ignored, because the user is removed in any case. Memory that could not be
-        // released now is released later. If an allocator that a switch replaced has the pool, it is
-        // destroyed with the pool's last user.
+        // released now is released later.
         let _ = pools.empty_pool(pool.into());
         Ok(())
     })
@@ -345,8 +344,8 @@ mod tests {
     use stratalloc::registry::build;
     use stratalloc_sim::{FaultControl, FaultPlan, Faulty, Sim, SimOptions};
 
-    /// Closing a scope calls the driver if a block that other streams use was freed during the capture.
-    /// Here that call fails.
+    /// Closing the scope of a capture calls the driver if a block that other streams use was freed
+    /// during the capture. In this test that call fails.
     #[test]
     fn a_failed_close_of_a_scope_leaves_no_user() {
         for conf in

@@ -24,8 +24,8 @@ pub type ExpandableVisitor = Option<
 >;
 
 /// Writes the bytes with which another process can open the block that starts at `pointer`. They can be
-/// sent over any channel, contain a secret, and have no terminating zero. `needed`, unless null, is set
-/// to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
+/// sent over any channel. They contain a secret, and have no terminating zero. `needed`, unless null, is
+/// set to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
 /// opening the block returns. It is always 0, because a block is opened at its start.
 ///
 /// If `size` is 0, writes no bytes. Sharing a block twice returns equal bytes. Does not wait for work.
@@ -56,8 +56,8 @@ pub unsafe extern "C" fn stratalloc_share(
 }
 
 /// Maps a block of another process into this one, from the bytes that `stratalloc_share` wrote there.
-/// Stores a number that identifies the block, its address in this process and its size. May wait for
-/// the driver, and some seconds for the other process.
+/// Stores a number that identifies the block, its address in this process and its size. May wait for the
+/// driver, and for some seconds for the other process.
 ///
 /// # Safety
 ///
@@ -141,8 +141,8 @@ pub unsafe extern "C" fn stratalloc_expandable_segments(
     })
 }
 
-/// Assigns a stream to a class of `expandable_segments_reserve_by_class`. Null removes it from its
-/// class. Applies to segments that are reserved later.
+/// Assigns a stream to a class that the setting `expandable_segments_reserve_by_class` defines. Null
+/// removes the stream from its class. Applies to segments that are reserved later.
 ///
 /// # Safety
 ///

@@ -42,8 +42,8 @@ pub struct Entry {
     pub time_us: i64,
     /// The compiled region, in UTF-8, or null.
     pub compile_context: *const c_char,
-    /// The metadata that was set by `stratalloc_history_set_metadata` or the thread's function, in
-    /// UTF-8, or null.
+    /// The metadata, in UTF-8, or null. See `stratalloc_history_set_metadata` and
+    /// `stratalloc_history_set_thread_metadata`.
     pub user_metadata: *const c_char,
     /// The stack, as its source returned it, or null.
     pub stack: *mut c_void,
@@ -57,7 +57,7 @@ pub struct Segment {
     pub address: u64,
     /// The size in bytes.
     pub total_bytes: u64,
-    /// The bytes that callers requested for the live blocks.
+    /// The bytes that callers requested for the blocks of `active_bytes`.
     pub requested_bytes: u64,
     /// The bytes of live blocks.
     pub allocated_bytes: u64,
@@ -122,7 +122,7 @@ impl From<PoolId> for Pool {
     }
 }
 
-// The numbers of actions and states follow from the order of their declarations.
+// `Entry::action` and `Block::state` document numbers, which follow from the order of the variants.
 const _: () = assert!(Action::SegmentAlloc as u32 == 3 && Action::OutOfMemory as u32 == 8);
 const _: () = assert!(BlockStateName::Inactive as u32 == 2);
 
@@ -130,7 +130,7 @@ const _: () = assert!(BlockStateName::Inactive as u32 == 2);
 pub(super) fn with_entry(entry: &history::Entry, show: impl FnOnce(&Entry)) {
     let text = |of: fn(&Context) -> Option<&str>| {
         let text = entry.context.as_ref().and_then(of)?;
-        // A C string ends at the first zero.
+        // A C string ends at the first zero, so the text is cut there.
         CString::new(text.split('\0').next().unwrap_or_default()).ok()
     };
     let [compile_context, user_metadata] =

@@ -1,9 +1,9 @@
 //! Handles of allocators: numbers that are looked up and never dereferenced.
 //!
-//! A handle is the number of an object (`user_data`). Each number is used once, so the handle of a destroyed
-//! allocator is refused. If calls are running when their allocator is destroyed, the last of them drops it.
-//! Handles of PyTorch's allocators consist of a constant and the device's ordinal. They are looked up
-//! without a lock.
+//! A handle is the number of an object (`user_data`). Each number is used once, so the handle of a
+//! destroyed allocator is refused. If calls are running when their allocator is destroyed, the last of
+//! these calls drops the allocator. Handles of PyTorch's allocators consist of a constant and the device's
+//! ordinal. They are looked up without a lock.
 
 use std::ffi::c_int;
 use std::ops::Deref;

@@ -74,7 +74,7 @@ fn what_cannot_be_built_is_reported() {
         assert_eq!(create(conf, device), Err(expected), "{conf} {device}");
         assert!(last_error().contains(words), "{}", last_error());
     }
-    // Fails if there is no driver, and if there are fewer devices.
+    // Fails without a driver, and also with one, because there are fewer devices.
     assert!(create("", "cuda:4000000000").is_err());
     assert!(!last_error().is_empty());
     let mut handle = 0;
@@ -84,7 +84,7 @@ fn what_cannot_be_built_is_reported() {
     // SAFETY: as above.
     let status = unsafe { stratalloc_create(null(), c"sim".as_ptr(), null_mut()) };
     assert_eq!(status, Status::InvalidArgument);
-    // SAFETY: not UTF-8, but it ends with a zero.
+    // SAFETY: the text is not UTF-8, but it ends with a zero.
     let status = unsafe { stratalloc_create(c"\xff".as_ptr(), c"sim".as_ptr(), &raw mut handle) };
     assert_eq!(status, Status::InvalidArgument);
 }
@@ -165,7 +165,8 @@ fn a_pool_with_users_refuses_a_switch() {
     assert_eq!(stratalloc_destroy(handle), Status::Ok);
 }
 
-/// `front` is refused, because an address does not show which thread's cache holds the block.
+/// The layer `front` caches blocks per thread. It is refused, because an address does not show which
+/// thread's cache holds the block.
 #[test]
 fn a_cache_of_each_thread_is_refused() {
     assert_eq!(

@@ -19,8 +19,8 @@ use stratalloc::stats::{Measured, Statistics, metrics};
 pub enum Text {
     /// `of` is a handle: the counters as one flat JSON object of integers. The keys are those of
     /// `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses` and `num_oom_rejections`, then
-    /// those of counters that only this strategy has. `backend:cudaMallocAsync` has these:
-    /// `malloc_async.deferred_frees` (frees that wait for the end of a capture),
+    /// those of counters that only this strategy, or one before a switch, has. `backend:cudaMallocAsync`
+    /// has these: `malloc_async.deferred_frees` (frees that wait for the end of a capture),
     /// `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture had
     /// ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
     /// which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after
@@ -41,10 +41,10 @@ pub enum Text {
     /// `of` is a device ordinal: the counters of PyTorch's allocator on the device, as JSON. Opens no
     /// device. The counters of an unused device are zeros.
     TorchStatistics = 6,
-    /// `of` is a device ordinal: the same counters as a table.
+    /// `of` is a device ordinal: the counters of PyTorch's allocator on the device, as a table.
     TorchSummary = 7,
-    /// `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device.
-    /// For an unused device, the strategy that the environment names.
+    /// `of` is a device ordinal: the strategy of PyTorch's allocator on the device. Opens no device. For
+    /// an unused device, the configured strategy.
     TorchName = 8,
     /// `of` is 0: the counters of all allocators of this process in the OpenMetrics format, which
     /// Prometheus reads. Names begin with `stratalloc_`. Labels are `device`, `backend`, `allocator` (a
@@ -121,7 +121,7 @@ fn measured((number, instance): &(u64, Named)) -> Measured {
 }
 
 /// Returns the counters as one flat JSON object, with PyTorch's keys and those of counters that only
-/// this strategy has.
+/// some strategies have.
 fn json(statistics: &Statistics) -> String {
     let keys = statistics.keys();
     // `OwnCounter` limits names to letters, digits, dots and underscores, so nothing needs escaping.

@@ -37,7 +37,7 @@ impl Uncached {
         Self { driver, is_on: AtomicBool::new(false), blocks: Mutex::default() }
     }
 
-    /// Returns true if requests are served without the cache.
+    /// Returns true if the cache was turned off.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)

@@ -1,5 +1,5 @@
-//! Users' functions with their `user` pointers, and the table of objects that callers refer to by
-//! number: allocators, checkpoints, snapshots and shared blocks.
+//! The `user` pointers of callers' functions, and the table of objects that callers refer to by number:
+//! allocators, checkpoints, snapshots and shared blocks.
 
 #![expect(unsafe_code, reason = "callers hand us functions and pointers")]
 
@@ -17,13 +17,14 @@ use super::pointers::store;
 use stratalloc::sync::{Global, Rank};
 
 /// Called once when the library no longer needs `user`, on any thread, with no lock held. It may
-/// allocate and free, and must not unwind. It is not called if the call that passed `user` failed.
+/// allocate and free, and must not unwind. It is not called if the call that passed `user` failed, or
+/// after `stratalloc_callbacks_end`.
 pub type Release = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
 /// Stops the calls of all functions that were added with `release`, including those of stack sources.
 /// After that, `release` itself is not called either. Waits at most `wait_ms` milliseconds for running
 /// calls, and stores in `inside` the number of calls that are still running then. An interpreter calls
-/// this before it exits. It must not be called from one of these functions. Functions that are added
+/// this before it exits. It must not be called from a function that it stops. Functions that are added
 /// later are not stopped.
 ///
 /// # Safety
@@ -114,7 +115,7 @@ pub(super) fn all<T: Any + Send + Sync>() -> Vec<(u64, Arc<T>)> {
     all.filter_map(|(number, thing)| Some((*number, Arc::clone(thing).downcast().ok()?))).collect()
 }
 
-/// Removes a number and returns its object. The object is dropped when its last user has dropped it.
+/// Removes a number and returns its object. The object is dropped with the last reference to it.
 pub(super) fn remove<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Arc<T>, Failure> {
     let mut all = OBJECTS.lock();
     // The number may be that of an object of another kind, which stays.
@@ -136,7 +137,7 @@ fn known<T: Any + Send + Sync>(
     thing.and_then(|thing| thing.downcast().ok()).ok_or_else(unknown)
 }
 
-/// Removes all numbers without dropping the objects.
+/// Removes all numbers in a forked child, without dropping the objects.
 pub(super) fn forget_all() {
     mem::forget(mem::take(&mut *OBJECTS.lock()));
 }

@@ -1,6 +1,6 @@
-//! Generates `include/stratalloc.h` from `src`, and the declarations for Python and for PyTorch's class
-//! from the header. The test compares them with the files. If `STRATALLOC_WRITE_HEADER` is set, it writes
-//! the three files instead.
+//! Generates `include/stratalloc.h` from `src`, and from the header the declarations for Python and for
+//! the subclass of PyTorch's allocator. The test compares them with the files. If
+//! `STRATALLOC_WRITE_HEADER` is set, it writes the three files instead.
 
 #[path = "header/others.rs"]
 mod others;
@@ -27,7 +27,7 @@ fn made() -> String {
     String::from_utf8(text).expect("cbindgen writes text")
 }
 
-/// Returns the sources of PyTorch's class.
+/// Returns the sources of the subclass of PyTorch's allocator.
 fn class_sources() -> String {
     let files =
         fs::read_dir(root().join("../../python/stratalloc/csrc")).expect("the folder is there");

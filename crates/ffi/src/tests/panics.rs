@@ -1,4 +1,4 @@
-//! Panics in users' functions behind the C interface. Each ends in the call in which it occurs.
+//! Panics in users' functions behind the C interface. Each is caught by the call in which it occurs.
 
 use std::ffi::CString;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -14,7 +14,8 @@ use stratalloc::strategies::plugin::Callbacks;
 
 use super::{allocate, create, last_error};
 
-/// A request of this size panics, and so does the free of a block that is one byte larger.
+/// The allocation function panics for a request of this size, and the free function for a block that is
+/// one byte larger.
 const BURSTS_BYTES: u64 = 666;
 
 fn bursting() -> Callbacks {

@@ -85,7 +85,7 @@ fn run(call: Call, handle: u64, books: &mut BTreeMap<u64, u64>) {
         },
         _ => match stratalloc_pool_scope_close(handle, pool) {
             Status::BadPool => {
-                // The limit is removed at once, so that later calls find memory.
+                // The memory limit is removed at once, so that later requests do not fail.
                 stratalloc_set_memory_fraction(handle, f64::from_bits(number));
                 stratalloc_set_memory_fraction(handle, 1.0)
             }

@@ -40,9 +40,9 @@ pub unsafe extern "C" fn stratalloc_torch_allocate(
     unsafe { store(pointer, "pointer", || block(open_device(device)?, bytes, stream)) }
 }
 
-/// Allocates a block at exactly `address`, from free memory in the cache of the pool that the request
-/// is routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream
-/// contains the bytes from there on. The bytes before `address` stay free.
+/// Allocates a block at exactly `address`, from free memory in the cache of the pool that the request is
+/// routed to. Fails with `STRATALLOC_STATUS_INVALID_ARGUMENT` if no free block of the stream contains
+/// `bytes` bytes from `address` on. The bytes of that block before `address` stay free.
 ///
 /// # Safety
 ///
@@ -169,8 +169,8 @@ pub unsafe extern "C" fn stratalloc_torch_delete(
     })
 }
 
-/// Frees a block of any device except `likely`. Returns the device and the bytes that were requested
-/// for the block.
+/// Frees a block of any device except `likely`. Returns the device and the bytes that were requested for
+/// the block. Returns -1 and 0 for an unknown block in the child of a fork.
 #[cold]
 fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
     let mut others = open_devices().filter(|(device, _)| *device != likely);
@@ -183,8 +183,8 @@ fn take_back(address: u64, likely: c_int) -> Result<(c_int, u64), Failure> {
 }
 
 /// Routes the requests that a filter accepts to a pool. The new scope takes precedence over all scopes
-/// that are already open. Adds a user to the pool, which stays until it is released. Creates the pool
-/// if it is unknown.
+/// that are already open. Adds a user to the pool, and creates the pool if it is unknown. The user stays
+/// until it is released.
 ///
 /// # Safety
 ///
@@ -209,7 +209,7 @@ pub extern "C" fn stratalloc_torch_scope_close(handle: u64, pool: Pool) -> Statu
     status(|| Ok(table::find(handle)?.pools()?.close_scope(pool.into())?))
 }
 
-/// Removes a user from a pool. If the pool has no users, its free memory is released by
+/// Removes a user from a pool. If the pool has no users left, its free memory is released by
 /// `stratalloc_pool_empty`, or the next time the allocator releases memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_pool_release(handle: u64, pool: Pool) -> Status {

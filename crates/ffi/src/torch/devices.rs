@@ -85,8 +85,9 @@ impl Devices {
         self.entries.iter().filter_map(Entry::get)
     }
 
-    /// Creates a device's allocator. After a failure, the next call tries again. Other threads can find
-    /// the allocator only after peer access between its device and the others was enabled.
+    /// Creates a device's allocator with `make`, unless there is one. After a failure, the next call
+    /// tries again. Other threads can find the allocator only after peer access between its device and
+    /// the others was enabled.
     #[cold]
     fn open(
         &'static self,
@@ -239,7 +240,8 @@ fn open(device: c_int, later: Option<&Config>) -> Result<Instance, Failure> {
     Instance::open_over(defaults(), &config, &format!("{kind}:{device}"))
 }
 
-/// Returns the default values of PyTorch's allocators, where they differ from the built-in ones.
+/// Returns the default values of PyTorch's allocators that differ from the built-in ones, as a
+/// configuration string.
 fn defaults() -> &'static str {
     if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" }
 }
@@ -347,7 +349,7 @@ mod tests {
         assert_eq!(sims[0].mapped_bytes_open_to(DeviceId(1)), 0);
     }
 
-    /// Opens two devices. The returned list can open a third one.
+    /// Opens two devices. The result can open a third one.
     fn two_open(drivers: [Arc<dyn Driver>; 2]) -> &'static Devices {
         let devices = none_open();
         for (device, driver) in (0..).zip(drivers) {

@@ -6,9 +6,9 @@
 //! takes no lock. Allocators are never destroyed, because blocks may outlive everything that could
 //! destroy them.
 //!
-//! PyTorch passes a null pointer on without an error, and the optional callbacks return nothing. So
-//! failures are also written to the standard error stream. PyTorch opens a pool's scope before a
-//! capture begins. It selects the streams with a C++ function, which is copied and called at each
+//! PyTorch passes a null pointer on without an error, and the optional callbacks return no status. So
+//! failures are also written to the standard error stream. PyTorch opens a pool's scope before a capture
+//! begins. PyTorch passes a C++ function that selects the streams. It is copied, and called at each
 //! request.
 //!
 //! Source of the signatures: PyTorch's `CUDAPluggableAllocator`.
@@ -53,9 +53,9 @@ fn reporting<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
 }
 
 /// Allocates a block for PyTorch. Returns null for zero bytes, without an error. Also returns null, and
-/// sets the thread's last error, when there is not enough memory, no such device, or the environment's
-/// configuration is invalid. For tests, the variable `STRATALLOC_DEVICE` may be `sim` or `host` instead
-/// of `cuda`.
+/// sets the thread's last error, when the call fails: not enough memory, no such device, or an invalid
+/// configuration in the environment, for example. For tests, the variable `STRATALLOC_DEVICE` may be
+/// `sim` or `host` instead of `cuda`.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_malloc(
     size: usize,
@@ -71,8 +71,9 @@ pub extern "C" fn stratalloc_torch_malloc(
     })
 }
 
-/// Frees a block for PyTorch. Ignores null and, in the child of a fork, a block of the parent. Ignores
-/// `size` and `stream`, because the allocator has stored them.
+/// Frees a block for PyTorch. Ignores null. In the child of a fork, ignores blocks on a device for which
+/// the child has created no allocator. Ignores `size` and `stream`, because the allocator has stored
+/// them.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_free(
     pointer: *mut c_void,
@@ -126,7 +127,8 @@ pub extern "C" fn stratalloc_torch_memory_fraction(fraction: f64, device: c_int)
 }
 
 /// `set_base_alloc_fn`: returns the start of the segment that contains `pointer`, and stores the
-/// segment's size. If `pointer` is unknown, returns `pointer` and stores 0. Walks over all segments.
+/// segment's size. If `pointer` is unknown, returns `pointer` and stores 0. Returns null for null, and
+/// stores nothing. Walks over all segments.
 ///
 /// # Safety
 ///
@@ -170,8 +172,8 @@ pub extern "C" fn stratalloc_torch_record_stream(pointer: *mut c_void, stream: *
 
 /// `set_begin_allocate_to_pool`: routes the requests that a filter accepts to a pool. The new scope
 /// takes precedence over all scopes that are already open. The filter is copied. It is called at each
-/// request with the request's stream, on the requesting thread. An empty filter accepts the calling
-/// thread's requests.
+/// request with the request's stream, on the requesting thread. A null or empty filter accepts the
+/// calling thread's requests.
 ///
 /// # Safety
 ///
@@ -190,7 +192,7 @@ pub unsafe extern "C" fn stratalloc_torch_begin_allocate_to_pool(
     });
 }
 
-/// `set_end_allocate_to_pool_fn`: closes the scope. The pool stays in use until it is released.
+/// `set_end_allocate_to_pool_fn`: closes the pool's scope. The pool stays in use until it is released.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_torch_end_allocate_to_pool(device: c_int, pool: Pool) {
     reporting((), || Ok(opened(device)?.pools()?.close_scope(pool.into())?));

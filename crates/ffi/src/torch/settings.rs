@@ -13,17 +13,17 @@ use crate::table;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TorchSettings {
-    /// A fraction in (0, 1). 0 if it is not set.
+    /// The setting `garbage_collection_threshold`, a fraction in (0, 1). 0 if it is not set.
     pub garbage_collection_threshold: f64,
     /// Blocks of this size or more are never split. `UINT64_MAX` means no limit.
     pub max_split_bytes: u64,
     /// The divisions of each power-of-two interval, starting at 1 MiB. 0 means none.
     pub roundup_power2_divisions: [u64; 16],
-    /// `expandable_segments`.
+    /// 1 if the setting `expandable_segments` is on, else 0.
     pub expandable_segments: c_int,
-    /// `release_lock_on_cudamalloc`.
+    /// 1 if the setting `release_lock_on_cudamalloc` is on, else 0.
     pub release_lock_on_malloc: c_int,
-    /// `graph_capture_record_stream_reuse`.
+    /// 1 if the setting `graph_capture_record_stream_reuse` is on, else 0.
     pub graph_capture_record_stream_reuse: c_int,
 }
 

@@ -107,7 +107,7 @@ int main(void) {
     IS(OK, stratalloc_torch_version(2, 13));
     IS(OK, stratalloc_torch_handle(0, &handle));
     int on_host = !strcmp(getenv("STRATALLOC_DEVICE"), "host");
-    /* Simulated devices use the same addresses. Other devices do not. */
+    /* Simulated devices use the same addresses, so the test uses a second device only on `host`. */
     blocks(on_host);
     pools(handle);
     if (on_host) {

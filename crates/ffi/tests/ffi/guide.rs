@@ -25,7 +25,8 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn good(command: &mut Command) -> String {
-    // The test runner sets this to its own output folder, which may contain an older library.
+    // The test runner sets `LD_LIBRARY_PATH` to its own output folder, which may contain an older
+    // library.
     let output = command.env_remove("LD_LIBRARY_PATH").output().expect("it starts");
     let [stdout, errors] =
         [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
@@ -62,7 +63,7 @@ fn the_program_in_c_compiles_with_its_line_and_runs() {
     assert!(stdout.starts_with("4 MiB at 0x"), "{stdout}");
 }
 
-/// Calls the compiler as cargo does for the four files, with the library of these tests.
+/// Compiles the page's three Rust files as cargo would, with the libraries that these tests built.
 #[test]
 fn the_package_with_a_strategy_builds_and_conforms() {
     let page = page("writing-a-strategy.md");

@@ -141,7 +141,7 @@ int main(int argc, char **argv) {
     IS(OK, stratalloc_destroy(handle));
     refused_by_all(handle);
 
-    /* The old handle stays invalid, although the new allocator reuses its slot. */
+    /* The old handle stays invalid after a new allocator is created. */
     IS(OK, stratalloc_create("", device, &shared));
     CHECK(shared != handle);
     refused_by_all(handle);

@@ -18,8 +18,8 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
     let library = shared_library();
     let folder = library.parent().expect("files lie in folders");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(source.replace('.', "-"));
-    // Another process may be running this program in the same tests. A running program cannot be
-    // overwritten, but its file can be replaced.
+    // Another test process may be running the same program. The file of a running program cannot be
+    // overwritten, but another file can be renamed to its name.
     let own = program.with_extension(std::process::id().to_string());
     let mut command = Command::new(compiler);
     command.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]).args(more);
@@ -34,8 +34,8 @@ fn compile(compiler: &str, source: &str, more: &[&str]) -> Option<PathBuf> {
 
 fn run(program: &Path, arguments: &[&str], device: &str) -> String {
     let mut command = unconfigured(program);
-    // The test runner sets this to its own output folder, which may contain an older library and takes
-    // precedence over the path that the program was linked with.
+    // The test runner sets `LD_LIBRARY_PATH` to its own output folder, which may contain an older
+    // library and takes precedence over the path that the program was linked with.
     command.env_remove("LD_LIBRARY_PATH");
     let output = command.args(arguments).env("STRATALLOC_DEVICE", device).output();
     let output = output.expect("what was compiled runs");

@@ -207,7 +207,7 @@ static void came(void *user, void *address, uint64_t size, void *stream) {
 static void went(void *user, void *address, uint64_t size) {
     Book *book = user;
     CHECK(size == 4096 && address == book->block);
-    /* A release function may use the allocator. */
+    /* The callbacks of a restore may use the allocator. */
     void *other = NULL;
     IS(OK, stratalloc_allocate(book->handle, 512, NULL, &other));
     IS(OK, stratalloc_free(book->handle, other));
@@ -308,8 +308,8 @@ static void sharing(void) {
 
 static void see_entry(void *user, const stratalloc_entry *entry) {
     Book *book = user;
-    /* A tracker may use the allocator, and is not called for that. While the allocator is destroyed, trackers are
-       called with entries for its segments, but the handle is already invalid. */
+    /* A tracker may use the allocator, and is not called for its own requests. While the allocator is destroyed,
+       trackers are called with entries for its segments, but the handle is already invalid. */
     void *other = NULL;
     if (entry->action != 0) return;
     IS(OK, stratalloc_allocate(book->handle, 512, NULL, &other));

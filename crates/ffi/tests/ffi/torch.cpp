@@ -81,9 +81,9 @@ int main(int argc, char **argv) {
     reset();
     CHECK(counts(0, "\"reserved_bytes.all.current\":0,"));
     CHECK(counts(1, "\"reserved_bytes.all.current\":0,"));
-    CHECK(*last_error() != 0); // `base` failed, because the address is unknown.
+    CHECK(*last_error() != 0); // The call `base(&size, ..)` failed.
 
-    // A pool of one stream: the filter decides for every thread, and is released with its scope.
+    // The filter routes one stream to the pool, for every thread. It is destroyed with its scope.
     const PoolId pool{9, 0};
     auto calls = std::make_shared<std::atomic<int>>(0);
     const Stream routed = reinterpret_cast<Stream>(16);
@@ -154,7 +154,7 @@ int main(int argc, char **argv) {
     std::vector<std::thread> threads;
     for (int number = 0; number < 8; number++)
         threads.emplace_back([&, number] {
-            // Some blocks stay live for a while, also while a scope of another thread is open.
+            // Up to 20 blocks of each thread stay live, also while other threads have open scopes.
             std::vector<void *> held;
             for (int round = 0; round < 2000; round++) {
                 PoolId own{100ULL + number, 0};

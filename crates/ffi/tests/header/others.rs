@@ -1,5 +1,5 @@
-//! Generates from the header the declarations for Python's ctypes, and the list of functions for
-//! PyTorch's class.
+//! Generates from the header the declarations for Python's ctypes, and the list of functions for the
+//! subclass of PyTorch's allocator.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -47,7 +47,7 @@ impl Value {
         Self { base, stars, name: name.to_owned(), length }
     }
 
-    /// Returns the name of the type in `ctypes`. A callback that is a parameter may be `None`.
+    /// Returns the name of the type in `ctypes`. A callback as parameter is `c_void_p`, and may be `None`.
     fn ctype(&self, header: &Header<'_>, is_field: bool) -> String {
         let known = header.is_known(&self.base);
         let base = match self.base.as_str() {
@@ -137,7 +137,7 @@ fn with_header<R>(text: &str, read: impl FnOnce(&Header<'_>) -> R) -> R {
     let is_code = |line: &&str| !line.trim_start().starts_with("//") && !line.starts_with('#');
     let code: Vec<&str> = text.lines().skip(1).filter(is_code).collect();
     let code = code.join(" ").replace("extern \"C\" {", "").replace("}  // extern \"C\"", "");
-    // A structure or an enum extends to the name after its closing brace.
+    // A `;` inside braces separates fields and does not end the declaration. It is replaced by `|`.
     let mut joined = String::new();
     let mut depth = 0;
     for c in code.chars() {
@@ -193,8 +193,8 @@ pub(crate) fn python(text: &str) -> String {
     })
 }
 
-/// Returns the text of `python/stratalloc/csrc/calls.h`: the functions that the sources of the class
-/// call.
+/// Returns the text of `python/stratalloc/csrc/calls.h`: the functions that `sources` (those of the
+/// subclass) call.
 pub(crate) fn macro_list(text: &str, sources: &str) -> String {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let called = sources.split("library.").skip(1);
