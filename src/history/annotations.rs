@@ -13,7 +13,8 @@ use super::record::History;
 pub struct Annotation {
     /// Microseconds since 1970.
     pub time_us: u64,
-    /// Keys and values. Annotations of PyTorch have the key `name`, and `stage` with `START` or `END`.
+    /// Keys and values. PyTorch's annotations have two keys: `name`, and `stage`, whose value is `START`
+    /// or `END`.
     pub words: Vec<(String, String)>,
 }
 
@@ -49,8 +50,8 @@ impl Drop for AnnotationScope<'_> {
 
 impl History {
     /// Records keys and values with the current time, if recording is on. Snapshots list the newest
-    /// 65,536 annotations under `external_annotations`, as snapshots of PyTorch do. May wait for a
-    /// short lock only.
+    /// 65,536 annotations under `external_annotations`, as snapshots of PyTorch do. May wait for a lock
+    /// that is held only briefly.
     pub fn annotate<'w>(&self, words: impl IntoIterator<Item = (&'w str, &'w str)>) {
         if !self.is_on() {
             return;

@@ -21,6 +21,7 @@ pub(crate) struct Moment {
     time_ns: u64,
     /// Orders entries of different threads that have the same time.
     thread: u32,
+    /// Orders the entries of one operation.
     step: u32,
 }
 

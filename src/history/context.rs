@@ -4,8 +4,8 @@
 //! its last one. The reason is that stack providers are user code: they may allocate, acquire other
 //! locks (such as an interpreter's) and panic. During the operation the context is kept in a
 //! thread-local, and all entries of the operation share it. It consists of the provider's stack, the
-//! names of the thread's open [scopes](Context::scope), the thread's compile context and the metadata
-//! of the history.
+//! names of the thread's open [scopes](Context::scope), the thread's compile context (the name of the
+//! [compiled](Context::compiled) region that it runs) and the metadata.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -120,7 +120,7 @@ thread_local! {
     static COMPILE_CONTEXT: NameList = const { Lasting::new(Vec::new()) };
     /// The number of names in `SCOPES` and `COMPILE_CONTEXT` together.
     static NAME_COUNT: Cell<u32> = const { Cell::new(0) };
-    /// True while a provider runs on this thread.
+    /// True while this thread gathers a context, which may run a stack provider.
     static GATHERS: Cell<bool> = const { Cell::new(false) };
     static CLEAR_NAMES: ClearNames = const { ClearNames };
 }
@@ -138,9 +138,9 @@ impl Drop for ClearNames {
 /// The two kinds of names that user code can set on a thread.
 #[derive(Clone, Copy, Debug)]
 pub enum NameKind {
-    /// A scope.
+    /// The name of a scope.
     Scope,
-    /// A compile context.
+    /// The name of a compiled region.
     CompileContext,
 }
 
@@ -232,8 +232,8 @@ impl Context {
         (self.0.stack.as_ref().map(number_of), self.0.labels.scopes.clone())
     }
 
-    /// Returns a copy whose stack contains its frames instead of a reference to the provider. `known`
-    /// holds the frames that were looked up before.
+    /// Returns a copy whose stack holds the looked-up frames, and no longer refers to the provider.
+    /// `known` caches the frames of each stack.
     pub(super) fn with_names(&self, known: &mut HashMap<usize, Arc<Names>>) -> Self {
         let look_up = |stack: &Arc<dyn Stack>| -> Arc<dyn Stack> {
             let names = known.entry(number_of(stack));
@@ -254,7 +254,7 @@ impl Context {
     }
 }
 
-/// An open scope of the calling thread. Ends when dropped.
+/// An open scope or compile context of the calling thread. Ends when dropped.
 #[derive(Debug)]
 pub struct ContextScope {
     of: NameKind,
@@ -321,12 +321,12 @@ impl History {
         self.sources.change_metadata(|own| own.of_thread = source);
     }
 
-    /// Returns true if a stack provider runs on the calling thread.
+    /// Returns true if the calling thread is gathering a context, which may run a stack provider.
     pub(crate) fn is_gathering() -> bool {
         GATHERS.get()
     }
 
-    /// Returns the metadata that was [set](Self::set_metadata) last.
+    /// Returns the metadata that was [set](Self::set_metadata) last for all threads.
     #[must_use]
     pub fn metadata(&self) -> Option<Arc<str>> {
         self.sources.metadata.read().of_all_threads.clone()
@@ -381,7 +381,7 @@ impl Sources {
 #[must_use = "entries have the context until this is dropped"]
 pub(crate) struct Gathered<'a> {
     history: &'a History,
-    /// The thread's context before, which the drop restores.
+    /// The thread's previous context, which is restored when the guard is dropped.
     before: Option<Context>,
     operation: Option<Operation>,
 }
@@ -403,8 +403,8 @@ impl<'a> Gathered<'a> {
     fn gather(history: &'a History, with_stack: bool) -> Option<Self> {
         let mut context = None;
         if with_stack || !history.sources.has_no_labels() {
-            // If a provider is running on this thread, this operation is the provider's own. It gets no
-            // context.
+            // If this thread is gathering a context already, this operation was called by the provider.
+            // It gets no context.
             if GATHERS.replace(true) {
                 return None;
             }
@@ -422,7 +422,8 @@ impl Drop for Gathered<'_> {
     fn drop(&mut self) {
         self.operation = None;
         drop(Context::replace(self.before.take()));
-        // If this operation was nested in another one, that one may still hold a lock.
+        // If this operation was nested in another one, the outer one may still hold a lock. Trackers
+        // must not be called then.
         if !Operation::is_open() {
             self.history.trackers.notify();
         }

@@ -1,6 +1,7 @@
 //! The entries of a history at one moment, merged by timestamp.
 //!
-//! `record` stores the entries of each shard as a list of arrays, called chunks.
+//! `record` distributes entries over shards, each with its own lock, and stores those of a shard as a
+//! list of arrays, called chunks.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -57,8 +58,8 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Returns the newest `entries_max` entries. `dropped` is the number of entries that were lost
-    /// before.
+    /// Returns the newest `entries_max` entries. `dropped` is the number of entries that were recorded
+    /// but are no longer kept.
     pub(super) fn newest(rows: Vec<Row>, entries_max: usize, dropped: u64) -> Self {
         let all: usize = rows.iter().map(Row::len).sum();
         let passed_over = all.saturating_sub(entries_max);
@@ -83,7 +84,7 @@ impl Entries {
         self.len == 0
     }
 
-    /// Returns the number of older entries that were recorded but are lost.
+    /// Returns the number of older entries that were recorded but are no longer kept.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped

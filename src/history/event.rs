@@ -26,8 +26,8 @@ pub enum Action {
     SegmentUnmap,
     /// A snapshot was taken. The size is the active bytes of all segments, and the address is 0.
     Snapshot,
-    /// A request failed. The size is the rounded size of the request, and the address is the device's
-    /// free bytes.
+    /// A request failed. The size is that of the request (`native` rounds it), and the address is the
+    /// device's free bytes.
     OutOfMemory,
 }
 
@@ -76,7 +76,7 @@ impl Action {
         )
     }
 
-    /// Returns true for memory that is taken from the driver, released or unmapped.
+    /// Returns true for the actions on driver memory: it is allocated, released, mapped or unmapped.
     #[must_use]
     pub const fn is_segment(self) -> bool {
         matches!(
@@ -107,7 +107,7 @@ pub struct Entry {
     /// The event.
     pub event: Event,
     pub(super) moment: Moment,
-    /// The context of the request or free, if it is recorded.
+    /// The context of the request or free. `None` if it was not recorded.
     pub context: Option<Context>,
 }
 
@@ -119,7 +119,7 @@ impl Entry {
     }
 }
 
-// Limits the memory of a history of ten million entries.
+// A history may have ten million entries, so their size is limited.
 const _: () = assert!(size_of::<Entry>() <= 72);
 
 /// One segment with all its blocks, as a snapshot lists it.
@@ -155,7 +155,7 @@ impl SegmentLayout {
         }
     }
 
-    /// Returns the bytes of all blocks in one of the `states`.
+    /// Returns the sum of the sizes of the blocks whose state is one of `states`.
     pub fn bytes_in(&self, states: &[BlockStateName]) -> u64 {
         self.blocks.iter().filter(|b| states.contains(&b.state)).map(|b| b.size_bytes).sum()
     }

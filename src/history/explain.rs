@@ -1,4 +1,5 @@
-//! Adds the configuration and the largest holders of memory to the report of a failed request.
+//! Adds the configuration and the largest *holders* (live blocks grouped by call stack) to the report of
+//! a failed request.
 
 use super::record::History;
 use crate::error::OutOfMemory;
@@ -7,8 +8,8 @@ use crate::error::OutOfMemory;
 const FRAMES_MAX: usize = 4;
 
 impl History {
-    /// Adds the current configuration, and the largest holders of live bytes if stacks are recorded.
-    /// Holds no lock while it looks up frames.
+    /// Adds the current configuration, and the largest holders if stacks are recorded. Holds no lock
+    /// while it looks up frames.
     #[cold]
     pub(crate) fn explain(&self, report: &mut OutOfMemory) {
         let text = self.about().config.to_text();

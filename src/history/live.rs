@@ -69,7 +69,7 @@ impl fmt::Display for LiveReport {
 /// them.
 pub type LeakReporter = Box<dyn Fn(&LiveReport) + Send + Sync>;
 
-/// The function that receives leaks.
+/// The function that is called with leaks, if one was set.
 #[derive(Default)]
 pub(super) struct Leaks(Mutex<Option<LeakReporter>>);
 
@@ -80,9 +80,9 @@ impl fmt::Debug for Leaks {
 }
 
 impl History {
-    /// Returns the live blocks that were allocated while stacks were gathered, grouped by holder. Looks
-    /// up the frames of each stack, which may take milliseconds the first time. Holds no lock during
-    /// the lookup.
+    /// Returns the live blocks that were allocated while stacks were gathered, grouped by call stack.
+    /// Looks up the frames of each stack, which may take milliseconds the first time. Holds no lock
+    /// during the lookup.
     #[must_use]
     pub fn live(&self) -> LiveReport {
         let (mut holders, mut others) = self.holders(LiveReport::FRAMES_MAX, |_| true);
@@ -122,9 +122,10 @@ impl History {
         drop(before);
     }
 
-    /// Removes the stack provider because it is about to end, as an interpreter does at process exit.
-    /// If [leaks](Self::report_leaks) will be reported, live blocks keep the frames of their stacks. If
-    /// not, recording stops. All entries are dropped. Holds no lock while it looks up frames.
+    /// Removes the stack provider because the provider is about to end, as an interpreter does at
+    /// process exit. If [leaks](Self::report_leaks) will be reported, live blocks keep the frames of
+    /// their stacks. If not, recording stops. All entries are dropped. Holds no lock while it looks up
+    /// frames.
     pub fn drop_stack_provider(&self) {
         self.set_stack_provider(None);
         if self.leaks.0.lock().is_none() {

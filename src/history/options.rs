@@ -41,7 +41,7 @@ impl Default for RecordOptions {
 }
 
 impl RecordOptions {
-    /// Records all actions and keeps at most `entries_max` entries.
+    /// Returns options that record all actions and keep at most `entries_max` entries.
     #[must_use]
     pub fn at_most(entries_max: usize) -> Self {
         Self { entries_max, ..Self::default() }

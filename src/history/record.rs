@@ -1,8 +1,9 @@
 //! Keeps the newest entries while recording is on.
 //!
-//! Entries are stored in 64 **shards**, each with its own lock. The entries of one heap go to one
-//! shard, under the heap's lock, so threads on different heaps do not contend. Each entry has a
-//! timestamp in nanoseconds, which increases on each thread. Readers merge the shards by timestamp.
+//! Entries are stored in 64 **shards**, each with its own lock. The entries of one heap of the strategy
+//! `native` (the blocks of one stream of one pool) go to one shard, under the heap's lock. So threads on
+//! different heaps rarely contend. Each entry has a timestamp in nanoseconds, which increases on each
+//! thread. Readers merge the shards by timestamp.
 //!
 //! A shard is a list of chunks. Full chunks never change, so readers share them without a copy. All
 //! shards share one limit on the number of chunks. At the limit, the full chunk whose last entry is the
@@ -47,8 +48,9 @@ fn call(listeners: &mut Vec<Weak<dyn Listener>>, on: bool) {
         .retain(|listener| listener.upgrade().inspect(|listener| listener.records(on)).is_some());
 }
 
-/// When a live block or a segment was allocated, its size, and the call stack and names ([`Context`]) of
-/// that request. Kept only while call stacks are recorded (any [`StackLevel`] but `Never`).
+/// The time when a live block or a segment was allocated, its size, and the call stack and names
+/// ([`Context`]) of that request. Kept only while call stacks are recorded (any [`StackLevel`] but
+/// `Never`).
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     pub(super) moment: Moment,
@@ -60,7 +62,7 @@ pub(super) struct Holder {
 struct Shard {
     full: VecDeque<Arc<Vec<Entry>>>,
     open: Vec<Entry>,
-    /// Contexts of live blocks and of segments, by address.
+    /// Keyed by address, like `segments`.
     blocks: HashMap<u64, Holder>,
     segments: HashMap<u64, Holder>,
 }
@@ -84,8 +86,8 @@ pub struct History {
     /// For each shard, the time of the last entry of its oldest full chunk. `u64::MAX` without such a
     /// chunk.
     oldest: Box<[AtomicU64]>,
-    /// Chunks and contexts that may be the last reference. They are dropped when no lock is held,
-    /// because dropping a context runs user code.
+    /// References to chunks and contexts that may be the last ones. They are dropped when no lock is
+    /// held, because dropping a context may run user code.
     removed: Mutex<Removed>,
     any_removed: AtomicBool,
     /// True if any entry ever had a context. While false, dropping a chunk runs no user code.
@@ -298,8 +300,8 @@ impl History {
         self.is_on().then(Moment::now)
     }
 
-    /// Records an event with an earlier [timestamp](Self::moment). Inserts it before later events of
-    /// its row.
+    /// Records an event with an earlier [timestamp](Self::moment). Inserts it before later entries of
+    /// the open chunk.
     #[cold]
     pub(crate) fn push(&self, row: u64, moment: Moment, event: Event) {
         self.push_all(row, &[(moment, event)]);
@@ -354,8 +356,8 @@ impl History {
         }
     }
 
-    /// Returns true if an operation needs neither a context nor a call of trackers. Both run user code,
-    /// which must not run under a lock. `from` is the level of stacks from which on the operation
+    /// Returns true if an operation needs neither a context nor a call of trackers. Both may run user
+    /// code, which must not run under a lock. `from` is the level of stacks from which on the operation
     /// gathers one.
     #[inline]
     pub(crate) fn is_plain(&self, from: StackLevel) -> bool {
@@ -457,8 +459,8 @@ impl History {
         self.drop_later(None, removed.and_then(|holder| holder.context));
     }
 
-    /// Stores a chunk and contexts that may be the last reference. `release` drops them when no lock is
-    /// held.
+    /// Stores references to a chunk and to contexts, which may be the last ones. `release` drops them
+    /// when no lock is held.
     fn drop_later(
         &self,
         chunk: Option<Arc<Vec<Entry>>>,
@@ -564,15 +566,15 @@ impl History {
 /// Returns true if, at this level of stacks, entries of the action get the context of their operation.
 pub(super) fn wants_context(stacks: StackLevel, action: Action) -> bool {
     match stacks {
-        // At the level `Never` a context has no stack, only names.
+        // At the level `Never` a context has no stack, only names and metadata.
         StackLevel::Never | StackLevel::OfFrees => true,
         StackLevel::OfLiveBlocks => false,
         StackLevel::OfAllocations => !action.is_release(),
     }
 }
 
-/// Returns the shard of a row. Mixes in higher bits, because rows of heaps are consecutive numbers and
-/// stream handles are addresses.
+/// Returns the shard of a row. A row is the number of a heap or a stream handle. Mixes in higher bits,
+/// because stream handles are addresses, whose low bits are equal.
 fn shard_of(row: u64) -> usize {
     let mixed = row ^ row >> 6 ^ row >> 12 ^ row >> 18;
     let [low, ..] = mixed.to_le_bytes();

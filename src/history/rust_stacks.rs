@@ -18,8 +18,8 @@ use crate::sync::walk;
 const ADDRESSES_MAX: usize = 128;
 const SHARDS: usize = 16;
 
-/// Gathers the stack of the calling thread: its Rust and C functions. Omits the innermost frames if
-/// they belong to this library.
+/// Gathers the stack of the calling thread: its Rust and C functions. Omits the innermost frames if they
+/// belong to this library, and the runtime's frames outside `main` or the thread's function.
 ///
 /// Function names need symbols in the program, and lines need debug information
 /// (`debug = "line-tables-only"`). A frame without a symbol is shown as its address. Names of functions
@@ -32,7 +32,7 @@ pub struct RustStacks {
 /// The stacks of one shard, by their addresses.
 type ByAddresses = HashMap<Arc<[usize]>, Weak<Addresses>>;
 
-/// All live stacks.
+/// All live stacks, distributed over shards by their hash.
 #[derive(Debug, Default)]
 struct StackTable {
     hasher: DefaultHashBuilder,
@@ -139,7 +139,7 @@ fn without_ends(mut frames: Vec<Frame>) -> Vec<Frame> {
     let ours = frames.iter().take_while(|frame| is_ours(frame) || is_glue(frame));
     let ours = ours.enumerate().filter(|(_, frame)| is_ours(frame)).last();
     match ours.map_or(0, |(at, _)| at + 1) {
-        // All frames belong to this library, as in its command line. Keep them.
+        // All frames belong to this library, as in its command-line program. They are kept.
         all if all == frames.len() => frames,
         ours => frames.split_off(ours),
     }

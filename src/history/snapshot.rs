@@ -37,7 +37,7 @@ pub struct About {
     pub device: DeviceId,
     /// The total memory of the device; 0 if unknown.
     pub total_bytes: u64,
-    /// The most bytes that the allocator may reserve.
+    /// The most bytes that the allocator may reserve, if there is a limit.
     pub limit_bytes: Option<u64>,
     /// The configuration at the time of the snapshot.
     pub config: Config,
@@ -58,8 +58,8 @@ pub struct Snapshot {
 }
 
 impl About {
-    /// Returns the configuration without settings that a replay must not apply: those for writing files
-    /// and for recording.
+    /// Returns the configuration as text, without settings that a replay must not apply: those for
+    /// writing files and for recording.
     #[doc(hidden)]
     pub fn config_text(&self) -> String {
         Config::from_settings(self.config.settings().clone().for_replay()).to_text()
@@ -148,9 +148,9 @@ impl History {
         snapshot
     }
 
-    /// Records an entry with the action `snapshot`. Only later snapshots list it, as in PyTorch, which
-    /// copies its entries before it records this one. The caller holds no lock, because trackers are
-    /// called.
+    /// Records an entry with the action `snapshot`. Only later snapshots list the entry, as in PyTorch,
+    /// which copies its entries before it records that of the snapshot. The caller holds no lock,
+    /// because trackers are called.
     pub(crate) fn note_snapshot(&self, snapshot: &Snapshot) {
         let _operation = Gathered::without_stack(self);
         self.record(0, || Event {

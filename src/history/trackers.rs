@@ -17,8 +17,9 @@
 //! recursively. A tracker is not called with blocks that trackers allocate or free. If a request of a
 //! tracker takes a range from the driver, trackers are called with the range after the tracker has
 //! returned, and the range is not released before. Inside a tracker no memory is released to the driver
-//! ([`History::may_release`]). The strategy over a user's own functions (`pluggable`) has no cache and
-//! frees at once. There, trackers are called with the freed block after the tracker has returned.
+//! ([`History::may_release`]). The strategy over a user's own functions (`pluggable`) has no cache, and
+//! releases memory even inside a tracker. Trackers are then called with the released range after the
+//! tracker has returned.
 //!
 //! Threads do not wait for trackers of other threads, with one exception: a request that would
 //! otherwise fail waits until a new range was announced, because the range may serve it.
@@ -102,8 +103,9 @@ impl History {
         self.is_on() && self.trackers.any()
     }
 
-    /// Calls the trackers with memory that was just taken from the driver or is about to be released. No
-    /// lock is held, and no other thread can reach the memory.
+    /// Calls the trackers with memory that was just taken from the driver or is about to be released.
+    /// Inside a tracker, the calls follow when that tracker has returned. No lock is held, and no other
+    /// thread can reach the memory.
     pub(crate) fn announce(&self, event: Event) {
         if self.has_trackers() {
             let wanted = wants_context(self.stacks(), event.action);
@@ -133,7 +135,7 @@ impl Trackers {
     }
 
     /// Keeps an entry until this thread's operation has released its locks. Does not keep entries of
-    /// driver memory, because `announce` handles them.
+    /// driver memory, because `announce` handles them, nor entries of a tracker's own requests.
     #[inline]
     pub(super) fn keep(&self, entry: &Entry) {
         if self.any() && !entry.event.action.is_segment() && !self.running.is_here() {

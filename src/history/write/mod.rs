@@ -1,12 +1,12 @@
 //! Writes snapshots to files, in PyTorch's format.
 //!
 //! One function walks over a snapshot and writes it in one of two syntaxes: pickle of protocol 2, which
-//! every viewer reads, or JSON. Output is streamed. Only the pickle writer keeps a table. It contains
-//! the texts and stacks that were written before, at most half a million of each. A file is written
-//! under a temporary name and then renamed, so that a failed write leaves the old file unchanged.
+//! every viewer reads, or JSON. Output is streamed. Only the pickle writer keeps state: the texts and
+//! stacks that were written before, at most half a million of each. A file is written under a temporary
+//! name and then renamed, so that a failed write leaves the old file unchanged.
 //!
-//! Source of the format: `torch.cuda.memory._snapshot` and its viewers. This library adds four settings
-//! of the allocator: `stratalloc` (the version), `limit_bytes`, `total_bytes` and `dropped_entries`.
+//! Source of the format: `torch.cuda.memory._snapshot` and its viewers. This library adds four values to
+//! `allocator_settings`: `stratalloc` (the version), `limit_bytes`, `total_bytes` and `dropped_entries`.
 
 mod json;
 mod pickle;
@@ -46,7 +46,7 @@ fn ends_in(path: &Path, end: &str) -> bool {
     path.extension().is_some_and(|own| own.eq_ignore_ascii_case(end))
 }
 
-/// Returns true if a file of this name is compressed.
+/// Returns true if a file of this name is written compressed.
 fn is_compressed(path: &Path) -> bool {
     ends_in(path, "gz")
 }
@@ -59,7 +59,6 @@ enum Value<'a> {
     Int(i128),
     Float(f64),
     Text(&'a str),
-    /// Two numbers.
     Pair(u64, u64),
 }
 

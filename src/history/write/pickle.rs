@@ -40,7 +40,8 @@ pub(super) struct Pickle<'o> {
     texts: HashMap<Box<str>, u32>,
     lists: HashMap<usize, u32>,
     next: u32,
-    /// The open containers. For a list, the number of items in its current batch.
+    /// The open containers. For a list, the number of items in its current batch. `None` for a
+    /// dictionary.
     open: Vec<Option<u32>>,
 }
 
