@@ -1,8 +1,7 @@
 //! The conformance suite, run on all built-in strategies and on allocators with deliberate defects.
 //!
-//! `CONFORMANCE_RUNS=1000 cargo test --test main conformance` runs 1000 random scripts for each
-//! property. On a GPU (`cargo test --test main conformance::`) the tests use a few hundred MiB of its
-//! memory.
+//! `CONFORMANCE_RUNS=1000 cargo test --test main conformance` runs 1000 random scripts for each property. If
+//! there is a GPU, the tests use a few hundred MiB of its memory.
 
 mod bent;
 mod broken;

@@ -11,7 +11,7 @@ use crate::common::prelude::*;
 
 const ANY: StreamId = StreamId::DEFAULT;
 
-/// System memory with a limit that the test sets, which counts its allocations.
+/// System memory that counts its allocations and has a limit that the test sets.
 #[derive(Debug)]
 struct Counted {
     memory: SystemMemory,

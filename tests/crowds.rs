@@ -86,8 +86,8 @@ fn under_pressure(threads: usize, settings: Settings) {
                 8 => counters.reset_accumulated(),
                 9 if scene.resets_peaks => counters.reset_peaks(),
                 _ => {
-                    // The counters of each heap are read at a different moment, so only bounds of single
-                    // values can be checked.
+                    // The counters of each heap (the blocks of one stream in one pool) are read at a
+                    // different moment, so only bounds of single values can be checked.
                     let stats = counters.statistics();
                     assert!(stats.reserved_bytes.all.current <= 160 << 20);
                     assert!(stats.num_ooms >= 0 && stats.allocation.all.peak >= 0);
@@ -210,8 +210,8 @@ fn two_grow_at_once(unlocked: bool, limit_bytes: Option<u64>) -> (usize, usize, 
     let machine = SimMachine::with_events(1 << 30, EventMode::Immediate);
     let meeting = match (unlocked, limit_bytes) {
         (true, None) => Meeting::of_two(),
-        // The second miss must not reach the driver while the first is there. So the first waits only
-        // for a while.
+        // In the other cases the second miss must not reach the driver while the first is there. So the
+        // first waits only for a while.
         _ => Meeting::of_one(20_000),
     };
     let driver = Arc::new(Intercepted::with(Arc::clone(&machine.0), meeting));

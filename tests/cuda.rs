@@ -79,8 +79,8 @@ fn pages_can_be_mapped_twice_and_leave_the_process() {
     memory.unreserve(base, 4 * size).unwrap();
 }
 
-/// If fabric handles are not allowed, an allocation with `Exportable::Fabric` gets a file descriptor
-/// instead.
+/// Memory created with `Exportable::Fabric` can be exported as a file descriptor too, even where fabric
+/// handles are not allowed.
 #[test]
 fn a_piece_for_the_fabric_can_leave_in_any_case() {
     let Some((_alone, cuda)) = device() else { return };
@@ -178,7 +178,7 @@ fn a_block_that_another_stream_reads_keeps_its_bytes() {
         let filled = cuda.create_event().unwrap();
         cuda.record_event(filled, home).unwrap();
         cuda.wait_event(side, filled).unwrap();
-        // The long work delays the copy, so the copy is still pending when the block is freed.
+        // The fills of `slow` delay the copy, so the copy is still pending when `source` is freed.
         for value in 0..160 {
             cuda.fill(slow.address(), value, 256 * MIB, side).unwrap();
         }
@@ -222,7 +222,7 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
         strategy.give(between);
         let graph = cuda.end_capture(stream).unwrap();
         let hold = scope.finish();
-        // The graph's temporary block is free in its pool. No other request may get it.
+        // The graph's temporary block is free in its pool. No request outside the pool may get it.
         let others: Vec<_> = (0..20).map(|_| strategy.take_on(4 * MIB, stream)).collect();
         for other in &others {
             cuda.fill(other.address(), 9, 4 * MIB, stream).unwrap();
@@ -244,8 +244,8 @@ fn a_graph_in_a_private_pool_survives_other_allocations() {
     }
 }
 
-/// Frees blocks inside a capture, where no event may be queried. If the configuration allows it, joining
-/// the other stream makes the block free.
+/// Frees blocks inside a capture, where no event may be queried. If the configuration allows it, a block is
+/// reused once the stream that used it is joined.
 #[test]
 fn a_join_inside_a_capture_frees_what_it_joins() {
     let Some((_alone, cuda)) = device() else { return };

@@ -23,15 +23,16 @@ use stratalloc_sim::{Gates, WorkGate};
 
 use common::gpu::{device, has_free, skip};
 
-/// Delayed work on a stream finishes when it is released, whatever other streams do. A call that may
-/// wait for work releases all of it.
+/// Delayed work on a stream finishes when it is released, whatever other streams do. A call that may wait
+/// for work releases all delayed work.
 #[test]
 fn held_back_work_finishes_when_it_is_released() {
     let Some((_alone, cuda)) = device() else { return };
     let gated = Gates::before(Arc::clone(&cuda));
     let [first, second] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let address = cuda.allocate(MIB).unwrap();
-    // The first fill may make the driver load code, which may synchronize the device.
+    // The first fill may make the driver load code and synchronize the device for that, so it runs before
+    // work is delayed.
     for half in [address, address + MIB / 2] {
         cuda.fill(half, 1, MIB / 2, first).unwrap();
     }
@@ -69,7 +70,7 @@ fn held_back_work_finishes_when_it_is_released() {
     [first, second].into_iter().for_each(|stream| cuda.destroy_stream(stream).unwrap());
 }
 
-/// The replay must delay the work of the streams. Otherwise it would finish at once, and blocks would
+/// The replay must delay the work of the streams. Otherwise the work would finish at once, and blocks would
 /// become free earlier than in the recording.
 #[test]
 fn a_recording_of_several_streams_reserves_what_it_reserved() {
@@ -157,8 +158,8 @@ fn allocators_that_share_the_default_pool_leave_it_as_it_was() {
     assert_eq!(pools.release_threshold(pool).unwrap(), before);
 }
 
-/// In capture mode `global`, querying an event invalidates captures of other threads, unless the
-/// querying thread is in relaxed mode. An open scope means that there may be a capture.
+/// In capture mode `global`, querying an event invalidates captures of other threads, unless the querying
+/// thread is in relaxed mode. The open scope makes the engine expect a capture.
 #[cfg(feature = "cudarc")]
 #[test]
 fn events_of_the_engine_break_no_capture_of_another_thread() {
@@ -201,8 +202,8 @@ fn events_of_the_engine_break_no_capture_of_another_thread() {
     drop(scope);
 }
 
-/// In mode `global`, releasing and allocating memory also invalidates captures of other threads, unless
-/// the thread is in relaxed mode. Tests this under memory pressure, in `empty_cache`, and without an
+/// In capture mode `global`, releasing and allocating memory also invalidates captures of other threads,
+/// unless the thread is in relaxed mode. Tests this under memory pressure, in `empty_cache`, and without an
 /// open scope.
 #[cfg(feature = "cudarc")]
 #[test]

@@ -1,7 +1,7 @@
-//! 64 GiB of mapped pages need few file descriptors and few mappings, and all of them are released.
+//! 64 GiB of mapped pages need few file descriptors, and all descriptors and mappings are released.
 //!
-//! The test counts the descriptors of the whole process, so it is the only test of its program. It
-//! accesses no memory, so the 64 GiB use none.
+//! The test counts the descriptors of the whole process, so it is the only test of its program. It never
+//! touches the pages, so they use no physical memory.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -20,7 +20,7 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").expect("this is Linux").count()
 }
 
-/// Returns the lines of `/proc/self/maps` that overlap one of the ranges or contain a file of this
+/// Returns the lines of `/proc/self/maps` that overlap one of the ranges or show a memory file of this
 /// library.
 fn mappings(ranges: &[(u64, u64)]) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/maps").expect("this is Linux");

@@ -1,5 +1,5 @@
-//! Illegal calls that both devices without a GPU must refuse. Other tests of these devices are next to
-//! their code.
+//! Illegal calls that the simulated device and the host device must refuse. Other tests of these devices are
+//! next to their code.
 
 use std::fmt::Debug;
 

@@ -1,8 +1,8 @@
-//! Replays of the shipped recordings. Every address, every segment event, the final layout and every key
-//! of the statistics must equal PyTorch's, whether or not the history records stacks.
+//! Replays of the shipped recordings. Every address, every segment event, the final layout and every key of
+//! the statistics must equal PyTorch's, whether or not the history records stacks.
 //!
-//! `num_sync_all_streams` is not compared for recordings that do not determine it: a call of
-//! `empty_cache` that released nothing leaves no event.
+//! A key is not compared where the recording does not determine it. For example, a call of `empty_cache`
+//! that released nothing raises `num_sync_all_streams` but leaves no event.
 
 use stratalloc_tools::replay::{
     Limits, ReplayError, Trace, TraceEvent, Until, Verification, reader, run, verify, verify_until,
@@ -32,7 +32,7 @@ fn exact(name: &str, fraction: Option<f64>, excused: &[&str]) -> Verification {
     exact_on(H200_BYTES, name, fraction, excused)
 }
 
-/// Does the same for a recording of a device with `total_bytes`.
+/// Like `exact`, for a recording of a device with `total_bytes`.
 fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str]) -> Verification {
     let trace = read(name);
     let text = std::fs::read_to_string(folder().join(format!("{name}.stats.json")))
@@ -52,7 +52,7 @@ fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str
         assert!(found.is_exact(), "{name} {level:?}");
         assert_eq!(alive.load(Ordering::Relaxed), 0, "{name} {level:?}: stacks are released");
         let ours: BTreeMap<String, i64> = found.run.statistics.pytorch_keys().into_iter().collect();
-        // Later versions of PyTorch also count rejected requests.
+        // Only later versions of PyTorch report `num_oom_rejections`.
         let known = |key: &&String| *key != "num_oom_rejections";
         assert!(ours.keys().filter(known).eq(recorded.keys().filter(known)), "{name}");
         for (key, value) in recorded.iter().filter(|(key, _)| known(key)) {
@@ -116,8 +116,8 @@ fn expandable_segments_on_a_full_device_are_exact() {
     assert_eq!((found.run.ooms, found.run.statistics.num_alloc_retries), (9, 24));
 }
 
-/// The pools are taken from the final layout. `num_sync_all_streams` is not compared, because calls of
-/// `empty_cache` that released nothing leave no event.
+/// The pool of each request is derived from the final layout. `num_sync_all_streams` is not compared,
+/// because calls of `empty_cache` that released nothing leave no event.
 #[test]
 fn private_pools_are_exact() {
     let graphs = exact("cudagraph.default", None, &["num_sync_all_streams"]);

@@ -9,7 +9,7 @@ use stratalloc_sim::Host;
 
 use crate::common::prelude::*;
 
-/// Runs each function on every device.
+/// Declares a test of each function for every device.
 macro_rules! on_every_device {
     ($($name:ident)*) => {
         mod sim {
@@ -125,7 +125,8 @@ fn an_allocator_that_goes_waits_for_work_on_its_pages<D: Base>() {
     fixture.end().expect("nothing is left");
 }
 
-/// The pages may still be in use, so the device must be synchronized before they are released.
+/// Work of the destroyed stream may still use the pages, so the device must be synchronized before they are
+/// released.
 fn pages_of_a_stream_that_is_gone_go_back<D: Base>() {
     let fixture = Fixture::<D>::new(1 << 30, ON);
     let gone = fixture.device.create_stream().expect("it has streams");
@@ -156,8 +157,8 @@ fn both_kinds_of_segments_share_a_limit<D: Base>() {
     fixture.check();
 }
 
-/// Whole pages are mapped, so a request can map more than the missing bytes. PyTorch may exceed the
-/// limit by one page.
+/// Whole pages are mapped, so a request can map more than the missing bytes. The limit applies to the pages.
+/// Under PyTorch's rules the last page may exceed it.
 fn the_limit_binds_whole_pages<D: Base>() {
     for large_mib in [20, 64] {
         let letter = format!("expandable_segments:True,large_segment_size_mb:{large_mib}");
@@ -201,7 +202,7 @@ fn a_block_above_a_lowered_limit_is_waited_for() {
     }
 }
 
-/// Garbage collection releases fixed segments. Memory pressure unmaps the remaining pages.
+/// Garbage collection releases free fixed segments. Memory pressure then unmaps free pages.
 fn the_collector_works_beside_expandable_segments<D: Base>() {
     let fixture = Fixture::<D>::new(1 << 30, "garbage_collection_threshold:0.5");
     fixture.engine().set_limit_bytes(Some(120 * MIB));
@@ -229,7 +230,8 @@ fn oversize_rules_do_not_leak_reserved_memory<D: Base>() {
     assert_eq!(reserved("expandable_segments:True,max_split_size_mb:64,compat:pytorch"), 200);
 }
 
-/// PyTorch's search ends at the first fixed block that the oversize rules forbid.
+/// PyTorch's search ends at the first fixed block that the oversize rules forbid. Under the default rules it
+/// continues.
 #[test]
 fn an_oversize_fixed_block_does_not_hide_an_expandable_one() {
     let conf = "max_split_size_mb:20,expandable_segments:True";

@@ -13,7 +13,7 @@ const B: StreamId = StreamId(7);
 const C: StreamId = StreamId(3);
 const DEVICE_BYTES: u64 = 128 * MIB;
 
-/// One step of the workload. The first number of a step identifies the block.
+/// One step of the workload. The first number of `Allocate`, `Free` and `Record` identifies the block.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Allocate(usize, u64, StreamId),
@@ -23,7 +23,7 @@ enum Step {
     Process,
     Empty,
     Limit(Option<u64>),
-    /// A request that is out of memory without any failure of the driver.
+    /// A request that runs out of memory even if no driver call is made to fail.
     TooMuch(u64, StreamId),
 }
 
@@ -63,7 +63,7 @@ const WORKLOAD: &[Step] = {
         Allocate(11, 40 * MIB, A),
         Record(11, B),
         Free(11),
-        // This request fits only after waiting for the draining block.
+        // This request fits only after waiting for the work of stream `B` on block 11.
         Allocate(12, 60 * MIB, C),
         TooMuch(100 * MIB, A),
         Record(12, A),
@@ -83,7 +83,7 @@ const WORKLOAD: &[Step] = {
         Free(14),
         Empty,
         Allocate(15, MIB, A),
-        // The remaining live, draining and cached blocks are freed when the allocator is dropped.
+        // Leaves live, draining and cached blocks, which are freed when the allocator is dropped.
         Record(15, B),
         Free(15),
     ]
@@ -106,7 +106,8 @@ impl Bench {
         &self.fixture.device
     }
 
-    /// Performs a step and checks the kind of its failure. Returns true if it failed.
+    /// Performs a step and returns true if it failed. A failure is an error if no driver call failed in this
+    /// step, unless an earlier failure explains it.
     fn perform(&mut self, step: Step) -> Result<bool, String> {
         let failures = self.driver().failed_calls();
         let failed = match step {
@@ -130,7 +131,7 @@ impl Bench {
                 let Some(allocation) = &self.held[name] else {
                     return Ok(false);
                 };
-                // `record_stream` calls no driver, so it never fails.
+                // `record_stream` calls no driver, so a failing driver must not affect it.
                 self.fixture
                     .cross_stream()
                     .record_stream(allocation, stream)
@@ -163,7 +164,7 @@ impl Bench {
         matches!(step, Step::Allocate(..)) && self.driver().failed_calls() > 0
     }
 
-    /// Frees a block; every other block by its address. If the free fails, the block stays held.
+    /// Frees a block, by its address if its number is odd. If the free fails, the block stays held.
     fn free(&mut self, name: usize) -> Result<Checked, String> {
         let Some(allocation) = self.held[name].take() else {
             return Ok(Ok(()));
@@ -261,7 +262,8 @@ fn calls_of_the_workload(settings: &Settings) -> u64 {
     bench.driver().counted_calls()
 }
 
-/// Runs the workload once for each driver call and kind of error, with that call failing.
+/// Runs the workload once for each driver call and kind of error, with that call failing, and all later
+/// calls too if `repeat` is true.
 fn fail_each_call(repeat: bool) {
     for (way, settings) in ways() {
         let calls = calls_of_the_workload(&settings);

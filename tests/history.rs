@@ -1,9 +1,9 @@
-//! The history: its entries, their contexts, and the files for viewers.
+//! The history: its entries, their contexts (stacks, scopes and metadata), and the files for viewers.
 //!
-//! `entries` tests which entries each strategy records and which are kept, `contexts` stacks, scopes and
-//! metadata, `crowd` eight threads at once, and `files` snapshots and reading them. `reports` tests the
-//! holders in an out-of-memory report, `on_oom` the snapshot and the advice after a failed request, and
-//! `trackers` callbacks.
+//! `entries` tests which entries each strategy records and which are kept. `contexts` tests the contexts,
+//! `crowd` eight threads at once, and `files` snapshots and their readers. `reports` tests the holders in an
+//! out-of-memory report, `on_oom` the snapshot and the advice after a failed request, and `trackers`
+//! callbacks that get each entry.
 
 mod contexts;
 mod crowd;
@@ -30,7 +30,7 @@ fn build_over(conf: &str, driver: Arc<dyn Driver>) -> Switchable {
     Switchable::build(&config, driver, BuildOptions::default()).expect("the device can do it")
 }
 
-/// Builds an allocator and returns it with its history.
+/// Builds an allocator and returns it with its history, which records nothing yet.
 fn unrecorded(conf: &str) -> (Switchable, Arc<History>) {
     let allocator = build(conf);
     let history = history(&allocator);

@@ -1,8 +1,8 @@
 //! The host device detects a block that is reused too early, because its bytes are then wrong.
 //!
 //! The same program runs twice: on the device itself, and on a wrapper that records events on the wrong
-//! stream. Only with the wrapper does the allocator reuse the block while another stream still writes to
-//! it.
+//! stream. Only with the wrapper does the allocator reuse the block while another stream still writes to it.
+//! Other tests replay recordings in real memory.
 
 use stratalloc_sim::{Gates, WorkGate};
 
@@ -12,7 +12,7 @@ const OWNER: StreamId = StreamId(64);
 const OTHER: StreamId = StreamId(128);
 const BYTES: u64 = 64 * 1024;
 
-/// Replaces the stream of each event by one on which no work runs.
+/// Replaces the stream of each call, such as `record_event`, by one on which no work runs.
 #[derive(Debug)]
 struct WrongStream;
 

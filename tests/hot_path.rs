@@ -1,9 +1,9 @@
-//! The cost of a hit: no heap allocation and no driver call. Also tests the size of the bookkeeping, at
-//! the start and after millions of operations.
+//! The cost of a hit, which is a request served from the cache: no heap allocation and no driver call. Also
+//! tests the size of the bookkeeping, at the start and after millions of operations.
 //!
-//! The global allocator of this program counts the heap allocations and the heap bytes of each thread.
-//! Block sizes are drawn from a lognormal distribution, clamped to 1 byte .. 64 MiB, and 4,096 blocks
-//! are live. All random numbers are drawn before counting begins.
+//! The global allocator of this program counts the heap allocations and the heap bytes of each thread. Block
+//! sizes are drawn from a lognormal distribution, clamped to 1 byte .. 64 MiB, and 4,096 blocks are live.
+//! All random numbers are drawn before counting begins.
 
 #![expect(unsafe_code, reason = "a global allocator that counts can only be written with it")]
 
@@ -32,7 +32,7 @@ thread_local! {
 struct Counting;
 
 fn count(layout: Layout, sign: i64) {
-    // While a thread ends, its counters are gone and no longer needed.
+    // While a thread ends, its counters may be gone. They are no longer needed then.
     let _ = HELD_BYTES.try_with(|held| {
         held.set(held.get() + sign * i64::try_from(layout.size()).unwrap_or(0));
     });
@@ -69,8 +69,8 @@ const LIVE: usize = 4096;
 const DRAWS: usize = 65_536;
 const WARM_STEPS: usize = if cfg!(debug_assertions) { 100_000 } else { 200_000 };
 const STEPS: usize = if cfg!(debug_assertions) { 100_000 } else { 300_000 };
-/// The number of steps, each of one free and one request. Builds without optimization are ten times
-/// slower and make a tenth.
+/// The number of steps, each of one free and one request. Builds with debug assertions are ten times slower,
+/// so they make a tenth of the steps.
 const LONG_STEPS: usize = if cfg!(debug_assertions) { 1_000_000 } else { 10_000_000 };
 const SIDE: StreamId = StreamId(0x40);
 
@@ -165,7 +165,8 @@ fn fill(strategy: &Strategy, draws: &[Draw]) -> Vec<Option<Allocation>> {
     draws[..LIVE].iter().map(|draw| Some(take(strategy, draw.bytes))).collect()
 }
 
-/// Runs `STEPS` steps and checks that all were hits, without heap allocations or driver calls.
+/// Checks that `steps`, which makes `STEPS` requests, causes only hits, without heap allocations or driver
+/// calls.
 #[track_caller]
 fn costs_nothing(sim: &Sim, strategy: &Strategy, steps: impl FnOnce()) {
     let counters = strategy.control().counters.expect("native counts");
@@ -276,7 +277,8 @@ fn the_bookkeeping_that_the_engine_counts_is_what_the_heap_of_the_program_holds(
     drop(live);
 }
 
-/// How much the heap may grow in a long run: by one slab chunk and one table row. A leak exceeds that.
+/// How much the heap may grow in a long run: by one chunk of block records and one table row. A leak exceeds
+/// that.
 const SLACK_BYTES: i64 = 64 * 1024;
 
 #[test]
@@ -329,7 +331,7 @@ fn blocks_that_other_streams_use_leave_nothing_behind() {
 #[test]
 fn a_users_own_functions_cost_nothing_from_the_heap_and_no_driver_call() {
     let next = AtomicU64::new(1 << 40);
-    // The functions return the same few addresses again and again.
+    // Returns the same 64 addresses again and again.
     let allocate = move |_, _: DeviceId, _: StreamId| {
         Some(next.fetch_add(1 << 30, Ordering::Relaxed) % (64 << 30) + (1 << 40))
     };

@@ -31,7 +31,7 @@ impl Log for Logger {
         assert_eq!(record.target(), "stratalloc");
         self.lines.lock().push((record.level(), record.args().to_string()));
         if let Some(allocator) = self.allocator.get() {
-            // Causes a miss and a release of all free segments, which both take the growth lock.
+            // Causes a miss and a release of all free segments. Both take the allocator's growth lock.
             if let Ok(block) = allocator.allocate(Request::new(3 * MIB, StreamId(77))) {
                 allocator.free(block).expect("it is live");
             }
@@ -57,7 +57,7 @@ fn build(conf: &str, total_bytes: u64) -> Arc<Switchable> {
     Arc::new(Switchable::build(&config, device, BuildOptions::default()).expect("it is built"))
 }
 
-/// Returns the lines without the addresses.
+/// Returns each line with its level and without its address.
 fn texts(lines: Vec<(Level, String)>) -> Vec<String> {
     let without_address = |text: String| match text.split_once(" at 0x") {
         Some((before, after)) => {
@@ -117,8 +117,8 @@ fn a_miss_a_step_a_release_a_failure_and_a_switch_are_logged_when_no_lock_is_hel
     assert_eq!(seen.iter().filter(|line| *line == switched).count(), 1, "{seen:#?}");
     allocator.free(other).expect("it is live");
 
-    // The logger now uses the allocator. This would deadlock if a line were logged while a lock is held.
-    // It would recurse without end if requests of the logger logged lines themselves.
+    // The logger now uses the allocator. This would deadlock if a line were logged while a lock is held. It
+    // would recurse without end if the logger's own requests logged lines.
     lines();
     let allocator = build("backend:native,expandable_segments:True", 64 * MIB);
     assert!(LOGGER.allocator.set(Arc::clone(&allocator)).is_ok());

@@ -1,9 +1,9 @@
 //! Most tests, in one program: one file or folder for each topic.
 //!
 //! One program is linked once and shares its helpers. Tests that need their own process are separate
-//! programs: `hot_path` and `reader_memory` count the allocations of the whole process, `descriptors`
-//! counts its open files, `cuda_held` delays work of a device, `log_lines` sets the logger of its
-//! process.
+//! programs: `hot_path` and `reader_memory` replace the global allocator by one that counts, `descriptors`
+//! counts the open files of its process, `cuda_held` delays work of a device, `log_lines` sets the logger of
+//! its process.
 //!
 //! `cargo test --test main switch::` runs the tests of one folder. `STRATALLOC_RUNS=full` runs more and
 //! longer random histories (`common/runs.rs`).

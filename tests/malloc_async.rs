@@ -1,8 +1,9 @@
-//! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on `sim` and `host`.
+//! `backend:cudaMallocAsync`: what the strategy adds to the driver's pools, on the simulated and the host
+//! device.
 //!
 //! `malloc_async/captures.rs` tests graphs, `malloc_async/pools.rs` private pools,
-//! `malloc_async/pressure.rs` failed requests. `malloc_async/histories.rs` runs random histories on
-//! three threads. `malloc_async/device.rs` uses a real device.
+//! `malloc_async/pressure.rs` failed requests. `malloc_async/histories.rs` runs random histories on three
+//! threads. `malloc_async/device.rs` uses a real device.
 
 mod captures;
 #[cfg(target_os = "linux")]
@@ -240,7 +241,8 @@ fn a_block_that_other_streams_use_waits_for_all_of_them() {
     fixture.reset_accumulated();
     assert_eq!(note(&fixture, "own_stream_recorded"), 0);
     fixture.give(block);
-    // Neither of these streams is ordered after the work on b.
+    // The block is freed on an internal stream, after the work of a and b. Neither a nor b waits for that
+    // stream.
     for stream in [a, b] {
         let other = fixture.take_on(32 * MIB, stream);
         assert_ne!(other.address(), address);

@@ -1,8 +1,8 @@
-//! The per-thread default stream: another thread may reuse a block only after the work of the thread
-//! that freed it has finished.
+//! The per-thread default stream: another thread may reuse a block only after the work of the thread that
+//! freed it has finished.
 //!
-//! `common::threaded` is a simulated device with such a stream. Each test runs on fixed and on
-//! expandable segments. The first thread is the test's own, and it waits while other threads run.
+//! `common::threaded` is a simulated device with such a stream. Most tests run on fixed and on expandable
+//! segments. The first thread is the test's own, and it waits while other threads run.
 
 mod captures;
 
@@ -32,7 +32,7 @@ impl Fixture {
         self.device.wait_event(stream, event).expect("it takes work");
     }
 
-    /// Allocates a block, frees it at once, and returns its address.
+    /// Allocates a block, submits work on it, frees it, and returns its address.
     #[track_caller]
     fn probe(&self, bytes: u64, stream: StreamId) -> u64 {
         let block = self.take(bytes, stream);
@@ -205,7 +205,7 @@ fn what_is_freed_inside_its_capture_waits_for_the_end() {
         });
         fixture.device.inner().complete_stream(stream);
         assert_eq!(on_new_thread(|| fixture.probe(MIB, OWN)), before, "{conf}");
-        // Work from before the capture is not part of the graph.
+        // Work on `eager` from before the capture is not part of the graph, so it must be waited for.
         let address = eager.address();
         fixture.give(eager);
         Capture::end(&*fixture.device, OWN).unwrap();

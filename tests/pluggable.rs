@@ -18,7 +18,7 @@ mod registered;
 
 use crate::common::prelude::*;
 
-/// Returns a simulated device whose events finish when the test completes them.
+/// Returns a simulated device whose events finish when the test completes them or a call waits for them.
 fn sim() -> Arc<Sim> {
     Arc::new(Sim::new(SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() }))
 }

@@ -2,12 +2,12 @@
 //! switching between kinds of segments, limits, and driver calls that fail.
 //!
 //! After every step each invariant of `common/invariants.rs` must hold, and exactly the allocated blocks
-//! must be live. A block that is freed while another stream's work uses it must not be reused before a
-//! wait for that work. Memory that a graph allocated in a pool must stay there while the pool has users.
-//! A capture without a scope must make no request fail. At the end nothing may remain: no pool, memory,
-//! mapping or address space, and the pools' segment allocators must have all their memory back.
+//! must be live. A block that is freed while another stream's work uses it must not be reused before a wait
+//! for that work. Memory that a graph allocated in a pool must stay there while the pool has users. A
+//! capture must make no request on a stream outside of it fail. At the end nothing may remain: no pool,
+//! memory, mapping or address space, and the pools' segment allocators must have all their memory back.
 //!
-//! Captures run on `sim` and `host`. `failing` makes each driver call of one history fail.
+//! Captures run on the simulated and the host device. `failing` makes each driver call of one history fail.
 
 mod failing;
 mod ops;
@@ -259,7 +259,7 @@ impl<D: Base> History<D> {
     /// Makes work submitted to `then` from now on wait for the work that `first` has so far.
     fn after(&self, first: StreamId, then: StreamId) -> Checked {
         let event = self.base.create_event().map_err(|error| error.to_string())?;
-        // Fails for an invalidated capture, which accepts no more work.
+        // Fails if the capture was invalidated, because it then accepts no more work.
         let recorded = self.base.record_event(event, first);
         let _ = recorded.and_then(|()| self.base.wait_event(then, event));
         self.base.destroy_event(event).map_err(|error| error.to_string())
@@ -376,7 +376,7 @@ impl<D: Base> History<D> {
                 self.base.finish_all();
                 self.waiting.clear();
             }
-            // The call may fail as planned. Memory that was not released then stays reserved.
+            // `empty_cache` may fail as planned. Memory that was not released then stays reserved.
             Op::EmptyCache => {
                 if let Err(error) = self.engine().empty_cache() {
                     let capture = error.kind() == DriverErrorKind::CaptureActive;
@@ -453,7 +453,7 @@ impl<D: Base> History<D> {
         Ok(())
     }
 
-    /// Frees everything, or drops the allocator while blocks are live.
+    /// Frees everything, or drops the allocator while blocks are live if `keeps` is true.
     fn end(mut self, keeps: bool) -> Checked {
         self.fixture.device.disarm();
         self.end_capture()?;

@@ -20,7 +20,7 @@ use stratalloc_tools::replay::{Trace, TraceError};
 #[path = "fuzz_checks/memory.rs"]
 mod memory;
 
-/// The length of histories. A quick run uses a tenth.
+/// Scales the length of the history: a full run is ten times as long.
 #[path = "common/runs.rs"]
 mod runs;
 
@@ -320,7 +320,7 @@ fn a_text_where_a_list_should_be_is_not_repeated() {
         r#"[{"blocks":""#,
         r#"[{"address":""#,
     ] {
-        // An error message would need six bytes to escape each of these.
+        // An error message would need six bytes to escape each of these bytes.
         let bytes = [head.as_bytes(), &vec![0x7f; 1 << 20], b"\"}"].concat();
         let (result, peak) = read_all(&bytes);
         assert!(result.unwrap_err().to_string().len() < 1000);

@@ -41,7 +41,7 @@ fn in_real_memory(ops: &[Op], segments: Segments) -> Checked {
     runner::run(&HostMachine::new(96 * MIB), ops, segments)
 }
 
-/// Runs on a small part of real memory, as `on_a_gpu` does on a GPU.
+/// Runs on a part of the host device's memory, as `on_a_gpu` does on a GPU.
 #[cfg(target_os = "linux")]
 fn on_a_part_of_a_device(ops: &[Op], segments: Segments) -> Checked {
     let host = Host::with_bytes(1 << 30);

@@ -15,7 +15,7 @@ fn texts_of(note: &[u8]) -> Vec<String> {
 
 #[test]
 fn the_program_has_notes_of_malloc_with_four_arguments_and_of_free_with_one() {
-    // Makes the linker include the strategies.
+    // Makes the linker include the strategies, whose code contains the tracepoints.
     for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
         let config = config(conf);
         let device = std::sync::Arc::new(Sim::new(Default::default()));

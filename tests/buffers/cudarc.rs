@@ -14,7 +14,7 @@ fn handle(conf: &str) -> Option<(MutexGuard<'static, ()>, Handle)> {
     Some((alone, Handle::build(&config, cuda).expect("the device can")))
 }
 
-/// This many fills of this many bytes keep a stream busy for a long time.
+/// `FILLS` fills of `SLOW_BYTES` bytes keep a stream busy for a long time.
 const SLOW_BYTES: usize = 256 << 20;
 const FILLS: usize = 40;
 
@@ -33,7 +33,7 @@ fn cudarcs_copies_take_our_buffers() {
         let source = handle.cuda_from_slice(&values, &stream).unwrap();
         let mut target = handle.cuda_zeroed::<u32>(50_000, &stream).unwrap();
         assert_eq!(takes_any(&source, &mut target), (50_000, 200_000));
-        // cudarc makes `side` wait for the work of our stream.
+        // cudarc makes `side` wait for the work of `stream`.
         side.memcpy_dtod(&source, &mut target).unwrap();
         assert_eq!(stream.clone_dtoh(&target).unwrap(), values);
         assert_eq!(stream.clone_dtoh(&target.as_view().slice(10..12)).unwrap(), [10, 11]);
@@ -112,8 +112,8 @@ fn a_buffer_changes_streams_in_order() {
         for round in 1..=5u8 {
             let source = handle.cuda_from_slice(&vec![round; N], &side).unwrap();
             (0..FILLS).for_each(|_| slow_own.view_mut().fill_zero().unwrap());
-            // The slow fills delay the zeroing on one stream and the copy on the other. The copy must
-            // still run after the zeroing.
+            // The slow fills delay the zeroing on `own` and the copy on `side`. The copy must still run
+            // after the zeroing.
             let mut target = handle.zeroed::<u8>(N, own).unwrap().into_cuda(&side).unwrap();
             (0..FILLS).for_each(|_| side.memset_zeros(&mut slow).unwrap());
             side.memcpy_dtod(&source, &mut target).unwrap();
@@ -174,8 +174,8 @@ fn handle_config() -> &'static Config {
     CONFIG.get_or_init(|| config(CONFS[0]))
 }
 
-/// Stream-ordered calls do not depend on the thread's current context: a created stream belongs to a
-/// context, and the default stream is that of the primary context.
+/// Work on a stream does not depend on the thread's current context. A created stream belongs to a context,
+/// and the default streams are those of the primary context.
 #[test]
 fn another_context_of_the_thread_does_no_harm() {
     let Some((_alone, handle)) = handle("backend:cudaMallocAsync") else { return };

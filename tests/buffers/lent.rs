@@ -10,7 +10,8 @@ type Device = Arc<Faulty<Arc<Sim>>>;
 
 const CONFS: [&str; 2] = ["backend:native", "backend:cudaMallocAsync"];
 
-/// A device whose events complete only when the test completes them.
+/// A device whose work finishes only when the test completes it or a call waits for it. Calls can be made to
+/// fail.
 fn device() -> Device {
     let options = SimOptions { event_mode: EventMode::Manual, ..SimOptions::default() };
     Arc::new(Faulty::new(Arc::new(Sim::new(options))))
@@ -25,7 +26,7 @@ fn live_blocks(handle: &Handle) -> i64 {
     handle.stats().allocation.all.current
 }
 
-/// Records an event after all work of a stream.
+/// Records an event after all work that a stream has so far.
 fn mark(device: &Device, stream: StreamId) -> EventId {
     let event = device.create_event().expect("the device can");
     device.record_event(event, stream).expect("the device can");

@@ -15,7 +15,7 @@ pub(crate) trait Base: Driver + Sized + 'static {
     fn with_bytes(total_bytes: u64) -> Self;
     fn finish_all(&self);
     fn held(&self) -> HeldResources;
-    /// Returns how many calls have waited for work so far; `None` if the device does not count them.
+    /// Returns how many synchronizing calls were made so far; `None` if the device does not count them.
     fn waits(&self) -> Option<u64> {
         None
     }
@@ -26,8 +26,8 @@ pub(crate) trait Base: Driver + Sized + 'static {
     }
 }
 
-/// A device whose calls can be made to fail. The calls of this trait go to the inner device and never
-/// fail.
+/// A device whose calls can be made to fail. The methods of `Base` call the inner device, so no fault
+/// reaches them.
 impl<D: Base> Base for Faulty<Arc<D>> {
     fn with_bytes(total_bytes: u64) -> Self {
         Self::new(Arc::new(D::with_bytes(total_bytes)))

@@ -1,10 +1,11 @@
 //! Checks across many threads that no byte is in two blocks: panics as soon as two threads hold the same
 //! byte.
 //!
-//! A thread claims a block right after it allocates it, and drops the claim right before it frees the
-//! block. So a claim never outlives its block. If other streams use the block, the claim remains until
-//! their work has finished. The sums next to the claims are lower and upper bounds for the allocator's
-//! counters.
+//! A thread claims a block right after it allocates it, and drops the claim right before it frees the block.
+//! If other streams use the block, its bytes stay claimed until their work has finished. The sums `at_least`
+//! and `at_most` bound the allocator's number of live blocks.
+//!
+//! A moment is a position in the work submitted to the device, as `Sim::submitted` returns it.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -16,7 +17,8 @@ use stratalloc::ids::StreamId;
 #[derive(Debug)]
 enum Claim {
     Held,
-    /// The block was freed, but its bytes stay claimed until each of these streams has passed its moment.
+    /// The block was freed, but its bytes stay claimed until each of these streams has finished its work
+    /// past a moment.
     Draining(Vec<(StreamId, u64)>),
 }
 
@@ -24,7 +26,7 @@ enum Claim {
 struct State {
     /// The end of each claimed range and why it is claimed, by the start of the range.
     claims: BTreeMap<u64, (u64, Claim)>,
-    /// The last moment that each stream's work has passed, or may have passed.
+    /// For each stream, the last moment up to which its work has finished or is about to finish.
     passed: BTreeMap<StreamId, u64>,
 }
 
@@ -32,9 +34,11 @@ struct State {
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     state: Mutex<State>,
-    /// A lower bound: increased after an allocation returned, decreased before a free begins.
+    /// A lower bound of the live blocks: increased after an allocation has returned, decreased before a free
+    /// begins.
     pub(crate) at_least: Sum,
-    /// An upper bound: increased before an allocation begins, decreased after a free returned.
+    /// An upper bound of the live blocks: increased before an allocation begins, decreased after a free has
+    /// returned.
     pub(crate) at_most: Sum,
 }
 
@@ -83,8 +87,8 @@ impl Claims {
         claims.insert(address, (end, Claim::Held));
     }
 
-    /// Drops the claim of a block that is about to be freed. `waits` lists the other streams that use
-    /// the block, each with a moment before the free.
+    /// Drops the claim of a block that is about to be freed. `waits` lists the other streams that use the
+    /// block, each with the moment right before the free.
     pub(crate) fn give_up(&self, address: u64, waits: Vec<(StreamId, u64)>) {
         let claims = &mut self.state.lock().expect("no holder has panicked").claims;
         let (end, _) = claims.remove(&address).expect("only claimed blocks are freed");
@@ -93,7 +97,7 @@ impl Claims {
         }
     }
 
-    /// Records that a stream's work is about to pass a moment.
+    /// Records that a stream's work up to a moment is about to finish.
     pub(crate) fn pass(&self, stream: StreamId, moment: u64) {
         let passed = &mut self.state.lock().expect("no holder has panicked").passed;
         let known = passed.entry(stream).or_insert(0);

@@ -159,7 +159,7 @@ pub(crate) trait Tested: DeviceAllocator {
 
 impl<A: DeviceAllocator + ?Sized> Tested for A {}
 
-/// An allocator that can be built from a configuration. One that is a `Strategy` also supports frees by
+/// An allocator that can be built from a configuration. A `Strategy` is built with support for frees by
 /// address.
 pub(crate) trait Built: DeviceAllocator + Sized {
     fn built(config: &Config, driver: Arc<dyn Driver>) -> Self;
@@ -203,7 +203,7 @@ pub(crate) struct FixtureOn<D, A = Strategy> {
     pub(crate) allocator: A,
 }
 
-/// A device with an allocator, on the simulated device.
+/// A strategy on the simulated device.
 pub(crate) type Fixture = FixtureOn<Sim>;
 
 /// Returns one fixture with fixed segments and one with expandable segments.
@@ -220,14 +220,14 @@ impl<D, A> Deref for FixtureOn<D, A> {
 }
 
 impl<D: Base, A: Built> FixtureOn<D, A> {
-    /// Creates an allocator on a new device of `total_bytes`. The device's work finishes when the test
-    /// completes it or when a call waits for it.
+    /// Creates an allocator on a new device of `total_bytes`. On the simulated and the host device, work
+    /// finishes when the test completes it or when a call waits for it.
     #[track_caller]
     pub(crate) fn new(total_bytes: u64, conf: &str) -> Self {
         Self::of(total_bytes, &config(conf))
     }
 
-    /// Creates the same from settings instead of a string.
+    /// Like `new`, but from settings instead of a string.
     pub(crate) fn with(total_bytes: u64, settings: Settings) -> Self {
         Self::of(total_bytes, &Config::from_settings(settings))
     }
@@ -306,7 +306,7 @@ impl<D: Base, A: Built> FixtureOn<D, A> {
 }
 
 impl<D: Base + Capture, A: Built> FixtureOn<D, A> {
-    /// Starts a capture of a stream, with a scope that routes its requests to a pool.
+    /// Starts a capture of a stream, and opens a scope that routes the capture's requests to a pool.
     #[track_caller]
     pub(crate) fn capture(&self, stream: StreamId, pool: PoolId) -> PoolScope<'_> {
         let capture = Capture::begin(&*self.device, stream).expect("it is not captured");

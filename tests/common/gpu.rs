@@ -16,7 +16,7 @@ use stratalloc_conformance::gpu;
 pub(crate) use stratalloc_conformance::part::{Part, Share};
 use stratalloc_conformance::skip;
 
-/// A part of the GPU.
+/// The GPU, limited to a part of its memory.
 pub(crate) type Gpu = Part<Arc<Cuda>>;
 
 /// Returns the name of the running test.
@@ -47,8 +47,8 @@ pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
     shared().map(|_| alone)
 }
 
-/// Opens the first device a second time and for exclusive use, or prints that there is none. The guard
-/// is first in the tuple, so that the caller drops it last: closing a device breaks captures too.
+/// Opens the first device a second time and for exclusive use, or prints that there is none. The guard is
+/// first in the tuple, so that the caller drops it last: closing a device can break another test's capture.
 pub(crate) fn device() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>)> {
     let alone = alone();
     match Cuda::open(DeviceId(0)) {

@@ -1,8 +1,8 @@
 //! Invariants that hold whenever no call is running.
 //!
-//! The blocks of a layout tile its segments. The driver's allocations are exactly the segments. The
-//! current value of every counter equals a recount from the layout. Nothing here depends on how the
-//! allocator is implemented.
+//! The blocks of a layout tile its segments. The sizes of the segments add up to the memory that the driver
+//! reports as used. The current value of each counter that a layout determines equals a recount. Except for
+//! the engine's own check, nothing here depends on how the allocator is implemented.
 //!
 //! Source of the recount: PyTorch's consistency test of `memory_stats()` against snapshots.
 
@@ -116,7 +116,8 @@ pub(crate) fn families(statistics: &Statistics) -> [(&'static str, &PerPool); 9]
     ]
 }
 
-/// Checks that the current value of every counter equals the recount, and that no peak is below it.
+/// Checks that the current value of each counter of [`families`] equals the recount, that no peak is below
+/// it, and that the number of free blocks is right.
 pub(crate) fn check_statistics(statistics: &Statistics, segments: &[SegmentLayout]) -> Checked {
     let counted = recount(segments);
     for ((name, reported), (_, counted)) in families(statistics).into_iter().zip(families(&counted))

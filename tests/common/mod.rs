@@ -1,16 +1,17 @@
 //! Code shared by the test programs: devices to run on, and the invariants that every layout obeys.
 //!
-//! Each test program compiles this folder for itself and uses a part of it. Checks return violations as
-//! text instead of panicking, so that a property test can shorten its input quietly. Read next:
+//! Each test program compiles this folder for itself and uses a part of it. Checks return violations as text
+//! instead of panicking, so that a property test can shorten its input quietly. Read next:
 //!
 //! - `fixture`: a device with an allocator on it; `prelude`: the imports of most tests.
 //! - `machine`: drivers whose work a test completes; `gpu`: a real device, if there is one.
 //! - `invariants`: tiling, sums, statistics; `claims`: ownership of bytes across threads.
 //! - `base`: devices to wrap; `plain`: one without optional parts; `crowded`: one with other processes.
-//! - `racing`: a device on which another thread acts between two calls.
+//! - `racing`: a device on which another thread acts between two calls; `meeting`: one whose allocations
+//!   wait for each other.
 //! - `threaded`: a device with a per-thread default stream.
-//! - `folder`: temporary files; `compiled`: libraries in C; `stacks`: counted call stacks.
-//! - `runs`: the number of random histories.
+//! - `folder`: temporary files; `compiled`: libraries in C; `shared_library`: the C library of this project.
+//! - `stacks`: counted call stacks; `rng`: random numbers; `runs`: the number of random histories.
 
 #![allow(dead_code, unused_imports, unused_macros, reason = "each test program uses a part")]
 

@@ -9,7 +9,7 @@ use stratalloc_sim::Sim;
 
 use super::base::Base;
 
-/// The device. Its work finishes when the test completes it.
+/// The device. Its work finishes when the test completes it or when a call waits for it.
 pub(crate) type Racing = Intercepted<Arc<Sim>, Before>;
 
 pub(crate) fn racing(total_bytes: u64) -> Arc<Racing> {

@@ -1,7 +1,7 @@
 //! How many random histories run: few after each change, many before a release.
 
-/// Returns `quick`, multiplied by 10 if `STRATALLOC_RUNS` is `full`, or by the variable's value if that
-/// is a number. Returns `quick` unchanged if the variable is `quick` or unset.
+/// Returns `quick`, multiplied by 10 if `STRATALLOC_RUNS` is `full`, or by the variable's value if that is a
+/// whole number above 0. Returns `quick` unchanged if the variable is `quick` or unset.
 ///
 /// # Panics
 ///

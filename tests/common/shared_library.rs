@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// Returns the path of the C library, built with assertions as these tests are. On machines that cannot
-/// build it, `STRATALLOC_LIBRARY` is the path of an existing one.
+/// Returns the path of the C library, built with debug assertions. On machines that cannot build it,
+/// `STRATALLOC_LIBRARY` is the path of an existing one.
 pub(crate) fn shared_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| match std::env::var_os("STRATALLOC_LIBRARY") {
@@ -25,8 +25,8 @@ pub(crate) fn root() -> &'static Path {
 pub(crate) fn built(library: &str, ending: &str) -> PathBuf {
     let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     cargo.current_dir(root()).stderr(Stdio::inherit());
-    // All features and a test target, so that cargo reuses the libraries that these tests are linked
-    // with instead of compiling them again.
+    // All features and two test targets are selected, so that cargo reuses the libraries that these tests
+    // are linked with instead of compiling them again.
     cargo.args(["build", "--lib"]);
     cargo.args([
         "--test",
@@ -37,7 +37,7 @@ pub(crate) fn built(library: &str, ending: &str) -> PathBuf {
         "--message-format",
         "json",
     ]);
-    // Cargo sets these variables for a test program. If they were passed on, everything would be
+    // Cargo sets `CARGO_PKG_*` for a test program. If these variables were passed on, everything would be
     // rebuilt.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_")) {

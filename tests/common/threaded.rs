@@ -14,7 +14,7 @@ use super::base::Base;
 /// The per-thread default stream.
 pub(crate) const OWN: StreamId = StreamId(2);
 
-/// The device. Its work finishes when the test completes it.
+/// The device. Its work finishes when the test completes it or when a call waits for it.
 pub(crate) type Threaded = Intercepted<Arc<Sim>, OwnStreams>;
 
 pub(crate) fn threaded(total_bytes: u64) -> Arc<Threaded> {

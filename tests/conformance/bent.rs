@@ -15,13 +15,13 @@ pub(crate) enum Bend {
     EmptiesNothing,
     FreesAnyAddress,
     CallsNoHook,
-    /// Serves requests to a pool from the default pool.
+    /// Serves requests to a private pool from the default pool.
     HasOnePool,
     /// Scopes route no request.
     RoutesNothing,
-    /// Scopes route every request to their pool.
+    /// Scopes route every request that names no pool to their pool.
     RoutesEverything,
-    /// Pools never lose their users.
+    /// Releasing a pool does not reduce its number of users.
     EndsNoPool,
 }
 

@@ -57,7 +57,7 @@ fn each_defect_is_caught_with_its_words_and_the_shortest_history() {
         let failure = caught_on(Device::Sim, defect, by);
         assert!(failure.what.contains(words), "{failure}");
         if let Some(history) = history {
-            // The first letter of each line: allocate, stream .. uses, free.
+            // The first letter of each line: `allocate`, `stream .. uses` or `free`.
             let letters: Vec<_> = failure.lines.iter().map(|line| &line[..1]).collect();
             assert_eq!(letters.join(" "), history, "{failure}");
         }
@@ -203,7 +203,7 @@ fn a_cache_without_counters_is_judged_by_the_device() {
     }
 }
 
-/// The layer counts the blocks of callers, but not the memory reserved below it.
+/// The `statistics` layer counts the blocks of callers, but not the memory reserved below it.
 #[test]
 fn a_cache_below_a_layer_that_counts_is_judged_by_the_device() {
     for (bend, holds) in [(Bend::Nothing, true), (Bend::EmptiesNothing, false)] {

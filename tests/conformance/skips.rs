@@ -51,7 +51,7 @@ fn only_want_of_a_device_is_taken_for_it() {
     assert!(absent(DriverErrorKind::NotSupported, "load libcuda", 0), "no driver");
     assert!(absent(DriverErrorKind::NotSupported, "cuInit", 100), "no device");
     assert!(absent(DriverErrorKind::Other, "cuDeviceGet", 101), "no such device");
-    // A broken driver, an incompatible driver, a lost device.
+    // Codes for a broken driver, an incompatible driver and a lost device.
     for code in [3, 46, 802, 803, 999] {
         assert!(!absent(DriverErrorKind::NotSupported, "cuInit", code), "{code}");
     }

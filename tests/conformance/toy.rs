@@ -6,7 +6,7 @@ use stratalloc::size::REQUEST_MAX_BYTES;
 
 use crate::common::prelude::*;
 
-/// The defect.
+/// The defect of a toy allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defect {
     None,
@@ -15,21 +15,21 @@ pub(crate) enum Defect {
     Overlaps,
     /// Forgets that other streams use a block.
     ReusesEarly,
-    /// Serves a request from another stream's free blocks.
+    /// May serve a request from another stream's free blocks.
     MixesStreams,
-    /// Leaks large blocks when they are freed.
+    /// Leaks blocks above 1 MiB when they are freed.
     LosesABlock,
     /// Does not count the free of a block that waits for other streams.
     CountsWrong,
-    /// Accepts a handle that is not live.
+    /// Accepts a free of a handle that is not live.
     FreesTwice,
-    /// Accepts another allocator's handle.
+    /// Accepts a free of another allocator's handle.
     FreesForeign,
-    /// Allocates half of the requested size from the driver.
+    /// Allocates half of the requested size from the driver if a request exceeds 1 MiB.
     TooSmall,
-    /// Panics instead of returning an error.
+    /// Panics if a request has 0 bytes.
     PanicsOnZero,
-    /// Leaks the block when an event cannot be created.
+    /// Leaks the block when an event cannot be created or recorded.
     LeaksOnFailure,
     /// Finds a cached block and removes it in two steps, so two threads may find the same one.
     Races,
@@ -37,7 +37,7 @@ pub(crate) enum Defect {
     ServesNothing,
     /// Ignores the place that was requested, such as an address.
     IgnoresPlaces,
-    /// Returns an out-of-memory error without numbers.
+    /// Returns an out-of-memory error whose requested size is 0.
     MuteOutOfMemory,
     /// Writes into the first live block when another block is allocated.
     Scribbles,
@@ -134,8 +134,8 @@ impl Toy {
         Some(state.free.swap_remove(at))
     }
 
-    /// Returns a block that another thread found and still holds, as if both had found it at once. So
-    /// the defect appears without a real race.
+    /// Returns a block that another thread found and still holds, as if both had found it at once; otherwise
+    /// a cached block. So the defect appears without a real race.
     fn found_twice(&self, fits: impl Fn(&Block) -> bool) -> Option<Block> {
         let (own, mut state) = (std::thread::current().id(), self.state.lock());
         let State { live, free, found, .. } = &mut *state;
@@ -234,8 +234,7 @@ impl Toy {
                 self.driver.record_event(event, *stream)
             });
             if let Err(error) = made {
-                // If one of these calls failed too, the event would leak. The suite makes only one call
-                // fail.
+                // If `destroy_event` failed too, the event would leak. The suite makes only one call fail.
                 events.iter().for_each(|event| drop(self.driver.destroy_event(*event)));
                 return Err(error);
             }
@@ -402,7 +401,7 @@ impl Drop for Toy {
     fn drop(&mut self) {
         let live = std::mem::take(&mut self.state.get_mut().live);
         self.state.get_mut().free.extend(live.into_values());
-        // A driver that fails now keeps the memory. A drop cannot report errors.
+        // If the driver fails here, the memory leaks, because a drop cannot report errors.
         drop(self.release());
     }
 }

@@ -7,7 +7,7 @@ use stratalloc_conformance::configured;
 use super::toy::{Defect, toy};
 use crate::common::prelude::*;
 
-/// Builds the allocator by its registered name, as a configuration string does.
+/// Registers the toy allocator and builds it by its name, as a configuration string does.
 fn registered(driver: Arc<dyn Driver>) -> Constructed {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
@@ -93,8 +93,8 @@ fn a_compiled_library_conforms() {
         Err(failure) => panic!("{failure}"),
     };
     print!("{report}");
-    // The memory does not come from the device, so the properties of bytes and device memory are not
-    // tested.
+    // The library's memory does not come from the device, so the properties of bytes and device memory are
+    // not tested.
     let untested: Vec<_> = report
         .outcomes
         .iter()

@@ -165,7 +165,7 @@ fn memory_that_another_thread_is_freeing_causes_no_failure() {
 fn second_frees_by_address_never_reach_a_buffer() {
     let own = over(&Counted::new(), "");
     std::thread::scope(|scope| {
-        // Ends the thread below when the loop ends, even by a panic.
+        // The thread below ends when `running` is dropped, after the loop or by a panic.
         let running = Arc::new(());
         let watched = Arc::downgrade(&running);
         scope.spawn(|| {

@@ -208,8 +208,8 @@ fn random_histories_follow_the_model() {
     histories(runs(400), 100, run);
 }
 
-/// Each thread fills its buffers with a value of its own and reads it back. So no two threads share a
-/// byte.
+/// Each thread fills its buffers with a value of its own and later checks it. A wrong value means that two
+/// threads share a byte.
 #[test]
 fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
     const ROUNDS: u64 = 4000;

@@ -97,8 +97,8 @@ impl Scene {
         let address = block.allocation.address();
         self.claims.at_least.add(-1);
         if self.may_fail {
-            // Requests under memory pressure wait for work themselves, and the claims do not know of
-            // that. So the claim does not wait for other streams.
+            // Under memory pressure, requests wait for the work of other streams. The claims do not record
+            // that, so this claim ends without waiting for that work.
             self.claims.give_up(address, Vec::new());
         } else {
             self.claims.give_up(address, waits);
@@ -142,8 +142,8 @@ impl Scene {
 }
 
 /// Runs one thread for each entry of `streams`, on the streams of that entry, and at the same time runs
-/// `beside` on a thread of its own. Its flag is set when the other threads have ended. Returns the blocks
-/// that are still live.
+/// `beside` on a thread of its own. The flag passed to `beside` is set when the other threads have ended.
+/// Returns the blocks that are still live.
 pub(crate) fn hammer_on(
     scene: &Scene,
     streams: &[Vec<StreamId>],

@@ -86,8 +86,7 @@ fn callbacks_free_blocks_from_inside_while_other_threads_allocate() {
             }
         });
         scene.check();
-        // The blocks in the stash do not all fit on the device at once, so a callback must have freed
-        // some.
+        // The blocks of all rounds do not fit on the device at once, so a callback must have freed some.
         assert!(calls.load(SeqCst) > 0);
         for block in std::mem::take(&mut *stash.lock().unwrap()) {
             scene.strategy.give(block);

@@ -16,8 +16,8 @@ fn pair() -> Option<(MutexGuard<'static, ()>, Arc<Cuda>, Cuda)> {
     Some((alone, cuda, other))
 }
 
-/// Pending work on a stream of another device must delay the reuse of a block, as work on its own device
-/// does.
+/// Pending work on a stream of another device must finish before a block is used again, as work on the
+/// block's own device must.
 #[test]
 fn a_block_that_another_device_writes_is_not_reused_before() {
     let Some((_alone, cuda, other)) = pair() else { return };
@@ -29,7 +29,8 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         let bytes = 4 * MIB;
         let block = strategy.take_on(bytes, home);
         let address = block.address();
-        // The first fill may make the driver load code, which may synchronize the device.
+        // The first fill on each device may make the driver load code and synchronize the device for that,
+        // so it runs before work is delayed.
         cuda.fill(address, 1, bytes, home).unwrap();
         cuda.synchronize_stream(home).unwrap();
         other.fill(address, 3, bytes, there).unwrap();
@@ -38,7 +39,8 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
         other.fill(address, 4, bytes, there).unwrap();
         strategy.record(&block, there);
         strategy.give(block);
-        // The driver's pool may return the same memory, because it orders the new use after that work.
+        // The driver's pool may return the same memory, because it orders the new use after the work of
+        // `there`.
         let next = strategy.take_on(bytes, home);
         assert!(conf == pools || next.address() != address, "{conf}: the other device works");
         cuda.fill(next.address(), 2, bytes, home).unwrap();

@@ -101,7 +101,7 @@ fn refused(error: &ConfigError, text: &str) {
     assert!(shown(line) <= 280 && marks.len() <= 280, "{caret}");
     let carets = marks.trim_start_matches(' ');
     assert!(!carets.is_empty() && carets.bytes().all(|byte| byte == b'^'), "{caret}");
-    // The first caret is under the first wrong column, the last caret under the last one.
+    // The carets begin and end at the edge of a character. The last one may also be just behind the line.
     let indent = marks.len() - carets.len();
     let starts: Vec<usize> = (0..=line.len())
         .filter(|at| line.is_char_boundary(*at))

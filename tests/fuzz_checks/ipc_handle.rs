@@ -1,9 +1,9 @@
 //! Decodes the bytes of a shared handle, and opens the handle on the host device.
 //!
-//! The first byte of the input selects the mode. In mode 0 the rest is the handle. In mode 1 the rest is
-//! a handle whose checksum is corrected. In modes 2 and 3 the rest is a list of patches (offset, length,
-//! bytes) to a real handle of large or of small pages. In mode 4 the patches apply to a fabric handle,
-//! which is opened on the simulated device that made it.
+//! The first byte of the input selects the mode. In mode 0 the rest is the handle. In mode 1 the rest is a
+//! handle whose checksum is corrected. In modes 2 and 3 the rest is a list of patches (offset, length,
+//! bytes) to a real handle of large or of small pages. In all other modes the patches apply to a fabric
+//! handle, which is opened on the simulated device that made it.
 
 use std::sync::{Arc, LazyLock};
 

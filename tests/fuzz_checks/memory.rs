@@ -21,7 +21,7 @@ fn signed(bytes: usize) -> i64 {
 }
 
 fn count(bytes: i64) {
-    // While the thread ends, its counters no longer exist. No measurement runs then.
+    // While the thread ends, its counters may no longer exist. No measurement runs then.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + bytes);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));

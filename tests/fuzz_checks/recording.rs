@@ -96,7 +96,8 @@ pub(super) fn repeat(trace: &Trace) {
     assert!(held.is_nothing(), "{held:?}");
 }
 
-/// Returns true if the configuration uses no file and no foreign library, and injects no faults.
+/// Returns true if the configuration selects `backend:native` without a layer that writes a file or injects
+/// faults.
 fn is_harmless(config: &Config) -> bool {
     let harmless =
         |layer: &LayerSetting| !matches!(layer, LayerSetting::Log { .. } | LayerSetting::Fault(_));
@@ -111,7 +112,8 @@ enum Life {
     Over,
 }
 
-/// Checks that every block is first allocated, then freed at most once, then completed at most once.
+/// Checks that every block is first allocated, then freed at most once. The free of a block in use by other
+/// streams completes at most once.
 fn lawful(workload: &Workload) {
     let mut blocks = vec![Life::Unborn; workload.blocks as usize];
     let mut step = |id: u32, from: Life, to: Life| {

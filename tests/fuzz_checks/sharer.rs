@@ -1,4 +1,4 @@
-//! A process that shares memory: an engine with live blocks, and where the fields of their handles are.
+//! The side that shares memory: an engine with live blocks, and where the fields of their handles are.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use stratalloc::strategies::native::{Engine, EngineOptions};
 
 /// The position, in a handle, of the secret of its pages.
 pub(super) const SECRET: std::ops::Range<usize> = 40..56;
-/// The position of the name of the socket.
+/// The position, in a handle, of the name of the sharer's socket.
 pub(super) const SOCKET: std::ops::Range<usize> = 56..72;
-/// The offset of the first page, and the size of each page's description.
+/// The offset of the first page's description in a handle, and the size of each description.
 pub(super) const PAGES_AT: usize = 88;
 pub(super) const PAGE_BYTES: usize = 32;
 

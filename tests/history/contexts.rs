@@ -1,4 +1,5 @@
-//! The context of an entry: stack levels, scopes, and stack providers that misbehave.
+//! The context of an entry describes what requested it. Tests stack levels, scopes, and stack providers that
+//! misbehave.
 
 use std::panic;
 
@@ -56,7 +57,7 @@ fn a_block_that_is_freed_lets_its_stack_go() {
     for _ in 0..10_000 {
         allocator.free(allocator.take(512)).unwrap();
     }
-    // The first block and its segment share one stack.
+    // Only the first block is live, so only its stack exists.
     assert_eq!(alive.load(Ordering::Relaxed), 1);
     allocator.give(first);
 }
@@ -209,7 +210,7 @@ fn stacks_of_the_program_are_held_once_and_begin_at_the_request() {
         let allocated = entries.iter().find(|entry| entry.event.action == Action::Alloc).unwrap();
         let frames = allocated.context.as_ref().unwrap().frames();
         let first = &frames[0].function;
-        // Line tables alone do not contain the modules of inlined functions.
+        // If there are only line tables, the name of an inlined function has no module path.
         let is_own = first.starts_with("main::") || first.starts_with("take");
         assert!(is_own && first.contains("take"), "{conf}: {frames:?}");
         let is_caller = |frame: &Frame| frame.function.ends_with("take_a_thousand");

@@ -1,12 +1,12 @@
-//! Eight threads record at once. Every entry is either kept or counted as dropped, and the order of each
-//! heap's entries is exact.
+//! Eight threads record at once, each on its own stream. Every entry is either kept or counted as dropped,
+//! and the order of each stream's entries is exact.
 
 use super::{build_over, events, history, sim, unrecorded};
 use crate::common::prelude::*;
 
 const THREADS: u64 = 8;
 
-/// Allocates and frees on one stream and returns the operations in order.
+/// Allocates and frees on one stream and returns these operations in order. Then frees the remaining blocks.
 fn work(allocator: &dyn DeviceAllocator, stream: u64, steps: u64) -> Vec<(Action, u64)> {
     let (mut done, mut live) = (Vec::new(), Vec::new());
     let mut rng = stream + 1;
@@ -44,7 +44,7 @@ fn nothing_is_lost_and_the_order_within_a_heap_is_exact() {
                 let (allocator, history) = (&allocator, &history);
                 scope.spawn(move || {
                     let done = work(allocator, stream, steps);
-                    // Reading does not remove entries.
+                    // Reading does not remove entries, so at least those of this thread are there.
                     assert!(history.entries().len() >= done.len());
                     done
                 })

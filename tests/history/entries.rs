@@ -5,7 +5,7 @@ use stratalloc::history::Snapshot;
 use super::{actions, events, recorded, unrecorded};
 use crate::common::prelude::*;
 
-/// A minimal allocator.
+/// An allocator with only the two required methods.
 #[derive(Debug)]
 struct Least {
     owner: OwnerId,
@@ -69,7 +69,7 @@ fn every_strategy_records_requests_and_frees_and_shows_what_lives() {
     }
 }
 
-/// Allocates and frees equal blocks on streams, most of them on stream 0.
+/// Allocates and frees blocks of 512 bytes on many streams, most of them on stream 0.
 fn work(allocator: &dyn DeviceAllocator) {
     let mut rng = 1_u64;
     for _ in 0..20_000 {

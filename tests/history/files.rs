@@ -1,5 +1,5 @@
-//! Snapshots as files: both formats, hostile names, full disks, and a verifying replay of a snapshot
-//! that was written.
+//! Snapshots as files: both formats, compression, hostile names, full disks, and exact replays of written
+//! snapshots.
 
 use std::io::{self, Write};
 

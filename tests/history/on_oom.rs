@@ -6,8 +6,8 @@ use stratalloc_tools::replay::{Limits, reader};
 use super::{build_over, sim};
 use crate::common::prelude::*;
 
-/// Returns an allocator with a segment of 40 MiB in which 12 MiB are live, so that a device of 64 MiB
-/// has no room for 50 MiB.
+/// Returns an allocator on a device of 64 MiB after a free of 40 MiB and an allocation of 12 MiB. The native
+/// strategy has allocated the 12 MiB in the segment of 40, so it has no room for 50.
 fn fragmented(conf: &str) -> impl DeviceAllocator {
     let allocator = build_over(conf, sim(64 * MIB));
     allocator.free(allocator.take(40 * MIB)).expect("it is live");

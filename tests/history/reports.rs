@@ -5,7 +5,7 @@ use stratalloc::history::Context;
 use super::{build_over, history, sim};
 use crate::common::prelude::*;
 
-/// A stack that differs from all others and has one of two frames.
+/// A stack that is a separate object for each request and has one of two frames.
 #[derive(Debug)]
 struct Numbered(u64);
 

@@ -1,4 +1,5 @@
-//! When trackers are called for driver memory, and which calls they may make.
+//! Trackers are callbacks that get each entry. Tests when they are called for driver memory, and which calls
+//! they may make.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -13,8 +14,8 @@ fn host() -> Arc<dyn Driver> {
     Arc::new(Host::with_bytes(GIB))
 }
 
-/// A cache of registered memory, as in a network library: the pages that trackers have announced and not
-/// yet released.
+/// A cache of registered memory, as in a network library: the pages that were allocated and not yet
+/// released, according to the calls of a tracker.
 #[derive(Debug, Default)]
 struct Registered {
     pages: Mutex<BTreeSet<u64>>,
@@ -51,7 +52,8 @@ fn register_in(allocator: &Switchable) -> Arc<Registered> {
     registered
 }
 
-/// Makes the first tracker call for a release wait until a message arrives on the returned sender.
+/// Makes the first tracker call for a release wait. The receiver gets a message when that call begins, and a
+/// message to the sender ends the wait.
 fn stop_the_first(allocator: &Switchable) -> (Receiver<()>, Sender<()>) {
     let ((stopped, is_stopped), (go, may_go)) = (mpsc::channel(), mpsc::channel());
     let (first, may_go) = (AtomicBool::new(true), Mutex::new(may_go));
@@ -151,8 +153,8 @@ fn a_tracker_gets_what_the_ring_skips() {
     assert!(actions(&history(&allocator)).is_empty());
 }
 
-/// The tracker is not called recursively. Memory allocated inside a call is announced after the call has
-/// returned, and nothing is released to the driver before.
+/// The tracker is not called recursively. Memory allocated inside a tracker call is announced after the call
+/// has returned, and nothing is released to the driver before.
 #[test]
 fn a_tracker_may_do_everything_inside_a_call_for_memory() {
     for (conf, driver) in CONFS.into_iter().flat_map(|conf| [(conf, host()), (conf, sim(GIB))]) {
@@ -186,7 +188,7 @@ fn a_tracker_may_do_everything_inside_a_call_for_memory() {
     }
 }
 
-/// Interceptor that resumes the tracker when the device has failed this many requests for memory.
+/// An interceptor that ends a tracker's wait when the device has refused `left` more allocations.
 #[derive(Debug)]
 struct Refusals {
     left: AtomicU64,
@@ -260,7 +262,7 @@ fn a_snapshot_inside_a_callback_does_not_wait_for_the_free_that_called_it() {
     history.start(&RecordOptions::default().with_stacks(StackLevel::OfFrees));
     let block = engine.allocate(Request::new(512, StreamId(0))).unwrap();
     engine.free(block).unwrap();
-    // Two stacks, the entries of their two snapshots, and four entries: segment_alloc, alloc,
-    // free_requested, free_completed.
+    // Two calls for stacks, two for the entries of the snapshots that these calls take, and four for the
+    // entries segment_alloc, alloc, free_requested and free_completed.
     assert_eq!((calls.load(Ordering::SeqCst), waits.load(Ordering::SeqCst)), (8, 0));
 }

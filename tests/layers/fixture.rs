@@ -5,7 +5,8 @@ use crate::common::prelude::*;
 
 pub(crate) const DEFAULT: StreamId = StreamId::DEFAULT;
 
-/// Returns ever higher addresses, up to a limit on live bytes, and records live blocks.
+/// An allocator with only the two required methods. It returns ever higher addresses, up to a limit on live
+/// bytes, and records live blocks.
 #[derive(Debug)]
 pub(crate) struct Two {
     owner: OwnerId,

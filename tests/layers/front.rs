@@ -158,7 +158,8 @@ fn nothing_is_kept_while_a_scope_is_open_and_pools_keep_to_themselves() {
     assert!(refused.is_err());
 }
 
-/// A block that another stream uses, freed during a capture, is processed when the scope closes.
+/// During a capture, the free of a block that another stream uses is deferred until the scope closes. In
+/// this test the driver fails then.
 #[test]
 fn a_scope_closes_although_the_driver_fails() {
     let device = Arc::new(Faulty::new(Sim::new(SimOptions::default())));
@@ -199,8 +200,8 @@ fn foreign_handles_and_odd_requests_pass_unkept() {
     assert!(matches!(huge, Err(AllocError::TooLarge { .. })));
     fronted.give(fronted.take(KEPT_MAX + 1));
     assert_eq!(fronted.here().held_blocks, 1);
-    // Two per-thread caches on one thread: first one inside the other, then one that is built after
-    // another was dropped and gets the same index.
+    // Two per-thread caches on one thread: first one inside the other. Then a new one, which gets the index
+    // of a dropped one but must not get its blocks.
     let twice = front(front(Two::new(u64::MAX), KEPT_MAX), KEPT_MAX);
     twice.free(twice.take(100)).unwrap();
     assert_eq!(twice.take(100).size_bytes(), 100);

@@ -25,8 +25,8 @@ fn present(control: &Control<'_>) -> [bool; 11] {
     ]
 }
 
-/// Allocates a block, frees it by its address, and compares name and counters with those of the
-/// allocator below.
+/// Allocates a block and frees it by its address. Checks that name and counters are those of the native
+/// strategy.
 fn passes_on(layered: &impl DeviceAllocator, what: &str) {
     assert_eq!(layered.name(), "native", "{what}");
     let address = layered.take_on(4096, DEFAULT).address();
@@ -70,8 +70,8 @@ fn every_layer_passes_on_what_the_allocator_below_can_do() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// A layer that moves blocks hides the capabilities that use addresses of blocks below. All others are
-/// present.
+/// A layer that moves blocks hides the capabilities that use addresses of blocks below. The `front` layer
+/// hides frees by address. All other capabilities are present.
 #[test]
 fn a_layer_that_moves_blocks_hides_what_would_name_the_wrong_ones() {
     let own = native(&sim(), true);
@@ -87,8 +87,8 @@ fn a_layer_that_moves_blocks_hides_what_would_name_the_wrong_ones() {
     assert_eq!(present(&fronted.control()), present(&without));
 }
 
-/// The driver is called under the growth lock. During that call another thread calls `usage()`. If
-/// `usage` waited for the lock, this test would hang.
+/// The strategy holds its growth lock while it calls the driver. During that call another thread calls
+/// `usage()`. If `usage` waited for the lock, this test would hang.
 #[test]
 fn usage_waits_for_no_call_of_the_driver_whatever_the_layer() {
     let path = std::env::temp_dir().join(format!("usage-{}.csv", std::process::id()));
@@ -149,7 +149,7 @@ fn what_an_allocator_cannot_do_stays_absent_through_wrappers() {
     is_bare(&front::front(Least, 4096));
 }
 
-/// An allocator without private pools and exact addresses must return an error for such requests.
+/// An allocator without private pools and exact addresses must refuse a request for a pool or an address.
 #[test]
 fn places_that_an_allocator_does_not_know_are_refused() {
     let own = CpuAllocator::new(DeviceId(0), &Settings::default()).expect("the host has memory");

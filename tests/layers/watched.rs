@@ -196,7 +196,7 @@ fn a_leaked_buffer_is_reported_when_the_process_ends() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
     assert_eq!(stderr.matches("never freed: 12.06 KiB in 1 block\n").count(), 1, "{stderr}");
-    // Line tables alone do not contain the modules of inlined functions.
+    // If there are only line tables, the name of an inlined function has no module path.
     let stderr = stderr.replace("main::layers::watched::", "");
     assert!(stderr.contains("old: the_place_that_forgets_a_buffer"), "{stderr}");
     assert!(!stderr.contains("stratalloc::"), "frames of the library are cut off: {stderr}");
@@ -313,7 +313,7 @@ fn a_callback_frees_something_and_the_request_is_made_again() {
     };
     let retrying = oom_retry::retry_with(Arc::clone(&two), 5, Arc::new(callback));
     let block = retrying.take(50);
-    // The second callback has nothing to free and returns false.
+    // When the callback is called again, it has nothing to free and returns false.
     let second = retrying.take(50);
     assert!(is_oom(retrying.try_allocate(50, DEFAULT)));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
@@ -342,7 +342,7 @@ fn a_request_is_repeated_no_more_often_than_allowed_and_never_inside_a_callback(
 
 #[test]
 fn the_first_layer_of_the_list_is_asked_first() {
-    // The limit refuses the request before the fault layer counts the call.
+    // With the limit as the first layer, the request is refused before the fault layer counts it.
     let outer_limit = built("layers:[limit:100B,fault:[call:1]]", sim(), false);
     let report = outer_limit.fail(101, DEFAULT);
     assert_eq!(report.limit_bytes, Some(100));

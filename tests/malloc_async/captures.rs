@@ -188,7 +188,7 @@ fn work_that_is_submitted_while_another_thread_frees_keeps_its_order() {
             kernels += 1;
         }
     });
-    // The nodes are one sequence: one for each request and each kernel.
+    // The stream's last node depends on all others: one for each request and each kernel.
     let nodes = fixture.behind(stream).len();
     assert_eq!(nodes, 1 + REQUESTS + kernels, "{kernels} kernels were submitted");
     fixture.give(target);
@@ -221,7 +221,8 @@ fn a_shortage_elsewhere_does_not_break_a_capture() {
     let pool = PoolId::next_capture();
     for announced in [true, false] {
         let orphan = fixture.take_on(MIB, gone);
-        // The capture has a scope, or else only the request inside it reveals the capture.
+        // The scope is for the capture, or only for its stream. In the second case only the request inside
+        // reveals the capture.
         let scope = if announced {
             fixture.capture(stream, pool)
         } else {
@@ -337,7 +338,8 @@ fn a_request_inside_a_capture_costs_the_same_however_many_frees_wait() {
     assert!(queries <= 3 * 20, "{queries} questions for 20 requests");
     inside.into_iter().for_each(|block| fixture.give(block));
     fixture.end_capture(stream);
-    // The next request frees the first deferred block, and so checks all others.
+    // The next request frees the first deferred block, because its capture has ended, and then checks all
+    // others.
     let next = fixture.take(512);
     assert_eq!(fixture.allocated(), (1, 512, 512));
     fixture.give(next);

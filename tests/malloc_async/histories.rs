@@ -1,10 +1,10 @@
 //! Random histories on three threads. No two live blocks may overlap, bytes must stay intact, and the
 //! statistics must equal a recount.
 //!
-//! A thread may free a block that another thread allocated. On `sim` each thread captures graphs on its
-//! own stream, with scopes of all kinds, some of them opened after the capture began. Other threads may
-//! free a graph's blocks at any moment. A graph is destroyed when its capture ends, so its addresses may
-//! be reused while the old blocks are still held.
+//! A thread may free a block that another thread allocated. On the simulated device each thread captures
+//! graphs on its own stream, with scopes of all kinds, some of them opened after the capture began. Other
+//! threads may free a graph's blocks at any moment. A graph is destroyed when its capture ends, so its
+//! addresses may be reused while the old blocks are still held.
 //!
 //! A GPU runs short histories without captures, on a part of its memory.
 
@@ -67,7 +67,8 @@ impl Arbitrary for Op {
 struct HeldBlock {
     block: Allocation,
     stream: StreamId,
-    /// Seed of the pattern in the block, if one was written. A thread must not wait while it captures.
+    /// Seed of the pattern in the block. `None` for a block allocated while its thread captured, because the
+    /// thread must not wait for a write then.
     seed: Option<u64>,
     /// Whether the memory belongs to a graph. It is freed when the capture ends, even while the block is
     /// held.
@@ -284,7 +285,7 @@ fn histories_of_three_threads_keep_the_bytes_on_the_host() {
     check(30, false, || HostMachine::new(1024 * MIB));
 }
 
-/// Runs the history for a GPU on the host device.
+/// Runs the histories for a GPU on a part of the host device.
 #[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_a_part_of_a_device() {

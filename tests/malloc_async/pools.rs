@@ -201,7 +201,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// After a pool is destroyed, the driver's handle is invalid or belongs to another pool. So it must not
+/// After a pool is destroyed, its handle in the driver is invalid or belongs to another pool. So it must not
 /// be used.
 #[test]
 fn a_destroyed_pool_is_not_queried() {
@@ -218,7 +218,8 @@ fn a_destroyed_pool_is_not_queried() {
             });
         }
         let _end = Ends(&over);
-        // With many pools, a thread that walks the list finds pools that were destroyed in the meantime.
+        // With many pools, a thread that walks the list of pools finds some that were destroyed in the
+        // meantime.
         for _ in 0..50 {
             let ids: Vec<_> = (0..64).map(|_| PoolId::next_user()).collect();
             for id in &ids {

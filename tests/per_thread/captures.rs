@@ -1,5 +1,4 @@
-//! Captures with per-thread default streams. A graph orders only the work of one thread on its own
-//! stream in one capture.
+//! Captures with per-thread default streams: when a block that was freed during a capture may be reused.
 
 use super::*;
 
@@ -24,7 +23,7 @@ impl Fixture {
 }
 
 impl<'a> Graph<'a> {
-    /// Ends the capture, then the scope. The pool keeps a user.
+    /// Ends the capture, then the scope. The result keeps the pool in use until it is dropped.
     #[track_caller]
     fn end(self, fixture: &'a Fixture) -> impl Drop + use<'a> {
         Capture::end(&*fixture.device, self.stream).expect("all of it was joined");
@@ -38,7 +37,8 @@ fn what_is_waited_for_in_a_gone_threads_place_is_its_own_streams_only() {
         let fixture = Fixture::new(20 * MIB, conf);
         let [captured, user] = [fixture.stream(), fixture.stream()];
         let graph = fixture.graph(captured);
-        // The allocator cannot know that this work does not precede the capture.
+        // Because a scope is open, the free of a block that `user` uses is deferred. Later only this thread
+        // could record an event on its own stream, and it ends here.
         on_new_thread(|| {
             let block = fixture.take(20 * MIB, OWN);
             fixture.record(&block, user);

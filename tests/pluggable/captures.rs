@@ -25,7 +25,8 @@ fn active_in_the_end(own: &PluggableAllocator, sim: &Sim) -> i64 {
     own.stats().active.all.current
 }
 
-/// An event that is recorded inside a capture never completes.
+/// The capture begins while a free records an event. An event that is recorded inside a capture never
+/// completes.
 #[test]
 fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
     let device = racing(1 << 30);
@@ -51,7 +52,7 @@ fn a_driver_that_cannot_report_captures_may_hide_one() {
     assert_eq!(active_in_the_end(&own, sim), 0);
 }
 
-/// Waiting for a destroyed stream synchronizes the device, which would invalidate the capture.
+/// Waiting for a destroyed stream means synchronizing the device, which would invalidate the capture.
 #[test]
 fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     let device = sim();

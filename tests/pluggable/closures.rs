@@ -317,7 +317,7 @@ fn a_panic_in_a_function_reaches_the_caller_and_breaks_nothing() {
     drop(own);
 }
 
-/// Returns a block that stays live until its allocator is dropped, while the user's functions panic.
+/// Returns a live block and sets `broken`, so that the user's functions panic when the allocator is dropped.
 fn take_unbroken(own: &PluggableAllocator, broken: &AtomicBool) -> Allocation {
     broken.store(false, Ordering::Relaxed);
     let block = own.take_on(8, MAIN);

@@ -8,7 +8,7 @@ use crate::common::prelude::*;
 
 const STREAMS: usize = 3;
 const POOLS: u64 = 3;
-/// So little memory that requests fail.
+/// The limit of the user's functions, so low that requests fail.
 const MOST_BYTES: u64 = 20_000;
 
 /// Few sizes, some of them similar, so that idle blocks fit later requests.
@@ -95,7 +95,7 @@ fn strict(account: &Account) -> Callbacks {
         if live.values().map(|(bytes, _)| bytes).sum::<u64>() + bytes > MOST_BYTES {
             return None;
         }
-        // The lowest free address, so that addresses are reused soon.
+        // Uses the lowest free address, so that addresses are reused soon.
         let address = (1..).map(|n| n << 16).find(|address| !live.contains_key(address))?;
         live.insert(address, (bytes, stream));
         Some(address)
@@ -112,7 +112,7 @@ struct Fixture {
     account: Account,
     streams: Vec<StreamId>,
     live: Vec<Allocation>,
-    /// The open scopes, the newest last: of a stream, or of this thread.
+    /// The open scopes, the newest last: the pool, and the stream, or `None` for a scope of this thread.
     scopes: Vec<(PoolId, Option<StreamId>)>,
     captured: BTreeSet<StreamId>,
     /// Blocks allocated inside captures. Graphs use them while their pool has users.
@@ -223,8 +223,8 @@ impl Fixture {
             Op::EmptyCache => {
                 self.own.caching().empty_cache().expect("the driver works");
             }
-            // The call may be illegal now. It then fails and must change nothing, which the check below
-            // verifies.
+            // The calls of the next three steps may be illegal at this point. They then fail and must change
+            // nothing, which `check` verifies after the step.
             Op::Create { pool, helps } => {
                 let options = PoolOptions { use_on_oom: helps, ..PoolOptions::default() };
                 let _ = self.pools().create_pool(Self::pool(pool), options);

@@ -51,7 +51,7 @@ impl Fixture {
         address
     }
 
-    /// Allocates a block, submits work and frees the block. Returns an event recorded after that work.
+    /// Allocates a block, records an event on its stream, frees the block, and returns the event.
     fn use_up(&self, pool: PoolId) -> EventId {
         let block = self.take(pool);
         let done = self.device.create_event().expect("it has events");
@@ -83,7 +83,7 @@ fn an_idle_block_belongs_to_no_thread() {
     let address = fixture.probe();
     assert_ne!(on_new_thread(|| fixture.take(POOL).address()), address, "the work may run still");
     fixture.device.interceptor().finish_own();
-    // Any thread may query the event. Afterwards any thread may get the block.
+    // Any thread may query the event of the free. Afterwards any thread may get the block.
     on_new_thread(|| fixture.process());
     let mine = fixture.take(POOL);
     assert_eq!(mine.address(), address, "the thread that freed it");

@@ -208,7 +208,7 @@ fn a_begin_that_panics_leaves_no_scope() {
     own.give(own.take_on(64, MAIN));
 }
 
-/// The fields of a checkpoint are public, so a program can modify it.
+/// The fields of a checkpoint are public, so a program can modify a checkpoint.
 #[test]
 fn a_checkpoint_that_was_tampered_with_is_refused() {
     let (_, own) = plenty();

@@ -6,7 +6,7 @@ use stratalloc::registry::{RegisterError, Registration};
 use super::{User, build, sim};
 use crate::common::prelude::*;
 
-/// Allocates consecutive addresses of a range and never reuses one.
+/// Allocates `step_bytes` from the driver for each request, whatever its size, and caches nothing.
 #[derive(Debug)]
 struct Steps {
     owner: OwnerId,

@@ -12,8 +12,7 @@ fn both_with_reuse() -> [String; 2] {
     BOTH.map(|conf| format!("{conf}{}{REUSE}", if conf.is_empty() { "" } else { "," }))
 }
 
-// Each case: the size of the requests, the segments and reserved bytes that a graph adds, and those that
-// remain for its result.
+// Each case: the size of the requests, and the segments and reserved MiB of the graph below.
 #[test]
 fn a_graphs_memory_is_counted_and_its_result_outlives_it() {
     for (bytes, segments, reserved_mib) in [
@@ -26,7 +25,7 @@ fn a_graphs_memory_is_counted_and_its_result_outlives_it() {
         let fixture = Fixture::new(ROOMY, "");
         let (stream, pool) = (fixture.stream(), PoolId::next_capture());
         let scope = fixture.capture(stream, pool);
-        // Two temporary blocks and a result that is kept.
+        // The graph has two temporary blocks and a result that is kept.
         let a = fixture.take_on(bytes, stream);
         let b = fixture.take_on(bytes, stream);
         let result = fixture.take_on(bytes, stream);
@@ -65,7 +64,7 @@ fn an_expandable_graph_adds_no_segment() {
     fixture.check();
 }
 
-// Two graphs that need 2 MiB each need 2 MiB in total if they share a pool.
+// Two graphs with a pool each need 2 MiB more than two graphs that share a pool.
 #[test]
 fn graphs_that_share_a_pool_share_its_memory() {
     for conf in BOTH {
@@ -252,7 +251,7 @@ fn reuse_in_a_capture_waits_for_the_join_of_all_streams() {
     }
 }
 
-// A block that was deferred in one graph is free for the next graph of the same pool.
+// A block whose free was deferred in one graph is free for the next graph of the same pool.
 #[test]
 fn what_one_graph_deferred_the_next_one_reuses() {
     for conf in both_with_reuse() {
@@ -426,13 +425,13 @@ fn an_allocator_that_goes_inside_a_capture_leaves_the_capture_sound() {
     }
 }
 
-/// How a request reaches a pool when its capture has no scope.
+/// How a request reaches a pool while its stream is captured: by the filter of a scope, or by the pool's id.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Stream,
     Thread,
     Function,
-    /// Without a scope: the request specifies the pool.
+    /// No scope: the request specifies the pool.
     Named,
 }
 

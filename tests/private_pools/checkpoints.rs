@@ -73,7 +73,7 @@ fn going_back_reproduces_every_block() {
     }
 }
 
-// Eleven blocks of 512 bytes, of which some are live in the checkpoint: in the middle, two apart, two
+// Eleven blocks of 512 bytes, of which some are live in the checkpoint: one in the middle, two apart, two
 // side by side.
 #[test]
 fn survivors_in_the_middle_of_a_segment_come_back() {
@@ -145,8 +145,8 @@ fn live_blocks_are_compared_as_a_set() {
     );
 }
 
-// An expandable segment that grew after the checkpoint: first 2 MiB of 20 are live, then 32 of 40, then
-// 2 of 40 again.
+// An expandable segment that grew after the checkpoint: first 2 MiB of 20 mapped ones are live, then 32 of
+// 40, then 2 of 40 again.
 #[test]
 fn an_expandable_segment_that_grew_keeps_its_pages() {
     let tree = Tree::new("expandable_segments:True");

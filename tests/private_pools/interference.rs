@@ -209,7 +209,8 @@ fn nothing_is_asked_of_the_device_while_this_thread_captures() {
     drop(scope);
 }
 
-/// An event that is recorded inside a capture never completes.
+/// The capture begins while a free records an event. An event that is recorded inside a capture never
+/// completes.
 #[test]
 fn a_capture_that_begins_while_a_block_is_freed_keeps_it_until_its_end() {
     let device = racing(1 << 30);

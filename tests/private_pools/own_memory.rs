@@ -161,8 +161,8 @@ impl Drop for Curious {
     }
 }
 
-/// The pool's own allocator calls back into the engine whenever the engine calls or drops it. If the
-/// engine then held a lock that the call back takes, this test would deadlock.
+/// The pool's own allocator calls the engine whenever the engine calls or drops it. If the engine then held
+/// a lock that it takes in such a call, this test would deadlock.
 #[test]
 fn an_own_allocator_may_call_back_in_each_call_and_when_it_is_dropped() {
     let (fixture, inner) = (Arc::new(Fixture::new(ROOMY, "")), Arc::<Own>::default());

@@ -1,5 +1,5 @@
-//! The address space that expandable segments reserve: by default, and for streams with a reserve class.
-//! Also the list of these segments.
+//! The address space that expandable segments reserve: by default, and for streams with a reserve class,
+//! which is a name that the configuration maps to a size. Also the list of these segments.
 
 use crate::common::prelude::*;
 

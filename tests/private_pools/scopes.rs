@@ -40,7 +40,7 @@ fn users_are_counted_by_pools_and_scopes() {
     assert_eq!(users(), Some(1), "an abandoned scope leaves nothing behind");
 }
 
-// A block that is live when its pool ends keeps its segment until it is freed and memory is released.
+// A block that is live when its pool is dropped keeps its segment until it is freed and memory is released.
 #[test]
 fn a_block_may_outlive_its_pool() {
     for fixture in fixtures(ROOMY) {
@@ -62,7 +62,8 @@ fn a_block_may_outlive_its_pool() {
     }
 }
 
-// Emptying the cache inside a scope must release nothing of the pool. Tested on four threads at once.
+// Emptying the cache inside a scope must release nothing of the scope's pool. Tested on four threads at
+// once.
 #[test]
 fn emptying_the_cache_spares_pools_in_use() {
     for fixture in fixtures(ROOMY) {
@@ -204,7 +205,8 @@ fn a_pool_may_refuse_to_split() {
     fixture.check();
 }
 
-// PyTorch does not release free segments of a pool with users, not even for a request to the same pool.
+// Under memory pressure, a request to a pool with users releases free segments of that pool. PyTorch
+// releases none of them.
 #[test]
 fn pressure_in_a_pool_releases_its_own_idle_segments_unless_a_graph_knows_them() {
     for conf in BOTH {

@@ -41,8 +41,7 @@ fn one_pass_releases_all_segments_at_least_as_old_as_the_average() {
     fixture.check();
 }
 
-// The threshold is 30 MiB, so 32 must be released. The first pass releases 26, the second the remaining
-// old segment.
+// The threshold is 30 MiB, so 32 must be released. The first pass releases 26, the second the segment of 16.
 #[test]
 fn passes_are_repeated_with_a_new_average_until_enough_was_released() {
     let fixture = with_threshold(Some(0.25), LIMIT);
@@ -91,7 +90,7 @@ fn only_whole_idle_large_segments_are_collected_for_any_request() {
     let piece = fixture.take(11 * MIB);
     fixture.give(fixture.take_on(24 * MIB, SIDE));
     let before = fixture.stats().num_device_alloc;
-    // The only segment of the small pool is full, so this is a miss.
+    // Two blocks of 1 MiB fill the only segment of the small pool, so the third is a miss.
     let small = [fixture.take(MIB), fixture.take(MIB), fixture.take(MIB)];
     assert_eq!(fixture.stats().num_device_alloc, before + 1);
     assert_eq!(

@@ -13,8 +13,8 @@ fn block_mib(fixture: &Fixture, mib: u64) -> u64 {
     bytes / MIB
 }
 
-// From PyTorch's tests: settings change at run time. A string without the divisions resets them. A list
-// sets the divisions for each size.
+// From PyTorch's tests: settings change at run time. A string without `roundup_power2_divisions` resets
+// them. A list sets the divisions for each size.
 #[test]
 fn strings_change_the_rounding_at_run_time_and_reset_what_they_do_not_mention() {
     let fixture = Fixture::new(8 * GIB, "");

@@ -28,9 +28,8 @@ fn a_kilobyte_moves_the_active_bytes_by_a_kilobyte_there_and_back() {
     assert_eq!(reset.reserved_bytes.all.peak, signed(2 * MIB), "the segment is still held");
 }
 
-// From PyTorch's tests: about a hundred steps with tensors from one float to 480 MB on two devices, in
-// random order. After each step the counters equal sums over the layout, and emptying the cache waits
-// exactly once.
+// From PyTorch's tests: random steps with tensors from one float to hundreds of MB on two devices. After
+// each step the counters equal sums over the layout, and emptying the cache waits exactly once.
 #[test]
 fn two_devices_keep_separate_books_that_are_sums_over_their_layouts() {
     let fixtures = [(); 2].map(|()| Fixture::new(H200_BYTES, ""));

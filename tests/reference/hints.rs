@@ -1,5 +1,5 @@
-//! The hints of a report are true. In each scenario a request fails, its hint recommends a setting, and
-//! the request succeeds with that setting. If no setting would help, there is no hint.
+//! The hints of a report are true: if a hint recommends a setting, the failed request succeeds with that
+//! setting. If no setting would help, no hint recommends one.
 
 use stratalloc::registry::build;
 
@@ -131,7 +131,8 @@ fn settings_that_cost_nothing_here_are_not_named() {
 
 #[test]
 fn pages_of_any_legal_size_can_be_counted() {
-    // The hint to use expandable segments compares what they would hold: a page of 1 EiB for each stream.
+    // To choose a hint, the report adds up what expandable segments would hold: a page of 1 EiB for each
+    // stream. The sum must not overflow.
     let settings = Settings { large_segment_bytes: 1 << 60, ..Settings::default() };
     let fixture = Fixture::with(400 * MIB, settings);
     (1..=16).for_each(|n| drop(fixture.take_on(12 * MIB, StreamId(n))));

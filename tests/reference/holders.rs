@@ -60,8 +60,8 @@ fn a_crowd_does_not_make_the_report_long() {
     }
 }
 
-// In a container the list may contain this process under the host's process id. So the largest process
-// in the list may be this one.
+// In a container the list may contain this process under the host's process id. So the largest process in
+// the list may be this one, and the report blames none.
 #[test]
 fn no_process_is_named_when_this_one_is_not_on_the_list() {
     for (report, _) in reports_with(&Ok(vec![usage(u32::MAX, 70)]), None) {

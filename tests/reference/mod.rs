@@ -1,9 +1,9 @@
 //! The behaviour of PyTorch's caching allocator as PyTorch's own tests check it, tested on a simulated
 //! device through the public trait.
 //!
-//! Each test name states a behaviour. The comment cites PyTorch's test or behaviour, or states a
-//! deliberate difference (listed in `docs/differences.md`). `exactness` compares the decisions on
-//! recorded programs. A simulated device has no bytes, so these tests compare address ranges instead.
+//! Each test name states a behaviour. A comment, if any, cites PyTorch's test or behaviour, or states a
+//! deliberate difference (listed in `docs/differences.md`). `exactness` compares the decisions on recorded
+//! programs. A simulated device has no bytes, so these tests compare address ranges instead.
 
 mod collector;
 mod config;

@@ -14,7 +14,7 @@ fn hint<'a>(report: &'a OutOfMemory, words: &str) -> Option<&'a str> {
     first.map(String::as_str)
 }
 
-/// Allocates shared segments of 20 MiB, each with a live block of `live_mib` at its front.
+/// Allocates segments of 20 MiB, each with a live block of `live_mib` at its front and the rest free.
 fn pinned_segments(fixture: &Fixture, count: usize, live_mib: u64) -> Vec<Allocation> {
     let both =
         (0..count).map(|_| (fixture.take(live_mib * MIB), fixture.take((19 - live_mib) * MIB)));

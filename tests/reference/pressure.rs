@@ -100,8 +100,8 @@ fn idle_segments_of_other_streams_and_of_small_blocks_are_released_too() {
     fixture.check();
 }
 
-/// Returns an allocator whose segment of 100 MiB has a live block of 30 and a free one of 70, on a
-/// device of 120 MiB. Then lowers `max_split_size_mb` to 40.
+/// Returns an allocator whose segment of 100 MiB has a live block of 30 and a free one of 70, on a device of
+/// 120 MiB. Then sets `max_split_size_mb` to 40.
 fn free_piece_that_became_oversize(compat: Compat) -> (Fixture, stratalloc::allocator::Allocation) {
     let fixture = Fixture::with(120 * MIB, rules(compat));
     fixture.give(fixture.take(100 * MIB));
@@ -132,7 +132,7 @@ fn a_free_piece_is_never_released_when_it_becomes_oversize_at_run_time() {
 fn a_free_piece_does_not_hide_the_whole_oversize_segment_behind_it() {
     let fixture = Fixture::new(226 * MIB, "");
     fixture.give(fixture.take(116 * MIB));
-    // Leaves a free block of 86 MiB. In the order of sizes, the whole segment of 100 MiB comes after it.
+    // Leaves a free block of 86 MiB. In the order of sizes, the free segment of 100 MiB comes after it.
     let live = fixture.take(30 * MIB);
     fixture.give(fixture.take(100 * MIB));
     fixture.apply(Settings { max_split_bytes: Some(40 * MIB), ..Settings::default() });
@@ -165,7 +165,7 @@ fn oversize_blocks_are_neither_split_nor_wasted_on_small_requests() {
     fixture.check();
 }
 
-// From PyTorch's tests: with a limit of 120 MiB and blocks of 40 on two streams, a fourth block fails.
+// From PyTorch's tests: with a limit of 120 MiB and three blocks of 40 on two streams, a fourth block fails.
 // After all are freed, one block of 120 MiB fits.
 #[test]
 fn three_oversize_blocks_fill_a_limit_and_their_space_comes_back_whole() {

@@ -47,7 +47,7 @@ pub(crate) struct Segment {
     pub(crate) size: u64,
     pub(crate) stream: StreamId,
     pub(crate) kind: PoolKind,
-    /// The page size of an expandable segment.
+    /// The page size of an expandable segment; `None` for a fixed one.
     pub(crate) page: Option<u64>,
     pub(crate) blocks: BTreeMap<u64, Block>,
 }

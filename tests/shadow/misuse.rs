@@ -6,7 +6,8 @@ use super::runner::{Outcome, Runner, Stale};
 use crate::common::prelude::*;
 
 impl<M: Machine> Runner<'_, M> {
-    /// Makes every call that must be refused. `pick` selects the handle from which forged ones are made.
+    /// Makes calls of every kind that must be refused. `pick` selects the handle from which forged ones are
+    /// made.
     pub(crate) fn misuse(&self, pick: u16) -> Result<Outcome, String> {
         let stream = self.stream(pick.to_le_bytes()[0]);
         for bytes in [0, EIB + 1, 1 << 63, u64::MAX - 511, u64::MAX] {

@@ -1,6 +1,6 @@
 //! Operations on an allocator, as data that is generated at random and can be shortened.
 //!
-//! Sizes are close to every boundary of the rounding rules. A pick is taken modulo the number of
+//! Many sizes are boundaries of the rounding rules or close to one. A pick is taken modulo the number of
 //! elements, so every list of operations is legal and stays legal when some are removed.
 
 use stratalloc::size::RoundupDivisions;
@@ -40,7 +40,7 @@ pub(crate) enum Op {
     },
     ResetPeaks,
     ResetAccumulated,
-    /// Makes every call that must be refused and change nothing.
+    /// Makes calls of every kind that must be refused and change nothing.
     Misuse {
         pick: u16,
     },

@@ -15,7 +15,7 @@ use stratalloc::size::SMALL_SEGMENT_BYTES;
 use super::mirror::{Block, Mirror, Segment, change, signed};
 use crate::common::prelude::*;
 
-/// Pages are multiples of this on both devices.
+/// Page sizes are multiples of this on every device that runs these tests.
 const GRANULARITY_BYTES: u64 = 2 * MIB;
 
 /// The state of the call whose events are being applied.
@@ -25,7 +25,8 @@ pub(crate) struct Call {
     pub(crate) request: Option<(u64, StreamId)>,
     /// Whether the call has waited for all streams.
     pub(crate) waited: bool,
-    /// The result of the search. It is repeated after each block that becomes free.
+    /// The result of the search, `None` before it. The search is repeated after each block that becomes
+    /// free.
     pub(crate) found: Option<Option<u64>>,
     /// The start of the block that is being extended by mapping pages.
     pub(crate) growing: Option<u64>,
@@ -244,8 +245,8 @@ impl Mirror {
         idle.into_iter().map(|(_, event)| event).collect()
     }
 
-    /// Returns true if mapping cannot continue because the device has too little memory for the next
-    /// pages.
+    /// Returns true if mapping cannot continue, because the device has too little memory for the next pages
+    /// or the request is larger than a range.
     pub(crate) fn cannot_map(&self, device_free: u64, rounded: u64, stream: StreamId) -> bool {
         let mapping = self.next_mapping(rounded, stream);
         rounded > self.reserve(PoolKind::of(rounded)) || mapping.is_some_and(|b| b > device_free)

@@ -131,7 +131,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         Ok(runner)
     }
 
-    /// Checks that in a snapshot blocks in use have a stack and free blocks have none.
+    /// Checks that in a snapshot exactly the blocks in use have a stack, or no block if stacks are off.
     fn every_block_has_its_holder(&self) -> Checked {
         for segment in self.engine().snapshot().segments {
             for (block, holder) in segment.layout.blocks.iter().zip(&segment.holders) {

@@ -184,7 +184,8 @@ fn forged_handles_are_refused() {
     assert_eq!(theirs.open(&gone).unwrap_err(), SharingError::ExporterGone { process });
 }
 
-/// A handle with the right pages but without the secret must open nothing, even if no process answers.
+/// A handle with the right pages but without the secret must open nothing, even if no process listens at its
+/// socket.
 #[test]
 fn a_handle_without_the_secret_opens_nothing_whatever_else_it_names() {
     let (sim, ours, theirs) = two(sim());
@@ -194,7 +195,7 @@ fn a_handle_without_the_secret_opens_nothing_whatever_else_it_names() {
     let open = |bytes: &[u8]| theirs.open(&SharedHandle::from_bytes(bytes).unwrap()).unwrap_err();
     let secretless = forged(handle.as_bytes(), 40, &[0; 16]);
     assert_eq!(open(&secretless), SharingError::Refused { process });
-    // Names a socket that does not exist, and sets bytes that are reserved now to a descriptor number.
+    // First a socket name that does not exist. Then also a descriptor number in bytes that are reserved.
     let absent = forged(&secretless, 56, &[9; 16]);
     let unreachable = SharingError::Unreachable { process };
     assert_eq!(open(&absent), unreachable);

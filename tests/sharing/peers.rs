@@ -1,4 +1,4 @@
-//! Peer devices. They can access every current and future page, or the call returns an error.
+//! Peer devices. `enable_peer_access` lets a peer access every current and future page, or returns an error.
 
 use super::tools::{SHARED, allocate, engine, sim, two};
 use crate::common::prelude::*;

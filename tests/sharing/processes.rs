@@ -1,7 +1,7 @@
 //! Two real processes with real memory. The other process runs this same program.
 //!
-//! An environment variable selects the role of the other process. It reads commands from its standard
-//! input, and ends by itself after a while, so that no test hangs.
+//! An environment variable selects the role of the other process. It reads commands from its standard input,
+//! and ends when that is closed, so that no process remains.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -57,7 +57,7 @@ impl Other {
         Self { child, input, output }
     }
 
-    /// Returns the next line that the other process sent to the test.
+    /// Returns the text behind the `@` in the next line with one that the other process writes.
     fn receive(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -176,8 +176,8 @@ fn forged_handles_and_handles_of_the_future_open_nothing() {
     assert_eq!(secret, SharingError::Refused { process });
     let future = forge(8, &[2, 0]).unwrap_err();
     assert!(future.to_string().contains("version 2"), "{future}");
-    // The start time in the handle is wrong. But a process that answers at the socket with the secret is
-    // the right one.
+    // The start time in the handle is wrong. But a process that answers at the socket and accepts the secret
+    // is the right one.
     assert!(engine.open(&forge(16, &[1; 8]).unwrap()).is_ok());
     // No process answers at that socket, as if the process id had been reused.
     let mut reused = forged(handle.as_bytes(), 16, &[1; 8]);
@@ -251,8 +251,8 @@ fn answers_that_make_no_sense_open_nothing() {
     bind(&liar, &SocketAddrUnix::new_abstract_name(&name).unwrap()).unwrap();
     listen(&liar, 4).unwrap();
     let random_handle = SharedHandle::from_bytes(&forged(handle.as_bytes(), 56, &random)).unwrap();
-    // The possible answers: none, a short one, a long one, an unknown one, pages without descriptors,
-    // and a page that was not requested.
+    // Wrong answers: none, a short one, a long one, an unknown one, pages without descriptors, and a page
+    // that was not requested.
     let answers: [&[u8]; 6] =
         [&[], &[0; 7], &[0; 100], &[9; 8], &[0, 0, 0, 0, 2, 0, 0, 0], &[2, 0, 0, 0, 2, 0, 0, 0]];
     std::thread::scope(|scope| {

@@ -1,9 +1,9 @@
-//! A user's functions behind a switchable allocator. They may call that allocator.
+//! A user's functions that call the switchable allocator by which they are called.
 
 use super::{Fixture, NATIVE};
 use crate::common::prelude::*;
 
-/// Makes every call that changes the allocator. Switching is refused, because a scope is open.
+/// Makes calls that change the allocator. The switch among them is refused, because a scope is open.
 fn ask_everything(all: &Switchable) {
     let caching = all.caching();
     caching.empty_cache().expect("the device works");
@@ -19,7 +19,7 @@ fn ask_everything(all: &Switchable) {
     assert!(all.stats().allocation.all.current >= 0);
 }
 
-/// Each release of the old allocator's memory captures a stack.
+/// A switch releases the old allocator's memory, and each release would call the stack provider again.
 #[test]
 fn a_switch_inside_a_stack_provider_is_refused() {
     let fixture = Fixture::new(8 * GIB, NATIVE);

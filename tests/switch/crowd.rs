@@ -90,8 +90,8 @@ fn thousand_switches<B: Base>(confs: &[&str], invariants: bool) {
     assert_eq!(device.held(), before, "nothing is lost");
 }
 
-/// Checks the counters while no thread works. With `invariants`, also compares them with a recount of
-/// the layout.
+/// Checks the number of live blocks that the threads counted, while no thread works. With `invariants`, also
+/// compares the allocator's counters with a recount of the layout.
 fn at_rest(scene: &Scene, held: usize, invariants: bool) {
     let held = i64::try_from(held).expect("few");
     scene.switchable.cross_stream().process_events().expect("it works");
@@ -120,8 +120,8 @@ fn a_thousand_switches_on_real_memory_lose_nothing() {
     thousand_switches::<stratalloc_sim::Host>(&[NATIVE, EXPANDABLE], true);
 }
 
-/// Counters are not compared with a recount: blocks cached by a front count as allocated in the strategy
-/// below, and the layout of the driver's own pools is unknown.
+/// Counters are not compared with a recount: blocks cached by a `front` layer count as allocated in the
+/// strategy below, and the layout of the driver's own pools is unknown.
 #[test]
 fn a_thousand_switches_between_all_kinds_lose_nothing() {
     thousand_switches::<stratalloc_sim::Sim>(&[NATIVE, ASYNC, FRONT, EXPANDABLE], false);

@@ -112,7 +112,8 @@ fn many_old_allocators_drain_in_any_order() {
     assert_eq!((fixture.retired(), fixture.used_bytes()), (0, 0));
 }
 
-/// Dropping the allocator would leak the memory that the driver failed to free.
+/// Dropping the retired allocator would leak the memory that the driver failed to free. So it stays until a
+/// later attempt succeeds.
 #[test]
 fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
     for (from, call) in [
@@ -144,8 +145,8 @@ fn a_retired_allocator_waits_for_a_driver_that_refuses_its_memory() {
     }
 }
 
-/// The capture has no scope, so the allocator does not know of it. During the capture no call may wait
-/// for the allocator's pages.
+/// The capture has no scope, so the allocator does not know of it. During the capture no call may wait for
+/// the work on the allocator's pages.
 #[test]
 fn a_retired_allocator_waits_for_the_end_of_an_unknown_capture() {
     let fixture = Fixture::new(8 * GIB, EXPANDABLE);
@@ -159,8 +160,8 @@ fn a_retired_allocator_waits_for_the_end_of_an_unknown_capture() {
     assert_eq!((fixture.retired(), fixture.used_bytes()), (0, 0));
 }
 
-/// A retired allocator does not know of the current allocator's scopes. If a stream no longer exists, it
-/// waits for the device, which could break a capture.
+/// A retired allocator does not know of the current allocator's scopes. If a stream that used a block no
+/// longer exists, the retired allocator waits for the device, which could break a capture.
 #[test]
 fn a_free_of_an_old_block_breaks_no_capture_of_the_new_allocator() {
     let layered = |conf: &str| format!("{conf},layers:[statistics]");

@@ -51,8 +51,8 @@ fn idle_memory_of_retired_allocators_is_released_before_out_of_memory_is_reporte
         let ooms = fixture.count_ooms();
         let old: Vec<_> = (0..16).map(|_| fixture.take(12 * MIB)).collect();
         fixture.switch(to);
-        // One of sixteen blocks is less than an eighth. Its memory stays with the retired allocator
-        // until it is needed.
+        // A retired allocator releases free memory only after an eighth of its blocks was freed. One of
+        // sixteen is less, so the memory stays with it until it is needed.
         let mut old = old.into_iter();
         fixture.give(old.next().expect("sixteen"));
         assert_eq!(fixture.used_bytes(), 192 * MIB, "{to}");

@@ -20,17 +20,17 @@ const LAYERS: [Layer; 24] = [
     layer("ids"),
     Layer { never: &["ids"], ..layer("limit") },
     Layer { never: &["size"], ..layer("threads") },
-    // Log lines are plain text, so this layer knows no sizes or ids.
+    // Log lines are plain text, so this layer uses no sizes or ids.
     Layer { never: &["size", "ids"], ..layer("diagnostics") },
     // The error of a failed free returns the allocation.
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },
     Layer { never: &["config"], ..layer("driver") },
-    // Only transfers bytes and descriptors between processes, whatever they mean.
+    // The layer only transfers bytes and descriptors between processes, whatever they mean.
     Layer { never: &["config", "driver"], ..layer("sharing") },
     Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
     Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
-    // Walks stacks with a lock-free structure of `sync`.
+    // `history` walks stacks with a lock-free structure of `sync`.
     Layer { never: &["driver", "sharing", "heap", "stats"], also: &["sync"], ..layer("history") },
     // Tracepoints have only numbers as arguments.
     Layer { never: &["driver", "heap", "stats"], ..layer("tracepoints") },
@@ -84,7 +84,7 @@ fn used(file: &Source) -> Vec<(usize, String)> {
     found
 }
 
-/// Returns the first name of `path`. A macro of the crate is replaced by the layer that defines it.
+/// Returns the first name of `path`, or `None` if it is a macro.
 fn first_name(path: &str) -> Option<String> {
     let path = path.trim_start();
     let name: String = path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
@@ -108,7 +108,7 @@ fn first_names(list: &str) -> Vec<String> {
     starts.into_iter().filter_map(|start| first_name(&list[start..])).collect()
 }
 
-/// Checks that a file uses only earlier layers.
+/// Checks that a file uses only its own layer and those that `LAYERS` allows.
 pub(crate) fn imports(file: &Source) -> Vec<String> {
     let Some(own) = layer_of(&file.path) else {
         return Vec::new();
@@ -129,13 +129,13 @@ pub(crate) fn imports(file: &Source) -> Vec<String> {
     used.map(|(line, name)| file.at(line, &format!("{own} may not use {name}"))).collect()
 }
 
-/// Checks that `heap/` uses no driver and no lock.
+/// Checks that `heap/` uses no driver, lock, atomic or `Arc`.
 pub(crate) fn heap_is_pure(file: &Source) -> Vec<String> {
     words(file, &["driver", "Driver", "Mutex", "RwLock", "parking_lot", "Atomic", "Arc"])
 }
 
-/// Checks that no strategy uses another strategy's file or the list of all strategies. A strategy of
-/// several files has a folder, whose files may use each other.
+/// Checks that no strategy uses another strategy's file, the list of all strategies or the registry. A
+/// strategy of several files has a folder, whose files may use each other.
 pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
     if file.path == "strategies/mod.rs" {
         return Vec::new();

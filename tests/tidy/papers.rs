@@ -1,4 +1,5 @@
-//! The documents must mention every folder, and the package must contain all of them.
+//! Rules for documents and manifest: `ARCHITECTURE.md` mentions every folder, tables list every strategy,
+//! and the package contains all sources of the library.
 
 use std::fs;
 
@@ -8,7 +9,7 @@ pub(crate) fn read(name: &str) -> String {
     fs::read_to_string(root().join(name)).expect("a paper that every checkout has")
 }
 
-/// Returns the folders and files directly under `src/`, and the other folders with product code.
+/// Returns the folders and files directly under `src/`, without `lib.rs`, and `strategies/`.
 pub(crate) fn folders() -> Vec<String> {
     let mut names = vec!["strategies/".to_owned()];
     for entry in fs::read_dir(root().join("src")).expect("the package has sources") {
@@ -33,7 +34,8 @@ pub(crate) fn top_folders() -> Vec<String> {
     there.map(|name| format!("{name}/")).collect()
 }
 
-/// Returns the built-in strategies that have no row in a document's table.
+/// Returns the strategies that no line of a document lists, as `NAME` in a table's first column or as
+/// `backend:NAME`.
 pub(crate) fn rows<'n>(paper: &str, names: impl Iterator<Item = &'n str>) -> Vec<String> {
     let rows: Vec<_> = paper.lines().map(|line| line.trim_start_matches(['/', '!', ' '])).collect();
     let has_row = |name: &str| {
@@ -50,7 +52,8 @@ pub(crate) fn rooms(plan: &str, folders: &[String]) -> Vec<String> {
     missing.map(|folder| format!("{folder} is not mentioned")).collect()
 }
 
-/// Checks that the package includes `strategies/`, which is outside of `src/` but part of the library.
+/// Checks that the package includes `strategies/`, which is outside of `src/` but part of the library, and
+/// that `unsafe_code` and `unwrap_used` are denied.
 pub(crate) fn manifest(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let list = |key: &str| {

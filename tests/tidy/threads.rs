@@ -1,6 +1,6 @@
-//! Thread-locals that a thread may still use while its last destructors run.
+//! Checks that code uses only thread-locals that are still usable while a thread's last destructors run.
 //!
-//! At that time a thread-local with a destructor may be destroyed already, and so may
+//! At that time a thread-local with a destructor may be destroyed already, and so may the data of
 //! `std::thread::current`. Using either then panics.
 
 use super::source::Source;
@@ -19,7 +19,7 @@ const PLAIN: [&str; 7] = [
 /// Thread-locals with a destructor. They are accessed only by `try_with`, and the thread works without
 /// them afterwards.
 const DESTROYED: [(&str, &str); 4] = [
-    // Frees the slot of an ending thread for other threads. Afterwards the thread reads by a counted
+    // Frees the hazard slot of an ending thread for other threads. Afterwards the thread reads by a counted
     // reference.
     ("src/sync/slots.rs", "RETURN"),
     // Frees the names that are still open when the thread ends.
