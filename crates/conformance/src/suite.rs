@@ -5,14 +5,15 @@ use std::cell::Cell;
 use std::error::Error;
 
 use super::fixture::Fixture;
+#[cfg(target_os = "linux")]
+use super::gpu;
 use super::invariants::{self, Invariant};
 use super::machine::{Machine, SimMachine};
 use super::property::Property;
 use super::report::{Device, Failure, Outcome, Report};
 use super::script::{Op, Script};
 use super::search::{self, Broken};
-#[cfg(target_os = "linux")]
-use super::{Build, Checked, Options, accounts, gpu, leaks};
+use super::{Build, Checked, Options, accounts, leaks};
 use stratalloc::allocator::Control;
 #[cfg(target_os = "linux")]
 use stratalloc::error::{DriverError, DriverErrorKind};
@@ -320,7 +321,7 @@ pub fn test(
             case.test_what_can_be(property).map_err(broken)
         }
         #[cfg(not(target_os = "linux"))]
-        Device::Cuda => Err(absent("CUDA devices need Linux and the feature `cuda`".to_owned())),
+        Device::Cuda => Err(absent("CUDA devices need Linux".to_owned())),
     }
 }
 
