@@ -2,10 +2,10 @@
 //!
 //! `calls! { Trait then with.. }` expands to `then! { with.. entries }`, with one entry for each method
 //! of the trait. Code for all calls is generated from these entries. An entry is a variant of [`Call`]
-//! followed by the method's signature. `stream: StreamId as stream` means that an interceptor
-//! translates this argument with its method `stream`. A file that uses the table imports the types in
-//! the signatures. Methods that cannot fail (`info`, `granularity_bytes`, the accessors of optional
-//! parts) are not in the table.
+//! followed by the method's signature. `stream: StreamId as stream` means that an interceptor translates
+//! this argument with its method `stream`; `as address` and `as device_address` likewise. A file that
+//! uses the table imports the types in the signatures. Methods that cannot fail (`info`,
+//! `is_per_thread_stream`, `granularity_bytes`, the accessors of optional parts) are not in the table.
 
 use std::sync::Arc;
 

@@ -7,15 +7,15 @@ use crate::error::{Holder, OutOfMemory};
 use crate::size::human_bytes;
 
 /// Adds the processes that hold most of the device's memory to the report of a request that the driver
-/// refused. If others (other processes, or other libraries of this one) hold at least as many bytes as
-/// the request needs, appends a hint as well.
+/// refused. If others (other processes, or other libraries in this process) hold at least as many bytes
+/// as the request needs, appends a hint as well.
 pub(crate) fn name_holders(report: &mut OutOfMemory, driver: &dyn Driver) {
     report.holders = largest_holders(driver);
     report.hints.extend(held_by_others(report));
 }
 
-/// Returns the processes that hold most. Returns an empty list when the driver has no process list or
-/// fails to read it: that must not hide the report.
+/// Returns the processes that hold most memory, largest first. Returns an empty list when the driver has
+/// no process list or fails to read it: the report is useful without the list.
 fn largest_holders(driver: &dyn Driver) -> Vec<Holder> {
     let list = driver.processes().and_then(|processes| processes.list().ok());
     let mut holders = list.unwrap_or_default();
@@ -34,7 +34,7 @@ fn held_by_others(report: &OutOfMemory) -> Option<String> {
     if others < report.rounded_bytes {
         return None;
     }
-    // In a container, the list may name this process by its pid on the host. Then it is not found here.
+    // In a container, the list may name this process by its pid on the host. Then `this` is `None`.
     let this = report.holders.iter().find(|holder| holder.is_this_process());
     let other = report.holders.iter().find(|holder| !holder.is_this_process());
     let beside = this.map_or(0, |this| this.used_bytes.saturating_sub(report.reserved_bytes));

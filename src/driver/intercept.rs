@@ -1,10 +1,10 @@
 //! A wrapper that intercepts the calls to another driver.
 //!
 //! [`Intercepted`] passes every call of every part to an [`Interceptor`], which has a method for each
-//! call. Each method calls the inner driver unless it is overridden. [`Interceptor::around`] runs
-//! around every call. [`Interceptor::stream`] and [`Interceptor::address`] translate the streams and
-//! addresses in arguments. Read next: `faulty` (calls that fail), `gated` (work held back), `recorded`
-//! (recorded addresses).
+//! call. Each method calls the inner driver unless it is overridden. [`Interceptor::around`] runs around
+//! every call that can fail. [`Interceptor::stream`] and [`Interceptor::address`] translate the streams
+//! and addresses in arguments. Read next, in `stratalloc-sim`: `faulty` (calls that fail), `gated` (work
+//! held back), `recorded` (recorded addresses).
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -71,8 +71,8 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
         act()
     }
 
-    /// Translates an address in a call's arguments into an address of the inner driver. Not used for
-    /// addresses that a call frees, and not for stream-ordered memory. Never waits.
+    /// Translates an address in a call's arguments into an address of the inner driver. Not used for the
+    /// addresses of `free`, `unreserve` and `close`, and not for stream-ordered memory. Never waits.
     fn address(&self, address: u64) -> u64 {
         address
     }

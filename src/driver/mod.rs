@@ -1,19 +1,19 @@
 //! The contract between allocators and devices.
 //!
-//! A driver owns device state and nothing else: it caches nothing, rounds nothing and decides nothing.
-//! The doc of each call states its preconditions and whether it may wait. Calls that not every device
-//! has form *parts*, such as [`VirtualMemory`]. A part is reached through an accessor that returns
-//! `None` if the driver lacks it. A driver that has a part implements all of its calls.
+//! A driver owns device state and nothing else: it caches no memory, rounds no sizes and has no
+//! allocation policy. The doc of each call states its preconditions and whether it may wait. Calls that
+//! not every device has form *parts*, such as [`VirtualMemory`]. A part is reached through an accessor
+//! that returns `None` if the driver lacks it. A driver that has a part implements all of its calls.
 //!
 //! All methods may be called from any thread. Addresses and sizes are in bytes of device memory. A call
 //! that fails returns a [`DriverError`] with its kind. Unless its doc states otherwise, a failed call
 //! changed nothing.
 //!
-//! - `sim`: a simulated device without memory, of any size, with a clock.
-//! - `host`: a device in host memory, with the same semantics. Streams run on worker threads.
 //! - `cuda`: an NVIDIA GPU.
-//! - `intercept`: the base of wrappers around a driver. `faulty` makes calls fail, `gated` holds work
-//!   back, `recorded` returns the addresses of a recording.
+//! - `sim` and `host` (in the package `stratalloc-sim`): a simulated device without memory, and a device
+//!   in host memory whose streams run on worker threads.
+//! - `intercept`: the base of wrappers around a driver, such as those of `stratalloc-sim`: `faulty` makes
+//!   calls fail, `gated` holds work back, `recorded` returns the addresses of a recording.
 //! - `call`: the table of all calls. A new call must be added there.
 
 #![expect(clippy::missing_errors_doc, reason = "all calls fail alike: see the header")]
@@ -52,7 +52,7 @@ pub struct DeviceInfo {
     pub device: DeviceId,
     /// Human-readable name.
     pub name: String,
-    /// `sim`, `host` or `cuda`.
+    /// Name of the driver, such as `sim`, `host` or `cuda`.
     pub driver: &'static str,
     /// Total memory.
     pub total_bytes: u64,
@@ -89,9 +89,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Makes the device's context current on the calling thread, in place of the previous one. Never
     /// waits.
     ///
-    /// The other calls work without it. On CUDA, most of them then push the context and pop it again,
-    /// which costs time. The driver, or another owner of the context, must live as long as the thread
-    /// uses the device.
+    /// The default does nothing, for devices without contexts. The other calls work without this one. On
+    /// CUDA, most of them then push the context and pop it again, which costs time. The driver, or
+    /// another owner of the context, must live as long as the thread uses the device.
     fn make_current(&self) -> DriverResult<()> {
         Ok(())
     }
@@ -104,7 +104,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn allocate(&self, size_bytes: u64) -> DriverResult<u64>;
 
     /// Frees memory that [`allocate`](Self::allocate) returned. `size_bytes` is the size passed to that
-    /// call. Waits for running work on real devices.
+    /// call. A real device waits for running work first.
     fn free(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
 
     /// Creates a stream that does not synchronise with the default stream. Never waits.
@@ -159,10 +159,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns whether `stream` is being captured. Never waits.
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus>;
 
-    /// Returns whether `stream` is the per-thread default stream. Its id names a different stream on
-    /// each thread: a call that names it uses the calling thread's own. Work that two threads submit to
-    /// it is unordered, and no thread can wait for another thread's work. The answer for a stream never
-    /// changes. Never waits.
+    /// Returns whether `stream` is the per-thread default stream. The id of that stream names a different
+    /// stream on each thread: a call with it uses the calling thread's own. Work that two threads submit
+    /// under this id is unordered, and a wait for it covers only the calling thread's work. The answer
+    /// for a stream never changes. Never waits.
     fn is_per_thread_stream(&self, stream: StreamId) -> bool {
         let _ = stream;
         false
@@ -178,7 +178,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the calls that share [`Driver::allocate`]'s memory with other processes, if supported.
+    /// Returns the calls that share memory from [`Driver::allocate`] with other processes, if supported.
     fn ipc(&self) -> Option<&dyn Ipc> {
         None
     }
@@ -204,8 +204,8 @@ pub(crate) fn thread_of(driver: &dyn Driver, stream: StreamId) -> Option<ThreadN
     driver.is_per_thread_stream(stream).then(ThreadNumber::current)
 }
 
-/// A stream. The second field is the calling thread's number if the stream is the per-thread default
-/// stream, which differs between threads. Events recorded on one timeline finish in order.
+/// A stream. For the per-thread default stream, which is a different stream on each thread, the second
+/// field is the number of the thread. Events recorded on one timeline finish in order.
 pub(crate) type Timeline = (StreamId, Option<ThreadNumber>);
 
 /// Returns the timeline of `stream` on the calling thread.
@@ -214,12 +214,13 @@ pub(crate) fn timeline_of(driver: &dyn Driver, stream: StreamId) -> Timeline {
     (stream, thread_of(driver, stream))
 }
 
-/// Returns the capture status of a stream. A destroyed stream counts as not captured.
+/// Returns the capture status of a stream. A destroyed stream counts as not captured, and so does every
+/// stream if the driver does not support captures.
 ///
 /// # Errors
 ///
-/// [`DriverError`] when the driver fails for a reason other than a destroyed stream. The stream may or
-/// may not be captured then.
+/// [`DriverError`] of a kind other than `InvalidValue` and `NotSupported`. It is then unknown whether the
+/// stream is captured.
 pub(crate) fn capture_status_of(
     driver: &dyn Driver,
     stream: StreamId,
@@ -230,8 +231,9 @@ pub(crate) fn capture_status_of(
     })
 }
 
-/// Returns true if work submitted to `stream` now may become part of a graph. An event recorded in a
-/// graph would never finish. Returns false when the device is lost, because the next call reports that.
+/// Returns true if work submitted to `stream` now may become part of a graph. (An event recorded in a
+/// graph never finishes.) If the status cannot be read, returns true, except on a lost device: there the
+/// caller's next driver call fails anyway.
 #[inline]
 pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     match capture_status_of(driver, stream) {
@@ -240,12 +242,13 @@ pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     }
 }
 
-/// Records an event and fails if the record became part of a graph.
+/// Records an event, and fails if the record may have become part of a graph.
 ///
 /// # Errors
 ///
-/// [`DriverError`], of kind `CaptureActive` if the stream is captured after the record. The capture may
-/// have begun before the record or after it. In both cases the event can be recorded again later.
+/// [`DriverError`], of kind `CaptureActive` if [`may_be_captured`] returns true after the record. The
+/// capture may have begun before the record or after it. In both cases the event can be recorded again
+/// later.
 #[inline]
 pub(crate) fn record_outside_graphs(
     driver: &dyn Driver,
@@ -256,15 +259,15 @@ pub(crate) fn record_outside_graphs(
     if may_be_captured(driver, stream) { Err(captured(stream)) } else { Ok(()) }
 }
 
-/// Returns true if an allocator that uses this driver expects captures, as it does while it has an open
-/// scope (requests routed to a private pool).
+/// Returns true if an allocator that uses this driver expects captures. It does so while it routes
+/// requests to a private pool (an open *scope*).
 pub(crate) fn expects_captures(driver: &dyn Driver) -> bool {
-    // If the call fails, assume that there is a capture.
+    // If `expected` fails, assume that captures are expected.
     driver.capture().is_some_and(|capture| capture.expected() != Ok(0))
 }
 
-/// Waits for all work of the device, unless captures are expected. The wait would invalidate a capture
-/// of any thread.
+/// Waits for all work of the device, unless captures are expected: the wait would invalidate them,
+/// whichever thread captures.
 ///
 /// # Errors
 ///
@@ -277,8 +280,7 @@ pub(crate) fn synchronize_outside_captures(driver: &dyn Driver) -> DriverResult<
     Err(DriverError::new(DriverErrorKind::CaptureActive, "synchronize_device", 0, message))
 }
 
-/// Replaces the error `CaptureActive` of a wait with success. The caller then handles only the work
-/// that has already finished.
+/// Replaces the error `CaptureActive` of a wait with success, for callers that continue without the wait.
 ///
 /// # Errors
 ///
@@ -290,7 +292,8 @@ pub(crate) fn unless_captured(waited: DriverResult<()>) -> DriverResult<()> {
     })
 }
 
-/// Returns the error for an event that was not recorded because its stream is captured.
+/// Returns the error for an event that cannot be recorded outside a graph, because its stream is
+/// captured.
 pub(crate) fn captured(stream: StreamId) -> DriverError {
     let message = format!("stream {stream} is being captured");
     DriverError::new(DriverErrorKind::CaptureActive, "record_event", 0, message)
@@ -302,7 +305,8 @@ pub(crate) fn captured(stream: StreamId) -> DriverError {
 ///
 /// # Errors
 ///
-/// [`DriverError`] when `device` is this device, or cannot access it.
+/// [`DriverError`] when `device` is this device or cannot access this device's memory, or the driver
+/// fails.
 pub(crate) fn open_to_peer(driver: &dyn Driver, device: DeviceId) -> DriverResult<()> {
     let own = driver.info().device;
     let refuse =
@@ -343,8 +347,8 @@ pub enum Exportable {
 pub trait VirtualMemory: Send + Sync {
     /// Returns the granularity: sizes of pieces and addresses of mappings are multiples of it.
     fn granularity_bytes(&self) -> u64;
-    /// Reserves address space. The range has no memory behind it and cannot be accessed until it is
-    /// mapped.
+    /// Reserves address space and returns its start. The range has no memory until a piece is mapped
+    /// there.
     fn reserve(&self, size_bytes: u64) -> DriverResult<u64>;
     /// Unreserves address space, all of which must be unmapped. `size_bytes` is the size passed to
     /// `reserve`.
@@ -365,10 +369,10 @@ pub trait VirtualMemory: Send + Sync {
     fn fabric(&self) -> Option<&dyn Fabric> {
         None
     }
-    /// Exports a piece that was created exportable as a file descriptor.
+    /// Returns a file descriptor for a piece, which must have been created exportable.
     fn export(&self, piece: PhysicalId) -> DriverResult<OwnedFd>;
-    /// Imports a piece from another process's descriptor. Fails if the piece's size is not
-    /// `size_bytes`.
+    /// Imports a piece from another process's descriptor. If the piece's size is not `size_bytes`, this
+    /// call or the mapping of the piece fails.
     fn import(&self, descriptor: OwnedFd, size_bytes: u64) -> DriverResult<PhysicalId>;
 }
 
@@ -410,13 +414,14 @@ pub trait MemoryPools: Send + Sync {
     fn default_pool(&self) -> DriverResult<DriverPoolId>;
     /// Creates a pool.
     fn create_pool(&self) -> DriverResult<DriverPoolId>;
-    /// Destroys a created pool. Its memory is released when its last allocation is freed. Call it only
-    /// when [`usage`](Self::usage) reports no bytes in use: libcuda (580) has crashed later when a pool
-    /// was destroyed with a block in use.
+    /// Destroys a pool that [`create_pool`](Self::create_pool) returned. Call it only when
+    /// [`usage`](Self::usage) reports no bytes in use: after a pool was destroyed with a block in use,
+    /// libcuda (580) has crashed in a later call.
     fn destroy_pool(&self, pool: DriverPoolId) -> DriverResult<()>;
-    /// Sets the free bytes that the pool may keep reserved when the driver synchronises.
+    /// Sets the release threshold: while the pool has more bytes reserved, the driver releases free
+    /// memory of the pool when it synchronises.
     fn set_release_threshold(&self, pool: DriverPoolId, bytes: u64) -> DriverResult<()>;
-    /// Returns the value that [`set_release_threshold`](Self::set_release_threshold) set last, or 0.
+    /// Returns the pool's release threshold, initially 0.
     fn release_threshold(&self, pool: DriverPoolId) -> DriverResult<u64>;
     /// Adds (`keep`) or removes one user that needs the pool to keep all its memory. While the pool has
     /// users, its release threshold is `u64::MAX`. Removing the last user restores the threshold from
@@ -432,7 +437,7 @@ pub trait MemoryPools: Send + Sync {
     fn allocate_async(&self, pool: DriverPoolId, bytes: u64, on: StreamId) -> DriverResult<u64>;
     /// Frees in stream order.
     fn free_async(&self, address: u64, on: StreamId) -> DriverResult<()>;
-    /// Releases idle memory of the pool until `keep_bytes` are left. May wait.
+    /// Releases free memory of the pool until at most `keep_bytes` are reserved. May wait.
     fn trim(&self, pool: DriverPoolId, keep_bytes: u64) -> DriverResult<()>;
     /// Returns the pool's counters.
     fn usage(&self, pool: DriverPoolId) -> DriverResult<DriverPoolUsage>;
@@ -482,8 +487,8 @@ pub struct NodeId(pub u64);
 pub trait Capture: Send + Sync {
     /// Starts capturing `stream` and returns the capture's id.
     fn begin(&self, stream: StreamId) -> DriverResult<u64>;
-    /// Increments (`expected`) or decrements the number of expected captures. While the number is not
-    /// 0, other threads make no call that would invalidate a capture.
+    /// Increments (`expected`) or decrements the number of expected captures. While the number is not 0,
+    /// the allocators and the driver avoid calls that would invalidate a capture of another thread.
     fn expect_captures(&self, expected: bool) -> DriverResult<()>;
     /// Returns the number of expected captures. Never waits.
     fn expected(&self) -> DriverResult<u64>;
@@ -494,8 +499,8 @@ pub trait Capture: Send + Sync {
     fn frontier(&self, stream: StreamId) -> DriverResult<Vec<NodeId>>;
     /// Returns the nodes that `node` depends on directly.
     fn dependencies(&self, node: NodeId) -> DriverResult<Vec<NodeId>>;
-    /// Adds nodes of `stream`'s capture to the dependencies of the next node on `stream`. The
-    /// dependencies of work that another thread submits to the stream at the same time are kept.
+    /// Adds nodes of `stream`'s capture to the dependencies of the next node on `stream`. Removes none,
+    /// so work that another thread submits to the stream at the same time still precedes that node.
     fn add_to_frontier(&self, stream: StreamId, nodes: &[NodeId]) -> DriverResult<()>;
     /// Adds a graph node that frees memory which the capture of `stream` allocated. The node depends on
     /// `nodes`. Returns the node. The stream's dependencies do not change, so later work does not wait
@@ -506,7 +511,7 @@ pub trait Capture: Send + Sync {
 
 /// The processes that hold memory of the device.
 pub trait Processes: Send + Sync {
-    /// Lists all processes that are visible to this process.
+    /// Lists the processes that the driver can see and whose bytes it knows.
     fn list(&self) -> DriverResult<Vec<ProcessUsage>>;
 }
 

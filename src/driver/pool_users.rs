@@ -1,4 +1,4 @@
-//! Counts the users that want a driver pool to keep its memory.
+//! Counts the users that need a driver pool to keep its memory.
 //!
 //! Several allocators may share one pool. Each sets the pool's release threshold to the maximum while
 //! it uses the pool. The last one restores the threshold from before the first. This type calls no
@@ -13,8 +13,9 @@ pub struct PoolUsers {
 }
 
 impl PoolUsers {
-    /// Adds a user (`keep`) or removes one. Returns the new value and the threshold to set, if it
-    /// changes. Returns `None` if there is no user to remove.
+    /// Adds a user (`keep`) or removes one. `now_bytes` is the pool's present threshold. Returns the new
+    /// value, and the threshold that the caller must set, if any. Returns `None` if there is no user to
+    /// remove.
     pub fn after(self, keep: bool, now_bytes: u64) -> Option<(Self, Option<u64>)> {
         let Self { count, before_bytes } = self;
         match (keep, count) {

@@ -1,9 +1,9 @@
 //! Streams of other contexts, and primary contexts of other devices.
 //!
 //! An event can be recorded only on a stream of its own context. For a stream of another context, the
-//! driver creates a second event in that context and records it on the stream. A stream of this context
-//! then waits for the second event, and the requested event is recorded on this stream. So blocks of
-//! this device can be used on streams of other contexts, of this device or another.
+//! driver creates a second event in that context and records it on the stream. A stream of the device's
+//! own context, the *bridge*, then waits for the second event, and the requested event is recorded on the
+//! bridge. So blocks of this device can be used on streams of other contexts, of this device or another.
 //!
 //! Source: CUDA driver API, `cuEventRecord` (event and stream must be of one context) and
 //! `cuStreamWaitEvent` (accepts events of any context).
@@ -46,7 +46,8 @@ impl Cuda {
             Err(error) => return Err(error),
         }
         let recorded = self.record_behind(event, between, theirs, stream);
-        // Safe although a stream may still wait for the event: CUDA keeps the event until then.
+        // Safe although the bridge may still wait for the event: CUDA keeps the event until the wait has
+        // ended.
         let destroyed = self.api.event_destroy(between).ok();
         recorded.and(destroyed)
     }
@@ -70,7 +71,7 @@ impl Cuda {
             }
         }
         let _entered = self.enter()?;
-        // Locked until `event_record` below. Otherwise another thread could add a wait to this stream
+        // Locked until `event_record` below. Otherwise another thread could add a wait to the bridge
         // before it, and the event would also wait for that thread's work.
         let mut bridge = self.bridge.lock();
         let ours = match *bridge {

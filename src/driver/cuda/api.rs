@@ -2,8 +2,8 @@
 //!
 //! This is the only list of signatures. A function that an older driver lacks is `None`. Calling it
 //! returns an error with its name. Result codes are plain numbers, because newer drivers return codes
-//! that are unknown here. Handles are 64-bit numbers, because the library's handles are pointers to its
-//! own objects.
+//! that are unknown here. Handles are 64-bit numbers: the library's handles are pointers to its own
+//! objects, and are never dereferenced here.
 //!
 //! Safety relies on the arguments: handles and addresses come from this driver, or the caller is
 //! responsible for them. The library checks addresses, but not the handles of streams, events and
@@ -389,15 +389,15 @@ macro_rules! has {
     ($api:ident: $($function:ident),*) => { $($api.$function.is_some())&&* };
 }
 
-/// Parts that the driver supports. An older driver lacks some functions.
+/// The parts for which the library has the functions. An older driver lacks some functions.
 impl Api {
     pub(super) fn has_virtual_memory(&self) -> bool {
         has!(self: granularity, address_reserve, address_free, set_access)
             && has!(self: piece_create, piece_release, piece_map, piece_unmap)
     }
 
-    /// Returns whether all functions of pools are present, except those for memory of graphs, which are
-    /// optional: see `graph_usage`.
+    /// Returns whether the functions of pools are present. The one for access by other devices and those
+    /// for memory of graphs (see `graph_usage`) are not required.
     pub(super) fn has_pools(&self) -> bool {
         has!(self: pool_default, pool_create, pool_destroy, pool_allocate, pool_free)
             && has!(self: pool_trim, pool_get, pool_set)

@@ -55,8 +55,8 @@ fn primary_context(device: DeviceId) -> DriverResult<u64> {
     Ok(context)
 }
 
-/// Returns the address of a slice, and the slice. The slice's stream waits for all uses that cudarc
-/// tracks.
+/// Returns the address of a slice, and the slice. Leaking the slice in between makes its stream wait for
+/// all uses that cudarc tracks.
 pub(crate) fn with_address<T>(slice: CudaSlice<T>) -> DriverResult<(u64, CudaSlice<T>)> {
     let (stream, len) = (Arc::clone(slice.stream()), slice.len());
     can_make_events(&stream)?;
@@ -186,7 +186,8 @@ impl<T> DevicePtrMut<T> for CudaVec<T> {
     }
 }
 
-// SAFETY: pushes the argument of the inner slice, which lives as long as the reference.
+// SAFETY: pushes the inner slice as the argument. The slice lives as long as the reference to the
+// `CudaVec`.
 unsafe impl<'a, 'b: 'a, T: DeviceRepr> PushKernelArg<&'b CudaVec<T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, vec: &'b CudaVec<T>) -> &mut Self {
@@ -194,7 +195,7 @@ unsafe impl<'a, 'b: 'a, T: DeviceRepr> PushKernelArg<&'b CudaVec<T>> for LaunchA
     }
 }
 
-// SAFETY: as above.
+// SAFETY: as for the shared reference above.
 unsafe impl<'a, 'b: 'a, T: DeviceRepr> PushKernelArg<&'b mut CudaVec<T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, vec: &'b mut CudaVec<T>) -> &mut Self {

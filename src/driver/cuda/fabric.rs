@@ -1,10 +1,10 @@
 //! Fabric handles: handles of memory that other machines of the same fabric can import.
 //!
-//! A device with fabric support may still not be allowed to use it: creating such memory fails without
-//! a running fabric manager, or without its channel in this container. So the driver tries once, with
-//! the smallest piece, and caches the result. Where fabric handles are not allowed, memory is created
-//! with descriptors. Only success and refusal are cached. After any other failure, such as lack of
-//! memory, the next query tries again.
+//! A device with fabric support may still not be allowed to use it: creating memory with a fabric handle
+//! fails if no fabric manager runs, or if the container has no IMEX channel. So the driver tries once,
+//! with the smallest piece, and caches the result. Where fabric handles are not allowed, memory is
+//! created with descriptors. Only success and refusal are cached. After any other failure, such as lack
+//! of memory, the next query tries again.
 
 use super::Cuda;
 use super::api::got;

@@ -2,7 +2,7 @@
 //!
 //! The device waits at a point of the stream (`cuStreamWaitValue32`) until the number is large enough.
 //! The wait blocks no thread of the program or the driver, so streams wait independently. Only streams
-//! that share a hardware queue run one after the other. A device has eight such queues
+//! that share a hardware queue run one after the other. By default a device has eight such queues
 //! (`CUDA_DEVICE_MAX_CONNECTIONS`).
 #![expect(unsafe_code, reason = "memory that the device reads while we write")]
 
@@ -65,8 +65,8 @@ impl Drop for Numbers {
     fn drop(&mut self) {
         if self.here != 0 && self.api.context_push(self.context).ok().is_ok() {
             (0..NUMBERS).for_each(|at| self.number(at).store(ALL_OPEN, Ordering::Release));
-            // After this wait no stream reads the numbers any more. If it fails, the device is lost and
-            // does not read them either.
+            // After this wait no stream reads the numbers any more. On a lost device the wait fails, and
+            // no stream reads them either.
             let _ = self.api.context_synchronize();
             let _ = self.api.host_free(self.here);
             let mut popped = 0;
@@ -82,7 +82,7 @@ pub(super) struct Gates {
     numbers: Option<Arc<Numbers>>,
     /// Index of a stream's number, and the value of its last gate.
     streams: HashMap<u64, (usize, u32)>,
-    /// Numbers of destroyed streams: index, and value of the last gate.
+    /// Numbers of destroyed streams without closed gates: index, and value of the last gate.
     unused: Vec<(usize, u32)>,
     /// The first index that was never used.
     fresh: usize,
@@ -125,7 +125,7 @@ fn too_many(what: &str) -> DriverError {
 }
 
 /// Calls that wait for the device, such as `free`, deadlock if the calling thread holds a closed gate.
-/// Use [`Gated`](crate::driver::Gated), which opens the gates before such calls.
+/// The wrapper `Gated` of `stratalloc-sim` opens the gates before such calls.
 impl HoldsWork for Cuda {
     type Gate = Gate;
 

@@ -21,7 +21,7 @@ struct CaptureInfo {
     nodes: Vec<u64>,
 }
 
-/// A graph that can be launched. Dropping it does not wait for launches that still run.
+/// An instantiated graph, which can be launched. Dropping it does not wait for launches that still run.
 #[derive(Debug)]
 pub struct Graph {
     api: &'static Api,
@@ -29,7 +29,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Submits the graph's work to `stream`. The context must be current.
+    /// Submits the graph's work to `stream`. The device's context must be current.
     ///
     /// # Errors
     ///
@@ -98,8 +98,8 @@ impl Cuda {
         })
     }
 
-    /// Returns status and id of a capture, on a driver that returns no more. Returns 0 for both if the
-    /// driver has no captures.
+    /// Returns status and id of a stream's capture, with the oldest query function, which returns only
+    /// these. Returns 0 for both if the driver lacks this function.
     fn oldest_capture_info(&self, stream: StreamId) -> DriverResult<(u32, u64)> {
         let (mut status, mut id) = (0, 0);
         let queried = self.api.capture_info_1(stream.0, &mut status, &mut id);
@@ -150,7 +150,7 @@ impl Capture for Cuda {
         let _entered = self.enter()?;
         self.api.capture_begin(stream.0, RELAXED).ok()?;
         self.capture_info(stream).map(|info| info.id).inspect_err(|_| {
-            // End the capture: the caller gets no id with which to end it.
+            // End the capture: a caller that gets an error does not end it.
             let mut graph = 0;
             if self.api.capture_end(stream.0, &mut graph).ok().is_ok() {
                 let _ = self.api.graph_destroy(graph);
@@ -173,8 +173,8 @@ impl Capture for Cuda {
         let query = |nodes: *mut u64, count: &mut usize| {
             let older = self.api.node_dependencies_1(node.0, nodes, count);
             match older.code() {
-                // The older function is tried first, because more drivers have it. It fails for a graph
-                // whose edges carry data. The newer function supports them.
+                // More drivers have the older function, so it is tried first. If it fails, the newer one
+                // is tried.
                 Some(0) => Ok(()),
                 _ => self.api.node_dependencies_2(node.0, nodes, ptr::null_mut(), count).ok(),
             }

@@ -1,17 +1,20 @@
 //! CUDA devices.
 //!
 //! The driver library (`libcuda`) is loaded when the first device is opened. Without it, opening fails
-//! with an error. Which optional parts a device has depends on the functions that the library exports
-//! and on the attributes of the device. cudarc is not used here, for two reasons: its result codes are
-//! a Rust enum, and the program chooses which version of it is linked.
+//! with an error. Which optional parts a device has depends on the functions that the library exports and
+//! on the attributes of the device. The library is not called through cudarc, for two reasons: cudarc's
+//! result codes are a Rust enum, which cannot hold the codes of newer drivers, and the program chooses
+//! which version of cudarc is linked.
 //!
 //! The device's **primary context** is used, as in PyTorch and the CUDA runtime, so memory, streams and
 //! events are shared with them. Each call that needs the context makes it current and then restores the
-//! previous one. Stream-ordered calls need it on default streams only. Streams of other libraries are
-//! named by their handles: 0 and 1 are the legacy default stream, 2 is the per-thread default stream.
+//! previous one. Stream-ordered allocation and freeing need it on default streams only. The id of a
+//! stream is its CUDA handle, also for streams of other libraries: 0 and 1 are the legacy default stream,
+//! 2 is the per-thread default stream.
 //!
 //! While any thread captures in the mode `global`, allocating, freeing and querying an event would
-//! invalidate that capture. So these calls set the thread's capture mode to relaxed while they run.
+//! invalidate that capture. So these calls set the thread's capture mode to relaxed while they run, some
+//! of them only while captures are expected.
 //!
 //! An error of a kernel stays with the context. The first call that reports it fails with the kind
 //! `DeviceLost`, and so does every later call.
@@ -89,27 +92,27 @@ pub struct Cuda {
     context: u64,
     can: Abilities,
     granularity_bytes: u64,
-    /// PCI bus id, if the driver returned one. Other libraries identify devices by it.
+    /// PCI bus id, if the driver returned one. NVML (see `processes`) identifies devices by it.
     bus: Option<String>,
     /// Streams that this driver created.
     streams: Mutex<HashSet<u64>>,
     /// Pools that this driver created.
     own_pools: Mutex<HashSet<u64>>,
-    /// Whether fabric handles are allowed. `None` until the driver has tried to create one.
+    /// Whether fabric handles are allowed. `None` until an attempt to create one has succeeded or was
+    /// refused.
     fabric: Mutex<Option<bool>>,
-    /// Streams whose work was ever held back.
+    /// Numbers with which the work of streams is held back.
     gates: Mutex<Gates>,
     /// Number of expected captures.
     captures_expected: AtomicUsize,
-    /// Primary contexts of other devices, by the driver's device handles.
+    /// Other devices whose primary contexts are retained: CUDA's device handle, and the context.
     others: Mutex<Vec<(i32, u64)>>,
     /// Stream for recording events after the work of streams of other contexts (see `across`). Created
     /// at the first use.
     bridge: Mutex<Option<u64>>,
 }
 
-/// Optional parts that the device and its library support. A part is missing if the library lacks one
-/// of its functions.
+/// Optional features that the device and the library support.
 #[derive(Clone, Copy, Debug, Default)]
 struct Abilities {
     virtual_memory: bool,
@@ -130,7 +133,7 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// Guard: restores the context that was current before.
+/// Guard: if it pushed a context, the drop pops it, so the previous context is current again.
 struct Entered(Option<&'static Api>);
 
 impl Drop for Entered {
@@ -221,8 +224,8 @@ impl Cuda {
             own_pools: Mutex::default(),
             fabric: Mutex::default(),
             gates: Mutex::default(),
-            // If the device has no calls for captures, `expect_captures` cannot be called. So a capture
-            // is always expected.
+            // If the device has no calls for captures, no caller can announce one. So the count starts at
+            // 1: a capture is always expected.
             captures_expected: AtomicUsize::new(usize::from(!can.capture)),
             others: Mutex::default(),
             bridge: Mutex::default(),
@@ -249,20 +252,19 @@ impl Cuda {
         self.enter_context(self.context)
     }
 
-    /// Makes the context current for a stream-ordered call on `stream`, if `stream` is a default
-    /// stream. The handles of default streams mean the streams of the current context. Any other handle
-    /// determines its context. The function does not query the current context first: the query would
-    /// double the cost of this step.
+    /// Makes the context current for a stream-ordered call on `stream`, if `stream` is a default stream:
+    /// the handles of default streams mean the streams of the current context. Any other handle
+    /// determines its context, so for other streams the function does not even query the current context.
     ///
-    /// Source: CUDA driver API, `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`: the context is invalid
-    /// when the "default stream \[is\] specified with no current context".
+    /// Source: CUDA driver API, `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`: an error is "default
+    /// stream specified with no current context".
     #[inline]
     fn enter_for(&self, stream: StreamId) -> DriverResult<Entered> {
         if stream.0 > LAST_DEFAULT_STREAM { Ok(Entered(None)) } else { self.enter() }
     }
 
-    /// Runs a stream-ordered call. If the driver reports an invalid context, repeats the call with the
-    /// device's context current.
+    /// Runs a stream-ordered call on `stream`, with the capture mode relaxed if captures are expected. If
+    /// the driver reports an invalid context, repeats the call with the device's context current.
     #[inline]
     fn in_order_of(&self, stream: StreamId, mut call: impl FnMut() -> Status) -> DriverResult<()> {
         let _entered = self.enter_for(stream)?;
@@ -300,7 +302,8 @@ impl Cuda {
     }
 
     /// Relaxes the thread's capture mode while the guard lives. The thread's calls then invalidate no
-    /// capture. That is safe, because these calls do not depend on the order of captured work.
+    /// capture. That is safe, because the calls made under the guard do not depend on the order of
+    /// captured work.
     fn relax(&self) -> Option<Relaxed> {
         let mut mode = RELAXED;
         let exchanged = self.api.exchange_capture_mode(&mut mode).ok().is_ok();
@@ -362,8 +365,8 @@ impl Driver for Cuda {
     }
 
     fn destroy_stream(&self, stream: StreamId) -> DriverResult<()> {
-        // Locked during the call: once the stream is destroyed, `create_stream` on another thread may
-        // get and insert the same handle.
+        // Locked during the call: once the stream is destroyed, `create_stream` on another thread may get
+        // and insert the same handle, which `remove` below must not delete.
         let mut streams = self.streams.lock();
         if !streams.contains(&stream.0) {
             return Err(foreign("cuStreamDestroy_v2", "stream", stream.0));
@@ -469,7 +472,7 @@ impl Driver for Cuda {
         self.can.capture.then_some(self as &dyn Capture)
     }
 
-    /// The first call loads NVML, which takes tens of milliseconds.
+    /// The first call in the process loads NVML, which is slow.
     fn processes(&self) -> Option<&dyn Processes> {
         self.has_process_list().then_some(self as &dyn Processes)
     }

@@ -1,9 +1,10 @@
 //! Stream-ordered pools of a CUDA device.
 //!
 //! While any thread captures in the mode `global`, allocating, freeing and trimming fail on all threads
-//! and invalidate that capture. (Observed with driver 13.0, also on streams that are not captured.)
-//! These calls do not depend on the order of captured work. So trimming always sets the thread's
-//! capture mode to relaxed while it runs; allocating and freeing do so while captures are expected.
+//! and invalidate that capture. (Observed with driver 13.0, also on streams that are not captured.) These
+//! calls do not depend on the order of captured work. So trimming, and creating or destroying a pool,
+//! always set the thread's capture mode to relaxed while they run. Allocating and freeing do so while
+//! captures are expected.
 
 #[cfg(test)]
 mod tests;

@@ -169,8 +169,8 @@ fn failed(call: &'static str, code: Code) -> DriverError {
     DriverError::new(kind, call, code.into(), message)
 }
 
-/// Returns one entry per process. A process that both computes and draws is in both lists of NVML, with
-/// the same bytes.
+/// Returns one entry per process, without entries of unknown bytes. A process that both computes and
+/// draws is in both lists of NVML. Its larger entry counts, because each contains all its bytes.
 fn merged(processes: impl Iterator<Item = ProcessInfo>) -> Vec<ProcessUsage> {
     let mut bytes_of = HashMap::<u32, u64>::new();
     for process in processes {

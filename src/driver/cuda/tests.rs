@@ -18,7 +18,8 @@ fn a_machine_without_a_driver_is_an_error() {
     }
 }
 
-/// Defines a fake library. Each listed function returns the given result.
+/// Defines a function that returns a fake library. Each listed function of the library evaluates the
+/// given expression.
 macro_rules! library {
     ($($name:ident($($argument:tt)*) = $answer:expr;)*) => {
         fn library() -> crate::driver::cuda::api::Api {
@@ -33,7 +34,7 @@ macro_rules! library {
 }
 pub(super) use library;
 
-/// Returns a device over a fake library. No context is current, and the device's context is 0.
+/// Returns a device over a fake library. The handle of the device's context is 0.
 pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
     let info =
         DeviceInfo { device: DeviceId(0), name: String::new(), driver: "cuda", total_bytes: MIB };

@@ -19,9 +19,9 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(OURS) };
     static CALLS: RefCell<Vec<(&'static str, u64, u64)>> = const { RefCell::new(Vec::new()) };
     static EVENTS: Cell<u64> = const { Cell::new(0) };
-    /// Result of creating an event in the other context.
+    /// Result of creating an event in the context `THEIRS`.
     static THERE: Cell<u32> = const { Cell::new(0) };
-    /// 1 if the foreign stream is captured.
+    /// Capture status of all streams: 1 if captured.
     static CAPTURED: Cell<u32> = const { Cell::new(0) };
     /// For each device, how often its context was retained minus how often it was released.
     static RETAINED: Cell<[i32; 3]> = const { Cell::new([0; 3]) };

@@ -47,7 +47,8 @@ library! {
     context_current(context: &mut u64) = { *context = 0; 0 };
 }
 
-/// Returns a device over the fake library. The device's context is 0, and so is the current one.
+/// Returns a device over the fake library. The device's context is 0 and is current, so no call pushes
+/// it.
 fn cuda(can_fabric: bool) -> Cuda {
     cuda_that_can(Abilities { fabric: can_fabric, ..Abilities::default() })
 }

@@ -122,7 +122,8 @@ fn a_device_that_was_made_current_stays_so_and_is_pushed_no_more() {
     cuda.make_current().unwrap();
     let address = cuda.allocate_async(POOL, 512, StreamId::DEFAULT).unwrap();
     cuda.free_async(address, StreamId::DEFAULT).unwrap();
-    // If the call had pushed and popped a context, the previous one would be current.
+    // If the call had pushed and popped a context, the fake `context_pop` would have made `THEIRS`
+    // current.
     assert_eq!(CURRENT.get(), OURS);
 }
 
@@ -171,7 +172,7 @@ fn users_of_a_pool_are_counted_over_all_openings_of_the_device() {
     second.keep_memory(pool, false).unwrap();
     assert_eq!(THRESHOLD.get(), 7);
     assert!(first.keep_memory(pool, false).is_err());
-    // If the library fails to restore the threshold, the user stays counted.
+    // The library refuses to restore a threshold of 1. The user then stays counted.
     THRESHOLD.set(1);
     first.keep_memory(pool, true).unwrap();
     assert!(first.keep_memory(pool, false).is_err());
